@@ -1,0 +1,1 @@
+"""Facts as data, typed loaders for them, and the rules of what can work with what."""

@@ -1,0 +1,115 @@
+"""ami/bases.yaml: the base images."""
+
+from collections.abc import Mapping
+from dataclasses import field
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.errors import UsageError
+
+
+@record
+class Base:
+    """A base image and where to find the newest one.
+
+    Args:
+        title: What it is, in words.
+        distribution: debian, ubuntu or amazon.
+        release: The distribution's release, for example "12".
+        os_family: Ansible's family: debian or redhat.
+        arch: For each architecture the publisher's own name of it.
+        ssm: The publisher's parameter that holds the image id, with {kubernetes} and {arch}.
+        owners: The accounts that publish it.
+        name: The pattern of its name, with {kubernetes} and {arch}.
+        ssh_user: Who logs in.
+        root_device: The device name of the root volume.
+        source: Where these facts come from.
+        default_on: The clouds whose default it is.
+        owner_by_region: The publishing account in regions where it is another one.
+        driver_preinstalled: The driver branches it was seen with; None: it has no driver.
+    """
+
+    title: str
+    distribution: Literal["debian", "ubuntu", "amazon"]
+    release: str
+    os_family: Literal["debian", "redhat"]
+    arch: Mapping[str, str]
+    ssm: str
+    owners: tuple[str, ...]
+    name: str
+    ssh_user: str
+    root_device: str
+    source: str
+    default_on: tuple[str, ...] = ()
+    owner_by_region: Mapping[str, str] = field(default_factory=dict)
+    driver_preinstalled: tuple[int, ...] | None = None
+
+    @property
+    def has_kubernetes(self) -> bool:
+        """Whether it is published per Kubernetes version and brings that version's kubelet."""
+        return "{kubernetes}" in self.ssm
+
+    def parameter(self, *, kubernetes: str, architecture: str) -> str:
+        """The name of the parameter that holds the image id."""
+        return self.ssm.format(kubernetes=kubernetes, arch=self.arch[architecture])
+
+    def name_pattern(self, *, kubernetes: str, architecture: str) -> str:
+        """The pattern of the image's name, with * as the EC2 API understands it."""
+        return self.name.format(kubernetes=kubernetes, arch=self.arch[architecture])
+
+    def owners_in(self, region: str) -> tuple[str, ...]:
+        """The accounts that publish it in a region."""
+        return (self.owner_by_region[region],) if region in self.owner_by_region else self.owners
+
+
+@cache
+def load_bases(path: Path = ROOT / "ami/bases.yaml") -> dict[str, Base]:
+    """Read bases.yaml.
+
+    Args:
+        path: Another file of the same form.
+
+    Returns:
+        The bases by name.
+
+    Raises:
+        UsageError: The file is missing or does not fit.
+    """
+    return validate(dict[str, Base], read_yaml(path).get("bases"), where=path.name)
+
+
+def base(name: str) -> Base:
+    """One base.
+
+    Args:
+        name: For example debian-12.
+
+    Returns:
+        Its facts.
+
+    Raises:
+        UsageError: There is no such base.
+    """
+    if found := load_bases().get(name):
+        return found
+    raise unknown("base", name, load_bases())
+
+
+def default_base(cloud: str) -> str:
+    """The default base of a cloud.
+
+    Args:
+        cloud: The cloud's name, for example aws.
+
+    Returns:
+        The base's name.
+
+    Raises:
+        UsageError: No base is marked as its default.
+    """
+    for name, found in load_bases().items():
+        if cloud in found.default_on:
+            return name
+    raise UsageError(f"no base in bases.yaml is the default on {cloud!r}", hint="name one with --base")

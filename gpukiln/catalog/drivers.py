@@ -1,0 +1,96 @@
+"""NVIDIA driver branches: their kinds, last releases and ends of support."""
+
+from datetime import date
+from functools import cache
+from typing import Literal
+
+from gpukiln.catalog.load import data, record, unknown, validate
+
+
+@record
+class Branch:
+    """A driver branch.
+
+    Args:
+        branch: Its number, for example 535.
+        type: LTSB (long-term), PB (production), NFB (new feature) or unknown.
+        latest: The last release seen, or None.
+        latest_date: Its day.
+        eol: The day support ends, or None when it is not known.
+        native_cuda: The CUDA version that the branch brings.
+        open_modules: Whether open kernel modules exist: none, optional, default, only.
+        status: How well the facts are known: confirmed, secondary, memory.
+        note: What else to know.
+    """
+
+    branch: int
+    type: Literal["LTSB", "PB", "NFB", "unknown"]
+    native_cuda: str
+    open_modules: Literal["none", "optional", "default", "only"]
+    status: str
+    latest: str | None = None
+    latest_date: date | None = None
+    eol: date | None = None
+    note: str = ""
+
+
+@record
+class Bulletin:
+    """A security bulletin of NVIDIA about the driver.
+
+    Args:
+        bulletin: Its number.
+        month: When it came out, as year-month.
+        fixed: For each branch the first release with the fixes.
+        cves: The gravest flaws.
+    """
+
+    bulletin: int
+    month: str
+    fixed: dict[int, str]
+    cves: tuple[str, ...]
+
+
+@cache
+def branches() -> dict[int, Branch]:
+    """Every branch of the catalogue by its number."""
+    rows = validate(tuple[Branch, ...], data("nvidia_matrix")["driver_branches"], where="driver_branches")
+    return {row.branch: row for row in rows}
+
+
+@cache
+def bulletins() -> tuple[Bulletin, ...]:
+    """Every driver bulletin of the catalogue."""
+    return validate(
+        tuple[Bulletin, ...], data("nvidia_matrix")["driver_advisories"], where="driver_advisories"
+    )
+
+
+def branch(number: int) -> Branch:
+    """One branch.
+
+    Args:
+        number: For example 535.
+
+    Returns:
+        The branch.
+
+    Raises:
+        UsageError: The catalogue does not know it.
+    """
+    if found := branches().get(number):
+        return found
+    raise unknown("driver branch", str(number), map(str, branches()))
+
+
+def way_forward(today: date) -> Branch:
+    """The long-term branch that is supported longest.
+
+    Args:
+        today: The day to judge by.
+
+    Returns:
+        The branch to move to when another one ends.
+    """
+    long_term = [row for row in branches().values() if row.type == "LTSB" and row.eol]
+    return max(long_term, key=lambda row: (row.eol or today, row.branch))

@@ -1,0 +1,86 @@
+"""GPUs and their architectures: which driver and which CUDA know them."""
+
+from functools import cache
+from typing import Literal
+
+from gpukiln.catalog.load import data, record, unknown, validate
+
+
+@record
+class Architecture:
+    """A GPU architecture.
+
+    Args:
+        name: For example Turing.
+        first_cuda: The first CUDA toolkit that compiles for it.
+        last_cuda: The last CUDA major version that does, or None while it goes on.
+        last_driver: The last driver branch, or None while it goes on.
+        note: What else to know.
+    """
+
+    name: str
+    first_cuda: str
+    last_cuda: int | None = None
+    last_driver: int | None = None
+    note: str = ""
+
+
+@record
+class Gpu:
+    """A GPU or another accelerator.
+
+    Args:
+        name: As the field calls it, for example A10G.
+        status: How well the facts are known: confirmed, secondary, memory.
+        source: Where they come from.
+        manufacturer: NVIDIA, or another one whose boards the driver can't drive.
+        arch: The name of its architecture, None for other manufacturers.
+        cc: Compute capability, for example "8.6".
+        pci_ids: Device ids below vendor 10DE.
+        min_driver: The first driver that names it; None: older than every branch of the catalogue.
+        open_first: The first driver whose open modules list it; None: none of them does.
+        modules: The kind of kernel module that can drive it.
+        nvswitch: Whether machines of eight have NVSwitch, and with it need the fabric manager.
+    """
+
+    name: str
+    status: str
+    source: str
+    manufacturer: str = "NVIDIA"
+    arch: str | None = None
+    cc: str | None = None
+    pci_ids: tuple[str, ...] = ()
+    min_driver: str | None = None
+    open_first: str | None = None
+    modules: Literal["proprietary", "open", "either"] = "either"
+    nvswitch: bool = False
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """Every GPU of the catalogue by its key, for example a10g."""
+    return validate(dict[str, Gpu], data("nvidia_matrix")["gpus"], where="gpus")
+
+
+@cache
+def architectures() -> dict[str, Architecture]:
+    """Every architecture of the catalogue by its name."""
+    rows = validate(tuple[Architecture, ...], data("nvidia_matrix")["architectures"], where="architectures")
+    return {row.name: row for row in rows}
+
+
+def gpu(key: str) -> Gpu:
+    """One GPU.
+
+    Args:
+        key: For example a10g.
+
+    Returns:
+        The GPU.
+
+    Raises:
+        UsageError: The catalogue does not know it.
+    """
+    if found := gpus().get(key):
+        return found
+    raise unknown("GPU", key, gpus())

@@ -1,0 +1,61 @@
+"""ami/<image>/image.yaml: what an image is."""
+
+from pathlib import Path
+from typing import Literal
+
+from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.errors import UsageError
+
+
+@record
+class ImageDefinition:
+    """What an image is.
+
+    Args:
+        name: Its name, the same as its folder's.
+        description: For the people who find it in an account.
+        architecture: x86_64 or arm64.
+        instance_types: The GPU machines that it must run on.
+        builder_instance_type: The machine that it is built on.
+        volume_size_gib: Size of its root volume in GiB.
+        profile: The verification profile.
+        required_layers: The layers whose checks must have run before a release.
+        components: The components that go into it.
+    """
+
+    name: str
+    description: str
+    architecture: Literal["x86_64", "arm64"]
+    instance_types: tuple[str, ...]
+    builder_instance_type: str
+    volume_size_gib: int
+    profile: str
+    required_layers: tuple[str, ...]
+    components: tuple[str, ...]
+
+
+def image_names(root: Path = ROOT) -> list[str]:
+    """The images that can be built."""
+    return sorted(path.parent.name for path in (root / "ami").glob("*/image.yaml"))
+
+
+def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
+    """Read an image's definition.
+
+    Args:
+        name: For example eks-gpu.
+        root: The checkout.
+
+    Returns:
+        The definition.
+
+    Raises:
+        UsageError: There is no such image, or its file does not fit.
+    """
+    if name not in image_names(root):
+        raise unknown("image", name, image_names(root))
+    path = root / "ami" / name / "image.yaml"
+    image = validate(ImageDefinition, read_yaml(path), where=f"ami/{name}/image.yaml")
+    if image.name != name:
+        raise UsageError(f"ami/{name}/image.yaml names the image {image.name!r}; wanted: {name!r}")
+    return image

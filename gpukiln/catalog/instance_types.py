@@ -1,0 +1,70 @@
+"""EC2 instance types with an accelerator."""
+
+from functools import cache
+from typing import Literal
+
+from gpukiln.catalog.load import data, record, unknown, validate
+
+
+@record
+class InstanceType:
+    """An EC2 instance type with an accelerator.
+
+    Args:
+        gpu: Key of the GPU in `gpus`.
+        gpus: How many GPUs, or fractions of one where gpu_fraction is below 1.
+        gpu_memory_mib: Memory of one GPU or fraction, in MiB, as the EC2 API says it.
+        vcpu: Virtual CPUs.
+        memory_mib: Main memory in MiB.
+        max_pods: How many pods its network interfaces allow.
+        gpu_fraction: Part of a GPU that one of them is.
+        arch: x86_64 or arm64.
+        hypervisor: nitro, xen, or none on bare metal.
+        interconnect: How its GPUs are linked; nvswitch needs the fabric manager.
+        efa: Largest number of EFA interfaces.
+        local_nvme_gb: Local storage in GB.
+        driver: datacenter, or grid for a vGPU guest that only NVIDIA's GRID driver can drive.
+        status: current, previous (launchable, older generation) or retired (gone from the API).
+        alternatives: What to take instead, best first.
+    """
+
+    gpu: str
+    gpus: int
+    gpu_memory_mib: int
+    vcpu: int
+    memory_mib: int
+    max_pods: int
+    gpu_fraction: float = 1.0
+    arch: Literal["x86_64", "arm64"] = "x86_64"
+    hypervisor: Literal["nitro", "xen", "none"] = "nitro"
+    interconnect: Literal["none", "nvlink", "nvswitch"] = "none"
+    efa: int = 0
+    local_nvme_gb: int = 0
+    driver: Literal["datacenter", "grid"] = "datacenter"
+    status: Literal["current", "previous", "retired"] = "current"
+    alternatives: tuple[str, ...] = ()
+
+
+@cache
+def instance_types() -> dict[str, InstanceType]:
+    """Every instance type of the catalogue by its name."""
+    return validate(
+        dict[str, InstanceType], data("gpu_instances")["instance_types"], where="gpu_instances.yaml"
+    )
+
+
+def instance_type(name: str) -> InstanceType:
+    """One instance type.
+
+    Args:
+        name: For example g5.xlarge.
+
+    Returns:
+        Its facts.
+
+    Raises:
+        UsageError: The catalogue does not know it; the message names the nearest ones.
+    """
+    if found := instance_types().get(name):
+        return found
+    raise unknown("GPU instance type", name, instance_types())

@@ -1,0 +1,25 @@
+"""Kubernetes versions on EKS and how long they are supported."""
+
+from datetime import date
+from functools import cache
+
+from gpukiln.catalog.load import data, record, validate
+
+
+@record
+class Support:
+    """How long EKS supports a Kubernetes version.
+
+    Args:
+        standard_until: The last day of standard support.
+        extended_until: The last day of extended support, which costs more.
+    """
+
+    standard_until: date
+    extended_until: date
+
+
+@cache
+def versions() -> dict[str, Support]:
+    """Every Kubernetes version of the catalogue, oldest first."""
+    return validate(dict[str, Support], data("kubernetes")["versions"], where="kubernetes.yaml")

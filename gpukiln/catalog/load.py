@@ -1,0 +1,127 @@
+"""Reads a YAML file into typed values, and says what is wrong with it in one line a mistake."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, dataclass_transform
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from gpukiln.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout: where components.yaml and ami/ are."""
+
+T = TypeVar("T")
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass that refuses unknown keys when it is read from YAML or JSON."""
+    cls.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    return dataclass(frozen=True)(cls)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file whose top is a mapping.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The mapping.
+
+    Raises:
+        UsageError: The file is missing, is no YAML, or its top is no mapping.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"can't read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} holds a {type(document).__name__}; wanted: a mapping")
+    return document
+
+
+@cache
+def data(name: str) -> dict[str, Any]:
+    """One of the catalogue's own data files.
+
+    Args:
+        name: The file name without `.yaml`.
+
+    Returns:
+        Its content; shared, not to be changed.
+    """
+    return read_yaml(DATA / f"{name}.yaml")
+
+
+def validate(kind: type[T], value: object, *, where: str) -> T:
+    """Turn plain data into a typed value.
+
+    Args:
+        kind: The type wanted.
+        value: What YAML or JSON gave.
+        where: File and key, for the message.
+
+    Returns:
+        The typed value.
+
+    Raises:
+        UsageError: The data does not fit; every mistake is one line of the details.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        mistakes = tuple(
+            ".".join(str(part) for part in item["loc"]) + f": {item['msg']} (found {item['input']!r})"
+            for item in error.errors()
+        )
+        count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
+        raise UsageError(f"{where}: {count}: {mistakes[0]}", details=mistakes) from error
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
+    """The error for a name that is not there.
+
+    Args:
+        kind: What was named, for example "base".
+        name: What was typed.
+        choices: What would have been right.
+
+    Returns:
+        An error that names the nearest choice and, where they are few, all of them.
+    """
+    valid = sorted(choices)
+    near = get_close_matches(name, valid, n=4, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else ""
+    listed = valid if len(valid) <= 40 else near or valid[:20]
+    label = "valid" if len(valid) <= 40 else f"some of the {len(valid)} valid"
+    return UsageError(f"unknown {kind} {name!r}; {label}: {', '.join(listed)}", hint=hint)
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Order versions of numbers and dots, such as 535.309.01.
+
+    Args:
+        version: For example "12.1".
+
+    Returns:
+        Its numbers.
+
+    Raises:
+        UsageError: It has other parts.
+    """
+    try:
+        return tuple(int(part) for part in version.split("."))
+    except ValueError as error:
+        raise UsageError(
+            f"{version!r} is no version; wanted: numbers and dots, such as 535.309.01"
+        ) from error

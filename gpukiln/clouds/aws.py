@@ -1,0 +1,65 @@
+"""The user's AWS account."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class AwsCloud:
+    """EC2 in the user's account, reached with the credentials that boto3 finds.
+
+    Args:
+        region: The region to build in.
+        profile: Name of an AWS profile, or None for the environment's.
+        subnet_id: Subnet for the machines that build and verify; None takes the default VPC's.
+    """
+
+    name = "aws"
+    default_base = "eks-ubuntu-22.04"
+    strict_sources = True
+    ssh_port = 22
+
+    def __init__(self, region: str, *, profile: str | None = None, subnet_id: str | None = None) -> None:
+        self.region = region
+        self.profile = profile
+        self.subnet_id = subnet_id
+
+    @functools.cached_property
+    def _session(self) -> Any:
+        import boto3  # noqa: PLC0415 - slow to import
+
+        return boto3.Session(profile_name=self.profile, region_name=self.region)
+
+    def client(self, service: str) -> Any:
+        """A boto3 client.
+
+        Args:
+            service: For example "ec2".
+        """
+        from botocore.config import Config  # noqa: PLC0415 - slow to import
+
+        return self._session.client(service, config=Config(retries={"mode": "standard", "total_max_attempts": 8}))
+
+    def environment(self) -> dict[str, str]:
+        """Environment in which Packer talks to this account."""
+        return {"AWS_REGION": self.region, **({"AWS_PROFILE": self.profile} if self.profile else {})}
+
+    def packer_variables(self) -> dict[str, Any]:
+        """Values of the template's variables that say which cloud it is."""
+        return {"subnet_id": self.subnet_id} if self.subnet_id else {}
+
+    def address(self, instance: dict[str, Any]) -> str:
+        """Where SSH reaches an instance.
+
+        Args:
+            instance: As DescribeInstances gives it.
+        """
+        return str(instance.get("PublicIpAddress") or instance["PrivateIpAddress"])
+
+    def prepare(self, image_id: str, say: Callable[[str], None]) -> None:
+        """Nothing to do: public images are there.
+
+        Args:
+            image_id: The AMI that is going to be started.
+            say: Not used.
+        """

@@ -1,0 +1,90 @@
+"""What a cloud is to the code above it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from gpukiln.errors import UnavailableError
+
+
+class Cloud(Protocol):
+    """An EC2 that machines can be started on: the user's account, or the embedded one."""
+
+    @property
+    def name(self) -> str:
+        """The word after --cloud: aws or embedded."""
+
+    @property
+    def region(self) -> str:
+        """The region that its clients talk to."""
+
+    @property
+    def default_base(self) -> str:
+        """The base image to take when none is named."""
+
+    @property
+    def strict_sources(self) -> bool:
+        """Whether machines have a network of their own, on which every source must be reachable.
+
+        False: they share this machine's network and package archive. Versions can be looked up here, and a
+        component whose source this machine can't reach is left out.
+        """
+
+    def client(self, service: str) -> Any:
+        """A boto3 client.
+
+        Args:
+            service: For example "ec2".
+        """
+
+    @property
+    def ssh_port(self) -> int:
+        """Port of SSH on its machines."""
+
+    def address(self, instance: dict[str, Any]) -> str:
+        """Where SSH reaches an instance.
+
+        Args:
+            instance: As DescribeInstances gives it.
+        """
+
+    def environment(self) -> dict[str, str]:
+        """Environment in which AWS's tools talk to this cloud."""
+
+    def packer_variables(self) -> dict[str, Any]:
+        """Values of the template's variables that say which cloud it is."""
+
+    def prepare(self, image_id: str, say: Callable[[str], None]) -> None:
+        """Make sure that a base image can be started without delay.
+
+        Args:
+            image_id: The AMI that is going to be started.
+            say: Told what is being done, when something is.
+        """
+
+
+@contextmanager
+def explain_aws_errors(action: str) -> Iterator[None]:
+    """Turn the errors of boto3 into ours.
+
+    Args:
+        action: What was tried, for example "look up the base image".
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UnavailableError: The cloud could not be reached, there are no credentials, or it refused.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError  # noqa: PLC0415
+
+    try:
+        yield
+    except NoCredentialsError as error:
+        hint = "log in (aws sso login), set AWS_PROFILE, or use --cloud embedded"
+        raise UnavailableError(f"can't {action}: no AWS credentials", hint=hint) from error
+    except ClientError as error:
+        code, text = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
+        raise UnavailableError(f"can't {action}: {error.operation_name} answered {code}: {text}") from error
+    except BotoCoreError as error:
+        raise UnavailableError(f"can't {action}: {error}") from error

@@ -1,0 +1,70 @@
+"""Which accelerator QEMU can really use: KVM where a guest boots with it, else TCG."""
+
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from gpukiln.clouds.embedded.layout import Layout, state_home
+
+PROBE_S = 20  # seconds that a kernel gets to say its first line under KVM
+TCG = ("-accel", "tcg,thread=multi", "-cpu", "max")
+KVM = ("-accel", "kvm", "-cpu", "host")
+
+
+def arguments() -> tuple[str, ...]:
+    """QEMU's arguments for the accelerator.
+
+    /dev/kvm may exist and not run a guest, so a kernel is booted once per boot of this host and the answer
+    is kept.
+
+    Returns:
+        The arguments.
+    """
+    return KVM if _kvm_works() else TCG
+
+
+@functools.cache
+def _kvm_works() -> bool:
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    layout = Layout(state_home())
+    answer_file = layout.root / "kvm.json"
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with contextlib.suppress(OSError, ValueError):
+        answer = json.loads(answer_file.read_text())
+        if answer["boot_id"] == boot_id:
+            return bool(answer["works"])
+    disks = sorted(layout.snapshots.glob("*.raw"))
+    if not disks:
+        return False
+    works = _boots_with_kvm(disks[0])
+    answer_file.write_text(json.dumps({"boot_id": boot_id, "works": works}))
+    return works
+
+
+def _boots_with_kvm(disk: Path) -> bool:
+    with tempfile.NamedTemporaryFile(prefix="gpukiln-kvm-") as console:
+        qemu = subprocess.Popen(
+            [
+                *("qemu-system-x86_64", *KVM, "-m", "512", "-nodefaults", "-display", "none"),
+                *("-drive", f"file={disk},format=raw,if=virtio,snapshot=on", "-serial", f"file:{console.name}"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            deadline = time.monotonic() + PROBE_S
+            while time.monotonic() < deadline and qemu.poll() is None:
+                if b"Linux version" in Path(console.name).read_bytes():
+                    return True
+                time.sleep(0.2)
+            return False
+        finally:
+            qemu.kill()
+            qemu.wait()

@@ -1,0 +1,221 @@
+"""The base image that the embedded cloud publishes: Debian 12, built from this machine's own mirror.
+
+It stands for Debian's official AMI: cloud kernel, cloud-init with the EC2 data source, systemd-networkd, SSH,
+user `admin`. Nothing of a GPU is in it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukiln.clouds.embedded.disk import build_disk, run
+from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.errors import UnavailableError
+from gpukiln.images.apt import debian_sources
+
+NAME = "debian-12"
+RELEASE = "bookworm"
+OWNER = "136693071363"  # Debian's AWS account, as in ami/bases.yaml
+SSM_PARAMETER = "/aws/service/debian/release/12/latest/amd64"
+ROOT_DEVICE = "/dev/xvda"
+SIZE_GIB = 8
+PACKAGES = (
+    "systemd systemd-sysv systemd-resolved systemd-timesyncd libpam-systemd dbus udev kmod "
+    "linux-image-cloud-amd64 initramfs-tools zstd grub2-common grub-pc-bin "
+    "cloud-init locales cloud-guest-utils fdisk e2fsprogs openssh-server sudo "
+    "python3 ca-certificates gpg iproute2 netbase procps"
+).split()
+FILES = {
+    "etc/cloud/cloud.cfg.d/10_embedded.cfg": (
+        "# The EC2 data source without asking the firmware what cloud this is: a container shows the host's.\n"
+        "datasource_list: [Ec2]\n"
+        "datasource:\n  Ec2:\n    strict_id: false\n    timeout: 5\n    max_wait: 30\n"
+        "system_info:\n  default_user:\n    name: admin\n"
+        "network:\n  config: disabled\n"
+        "locale: C.UTF-8\n"
+        "ssh_deletekeys: true\n"
+    ),
+    "etc/systemd/network/80-dhcp.network": "[Match]\nName=en* eth*\n[Network]\nDHCP=yes\n",
+    "etc/systemd/network/99-default.link": (
+        "[Match]\nOriginalName=*\n[Link]\nNamePolicy=keep\nMACAddressPolicy=persistent\n"
+    ),
+    "etc/default/grub": (
+        "GRUB_DEFAULT=0\nGRUB_TIMEOUT=0\nGRUB_DISTRIBUTOR=Debian\nGRUB_TERMINAL='console serial'\n"
+        "GRUB_SERIAL_COMMAND='serial --unit=0 --speed=115200'\n"
+        "GRUB_CMDLINE_LINUX='console=tty0 console=ttyS0,115200'\n"
+    ),
+    "etc/hostname": "localhost\n",
+}
+CARRIED_APT_OPTIONS = re.compile(r"Acquire::(Check-Valid-Until|Check-Date|https?::Proxy)\b")
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """One published base image.
+
+    Args:
+        key: Hash of the recipe.
+        image_id: AMI id, the same in every region.
+        snapshot_id: Snapshot id, likewise.
+        name: AMI name.
+    """
+
+    key: str
+    image_id: str
+    snapshot_id: str
+    name: str
+
+
+def current_base(layout: Layout) -> BaseImage:
+    """The base image that this machine publishes now.
+
+    Args:
+        layout: The embedded cloud's files.
+
+    Returns:
+        Its ids; its disk may not be built yet.
+    """
+    recipe = json.dumps([PACKAGES, FILES, SIZE_GIB, _sources(), _apt_options(), _generation(layout)])
+    key = hashlib.sha256(recipe.encode()).hexdigest()[:17]
+    return BaseImage(key, f"ami-{key}", f"snap-{key}", f"debian-12-amd64-embedded-{key[:8]}")
+
+
+def is_built(layout: Layout, base: BaseImage) -> bool:
+    """Whether the disk of a base image is there.
+
+    Args:
+        layout: The embedded cloud's files.
+        base: The base image.
+
+    Returns:
+        True when it is.
+    """
+    return layout.snapshot(base.snapshot_id).exists()
+
+
+def refresh(layout: Layout) -> BaseImage:
+    """Publish a new base image, to be built from what the mirror has now.
+
+    Args:
+        layout: The embedded cloud's files.
+
+    Returns:
+        The new base image, not built yet; images made from the old one stay.
+    """
+    layout.create()
+    (layout.bases / "generation").write_text(str(_generation(layout) + 1))
+    return current_base(layout)
+
+
+def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Build the disk of a base image, once; a second caller waits for the first.
+
+    Args:
+        layout: The embedded cloud's files.
+        base: The base image.
+        say: Told what is being done.
+
+    Returns:
+        The disk.
+
+    Raises:
+        UnavailableError: The mirror can't be reached or a tool failed; the log's path is in the message.
+    """
+    disk = layout.snapshot(base.snapshot_id)
+    with _exclusive(layout.bases / "lock"):
+        if disk.exists():
+            return disk
+        log = layout.bases / f"{base.key}.log"
+        with tempfile.TemporaryDirectory(prefix="base-", dir=layout.bases) as folder:
+            root = Path(folder) / "root"
+            say(f"installing {RELEASE} from this machine's mirror")
+            _install(root, Path(folder) / "debian.sources", log)
+            say("packing the disk")
+            _configure(root)
+            build_disk(root, disk, size_gib=SIZE_GIB)
+    return disk
+
+
+def _install(root: Path, sources: Path, log: Path) -> None:
+    sources.write_text(_sources())
+    command = [
+        *("mmdebstrap", "--mode=root", "--variant=apt", f"--include={','.join(PACKAGES)}"),
+        *("--aptopt=APT::Install-Recommends false", "--dpkgopt=force-unsafe-io"),
+        *(f"--aptopt={option}" for option in _apt_options()),
+        *("--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
+        *(RELEASE, str(root), str(sources)),
+    ]
+    if shutil.which("eatmydata"):
+        command.insert(0, "eatmydata")
+    with log.open("wb") as output:
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
+        except FileNotFoundError:
+            raise UnavailableError("mmdebstrap is not installed", hint="apt-get install mmdebstrap") from None
+    if done.returncode:
+        tail = [line for line in log.read_text(errors="replace").splitlines() if line[:2] in ("E:", "W:")]
+        raise UnavailableError(
+            f"the base image can't be built from this machine's mirror (log: {log})", details=tuple(tail[-6:])
+        )
+
+
+def _configure(root: Path) -> None:
+    for stale in (root / "etc/apt/sources.list.d").iterdir():
+        stale.unlink()
+    (root / "etc/apt/sources.list").unlink(missing_ok=True)
+    files = {**FILES, "etc/apt/sources.list.d/debian.sources": _sources()}
+    if options := _apt_options():
+        files["etc/apt/apt.conf.d/90mirror"] = "".join(f"{option};\n" for option in options)
+    for name, text in files.items():
+        target = root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    for key in (root / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    (root / "etc/machine-id").write_text("")
+    resolv = root / "etc/resolv.conf"
+    resolv.unlink(missing_ok=True)
+    resolv.symlink_to("../run/systemd/resolve/stub-resolv.conf")
+    for unit in ("systemd-networkd", "systemd-resolved", "systemd-timesyncd", "ssh"):
+        run("systemctl", f"--root={root}", "enable", unit)
+
+
+def _sources() -> str:
+    """The mirror as Debian's own AMI would name it: main only."""
+    text = debian_sources(RELEASE)
+    if "@" in re.sub(r"^Signed-By:.*$", "", text, flags=re.MULTILINE):
+        raise UnavailableError(
+            "this machine's apt sources hold a user name or password, which must not get into an image",
+            hint="move them to /etc/apt/auth.conf.d and use a mirror or proxy that machines reach without",
+        )
+    return re.sub(r"^Components: .*$", "Components: main", text, flags=re.MULTILINE)
+
+
+def _apt_options() -> list[str]:
+    """This machine's apt settings without which its mirror can't be used (no credentials, no loopback proxy)."""
+    if not shutil.which("apt-config"):
+        return []
+    lines = run("apt-config", "dump").splitlines()
+    kept = [line.rstrip(";") for line in lines if CARRIED_APT_OPTIONS.match(line) and not line.endswith('"";')]
+    return [line for line in kept if not re.search(r"@|//(localhost|127\.)", line)]
+
+
+def _generation(layout: Layout) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int((layout.bases / "generation").read_text())
+    return 0
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

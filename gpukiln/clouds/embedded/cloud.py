@@ -1,0 +1,97 @@
+"""The embedded cloud as the code above it sees one."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from gpukiln.clouds.embedded import base as base_image
+from gpukiln.clouds.embedded.client import ensure_server
+from gpukiln.clouds.embedded.layout import Layout, state_home
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "embedded", "AWS_SECRET_ACCESS_KEY": "embedded"}
+
+
+class EmbeddedCloud:
+    """An EC2 on this machine; its server is started on the first call.
+
+    Args:
+        region: Any AWS region's name.
+        layout: Its files; by default those of this machine.
+    """
+
+    name = "embedded"
+    default_base = base_image.NAME
+    strict_sources = False
+
+    def __init__(self, region: str, *, layout: Layout | None = None) -> None:
+        self.region = region
+        self.layout = layout or Layout(state_home())
+
+    @functools.cached_property
+    def _server(self) -> dict[str, Any]:
+        return ensure_server(self.layout)
+
+    @property
+    def ssh_port(self) -> int:
+        """Port of SSH on a machine's private address."""
+        return int(self._server["ssh_port"])
+
+    def client(self, service: str) -> Any:
+        """A boto3 client of the embedded endpoint.
+
+        Args:
+            service: For example "ec2".
+        """
+        import boto3  # noqa: PLC0415 - slow to import
+        from botocore.config import Config  # noqa: PLC0415
+
+        return boto3.client(
+            service,
+            region_name=self.region,
+            endpoint_url=self._server["url"],
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            config=Config(read_timeout=600, retries={"total_max_attempts": 1}),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Environment in which any AWS tool talks to this cloud."""
+        return {
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": str(self._server["url"]),
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_REGION": self.region,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def packer_variables(self) -> dict[str, Any]:
+        """Values of the template's variables that say which cloud it is."""
+        subnets = self.client("ec2").describe_subnets()["Subnets"]
+        return {
+            "ec2_endpoint": self._server["url"],
+            "skip_aws_checks": True,
+            "ssh_interface": "private_ip",
+            "ssh_port": self.ssh_port,
+            "subnet_id": subnets[0]["SubnetId"],
+            "poll_delay_s": 1,
+        }
+
+    def address(self, instance: dict[str, Any]) -> str:
+        """Where SSH reaches an instance.
+
+        Args:
+            instance: As DescribeInstances gives it.
+        """
+        return str(instance["PrivateIpAddress"])
+
+    def prepare(self, image_id: str, say: Callable[[str], None]) -> None:
+        """Make sure that a base image can be started without delay.
+
+        Args:
+            image_id: The AMI that is going to be started.
+            say: Told what is being done, when something is.
+        """
+        base = base_image.current_base(self.layout)
+        if image_id == base.image_id and not base_image.is_built(self.layout, base):
+            self.layout.create()
+            base_image.build_base(self.layout, base, say=say)

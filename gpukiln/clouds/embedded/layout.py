@@ -1,0 +1,78 @@
+"""Where the embedded cloud keeps what outlives its process."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def state_home() -> Path:
+    """The folder for everything that outlives a command: disks, records, logs.
+
+    Returns:
+        `$GPUKILN_HOME`, or /var/lib/gpukiln for root, or ~/.local/state/gpukiln.
+    """
+    if home := os.environ.get("GPUKILN_HOME"):
+        return Path(home).expanduser().absolute()
+    if os.geteuid() == 0:
+        return Path("/var/lib/gpukiln")
+    return Path.home() / ".local/state/gpukiln"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of one embedded cloud.
+
+    Args:
+        home: The state folder, see `state_home`.
+    """
+
+    home: Path
+
+    @property
+    def root(self) -> Path:
+        """The cloud's own folder."""
+        return self.home / "cloud"
+
+    @property
+    def endpoint(self) -> Path:
+        """Address and process id of the running server."""
+        return self.root / "endpoint.json"
+
+    @property
+    def server_lock(self) -> Path:
+        """Held by the server as long as it lives."""
+        return self.root / "server.lock"
+
+    @property
+    def server_log(self) -> Path:
+        """What the server logs."""
+        return self.root / "server.log"
+
+    @property
+    def regions(self) -> Path:
+        """One JSON file a region: images, snapshots, tags, parameters."""
+        return self.root / "regions"
+
+    @property
+    def snapshots(self) -> Path:
+        """One sparse raw disk a snapshot."""
+        return self.root / "snapshots"
+
+    @property
+    def machines(self) -> Path:
+        """One folder an instance: volume, console log."""
+        return self.root / "machines"
+
+    @property
+    def bases(self) -> Path:
+        """One sparse raw disk a base image."""
+        return self.root / "bases"
+
+    def snapshot(self, snapshot_id: str) -> Path:
+        """The disk of a snapshot."""
+        return self.snapshots / f"{snapshot_id}.raw"
+
+    def create(self) -> None:
+        """Make every folder."""
+        for folder in (self.regions, self.snapshots, self.machines, self.bases):
+            folder.mkdir(parents=True, exist_ok=True)

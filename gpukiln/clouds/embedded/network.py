@@ -1,0 +1,157 @@
+"""A network of its own for every machine: a namespace, slirp4netns to reach out, one loopback address to be reached.
+
+Nothing of the host is changed: no bridge, no NAT, no route. The machine's private address lies in 127.0.0.0/8,
+so whatever runs on this host can connect to it; connections are passed into the namespace.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from ctypes import CDLL, get_errno
+from pathlib import Path
+
+from gpukiln.clouds.embedded.disk import run
+from gpukiln.errors import UnavailableError
+
+GUEST = "10.0.2.100"  # slirp4netns gives this address to the interface that it configures
+GATEWAY = "10.0.2.2"
+NAMESERVER = "10.0.2.3"  # slirp4netns answers here and asks the host's resolver
+METADATA = "169.254.169.254"
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+
+
+class MachineNetwork:
+    """The network of one machine.
+
+    Args:
+        name: Name of the namespace, at most 60 characters.
+        folder: Where the control socket and the log go.
+        address: The machine's private IPv4 address, in 127.0.0.0/8.
+        ssh_port: Port on that address that leads to the machine's port 22.
+    """
+
+    def __init__(self, name: str, folder: Path, *, address: str, ssh_port: int) -> None:
+        self.name = name
+        self.address = address
+        self.ssh_port = ssh_port
+        self._control = folder / "network.sock"
+        self._log = folder / "network.log"
+        self._slirp: subprocess.Popen[bytes] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The namespace as a file."""
+        return Path("/run/netns") / self.name
+
+    def start(self) -> None:
+        """Make the namespace and connect it.
+
+        Raises:
+            UnavailableError: A tool is missing, or the address is taken.
+        """
+        run("ip", "netns", "add", self.name)
+        run("ip", "-n", self.name, "link", "set", "lo", "up")
+        run("ip", "-n", self.name, "address", "add", f"{METADATA}/32", "dev", "lo")
+        self._control.unlink(missing_ok=True)
+        ready_read, ready_write = os.pipe()
+        with self._log.open("ab") as log:
+            self._slirp = subprocess.Popen(
+                [
+                    *("slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback"),
+                    *(f"--ready-fd={ready_write}", f"--api-socket={self._control}"),
+                    *("--netns-type=path", str(self.path), "eth0"),
+                ],
+                pass_fds=(ready_write,),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        os.close(ready_write)
+        ready = os.read(ready_read, 1)
+        os.close(ready_read)
+        if not ready:
+            tail = self._log.read_text(errors="replace").splitlines()[-3:]
+            raise UnavailableError("slirp4netns did not start", details=tuple(tail))
+        self._forward(self.ssh_port, 22)
+
+    def _forward(self, host_port: int, guest_port: int) -> None:
+        request = {
+            "execute": "add_hostfwd",
+            "arguments": {
+                "proto": "tcp",
+                "host_addr": self.address,
+                "host_port": host_port,
+                "guest_addr": GUEST,
+                "guest_port": guest_port,
+            },
+        }
+        with socket.socket(socket.AF_UNIX) as control:
+            control.settimeout(10)
+            control.connect(str(self._control))
+            control.sendall(json.dumps(request).encode())
+            control.shutdown(socket.SHUT_WR)
+            answer = json.loads(control.recv(65536))
+        if "error" in answer:
+            raise UnavailableError(
+                f"{self.address}:{host_port} can't be opened: {answer['error'].get('desc', answer['error'])}",
+                hint="another embedded cloud may use the address: `invoke cloud.status` shows this one's",
+            )
+
+    def listen(self, port: int) -> socket.socket:
+        """Listen on the metadata address inside the namespace.
+
+        Args:
+            port: TCP port.
+
+        Returns:
+            A listening socket; it works from any thread.
+
+        Raises:
+            OSError: The namespace can't be entered or the address not bound.
+        """
+        made: list[socket.socket | OSError] = []
+
+        def enter_and_bind() -> None:  # setns changes only the calling thread
+            try:
+                with self.path.open("rb") as namespace:
+                    libc = CDLL(None, use_errno=True)
+                    if libc.setns(namespace.fileno(), CLONE_NEWNET):
+                        raise OSError(get_errno(), "setns")
+                made.append(socket.create_server((METADATA, port)))
+            except OSError as error:
+                made.append(error)
+
+        thread = threading.Thread(target=enter_and_bind)
+        thread.start()
+        thread.join()
+        if isinstance(made[0], OSError):
+            raise made[0]
+        return made[0]
+
+    def stop(self) -> None:
+        """Take the network down; may be called twice."""
+        if self._slirp:
+            self._slirp.kill()
+            self._slirp.wait()
+            self._slirp = None
+        if self.path.exists():
+            run("ip", "netns", "delete", self.name)
+
+
+def free_ssh_port(address: str) -> int:
+    """Port for SSH on machines' addresses.
+
+    Args:
+        address: Any address that machines may get.
+
+    Returns:
+        22, or 2222 where a server of this host already holds port 22 on every address.
+    """
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 22))
+        except OSError:
+            return 2222
+    return 22

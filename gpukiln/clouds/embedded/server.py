@@ -1,0 +1,201 @@
+"""The embedded cloud's server process: moto's HTTP endpoint with machines behind it.
+
+It runs in PID and mount namespaces of its own (see `client.start_server`): whatever way it ends, its machines
+and mounts end with it. It ends by itself when it has had no machine and no request for a while.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded.version import code_version
+
+IDLE_S = 1800  # seconds without a machine and without a request before the server ends
+log = logging.getLogger("gpukiln.embedded")
+Start = Callable[..., Any]
+
+
+class Application:
+    """WSGI: the cloud's own few paths, everything else is moto's; state is kept after every change.
+
+    Args:
+        layout: The cloud's files.
+        machines: Its machines.
+        moto: moto's WSGI application.
+        stop: Called to end the server.
+    """
+
+    def __init__(self, layout: Layout, machines: Any, moto: Any, stop: Callable[[], None]) -> None:
+        self._layout, self._machines, self._moto, self._stop = layout, machines, moto, stop
+        self._saving = threading.Lock()
+        self.last_request = time.monotonic()
+
+    def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path == "/gpukiln/status":
+            return _json(start_response, self.status())
+        self.last_request = time.monotonic()
+        if path == "/gpukiln/stop" and environ["REQUEST_METHOD"] == "POST":
+            threading.Thread(target=self._stop).start()
+            return _json(start_response, {"stopping": True})
+        answer: Iterable[bytes] = self._moto(environ, start_response)
+        body = list(answer)
+        if environ["REQUEST_METHOD"] != "GET":
+            self.save()
+        return body
+
+    def status(self) -> dict[str, Any]:
+        """What `invoke cloud.status` shows."""
+        return {
+            "code": code_version(),
+            "ssh_port": self._machines.ssh_port,
+            "machines": [
+                {
+                    "instance_id": machine.spec.instance_id,
+                    "kind": machine.spec.kind,
+                    "address": machine.spec.address,
+                    "ssh_port": machine.spec.ssh_port,
+                    "running": machine.running,
+                }
+                for machine in self._machines.all()
+            ],
+        }
+
+    def save(self) -> None:
+        """Keep what outlives the process, for every region that was touched."""
+        from moto.core import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
+        from moto.ec2.models import ec2_backends  # noqa: PLC0415
+        from moto.ssm.models import ssm_backends  # noqa: PLC0415
+
+        from gpukiln.clouds.embedded import store  # noqa: PLC0415
+
+        with self._saving:
+            for region, ec2 in list(ec2_backends[DEFAULT_ACCOUNT_ID].items()):
+                ssm = ssm_backends[DEFAULT_ACCOUNT_ID][region]
+                store.write_region(self._layout.regions, region, store.dump_region(ec2, ssm))
+
+    def idle(self) -> bool:
+        """Whether nobody needs the server."""
+        return not self._machines.all() and time.monotonic() - self.last_request > IDLE_S
+
+
+def _json(start_response: Start, document: dict[str, Any]) -> list[bytes]:
+    body = json.dumps(document).encode()
+    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def sweep(layout: Layout) -> None:
+    """Remove what a killed server left: half-made disks, volumes of machines that are gone.
+
+    Args:
+        layout: The cloud's files.
+    """
+    for folder in layout.machines.iterdir():
+        log.info("removing what is left of %s", folder.name)
+        shutil.rmtree(folder)
+    for leftover in [*layout.snapshots.glob("*.partial"), *layout.bases.glob("base-*")]:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    known: set[str] = set()
+    for file in layout.regions.glob("*.json"):
+        known |= set(json.loads(file.read_text())["snapshots"])
+    for disk in layout.snapshots.glob("snap-*.raw"):
+        if disk.stem not in known and len(disk.stem) == len("snap-") + 17 and not _is_base(layout, disk):
+            log.info("removing %s: no region knows it", disk.name)
+            disk.unlink()
+
+
+def _is_base(layout: Layout, disk: Path) -> bool:
+    from gpukiln.clouds.embedded.base import current_base  # noqa: PLC0415 - it asks apt, which takes a moment
+
+    return disk.stem == current_base(layout).snapshot_id
+
+
+def main() -> int:
+    """Serve until told to stop or idle.
+
+    Returns:
+        The exit code.
+    """
+    layout = Layout(Path(sys.argv[1]))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    layout.create()
+    with layout.server_lock.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another server runs")
+            return 75
+        # namespaces made by `ip netns` are names in this folder: with a folder of its own nothing stays behind
+        Path("/run/netns").mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
+        sweep(layout)
+        return _serve(layout, lock.fileno())
+
+
+def _serve(layout: Layout, lock: int) -> int:
+    os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
+    os.environ["MOTO_ENABLE_AMI_VALIDATION"] = "true"
+    os.environ["MOTO_ENABLE_KEYPAIR_VALIDATION"] = "false"
+    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - reads the settings above when imported
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server  # noqa: PLC0415
+
+    from gpukiln.clouds.embedded.ec2 import Machines, install  # noqa: PLC0415
+
+    machines = Machines(layout)
+    install(machines)
+    stopping = threading.Event()
+    application = Application(layout, machines, DomainDispatcherApplication(create_backend_app), stopping.set)
+    server = make_server(
+        "127.0.0.1", _kept_port(layout), application, threaded=True, request_handler=MotoRequestHandler
+    )
+    os.set_inheritable(lock, False)
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.signal(signal.SIGINT, lambda *_: stopping.set())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    layout.endpoint.write_text(json.dumps({"url": f"http://127.0.0.1:{server.port}", "port": server.port}))
+    log.info("serving on port %s", server.port)
+    while not stopping.wait(5) and not application.idle():
+        pass
+    log.info("ending")
+    server.shutdown()
+    for machine in machines.all():
+        machines.remove(machine.spec.instance_id)
+    return 0
+
+
+def _kept_port(layout: Layout) -> int:
+    """The port of last time, so that a shell's AWS_ENDPOINT_URL stays right; 0 (any) when it is taken."""
+    import socket  # noqa: PLC0415
+
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        port = int(json.loads(layout.endpoint.read_text())["port"])
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+        return port
+    return 0
+
+
+if __name__ == "__main__":
+    # as PID 1 of its namespace it must leave by itself, whatever threads still wait
+    code = main()
+    logging.shutdown()
+    os._exit(code)

@@ -1,0 +1,232 @@
+"""What outlives the server's process: images, snapshots, their tags, and parameters, one JSON file a region.
+
+moto keeps its state in memory. Its objects are made again from the file through moto's own constructors; the
+few attributes that those don't take are set afterwards.
+"""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from moto.core.utils import utcnow
+from moto.ec2.models.amis import Ami
+from moto.ec2.models.elastic_block_store import Snapshot, Volume
+from moto.ssm.models import Parameter
+
+IMAGE_FIELDS = (
+    *("name", "description", "owner_id", "owner_alias", "virtualization_type", "architecture", "state"),
+    *("platform", "image_type", "image_location", "hypervisor", "root_device_type", "root_device_name"),
+    *("boot_mode", "instance_id", "launch_permissions"),
+)
+PARAMETER_FIELDS = (
+    *("name", "value", "parameter_type", "description", "allowed_pattern", "keyid", "version", "data_type"),
+    *("labels", "tier"),
+)
+
+
+def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
+    """What of a region is kept.
+
+    Args:
+        ec2: moto's EC2 backend of the region.
+        ssm: moto's SSM backend of the region.
+
+    Returns:
+        A JSON document.
+    """
+    return {
+        "schema": 1,
+        "images": {
+            image.id: {
+                **{field: getattr(image, field) for field in IMAGE_FIELDS},
+                "creation_date": image.creation_date.isoformat(),
+                "snapshot": image.ebs_snapshot.id,
+                "tags": ec2.tags.get(image.id, {}),
+            }
+            for image in ec2.amis.values()
+        },
+        "snapshots": {
+            snapshot.id: {
+                "description": snapshot.description,
+                "start_time": snapshot.start_time.isoformat(),
+                "size_gib": snapshot.volume.size,
+                "encrypted": snapshot.encrypted,
+                "kms_key_id": snapshot.kms_key_id,
+                "owner_id": snapshot.owner_id,
+                "from_ami": snapshot.from_ami,
+                "volume_id": snapshot.volume.id,
+                "shared_with": sorted(snapshot.create_volume_permission_userids),
+                "tags": ec2.tags.get(snapshot.id, {}),
+            }
+            for snapshot in ec2.snapshots.values()
+        },
+        "parameters": {
+            name: [{field: getattr(version, field) for field in PARAMETER_FIELDS} for version in versions]
+            for name, versions in ssm._parameters.items()
+            if versions and not name.startswith("/aws/")  # those are published anew at every start
+        },
+        "parameter_tags": {
+            name: tags for name, tags in getattr(ssm, "_resource_tags", {}).get("Parameter", {}).items() if tags
+        },
+    }
+
+
+def add_snapshot(
+    ec2: Any,
+    snapshot_id: str,
+    *,
+    size_gib: int,
+    description: str = "",
+    encrypted: bool = False,
+    kms_key_id: str | None = None,
+    owner_id: str | None = None,
+    from_ami: str | None = None,
+    volume_id: str = "vol-ffffffffffffffff",
+    shared_with: tuple[str, ...] = (),
+    start_time: str | None = None,
+    tags: dict[str, str] | None = None,
+) -> Any:
+    """Make a snapshot with a known id.
+
+    Args:
+        ec2: moto's EC2 backend.
+        snapshot_id: Its id.
+        size_gib: Size in GiB.
+        description: As given at its creation.
+        encrypted: Whether it counts as encrypted.
+        kms_key_id: Its key.
+        owner_id: Account that owns it.
+        from_ami: AMI whose registration made it.
+        volume_id: The volume it was taken from, which need not exist any more.
+        shared_with: Accounts that may use it.
+        start_time: ISO 8601.
+        tags: Its tags.
+
+    Returns:
+        moto's snapshot.
+    """
+    # the volume a snapshot came from is gone in most cases; DescribeSnapshots still names it
+    volume = Volume(ec2, volume_id, size_gib, None, snapshot_id=None, encrypted=encrypted)
+    snapshot = Snapshot(
+        ec2, snapshot_id, volume, description, encrypted, kms_key_id, owner_id=owner_id, from_ami=from_ami
+    )
+    snapshot.create_volume_permission_userids.update(shared_with)
+    if start_time:
+        snapshot.start_time = datetime.fromisoformat(start_time)
+    snapshot.add_tags(tags or {})
+    ec2.snapshots[snapshot_id] = snapshot
+    return snapshot
+
+
+def add_image(ec2: Any, image_id: str, snapshot: Any, fields: dict[str, Any]) -> Any:
+    """Make an image with a known id that points at a known snapshot.
+
+    Args:
+        ec2: moto's EC2 backend.
+        image_id: Its id.
+        snapshot: moto's snapshot of its root device.
+        fields: Attributes of moto's Ami; creation_date as ISO 8601; tags.
+
+    Returns:
+        moto's image.
+    """
+    fields = dict(fields)
+    tags = fields.pop("tags", {})
+    created = fields.pop("creation_date", None)
+    image = Ami(ec2, image_id, region_name=f"{ec2.region_name}a", name=fields.get("name"))
+    ec2.snapshots.pop(image.ebs_snapshot.id, None)
+    image.ebs_snapshot = snapshot
+    for field, value in fields.items():
+        setattr(image, field, value)
+    image.creation_date = datetime.fromisoformat(created) if created else utcnow()
+    image.add_tags(tags)
+    ec2.amis[image_id] = image
+    return image
+
+
+def add_parameter(ssm: Any, fields: dict[str, Any]) -> None:
+    """Add one version of a parameter, also below /aws, where PutParameter is denied.
+
+    Args:
+        ssm: moto's SSM backend.
+        fields: Attributes of moto's Parameter.
+    """
+    defaults = dict.fromkeys(("description", "allowed_pattern", "keyid"))
+    parameter = Parameter(
+        account_id=ssm.account_id,
+        **{
+            **defaults,
+            "parameter_type": "String",
+            "version": 1,
+            "data_type": "text",
+            **fields,
+            "last_modified_date": datetime.now(UTC).replace(tzinfo=None),
+        },
+    )
+    parameter.value = fields["value"]  # a SecureString's value was stored as moto keeps it
+    ssm._parameters[fields["name"]].append(parameter)
+
+
+def load_ec2(ec2: Any, document: dict[str, Any]) -> None:
+    """Make a region's images and snapshots again.
+
+    Args:
+        ec2: moto's EC2 backend of the region.
+        document: What `dump_region` returned.
+    """
+    snapshots = {
+        snapshot_id: add_snapshot(ec2, snapshot_id, **{**fields, "shared_with": tuple(fields["shared_with"])})
+        for snapshot_id, fields in document["snapshots"].items()
+    }
+    for image_id, fields in document["images"].items():
+        fields = dict(fields)
+        add_image(ec2, image_id, snapshots.get(fields.pop("snapshot")), fields)
+
+
+def load_ssm(ssm: Any, document: dict[str, Any]) -> None:
+    """Make a region's parameters again.
+
+    Args:
+        ssm: moto's SSM backend of the region.
+        document: What `dump_region` returned.
+    """
+    for versions in document["parameters"].values():
+        for fields in versions:
+            add_parameter(ssm, fields)
+    for name, tags in document.get("parameter_tags", {}).items():
+        ssm._resource_tags["Parameter"][name].update(tags)
+
+
+def read_region(folder: Path, region: str) -> dict[str, Any]:
+    """Read a region's file.
+
+    Args:
+        folder: The regions' folder.
+        region: Name of the region.
+
+    Returns:
+        The document; an empty one when there is no file.
+    """
+    file = folder / f"{region}.json"
+    if not file.exists():
+        return {"images": {}, "snapshots": {}, "parameters": {}}
+    document: dict[str, Any] = json.loads(file.read_text())
+    return document
+
+
+def write_region(folder: Path, region: str, document: dict[str, Any]) -> None:
+    """Write a region's file in one step, only when it changed.
+
+    Args:
+        folder: The regions' folder.
+        region: Name of the region.
+        document: What `dump_region` returned.
+    """
+    file = folder / f"{region}.json"
+    text = json.dumps(document, indent=1)
+    if file.exists() and file.read_text() == text:
+        return
+    partial = file.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(file)

@@ -1,0 +1,261 @@
+"""Machine images: plan, build, verify, look at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.commands.cli import command, print_json
+
+if TYPE_CHECKING:
+    from gpukiln.clouds.base import Cloud
+    from gpukiln.images.builds import Builds
+    from gpukiln.images.plan import Plan
+
+CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
+COMMON = {
+    "region": "AWS region, for example us-west-2",
+    "cloud": "embedded (this machine, the default) or aws (your account)",
+    "image": "a folder of ami/",
+    "base": "base image of ami/bases.yaml; default: the cloud's",
+    "instance_types": "GPU machines the image must run on, separated by commas; default: the image's own",
+    "set": "change a component for this build, NAME.FIELD=VALUE, separated by commas",
+    "profile": "AWS profile (aws only)",
+    "subnet_id": "subnet of the building machine (aws only)",
+    "refresh": "fetch package lists again even when they are fresh",
+    "json": "print one JSON document to standard output",
+}
+
+
+def _some(*names: str, **more: str) -> dict[str, str]:
+    return {**{name: COMMON[name] for name in names}, **more}
+
+
+@command(help=_some(*COMMON, exit_code="exit 10 when there is something to build, 0 when not"))
+def plan(
+    _: Any,
+    region: str,
+    cloud: str = "embedded",
+    image: str = "eks-gpu",
+    base: str = "",
+    instance_types: str = "",
+    set: str = "",  # noqa: A002 - the option's name
+    profile: str = "",
+    subnet_id: str = "",
+    refresh: bool = False,
+    json: bool = False,
+    exit_code: bool = False,
+) -> int:
+    """Show what a build would do, or why it can't work; starts nothing."""
+    from gpukiln.images.pipeline import find_proven
+
+    where, planned = _plan(region, cloud, image, base, instance_types, set, profile, subnet_id, refresh=refresh)
+    proven = find_proven(planned, where)
+    if json:
+        print_json({**planned.to_dict(), "proven_image": proven["ImageId"] if proven else None})
+    else:
+        _show_plan(planned)
+        _say(f"nothing to bake: {proven['ImageId']} has this digest" if proven else "`invoke ami.build` would bake it")
+    return CHANGES_PENDING if exit_code and not proven else 0
+
+
+@command(
+    help=_some(
+        *COMMON, force="build even when a proven image has this digest", dry_run="stop after the plan"
+    )
+)
+def build(
+    _: Any,
+    region: str,
+    cloud: str = "embedded",
+    image: str = "eks-gpu",
+    base: str = "",
+    instance_types: str = "",
+    set: str = "",  # noqa: A002 - the option's name
+    profile: str = "",
+    subnet_id: str = "",
+    refresh: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
+) -> int:
+    """Plan, bake, boot the image in a new machine, judge it, and keep a record of all of it."""
+    from gpukiln.images import pipeline
+    from gpukiln.progress import Progress, human_seconds
+    from gpukiln.verify import report
+
+    progress = Progress()
+    with progress.step("plan"):
+        where, planned = _plan(
+            region, cloud, image, base, instance_types, set, profile, subnet_id, refresh=refresh
+        )
+    _show_plan(planned)
+    if not force and (proven := pipeline.find_proven(planned, where)):
+        _say(f"nothing to bake: {proven['ImageId']} has this digest and was verified (--force builds anyway)")
+        if json:
+            print_json({"image_id": proven["ImageId"], "built": False, "digest": planned.digest})
+        return 0
+    if dry_run:
+        _say("dry run: nothing was started")
+        return 0
+    folder, record = pipeline.build_image(planned, where, _builds(), progress)
+    if record.verdict and record.bake:
+        report.show(record.verdict)
+        _say(
+            f"{record.bake.image_id} {record.bake.name}\n"
+            f"built and verified in {human_seconds(sum(record.durations_s.values()))}\n"
+            f"record: {folder.record_file}"
+        )
+    if json:
+        print_json({**record.to_dict(), "built": True})
+    pipeline.require_passed(record)
+    return 0
+
+
+@command(help=_some("json", build="build id, AMI id or `last`"))
+def verify(_: Any, build: str = "last", json: bool = False) -> int:
+    """Boot a new machine from an image that was built here, judge it, and update its record."""
+    from dataclasses import replace
+
+    from gpukiln.clouds.select import make_cloud
+    from gpukiln.errors import UsageError
+    from gpukiln.images import pipeline
+    from gpukiln.progress import Progress
+    from gpukiln.verify import report
+
+    builds = _builds()
+    folder = builds.find(build)
+    with folder.locked():
+        record = folder.read()
+        if record.bake is None:
+            raise UsageError(
+                f"build {folder.id} has no image: it is {record.state}", hint="`invoke ami.list` shows others"
+            )
+        progress = Progress(record.durations_s)
+        cloud = make_cloud(record.plan.cloud, record.plan.region)
+        verdict = pipeline.verify_image(record, record.bake, cloud, folder.folder / "verify", progress)
+        record = replace(
+            record,
+            state="verified",
+            verdict=verdict,
+            error="",
+            durations_s={**record.durations_s, **progress.durations},
+        )
+        folder.write(record)
+    report.show(verdict)
+    if json:
+        print_json(verdict.to_dict())
+    pipeline.require_passed(record)
+    return 0
+
+
+@command(name="list", help=_some("json"))
+def list_(_: Any, json: bool = False) -> None:
+    """List the builds of this machine, newest first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from gpukiln.progress import human_seconds
+
+    records = [build.read() for build in _builds().all()]
+    if json:
+        print_json([record.to_dict() for record in records])
+        return
+    table = Table("build", "AMI", "cloud", "region", "driver", "state", "checks", "took", box=None)
+    for record in records:
+        counts = record.verdict.counts if record.verdict else {}
+        table.add_row(
+            record.build_id,
+            record.bake.image_id if record.bake else "-",
+            record.plan.cloud,
+            record.plan.region,
+            record.plan.component("nvidia_driver").version or "-",
+            record.state,
+            ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items()) or "-",
+            human_seconds(sum(record.durations_s.values())),
+        )
+    if records:
+        Console().print(table)
+    else:
+        _say("no build yet: `invoke ami.build --region us-west-2` makes the first")
+
+
+@command(positional=["build"], help=_some("json", build="build id, AMI id or `last`"))
+def show(_: Any, build: str = "last", json: bool = False) -> None:
+    """Show the record of a build: plan, image, verdict, durations."""
+    from rich.console import Console
+
+    from gpukiln.images.plan_view import plan_table
+    from gpukiln.progress import human_seconds
+    from gpukiln.verify.report import render
+
+    folder = _builds().find(build)
+    record = folder.read()
+    if json:
+        print_json(record.to_dict())
+        return
+    console = Console(highlight=False)
+    console.print(plan_table(record.plan))
+    if record.bake:
+        console.print(f"\n{record.bake.image_id}  {record.bake.name}")
+        console.print(f"kernel {record.bake.kernel}, {len(record.bake.packages)} packages\n")
+    if record.verdict:
+        console.print(render(record.verdict))
+    for step, seconds in record.durations_s.items():
+        console.print(f"{step:24} {human_seconds(seconds):>12}")
+    console.print(f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}")
+
+
+def _plan(
+    region: str,
+    cloud: str,
+    image: str,
+    base: str,
+    instance_types: str,
+    overrides: str,
+    profile: str,
+    subnet_id: str,
+    *,
+    refresh: bool,
+) -> tuple[Cloud, Plan]:
+    from gpukiln.clouds.embedded.layout import state_home
+    from gpukiln.clouds.select import make_cloud
+    from gpukiln.images.bake import tool_versions
+    from gpukiln.images.plan import make_plan
+    from gpukiln.images.sources import Probes
+
+    where = make_cloud(cloud, region, profile=profile or None, subnet_id=subnet_id or None)
+    planned = make_plan(
+        image,
+        where,
+        probes=Probes.real(state_home() / "apt", refresh=refresh),
+        base=base or None,
+        instance_types=_words(instance_types),
+        overrides=_words(overrides),
+        tools=tool_versions(),
+    )
+    return where, planned
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _builds() -> Builds:
+    from gpukiln.clouds.embedded.layout import state_home
+    from gpukiln.images.builds import Builds
+
+    return Builds(state_home())
+
+
+def _show_plan(planned: Plan) -> None:
+    from rich.console import Console
+
+    from gpukiln.images.plan_view import plan_table
+
+    Console(stderr=True, highlight=False).print(plan_table(planned))
+
+
+def _say(text: str) -> None:
+    import sys
+
+    print(text, file=sys.stderr)

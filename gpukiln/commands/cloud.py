@@ -1,0 +1,134 @@
+"""The embedded cloud: what runs, how to reach it, how to remove it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.commands.cli import command, print_json
+
+if TYPE_CHECKING:
+    from gpukiln.clouds.embedded.layout import Layout
+
+REGION = "us-west-2"
+
+
+def _layout() -> Layout:
+    from gpukiln.clouds.embedded.layout import Layout, state_home
+
+    return Layout(state_home())
+
+
+@command(help={"json": "print one JSON document to standard output"})
+def status(_: Any, json: bool = False) -> None:
+    """Show the server, its machines and what is kept on disk."""
+    from gpukiln.clouds.embedded.client import server_status
+    from gpukiln.clouds.embedded.inventory import kept
+
+    layout = _layout()
+    server, disks = server_status(layout), kept(layout)
+    if json:
+        print_json({"home": str(layout.home), "server": server, "disks": disks})
+        return
+    print(f"home    {layout.home}")
+    print(f"server  {server['url'] if server else 'does not run (any command that needs it starts it)'}")
+    for machine in server["machines"] if server else ():
+        state = "running" if machine["running"] else "stopped"
+        print(f"machine {machine['instance_id']} {machine['kind']} {state} {machine['address']}")
+    for disk in disks:
+        print(f"disk    {disk['snapshot']} {disk['mib']:6} MiB  {disk['image'] or 'no image'}")
+
+
+@command(help={"region": "region that the printed settings name"})
+def env(_: Any, region: str = REGION) -> None:
+    """Start the server and print the settings that the AWS CLI needs: eval "$(invoke cloud.env)"."""
+    import shlex
+
+    from gpukiln.clouds.embedded.cloud import EmbeddedCloud
+
+    for name, value in EmbeddedCloud(region).environment().items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+@command()
+def stop(_: Any) -> None:
+    """End the server and its machines; images stay."""
+    from gpukiln.clouds.embedded.client import stop_server
+
+    print("stopped" if stop_server(_layout()) else "the server does not run")
+
+
+@command(
+    help={
+        "images": "also remove every image and snapshot that was made here",
+        "base": "also remove the base images; the next build makes a new one from the mirror",
+        "dry_run": "only say what would be removed",
+    }
+)
+def clean(_: Any, images: bool = False, base: bool = False, dry_run: bool = False) -> None:
+    """End the server, remove machines and leftovers, and on request images and base images."""
+    from gpukiln.clouds.embedded.client import stop_server
+    from gpukiln.clouds.embedded.inventory import clean_disks
+
+    layout = _layout()
+    if not dry_run:
+        stop_server(layout)
+    for line in clean_disks(layout, images=images, base=base, dry_run=dry_run):
+        print(f"{'would remove' if dry_run else 'removed'} {line}")
+
+
+@command(positional=["instance"], help={"instance": "instance id; default: the newest machine's"})
+def console(_: Any, instance: str = "") -> None:
+    """Print what a machine wrote on its console; machines that are gone keep theirs for a while."""
+    from gpukiln.clouds.embedded.inventory import console_file
+
+    print(console_file(_layout(), instance).read_text(errors="replace"), end="")
+
+
+@command(
+    positional=["instance"],
+    help={
+        "instance": "instance id; default: the newest machine's",
+        "key": "private key of the key pair that the machine was launched with",
+        "user": "who logs in",
+    },
+)
+def ssh(_: Any, key: str, instance: str = "", user: str = "admin") -> None:
+    """Log in to a machine of the embedded cloud."""
+    import os
+
+    from gpukiln.clouds.embedded.client import server_status
+    from gpukiln.errors import UsageError
+
+    running = server_status(_layout())
+    machines = [machine for machine in (running or {}).get("machines", ()) if machine["running"]]
+    chosen = [machine for machine in machines if instance in ("", machine["instance_id"])]
+    if not chosen:
+        raise UsageError(
+            f"no running machine {instance}".rstrip(),
+            hint="`invoke cloud.status` lists them",
+            details=tuple(machine["instance_id"] for machine in machines),
+        )
+    target = chosen[-1]
+    os.execvp(
+        "ssh",
+        [
+            *("ssh", "-i", key, "-p", str(target["ssh_port"]), "-o", "StrictHostKeyChecking=no"),
+            *("-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", f"{user}@{target['address']}"),
+        ],
+    )
+
+
+@command()
+def refresh(_: Any) -> None:
+    """Build a new base image from what the mirror has now; images made from the old one stay."""
+    from gpukiln.clouds.embedded import base
+    from gpukiln.clouds.embedded.client import check_host, stop_server
+    from gpukiln.progress import Progress
+
+    check_host()
+    layout, progress = _layout(), Progress()
+    stop_server(layout)
+    new = base.refresh(layout)
+    with progress.step("base image"):
+        base.build_base(layout, new, say=progress.say)
+    print(new.image_id)

@@ -1,0 +1,1 @@
+"""An image's way: plan, bake, record, release."""

@@ -1,0 +1,248 @@
+"""Debian packages as seen from this machine: where its mirror is, and which versions it has.
+
+Nothing of the machine's own apt state is read or changed, and root is not needed.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukiln.errors import UnavailableError
+
+ETC = Path("/etc/apt")
+RELEASES = ("bullseye", "bookworm", "trixie", "forky")
+COMPONENTS = "main contrib non-free non-free-firmware"
+MAX_AGE_S = 3600
+"""How long fetched package lists count as fresh, in seconds."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    uri: str
+    suite: str
+    options: tuple[tuple[str, str], ...]
+
+
+def strip_credentials(text: str) -> str:
+    """Remove user names and passwords from every address in a text that is going to be shown.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The text with `scheme://user:password@host` shortened to `scheme://host`.
+    """
+    return re.sub(r"(?<=://)[^/\s@]+@", "", text)
+
+
+def debian_sources(release: str = "bookworm", *, etc: Path = ETC) -> str:
+    """The Debian archive as this machine reaches it, for a private apt or a new root file system.
+
+    The addresses and keys are those of the machine's own Debian entries, whatever its own release is.
+
+    Args:
+        release: The code name of the release that is wanted.
+        etc: The machine's /etc/apt.
+
+    Returns:
+        A deb822 sources file for the release, its updates and its security suite, with every component.
+        It may hold credentials: write it only where nobody else reads, and never print it.
+
+    Raises:
+        UnavailableError: The machine has no Debian entry.
+    """
+    stanzas: dict[tuple[str, str], str] = {}
+    for entry in _machine_entries(etc):
+        code_name, _, suffix = entry.suite.partition("-")
+        if code_name not in RELEASES or suffix not in ("", "updates", "security"):
+            continue
+        suite = f"{release}-{suffix}" if suffix else release
+        lines = ["Types: deb", f"URIs: {entry.uri}", f"Suites: {suite}", f"Components: {COMPONENTS}"]
+        lines += [f"{key}: {value}".replace(": \n", ":\n", 1) for key, value in entry.options]
+        stanzas.setdefault((entry.uri, suite), "\n".join(lines) + "\n")
+    if not any(suite == release for _, suite in stanzas):
+        raise UnavailableError(
+            f"no Debian archive found in {etc}/sources.list and {etc}/sources.list.d",
+            hint=f"run this on Debian, or add an entry for {release}",
+        )
+    return "\n".join(stanzas.values())
+
+
+def _machine_entries(etc: Path) -> Iterator[_Entry]:
+    folder = etc / "sources.list.d"
+    for path in (etc / "sources.list", *sorted(folder.glob("*.list"))):
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                yield from _one_line(line)
+    for path in sorted(folder.glob("*.sources")):
+        for stanza in re.split(r"\n[ \t]*\n", path.read_text(encoding="utf-8")):
+            yield from _stanza(stanza)
+
+
+def _one_line(line: str) -> Iterator[_Entry]:
+    """Read `deb [signed-by=...] URI SUITE COMPONENT...` (man sources.list)."""
+    match = re.match(r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+\S", line.partition("#")[0].strip())
+    if match:
+        options = dict(item.split("=", 1) for item in (match[1] or "").split() if "=" in item)
+        names = {"signed-by": "Signed-By", "trusted": "Trusted"}
+        kept = tuple((names[key.lower()], value) for key, value in options.items() if key.lower() in names)
+        yield _Entry(match[2], match[3], kept)
+
+
+def _stanza(text: str) -> Iterator[_Entry]:
+    """Read one stanza of a deb822 sources file (man sources.list)."""
+    fields: dict[str, str] = {}
+    key = ""
+    for line in text.splitlines():
+        if line.startswith("#") or not line.strip():
+            continue
+        if line[0] in " \t":
+            fields[key] += f"\n{line}"
+        elif ":" in line:
+            key, _, value = line.partition(":")
+            key = key.strip().lower()
+            fields[key] = value.strip()
+    if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in (
+        "no",
+        "false",
+    ):
+        return
+    names = {"signed-by": "Signed-By", "trusted": "Trusted"}
+    options = tuple((name, fields[key]) for key, name in names.items() if key in fields)
+    for uri in fields.get("uris", "").split():
+        for suite in fields.get("suites", "").split():
+            yield _Entry(uri, suite, options)
+
+
+def candidate_versions(
+    packages: Sequence[str],
+    *,
+    cache: Path,
+    sources: str | None = None,
+    refresh: bool = False,
+) -> dict[str, str]:
+    """The version of each package that apt would install from this machine's Debian mirror.
+
+    Package lists are fetched into `cache` when the last ones are older than an hour.
+
+    Args:
+        packages: Package names.
+        cache: A folder for the private apt state.
+        sources: A deb822 sources file; the machine's own Debian archive when None.
+        refresh: Whether to fetch the lists even when they are fresh.
+
+    Returns:
+        Name to version; a package that the archive does not have is absent.
+
+    Raises:
+        UnavailableError: There is no apt here, no Debian entry, or the mirror can't be reached.
+    """
+    if not shutil.which("apt-get"):
+        raise UnavailableError(
+            "apt-get is missing, so no Debian mirror can be asked", hint="run this on Debian"
+        )
+    text = debian_sources() if sources is None else sources
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        config = _write_config(cache, text)
+        stamp = cache / "fetched"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if refresh or not _is_fresh(stamp, digest):
+            stamp.unlink(missing_ok=True)
+            _apt(config, "apt-get", "-qq", "update", "--error-on=any")
+            stamp.write_text(digest, encoding="utf-8")
+        return parse_policy(_apt(config, "apt-cache", "policy", *packages))
+
+
+def _is_fresh(stamp: Path, digest: str) -> bool:
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != digest:
+        return False
+    return time.time() - stamp.stat().st_mtime < MAX_AGE_S
+
+
+def _write_config(cache: Path, sources: str) -> Path:
+    """Write a private apt configuration that keeps only the machine's way to the network."""
+    for folder in ("lists/partial", "archives/partial", "empty"):
+        (cache / folder).mkdir(parents=True, exist_ok=True)
+    _write_private(cache / "archive.sources", sources)
+    (cache / "status").touch()
+    settings = {
+        "Dir::Etc::main": "/dev/null",
+        "Dir::Etc::parts": cache / "empty",
+        "Dir::Etc::sourcelist": cache / "archive.sources",
+        "Dir::Etc::sourceparts": cache / "empty",
+        "Dir::Etc::preferences": "/dev/null",
+        "Dir::Etc::preferencesparts": cache / "empty",
+        "Dir::State::lists": cache / "lists",
+        "Dir::State::status": cache / "status",
+        "Dir::Cache": cache,
+        "Dir::Cache::archives": cache / "archives",
+        "APT::Architecture": "amd64",
+        "APT::Architectures": "amd64",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "2",
+        "Acquire::http::Timeout": "20",
+        "Acquire::https::Timeout": "20",
+    }
+    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
+    network = re.findall(r"^Acquire::(?:https?|ftp|tor).*$", dump, flags=re.MULTILINE | re.IGNORECASE)
+    ours = [f'{key} "{value}";' for key, value in settings.items()]
+    path = cache / "apt.conf"
+    _write_private(path, "\n".join([*network, *ours, ""]))
+    return path
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read: addresses may hold credentials."""
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as file:
+        file.write(text)
+
+
+def _apt(config: Path, *command: str) -> str:
+    environment = {**os.environ, "APT_CONFIG": str(config), "LC_ALL": "C"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        lines = strip_credentials(done.stderr).strip().splitlines()
+        wrong = [line for line in lines if line.startswith("E:")] or lines or ["no message"]
+        raise UnavailableError(
+            f"the Debian mirror can't be asked: {wrong[0]}",
+            hint="check the network and /etc/apt, then try again",
+            details=tuple(lines),
+        )
+    return done.stdout
+
+
+def parse_policy(text: str) -> dict[str, str]:
+    """Read the output of `apt-cache policy`.
+
+    Args:
+        text: The output in the C locale.
+
+    Returns:
+        Package name to candidate version, without the packages that have none.
+    """
+    found = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", text, flags=re.MULTILINE)
+    return {name: version for name, version in found if version != "(none)"}
+
+
+def upstream_version(version: str) -> str:
+    """The part of a Debian version that the author of the software chose.
+
+    Args:
+        version: For example "535.309.01-0+deb12u1" or "1:1.2-3".
+
+    Returns:
+        For example "535.309.01".
+    """
+    without_epoch = version.rpartition(":")[2]
+    return without_epoch.rpartition("-")[0] or without_epoch

@@ -1,0 +1,139 @@
+"""Finds the newest base image on a cloud."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.catalog import kubernetes as catalog_kubernetes
+from gpukiln.catalog.bases import Base
+from gpukiln.catalog.load import version_key
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import UnavailableError
+
+DIGEST_TAG = "gpukiln:base-digest"
+"""The tag that says what is in a base image, where its builder says so."""
+
+
+@dataclass(frozen=True)
+class ResolvedBase:
+    """A base image that was found.
+
+    Args:
+        name: Its name in bases.yaml.
+        id: The AMI id.
+        resolved_by: How it was found, in words.
+        ssh_user: Who logs in.
+        root_device: The device name of the root volume.
+        os_family: debian or redhat.
+        distribution: debian, ubuntu or amazon.
+        release: The distribution's release.
+        image_name: What its publisher calls it.
+        content_digest: What its builder says is in it, or None.
+    """
+
+    name: str
+    id: str
+    resolved_by: str
+    ssh_user: str
+    root_device: str
+    os_family: str
+    distribution: str
+    release: str
+    image_name: str
+    content_digest: str | None = None
+
+
+def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, architecture: str) -> ResolvedBase:
+    """Find the newest image of a base: by the publisher's parameter, else by owner and name.
+
+    Args:
+        name: The base's name.
+        base: Its facts.
+        cloud: Where to look.
+        kubernetes: The Kubernetes version, for bases that are published per version.
+        architecture: x86_64 or arm64.
+
+    Returns:
+        The image.
+
+    Raises:
+        UnavailableError: The cloud has no such image, or can't be asked.
+    """
+    parameter = base.parameter(kubernetes=kubernetes, architecture=architecture)
+    pattern = base.name_pattern(kubernetes=kubernetes, architecture=architecture)
+    owners = base.owners_in(cloud.region)
+    with explain_aws_errors(f"look up base {name} in {cloud.region}"):
+        ec2 = cloud.client("ec2")
+        if image_id := _parameter(cloud, parameter):
+            # The filter answers an id that is gone with an empty list where ImageIds= would raise.
+            found = ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image_id]}])["Images"]
+            how = f"SSM parameter {parameter}"
+            if not found:
+                raise UnavailableError(f"{how} names {image_id}, an image that {cloud.region} does not have")
+            return _resolved(name, base, found[0], how)
+        found = ec2.describe_images(
+            Owners=list(owners),
+            Filters=[{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}],
+        )["Images"]
+        if found:
+            newest = max(found, key=lambda image: str(image.get("CreationDate", "")))
+            return _resolved(name, base, newest, f"newest image of {', '.join(owners)} named {pattern}")
+        nearest = _published(cloud, base, kubernetes, architecture)
+    raise UnavailableError(
+        f"{cloud.region} has no base {name}: neither SSM parameter {parameter} nor an image of "
+        f"{', '.join(owners)} named {pattern}",
+        hint=_hint(base, nearest, kubernetes),
+        details=tuple(nearest),
+    )
+
+
+def _resolved(name: str, base: Base, image: dict[str, Any], how: str) -> ResolvedBase:
+    tags = {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
+    return ResolvedBase(
+        name=name,
+        id=image["ImageId"],
+        resolved_by=how,
+        ssh_user=base.ssh_user,
+        root_device=image.get("RootDeviceName") or base.root_device,
+        os_family=base.os_family,
+        distribution=base.distribution,
+        release=base.release,
+        image_name=image.get("Name", ""),
+        content_digest=tags.get(DIGEST_TAG),
+    )
+
+
+def _parameter(cloud: Cloud, name: str) -> str | None:
+    ssm = cloud.client("ssm")
+    try:
+        return str(ssm.get_parameter(Name=name)["Parameter"]["Value"])
+    except ssm.exceptions.ParameterNotFound:
+        return None
+
+
+def _published(cloud: Cloud, base: Base, kubernetes: str, architecture: str) -> list[str]:
+    """What is published beside a parameter that is not there: Kubernetes versions, or parameter names."""
+    ssm = cloud.client("ssm")
+    if base.has_kubernetes:
+        names = {
+            base.parameter(kubernetes=version, architecture=architecture): version
+            for version in catalog_kubernetes.versions()
+            if version != kubernetes
+        }
+        # One call for at most ten names: the folder itself holds thousands of dated parameters.
+        answer = ssm.get_parameters(Names=list(names)[-10:])["Parameters"]
+        return sorted((names[row["Name"]] for row in answer), key=version_key)
+    wanted = base.parameter(kubernetes=kubernetes, architecture=architecture)
+    folder = wanted.rpartition("/")[0]
+    answer = ssm.get_parameters_by_path(Path=folder, Recursive=False)["Parameters"]
+    return sorted(row["Name"] for row in answer)
+
+
+def _hint(base: Base, nearest: list[str], kubernetes: str) -> str:
+    if not nearest:
+        return "take another base (--base), region or --cloud"
+    if not base.has_kubernetes:
+        return f"published there: {', '.join(nearest)}"
+    wanted = version_key(kubernetes) if re.fullmatch(r"\d+\.\d+", kubernetes) else (0, 0)
+    closest = min(nearest, key=lambda version: abs(version_key(version)[1] - wanted[1]))
+    return f"published for Kubernetes {', '.join(nearest)}: --set kubernetes.version={closest}"

@@ -1,0 +1,154 @@
+"""One digest over everything that can change an image, and words for what changed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpukiln.catalog.images import ImageDefinition
+from gpukiln.images.bases import ResolvedBase
+from gpukiln.images.sources import Decision
+
+IGNORED_FOLDERS = {"docs", "tests", "molecule", "__pycache__", "inventory", "callback"}
+IGNORED_FILES = {"image.yaml", "node.yml", "argument_specs.yml"}
+"""What these hold is in the inputs by value, runs only on live nodes, or only judges what was typed."""
+
+
+class _AnyTag(yaml.SafeLoader):
+    """Reads Ansible's YAML, whose tags (!unsafe, !vault) the plain loader refuses."""
+
+
+def _any_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return {suffix: loader.construct_mapping(node, deep=True)}
+    if isinstance(node, yaml.SequenceNode):
+        return {suffix: loader.construct_sequence(node, deep=True)}
+    return {suffix: loader.construct_scalar(node)} if isinstance(node, yaml.ScalarNode) else {suffix: None}
+
+
+_AnyTag.add_multi_constructor("!", _any_tag)
+
+
+def image_inputs(
+    root: Path,
+    image: ImageDefinition,
+    base: ResolvedBase,
+    decisions: Iterable[Decision],
+    tools: Mapping[str, str],
+) -> dict[str, str]:
+    """Everything that can change the image, by name.
+
+    Args:
+        root: The checkout.
+        image: The image's definition.
+        base: The base that was found. What its builder says is in it counts before its id, so that the
+            same base registered twice is the same input.
+        decisions: What happens to each component.
+        tools: The versions of the tools that build, by name.
+
+    Returns:
+        Name to value or hash.
+    """
+    inputs = {
+        "image": image.name,
+        "architecture": image.architecture,
+        "volume size": f"{image.volume_size_gib} GiB",
+        "base": f"{base.name} {base.content_digest or base.id}",
+    }
+    for decision in decisions:
+        version = decision.package_version or decision.version or "any version"
+        inputs[f"component {decision.name}"] = f"{decision.status} {version}"
+    inputs |= {f"tool {name}": version for name, version in tools.items()}
+    inputs |= {f"file {path.relative_to(root)}": hash_file(path) for path in _files(root, image.name)}
+    return inputs
+
+
+def _files(root: Path, image: str) -> Iterator[Path]:
+    for top in (f"ami/{image}", "ansible", "roles", "scripts/bootstrap"):
+        for folder, folders, names in os.walk(root / top):
+            folders[:] = sorted(name for name in folders if name not in IGNORED_FOLDERS and name[0] != ".")
+            for name in sorted(names):
+                path = Path(folder, name)
+                ignored = name[0] == "." or name in IGNORED_FILES or name.endswith((".md", ".pyc", "~"))
+                if path.is_file() and not ignored:
+                    yield path
+
+
+def hash_file(path: Path) -> str:
+    """Hash what a file means to a build.
+
+    A YAML file counts by its values, so that comments and layout do not; the description for Galaxy in a
+    role's meta/main.yml does not count either. Whether a file can be executed does.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The hash, with +x when the file is executable.
+    """
+    content = path.read_bytes()
+    if path.suffix in (".yml", ".yaml"):
+        content = _meaning(content, drop="galaxy_info" if path.parent.name == "meta" else None)
+    mode = "+x" if path.stat().st_mode & 0o100 else ""
+    return hashlib.sha256(content).hexdigest() + mode
+
+
+def _meaning(content: bytes, *, drop: str | None) -> bytes:
+    try:
+        documents = list(yaml.load_all(content, Loader=_AnyTag))
+        if drop and documents and isinstance(documents[0], dict):
+            documents[0].pop(drop, None)
+        return canonical(documents).encode()
+    except (yaml.YAMLError, TypeError, ValueError):
+        return content
+
+
+def canonical(value: object) -> str:
+    """JSON with one spelling for one value.
+
+    Args:
+        value: Plain data.
+
+    Returns:
+        JSON with sorted keys and no spaces. Dictionaries keep their keys as text.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def digest(inputs: Mapping[str, str]) -> str:
+    """The digest of an image.
+
+    Args:
+        inputs: What `image_inputs` returned.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    return hashlib.sha256(canonical(dict(inputs)).encode()).hexdigest()
+
+
+def explain_change(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Say what changed between two builds.
+
+    Args:
+        old: The inputs of the earlier one.
+        new: The inputs of the later one.
+
+    Returns:
+        One line a change; empty when nothing changed.
+    """
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        if name.startswith("file "):
+            verb = "added" if before is None else "removed" if after is None else "changed"
+            lines.append(f"{verb} {name.removeprefix('file ')}")
+        else:
+            lines.append(f"{name}: {before or 'absent'} -> {after or 'absent'}")
+    return lines

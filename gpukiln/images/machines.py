@@ -1,0 +1,200 @@
+"""Machines and the resources around them that a build starts on a cloud, and their removal by tag."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import UnavailableError
+from gpukiln.images.builds import BUILD_TAG
+from gpukiln.verify.target import Target
+
+GONE = ("terminated", "shutting-down")
+POLL_S = 1.0
+
+
+def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
+    """Tags in EC2's form.
+
+    Args:
+        tags: Names and values.
+    """
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tag_specifications(tags: dict[str, str], *resources: str) -> list[dict[str, Any]]:
+    """The same tags for several kinds of resources.
+
+    Args:
+        tags: Names and values.
+        resources: For example `instance`, `volume`.
+    """
+    return [{"ResourceType": resource, "Tags": tag_list(tags)} for resource in resources]
+
+
+@contextmanager
+def machine_from_image(
+    cloud: Cloud,
+    image_id: str,
+    *,
+    build_id: str,
+    instance_type: str,
+    user: str,
+    folder: Path,
+    say: Callable[[str], None],
+    timeout_s: float = 900,
+) -> Iterator[Target]:
+    """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
+
+    Args:
+        cloud: Where.
+        image_id: The AMI.
+        build_id: On everything that is made, as a tag.
+        instance_type: Its type.
+        user: Who logs in.
+        folder: Where the private key lies while the machine lives.
+        say: Told what is being waited for.
+        timeout_s: Seconds until SSH must answer.
+
+    Yields:
+        The machine.
+
+    Raises:
+        UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
+    """
+    ec2 = cloud.client("ec2")
+    tags = {
+        BUILD_TAG: build_id,
+        "Name": f"gpukiln verify {build_id}",
+        "gpukiln:purpose": "verify",
+        "gpukiln:machine": "vm",  # the embedded cloud: its own kernel, not the fast container
+    }
+    name = f"gpukiln-{build_id}"
+    key_file = folder / "verify.key"
+    try:
+        with explain_aws_errors("start a machine from the image"):
+            key = ec2.create_key_pair(
+                KeyName=name, KeyType="ed25519", TagSpecifications=tag_specifications(tags, "key-pair")
+            )
+            key_file.touch(mode=0o600)
+            key_file.write_text(key["KeyMaterial"])
+            group = ec2.create_security_group(
+                GroupName=name,
+                Description="SSH to a machine that is being verified",
+                VpcId=_vpc(ec2),
+                TagSpecifications=tag_specifications(tags, "security-group"),
+            )["GroupId"]
+            ec2.authorize_security_group_ingress(
+                GroupId=group,
+                IpPermissions=[
+                    {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+                ],
+            )
+            instance = ec2.run_instances(
+                ImageId=image_id,
+                InstanceType=instance_type,
+                MinCount=1,
+                MaxCount=1,
+                KeyName=name,
+                SecurityGroupIds=[group],
+                MetadataOptions={"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+                InstanceInitiatedShutdownBehavior="terminate",
+                TagSpecifications=tag_specifications(tags, "instance", "volume"),
+            )["Instances"][0]
+        yield _wait_until_reachable(
+            cloud, instance["InstanceId"], user=user, key=key_file, say=say, timeout_s=timeout_s
+        )
+    finally:
+        key_file.unlink(missing_ok=True)
+        sweep(cloud, build_id)
+
+
+def _vpc(ec2: Any) -> str:
+    vpcs = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    if not vpcs:
+        raise UnavailableError(
+            "the region has no default VPC to start a machine in", hint="aws ec2 create-default-vpc makes one"
+        )
+    return str(vpcs[0]["VpcId"])
+
+
+def _wait_until_reachable(
+    cloud: Cloud, instance_id: str, *, user: str, key: Path, say: Callable[[str], None], timeout_s: float
+) -> Target:
+    ec2 = cloud.client("ec2")
+    started, said = time.monotonic(), 0.0
+    while True:
+        instance = ec2.describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]
+        state = instance["State"]["Name"]
+        waited = time.monotonic() - started
+        if state in (*GONE, "stopped", "stopping"):
+            reason = instance.get("StateReason", {}).get("Message", "no reason given")
+            raise UnavailableError(f"{instance_id} is {state} instead of running: {reason}")
+        if state == "running" and _speaks_ssh(cloud.address(instance), cloud.ssh_port):
+            return Target(
+                host=cloud.address(instance), port=cloud.ssh_port, user=user, private_key=key, name=instance_id
+            )
+        if waited > timeout_s:
+            console = str(ec2.get_console_output(InstanceId=instance_id).get("Output", ""))
+            raise UnavailableError(
+                f"{instance_id} is {state}, but SSH does not answer after {timeout_s:.0f} s",
+                hint="the end of its console is above",
+                details=tuple(console.splitlines()[-15:]),
+            )
+        if waited - said >= 10:
+            said = waited
+            say(f"{instance_id} is {state}, waiting for SSH")
+        time.sleep(POLL_S)
+
+
+def _speaks_ssh(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=5) as connection:
+            connection.settimeout(5)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def sweep(cloud: Cloud, build_id: str) -> list[str]:
+    """Remove everything of a build but its image; what is gone already is no error.
+
+    Args:
+        cloud: Where.
+        build_id: The build.
+
+    Returns:
+        What was removed.
+    """
+    ec2 = cloud.client("ec2")
+    mine = [{"Name": f"tag:{BUILD_TAG}", "Values": [build_id]}]
+    removed: list[str] = []
+    with explain_aws_errors(f"remove what build {build_id} started"):
+        reservations = ec2.describe_instances(Filters=mine)["Reservations"]
+        instances = [
+            instance["InstanceId"]
+            for reservation in reservations
+            for instance in reservation["Instances"]
+            if instance["State"]["Name"] != "terminated"
+        ]
+        if instances:
+            ec2.terminate_instances(InstanceIds=instances)
+            waiter = ec2.get_waiter("instance_terminated")
+            waiter.wait(InstanceIds=instances, WaiterConfig={"Delay": 2, "MaxAttempts": 150})
+            removed += instances
+        for key in ec2.describe_key_pairs(Filters=mine)["KeyPairs"]:
+            ec2.delete_key_pair(KeyName=key["KeyName"])
+            removed.append(key["KeyName"])
+        for group in ec2.describe_security_groups(Filters=mine)["SecurityGroups"]:
+            ec2.delete_security_group(GroupId=group["GroupId"])
+            removed.append(group["GroupId"])
+    return removed
+
+
+def local_user() -> str:
+    """Who runs this, for the tags."""
+    return os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.geteuid())

@@ -1,0 +1,195 @@
+"""Runs Packer, 1.6.6 and newer, and turns its failures into errors."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
+
+PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
+CLEAN_UP_S = 180  # seconds that Packer gets to remove what it started after Ctrl-C
+
+
+def packer_version() -> str:
+    """The version of the Packer on PATH.
+
+    Raises:
+        UnavailableError: There is none.
+    """
+    if not shutil.which("packer"):
+        raise UnavailableError("packer is not installed", hint="apt-get install packer, or https://developer.hashicorp.com/packer")
+    # Debian's prints `Packer v1.6.6`, with a notice below when a newer one exists
+    found = re.search(r"v?(\d+\.\d+\.\d+)", subprocess.run(["packer", "version"], capture_output=True, text=True, check=True).stdout)
+    if not found:
+        raise UnavailableError("`packer version` printed no version")
+    return found[1]
+
+
+def prepare_template(source: Path, folder: Path) -> None:
+    """Copy a template to where it is run, with the plugins file only where this Packer understands it.
+
+    Args:
+        source: The image's folder below ami/.
+        folder: Where the template goes.
+
+    Raises:
+        UnavailableError: Packer is missing, or its plugins can't be installed.
+    """
+    folder.mkdir()
+    for file in source.glob("*.pkr.hcl"):
+        shutil.copy(file, folder)
+    if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_FROM:
+        return
+    for file in (source / "plugins").glob("*.pkr.hcl"):
+        shutil.copy(file, folder)
+    done = subprocess.run(["packer", "init", str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UnavailableError(
+            "Packer's plugins can't be installed",
+            hint="packer init needs the network once",
+            details=tuple(done.stderr.strip().splitlines()[-4:]),
+        )
+
+
+class Packer:
+    """One `packer build`.
+
+    Args:
+        folder: Folder of the prepared template.
+        variables: Values of the template's variables.
+        environment: Added to the process's environment.
+        log: File for everything that it prints.
+        events: File that Ansible's callback plugin writes, one JSON object a line.
+        say: Told each step.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        variables: dict[str, Any],
+        *,
+        environment: dict[str, str],
+        log: Path,
+        events: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder, self._log, self._events, self._say = folder, log, events, say
+        self._variables = folder / "variables.pkrvars.json"
+        self._variables.write_text(json.dumps(variables, indent=2))
+        self._environment = environment
+        self._errors: list[str] = []
+
+    def build(self) -> None:
+        """Run it to its end.
+
+        Raises:
+            CheckFailedError: A task of Ansible failed; the message is the task's.
+            UnavailableError: Packer failed otherwise.
+            KeyboardInterrupt: After Packer has removed what it started.
+        """
+        self._events.touch()
+        process = subprocess.Popen(
+            ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
+            env={**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": _path(), **self._environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches Packer once, from here
+        )
+        following = threading.Event()
+        follower = threading.Thread(target=self._follow_events, args=(following,), daemon=True)
+        follower.start()
+        try:
+            self._read(process)
+            code = process.wait()
+        except KeyboardInterrupt:
+            self._say("stopping: Packer removes what it started (Ctrl-C again to leave it to the next command)")
+            _interrupt(process)
+            raise
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            following.set()
+            follower.join()
+        if code:
+            raise self._failure(code)
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        with self._log.open("a") as log:
+            for line in process.stdout or ():
+                kind, text = _parse(line)
+                log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+                log.flush()
+                if kind == "error":
+                    self._errors.append(text)
+                elif kind == "say" and "Provisioning" not in text:
+                    self._say(re.sub(r"^==> [\w.-]+: ", "", text).splitlines()[0])
+
+    def _follow_events(self, ended: threading.Event) -> None:
+        with self._events.open() as file:
+            while True:
+                line = file.readline()
+                if line.endswith("\n"):
+                    event = json.loads(line)
+                    if event["event"] == "task_start":
+                        self._say(event["task"])
+                elif ended.wait(0.3):
+                    return
+
+    def _failure(self, code: int) -> GpukilnError:
+        hint = f"full log: {self._log}"
+        for event in _read_events(self._events):
+            if event["event"] == "task_end" and event["status"] in ("failed", "unreachable"):
+                lines = str(event.get("msg", "")).strip().splitlines()
+                return CheckFailedError(
+                    f"the task `{event['task']}` {event['status']}", hint=hint, details=tuple(lines[-12:])
+                )
+        lines = [line for error in self._errors for line in error.strip().splitlines()]
+        return UnavailableError(
+            f"Packer ended with exit code {code}", hint=hint, details=tuple(dict.fromkeys(lines[-6:]))
+        )
+
+
+def _read_events(file: Path) -> Iterator[dict[str, Any]]:
+    for line in file.read_text().splitlines():
+        yield json.loads(line)
+
+
+def _parse(line: str) -> tuple[str, str]:
+    """Packer's machine-readable line: timestamp,target,type,data; commas and newlines in data are escaped."""
+    parts = line.rstrip("\n").split(",")
+    if len(parts) < 4 or not parts[0].isdigit():
+        return "text", line.rstrip("\n")
+    kind, data = parts[2], parts[3:]
+    if kind == "ui":
+        kind, data = data[0], data[1:]
+    text = ",".join(data).replace("%!(PACKER_COMMA)", ",").replace("\\n", "\n").replace("\\r", "")
+    return kind, text
+
+
+def _interrupt(process: "subprocess.Popen[str]") -> None:
+    process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + CLEAN_UP_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if process.stdout:
+                process.stdout.read(4096)
+            time.sleep(0.2)
+        except KeyboardInterrupt:
+            return
+
+
+def _path() -> str:
+    """PATH on which Packer finds the ansible-playbook of this environment first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

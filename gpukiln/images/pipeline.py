@@ -1,0 +1,158 @@
+"""plan -> bake -> verify, with a record of all of it, whatever happens."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.select import make_cloud
+from gpukiln.errors import BusyError, CheckFailedError, GpukilnError
+from gpukiln.images.bake import bake
+from gpukiln.images.builds import Bake, Build, Builds, Record
+from gpukiln.images.machines import machine_from_image, sweep, tag_list
+from gpukiln.images.plan import Plan
+from gpukiln.progress import Progress
+from gpukiln.verify.suite import run_suite
+from gpukiln.verify.verdict import Verdict
+
+
+def find_proven(plan: Plan, cloud: Cloud) -> dict[str, Any] | None:
+    """An image of this very plan that was verified already.
+
+    Args:
+        plan: The plan.
+        cloud: Where to look.
+
+    Returns:
+        The image as DescribeImages gives it, or None.
+    """
+    with explain_aws_errors("look for an image with the plan's digest"):
+        images = cloud.client("ec2").describe_images(
+            Owners=["self"],
+            Filters=[
+                {"Name": "tag:gpukiln:digest", "Values": [plan.digest]},
+                {"Name": "tag:gpukiln:verdict", "Values": ["passed"]},
+                {"Name": "state", "Values": ["available"]},
+            ],
+        )["Images"]
+    found: list[dict[str, Any]] = sorted(images, key=lambda image: str(image["CreationDate"]))
+    return found[-1] if found else None
+
+
+def build_image(plan: Plan, cloud: Cloud, builds: Builds, progress: Progress) -> tuple[Build, Record]:
+    """Bake an image and verify it on a machine booted from it.
+
+    Args:
+        plan: What to build.
+        cloud: Where.
+        builds: Where the record goes.
+        progress: Told what is being done.
+
+    Returns:
+        The build and its record; a failed check is in the verdict, not an exception.
+
+    Raises:
+        GpukilnError: It could not be baked or verified.
+    """
+    clean_up_after_killed(builds, progress)
+    progress = Progress(builds.last_durations(plan), console=progress.console)
+    build = builds.create(plan.image)
+    with build.locked():
+        record = Record(build.id, "running", plan)
+        build.write(record)
+        try:
+            baked = bake(plan, cloud, build, progress)
+            record = replace(record, state="baked", bake=baked, durations_s=progress.durations)
+            build.write(record)
+            verdict = verify_image(record, baked, cloud, build.folder / "verify", progress)
+            record = replace(record, state="verified", verdict=verdict, durations_s=progress.durations)
+        except BaseException as error:
+            state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
+            message = error.message if isinstance(error, GpukilnError) else repr(error)
+            build.write(replace(record, state=state, error=message, durations_s=progress.durations))
+            sweep(cloud, build.id)
+            raise
+        build.write(record)
+    return build, record
+
+
+def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progress: Progress) -> Verdict:
+    """Boot a new machine from an image, judge it, and write the verdict on the image.
+
+    Args:
+        record: The build's record.
+        baked: The image.
+        cloud: Where it is.
+        folder: For the report.
+        progress: Told what is being done.
+
+    Returns:
+        The verdict.
+
+    Raises:
+        UnavailableError: No machine could be started, or it could not be reached.
+    """
+    plan = record.plan
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as machine:
+        with progress.step("boot from the image"):
+            target = machine.enter_context(
+                machine_from_image(
+                    cloud,
+                    baked.image_id,
+                    build_id=record.build_id,
+                    instance_type=plan.instance_types[0],
+                    user=plan.base.ssh_user,
+                    folder=folder,
+                    say=progress.say,
+                )
+            )
+        with progress.step("verify"):
+            verdict = run_suite(target, profile=plan.profile, out_dir=folder, on_start=progress.say)
+        with progress.step("remove the machine"):
+            machine.close()
+    tags = {"gpukiln:verdict": "passed" if verdict.passed else "failed", "gpukiln:build-id": record.build_id}
+    with explain_aws_errors("write the verdict on the image"):
+        cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
+    return verdict
+
+
+def clean_up_after_killed(builds: Builds, progress: Progress) -> None:
+    """Remove what builds left whose process was killed.
+
+    Args:
+        builds: Every build of this machine.
+        progress: Told what is removed.
+    """
+    for build in builds.all():
+        record = build.read()
+        if record.state not in ("running", "baked"):
+            continue
+        try:
+            with build.locked():
+                cloud = make_cloud(record.plan.cloud, record.plan.region)
+                removed = sweep(cloud, build.id)
+                build.write(replace(record, state="aborted", error="its process was killed"))
+        except BusyError:
+            continue
+        progress.console.print(
+            f"build {build.id} had been killed; removed {', '.join(removed) or 'nothing, nothing was left'}"
+        )
+
+
+def require_passed(record: Record) -> None:
+    """Turn failed checks into the command's failure.
+
+    Args:
+        record: The build's record.
+
+    Raises:
+        CheckFailedError: A check failed.
+    """
+    if record.verdict and not record.verdict.passed:
+        raise CheckFailedError(
+            f"{len(record.verdict.failures)} of {len(record.verdict.checks)} checks failed",
+            hint=f"`invoke ami.show {record.build_id}` shows the report again",
+            details=tuple(f"{check.id}: {check.reason}" for check in record.verdict.failures),
+        )

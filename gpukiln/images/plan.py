@@ -1,0 +1,298 @@
+"""The plan of an image: what would be built from what, refused here when it can't work."""
+
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import boto3
+from pydantic import TypeAdapter
+
+from gpukiln.catalog import compat
+from gpukiln.catalog.bases import base as find_base
+from gpukiln.catalog.compat import Finding
+from gpukiln.catalog.components import Component, apply_overrides, load_components
+from gpukiln.catalog.images import ImageDefinition, load_image
+from gpukiln.catalog.load import ROOT, unknown, validate
+from gpukiln.clouds.base import Cloud
+from gpukiln.errors import IncompatibleError
+from gpukiln.images.bases import ResolvedBase, resolve_base
+from gpukiln.images.digest import digest, image_inputs
+from gpukiln.images.sources import Decision, Probes, decide
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be built, and from what.
+
+    Args:
+        image: The image's name.
+        architecture: x86_64 or arm64.
+        cloud: The cloud's name.
+        region: The region.
+        base: The base image that was found.
+        instance_types: The GPU machines that the image must run on.
+        builder_instance_type: The machine that it is built on.
+        volume_size_gib: Size of the root volume in GiB.
+        profile: The verification profile.
+        required_layers: The layers whose checks must have run before a release.
+        kubernetes: The Kubernetes version.
+        components: What happens to each component.
+        overrides: The `--set` values, as typed.
+        warnings: What works today but should be looked at.
+        digest: The digest over `inputs`.
+        inputs: Everything that can change the image, by name.
+        created_at: When the plan was made, ISO 8601 in UTC.
+        git_commit: The commit of the checkout, with -dirty when files differ from it; None: no commit.
+    """
+
+    image: str
+    architecture: str
+    cloud: str
+    region: str
+    base: ResolvedBase
+    instance_types: tuple[str, ...]
+    builder_instance_type: str
+    volume_size_gib: int
+    profile: str
+    required_layers: tuple[str, ...]
+    kubernetes: str
+    components: tuple[Decision, ...]
+    overrides: tuple[str, ...]
+    warnings: tuple[Finding, ...]
+    digest: str
+    inputs: dict[str, str]
+    created_at: str
+    git_commit: str | None
+
+    def component(self, name: str) -> Decision:
+        """What happens to one component.
+
+        Args:
+            name: The component's name.
+
+        Returns:
+            Its decision.
+
+        Raises:
+            UsageError: The image has no such component.
+        """
+        for decision in self.components:
+            if decision.name == name:
+                return decision
+        raise unknown(f"component of {self.image}", name, [decision.name for decision in self.components])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        plain: dict[str, Any] = TypeAdapter(Plan).dump_python(self, mode="json")
+        return plain
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "Plan":
+        """Read what `to_dict` wrote.
+
+        Args:
+            value: Plain data.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: The data is no plan.
+        """
+        return validate(cls, dict(value), where="plan")
+
+
+def check_region(name: str) -> str:
+    """Refuse a region that AWS does not have; needs no network.
+
+    Args:
+        name: For example us-west-2.
+
+    Returns:
+        The name.
+
+    Raises:
+        UsageError: There is no such region; the message names the nearest ones.
+    """
+    if name not in _regions():
+        raise unknown("region", name, _regions())
+    return name
+
+
+@cache
+def _regions() -> frozenset[str]:
+    session = boto3.session.Session()
+    partitions = ("aws", "aws-us-gov", "aws-cn")
+    return frozenset(
+        region for name in partitions for region in session.get_available_regions("ec2", partition_name=name)
+    )
+
+
+def make_plan(
+    image: str,
+    cloud: Cloud,
+    *,
+    probes: Probes,
+    base: str | None = None,
+    instance_types: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    tools: Mapping[str, str] | None = None,
+    root: Path = ROOT,
+    now: datetime | None = None,
+) -> Plan:
+    """Resolve everything that an image is built from, and refuse what can't work.
+
+    The rules that need no network come first, so a refusal is at once and costs nothing.
+
+    Args:
+        image: The image's name, for example eks-gpu.
+        cloud: Where it is built.
+        probes: How sources are asked.
+        base: The base's name; the cloud's default when None.
+        instance_types: The GPU machines it must run on; the image's own when empty.
+        overrides: For example `["nvidia_driver.branch=580"]`.
+        tools: The versions of the tools that build, by name; they count in the digest.
+        root: The checkout.
+        now: The moment to judge ends of support by; the present when None.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: A name is unknown.
+        IncompatibleError: A rule says that it can never work; the details hold every finding.
+        UnavailableError: The cloud, a base image or a source can't be reached.
+    """
+    moment = now or datetime.now(UTC)
+    check_region(cloud.region)
+    definition = load_image(image, root)
+    components = apply_overrides(load_components(root / "components.yaml"), overrides)
+    base_name = base or cloud.default_base
+    base_facts = find_base(base_name)
+    types = tuple(dict.fromkeys(instance_types or definition.instance_types))
+    driver, kubernetes = components["nvidia_driver"], components["kubernetes"].version or ""
+
+    findings = list(
+        compat.check_base(
+            base_name, base_facts, branch=driver.branch or 0, architecture=definition.architecture
+        )
+    )
+    findings += check_components(components, definition, types, moment)
+    if base_facts.has_kubernetes:
+        findings += compat.check_kubernetes(kubernetes, today=moment.date())
+    refuse(findings)
+
+    found = resolve_base(
+        base_name, base_facts, cloud, kubernetes=kubernetes, architecture=definition.architecture
+    )
+    decisions = decide(
+        definition.components,
+        components,
+        base_facts,
+        architecture=definition.architecture,
+        strict=cloud.strict_sources,
+        probes=probes,
+    )
+    inputs = image_inputs(root, definition, found, decisions, tools or {})
+    return Plan(
+        image=definition.name,
+        architecture=definition.architecture,
+        cloud=cloud.name,
+        region=cloud.region,
+        base=found,
+        instance_types=types,
+        builder_instance_type=definition.builder_instance_type,
+        volume_size_gib=definition.volume_size_gib,
+        profile=definition.profile,
+        required_layers=definition.required_layers,
+        kubernetes=kubernetes,
+        components=decisions,
+        overrides=tuple(overrides),
+        warnings=tuple(finding for finding in findings if finding.level == "warning"),
+        digest=digest(inputs),
+        inputs=inputs,
+        created_at=moment.astimezone(UTC).isoformat(timespec="seconds"),
+        git_commit=git_commit(root),
+    )
+
+
+def check_components(
+    components: Mapping[str, Component], image: ImageDefinition, types: Iterable[str], moment: datetime
+) -> list[Finding]:
+    """Judge the versions by each other and by the machines they are for.
+
+    Args:
+        components: What components.yaml and the overrides say.
+        image: The image.
+        types: The GPU machines it must run on.
+        moment: The moment to judge by.
+
+    Returns:
+        Every finding, in the order of the rules.
+
+    Raises:
+        UsageError: The catalogue does not know a type or a version.
+    """
+    driver = components["nvidia_driver"]
+    version, modules = driver.version or "", driver.modules or "proprietary"
+    findings = list(compat.check_driver(version, modules, today=moment.date()))
+    if cuda := components["cuda"].version:
+        findings += compat.check_cuda(cuda, version)
+    if toolkit := components["nvidia_container_toolkit"].version:
+        findings += compat.check_container_toolkit(toolkit)
+    for name in types:
+        own = compat.check_instance_type(name, architecture=image.architecture)
+        findings += own
+        if all(finding.level == "warning" for finding in own):
+            findings += compat.check_driver_gpu(version, modules, name)
+            findings += compat.check_cuda_gpu(cuda, name) if cuda else ()
+    return findings
+
+
+def refuse(findings: Sequence[Finding]) -> None:
+    """Stop at findings that can never work.
+
+    Args:
+        findings: What the rules found.
+
+    Raises:
+        IncompatibleError: At least one is an error; the details hold each of them with its way out.
+    """
+    errors = [finding for finding in findings if finding.level == "error"]
+    if not errors:
+        return
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    details = tuple(
+        f"{finding.rule}: {finding.message}" + (f" - {finding.hint}" if finding.hint else "")
+        for finding in errors
+    )
+    raise IncompatibleError(
+        errors[0].message + more, hint=errors[0].hint, details=details[: 20 if more else 0]
+    )
+
+
+def git_commit(root: Path) -> str | None:
+    """The commit of a checkout.
+
+    Args:
+        root: The checkout.
+
+    Returns:
+        The commit, with -dirty when files differ from it; None where there is no git or no commit.
+    """
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "--verify", "-q", "HEAD")
+    return f"{commit}-dirty" if commit and git("status", "--porcelain") else commit

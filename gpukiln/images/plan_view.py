@@ -1,0 +1,69 @@
+"""Shows a plan to a person."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpukiln.images.apt import strip_credentials
+from gpukiln.images.plan import Plan
+from gpukiln.images.sources import Decision
+
+STYLES = {"install": "green", "preinstalled": "cyan", "left_out": "yellow"}
+
+
+def plan_table(plan: Plan) -> RenderableType:
+    """A plan as tables.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        Something that a rich console prints.
+    """
+    parts: list[RenderableType] = [_head(plan), Text(), _components(plan)]
+    for warning in plan.warnings:
+        line = Text.assemble(("warning  ", "yellow"), warning.message)
+        if warning.hint:
+            line.append(f"\n         {warning.hint}", style="dim")
+        parts.append(line)
+    return Group(*parts)
+
+
+def _head(plan: Plan) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    base = plan.base
+    rows = {
+        "image": f"{plan.image} ({plan.architecture})",
+        "cloud": f"{plan.cloud}, {plan.region}",
+        "base": f"{base.name}  {base.id}",
+        "": f"{base.image_name}, by {base.resolved_by}",
+        "runs on": ", ".join(plan.instance_types),
+        "built on": f"{plan.builder_instance_type}, {plan.volume_size_gib} GiB",
+        "commit": plan.git_commit or "none",
+        "digest": plan.digest,
+    }
+    for key, value in rows.items():
+        table.add_row(key, Text(value, style="dim" if not key else ""))
+    return table
+
+
+def _components(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("component", no_wrap=True)
+    table.add_column("version", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("from, or why not", overflow="fold")
+    for decision in plan.components:
+        words = decision.status.replace("_", " ")
+        status = Text(words, style=STYLES[decision.status])
+        why = decision.source if decision.status == "install" else decision.reason
+        table.add_row(decision.name, _version(decision), status, Text(strip_credentials(why)))
+    return table
+
+
+def _version(decision: Decision) -> str:
+    if decision.status == "left_out":
+        return f"({decision.version})" if decision.version else "-"
+    return decision.package_version or decision.version or "at build time"

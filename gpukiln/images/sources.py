@@ -1,0 +1,227 @@
+"""Decides, before anything runs, where each component comes from and whether it can be had."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from gpukiln.catalog.bases import Base
+from gpukiln.catalog.components import Component, Components
+from gpukiln.catalog.load import unknown
+from gpukiln.errors import IncompatibleError, UnavailableError
+from gpukiln.images.apt import candidate_versions, strip_credentials, upstream_version
+
+PROBE_TIMEOUT_S = 5.0
+ESSENTIAL = "nvidia_driver"
+"""The component that a GPU image is never built without."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to a component in one build.
+
+    Args:
+        name: The component.
+        status: install, left_out, or preinstalled in the base.
+        version: The version wanted; None: whatever the source has.
+        package_version: The package's full version, or None when it is known only at build time.
+        branch: The branch of the driver.
+        source: Where it comes from, in words.
+        reason: Why this version, or why it is left out.
+    """
+
+    name: str
+    status: Literal["install", "left_out", "preinstalled"]
+    version: str | None
+    package_version: str | None
+    branch: int | None
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The two questions to the network, so that a test can answer them.
+
+    Args:
+        unreachable: Takes an address; returns None when it answers, else why not.
+        candidates: Takes package names; returns the versions in this machine's Debian mirror.
+    """
+
+    unreachable: Callable[[str], str | None]
+    candidates: Callable[[Sequence[str]], Mapping[str, str]]
+
+    @classmethod
+    def real(cls, cache: Path, *, refresh: bool = False) -> "Probes":
+        """Ask the network.
+
+        Args:
+            cache: A folder for the private apt state.
+            refresh: Whether to fetch package lists that are still fresh.
+        """
+        return cls(http_unreachable, partial(candidate_versions, cache=cache, refresh=refresh))
+
+
+def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Try to read an address.
+
+    Args:
+        url: An http, https or file address.
+        timeout_s: How long to wait, in seconds.
+
+    Returns:
+        None when it could be read, else why not, without credentials.
+    """
+    if not url.startswith(("http://", "https://", "file://")):
+        return f"{strip_credentials(url)} is no http, https or file address"
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - schemes checked above
+            answer.read(1)
+    except urllib.error.HTTPError as error:
+        return f"{strip_credentials(url)} answered {error.code} {error.reason}"
+    except (OSError, ValueError) as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        return f"{strip_credentials(url)} can't be reached: {strip_credentials(str(why))}"
+    return None
+
+
+def decide(
+    names: Iterable[str],
+    components: Components,
+    base: Base,
+    *,
+    architecture: str,
+    strict: bool,
+    probes: Probes,
+) -> tuple[Decision, ...]:
+    """Decide about every component of an image.
+
+    Args:
+        names: The components of the image.
+        components: What components.yaml and the overrides say.
+        base: The base that the image is built on.
+        architecture: x86_64 or arm64.
+        strict: Whether a source that can't be reached is an error (see `Cloud.strict_sources`).
+        probes: How the network is asked.
+
+    Returns:
+        One decision a component, in the order of `names`.
+
+    Raises:
+        UsageError: A name is no component.
+        UnavailableError: A source can't be reached, and it must be.
+        IncompatibleError: The archive has another version than the one wanted.
+    """
+    chosen = {}
+    for name in names:
+        if name not in components:
+            raise unknown("component", name, components)
+        chosen[name] = components[name]
+    driver_branch = components[ESSENTIAL].branch if ESSENTIAL in components else None
+    # Machines of a strict cloud have an archive of their own; the others share the mirror of this machine.
+    look_up = not strict and base.distribution == "debian"
+    packages = {
+        name: package
+        for name, component in chosen.items()
+        if not component.repository and (package := _package(name, component, base, driver_branch))
+    }
+    versions = probes.candidates(list(packages.values())) if look_up and packages else {}
+    decisions = []
+    for name, component in chosen.items():
+        if _comes_with_base(name, component, base):
+            decision = _from_base(name, component, base)
+        elif component.repository:
+            decision = _from_repository(name, component, architecture, strict, probes)
+        elif look_up:
+            decision = _from_mirror(name, component, packages[name], versions.get(packages[name]))
+        else:
+            where = f"{component.source}: {packages[name]}, its version resolved at build time"
+            decision = _decision(name, component, "install", source=where)
+        decisions.append(decision)
+    return tuple(decisions)
+
+
+def _decision(
+    name: str,
+    component: Component,
+    status: Literal["install", "left_out", "preinstalled"],
+    *,
+    source: str | None = None,
+    reason: str | None = None,
+    package_version: str | None = None,
+) -> Decision:
+    version = component.version
+    if version is None and package_version:
+        version = upstream_version(package_version)
+    return Decision(
+        name=name,
+        status=status,
+        version=version,
+        package_version=package_version,
+        branch=component.branch,
+        source=source or component.source,
+        reason=reason or component.reason,
+    )
+
+
+def _package(name: str, component: Component, base: Base, branch: int | None) -> str | None:
+    if component.from_base or _comes_with_base(name, component, base):
+        return None
+    packages = component.open_packages if component.modules == "open" else component.packages
+    template = (packages or {}).get(base.distribution)
+    if template is None:
+        raise IncompatibleError(
+            f"components.yaml names no package of {name} for {base.distribution}",
+            hint=f"add it below components.{name}.packages",
+        )
+    return template.format(branch=branch)
+
+
+def _comes_with_base(name: str, component: Component, base: Base) -> bool:
+    if component.from_base:
+        return True
+    return base.driver_preinstalled is not None and ESSENTIAL in (name, component.part_of)
+
+
+def _from_base(name: str, component: Component, base: Base) -> Decision:
+    if component.from_base and not base.has_kubernetes:
+        return _decision(name, component, "left_out", reason=f"the base has none: {base.title}")
+    if component.from_base:
+        return _decision(name, component, "preinstalled", reason=f"comes with the base: {base.title}")
+    note = f"comes with the base: {base.title}; the version is read at build time"
+    return Decision(name, "preinstalled", None, None, component.branch, "the base image", note)
+
+
+def _from_repository(
+    name: str, component: Component, architecture: str, strict: bool, probes: Probes
+) -> Decision:
+    assert component.repository  # noqa: S101 - the caller looked
+    root = component.repository.url.replace("$(ARCH)", {"x86_64": "amd64", "arm64": "arm64"}[architecture])
+    suite = component.repository.suite.strip("/")
+    url = f"{root.rstrip('/')}/{f'dists/{suite}/' if suite else ''}InRelease"
+    if why := probes.unreachable(url):
+        if strict or name == ESSENTIAL:
+            raise UnavailableError(
+                f"the source of {name} can't be used: {why}",
+                hint=f"check the network, or --set {name}.repository.url=...",
+            )
+        return _decision(name, component, "left_out", reason=why)
+    return _decision(name, component, "install", source=strip_credentials(root))
+
+
+def _from_mirror(name: str, component: Component, package: str, found: str | None) -> Decision:
+    if found is None:
+        why = f"this machine's Debian mirror has no package {package}"
+        if name == ESSENTIAL:
+            raise UnavailableError(why, hint="the driver is in non-free; does the mirror carry it?")
+        return _decision(name, component, "left_out", reason=why)
+    if component.version and upstream_version(found) != component.version:
+        has = upstream_version(found)
+        raise IncompatibleError(
+            f"{name} {component.version} is wanted and this machine's Debian mirror has {package} {found}",
+            hint=f"--set {name}.version={has}, or another base",
+        )
+    return _decision(name, component, "install", source=f"Debian archive: {package}", package_version=found)

@@ -1,0 +1,1 @@
+"""Runs the host suite on a machine and makes the report."""

@@ -1,0 +1,146 @@
+"""What a check is: its declaration, and the fixed order of layers and the profiles it may name.
+
+Args of `check` are the whole declaration; a test in tests/host without one is refused by
+`gpukiln.verify.plugin`. This module imports nothing heavy: the suite, the catalogue and the tests share it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+ATTRIBUTE = "__gpukiln_check__"
+
+# Order in which layers run: each says little when one before it is broken.
+LAYERS: dict[str, str] = {
+    "hygiene": "nothing of the build is left in the image",
+    "versions": "packages, libraries and kernel module agree with each other and with the image's record",
+    "modules": "every installed kernel has the driver's modules, and nouveau is blocked",
+    "boot": "the machine came up with no failed unit",
+    "runtime": "Docker and containerd start with their configuration",
+    "gpu": "the driver drives every GPU",
+    "container": "a container sees the GPU",
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A kind of machine that can be judged.
+
+    Args:
+        name: What `--profile` takes.
+        title: What it stands for.
+        min_gpus: GPUs that such a machine is expected to have, unless `--expect-gpus` says otherwise.
+        needs_record: Whether such a machine must carry /etc/gpukiln/image.json.
+    """
+
+    name: str
+    title: str
+    min_gpus: int
+    needs_record: bool
+
+
+PROFILES: dict[str, Profile] = {
+    p.name: p
+    for p in (
+        Profile("image", "a machine on its first boot from a baked image", 0, True),
+        Profile("node", "a bare-metal node", 1, False),
+        Profile("eks-node", "a node of an EKS cluster, booted from a baked image", 1, True),
+    )
+}
+
+# What a check may need; `component:<name>` (a key of the record's components) comes on top.
+NEEDS: dict[str, str] = {
+    "record": "/etc/gpukiln/image.json",
+    "gpu": "an NVIDIA GPU on the PCI bus",
+    "dkms": "modules built by DKMS",
+    "apt": "a Debian or Ubuntu machine",
+}
+
+_ID = re.compile(r"^(?P<layer>[a-z-]+)\.[a-z0-9-]+$")
+
+
+@dataclass(frozen=True)
+class Check:
+    """The declaration of one check.
+
+    Args:
+        id: `<layer>.<name>`, unique; what people quote and what reports are compared by.
+        title: What is true when the check passes.
+        layer: A key of `LAYERS`.
+        profiles: Keys of `PROFILES` where the check applies.
+        fix: What to do when it fails.
+        needs: Keys of `NEEDS`, or `component:<name>`, without which the check is not run.
+    """
+
+    id: str
+    title: str
+    layer: str
+    profiles: tuple[str, ...]
+    fix: str
+    needs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        match = _ID.match(self.id)
+        if self.layer not in LAYERS:
+            raise ValueError(f"check {self.id}: layer {self.layer!r} is none of {', '.join(LAYERS)}")
+        if match is None or match["layer"] != self.layer:
+            raise ValueError(f"check id {self.id!r} is not of the form {self.layer}.<name>")
+        if not self.profiles:
+            raise ValueError(f"check {self.id} declares no profile where it applies")
+        for profile in self.profiles:
+            if profile not in PROFILES:
+                raise ValueError(f"check {self.id}: profile {profile!r} is none of {', '.join(PROFILES)}")
+        for need in self.needs:
+            if need not in NEEDS and not re.fullmatch(r"component:[a-z0-9_]+", need):
+                raise ValueError(
+                    f"check {self.id}: need {need!r} is none of {', '.join(NEEDS)}, component:<name>"
+                )
+        if not self.title or not self.fix:
+            raise ValueError(f"check {self.id} needs a title and a fix")
+
+
+def check(
+    *, id: str, title: str, layer: str, profiles: tuple[str, ...], fix: str, needs: tuple[str, ...] = ()
+) -> Callable[[Function], Function]:
+    """Declare a test function of tests/host as a check.
+
+    Args:
+        id: `<layer>.<name>`, unique in the suite.
+        title: What is true when the check passes.
+        layer: A key of `LAYERS`.
+        profiles: Keys of `PROFILES` where the check applies.
+        fix: What to do when it fails.
+        needs: What must be there for the check to be run at all.
+
+    Returns:
+        A decorator that leaves the function as it is, with its declaration attached.
+
+    Raises:
+        ValueError: The declaration names an unknown layer, profile or need, or lacks one.
+    """
+    declared = Check(
+        id=id,
+        title=title,
+        layer=layer,
+        profiles=tuple(profiles),
+        fix=inspect.cleandoc(fix),
+        needs=tuple(needs),
+    )
+
+    def attach(function: Function) -> Function:
+        setattr(function, ATTRIBUTE, declared)
+        return function
+
+    return attach
+
+
+def declaration(function: object) -> Check | None:
+    """Return the declaration attached to a function by `check`, or None."""
+    found = getattr(function, ATTRIBUTE, None)
+    return found if isinstance(found, Check) else None

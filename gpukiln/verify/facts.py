@@ -1,0 +1,155 @@
+"""What was found on a machine, and whether a check can be run with it.
+
+The facts are gathered by `gpukiln.verify.gather`, in one round trip. Each section stands alone: one that
+could not be gathered fails the checks that read it, with the reason, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpukiln.verify.checks import PROFILES, Check
+
+RECORD_PATH = "/etc/gpukiln/image.json"
+ERROR = "_error"
+
+# Package by which a component is recognised on a machine that has no record.
+COMPONENT_PACKAGES = {
+    "nvidia_container_toolkit": ("nvidia-container-toolkit",),
+    "docker": ("docker.io", "docker-ce", "docker"),
+    "containerd": ("containerd", "containerd.io"),
+    "nvtop": ("nvtop",),
+}
+
+
+class Facts(Mapping[str, Any]):
+    """The facts of one machine, by section.
+
+    Args:
+        data: Section name to what was found; `{"_error": text}` where gathering failed.
+
+    Example:
+        `facts["kernel"]["running"]` is `uname -r`; see the docstrings of `gpukiln.verify.gather`.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+        self._note = ""
+
+    def __getitem__(self, section: str) -> Any:
+        value = self._data[section]
+        if isinstance(value, dict) and ERROR in value:
+            raise AssertionError(f"the facts about {section} could not be gathered: {value[ERROR]}")
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def note(self, text: str) -> None:
+        """Keep what a passing check measured; it becomes the reason shown beside its result."""
+        self._note = text
+
+    def take_note(self) -> str:
+        """Return the note of the last check, and forget it."""
+        text, self._note = self._note, ""
+        return text
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The image's own record, or an empty dict where there is none or it can't be read."""
+        data = self["record"]["data"]
+        return data if isinstance(data, dict) else {}
+
+    def component(self, name: str) -> dict[str, Any]:
+        """What the record says of a component, or an empty dict."""
+        found = self.record.get("components", {}).get(name, {})
+        return found if isinstance(found, dict) else {}
+
+    def has_package(self, *names: str) -> bool:
+        """Whether one of these packages is installed."""
+        return any(name in self["packages"]["installed"] for name in names)
+
+    def expects(self, name: str) -> bool:
+        """Whether a component should be on this machine: recorded as there, or, without a record, found."""
+        if self.record:
+            return self.component(name).get("status") in ("installed", "install", "preinstalled")
+        return self.has_package(*COMPONENT_PACKAGES.get(name, (name,)))
+
+
+@dataclass(frozen=True)
+class Applies:
+    """Whether a check can be run.
+
+    Args:
+        answer: `run`; `not_run` with a reason; or `fail`: what it needs is missing and should be there.
+        reason: Empty for `run`.
+    """
+
+    answer: Literal["run", "not_run", "fail"]
+    reason: str = ""
+
+
+RUN = Applies("run")
+
+
+def applies(check: Check, facts: Facts, *, profile: str, expect_gpus: int | None = None) -> Applies:
+    """Decide whether a check can be run on a machine.
+
+    Args:
+        check: The check.
+        facts: The facts of the machine.
+        profile: Key of `PROFILES`.
+        expect_gpus: GPUs that the machine must have; None takes the profile's number.
+
+    Returns:
+        The answer. Hardware or a record that the profile expects and that is missing is `fail`.
+    """
+    for need in check.needs:
+        if need == "gpu":
+            found = _gpu(facts, PROFILES[profile].min_gpus if expect_gpus is None else expect_gpus)
+        elif need == "record":
+            found = _record(facts, required=PROFILES[profile].needs_record)
+        elif need == "dkms":
+            found = _dkms(facts)
+        elif need == "apt":
+            family = facts["os"]["family"]
+            found = RUN if family == "debian" else Applies("not_run", f"no apt on {family or 'this machine'}")
+        else:
+            found = _component(facts, need.partition(":")[2])
+        if found.answer != "run":
+            return found
+    return RUN
+
+
+def _gpu(facts: Facts, wanted: int) -> Applies:
+    count = len(facts["gpus"]["pci"])
+    if count < wanted:
+        return Applies("fail", f"{count} GPUs on the PCI bus, at least {wanted} expected on this machine")
+    return RUN if count else Applies("not_run", "no GPU")
+
+
+def _record(facts: Facts, *, required: bool) -> Applies:
+    if facts.record:
+        return RUN
+    problem = facts["record"]["error"] or f"{RECORD_PATH} is missing"
+    return Applies("fail", problem) if required else Applies("not_run", f"no record: {problem}")
+
+
+def _dkms(facts: Facts) -> Applies:
+    return RUN if facts["dkms"]["installed"] else Applies("not_run", "DKMS is not installed here")
+
+
+def _component(facts: Facts, name: str) -> Applies:
+    said = facts.component(name)
+    if facts.record and not said:
+        return Applies("not_run", f"{name} is not in the image's record")
+    if said.get("status") == "left_out":
+        return Applies("not_run", f"{name} left out: {said.get('reason') or 'no reason recorded'}")
+    if not facts.record and not facts.expects(name):
+        return Applies("not_run", f"{name} is not installed, and no record asks for it")
+    return RUN

@@ -1,0 +1,350 @@
+"""Gathers the facts of this machine and prints them as JSON. Runs on the judged machine, as root.
+
+It is sent to the machine as text, with gather_base.py, and run by its python3 (3.9 or newer), so it imports
+the standard library only and nothing else of this package. It changes nothing, but for a container image of
+its own that it removes.
+Every section is a function below that returns a JSON value; what it raises becomes `{"_error": text}`.
+No secret is ever printed: keys as fingerprints, findings as path and line number.
+"""
+
+# ruff: noqa: PTH110, PTH119, PTH120, PTH123, PTH207
+# os.path and glob are lighter than pathlib on an emulated machine; temporary folders are only looked at.
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from typing import Any
+
+from gpukiln.verify.gather_base import identity, keys, leftovers, mtime, need, read, run, secrets
+
+WAIT_S = 300  # how long the boot and cloud-init may still take
+UNITS = (
+    "nvidia-persistenced.service",
+    "docker.service",
+    "containerd.service",
+    "gpukiln-bootstrap.service",
+    "nvidia-cdi-refresh.service",
+)
+PROBE_IMAGE = "gpukiln-verify:probe"
+
+
+def record() -> dict[str, Any]:
+    """The image's record: {data, error}; exactly one of them is null."""
+    text = read("/etc/gpukiln/image.json")
+    if text is None:
+        return {"data": None, "error": "/etc/gpukiln/image.json is missing"}
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        return {"data": None, "error": f"/etc/gpukiln/image.json is not JSON: {error}"}
+    if not isinstance(data, dict):
+        return {"data": None, "error": "/etc/gpukiln/image.json is not a JSON object"}
+    return {"data": data, "error": None}
+
+
+def os_release() -> dict[str, Any]:
+    """{id, version, family}; family is debian or redhat."""
+    values = dict(re.findall(r'(?m)^(\w+)="?(.*?)"?$', read("/etc/os-release") or ""))
+    like = {values.get("ID", ""), *values.get("ID_LIKE", "").split()}
+    family = (
+        "debian" if like & {"debian", "ubuntu"} else "redhat" if like & {"rhel", "fedora", "amzn"} else ""
+    )
+    return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""), "family": family}
+
+
+def kernel() -> dict[str, Any]:
+    """{running, installed: kernels that have a module tree of their own and not just DKMS leftovers}."""
+    installed = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob("/lib/modules/*/kernel"))
+    return {"running": os.uname().release, "installed": installed}
+
+
+def packages() -> dict[str, Any]:
+    """{installed: {name: version}, holds: [name]}."""
+    if run("dpkg", "--version")["rc"] == 0:
+        rows = need("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")
+        found = [r.split("\t") for r in rows.splitlines()]
+        holds = need("apt-mark", "showhold").split()
+        return {
+            "installed": {n: v for s, n, v in found if s == "installed"},
+            "holds": sorted(h.partition(":")[0] for h in holds),
+        }
+    rows = need("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n")
+    locks = run("dnf", "versionlock", "list")
+    names = [re.sub(r"-[^-]*-[^-]*$", "", line.strip()) for line in locks["out"].splitlines()]
+    return {"installed": dict(r.split("\t") for r in rows.splitlines()), "holds": sorted(filter(None, names))}
+
+
+def driver() -> dict[str, Any]:
+    """Versions of the driver's user space: {nvidia_smi, libraries: {name: [version]}, persistenced}.
+
+    `nvidia-smi -h` works with neither module nor GPU; its first line ends in the version.
+    """
+    smi = run("nvidia-smi", "-h")
+    first = smi["out"].splitlines()[0] if smi["out"].strip() else ""
+    cache = need("ldconfig", "-p")
+    libraries: dict[str, list[str]] = {}
+    for name in ("libnvidia-ml.so", "libcuda.so"):
+        paths = re.findall(rf"^\s*{re.escape(name)}\.1 .*=> (\S+)$", cache, re.M)
+        real = {os.path.basename(os.path.realpath(p)) for p in paths}
+        libraries[name] = sorted(r[len(name) + 1 :] for r in real)
+    daemon = run("nvidia-persistenced", "--version")
+    return {
+        "nvidia_smi": {"rc": smi["rc"], "first_line": first or smi["err"], "version": driver_version(first)},
+        "libraries": libraries,
+        "persistenced": driver_version(daemon["out"]),
+    }
+
+
+def driver_version(text: str) -> str | None:
+    """The driver version in a text such as `NVIDIA System Management Interface -- v535.309.01`."""
+    found = re.search(r"(?<![\d.])(\d{3}\.\d+(?:\.\d+)?)(?![\d.])", text)
+    return found.group(1) if found else None
+
+
+def modules() -> dict[str, Any]:
+    """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version, vermagic} or null}}.
+
+    Debian names the modules nvidia-current*, everybody else nvidia*.
+    """
+    found: dict[str, Any] = {}
+    for release in kernel()["installed"]:
+        found[release] = {}
+        for key, names in (
+            ("nvidia", ("nvidia-current", "nvidia")),
+            ("nvidia_uvm", ("nvidia-current-uvm", "nvidia-uvm")),
+            ("nvidia_modeset", ("nvidia-current-modeset", "nvidia-modeset")),
+        ):
+            found[release][key] = next(filter(None, (_modinfo(release, n) for n in names)), None)
+    return found
+
+
+def _modinfo(release: str, name: str) -> dict[str, str] | None:
+    info = run("modinfo", "-k", release, name)
+    if info["rc"] != 0:
+        return None
+    values = dict(re.findall(r"(?m)^(\w+):\s*(.*?)\s*$", info["out"]))
+    return {"file": values.get("filename", ""), "version": values.get("version", ""),
+            "vermagic": values.get("vermagic", "").split(" ")[0]}  # fmt: skip
+
+
+def nouveau() -> dict[str, Any]:
+    """{loaded, blacklisted, files: modprobe files that say so, initramfs: {kernel: {path, ...}}}."""
+    config = need("modprobe", "--showconfig")
+    files = []
+    for path in sorted(glob.glob("/etc/modprobe.d/*.conf") + glob.glob("/lib/modprobe.d/*.conf")):
+        if re.search(r"(?m)^\s*blacklist\s+nouveau\b", read(path) or ""):
+            files.append(path)
+    images: dict[str, Any] = {}
+    for release in kernel()["installed"]:
+        paths = [f"/boot/initrd.img-{release}", f"/boot/initramfs-{release}.img"]
+        path = next(filter(os.path.exists, paths), "")
+        if not path:
+            images[release] = {"path": None, "rc": 1, "error": "no initramfs in /boot"}
+            continue
+        tool = "lsinitramfs" if "initrd.img" in path else "lsinitrd"
+        listing = run(tool, path, timeout=240)
+        names = [os.path.basename(line.split(" ")[-1]) for line in listing["out"].splitlines()]
+        images[release] = {
+            "path": path, "rc": listing["rc"], "error": listing["err"][-300:], "mtime": mtime(path),
+            "files": [f for f in files if os.path.basename(f) in names],
+            "module": any(n.startswith("nouveau.ko") for n in names),
+        }  # fmt: skip
+    return {
+        "loaded": os.path.exists("/sys/module/nouveau"),
+        "blacklisted": re.search(r"(?m)^blacklist nouveau$", config) is not None,
+        "files": {f: mtime(f) for f in files},
+        "initramfs": images,
+    }
+
+
+def dkms() -> dict[str, Any]:
+    """{installed, rows: [{module, version, kernel, state}], trees: [build directories left over]}."""
+    status = run("dkms", "status")
+    rows = []
+    for line in status["out"].splitlines():
+        found = re.match(r"([^/,]+)[/,]\s*([^,:]+)(?:,\s*([^,]+),\s*([^:]+))?:\s*(.*)", line.strip())
+        if found:
+            module, version, release, _arch, state = found.groups()
+            rows.append({"module": module, "version": version, "kernel": release, "state": state})
+    return {"installed": status["rc"] != 127, "rows": rows, "rc": status["rc"], "error": status["err"],
+            "trees": sorted(glob.glob("/var/lib/dkms/*/*/build"))}  # fmt: skip
+
+
+def startup_s(text: str) -> float | None:
+    """Seconds that `systemd-analyze time` names: the total, or the only part; None before the boot's end."""
+    found = re.search(r"(?m)^Startup finished in (?:.*= )?((?:\d+min )?(?:[\d.]+s|\d+ms))", text)
+    if not found:
+        return None
+    units = {"min": 60.0, "s": 1.0, "ms": 0.001}
+    return sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(min|ms|s)", found.group(1)))
+
+
+def _pid1_started() -> float:
+    """When this system's init started: the kernel's boot time would be the host's in a container."""
+    btime = re.search(r"(?m)^btime (\d+)$", read("/proc/stat") or "")
+    fields = (read("/proc/1/stat") or "").rpartition(")")[2].split()
+    if not btime or len(fields) < 20:
+        raise RuntimeError("/proc/stat and /proc/1/stat do not tell when init started")
+    return int(btime.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def boot() -> dict[str, Any]:
+    """How the boot went: {boot_time, state, failed, units, startup_s, journal}."""
+    units = {}
+    for unit in UNITS:
+        keys = "LoadState,UnitFileState,ActiveState,SubState,Result,ConditionResult"
+        keys += ",ActiveEnterTimestampMonotonic"
+        shown = dict(r.partition("=")[::2] for r in need("systemctl", "show", "-p", keys, unit).splitlines())
+        units[unit] = {k: shown.get(k, "") for k in keys.split(",")}
+    analyze = run("systemd-analyze", "time")
+    failed = need("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full").splitlines()
+    selected = [a for u in UNITS for a in ("-u", u)]
+    journal = need("journalctl", "-b", "-p", "err", "-o", "json", "--no-pager", "-n", "200", *selected)
+    entries = [json.loads(line) for line in journal.splitlines() if line.startswith("{")]
+    with open("/proc/uptime") as file:
+        uptime = float(file.read().split()[0])
+    return {
+        "boot_time": _pid1_started(),
+        "uptime_s": uptime,
+        "state": run("systemctl", "is-system-running")["out"].strip(),
+        "virtualization": run("systemd-detect-virt")["out"].strip(),
+        "failed": [line.split()[0] for line in failed if line.strip()],
+        "units": units,
+        "startup_s": startup_s(analyze["out"]),
+        "startup": (analyze["out"] or analyze["err"]).strip(),
+        "journal": [{"unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
+                     "message": str(e.get("MESSAGE", ""))[:300]} for e in entries],
+    }  # fmt: skip
+
+
+def docker() -> dict[str, Any]:
+    """{installed, info, daemon_json, validate}: what the daemon says, and its configuration file."""
+    if run("dockerd", "--version")["rc"] == 127:
+        return {"installed": False}
+    info = run("docker", "info", "--format", "{{json .}}", timeout=120)
+    try:
+        said = json.loads(info["out"])
+    except ValueError:
+        said = {}
+    path = "/etc/docker/daemon.json"
+    text = read(path)
+    problem = None
+    try:
+        if text is not None and not isinstance(json.loads(text), dict):
+            problem = "not a JSON object"
+    except ValueError as error:
+        problem = f"not JSON: {error}"
+    # --validate came with Docker 23; older daemons answer "unknown flag".
+    check = run("dockerd", "--validate", "--config-file", path) if text is not None else None
+    if check and "unknown flag" in check["err"]:
+        check = None
+    return {
+        "installed": True,
+        "info": {"rc": info["rc"], "error": info["err"][-500:], "version": said.get("ServerVersion"),
+                 "errors": said.get("ServerErrors") or [], "default_runtime": said.get("DefaultRuntime"),
+                 "runtimes": sorted(said.get("Runtimes") or {})},
+        "daemon_json": {"present": text is not None, "problem": problem,
+                        "age_s": time.time() - mtime(path) if text is not None else None},
+        "validate": check and {"rc": check["rc"], "error": (check["err"] or check["out"])[-500:]},
+    }  # fmt: skip
+
+
+def containerd() -> dict[str, Any]:
+    """{installed, rc, error, runtimes: names in the effective configuration}."""
+    dump = run("containerd", "config", "dump", timeout=120)
+    runtimes = re.findall(r'runtimes\.["\']?([\w-]+)["\']?\]', dump["out"])
+    return {"installed": dump["rc"] != 127, "rc": dump["rc"], "error": dump["err"][-500:],
+            "runtimes": sorted(set(runtimes))}  # fmt: skip
+
+
+def gpus() -> dict[str, Any]:
+    """{pci: [{address, device}], module: loaded version, smi: {rc, out}, rows, xids, cdi: {path: versions}}.
+
+    PCI class 0x0300 is a VGA controller, 0x0302 a 3D controller. Output and status of nvidia-smi are kept
+    together: it prints its errors on stdout.
+    """
+    pci = []
+    for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
+        kind = read(f"{path}/class") or ""
+        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+            pci.append({"address": os.path.basename(path), "device": (read(f"{path}/device") or "").strip()})
+    loaded = read("/sys/module/nvidia/version")
+    result: dict[str, Any] = {"pci": pci, "module": loaded.strip() if loaded else None}
+    if not pci:
+        return result
+    query = "--query-gpu=pci.bus_id,name,uuid,driver_version,persistence_mode"
+    smi = run("nvidia-smi", query, "--format=csv,noheader", timeout=120)
+    cells = (
+        [[c.strip() for c in line.split(",")] for line in smi["out"].splitlines()] if smi["rc"] == 0 else []
+    )
+    names = ("bus_id", "name", "uuid", "driver", "persistence")
+    log = need("journalctl", "-k", "-b", "-o", "cat", "--no-pager")
+    cdi = {}
+    for path in glob.glob("/etc/cdi/*.yaml") + glob.glob("/var/run/cdi/*.yaml"):
+        text = read(path) or ""
+        if "nvidia.com/gpu" in text:
+            cdi[path] = sorted(set(re.findall(r"libcuda\.so\.(\d+\.\d[\d.]*\d)", text)))
+    result.update(
+        smi={"rc": smi["rc"], "out": (smi["out"] + smi["err"])[:2000]},
+        rows=[dict(zip(names, row)) for row in cells if len(row) == len(names)],  # noqa: B905
+        xids=[line[:300] for line in log.splitlines() if "NVRM: Xid" in line][:20],
+        cdi=cdi,
+    )
+    return result
+
+
+def container() -> dict[str, Any]:
+    """{ran, rc, out}: nvidia-smi -L in a container, where there are a GPU and the nvidia runtime.
+
+    The container's image is made here of this machine's C library alone: no registry is needed, and the
+    tool and the driver's libraries must come from the container toolkit.
+    """
+    tool = run("sh", "-c", "command -v nvidia-ctk && command -v docker")
+    if not gpus()["pci"] or tool["rc"] != 0:
+        return {"ran": False}
+    linked = need("ldd", os.path.realpath("/usr/bin/nvidia-smi"))
+    libraries = set(re.findall(r"(/\S*(?:ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.)\S*)", linked))
+    with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
+        need("tar", "-chf", archive.name, "-C", "/", *sorted(p.lstrip("/") for p in libraries))
+        need("docker", "import", archive.name, PROBE_IMAGE, timeout=120)
+    try:
+        done = run("docker", "run", "--rm", "--network", "none", "--gpus", "all", PROBE_IMAGE,
+                   "nvidia-smi", "-L", timeout=180)  # fmt: skip
+    finally:
+        run("docker", "image", "rm", "-f", PROBE_IMAGE)
+    return {"ran": True, "rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
+
+
+SECTIONS = (
+    record, os_release, kernel, packages, driver, modules, nouveau, dkms, identity, keys, leftovers, secrets,
+    docker, containerd, gpus, container, boot,
+)  # fmt: skip
+
+
+def main() -> None:
+    """Wait for the boot to end, gather every section and print the facts."""
+    run("systemctl", "is-system-running", "--wait", timeout=WAIT_S)
+    if run("cloud-init", "--version")["rc"] == 0:
+        run("cloud-init", "status", "--wait", timeout=WAIT_S)
+    facts: dict[str, Any] = {"schema": 1, "hostname": os.uname().nodename}
+    seconds = {}
+    for section in SECTIONS:
+        name = "os" if section is os_release else section.__name__
+        started = time.monotonic()
+        try:
+            facts[name] = section()
+        except Exception as error:
+            facts[name] = {"_error": f"{type(error).__name__}: {error}"}
+        seconds[name] = round(time.monotonic() - started, 2)
+    facts["seconds"] = seconds
+    json.dump(facts, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

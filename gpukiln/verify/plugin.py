@@ -1,0 +1,308 @@
+"""The pytest plugin behind tests/host: which checks run, and what came of each.
+
+Loaded by tests/host/conftest.py. It refuses a test that is no declared check, orders the layers, gathers
+each host's facts in one round trip, and writes results while it runs:
+
+    DIR/checks.jsonl     one JSON object a line: gather_start, check_start, check_end, unreachable, end
+    DIR/results.json     the verdict (see gpukiln.verify.verdict); results-<host>.json when there are several
+    DIR/facts.json       what was found on the machine, the evidence
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+import zlib
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
+from gpukiln.verify.facts import Facts, applies
+from gpukiln.verify.verdict import CheckResult, Outcome, Verdict
+
+UNREACHABLE = 4  # exit status when a machine can't be reached or asked
+
+
+@dataclass
+class Run:
+    """State of one pytest session."""
+
+    suites: list[Path] = field(default_factory=list)
+    facts: dict[str, Facts] = field(default_factory=dict)
+    results: dict[str, list[CheckResult]] = field(default_factory=dict)
+    report_dir: Path | None = None
+    started: float = field(default_factory=time.time)
+
+    def emit(self, event: str, **values: Any) -> None:
+        """Append one event to checks.jsonl."""
+        if self.report_dir is not None:
+            line = json.dumps({"event": event, "time": round(time.time(), 3), **values})
+            with (self.report_dir / "checks.jsonl").open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+RUN_KEY = pytest.StashKey[Run]()
+
+
+def add_suite(config: pytest.Config, folder: Path) -> None:
+    """Treat every test below a folder as a check. Called by the folder's conftest.py."""
+    config.stash.setdefault(RUN_KEY, Run()).suites.append(folder.resolve())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the suite."""
+    group = parser.getgroup("gpukiln", "judging a machine")
+    group.addoption(
+        "--profile", choices=sorted(PROFILES), default="node", help="kind of machine (default: node)"
+    )
+    group.addoption(
+        "--layer", action="append", choices=list(LAYERS), default=[], help="only this layer; may be repeated"
+    )
+    group.addoption(
+        "--require", action="append", choices=list(LAYERS), default=[],
+        help="a check of this layer that is not run counts as failed; may be repeated",
+    )  # fmt: skip
+    group.addoption(
+        "--expect-gpus", type=int, help="GPUs the machine must have (default: the profile's number)"
+    )
+    group.addoption(
+        "--gpukiln-report", type=Path, metavar="DIR", help="write results and facts into this folder"
+    )
+    group.addoption("--gpukiln-target", metavar="NAME", help="what the report calls the machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the report folder."""
+    run = config.stash.setdefault(RUN_KEY, Run())
+    run.report_dir = config.getoption("--gpukiln-report")
+    if run.report_dir is not None:
+        run.report_dir.mkdir(parents=True, exist_ok=True)
+        (run.report_dir / "checks.jsonl").write_text("", encoding="utf-8")
+
+
+def check_of(item: pytest.Item) -> Check | None:
+    """Return the declaration of a test, or None."""
+    return declaration(getattr(item, "function", None))
+
+
+def host_of(item: pytest.Item) -> str:
+    """Return the host that a test is run on, as in its id; empty without testinfra's parameter."""
+    callspec = getattr(item, "callspec", None)
+    host = callspec.params.get("_testinfra_host") if callspec else None
+    return str(host.backend.get_pytest_id()) if host is not None else ""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse undeclared checks, select by profile and layer, and order by host and layer."""
+    run = config.stash[RUN_KEY]
+    ours = [i for i in items if any(s in i.path.resolve().parents for s in run.suites)]
+    _refuse_undeclared(ours)
+    profile, layers = config.getoption("--profile"), config.getoption("--layer")
+    selected: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in ours:
+        check = check_of(item)
+        wanted = check is not None and profile in check.profiles and (not layers or check.layer in layers)
+        (selected if wanted else dropped).append(item)
+    order = list(LAYERS)
+    selected.sort(key=lambda i: (host_of(i), order.index(c.layer) if (c := check_of(i)) else 0))
+    others = [i for i in items if i not in ours]
+    items[:] = others + selected
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+def _refuse_undeclared(items: list[pytest.Item]) -> None:
+    seen: dict[str, str] = {}
+    problems = []
+    for item in items:
+        check, where = check_of(item), item.nodeid.partition("[")[0]
+        if check is None:
+            problems.append(f"{where}: a test of the host suite without @check(...)")
+        elif seen.setdefault(check.id, where) != where:
+            problems.append(f"{where}: check id {check.id} is taken by {seen[check.id]}")
+    if problems:
+        raise pytest.UsageError("\n".join(sorted(set(problems))))
+
+
+def gather_command() -> str:
+    """Shell command that prints a machine's facts; takes root through sudo where it is not root already."""
+    folder = Path(__file__).parent
+    sources = [
+        ("gpukiln.verify.gather_base", (folder / "gather_base.py").read_text(encoding="utf-8")),
+        ("__main__", (folder / "gather.py").read_text(encoding="utf-8")),
+    ]
+    packed = base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
+    code = (
+        "import base64,json,sys,types,zlib\n"
+        f'for n,s in json.loads(zlib.decompress(base64.b64decode("{packed}"))):\n'
+        " m=sys.modules[n]=types.ModuleType(n); exec(s,m.__dict__)\n"
+    )
+    return f"s=; [ $(id -u) = 0 ] || s='sudo -n'; exec $s python3 -c '{code}'"
+
+
+def gather(host: Any) -> Facts:
+    """Gather the facts of a machine in one round trip.
+
+    Args:
+        host: testinfra's host.
+
+    Raises:
+        RuntimeError: The machine can't be reached, or gave no facts.
+    """
+    done = host.run(gather_command())
+    if done.rc != 0:
+        raise RuntimeError(f"gathering facts exits {done.rc}: {done.stderr.strip()[-1000:]}")
+    try:
+        return Facts(json.loads(done.stdout))
+    except ValueError as error:
+        raise RuntimeError(f"the machine's facts are no JSON ({error}): {done.stdout[:200]!r}") from error
+
+
+@pytest.fixture(scope="module")
+def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
+    """The facts of the host; gathered once a session for each host, and written to the report folder."""
+    run = request.config.stash[RUN_KEY]
+    name = str(host.backend.get_pytest_id())
+    if name not in run.facts:
+        run.emit("gather_start", host=name)
+        try:
+            run.facts[name] = gather(host)
+        except RuntimeError as error:
+            # testinfra raises the whole result of an ssh that exits 255.
+            result = error.args[0] if error.args else error
+            message = str(getattr(result, "stderr", "") or result).strip()[-1000:]
+            run.emit("unreachable", host=name, message=message)
+            pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
+        _write(run, "facts", name, dict(run.facts[name]._data), several=_several(request.session))
+    return run.facts[name]
+
+
+@pytest.fixture(autouse=True)
+def _gpukiln_facts(request: pytest.FixtureRequest) -> None:
+    """Have the facts at hand for every check, before it is decided whether it applies."""
+    if declaration(request.function) is not None:
+        request.getfixturevalue("facts").take_note()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Keep a check from running where what it needs is missing."""
+    check = check_of(item)
+    if check is None:
+        return
+    answer = applies(
+        check,
+        item.config.stash[RUN_KEY].facts[host_of(item)],
+        profile=item.config.getoption("--profile"),
+        expect_gpus=item.config.getoption("--expect-gpus"),
+    )
+    if answer.answer == "fail":
+        pytest.fail(answer.reason, pytrace=False)
+    if answer.answer == "not_run":
+        pytest.skip(f"not run: {answer.reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item,
+    nextitem: pytest.Item | None,  # noqa: ARG001 - the hook is found by its arguments
+) -> Generator[None, object, object]:
+    """Announce a check."""
+    check = check_of(item)
+    if check is not None:
+        item.user_properties.append(("check", check.id))
+        item.config.stash[RUN_KEY].emit(
+            "check_start", host=host_of(item), id=check.id, title=check.title, layer=check.layer
+        )
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn pytest's report into a check's result."""
+    report = yield
+    check = check_of(item)
+    if check is None:
+        return report
+    if report.skipped and check.layer in item.config.getoption("--require"):
+        report.outcome = "failed"
+        report.longrepr = f"{_reason(call)}, and layer {check.layer} is required"
+    # Setup counts only when it ends the check; teardown only when it fails.
+    if report.when == "call" or (report.when == "setup" and not report.passed) or report.failed:
+        run = item.config.stash[RUN_KEY]
+        outcome: Outcome = "passed" if report.passed else "not_run" if report.skipped else "failed"
+        found = run.facts.get(host_of(item))
+        note = found.take_note() if found is not None else ""
+        reason = note if report.passed else _reason(call).removeprefix("not run: ")
+        result = CheckResult(
+            id=check.id, title=check.title, layer=check.layer, outcome=outcome, reason=reason,
+            fix="" if report.passed else check.fix, duration_s=round(call.duration, 3),
+        )  # fmt: skip
+        if report.failed and isinstance(
+            call.excinfo and call.excinfo.value, AssertionError | pytest.fail.Exception
+        ):
+            report.longrepr = f"{check.id}: {reason}\n  fix: {check.fix}"
+        run.results.setdefault(host_of(item), []).append(result)
+        run.emit("check_end", host=host_of(item), **asdict(result))
+    return report
+
+
+def _reason(call: pytest.CallInfo[None]) -> str:
+    """What an assertion or a skip says, without pytest's explanation of the expression."""
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, AssertionError | pytest.fail.Exception | pytest.skip.Exception):
+        text = str(error).split("\nassert ", 1)[0].strip()
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return re.sub(r"\s+", " ", text)
+
+
+def _several(session: pytest.Session) -> bool:
+    return len({host_of(i) for i in session.items if check_of(i)}) > 1
+
+
+def _write(run: Run, kind: str, host: str, data: Any, *, several: bool) -> None:
+    if run.report_dir is None:
+        return
+    suffix = "-" + re.sub(r"[^\w.]+", "_", host) if several else ""
+    path = run.report_dir / f"{kind}{suffix}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the verdicts."""
+    run = session.config.stash[RUN_KEY]
+    name = session.config.getoption("--gpukiln-target")
+    for host, results in run.results.items():
+        verdict = Verdict(
+            target=name or host,
+            profile=session.config.getoption("--profile"),
+            started_at=datetime.fromtimestamp(run.started, UTC).isoformat(timespec="seconds"),
+            duration_s=round(time.time() - run.started, 3),
+            checks=tuple(results),
+        )
+        _write(run, "results", host, verdict.to_dict(), several=_several(session))
+    run.emit("end", exitstatus=int(exitstatus))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Count passed, failed and not run apart."""
+    for host, results in config.stash[RUN_KEY].results.items():
+        counts = {o: sum(r.outcome == o for r in results) for o in ("passed", "failed", "not_run")}
+        terminalreporter.write_line(
+            f"{host or 'host'}: {counts['passed']} passed, {counts['failed']} failed, "
+            f"{counts['not_run']} not run"
+        )

@@ -1,0 +1,95 @@
+"""Shows a verdict: a terminal table grouped by layer, or JSON. JUnit is written by the suite itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpukiln.verify.checks import LAYERS
+from gpukiln.verify.verdict import CheckResult, Outcome, Verdict
+
+MARKS: dict[Outcome, tuple[str, str]] = {
+    "passed": ("passed", "green"),
+    "failed": ("FAILED", "bold red"),
+    "not_run": ("not run", "yellow"),
+}
+
+
+def _mark(outcome: Outcome) -> Text:
+    word, style = MARKS[outcome]
+    return Text(word, style=style)
+
+
+def summary(verdict: Verdict) -> str:
+    """One line: the verdict with the three counts apart."""
+    counts = verdict.counts
+    return (
+        f"{verdict.target} ({verdict.profile}): {'passed' if verdict.passed else 'FAILED'} - "
+        f"{counts['passed']} passed, {counts['failed']} failed, {counts['not_run']} not run "
+        f"in {verdict.duration_s:.0f} s"
+    )
+
+
+def table(verdict: Verdict) -> Table:
+    """All checks, grouped by layer, each layer headed by its counts."""
+    shown = Table(box=None, pad_edge=False, show_edge=False)
+    shown.add_column("Check", no_wrap=True)
+    shown.add_column("Result", no_wrap=True)
+    shown.add_column("s", justify="right", no_wrap=True)
+    shown.add_column("What it says", overflow="fold")
+    for layer, title in LAYERS.items():
+        checks = [c for c in verdict.checks if c.layer == layer]
+        if not checks:
+            continue
+        shown.add_row(Text(layer, style="bold"), "", "", Text(f"{title} ({_counts(checks)})", style="dim"))
+        for check in checks:
+            says = check.title if check.outcome == "passed" and not check.reason else check.reason
+            if check.outcome == "passed" and check.reason:
+                says = f"{check.title}: {check.reason}"
+            shown.add_row(Text(f"  {check.id}"), _mark(check.outcome), f"{check.duration_s:.1f}", Text(says))
+    return shown
+
+
+def _counts(checks: Iterable[CheckResult]) -> str:
+    found = list(checks)
+    words = (("passed", "passed"), ("failed", "failed"), ("not_run", "not run"))
+    numbers = [(sum(c.outcome == o for c in found), word) for o, word in words]
+    return ", ".join(f"{n} {word}" for n, word in numbers if n)
+
+
+def fixes(verdict: Verdict) -> Text:
+    """What failed, each with its fix; empty when nothing did."""
+    shown = Text()
+    for check in verdict.failures:
+        shown.append(f"\n{check.id}: ", style="bold red")
+        shown.append(f"{check.title}\n")
+        shown.append(f"  found: {check.reason}\n  fix:   {check.fix}\n")
+    return shown
+
+
+def render(verdict: Verdict) -> RenderableType:
+    """The whole terminal report: table, fixes, summary."""
+    style = "bold green" if verdict.passed else "bold red"
+    return Group(table(verdict), fixes(verdict), Text(summary(verdict), style=style))
+
+
+def show(verdict: Verdict, console: Console | None = None) -> None:
+    """Print the terminal report, by default to stderr: stdout belongs to `--json`."""
+    (console or Console(stderr=True)).print(render(verdict))
+
+
+def to_json(verdict: Verdict) -> str:
+    """The verdict as a JSON document."""
+    return json.dumps(verdict.to_dict(), indent=2)
+
+
+def write_json(verdict: Verdict, path: Path) -> None:
+    """Write the verdict, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(to_json(verdict) + "\n", encoding="utf-8")
+    part.replace(path)

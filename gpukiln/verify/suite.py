@@ -1,0 +1,192 @@
+"""Runs tests/host on a machine, in a process of its own, and returns the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.verify.checks import LAYERS, PROFILES
+from gpukiln.verify.target import Target
+from gpukiln.verify.verdict import CheckResult, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITE = ROOT / "tests" / "host"
+JUDGED = (0, 1)  # pytest: all passed, some failed
+POLL_S = 0.1
+
+
+def run_suite(
+    target: Target,
+    *,
+    profile: str,
+    out_dir: Path,
+    on_check: Callable[[CheckResult], None] | None = None,
+    on_start: Callable[[str], None] | None = None,
+    layers: Sequence[str] = (),
+    require: Sequence[str] = (),
+    expect_gpus: int | None = None,
+    timeout_s: float = 1800,
+) -> Verdict:
+    """Judge a machine.
+
+    Args:
+        target: The machine; sshd must answer already.
+        profile: Key of `checks.PROFILES`.
+        out_dir: Folder for results.json, facts.json, checks.jsonl, junit.xml and verify.log; made if missing.
+        on_check: Called with each result as it comes.
+        on_start: Called with what is being done now: gathering the facts, or a check's title.
+        layers: Only these layers; empty means all.
+        require: Layers in which a check that is not run counts as failed.
+        expect_gpus: GPUs that the machine must have; None takes the profile's number.
+        timeout_s: Seconds after which the suite is stopped.
+
+    Returns:
+        The verdict. A failed check is no error here.
+
+    Raises:
+        UsageError: The profile or a layer is unknown.
+        UnavailableError: The machine can't be reached, or the suite itself broke or took too long.
+    """
+    _known("profile", [profile], list(PROFILES))
+    _known("layer", [*layers, *require], list(LAYERS))
+    if not SUITE.is_dir():
+        raise UnavailableError(
+            f"the host suite is missing: {SUITE}", hint="run from a checkout of the repository"
+        )
+    out_dir = out_dir.resolve()
+    out_dir.mkdir(parents=True, exist_ok=True)
+    log, events = out_dir / "verify.log", out_dir / "checks.jsonl"
+    for stale in (events, out_dir / "results.json"):
+        stale.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gpukiln-verify-") as scratch:
+        config = Path(scratch) / "ssh_config"
+        config.write_text(target.ssh_config(), encoding="utf-8")
+        command = [
+            sys.executable, "-m", "pytest", str(SUITE), "-q", "--tb=short", "-p", "no:cacheprovider",
+            "-o", "addopts=", "--rootdir", str(ROOT), f"--basetemp={scratch}/pytest",
+            f"--hosts={target.hostspec}", f"--ssh-config={config}", f"--profile={profile}",
+            f"--gpukiln-report={out_dir}", f"--gpukiln-target={target.title}",
+            f"--junitxml={out_dir / 'junit.xml'}", "-o", f"junit_suite_name=gpukiln-{profile}",
+            *(f"--layer={x}" for x in layers), *(f"--require={x}" for x in require),
+            *([] if expect_gpus is None else [f"--expect-gpus={expect_gpus}"]),
+        ]  # fmt: skip
+        status, last = _run(command, log, _Follow(events, on_check, on_start), timeout_s)
+    if last.get("event") == "unreachable":
+        raise UnavailableError(
+            f"{target.title} can't be judged: {last['message']}",
+            hint=f"{target.user}@{target.host}:{target.port} needs python3 and passwordless sudo; see {log}",
+        )
+    if status is None:
+        raise UnavailableError(
+            f"the host suite did not end within {timeout_s:.0f} s; "
+            f"last: {last.get('id', last.get('event', 'nothing'))}",
+            hint=f"see {log}",
+        )
+    if status not in JUDGED:
+        raise UnavailableError(
+            f"the host suite itself broke: pytest exits {status}, wanted 0 or 1",
+            hint=f"see {log}",
+            details=_tail(log),
+        )
+    try:
+        return Verdict.from_dict(json.loads((out_dir / "results.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"the host suite left no verdict: {error}", hint=f"see {log}") from error
+
+
+def _known(what: str, given: list[str], choices: list[str]) -> None:
+    for value in given:
+        if value not in choices:
+            raise UsageError(f"{what} {value!r} is unknown, wanted one of {', '.join(choices)}")
+
+
+class _Follow:
+    """Reads the events as they are written and hands them on."""
+
+    def __init__(
+        self,
+        path: Path,
+        on_check: Callable[[CheckResult], None] | None,
+        on_start: Callable[[str], None] | None,
+    ) -> None:
+        self.path, self.on_check, self.on_start = path, on_check, on_start
+        self.offset = 0
+        self.last: dict[str, Any] = {}
+
+    def poll(self) -> None:
+        """Hand on the whole lines that are new."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data.rfind(b"\n") + 1
+        self.offset += whole
+        for line in data[:whole].splitlines():
+            self._hand_on(json.loads(line))
+
+    def _hand_on(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind != "end":
+            self.last = event
+        if kind == "gather_start" and self.on_start:
+            self.on_start("gathering facts")
+        elif kind == "check_start" and self.on_start:
+            self.on_start(event["title"])
+        elif kind == "check_end" and self.on_check:
+            fields = {k: event[k] for k in CheckResult.__dataclass_fields__}
+            self.on_check(CheckResult(**fields))
+
+
+def _run(
+    command: list[str], log: Path, follow: _Follow, timeout_s: float
+) -> tuple[int | None, dict[str, Any]]:
+    """Run the command in a process group of its own, which never outlives this call.
+
+    Returns:
+        The exit status, None after a timeout; and the last event.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    deadline = time.monotonic() + timeout_s
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            while child.poll() is None and time.monotonic() < deadline:
+                follow.poll()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(POLL_S)
+            status = child.poll()
+        finally:
+            _stop(child)
+    follow.poll()
+    return status, follow.last
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End the process group: pytest and the ssh below it."""
+    for sign, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience_s)
+            return
+
+
+def _tail(log: Path, lines: int = 12) -> tuple[str, ...]:
+    return tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

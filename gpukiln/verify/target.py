@@ -1,0 +1,55 @@
+"""The machine to judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine reached over SSH.
+
+    Args:
+        host: Address.
+        port: TCP port of sshd.
+        user: User with passwordless sudo, or root.
+        private_key: File with the private key.
+        name: What reports call it, for example the instance's id.
+    """
+
+    host: str
+    port: int = 22
+    user: str = "admin"
+    private_key: Path | None = None
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """Name for people: the given one, else the address."""
+        return self.name or self.host
+
+    @property
+    def hostspec(self) -> str:
+        """What testinfra's `--hosts` takes. No shared connection: nothing of it outlives the run."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"ssh://{self.user}@{host}:{self.port}?controlpersist=0&timeout=60"
+
+    def ssh_config(self) -> str:
+        """Return the text of an OpenSSH client configuration for this machine.
+
+        The host key is not checked: the machine made it at its first boot, a moment ago.
+        """
+        lines = [
+            "Host *",
+            "  BatchMode yes",
+            "  StrictHostKeyChecking no",
+            "  UserKnownHostsFile /dev/null",
+            "  GlobalKnownHostsFile /dev/null",
+            "  LogLevel ERROR",
+            "  ServerAliveInterval 15",
+            "  ServerAliveCountMax 8",
+        ]
+        if self.private_key is not None:
+            lines += ["  IdentitiesOnly yes", f'  IdentityFile "{self.private_key}"']
+        return "\n".join(lines) + "\n"

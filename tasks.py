@@ -1,0 +1,7 @@
+"""The commands of gpukiln, for Invoke: `invoke --list`, `invoke --help ami.build`."""
+
+from invoke.collection import Collection
+
+from gpukiln.commands import ami, cloud
+
+namespace = Collection(ami=Collection.from_module(ami), cloud=Collection.from_module(cloud))

@@ -1,0 +1,87 @@
+"""What every test shares: which tests this machine can run, and the list of those it did not."""
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
+
+# What one end-to-end test needs of the machine: the tool, and the Debian package that has it.
+MACHINE_TOOLS = {
+    "systemd-nspawn": "systemd-container",
+    "mmdebstrap": "mmdebstrap",
+    "packer": "packer",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "sgdisk": "gdisk",
+    "grub-mkimage": "grub-common",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-e2e", action="store_true", help="leave out the tests that start real machines")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips the end-to-end tests where they can't run, with the reason; the default runs all that can."""
+    reason = "left out by --no-e2e" if config.getoption("--no-e2e") else why_no_machines()
+    for item in items:
+        if "e2e" not in item.path.parts and item.get_closest_marker("e2e") is None:
+            continue
+        if item.get_closest_marker("e2e") is None:
+            item.add_marker(pytest.mark.e2e)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_no_machines(
+    *, uid: int | None = None, which: Callable[[str], str | None] = shutil.which, system: str | None = None
+) -> str:
+    """Why this computer can't start the embedded cloud's machines; an empty string where it can.
+
+    Args:
+        uid: The user id to judge, by default this process's.
+        which: Finds a tool on PATH.
+        system: The kernel's name as `uname -s` prints it, by default this machine's.
+    """
+    system = os.uname().sysname if system is None else system
+    if system != "Linux":
+        return f"machines need Linux, this is {system}"
+    missing = sorted({package for tool, package in MACHINE_TOOLS.items() if which(tool) is None})
+    if missing:
+        return f"missing packages: {' '.join(missing)} (scripts/run installs them as root)"
+    if (os.geteuid() if uid is None else uid) != 0:
+        return "starting machines needs root"
+    return ""
+
+
+@pytest.fixture
+def require_root_machine() -> None:
+    """For a test outside tests/e2e that starts a machine: skips with the reason where none can run."""
+    if reason := why_no_machines():
+        pytest.skip(reason)
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The reason alone: pytest keeps (path, line, 'Skipped: reason')."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists what was not run, grouped by reason: a green line must not hide what nobody looked at."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for report in terminalreporter.stats.get("skipped", []):
+        groups[skip_reason(report)].append(report.nodeid)
+    if deselected := len(terminalreporter.stats.get("deselected", [])):
+        groups["deselected on the command line"] = [f"{deselected} tests"]
+    if not groups:
+        return
+    terminalreporter.section("not run")
+    for reason, tests in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
+        terminalreporter.write_line(f"{reason}  ({len(tests)})", yellow=True)
+        for test in tests[:5]:
+            terminalreporter.write_line(f"    {test}")
+        if len(tests) > 5:
+            terminalreporter.write_line(f"    and {len(tests) - 5} more")

@@ -1,0 +1,114 @@
+"""The machine came up whole."""
+
+from gpukiln.verify.checks import check
+from gpukiln.verify.facts import Facts
+
+ALL = ("image", "node", "eks-node")
+ENABLED = ("enabled", "enabled-runtime", "alias")
+
+
+def expected_units(facts: Facts) -> list[str]:
+    """Units that must start at boot on this machine."""
+    units = ["nvidia-persistenced.service"]
+    units += [f"{name}.service" for name in ("docker", "containerd") if facts.expects(name)]
+    if facts.record:
+        units.append("gpukiln-bootstrap.service")
+    return units
+
+
+@check(
+    id="boot.state",
+    title="systemd calls the system running, not degraded",
+    layer="boot",
+    profiles=ALL,
+    fix="`systemctl --failed` and `systemctl list-jobs` on the machine name what failed or still starts.",
+)
+def test_state(facts):
+    found = facts["boot"]["state"]
+    assert found == "running", f"`systemctl is-system-running` says {found!r}, wanted 'running'"
+
+
+@check(
+    id="boot.failed-units",
+    title="No unit failed",
+    layer="boot",
+    profiles=ALL,
+    fix="`systemctl status UNIT` and `journalctl -b -u UNIT` on the machine show why.",
+)
+def test_failed_units(facts):
+    found = facts["boot"]["failed"]
+    assert not found, f"failed: {', '.join(found)}; wanted no failed unit"
+
+
+@check(
+    id="boot.units-enabled",
+    title="The units of a GPU node start at boot",
+    layer="boot",
+    profiles=ALL,
+    fix="`systemctl enable UNIT` in the role's install tasks: enable at build, start at boot.",
+)
+def test_units_enabled(facts):
+    states = {unit: facts["boot"]["units"][unit]["UnitFileState"] for unit in expected_units(facts)}
+    wrong = [f"{unit} is {state or 'missing'}" for unit, state in states.items() if state not in ENABLED]
+    assert not wrong, f"{', '.join(wrong)}; wanted enabled"
+
+
+@check(
+    id="boot.bootstrap",
+    title="The node's bootstrap ran and succeeded",
+    layer="boot",
+    profiles=ALL,
+    needs=("record",),
+    fix="`journalctl -b -u gpukiln-bootstrap` on the machine shows the step that failed.",
+)
+def test_bootstrap(facts):
+    unit = facts["boot"]["units"]["gpukiln-bootstrap.service"]
+    assert unit["LoadState"] == "loaded", f"gpukiln-bootstrap.service is {unit['LoadState']}, wanted loaded"
+    assert unit["ConditionResult"] == "yes", "gpukiln-bootstrap.service was not started in this boot"
+    assert unit["Result"] == "success", (
+        f"gpukiln-bootstrap.service ended with {unit['Result']!r}, wanted success"
+    )
+
+
+@check(
+    id="boot.persistenced",
+    title="nvidia-persistenced runs where there is a GPU, and is not tried where there is none",
+    layer="boot",
+    profiles=ALL,
+    fix="Condition the unit on an NVIDIA PCI device (role nvidia_persistence). With a GPU, "
+    "`journalctl -b -u nvidia-persistenced` shows why it does not run.",
+)
+def test_persistenced(facts):
+    unit = facts["boot"]["units"]["nvidia-persistenced.service"]
+    state = f"{unit['ActiveState']}/{unit['SubState']}, condition {unit['ConditionResult']}"
+    if facts["gpus"]["pci"]:
+        assert unit["ActiveState"] == "active", f"found {state}, wanted active: there is a GPU"
+        return
+    assert unit["LoadState"] == "loaded", f"nvidia-persistenced.service is {unit['LoadState']}, wanted loaded"
+    assert unit["ActiveState"] == "inactive", f"found {state}, wanted inactive: there is no GPU"
+    assert unit["ConditionResult"] == "no", f"found {state}, wanted a condition that keeps it from starting"
+
+
+@check(
+    id="boot.journal",
+    title="The journal has no error of our units",
+    layer="boot",
+    profiles=ALL,
+    fix="`journalctl -b -p err` on the machine shows the messages with their context.",
+)
+def test_journal(facts):
+    found = [f"{e['unit']}: {e['message']}" for e in facts["boot"]["journal"]]
+    assert not found, f"{len(found)} errors: {'; '.join(found[:5])}"
+
+
+@check(
+    id="boot.time",
+    title="The boot came to its end, and its time was measured",
+    layer="boot",
+    profiles=ALL,
+    fix="`systemctl list-jobs` names what still starts; `systemd-analyze critical-chain` what took long.",
+)
+def test_time(facts):
+    found = facts["boot"]
+    assert found["startup_s"] is not None, f"systemd-analyze says: {found['startup']}"
+    facts.note(f"booted in {found['startup_s']:.1f} s")

@@ -1,0 +1,160 @@
+"""Nothing of the build is left in the image; what identifies a machine was made by this machine."""
+
+from datetime import datetime
+
+from gpukiln.verify.checks import check
+from gpukiln.verify.facts import Facts
+
+IMAGE = ("image",)
+BOOTED_FROM_IMAGE = ("image", "eks-node")
+CLOCK_SLACK_S = 10  # btime is computed from the clock and the uptime, and jitters by a second or two
+FIRST_BOOT_S = 300  # cloud-init sees a new instance at most this long after its kernel started
+
+
+def first_boot(facts: Facts) -> tuple[float, str]:
+    """Earliest moment at which this machine's first boot can have begun, and how it is known."""
+    boot, born = facts["boot"]["boot_time"], facts["identity"]["born"]
+    if born is None or born >= boot - CLOCK_SLACK_S:
+        return boot - CLOCK_SLACK_S, "this boot"
+    return born - FIRST_BOOT_S, "this instance's first boot"
+
+
+def when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+@check(
+    id="hygiene.host-keys",
+    title="The SSH host keys were made by this machine",
+    layer="hygiene",
+    profiles=BOOTED_FROM_IMAGE,
+    fix="Delete /etc/ssh/ssh_host_* at the end of the build (role image_hygiene): every machine booted from "
+    "the image shares the keys that are baked in.",
+)
+def test_host_keys(facts):
+    keys = facts["identity"]["host_keys"]
+    earliest, what = first_boot(facts)
+    old = [f"{path} of {when(mtime)}" for path, mtime in keys.items() if mtime < earliest]
+    assert keys, "found no /etc/ssh/ssh_host_*_key, wanted keys made at the first boot"
+    assert not old, f"found {', '.join(old)}, wanted none older than {what} ({when(earliest)})"
+
+
+@check(
+    id="hygiene.machine-id",
+    title="The machine id was made by this machine",
+    layer="hygiene",
+    profiles=BOOTED_FROM_IMAGE,
+    fix="Empty /etc/machine-id at the end of the build (role image_hygiene) and make "
+    "/var/lib/dbus/machine-id a link to it: systemd fills it at the first boot.",
+)
+def test_machine_id(facts):
+    found = facts["identity"]["machine_id"]
+    earliest, what = first_boot(facts)
+    assert found["length"] == 32, f"/etc/machine-id has {found['length']} characters, wanted 32"
+    assert found["mtime"] >= earliest, (
+        f"/etc/machine-id was written {when(found['mtime'])}, "
+        f"before {what} ({when(earliest)}): it was baked in"
+    )
+    assert found["dbus_agrees"], "/var/lib/dbus/machine-id differs from /etc/machine-id, wanted a link to it"
+
+
+@check(
+    id="hygiene.cloud-init",
+    title="cloud-init finished on this machine without an error",
+    layer="hygiene",
+    profiles=BOOTED_FROM_IMAGE,
+    fix="Read /var/log/cloud-init-output.log on the machine; `cloud-init status --long` names the module.",
+)
+def test_cloud_init(facts):
+    found = facts["identity"]["cloud_init"]
+    assert found["installed"], "cloud-init is not installed, wanted it to have configured this machine"
+    assert found["status"] == "done", (
+        f"cloud-init says {found['status']!r} ({found['detail']}), wanted 'done'"
+    )
+    assert not found["errors"], f"cloud-init is done with errors: {'; '.join(map(str, found['errors']))}"
+
+
+@check(
+    id="hygiene.package-cache",
+    title="No downloaded packages are in the image",
+    layer="hygiene",
+    profiles=IMAGE,
+    fix="Run `apt-get clean` (or `dnf clean all`) at the end of the build.",
+)
+def test_package_cache(facts):
+    found = facts["leftovers"]["package_cache"]
+    assert not found, f"found {len(found)} files in the package cache, wanted none: {', '.join(found[:3])}"
+
+
+@check(
+    id="hygiene.authorized-keys",
+    title="Only keys injected at launch may log in",
+    layer="hygiene",
+    profiles=IMAGE,
+    fix="Delete authorized_keys of every user at the end of the build: Packer's temporary key is in them.",
+)
+def test_authorized_keys(facts):
+    found = facts["keys"]
+    strange = [
+        f"{k['fingerprint']} ({k['comment'] or 'no comment'}) in {k['path']}"
+        for k in found["authorized"]
+        if k["fingerprint"] not in found["injected"]
+    ]
+    assert not strange, (
+        f"found keys that this launch did not inject: {', '.join(strange)}; "
+        f"injected: {', '.join(found['injected']) or 'none'}"
+    )
+
+
+@check(
+    id="hygiene.history",
+    title="No shell history is in the image",
+    layer="hygiene",
+    profiles=IMAGE,
+    fix="Delete the history files at the end of the build.",
+)
+def test_history(facts):
+    found = facts["leftovers"]["history"]
+    assert not found, f"found {', '.join(found)}, wanted no shell history"
+
+
+@check(
+    id="hygiene.credentials",
+    title="No credentials lie in homes, logs or the image's record",
+    layer="hygiene",
+    profiles=BOOTED_FROM_IMAGE,
+    fix="Remove the file from the build, and revoke the credential: whoever can launch the image has it.",
+)
+def test_credentials(facts):
+    found = facts["secrets"]
+    hits = [f"{h['kind']} in {h['path']}:{h['line']}" for h in found["found"]]
+    assert not hits, f"found {', '.join(hits)}, wanted none"
+    assert found["complete"], (
+        f"the scan stopped at its limit after {found['files']} files, wanted every file in /root, /home, "
+        "/etc/gpukiln and /var/log looked at"
+    )
+    facts.note(f"{found['files']} files read")
+
+
+@check(
+    id="hygiene.dkms-trees",
+    title="No DKMS build directories are in the image",
+    layer="hygiene",
+    profiles=IMAGE,
+    fix="Delete /var/lib/dkms/*/*/build after the modules are installed; DKMS makes it anew when it builds.",
+)
+def test_dkms_trees(facts):
+    found = facts["dkms"]["trees"]
+    assert not found, f"found {', '.join(found)}, wanted no build directory"
+
+
+@check(
+    id="hygiene.build-tools",
+    title="Nothing of Packer and Ansible is left, and services may start",
+    layer="hygiene",
+    profiles=IMAGE,
+    fix="Delete /tmp/packer*, ~/.ansible and policy-rc.d at the end of the build (role image_hygiene).",
+)
+def test_build_tools(facts):
+    found = facts["leftovers"]["build_tools"]
+    assert not found, f"found {', '.join(found)}, wanted nothing of the build"

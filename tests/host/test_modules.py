@@ -1,0 +1,142 @@
+"""Every kernel that can boot has the driver's modules, and nouveau can't take the GPU first."""
+
+from gpukiln.verify.checks import check
+
+ALL = ("image", "node", "eks-node")
+
+
+@check(
+    id="modules.running-kernel",
+    title="The machine runs the kernel that the image was built for",
+    layer="modules",
+    profiles=ALL,
+    needs=("record",),
+    fix="Set the default kernel, and hold it: the modules were built for the recorded one.",
+)
+def test_running_kernel(facts):
+    found, wanted = facts["kernel"]["running"], facts.record.get("kernel")
+    assert found == wanted, f"running {found}, wanted {wanted}"
+
+
+@check(
+    id="modules.installed-kernels",
+    title="The installed kernels are the recorded ones",
+    layer="modules",
+    profiles=ALL,
+    needs=("record",),
+    fix="Remove the kernel that was added, or bake again with it: its modules were never checked.",
+)
+def test_installed_kernels(facts):
+    found, wanted = facts["kernel"]["installed"], sorted(facts.record.get("kernels", []))
+    assert found == wanted, f"found {', '.join(found) or 'none'}, wanted {', '.join(wanted) or 'none'}"
+
+
+@check(
+    id="modules.present",
+    title="Every installed kernel has nvidia, nvidia-uvm and nvidia-modeset",
+    layer="modules",
+    profiles=ALL,
+    fix="Install the headers of the kernel named and run `dkms autoinstall -k KERNEL`, or remove the kernel.",
+)
+def test_present(facts):
+    missing = [
+        f"{m} for {k}" for k, found in facts["modules"].items() for m, info in found.items() if not info
+    ]
+    assert facts["modules"], "found no installed kernel in /lib/modules"
+    assert not missing, f"missing {', '.join(missing)}; wanted three modules for every installed kernel"
+
+
+@check(
+    id="modules.version",
+    title="All modules of all kernels have one version",
+    layer="modules",
+    profiles=ALL,
+    fix="Remove the old version (`dkms remove`) and build the wanted one for every kernel.",
+)
+def test_version(facts):
+    found = {
+        f"{module} for {kernel}": info["version"]
+        for kernel, modules in facts["modules"].items()
+        for module, info in modules.items()
+        if info
+    }
+    recorded = facts.component("nvidia_driver").get("version")
+    wanted = recorded.split("-")[0] if recorded else next(iter(found.values()), None)
+    wrong = [f"{what} {version}" for what, version in found.items() if version != wanted]
+    assert found, "found no module of the driver"
+    assert not wrong, f"found {', '.join(wrong)}, wanted {wanted}"
+
+
+@check(
+    id="modules.vermagic",
+    title="Every module was built for the kernel whose tree it lies in",
+    layer="modules",
+    profiles=ALL,
+    fix="Rebuild with the kernel's own headers: `dkms build --force -k KERNEL`, then `dkms install --force`.",
+)
+def test_vermagic(facts):
+    wrong = [
+        f"{info['file']} was built for {info['vermagic'] or 'an unknown kernel'}, wanted {kernel}"
+        for kernel, modules in facts["modules"].items()
+        for info in modules.values()
+        if info and info["vermagic"] != kernel
+    ]
+    assert any(info for found in facts["modules"].values() for info in found.values()), "found no module"
+    assert not wrong, "; ".join(wrong)
+
+
+@check(
+    id="modules.dkms",
+    title="DKMS reports the driver as installed for every kernel",
+    layer="modules",
+    profiles=ALL,
+    needs=("dkms",),
+    fix="`dkms status` and the make.log below /var/lib/dkms say why; then `dkms autoinstall -k KERNEL`.",
+)
+def test_dkms(facts):
+    found = facts["dkms"]
+    assert found["rc"] == 0, f"`dkms status` exits {found['rc']}: {found['error']}"
+    rows = [r for r in found["rows"] if r["module"].startswith("nvidia")]
+    assert rows, "`dkms status` knows no nvidia module, wanted the driver"
+    for kernel in facts["kernel"]["installed"]:
+        states = [r["state"] for r in rows if r["kernel"] == kernel]
+        assert any(s.split(" ")[0] == "installed" for s in states), (
+            f"DKMS says {', '.join(states) or 'nothing'} for {kernel}, wanted installed"
+        )
+    # "installed (WARNING! Diff between built and installed module!)": what loads is not what was built.
+    odd = [f"{r['kernel']}: {r['state']}" for r in rows if r["kernel"] and r["state"] != "installed"]
+    assert not odd, f"DKMS says {'; '.join(odd)}, wanted installed"
+
+
+@check(
+    id="modules.nouveau-blocked",
+    title="nouveau is blacklisted and not loaded",
+    layer="modules",
+    profiles=ALL,
+    fix="Write `blacklist nouveau` and `options nouveau modeset=0` to /etc/modprobe.d, then "
+    "rebuild the initramfs and reboot.",
+)
+def test_nouveau_blocked(facts):
+    found = facts["nouveau"]
+    assert found["blacklisted"], "`modprobe --showconfig` has no `blacklist nouveau`"
+    assert not found["loaded"], "nouveau is loaded, wanted it blocked"
+
+
+@check(
+    id="modules.nouveau-initramfs",
+    title="nouveau is blacklisted in every kernel's initramfs too",
+    layer="modules",
+    profiles=ALL,
+    fix="`update-initramfs -u -k all` (or `dracut -f --regenerate-all`) after writing the blacklist.",
+)
+def test_nouveau_initramfs(facts):
+    found = facts["nouveau"]
+    assert found["initramfs"], "found no installed kernel to look at the initramfs of"
+    for kernel, image in found["initramfs"].items():
+        assert image["rc"] == 0, f"the initramfs of {kernel} can't be listed: {image['error']}"
+        carried = image["files"]
+        driver = ", and it carries nouveau.ko" if image["module"] else ""
+        assert carried, f"{image['path']} has no modprobe.d file with `blacklist nouveau`{driver}"
+        assert any(found["files"][f] <= image["mtime"] for f in carried), (
+            f"{image['path']} is older than {', '.join(carried)}: its blacklist may be another"
+        )

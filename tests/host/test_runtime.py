@@ -1,0 +1,122 @@
+"""Docker and containerd run with the configuration they were given."""
+
+from gpukiln.verify.checks import check
+
+ALL = ("image", "node", "eks-node")
+TOOLKIT = "component:nvidia_container_toolkit"
+JOURNAL = "`journalctl -b -u {0}` on the machine shows what the daemon rejects."
+
+
+@check(
+    id="runtime.docker",
+    title="Docker is active and answers",
+    layer="runtime",
+    profiles=ALL,
+    needs=("component:docker",),
+    fix=JOURNAL.format("docker"),
+)
+def test_docker(facts):
+    state = facts["boot"]["units"]["docker.service"]["ActiveState"]
+    assert state == "active", f"docker.service is {state}, wanted active"
+    info = (
+        facts["docker"]["info"]
+        if facts["docker"]["installed"]
+        else {"rc": 127, "error": "dockerd: not found"}
+    )
+    assert info["rc"] == 0, f"`docker info` exits {info['rc']}: {info['error']}"
+    assert info["version"], "`docker info` names no server version, wanted the daemon's answer"
+    assert not info["errors"], f"`docker info` reports {'; '.join(info['errors'])}"
+    facts.note(f"Docker {info['version']}")
+
+
+@check(
+    id="runtime.daemon-json",
+    title="Docker accepts its daemon.json, and runs with it",
+    layer="runtime",
+    profiles=ALL,
+    needs=("component:docker",),
+    fix="Merge into /etc/docker/daemon.json, never overwrite it; `dockerd --validate` names a wrong "
+    "key. Restart Docker after a change.",
+)
+def test_daemon_json(facts):
+    assert facts["docker"]["installed"], "dockerd is missing, wanted Docker"
+    found = facts["docker"]["daemon_json"]
+    if not found["present"]:
+        facts.note("no daemon.json: Docker runs with its defaults")
+        return
+    assert not found["problem"], f"/etc/docker/daemon.json is {found['problem']}, wanted a JSON object"
+    state = facts["boot"]["units"]["docker.service"]["ActiveState"]
+    assert state == "active", f"docker.service is {state}: it does not run with its daemon.json"
+    check = facts["docker"]["validate"]
+    assert check is None or check["rc"] == 0, f"`dockerd --validate` says: {check['error']}"
+    entered = facts["boot"]["units"]["docker.service"]["ActiveEnterTimestampMonotonic"]
+    running_s = facts["boot"]["uptime_s"] - int(entered or 0) / 1e6
+    assert found["age_s"] >= running_s - 5, (
+        f"daemon.json was written {found['age_s']:.0f} s ago, Docker started {running_s:.0f} s ago: it runs "
+        "with something else"
+    )
+
+
+@check(
+    id="runtime.containerd",
+    title="containerd is active and its configuration can be loaded",
+    layer="runtime",
+    profiles=ALL,
+    needs=("component:containerd",),
+    fix=JOURNAL.format("containerd"),
+)
+def test_containerd(facts):
+    state = facts["boot"]["units"]["containerd.service"]["ActiveState"]
+    found = facts["containerd"]
+    assert state == "active", f"containerd.service is {state}, wanted active"
+    assert found["rc"] == 0, f"`containerd config dump` exits {found['rc']}: {found['error']}"
+
+
+@check(
+    id="runtime.docker-nvidia",
+    title="Docker knows the nvidia runtime, and it is the default",
+    layer="runtime",
+    profiles=ALL,
+    needs=("component:docker", TOOLKIT),
+    fix="`nvidia-ctk runtime configure --runtime=docker --nvidia-set-as-default`, then restart Docker.",
+)
+def test_docker_nvidia(facts):
+    info = (
+        facts["docker"]["info"] if facts["docker"]["installed"] else {"runtimes": [], "default_runtime": None}
+    )
+    listed = ", ".join(info["runtimes"]) or "none"
+    assert "nvidia" in info["runtimes"], f"Docker's runtimes are {listed}; wanted nvidia among them"
+    assert info["default_runtime"] == "nvidia", (
+        f"the default runtime is {info['default_runtime']}, wanted nvidia"
+    )
+
+
+@check(
+    id="runtime.containerd-nvidia",
+    title="containerd knows the nvidia runtime",
+    layer="runtime",
+    profiles=("image", "node"),
+    needs=("component:containerd", TOOLKIT),
+    fix="`nvidia-ctk runtime configure --runtime=containerd`, then restart containerd.",
+)
+def test_containerd_nvidia(facts):
+    found = facts["containerd"]["runtimes"]
+    assert "nvidia" in found, (
+        f"containerd's runtimes are {', '.join(found) or 'none'}; wanted nvidia among them"
+    )
+
+
+@check(
+    id="runtime.cdi",
+    title="The CDI specification exists and is of the loaded driver",
+    layer="runtime",
+    profiles=ALL,
+    needs=("gpu", TOOLKIT),
+    fix="`systemctl restart nvidia-cdi-refresh`, or "
+    "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`.",
+)
+def test_cdi(facts):
+    found, loaded = facts["gpus"]["cdi"], facts["gpus"]["module"]
+    assert found, "found no specification of nvidia.com/gpu in /etc/cdi or /var/run/cdi"
+    stale = [f"{path} names driver {', '.join(v) or 'none'}" for path, v in found.items() if v != [loaded]]
+    assert not stale, f"{'; '.join(stale)}; wanted {loaded}"

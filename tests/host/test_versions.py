@@ -1,0 +1,190 @@
+"""What is installed is what the image's record says, and its parts agree with each other."""
+
+import re
+
+from gpukiln.verify.checks import check
+from gpukiln.verify.facts import Facts
+
+ALL = ("image", "node", "eks-node")
+TOOLKIT = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+RECORD_KEYS = ("schema", "image", "digest", "built_at", "base", "components", "kernel", "kernels", "packages")
+
+
+def upstream(version: str) -> str:
+    """Version without Debian's epoch and revision: 535.309.01 of 535.309.01-0+deb12u1."""
+    return re.sub(r"^\d+:", "", version).split("-")[0]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", upstream(version)))
+
+
+def driver_packages(facts: Facts, version: str) -> list[str]:
+    """Installed packages of the driver itself: those of NVIDIA that carry the driver's version."""
+    return sorted(
+        name
+        for name, found in facts["packages"]["installed"].items()
+        if re.match(
+            r"(lib)?(nvidia|cuda|nv)|xserver-xorg-video-nvidia|linux-modules-nvidia|kmod-nvidia", name
+        )
+        and upstream(found) == version
+    )
+
+
+def module_versions(facts: Facts) -> set[str]:
+    return {m["nvidia"]["version"] for m in facts["modules"].values() if m["nvidia"]}
+
+
+@check(
+    id="versions.record",
+    title="The image carries its record",
+    layer="versions",
+    profiles=ALL,
+    needs=("record",),
+    fix="Bake with ansible/image.yml: its last role, image_record, writes /etc/gpukiln/image.json.",
+)
+def test_record(facts):
+    record = facts.record
+    missing = [k for k in RECORD_KEYS if k not in record]
+    assert record.get("schema") == 1, f"the record has schema {record.get('schema')!r}, wanted 1"
+    assert not missing, f"the record lacks {', '.join(missing)}"
+    undecided = [n for n, c in record["components"].items() if c.get("status") == "install"]
+    assert not undecided, f"the record says {', '.join(undecided)} should be installed, wanted that it is"
+
+
+@check(
+    id="versions.packages",
+    title="Every recorded package is installed in the recorded version",
+    layer="versions",
+    profiles=ALL,
+    needs=("record",),
+    fix="Something changed packages after the bake (unattended upgrades, user data): hold them or bake anew.",
+)
+def test_packages(facts):
+    installed = facts["packages"]["installed"]
+    wanted = facts.record.get("packages", {})
+    wrong = [
+        f"{name} {installed.get(name, 'is missing')}, wanted {version}"
+        for name, version in sorted(wanted.items())
+        if installed.get(name) != version
+    ]
+    assert wanted, "the record names no package, wanted all that are installed"
+    assert not wrong, (
+        f"{len(wrong)} of {len(wanted)} packages differ from the record: {'; '.join(wrong[:10])}"
+    )
+    facts.note(f"{len(wanted)} packages")
+
+
+@check(
+    id="versions.driver-branch",
+    title="The driver is of the branch that was asked for",
+    layer="versions",
+    profiles=ALL,
+    needs=("record",),
+    fix="A transitional package can pull in another branch: install the branch's versioned package name.",
+)
+def test_driver_branch(facts):
+    branch = facts.component("nvidia_driver").get("branch")
+    found = module_versions(facts) | {facts["driver"]["nvidia_smi"]["version"] or "none"}
+    assert branch, "the record names no driver branch"
+    other = sorted(v for v in found if v.split(".")[0] != str(branch))
+    assert not other, f"found driver {', '.join(other)}, wanted branch {branch}"
+
+
+@check(
+    id="versions.driver-agrees",
+    title="Kernel module, libraries and nvidia-smi have one version, the recorded one",
+    layer="versions",
+    profiles=ALL,
+    fix="Install user space and module in one transaction in the same version; after an upgrade of the user "
+    "space reboot, so that the new module is loaded.",
+)
+def test_driver_agrees(facts):
+    found = {f"module for {k}": (m["nvidia"] or {}).get("version") for k, m in facts["modules"].items()}
+    found["nvidia-smi"] = facts["driver"]["nvidia_smi"]["version"]
+    for name, versions in facts["driver"]["libraries"].items():
+        found[name] = versions[0] if len(versions) == 1 else " and ".join(versions) or None
+    if facts["gpus"]["module"]:
+        found["loaded module"] = facts["gpus"]["module"]
+    recorded = facts.component("nvidia_driver").get("version")
+    # Distributions add a revision to the version, in the record too.
+    wanted = upstream(recorded) if recorded else found["nvidia-smi"]
+    wrong = [
+        f"{what}: {version or 'missing'}"
+        for what, version in found.items()
+        if version != wanted or not wanted
+    ]
+    assert facts["modules"], "found no kernel in /lib/modules to look for a module of"
+    assert not wrong, f"found {', '.join(wrong)}; wanted {wanted or 'one version'} everywhere"
+    facts.note(str(wanted))
+
+
+@check(
+    id="versions.persistenced",
+    title="nvidia-persistenced is of the driver's branch",
+    layer="versions",
+    profiles=ALL,
+    fix="Install nvidia-persistenced from the source that the driver comes from.",
+)
+def test_persistenced(facts):
+    found, driver = facts["driver"]["persistenced"], facts["driver"]["nvidia_smi"]["version"]
+    assert found, "nvidia-persistenced is missing, wanted it installed"
+    assert driver, "nvidia-smi names no version to compare with"
+    # Debian packages 535.171.04 beside driver 535.309.01: the protocol is stable within a branch.
+    assert found.split(".")[0] == driver.split(".")[0], f"found {found}, wanted branch {driver.split('.')[0]}"
+    facts.note(found)
+
+
+@check(
+    id="versions.toolkit",
+    title="The container toolkit's four packages have one version, at least the recorded one",
+    layer="versions",
+    profiles=ALL,
+    needs=("component:nvidia_container_toolkit",),
+    fix="Install the four packages of the toolkit in one transaction with the version pinned.",
+)
+def test_toolkit(facts):
+    installed = facts["packages"]["installed"]
+    found = {name: installed.get(name) for name in TOOLKIT}
+    missing = [n for n, v in found.items() if not v]
+    assert not missing, f"{', '.join(missing)} missing, wanted the toolkit's four packages"
+    assert len(set(found.values())) == 1, f"found {found}, wanted one version"
+    wanted = facts.component("nvidia_container_toolkit").get("version")
+    version = str(found[TOOLKIT[0]])
+    assert not wanted or numbers(version) >= numbers(wanted), f"found {version}, wanted {wanted} or newer"
+    facts.note(version)
+
+
+@check(
+    id="versions.holds",
+    title="The kernel and the driver are on hold",
+    layer="versions",
+    profiles=ALL,
+    needs=("apt",),
+    fix="`apt-mark hold` the packages named: an upgrade of one half of the driver breaks the node until it "
+    "reboots. Update by baking a new image.",
+)
+def test_holds(facts):
+    version = facts["driver"]["nvidia_smi"]["version"]
+    driver = driver_packages(facts, version) if version else []
+    kernels = [f"linux-image-{k}" for k in facts["kernel"]["installed"]]
+    wanted = driver + [k for k in kernels if k in facts["packages"]["installed"]]
+    free = [name for name in wanted if name not in facts["packages"]["holds"]]
+    assert driver, f"found no driver package of version {version}"
+    assert not free, f"{len(free)} of {len(wanted)} packages not on hold: {', '.join(free)}"
+
+
+@check(
+    id="versions.nvidia-docker2",
+    title="nvidia-docker2 is absent",
+    layer="versions",
+    profiles=ALL,
+    fix="Purge nvidia-docker2: it owns daemon.json, and was replaced by nvidia-container-toolkit in 2023.",
+)
+def test_nvidia_docker2(facts):
+    assert not facts.has_package("nvidia-docker2"), "found nvidia-docker2, wanted it purged"

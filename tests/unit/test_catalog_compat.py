@@ -1,0 +1,180 @@
+"""Each rule, shown failing and passing."""
+
+from datetime import date
+
+import pytest
+
+from gpukiln.catalog import compat
+from gpukiln.catalog.bases import base
+from gpukiln.catalog.compat import Finding
+
+TODAY = date(2026, 11, 21)
+
+
+def rules(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
+    return [(finding.level, finding.rule) for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("g4dn.xlarge", []),
+        ("g5.48xlarge", []),
+        ("g4ad.xlarge", [("error", "not-nvidia")]),
+        ("dl1.24xlarge", [("error", "not-nvidia")]),
+        ("g6f.xlarge", [("error", "grid-only")]),
+        ("gr6f.4xlarge", [("error", "grid-only")]),
+        ("gr6.4xlarge", []),
+        ("p3.2xlarge", [("error", "retired")]),
+        ("p2.xlarge", [("error", "retired")]),
+        ("p3dn.24xlarge", [("warning", "previous-generation")]),
+        ("g5g.xlarge", [("error", "architecture")]),
+    ],
+)
+def test_machine(name: str, expected: list[tuple[str, str]]) -> None:
+    assert rules(compat.check_instance_type(name, architecture="x86_64")) == expected
+
+
+def test_arm_machine_fits_an_arm_image() -> None:
+    assert not compat.check_instance_type("g5g.xlarge", architecture="arm64")
+
+
+def test_a_retired_machine_names_its_alternatives() -> None:
+    (finding,) = compat.check_instance_type("p3.2xlarge", architecture="x86_64")
+    assert "g5.2xlarge" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("driver", "modules", "name", "expected"),
+    [
+        ("535.309.01", "proprietary", "g4dn.xlarge", []),
+        ("535.309.01", "proprietary", "p5.48xlarge", []),
+        ("535.309.01", "proprietary", "p5en.48xlarge", [("error", "gpu-too-new")]),
+        ("550.163.01", "proprietary", "p5en.48xlarge", []),
+        ("535.309.01", "proprietary", "p6-b200.48xlarge", [("error", "gpu-too-new")]),
+        ("535.309.01", "proprietary", "g7e.2xlarge", [("error", "gpu-too-new")]),
+        ("580.178.04", "open", "p6-b200.48xlarge", []),
+        ("580.178.04", "proprietary", "p6-b200.48xlarge", [("error", "modules-open")]),
+        ("535.309.01", "proprietary", "p2.xlarge", [("error", "gpu-too-old")]),
+        ("470.256.02", "proprietary", "p2.xlarge", []),
+        ("595.91.07", "proprietary", "p3dn.24xlarge", [("error", "gpu-too-old")]),
+        ("580.178.04", "proprietary", "p3dn.24xlarge", []),
+        ("535.309.01", "open", "g4dn.xlarge", [("error", "modules-proprietary")]),
+        ("580.178.04", "open", "g4dn.xlarge", []),
+        ("535.309.01", "open", "g5.xlarge", []),
+        ("535.86.09", "proprietary", "g6e.xlarge", [("error", "gpu-too-new")]),
+        ("535.309.01", "proprietary", "g4ad.xlarge", []),
+    ],
+)
+def test_driver_and_gpu(driver: str, modules: str, name: str, expected: list[tuple[str, str]]) -> None:
+    assert rules(compat.check_driver_gpu(driver, modules, name)) == expected
+
+
+def test_a_new_gpu_names_the_driver_that_knows_it_and_the_way() -> None:
+    (finding,) = compat.check_driver_gpu("535.309.01", "proprietary", "p5en.48xlarge")
+    assert "550.90.07" in finding.message
+    assert "nvidia_driver.branch=580" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("driver", "modules", "today", "expected"),
+    [
+        ("535.309.01", "proprietary", TODAY, [("warning", "driver-end-of-life")]),
+        ("535.309.01", "proprietary", date(2026, 3, 1), []),
+        ("535.309.01", "proprietary", date(2026, 4, 15), [("warning", "driver-end-of-life")]),
+        ("580.178.04", "proprietary", TODAY, []),
+        ("580.65.06", "proprietary", TODAY, [("warning", "driver-flaws")] * 2),
+        ("470.256.02", "open", date(2024, 1, 1), [("error", "driver-modules")]),
+        ("620.10", "proprietary", TODAY, [("error", "driver-modules")]),
+        ("620.10", "open", TODAY, []),
+    ],
+)
+def test_driver(driver: str, modules: str, today: date, expected: list[tuple[str, str]]) -> None:
+    assert rules(compat.check_driver(driver, modules, today=today)) == expected
+
+
+def test_end_of_life_says_the_day_and_the_way_forward() -> None:
+    (finding,) = compat.check_driver("535.309.01", "proprietary", today=TODAY)
+    assert "2026-06-01" in finding.message
+    assert "580" in finding.hint
+    assert "2028-06-30" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "expected"),
+    [
+        ("12.1", "535.309.01", []),
+        ("12.1.1", "580.178.04", []),
+        ("12.8", "535.309.01", [("warning", "cuda-minor-version")]),
+        ("13.0", "535.309.01", [("error", "cuda-driver")]),
+        ("13.0", "580.178.04", []),
+        ("12.1", "520.61.05", [("error", "cuda-driver")]),
+        ("12.1", "525.147.05", [("warning", "cuda-minor-version")]),
+    ],
+)
+def test_cuda_and_driver(cuda: str, driver: str, expected: list[tuple[str, str]]) -> None:
+    assert rules(compat.check_cuda(cuda, driver)) == expected
+
+
+@pytest.mark.parametrize(
+    ("cuda", "name", "expected"),
+    [
+        ("12.1", "g5.xlarge", []),
+        ("12.1", "g7e.2xlarge", [("warning", "cuda-gpu")]),
+        ("12.8", "g7e.2xlarge", []),
+        ("13.0", "p3dn.24xlarge", [("warning", "cuda-gpu")]),
+        ("12.1", "g4ad.xlarge", []),
+    ],
+)
+def test_cuda_and_gpu(cuda: str, name: str, expected: list[tuple[str, str]]) -> None:
+    assert rules(compat.check_cuda_gpu(cuda, name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("1.19.1", []), ("1.20.0", []), ("1.19.0", [("error", "toolkit-flaws")])]
+)
+def test_container_toolkit(version: str, expected: list[tuple[str, str]]) -> None:
+    assert rules(compat.check_container_toolkit(version)) == expected
+
+
+def test_an_old_toolkit_names_every_flaw() -> None:
+    (finding,) = compat.check_container_toolkit("1.16.1")
+    assert "CVE-2024-0132" in finding.message
+    assert "CVE-2025-23266" in finding.message
+    assert "1.19.1" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("version", "today", "expected"),
+    [
+        ("1.35", TODAY, []),
+        ("1.34", TODAY, [("warning", "kubernetes-ends-soon")]),
+        ("1.33", TODAY, [("warning", "kubernetes-extended")]),
+        ("1.30", TODAY, [("error", "kubernetes-ended")]),
+        ("1.99", TODAY, [("warning", "kubernetes-unknown")]),
+        ("1.34", date(2026, 9, 1), []),
+    ],
+)
+def test_kubernetes(version: str, today: date, expected: list[tuple[str, str]]) -> None:
+    assert rules(compat.check_kubernetes(version, today=today)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "branch", "expected"),
+    [
+        ("debian-12", 535, []),
+        ("eks-ubuntu-22.04", 535, []),
+        ("eks-al2023-nvidia", 535, [("error", "base-driver"), ("error", "base-family")]),
+        ("eks-al2023-nvidia", 580, [("error", "base-family")]),
+        ("eks-al2023", 535, [("error", "base-family")]),
+        ("dlami-ubuntu-22.04", 535, [("error", "base-driver")]),
+        ("dlami-ubuntu-22.04", 580, []),
+    ],
+)
+def test_base(name: str, branch: int, expected: list[tuple[str, str]]) -> None:
+    assert rules(compat.check_base(name, base(name), branch=branch, architecture="x86_64")) == expected
+
+
+def test_base_of_another_architecture() -> None:
+    found = compat.check_base("debian-12", base("debian-12"), branch=535, architecture="riscv64")
+    assert rules(found) == [("error", "base-architecture")]

@@ -1,0 +1,107 @@
+"""components.yaml and what --set does to it."""
+
+from pathlib import Path
+
+import pytest
+
+from gpukiln.catalog.components import apply_overrides, as_plain, load_components
+from gpukiln.catalog.load import version_key
+from gpukiln.errors import UsageError
+
+TEXT = """
+components:
+  nvidia_driver:
+    {version: "535.309.01", branch: 535, modules: proprietary, source: s, reason: r, review: 2026-12-15}
+  docker: {distribution: true, source: s, reason: r, review: 2026-12-15}
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "components.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_file() -> None:
+    components = load_components()
+    driver, toolkit = components["nvidia_driver"], components["nvidia_container_toolkit"]
+    assert (driver.version, driver.branch) == ("535.309.01", 535)
+    assert version_key(toolkit.version or "") >= (1, 19, 1)
+    assert toolkit.repository
+    assert len(toolkit.repository.key_fingerprint) == 40
+    assert components["cuda"].version == "12.1"
+    assert all(component.source and component.reason for component in components.values())
+
+
+def test_plain_is_the_form_of_the_file(tmp_path: Path) -> None:
+    plain = as_plain(load_components(written(tmp_path, TEXT)))
+    assert plain["nvidia_driver"]["branch"] == 535
+    assert plain["nvidia_driver"]["review"] == "2026-12-15"
+    assert "repository" not in plain["docker"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("branch: 535", "brunch: 535", "brunch"),
+        ("review: 2026-12-15}\n  docker", "review: soon}\n  docker", "review"),
+        ("distribution: true, ", "", "docker needs either a version or"),
+        ("distribution: true", "distribution: true, version: '1'", "docker needs either a version or"),
+        ("branch: 535", "branch: 580", "535.309.01 is not of branch 580"),
+        ("modules: proprietary, ", "", "kind of its modules"),
+        ("components:", "things:", "wanted: components"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_components(written(tmp_path, TEXT.replace(old, new)))
+    assert message in "\n".join([caught.value.message, *caught.value.details])
+
+
+def test_a_branch_brings_its_last_release() -> None:
+    driver = apply_overrides(load_components(), ["nvidia_driver.branch=580"])["nvidia_driver"]
+    assert (driver.version, driver.branch) == ("580.178.04", 580)
+
+
+def test_a_version_brings_its_branch() -> None:
+    driver = apply_overrides(load_components(), ["nvidia_driver.version=550.163.01"])["nvidia_driver"]
+    assert (driver.version, driver.branch) == ("550.163.01", 550)
+
+
+def test_both_may_be_given_when_they_agree() -> None:
+    both = ["nvidia_driver.branch=580", "nvidia_driver.version=580.82.07"]
+    assert apply_overrides(load_components(), both)["nvidia_driver"].version == "580.82.07"
+    with pytest.raises(UsageError, match="is not of branch 580"):
+        apply_overrides(load_components(), ["nvidia_driver.branch=580", "nvidia_driver.version=550.163.01"])
+
+
+def test_other_values() -> None:
+    before = load_components()
+    after = apply_overrides(
+        before, ["nvidia_container_toolkit.repository.url=http://127.0.0.1:1/deb", "docker.version=26.1.0"]
+    )
+    assert after["nvidia_container_toolkit"].repository
+    assert after["nvidia_container_toolkit"].repository.url == "http://127.0.0.1:1/deb"
+    assert (after["docker"].version, after["docker"].distribution) == ("26.1.0", False)
+    assert before["docker"].distribution
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "hint"),
+    [
+        ("nvidia_drver.branch=580", "unknown component 'nvidia_drver'", "did you mean nvidia_driver?"),
+        ("nvidia_driver.brnch=580", "unknown key of nvidia_driver 'brnch'", "did you mean branch?"),
+        ("nvidia_driver.branch=581", "unknown driver branch '581'", "580"),
+        ("nvidia_driver.branch=new", "valid integer", ""),
+        ("nvidia_driver.branch=620", "no release of driver branch 620", "nvidia_driver.version"),
+        ("nvidia_driver.modules=closed", "'proprietary' or 'open'", ""),
+        ("nvidia_driver.packages=x", "unknown key", ""),
+        ("nvidia_driver", "can't read --set", "component.key=value"),
+        ("nvidia_driver.branch=", "can't read --set", ""),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        apply_overrides(load_components(), [override])
+    assert message in caught.value.message
+    assert hint in caught.value.hint

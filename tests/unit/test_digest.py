@@ -1,0 +1,149 @@
+"""The digest changes with what changes the image, and with nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpukiln.catalog.images import load_image
+from gpukiln.images.bases import ResolvedBase
+from gpukiln.images.digest import digest, explain_change, image_inputs
+from gpukiln.images.sources import Decision
+
+BASE = ResolvedBase(
+    name="debian-12",
+    id="ami-1",
+    resolved_by="parameter",
+    ssh_user="admin",
+    root_device="/dev/xvda",
+    os_family="debian",
+    distribution="debian",
+    release="12",
+    image_name="debian-12-amd64-1",
+)
+NVTOP = Decision("nvtop", "install", "3.0.1", "3.0.1-1", None, "archive", "reason")
+FILES = {
+    "ami/eks-gpu/image.pkr.hcl": "source {}",
+    "ami/eks-gpu/image.yaml": "name: eks-gpu",
+    "ansible/image.yml": "- hosts: all  # every one\n  become: true\n",
+    "ansible/node.yml": "- hosts: all\n",
+    "roles/nvtop/tasks/install.yml": "- name: Install\n  when: !unsafe 'x'\n",
+    "roles/nvtop/meta/main.yml": "dependencies: []\ngalaxy_info: {description: a}\n",
+    "roles/nvtop/meta/argument_specs.yml": "a: 1",
+    "roles/nvtop/README.md": "words",
+    "roles/nvtop/molecule/default/converge.yml": "a: 1",
+    "scripts/bootstrap/gpu.sh": "#!/bin/sh\n",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def inputs(
+    root: Path, *, base: ResolvedBase = BASE, nvtop: Decision = NVTOP, packer: str = "1.6.6", gib: int = 30
+) -> dict[str, str]:
+    image = replace(load_image("eks-gpu"), volume_size_gib=gib)
+    return image_inputs(root, image, base, [nvtop], {"packer": packer})
+
+
+def test_the_inputs_are_named(root: Path) -> None:
+    assert sorted(name for name in inputs(root) if name.startswith("file ")) == [
+        "file ami/eks-gpu/image.pkr.hcl",
+        "file ansible/image.yml",
+        "file roles/nvtop/meta/main.yml",
+        "file roles/nvtop/tasks/install.yml",
+        "file scripts/bootstrap/gpu.sh",
+    ]
+    assert inputs(root)["component nvtop"] == "install 3.0.1-1"
+    assert inputs(root)["base"] == "debian-12 ami-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("roles/nvtop/README.md", "other words"),
+        ("ansible/image.yml", "# new comment\n- become: true\n  hosts:   all\n"),
+        ("ansible/node.yml", "- hosts: gpu\n"),
+        ("ami/eks-gpu/image.yaml", "name: other"),
+        ("roles/nvtop/meta/main.yml", "dependencies: []\ngalaxy_info: {description: b}\n"),
+        ("roles/nvtop/meta/argument_specs.yml", "a: 2"),
+        ("roles/nvtop/molecule/default/converge.yml", "a: 2"),
+        ("roles/nvtop/tasks/.install.yml.swp", "x"),
+        ("docs/a.md", "x"),
+        ("tests/unit/test_a.py", "x"),
+    ],
+)
+def test_what_can_not_change_the_image(root: Path, name: str, text: str) -> None:
+    before = inputs(root)
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+    assert digest(inputs(root)) == digest(before)
+    assert explain_change(before, inputs(root)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("roles/nvtop/tasks/install.yml", "- name: Other\n", "changed roles/nvtop/tasks/install.yml"),
+        ("roles/nvtop/tasks/install.yml", "- name: [broken\n", "changed roles/nvtop/tasks/install.yml"),
+        ("roles/nvtop/meta/main.yml", "dependencies: [docker]\n", "changed roles/nvtop/meta/main.yml"),
+        ("roles/nvtop/files/a", "x", "added roles/nvtop/files/a"),
+        ("ami/eks-gpu/image.pkr.hcl", "source {} ", "changed ami/eks-gpu/image.pkr.hcl"),
+    ],
+)
+def test_a_file_that_changes_the_image(root: Path, name: str, text: str, words: str) -> None:
+    before = inputs(root)
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+    assert digest(inputs(root)) != digest(before)
+    assert explain_change(before, inputs(root)) == [words]
+
+
+def test_the_order_of_tasks_and_the_right_to_execute_count(root: Path) -> None:
+    tasks = root / "roles/nvtop/tasks/install.yml"
+    tasks.write_text("[a, b]")
+    before = inputs(root)
+    tasks.write_text("[b, a]")
+    (root / "scripts/bootstrap/gpu.sh").chmod(0o755)
+    assert explain_change(before, inputs(root)) == [
+        "changed roles/nvtop/tasks/install.yml",
+        "changed scripts/bootstrap/gpu.sh",
+    ]
+
+
+def test_a_removed_file_is_told(root: Path) -> None:
+    before = inputs(root)
+    (root / "scripts/bootstrap/gpu.sh").unlink()
+    assert explain_change(before, inputs(root)) == ["removed scripts/bootstrap/gpu.sh"]
+
+
+def test_values_are_told_in_words(root: Path) -> None:
+    after = inputs(
+        root,
+        base=replace(BASE, id="ami-2"),
+        nvtop=replace(NVTOP, package_version="3.1-1"),
+        packer="1.11.2",
+        gib=40,
+    )
+    assert explain_change(inputs(root), after) == [
+        "base: debian-12 ami-1 -> debian-12 ami-2",
+        "component nvtop: install 3.0.1-1 -> install 3.1-1",
+        "tool packer: 1.6.6 -> 1.11.2",
+        "volume size: 30 GiB -> 40 GiB",
+    ]
+
+
+def test_the_content_of_a_base_counts_before_its_id(root: Path) -> None:
+    one, two = (replace(BASE, id=name, content_digest="abc") for name in ("ami-1", "ami-2"))
+    assert inputs(root, base=one) == inputs(root, base=two)
+    assert inputs(root, base=one) != inputs(root, base=replace(one, content_digest="abd"))
+
+
+def test_a_reason_is_no_input(root: Path) -> None:
+    assert inputs(root) == inputs(root, nvtop=replace(NVTOP, reason="other", source="other"))

@@ -1,0 +1,375 @@
+"""Every check of tests/host passes on a good machine and fails on one with its fault."""
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpukiln.verify.catalog import load_checks
+from gpukiln.verify.facts import Facts, applies
+
+KERNEL = "6.1.0-44-cloud-amd64"
+DRIVER = "535.309.01"
+DEBIAN = f"{DRIVER}-0+deb12u1"
+TOOLKIT = ("nvidia-container-toolkit", "nvidia-container-toolkit-base",
+           "libnvidia-container-tools", "libnvidia-container1")  # fmt: skip
+BOOT = 1_760_000_000.0
+CHECKS = load_checks()
+Data = dict[str, Any]
+
+
+def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
+    """Facts of a machine without a fault, as gpukiln/verify/gather.py prints them."""
+    packages = {"nvidia-kernel-dkms": DEBIAN, "nvidia-smi": DEBIAN, "libcuda1": DEBIAN,
+                "docker.io": "20.10.24",
+                "nvidia-persistenced": "535.171.04-1~deb12u1", "containerd": "1.6.20",
+                f"linux-image-{KERNEL}": "6.1.170-1"}  # fmt: skip
+    if toolkit:
+        packages |= dict.fromkeys(TOOLKIT, "1.19.1-1")
+    done = {"status": "installed"}
+    components = {
+        "nvidia_driver": {**done, "version": DEBIAN, "branch": 535},
+        "docker": done,
+        "containerd": done,
+        "nvidia_container_toolkit": {**done, "version": "1.19.1"}
+        if toolkit
+        else {"status": "left_out", "reason": "its repository can't be reached"},
+    }
+    unit = {"LoadState": "loaded", "UnitFileState": "enabled", "ActiveState": "active", "SubState": "running",
+            "Result": "success", "ConditionResult": "yes",
+            "ActiveEnterTimestampMonotonic": "20000000"}  # fmt: skip
+    names = ("nvidia-persistenced", "docker", "containerd", "gpukiln-bootstrap", "nvidia-cdi-refresh")
+    units = {f"{n}.service": dict(unit) for n in names}
+    if not gpus:
+        units["nvidia-persistenced.service"] |= {"ActiveState": "inactive", "ConditionResult": "no"}
+    modules = {
+        m: {"file": f"/lib/modules/{KERNEL}/{m}.ko", "version": DRIVER, "vermagic": KERNEL}
+        for m in ("nvidia", "nvidia_uvm", "nvidia_modeset")
+    }
+    row = {"bus_id": "00000000:00:1E.0", "name": "Tesla T4", "uuid": "GPU-1", "driver": DRIVER,
+           "persistence": "Enabled"}  # fmt: skip
+    blacklist = "/etc/modprobe.d/nvidia-blacklists-nouveau.conf"
+    runtimes = ["nvidia", "runc"] if toolkit else ["runc"]
+    return {
+        "record": {"error": None, "data": {
+            "schema": 1, "image": "eks-gpu", "digest": "d", "git_commit": "c",
+            "built_at": "2025-10-09T08:00:00+00:00",
+            "base": {}, "components": components, "kernel": KERNEL,
+            "kernels": [KERNEL], "packages": dict(packages),
+        }},
+        "os": {"id": "debian", "version": "12", "family": "debian"},
+        "kernel": {"running": KERNEL, "installed": [KERNEL]},
+        "packages": {"installed": dict(packages),
+                     "holds": [f"linux-image-{KERNEL}", "nvidia-kernel-dkms", "nvidia-smi", "libcuda1"]},
+        "driver": {"nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER}, "persistenced": "535.171.04",
+                   "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]}},
+        "modules": {KERNEL: modules},
+        "nouveau": {"loaded": False, "blacklisted": True, "files": {blacklist: BOOT - 9000}, "initramfs": {
+            KERNEL: {"path": f"/boot/initrd.img-{KERNEL}", "rc": 0, "error": "", "mtime": BOOT - 8000,
+                     "files": [blacklist], "module": False}}},
+        "dkms": {"installed": True, "rc": 0, "error": "", "trees": [], "rows": [
+            {"module": "nvidia-current", "version": DRIVER, "kernel": KERNEL, "state": "installed"}]},
+        "identity": {"host_keys": {"/etc/ssh/ssh_host_ed25519_key": BOOT + 15}, "born": BOOT + 12,
+                     "machine_id": {"length": 32, "mtime": BOOT + 1, "dbus_agrees": True},
+                     "cloud_init": {"installed": True, "status": "done",
+                                    "detail": "DataSourceEc2", "errors": []}},
+        "keys": {"injected": ["SHA256:launch"], "authorized": [
+            {"user": "admin", "path": "/home/admin/.ssh/authorized_keys", "fingerprint": "SHA256:launch",
+             "comment": "key"}]},
+        "leftovers": {"package_cache": [], "history": [], "build_tools": []},
+        "secrets": {"found": [], "files": 20, "complete": True},
+        "docker": {"installed": True, "validate": None,
+                   "info": {"rc": 0, "error": "", "version": "20.10.24", "errors": [], "runtimes": runtimes,
+                            "default_runtime": "nvidia" if toolkit else "runc"},
+                   "daemon_json": {"present": True, "problem": None, "age_s": 9000.0}},
+        "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes},
+        "gpus": {"pci": [{"address": "0000:00:1e.0", "device": "0x1eb8"}] * gpus,
+                 "module": DRIVER if gpus else None,
+                 "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],
+                 "cdi": {"/var/run/cdi/nvidia.yaml": [DRIVER]}},
+        "container": {"ran": bool(gpus), "rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus},
+        "boot": {"boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [], "units": units,
+                 "startup_s": 37.2, "startup": "", "journal": []},
+    }  # fmt: skip
+
+
+def put(path: str, value: Any) -> Callable[[Data], None]:
+    """A fault: set the value at a path such as `kernel/running`."""
+
+    def inject(data: Data) -> None:
+        *parents, last = path.split("/")
+        for key in parents:
+            data = data[key]
+        data[last] = value
+
+    return inject
+
+
+def module(name: str, key: str, value: Any) -> Callable[[Data], None]:
+    def inject(data: Data) -> None:
+        if key:
+            data["modules"][KERNEL][name][key] = value
+        else:
+            data["modules"][KERNEL][name] = value
+
+    return inject
+
+
+def unit(name: str, **values: str) -> Callable[[Data], None]:
+    return lambda data: data["boot"]["units"][f"{name}.service"].update(values)
+
+
+def initramfs(**values: Any) -> Callable[[Data], None]:
+    return lambda data: data["nouveau"]["initramfs"][KERNEL].update(values)
+
+
+def row(**values: str) -> Callable[[Data], None]:
+    return lambda data: data["gpus"].update(rows=[{**data["gpus"]["rows"][0], **values}])
+
+
+NO_RECORD = put("record", {"data": None, "error": "/etc/gpukiln/image.json is missing"})
+HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
+
+# Check id -> its faults: (what breaks, words that the failure must say).
+FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
+    "hygiene.host-keys": [
+        (put("identity/host_keys", {HOST_KEY: BOOT - 600}), "none older than this boot"),
+        (put("identity/host_keys", {}), "found no /etc/ssh"),
+        (
+            # Second boot: cloud-init saw the instance first yesterday, the key is older still.
+            lambda d: d["identity"].update(born=BOOT - 86400, host_keys={HOST_KEY: BOOT - 90000}),
+            "this instance's first boot",
+        ),
+    ],
+    "hygiene.machine-id": [
+        (put("identity/machine_id/mtime", BOOT - 600), "baked in"),
+        (put("identity/machine_id/length", 0), "0 characters"),
+        (put("identity/machine_id/dbus_agrees", False), "dbus"),
+    ],
+    "hygiene.cloud-init": [
+        (put("identity/cloud_init/status", "running"), "'running'"),
+        (put("identity/cloud_init/errors", ["module failed"]), "module failed"),
+        (put("identity/cloud_init/installed", False), "not installed"),
+    ],
+    "hygiene.package-cache": [(put("leftovers/package_cache", ["/var/cache/apt/archives/a.deb"]), "a.deb")],
+    "hygiene.authorized-keys": [(put("keys/injected", ["SHA256:other"]), "SHA256:launch")],
+    "hygiene.history": [(put("leftovers/history", ["/root/.bash_history"]), "/root/.bash_history")],
+    "hygiene.credentials": [
+        (put("secrets/found", [{"path": "/root/k", "line": 3, "kind": "private key"}]), "/root/k:3"),
+        (put("secrets/complete", False), "stopped at its limit"),
+    ],
+    "hygiene.dkms-trees": [(put("dkms/trees", ["/var/lib/dkms/nvidia-current/1/build"]), "build")],
+    "hygiene.build-tools": [(put("leftovers/build_tools", ["/usr/sbin/policy-rc.d"]), "policy-rc.d")],
+    "versions.record": [
+        (NO_RECORD, "missing"),
+        (put("record/data/schema", 2), "schema 2"),
+        (lambda d: d["record"]["data"].pop("kernels"), "kernels"),
+        (put("record/data/components/docker/status", "install"), "docker"),
+    ],
+    "versions.packages": [
+        (put("packages/installed/nvidia-smi", "535.309.02-1"), "nvidia-smi 535.309.02-1"),
+        (lambda d: d["packages"]["installed"].pop("libcuda1"), "libcuda1 is missing"),
+        (put("record/data/packages", {}), "names no package"),
+    ],
+    "versions.driver-branch": [
+        (put("driver/nvidia_smi/version", "580.178.04"), "580.178.04"),
+        (module("nvidia", "version", "580.178.04"), "580.178.04"),
+    ],
+    "versions.driver-agrees": [
+        (put("driver/libraries/libcuda.so", ["535.309.02"]), "libcuda.so: 535.309.02"),
+        (put("driver/libraries/libnvidia-ml.so", []), "libnvidia-ml.so: missing"),
+        (put("driver/libraries/libcuda.so", [DRIVER, "550.1.1"]), "and 550.1.1"),
+        (module("nvidia", "version", "535.261.03"), "535.261.03"),
+        (put("gpus/module", "535.261.03"), "loaded module"),
+        (put("driver/nvidia_smi/version", None), "nvidia-smi: missing"),
+    ],
+    "versions.persistenced": [
+        (put("driver/persistenced", None), "missing"),
+        (put("driver/persistenced", "525.1.1"), "525.1.1"),
+    ],
+    "versions.toolkit": [
+        (lambda d: d["packages"]["installed"].pop(TOOLKIT[2]), TOOLKIT[2]),
+        (put("packages/installed/libnvidia-container1", "1.18.0-1"), "one version"),
+        (lambda d: d["packages"]["installed"].update(dict.fromkeys(TOOLKIT, "1.9.9-1")), "1.19.1 or newer"),
+    ],
+    "versions.holds": [
+        (put("packages/holds", []), "nvidia-kernel-dkms"),
+        (lambda d: d["packages"]["holds"].remove(f"linux-image-{KERNEL}"), f"linux-image-{KERNEL}"),
+    ],
+    "versions.nvidia-docker2": [(put("packages/installed/nvidia-docker2", "2.13.0-1"), "nvidia-docker2")],
+    "modules.running-kernel": [(put("kernel/running", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
+    "modules.installed-kernels": [(put("kernel/installed", [KERNEL, "6.1.0-45-cloud-amd64"]), "6.1.0-45")],
+    "modules.present": [
+        (module("nvidia_uvm", "", None), f"nvidia_uvm for {KERNEL}"),
+        (put("modules", {}), "no installed kernel"),
+    ],
+    "modules.version": [(module("nvidia_uvm", "version", "535.261.03"), "535.261.03")],
+    "modules.vermagic": [(module("nvidia", "vermagic", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
+    "modules.dkms": [
+        (put("dkms/rows", []), "no nvidia module"),
+        (lambda d: d["dkms"]["rows"][0].update(state="built"), "built"),
+        (lambda d: d["dkms"]["rows"][0].update(state="installed (WARNING! Diff)"), "WARNING"),
+        (put("dkms/rc", 1), "exits 1"),
+    ],
+    "modules.nouveau-blocked": [
+        (put("nouveau/blacklisted", False), "modprobe"),
+        (put("nouveau/loaded", True), "loaded"),
+    ],
+    "modules.nouveau-initramfs": [
+        (initramfs(files=[]), "has no modprobe.d file"),
+        (initramfs(rc=1, error="corrupt"), "corrupt"),
+        (initramfs(mtime=BOOT - 9999), "older"),
+        (put("nouveau/initramfs", {}), "no installed kernel"),
+    ],
+    "boot.state": [(put("boot/state", "degraded"), "degraded")],
+    "boot.failed-units": [(put("boot/failed", ["nvidia-persistenced.service"]), "nvidia-persistenced")],
+    "boot.units-enabled": [
+        (unit("docker", UnitFileState="disabled"), "docker.service is disabled"),
+        (unit("gpukiln-bootstrap", UnitFileState=""), "gpukiln-bootstrap.service is missing"),
+    ],
+    "boot.bootstrap": [
+        (unit("gpukiln-bootstrap", Result="exit-code"), "exit-code"),
+        (unit("gpukiln-bootstrap", ConditionResult="no"), "not started"),
+        (unit("gpukiln-bootstrap", LoadState="not-found"), "not-found"),
+    ],
+    "boot.persistenced": [
+        (unit("nvidia-persistenced", ActiveState="failed"), "failed"),
+        (put("gpus/pci", []), "wanted inactive"),
+    ],
+    "boot.journal": [(put("boot/journal", [{"unit": "docker.service", "message": "no space"}]), "no space")],
+    "boot.time": [
+        (lambda d: d["boot"].update(startup_s=None, startup="not yet finished"), "not yet finished")
+    ],
+    "runtime.docker": [
+        (unit("docker", ActiveState="failed"), "failed"),
+        (put("docker/info/rc", 1), "exits 1"),
+        (put("docker/info/version", None), "server version"),
+        (put("docker/info/errors", ["refused"]), "refused"),
+        (put("docker", {"installed": False}), "not found"),
+    ],
+    "runtime.daemon-json": [
+        (put("docker/daemon_json/problem", "not JSON: line 1"), "line 1"),
+        (put("docker/validate", {"rc": 1, "error": "unknown key"}), "unknown key"),
+        (put("docker/daemon_json/age_s", 3.0), "something else"),
+        (unit("docker", ActiveState="failed"), "does not run with"),
+    ],
+    "runtime.containerd": [
+        (unit("containerd", ActiveState="inactive"), "inactive"),
+        (put("containerd/rc", 1), "exits 1"),
+    ],
+    "runtime.docker-nvidia": [
+        (put("docker/info/runtimes", ["runc"]), "runc"),
+        (put("docker/info/default_runtime", "runc"), "default runtime is runc"),
+    ],
+    "runtime.containerd-nvidia": [(put("containerd/runtimes", ["runc"]), "runc")],
+    "runtime.cdi": [
+        (put("gpus/cdi", {}), "no specification"),
+        (put("gpus/cdi", {"/etc/cdi/nvidia.yaml": ["535.261.03"]}), "535.261.03"),
+    ],
+    "gpu.driver-loaded": [
+        (put("gpus/module", None), "not loaded"),
+        (put("gpus/module", "535.261.03"), "535.261.03"),
+        (put("gpus/pci", []), "0 GPUs"),
+    ],
+    "gpu.nvidia-smi": [
+        (put("gpus/smi", {"rc": 9, "out": "couldn't communicate"}), "exits 9"),
+        (put("gpus/rows", []), "lists 0 GPUs"),
+        (row(persistence="[GPU is lost]"), "can't read"),
+    ],
+    "gpu.persistence": [(row(persistence="Disabled"), "Disabled"), (put("gpus/rows", []), "no GPU")],
+    "gpu.xid": [(put("gpus/xids", ["NVRM: Xid (PCI:0000:00:1e): 79"]), "79")],
+    "container.docker-gpu": [
+        (put("container", {"ran": True, "rc": 125, "out": "could not select device driver"}), "exits 125"),
+        (put("container", {"ran": True, "rc": 0, "out": ""}), "sees 0 GPUs"),
+        (put("container", {"ran": False}), "missing"),
+    ],
+}
+
+
+def judge(
+    check_id: str, data: Data, *, profile: str = "image", expect_gpus: int | None = 1
+) -> tuple[str, str]:
+    """Outcome and reason of one check, decided as the plugin does."""
+    check, function = CHECKS[check_id]
+    facts = Facts(data)
+    try:
+        answer = applies(check, facts, profile=profile, expect_gpus=expect_gpus)
+        if answer.answer != "run":
+            return {"fail": "failed"}.get(answer.answer, answer.answer), answer.reason
+        function(facts)
+    except AssertionError as error:
+        return "failed", str(error)
+    return "passed", facts.take_note()
+
+
+def test_every_check_has_its_fault() -> None:
+    assert set(FAULTS) == set(CHECKS), "a check without a fault, or a fault without a check"
+    assert all(FAULTS.values())
+
+
+@pytest.mark.parametrize("check_id", CHECKS)
+def test_a_good_gpu_node_passes(check_id: str) -> None:
+    assert judge(check_id, machine())[0] == "passed", judge(check_id, machine())
+
+
+@pytest.mark.parametrize("check_id", CHECKS)
+def test_a_machine_without_gpu_and_toolkit_passes_or_is_not_run(check_id: str) -> None:
+    outcome, reason = judge(check_id, machine(gpus=0, toolkit=False), expect_gpus=None)
+    needs = CHECKS[check_id][0].needs
+    if "gpu" in needs:
+        assert (outcome, reason) == ("not_run", "no GPU")
+    elif "component:nvidia_container_toolkit" in needs:
+        assert outcome == "not_run"
+        assert reason == "nvidia_container_toolkit left out: its repository can't be reached"
+    else:
+        assert outcome == "passed", reason
+
+
+@pytest.mark.parametrize(
+    ("check_id", "fault", "words"),
+    [(i, f, w) for i, faults in FAULTS.items() for f, w in faults],
+    ids=[f"{i}-{n}" for i, faults in FAULTS.items() for n, _ in enumerate(faults)],
+)
+def test_fault_is_found(check_id: str, fault: Callable[[Data], Any], words: str) -> None:
+    data = copy.deepcopy(machine())
+    fault(data)
+    outcome, reason = judge(check_id, data)
+    assert outcome == "failed", f"{check_id} did not notice: {reason}"
+    assert words in reason
+
+
+@pytest.mark.parametrize("section", [s for s in machine() if s != "record"])
+def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None:
+    """Whoever reads the section fails with the reason, and somebody reads each."""
+    data = machine()
+    data[section] = {"_error": "RuntimeError: tool is broken"}
+    failed = [r for o, r in (judge(i, data) for i in CHECKS) if o == "failed"]
+    assert failed
+    assert all(re.search("tool is broken", r) for r in failed)
+
+
+def test_a_second_boot_of_the_same_instance_is_fine() -> None:
+    data = machine()
+    data["identity"].update(born=BOOT - 86400, host_keys={HOST_KEY: BOOT - 86390})
+    data["identity"]["machine_id"]["mtime"] = BOOT - 86420
+    assert judge("hygiene.host-keys", data)[0] == "passed"
+    assert judge("hygiene.machine-id", data)[0] == "passed"
+
+
+def test_missing_hardware_is_a_failure_where_the_profile_expects_it() -> None:
+    data = machine(gpus=0)
+    assert judge("gpu.xid", data, profile="node", expect_gpus=None)[0] == "failed"
+    assert judge("gpu.xid", data, profile="node", expect_gpus=0) == ("not_run", "no GPU")
+    assert judge("gpu.xid", machine(), profile="image", expect_gpus=8) == (
+        "failed",
+        "1 GPUs on the PCI bus, at least 8 expected on this machine",
+    )
+
+
+def test_missing_record_is_a_failure_of_an_image_and_not_of_a_node() -> None:
+    data = machine()
+    NO_RECORD(data)
+    assert judge("versions.packages", data, profile="image")[0] == "failed"
+    assert judge("versions.packages", data, profile="node")[0] == "not_run"

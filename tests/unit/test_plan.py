@@ -1,0 +1,177 @@
+"""A whole plan, against an EC2 in this process and a network that answers as told."""
+
+import io
+import json
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+from rich.console import Console
+
+from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.images.plan import Plan, check_region, git_commit, make_plan
+from gpukiln.images.plan_view import plan_table
+from gpukiln.images.sources import Probes
+
+NOW = datetime(2026, 11, 21, 6, 0, tzinfo=UTC)
+MIRROR = {
+    "nvidia-kernel-dkms": "535.309.01-0+deb12u1",
+    "nvidia-persistenced": "535.171.04-1~deb12u1",
+    "nvtop": "3.0.1-1",
+    "docker.io": "20.10.24+dfsg1-1+deb12u1+b6",
+    "containerd": "1.6.20~ds1-1+deb12u3",
+}
+OFFLINE = Probes(lambda _: "no route", lambda names: {name: MIRROR[name] for name in names if name in MIRROR})
+ONLINE = Probes(lambda _: None, OFFLINE.candidates)
+
+
+class MotoCloud:
+    def __init__(self, name: str = "embedded", region: str = "us-west-2") -> None:
+        self.name, self.region = name, region
+        self.default_base = {"aws": "eks-ubuntu-22.04", "embedded": "debian-12"}[name]
+        self.strict_sources = name == "aws"
+
+    def client(self, service: str) -> Any:
+        return boto3.client(service, region_name=self.region)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def debian(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An EC2 with one image, which its owner's name pattern finds."""
+    monkeypatch.setattr("gpukiln.catalog.bases.Base.owners_in", lambda *_: ("self",))
+    with mock_aws():
+        yield MotoCloud().client("ec2").register_image(Name="debian-12-amd64-20261101-1")["ImageId"]
+
+
+def plan(cloud: MotoCloud | None = None, *, probes: Probes = OFFLINE, **more: Any) -> Plan:
+    return make_plan("eks-gpu", cloud or MotoCloud(), probes=probes, now=NOW, **more)
+
+
+def test_a_plan_on_the_embedded_cloud(debian: str) -> None:
+    made = plan(tools={"packer": "1.6.6"})
+    assert (made.base.name, made.base.id, made.base.ssh_user) == ("debian-12", debian, "admin")
+    assert made.component("nvidia_driver").package_version == "535.309.01-0+deb12u1"
+    assert made.component("nvidia_container_toolkit").status == "left_out"
+    assert [warning.rule for warning in made.warnings] == ["driver-end-of-life"]
+    assert made.instance_types == ("g4dn.xlarge", "g5.xlarge")
+    assert made.created_at == "2026-11-21T06:00:00+00:00"
+    assert made.inputs["tool packer"] == "1.6.6"
+    with pytest.raises(UsageError, match="unknown component of eks-gpu 'cuda'"):
+        made.component("cuda")
+
+
+@pytest.mark.usefixtures("debian")
+def test_a_plan_survives_json() -> None:
+    made = plan(overrides=["cuda.version=12.2"])
+    assert made.overrides == ("cuda.version=12.2",)
+    assert Plan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    with pytest.raises(UsageError, match="plan: "):
+        Plan.from_dict({"image": "x"})
+
+
+@pytest.mark.usefixtures("debian")
+def test_the_same_twice_is_the_same_digest_and_a_component_makes_another() -> None:
+    assert plan().digest == plan().digest
+    assert plan().digest != plan(probes=ONLINE).digest
+
+
+def test_the_table_says_what_matters(debian: str) -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(plan_table(plan()))
+    text = console.export_text()
+    for wanted in (
+        debian,
+        "535.309.01-0+deb12u1",
+        "left out",
+        "no route",
+        "end of life on 2026-06-01",
+        "580",
+    ):
+        assert wanted in text
+
+
+@pytest.mark.usefixtures("debian")
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"instance_types": ["p5en.48xlarge"]}, "does not know the H200"),
+        ({"instance_types": ["g6f.xlarge", "g4ad.xlarge"]}, r"GRID driver can drive \(and 1 more\)"),
+        ({"overrides": ["nvidia_container_toolkit.version=1.17.8"]}, "CVE-2026-24260"),
+        ({"overrides": ["cuda.version=13.0"]}, "CUDA 13.0 needs driver 580"),
+        ({"base": "eks-al2023-nvidia"}, "comes with driver 580; wanted: 535"),
+        ({"base": "eks-al2023"}, "redhat family; the roles support debian"),
+        ({"base": "eks-ubuntu-22.04", "overrides": ["kubernetes.version=1.29"]}, "EKS ended Kubernetes 1.29"),
+        ({"overrides": ["nvidia_driver.branch=580"]}, "mirror has nvidia-kernel-dkms 535"),
+    ],
+)
+def test_what_can_never_work_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(IncompatibleError, match=message):
+        plan(**more)
+
+
+def test_a_refusal_asks_nobody() -> None:
+    class Silent(MotoCloud):
+        def client(self, service: str) -> Any:
+            raise AssertionError(service)
+
+    with pytest.raises(IncompatibleError) as caught:
+        plan(Silent(), instance_types=["g6f.xlarge", "p2.xlarge"])
+    assert len(caught.value.details) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"instance_types": ["g4dn.xlage"]}, "unknown GPU instance type 'g4dn.xlage'"),
+        ({"base": "debian12"}, "unknown base 'debian12'"),
+        ({"overrides": ["nvidia_driver.brach=1"]}, "unknown key of nvidia_driver"),
+    ],
+)
+def test_a_typo_is_a_usage_error(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(**more)
+    with pytest.raises(UsageError, match="unknown image 'eks-gup'"):
+        make_plan("eks-gup", MotoCloud(), probes=OFFLINE)
+
+
+@pytest.mark.usefixtures("debian")
+def test_on_aws_a_source_must_be_reachable() -> None:
+    MotoCloud().client("ec2").register_image(
+        Name="ubuntu-eks/k8s_1.34/images/hvm-ssd/ubuntu-jammy-22.04-amd64-server-20261101"
+    )
+    made = plan(MotoCloud("aws"), probes=ONLINE)
+    assert made.component("kubernetes").status == "preinstalled"
+    assert [warning.rule for warning in made.warnings] == ["driver-end-of-life", "kubernetes-ends-soon"]
+    with pytest.raises(UnavailableError, match="no route"):
+        plan(MotoCloud("aws"))
+
+
+def test_regions() -> None:
+    assert check_region("us-west-2") == "us-west-2"
+    assert check_region("us-gov-west-1") == "us-gov-west-1"
+    with pytest.raises(UsageError) as caught:
+        check_region("us-wset-2")
+    assert "us-west-2" in caught.value.hint
+
+
+def test_the_commit_says_when_files_differ(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.test"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    assert git_commit(tmp_path / "nowhere") is None
+    git("init")
+    assert git_commit(tmp_path) is None
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-m", "a")
+    commit = git_commit(tmp_path)
+    assert commit
+    assert len(commit) == 40
+    (tmp_path / "a").write_text("2")
+    assert git_commit(tmp_path) == f"{commit}-dirty"

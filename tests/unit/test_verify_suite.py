@@ -1,0 +1,244 @@
+"""The suite as a process: what it refuses, reports and leaves behind. No machine is asked for facts."""
+
+import json
+import os
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.verify import gather, suite
+from gpukiln.verify.gather import driver_version, startup_s
+from gpukiln.verify.target import Target
+from gpukiln.verify.verdict import CheckResult
+
+TARGET = Target(host="192.0.2.1", name="i-1")
+CONFTEST = """
+    import os
+    from pathlib import Path
+    from gpukiln.verify import plugin
+    from gpukiln.verify.facts import Facts
+    pytest_plugins = ["gpukiln.verify.plugin"]
+    def pytest_configure(config):
+        plugin.add_suite(config, Path(__file__).parent)
+        Path(__file__).with_name("pid").write_text(str(os.getpid()))
+    def gather(host):
+        {gather}
+    plugin.gather = gather
+"""
+FACTS = """return Facts({"gpus": {"pci": []}, "record": {"data": None, "error": "gone"}})"""
+CHECKS = """
+    import time
+    from gpukiln.verify.checks import check
+    COMMON = {"profiles": ("image",), "fix": "mend it"}
+
+    @check(id="gpu.there", title="GPU there", layer="gpu", needs=("gpu",), **COMMON)
+    def test_gpu(facts):
+        raise AssertionError("must not run")
+
+    @check(id="hygiene.good", title="good", layer="hygiene", **COMMON)
+    def test_good(facts):
+        facts.note("3 files")
+
+    @check(id="boot.bad", title="bad", layer="boot", **COMMON)
+    def test_bad(facts):
+        found = 1
+        assert found == 2, "found 1, wanted 2"
+
+    @check(id="versions.record", title="record", layer="versions", needs=("record",), **COMMON)
+    def test_record(facts):
+        pass
+
+    @check(id="boot.node-only", title="node", layer="boot", profiles=("node",), fix="-")
+    def test_node(facts):
+        pass
+"""
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Write a suite and make it the one that run_suite runs; returns the report folder."""
+
+    def write(checks: str = CHECKS, gather: str = FACTS) -> Path:
+        folder = tmp_path / "suite"
+        folder.mkdir()
+        (folder / "conftest.py").write_text(textwrap.dedent(CONFTEST.replace("{gather}", gather)))
+        (folder / "test_it.py").write_text(textwrap.dedent(checks))
+        monkeypatch.setattr(suite, "SUITE", folder)
+        return tmp_path / "out"
+
+    return write
+
+
+def child_is_gone(out: Path) -> bool:
+    pid = int((out.parent / "suite" / "pid").read_text())
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_verdict_counts_apart_and_streams_in_layer_order(make: Make) -> None:
+    out, seen, started = make(), [], []
+    verdict = suite.run_suite(
+        TARGET, profile="image", out_dir=out, on_check=seen.append, on_start=started.append
+    )
+    assert [(c.id, c.outcome, c.reason) for c in verdict.checks] == [
+        ("hygiene.good", "passed", "3 files"),
+        ("versions.record", "failed", "gone"),
+        ("boot.bad", "failed", "found 1, wanted 2"),
+        ("gpu.there", "not_run", "no GPU"),
+    ]
+    assert verdict.counts == {"passed": 1, "failed": 2, "not_run": 1}
+    assert not verdict.passed
+    assert verdict.target == "i-1"
+    assert verdict.checks[2].fix == "mend it"
+    assert tuple(seen) == verdict.checks
+    assert "gathering facts" in started
+    assert json.loads((out / "results.json").read_text())["counts"] == verdict.counts
+    assert (out / "facts.json").exists()
+
+
+def test_junit_shows_not_run_as_skipped_with_its_reason(make: Make) -> None:
+    out = make()
+    suite.run_suite(TARGET, profile="image", out_dir=out)
+    root = ET.parse(out / "junit.xml").getroot()[0]  # noqa: S314 - written a moment ago by our own child
+    assert (root.get("failures"), root.get("errors"), root.get("skipped")) == ("2", "0", "1")
+    assert [s.get("message") for s in root.iter("skipped")] == ["not run: no GPU"]
+    assert {p.get("value") for p in root.iter("property")} >= {"gpu.there", "hygiene.good"}
+
+
+def test_required_layer_turns_not_run_into_failed(make: Make) -> None:
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=make(), layers=["gpu"], require=["gpu"])
+    assert [(c.id, c.outcome) for c in verdict.checks] == [("gpu.there", "failed")]
+
+
+def test_expected_gpus_are_a_failure_when_missing(make: Make) -> None:
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=make(), layers=["gpu"], expect_gpus=1)
+    assert verdict.checks[0].outcome == "failed"
+    assert "0 GPUs on the PCI bus" in verdict.checks[0].reason
+
+
+def test_nothing_passed_is_not_a_pass(make: Make) -> None:
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=make(), layers=["gpu"])
+    assert verdict.counts["failed"] == 0
+    assert not verdict.passed
+
+
+def test_own_skip_is_not_run(make: Make) -> None:
+    checks = CHECKS.replace("facts.note(", "__import__('pytest').skip(")
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=make(checks), layers=["hygiene"])
+    assert (verdict.checks[0].outcome, verdict.checks[0].reason) == ("not_run", "3 files")
+
+
+@pytest.mark.parametrize(
+    ("checks", "words"),
+    [
+        ("def test_bare(facts):\n    pass\n", "without @check"),
+        (CHECKS.replace("boot.bad", "boot.node-only"), "check id boot.node-only is taken"),
+        (CHECKS.replace('profiles": ("image",)', 'profiles": ()'), "declares no profile"),
+        (CHECKS.replace('layer="gpu"', 'layer="gqu"'), "layer 'gqu' is none of"),
+        (CHECKS.replace('needs=("gpu",)', 'needs=("gqu",)'), "need 'gqu' is none of"),
+    ],
+)
+def test_undeclared_check_is_refused(make: Make, checks: str, words: str) -> None:
+    out = make(checks)
+    with pytest.raises(UnavailableError, match="the host suite itself broke") as caught:
+        suite.run_suite(TARGET, profile="image", out_dir=out)
+    assert words in " ".join((out / "verify.log").read_text().split())
+    assert str(out / "verify.log") in caught.value.hint
+
+
+def test_unreachable_machine_is_no_failed_check(make: Make) -> None:
+    out = make(gather='raise RuntimeError("connection refused")')
+    with pytest.raises(UnavailableError, match="i-1 can't be judged: connection refused"):
+        suite.run_suite(TARGET, profile="image", out_dir=out)
+
+
+def test_a_hung_machine_ends_at_the_timeout(make: Make) -> None:
+    out = make(gather='import time; time.sleep(60); raise RuntimeError("late")')
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match="did not end within 3 s; last: gather_start"):
+        suite.run_suite(TARGET, profile="image", out_dir=out, timeout_s=3)
+    assert time.monotonic() - started < 20
+    assert child_is_gone(out)
+
+
+def test_ctrl_c_leaves_no_process(make: Make) -> None:
+    out = make(CHECKS.replace("found = 1", "found = 1; time.sleep(60)"))
+
+    def interrupt(_result: CheckResult) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.run_suite(TARGET, profile="image", out_dir=out, on_check=interrupt)
+    assert child_is_gone(out)
+
+
+def test_unknown_profile_and_layer_name_the_choices(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="profile 'imagine' is unknown, wanted one of image"):
+        suite.run_suite(TARGET, profile="imagine", out_dir=tmp_path)
+    with pytest.raises(UsageError, match="layer 'gqu' is unknown, wanted one of hygiene"):
+        suite.run_suite(TARGET, profile="image", out_dir=tmp_path, require=["gqu"])
+
+
+def test_target_keeps_no_connection_and_no_host_key(tmp_path: Path) -> None:
+    target = Target(host="192.0.2.1", port=2222, user="ubuntu", private_key=tmp_path / "key")
+    assert target.hostspec.startswith("ssh://ubuntu@192.0.2.1:2222?controlpersist=0")
+    assert f'IdentityFile "{tmp_path / "key"}"' in target.ssh_config()
+    assert "UserKnownHostsFile /dev/null" in target.ssh_config()
+    assert "ssh://" in Target(host="2001:db8::1").hostspec
+    assert "[2001:db8::1]" in Target(host="2001:db8::1").hostspec
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("Startup finished in 370ms (userspace) \ngraphical.target reached", 0.37),
+        ("Startup finished in 4.1s (kernel) + 33.1s (userspace) = 37.2s \n", 37.2),
+        ("Startup finished in 4.1s (kernel) + 1min 2.5s (userspace) = 1min 6.600s \n", 66.6),
+        ("Bootup is not yet finished (org.freedesktop.systemd1.Manager...=0).", None),
+    ],
+)
+def test_startup_time(text: str, seconds: float | None) -> None:
+    assert startup_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVIDIA System Management Interface -- v535.309.01", "535.309.01"),
+        ("nvidia-persistenced:  version 535.171.04", "535.171.04"),
+        ("NVIDIA System Management Interface -- v565.77", "565.77"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", None),
+    ],
+)
+def test_driver_version_of_a_tool_s_first_line(text: str, version: str | None) -> None:
+    assert driver_version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        (
+            "nvidia-current/535.309.01, 6.1.0-44-cloud-amd64, x86_64: installed",
+            ("nvidia-current", "535.309.01", "6.1.0-44-cloud-amd64", "installed"),
+        ),
+        (
+            "nvidia, 535.288.01, 5.15.0-100-generic, x86_64: installed (WARNING! Diff)",
+            ("nvidia", "535.288.01", "5.15.0-100-generic", "installed (WARNING! Diff)"),
+        ),
+        ("nvidia-current/535.309.01: added", ("nvidia-current", "535.309.01", None, "added")),
+    ],
+)
+def test_dkms_status_is_understood(
+    monkeypatch: pytest.MonkeyPatch, line: str, row: tuple[str | None, ...]
+) -> None:
+    monkeypatch.setattr(gather, "run", lambda *_argv, **_options: {"rc": 0, "out": line + "\n", "err": ""})
+    assert [tuple(r.values()) for r in gather.dkms()["rows"]] == [row]

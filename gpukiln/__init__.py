@@ -1,0 +1,1 @@
+"""Bakes GPU machine images, proves them on a machine booted from them, releases only what was proven."""

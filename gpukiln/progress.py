@@ -1,16 +1,19 @@
 """What a person sees while long work runs: the step, how long it has taken, how long it took last time.
 
 On a terminal the running step is one line that changes; elsewhere every step is a plain line when it starts
-and when it ends. Everything goes to standard error.
+and when it ends, and so is what it does meanwhile. Everything goes to standard error.
 """
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from rich import progress as rich_progress
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
+
+HEARTBEAT_S = 60  # seconds of silence after which a plain log says that the work goes on
 
 
 def human_seconds(seconds: float) -> str:
@@ -36,13 +39,15 @@ class Progress:
         console: Where to write; standard error by default.
     """
 
-    def __init__(self, expected: Mapping[str, float] | None = None, *, console: Console | None = None) -> None:
+    def __init__(
+        self, expected: Mapping[str, float] | None = None, *, console: Console | None = None
+    ) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.durations: dict[str, float] = {}
         self._expected = dict(expected or {})
-        self._status: Status | None = None
-        self._step = ""
-        self._started = 0.0
+        self._bar: rich_progress.Progress | None = None
+        self._detail = ""
+        self._started = self._spoke = 0.0
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -54,23 +59,33 @@ class Progress:
         Yields:
             Nothing.
         """
-        self._step, self._started = name, time.monotonic()
+        self._detail, self._started, self._spoke = "", time.monotonic(), time.monotonic()
         before = f" (last time {human_seconds(self._expected[name])})" if name in self._expected else ""
+        mark, ended = "[red]failed[/]", threading.Event()
         if self.console.is_terminal:
-            self._status = self.console.status(f"{escape(name)}{before}")
-            self._status.start()
+            self._bar = rich_progress.Progress(
+                rich_progress.SpinnerColumn(),
+                rich_progress.TextColumn("{task.fields[title]}"),
+                rich_progress.TimeElapsedColumn(),
+                rich_progress.TextColumn("[dim]{task.description}"),
+                console=self.console,
+                transient=True,
+            )
+            self._bar.add_task("", title=f"{escape(name)}{before}")
+            self._bar.start()
         else:
             self.console.print(f"[dim]..[/] {escape(name)}{before}")
-        mark = "[red]failed[/]"
+            threading.Thread(target=self._heartbeat, args=(ended,), daemon=True).start()
         try:
             yield
             mark = "[green]ok[/]"
         finally:
             took = time.monotonic() - self._started
             self.durations[name] = round(took, 1)
-            if self._status:
-                self._status.stop()
-                self._status = None
+            ended.set()
+            if self._bar:
+                self._bar.stop()
+                self._bar = None
             self.console.print(f"{mark} {escape(name)}  {human_seconds(took)}")
 
     def say(self, detail: str) -> None:
@@ -79,9 +94,18 @@ class Progress:
         Args:
             detail: A few words.
         """
-        elapsed = human_seconds(time.monotonic() - self._started)
-        if self._status:
-            before = f" of about {human_seconds(self._expected[self._step])}" if self._step in self._expected else ""
-            self._status.update(f"{escape(self._step)}  {elapsed}{before}  [dim]{escape(detail)}[/]")
+        self._detail = detail
+        if self._bar:
+            self._bar.update(rich_progress.TaskID(0), description=escape(detail))
         else:
-            self.console.print(f"[dim]     {elapsed:>12}  {escape(detail)}[/]")
+            self._print_detail(detail)
+
+    def _print_detail(self, text: str) -> None:
+        self._spoke = time.monotonic()
+        elapsed = human_seconds(self._spoke - self._started)
+        self.console.print(f"[dim]     {elapsed:>12}  {escape(text)}[/]")
+
+    def _heartbeat(self, ended: threading.Event) -> None:
+        while not ended.wait(1):
+            if time.monotonic() - self._spoke > HEARTBEAT_S:
+                self._print_detail(f"still: {self._detail}")

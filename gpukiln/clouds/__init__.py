@@ -1,0 +1,1 @@
+"""The clouds that images are built on."""

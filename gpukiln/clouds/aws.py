@@ -38,7 +38,9 @@ class AwsCloud:
         """
         from botocore.config import Config  # noqa: PLC0415 - slow to import
 
-        return self._session.client(service, config=Config(retries={"mode": "standard", "total_max_attempts": 8}))
+        return self._session.client(
+            service, config=Config(retries={"mode": "standard", "total_max_attempts": 8})
+        )
 
     def environment(self) -> dict[str, str]:
         """Environment in which Packer talks to this account."""

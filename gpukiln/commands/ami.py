@@ -38,7 +38,7 @@ def plan(
     image: str = "eks-gpu",
     base: str = "",
     instance_types: str = "",
-    set: str = "",  # noqa: A002 - the option's name
+    set: str = "",
     profile: str = "",
     subnet_id: str = "",
     refresh: bool = False,
@@ -48,20 +48,24 @@ def plan(
     """Show what a build would do, or why it can't work; starts nothing."""
     from gpukiln.images.pipeline import find_proven
 
-    where, planned = _plan(region, cloud, image, base, instance_types, set, profile, subnet_id, refresh=refresh)
+    where, planned = _plan(
+        region, cloud, image, base, instance_types, set, profile, subnet_id, refresh=refresh
+    )
     proven = find_proven(planned, where)
     if json:
         print_json({**planned.to_dict(), "proven_image": proven["ImageId"] if proven else None})
     else:
         _show_plan(planned)
-        _say(f"nothing to bake: {proven['ImageId']} has this digest" if proven else "`invoke ami.build` would bake it")
+        _say(
+            f"nothing to bake: {proven['ImageId']} has this digest"
+            if proven
+            else "`invoke ami.build` would bake it"
+        )
     return CHANGES_PENDING if exit_code and not proven else 0
 
 
 @command(
-    help=_some(
-        *COMMON, force="build even when a proven image has this digest", dry_run="stop after the plan"
-    )
+    help=_some(*COMMON, force="build even when a proven image has this digest", dry_run="stop after the plan")
 )
 def build(
     _: Any,
@@ -70,7 +74,7 @@ def build(
     image: str = "eks-gpu",
     base: str = "",
     instance_types: str = "",
-    set: str = "",  # noqa: A002 - the option's name
+    set: str = "",
     profile: str = "",
     subnet_id: str = "",
     refresh: bool = False,
@@ -202,7 +206,9 @@ def show(_: Any, build: str = "last", json: bool = False) -> None:
         console.print(render(record.verdict))
     for step, seconds in record.durations_s.items():
         console.print(f"{step:24} {human_seconds(seconds):>12}")
-    console.print(f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}")
+    console.print(
+        f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}"
+    )
 
 
 def _plan(

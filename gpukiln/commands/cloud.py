@@ -109,7 +109,7 @@ def ssh(_: Any, key: str, instance: str = "", user: str = "admin") -> None:
             details=tuple(machine["instance_id"] for machine in machines),
         )
     target = chosen[-1]
-    os.execvp(
+    os.execvp(  # noqa: S606 - ssh takes over this terminal
         "ssh",
         [
             *("ssh", "-i", key, "-p", str(target["ssh_port"]), "-o", "StrictHostKeyChecking=no"),

@@ -82,7 +82,7 @@ def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
 
 def _finish(cloud: Cloud, image_id: str, installed: dict[str, Any]) -> None:
     ec2 = cloud.client("ec2")
-    # Packer 1.6.6 has no option for it: machines from this AMI speak IMDSv2 unless their launch says otherwise
+    # Packer 1.6.6 has no option for it: machines from this AMI take IMDSv2 only
     ec2.modify_image_attribute(ImageId=image_id, ImdsSupport={"Value": "v2.0"})
     ec2.create_tags(Resources=[image_id], Tags=tag_list({"gpukiln:kernel": installed["kernel"]}))
 
@@ -127,7 +127,7 @@ def packer_variables(
         extra_vars: JSON file for Ansible.
         manifest: File for the result.
     """
-    name = image_name(plan, build)
+    name, driver = image_name(plan, build), plan.component("nvidia_driver").version
     run_tags = {
         "Name": f"gpukiln bake {build.id}",
         BUILD_TAG: build.id,
@@ -138,7 +138,7 @@ def packer_variables(
         "region": plan.region,
         "source_ami": plan.base.id,
         "ami_name": name,
-        "ami_description": f"{plan.image}: NVIDIA {plan.component('nvidia_driver').version} on {plan.base.name}",
+        "ami_description": f"{plan.image} with NVIDIA {driver} on {plan.base.name}",
         "instance_type": plan.builder_instance_type,
         "ssh_username": plan.base.ssh_user,
         "root_device": plan.base.root_device,

@@ -136,7 +136,11 @@ def _wait_until_reachable(
             raise UnavailableError(f"{instance_id} is {state} instead of running: {reason}")
         if state == "running" and _speaks_ssh(cloud.address(instance), cloud.ssh_port):
             return Target(
-                host=cloud.address(instance), port=cloud.ssh_port, user=user, private_key=key, name=instance_id
+                host=cloud.address(instance),
+                port=cloud.ssh_port,
+                user=user,
+                private_key=key,
+                name=instance_id,
             )
         if waited > timeout_s:
             console = str(ec2.get_console_output(InstanceId=instance_id).get("Output", ""))

@@ -26,9 +26,15 @@ def packer_version() -> str:
         UnavailableError: There is none.
     """
     if not shutil.which("packer"):
-        raise UnavailableError("packer is not installed", hint="apt-get install packer, or https://developer.hashicorp.com/packer")
+        raise UnavailableError(
+            "packer is not installed",
+            hint="apt-get install packer, or https://developer.hashicorp.com/packer",
+        )
     # Debian's prints `Packer v1.6.6`, with a notice below when a newer one exists
-    found = re.search(r"v?(\d+\.\d+\.\d+)", subprocess.run(["packer", "version"], capture_output=True, text=True, check=True).stdout)
+    found = re.search(
+        r"v?(\d+\.\d+\.\d+)",
+        subprocess.run(["packer", "version"], capture_output=True, text=True, check=True).stdout,
+    )
     if not found:
         raise UnavailableError("`packer version` printed no version")
     return found[1]
@@ -114,7 +120,9 @@ class Packer:
             self._read(process)
             code = process.wait()
         except KeyboardInterrupt:
-            self._say("stopping: Packer removes what it started (Ctrl-C again to leave it to the next command)")
+            self._say(
+                "stopping: Packer removes what it started (Ctrl-C again to leave it to the next command)"
+            )
             _interrupt(process)
             raise
         finally:
@@ -138,14 +146,17 @@ class Packer:
 
     def _follow_events(self, ended: threading.Event) -> None:
         with self._events.open() as file:
+            last_look = False
             while True:
                 line = file.readline()
                 if line.endswith("\n"):
                     event = json.loads(line)
                     if event["event"] == "task_start":
                         self._say(event["task"])
-                elif ended.wait(0.3):
+                elif last_look:
                     return
+                else:
+                    last_look = ended.wait(0.3)
 
     def _failure(self, code: int) -> GpukilnError:
         hint = f"full log: {self._log}"

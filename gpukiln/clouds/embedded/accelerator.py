@@ -52,7 +52,12 @@ def _boots_with_kvm(disk: Path) -> bool:
         qemu = subprocess.Popen(
             [
                 *("qemu-system-x86_64", *KVM, "-m", "512", "-nodefaults", "-display", "none"),
-                *("-drive", f"file={disk},format=raw,if=virtio,snapshot=on", "-serial", f"file:{console.name}"),
+                *(
+                    "-drive",
+                    f"file={disk},format=raw,if=virtio,snapshot=on",
+                    "-serial",
+                    f"file:{console.name}",
+                ),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

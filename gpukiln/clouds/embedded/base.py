@@ -27,15 +27,37 @@ OWNER = "136693071363"  # Debian's AWS account, as in ami/bases.yaml
 SSM_PARAMETER = "/aws/service/debian/release/12/latest/amd64"
 ROOT_DEVICE = "/dev/xvda"
 SIZE_GIB = 8
-PACKAGES = (
-    "systemd systemd-sysv systemd-resolved systemd-timesyncd libpam-systemd dbus udev kmod "
-    "linux-image-cloud-amd64 initramfs-tools zstd grub2-common grub-pc-bin "
-    "cloud-init locales cloud-guest-utils fdisk e2fsprogs openssh-server sudo "
-    "python3 ca-certificates gpg iproute2 netbase procps"
-).split()
+PACKAGES = [
+    "systemd",
+    "systemd-sysv",
+    "systemd-resolved",
+    "systemd-timesyncd",
+    "libpam-systemd",
+    "dbus",
+    "udev",
+    "kmod",
+    "linux-image-cloud-amd64",
+    "initramfs-tools",
+    "zstd",
+    "grub2-common",
+    "grub-pc-bin",
+    "cloud-init",
+    "locales",
+    "cloud-guest-utils",
+    "fdisk",
+    "e2fsprogs",
+    "openssh-server",
+    "sudo",
+    "python3",
+    "ca-certificates",
+    "gpg",
+    "iproute2",
+    "netbase",
+    "procps",
+]
 FILES = {
     "etc/cloud/cloud.cfg.d/10_embedded.cfg": (
-        "# The EC2 data source without asking the firmware what cloud this is: a container shows the host's.\n"
+        "# EC2's data source without asking the firmware which cloud it is: a container has none.\n"
         "datasource_list: [Ec2]\n"
         "datasource:\n  Ec2:\n    strict_id: false\n    timeout: 5\n    max_wait: 30\n"
         "system_info:\n  default_user:\n    name: admin\n"
@@ -157,7 +179,9 @@ def _install(root: Path, sources: Path, log: Path) -> None:
         command.insert(0, "eatmydata")
     with log.open("wb") as output:
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+            )
         except FileNotFoundError:
             raise UnavailableError("mmdebstrap is not installed", hint="apt-get install mmdebstrap") from None
     if done.returncode:
@@ -200,11 +224,13 @@ def _sources() -> str:
 
 
 def _apt_options() -> list[str]:
-    """This machine's apt settings without which its mirror can't be used (no credentials, no loopback proxy)."""
+    """This machine's apt settings without which its mirror can't be used; no credentials, no local proxy."""
     if not shutil.which("apt-config"):
         return []
     lines = run("apt-config", "dump").splitlines()
-    kept = [line.rstrip(";") for line in lines if CARRIED_APT_OPTIONS.match(line) and not line.endswith('"";')]
+    kept = [
+        line.rstrip(";") for line in lines if CARRIED_APT_OPTIONS.match(line) and not line.endswith('"";')
+    ]
     return [line for line in kept if not re.search(r"@|//(localhost|127\.)", line)]
 
 

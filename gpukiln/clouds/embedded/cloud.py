@@ -45,8 +45,8 @@ class EmbeddedCloud:
         import boto3  # noqa: PLC0415 - slow to import
         from botocore.config import Config  # noqa: PLC0415
 
-        return boto3.client(
-            service,
+        return boto3.session.Session(region_name=self.region).client(
+            service,  # type: ignore[call-overload]  # the stubs list every service's name
             region_name=self.region,
             endpoint_url=self._server["url"],
             aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],

@@ -23,9 +23,21 @@ ROOT_START = 4096  # sectors
 ROOT_OFFSET = ROOT_START * SECTOR  # bytes
 BIOS_BOOT_TYPE = "21686148-6449-6E6F-744E-656564454649"
 LINUX_ROOT_TYPE = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"
-GRUB_MODULES = (
-    "biosdisk part_gpt ext2 linux normal configfile search search_fs_uuid serial terminal gzio echo test"
-).split()
+GRUB_MODULES = [
+    "biosdisk",
+    "part_gpt",
+    "ext2",
+    "linux",
+    "normal",
+    "configfile",
+    "search",
+    "search_fs_uuid",
+    "serial",
+    "terminal",
+    "gzio",
+    "echo",
+    "test",
+]
 
 
 def run(*command: str, stdin: str | None = None) -> str:
@@ -45,7 +57,8 @@ def run(*command: str, stdin: str | None = None) -> str:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise UnavailableError(
-            f"{command[0]} is not installed", hint="scripts/run installs what is missing: call it through that"
+            f"{command[0]} is not installed",
+            hint="scripts/run installs what is missing: call it through that",
         ) from None
     if done.returncode:
         tail = tuple((done.stdout + done.stderr).strip().splitlines()[-8:])

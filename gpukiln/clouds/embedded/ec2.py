@@ -6,34 +6,24 @@ parsing, checks and answers. A call that changes a machine returns at once with 
 """
 
 import base64
-import logging
 import os
-import threading
-import zlib
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from moto.core.types import Base64EncodedString
 from moto.core.utils import utcnow
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
-from moto.ec2.models.instances import Instance, StateReason
+from moto.ec2.models.instances import Instance
 from moto.ec2.responses.general import General
 from moto.ssm.models import SimpleSystemManagerBackend
 
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import store
-from gpukiln.clouds.embedded.disk import copy_disk, free_bytes, grow_disk, used_bytes
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machine import Machine, MachineSpec, make_machine, remove_folder
-from gpukiln.clouds.embedded.metadata import MetadataServer
-from gpukiln.clouds.embedded.instance_metadata import describe_instance
-from gpukiln.clouds.embedded.network import free_ssh_port
-from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.clouds.embedded.lifecycle import Lifecycle
+from gpukiln.clouds.embedded.machines import Machines
 
-MACHINE_TAG = "gpukiln:machine"  # "container" (the default) or "vm"
-ROOM = 2 << 30  # bytes to be free beyond a copy before a disk is copied
 STATES = {
     "pending": 0,
     "running": 16,
@@ -42,169 +32,6 @@ STATES = {
     "stopping": 64,
     "stopped": 80,
 }
-log = logging.getLogger(__name__)
-
-
-class Machines:
-    """Every machine of this cloud, by instance id.
-
-    Args:
-        layout: The embedded cloud's files.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.ssh_port = free_ssh_port("127.64.0.1")
-        self._by_id: dict[str, Machine] = {}
-        self._metadata: dict[str, MetadataServer] = {}
-        self._locks: dict[str, threading.RLock] = {}
-
-    def vpc_cidr(self, region: str) -> str:
-        """The address range of a region's default VPC, in loopback, apart from other clouds on this host.
-
-        Args:
-            region: Name of the region.
-
-        Returns:
-            A /16 network.
-        """
-        number = zlib.crc32(f"{self.layout.home}:{region}".encode())
-        return f"127.{64 + number % 180}.0.0/16"
-
-    def lock(self, instance_id: str) -> threading.RLock:
-        """Changes of one machine happen one after the other.
-
-        Args:
-            instance_id: Its instance.
-
-        Returns:
-            The lock.
-        """
-        return self._locks.setdefault(instance_id, threading.RLock())
-
-    def get(self, instance_id: str) -> Machine | None:
-        """The machine of an instance, or None when it has none (any more).
-
-        Args:
-            instance_id: The instance.
-        """
-        return self._by_id.get(instance_id)
-
-    def all(self) -> list[Machine]:
-        """Every machine there is, running or stopped."""
-        return list(self._by_id.values())
-
-    def console(self, instance_id: str) -> bytes:
-        """What a machine wrote on its console, the last 64 KiB as on EC2.
-
-        Args:
-            instance_id: Its instance; it may be terminated.
-        """
-        file = self.layout.root / "consoles" / f"{instance_id}.log"
-        return file.read_bytes()[-65536:] if file.exists() else b""
-
-    def create(self, instance: Any) -> Machine:
-        """Make the disk of a new instance.
-
-        Args:
-            instance: moto's instance.
-
-        Returns:
-            Its machine, not started.
-
-        Raises:
-            UnavailableError: The AMI has no disk here, or the disk can't be copied.
-        """
-        ami = instance.ec2_backend.amis.get(instance.image_id)
-        if ami is None:
-            raise UnavailableError(f"{instance.image_id} is not an AMI of the embedded cloud")
-        source = self.layout.snapshot(ami.ebs_snapshot.id)
-        base = base_image.current_base(self.layout)
-        if not source.exists() and ami.ebs_snapshot.id == base.snapshot_id:
-            base_image.build_base(self.layout, base)
-        if not source.exists():
-            raise UnavailableError(f"{ami.id} points at {ami.ebs_snapshot.id}, which has no disk")
-        need, free = used_bytes(source) + ROOM, free_bytes(self.layout.machines)
-        if free < need:
-            raise UnavailableError(
-                f"{free >> 20} MiB are free in {self.layout.machines}, {need >> 20} MiB are needed",
-                hint="`invoke cloud.clean --images` removes images that are not needed",
-            )
-        consoles = self.layout.root / "consoles"
-        consoles.mkdir(exist_ok=True)
-        spec = MachineSpec(
-            instance_id=instance.id,
-            kind="vm" if _is_vm(instance) else "container",
-            folder=self.layout.machines / instance.id,
-            console=consoles / f"{instance.id}.log",
-            address=instance.private_ip,
-            ssh_port=self.ssh_port,
-            vcpus=os.cpu_count() or 1,
-        )
-        spec.folder.mkdir(parents=True)
-        copy_disk(source, spec.disk)
-        sizes = [device.size for _, device in instance.get_block_device_mapping if device.size]
-        grow_disk(spec.disk, max(sizes, default=0))
-        machine = make_machine(spec)
-        self._by_id[instance.id] = machine
-        return machine
-
-    def start(self, instance: Any, machine: Machine) -> None:
-        """Boot a machine with its network and its metadata service.
-
-        Args:
-            instance: moto's instance.
-            machine: Its machine.
-        """
-        with ExitStack() as undo:
-            undo.callback(machine.network.stop)
-            machine.network.start()
-            metadata = MetadataServer(machine.network.listen(80), lambda: describe_instance(instance))
-            self._metadata[instance.id] = metadata
-            undo.callback(self._stop_metadata, instance.id)
-            machine.start()
-            undo.pop_all()
-
-    def stop(self, instance_id: str, *, clean: bool) -> None:
-        """Shut a machine down and take its network away; its disk stays.
-
-        Args:
-            instance_id: Its instance.
-            clean: Whether the system may shut down, or the plug is pulled.
-        """
-        machine = self._by_id.get(instance_id)
-        if machine:
-            machine.stop() if clean else machine.kill()
-            self._stop_metadata(instance_id)
-            machine.network.stop()
-
-    def remove(self, instance_id: str) -> None:
-        """Remove a machine with its disk.
-
-        Args:
-            instance_id: Its instance.
-        """
-        self.stop(instance_id, clean=False)
-        if machine := self._by_id.pop(instance_id, None):
-            remove_folder(machine.spec.folder)
-
-    def _stop_metadata(self, instance_id: str) -> None:
-        if server := self._metadata.pop(instance_id, None):
-            server.stop()
-
-
-def set_state(instance: Any, name: str, *, reason: str = "") -> None:
-    """Set what DescribeInstances says.
-
-    Args:
-        instance: moto's instance.
-        name: The state.
-        reason: Why, for a state nobody asked for.
-    """
-    instance._state.name, instance._state.code = name, STATES[name]
-    if reason:
-        instance._reason = reason
-        instance.state_reason = StateReason(reason, "Server.InternalError")
 
 
 def install(machines: Machines) -> None:
@@ -215,7 +42,7 @@ def install(machines: Machines) -> None:
     """
     layout = machines.layout
     _publish_base(layout)
-    _extend_instances(machines)
+    _extend_instances(Lifecycle(machines, terminate=Instance.terminate))
     _extend_images(machines)
 
     def create_default_vpc(self: Any) -> Any:
@@ -232,8 +59,8 @@ def install(machines: Machines) -> None:
         result = {"InstanceId": instance.id, "Timestamp": utcnow(), "Output": Base64EncodedString(text)}
         return ActionResult(result)
 
-    EC2Backend.create_default_vpc = create_default_vpc
-    General.get_console_output = get_console_output
+    _replace(EC2Backend, create_default_vpc=create_default_vpc)
+    _replace(General, get_console_output=get_console_output)
 
 
 def _publish_base(layout: Layout) -> None:
@@ -275,49 +102,12 @@ def _publish_base(layout: Layout) -> None:
         image_id = base_image.current_base(layout).image_id
         store.add_parameter(self, {"name": base_image.SSM_PARAMETER, "value": image_id})
 
-    EC2Backend.__init__ = init_ec2
-    SimpleSystemManagerBackend.__init__ = init_ssm
+    _replace(EC2Backend, __init__=init_ec2)
+    _replace(SimpleSystemManagerBackend, __init__=init_ssm)
 
 
-def _extend_instances(machines: Machines) -> None:
-    run_instances, terminate = EC2Backend.run_instances, Instance.terminate
-
-    def in_background(instance: Any, work: Callable[[], None]) -> None:
-        def guarded() -> None:
-            with machines.lock(instance.id):
-                try:
-                    work()
-                except Exception as error:  # a thread's last resort: it must reach DescribeInstances
-                    log.exception("%s", instance.id)
-                    details = "; ".join(error.details) if isinstance(error, GpukilnError) else ""
-                    machines.remove(instance.id)
-                    set_state(instance, "terminated", reason=f"{error} {details}".strip())
-
-        threading.Thread(target=guarded, name=instance.id).start()
-
-    def watch(instance: Any, machine: Machine) -> None:
-        """A machine that ends by itself is stopped, or terminated where the launch said so."""
-
-        def wait() -> None:
-            process = machine.process
-            if process:
-                process.wait()
-            with machines.lock(instance.id):
-                if instance._state.name != "running" or machine.process is not process:
-                    return
-                machines.stop(instance.id, clean=False)
-                if instance.instance_initiated_shutdown_behavior == "terminate":
-                    machines.remove(instance.id)
-                    terminate(instance)
-                else:
-                    set_state(instance, "stopped")
-
-        threading.Thread(target=wait, daemon=True).start()
-
-    def boot(instance: Any, machine: Machine) -> None:
-        machines.start(instance, machine)
-        set_state(instance, "running")
-        watch(instance, machine)
+def _extend_instances(lifecycle: Lifecycle) -> None:
+    run_instances = EC2Backend.run_instances
 
     def run_and_boot(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("subnet_id") and not kwargs.get("nics"):
@@ -326,55 +116,8 @@ def _extend_instances(machines: Machines) -> None:
             kwargs["subnet_id"] = next(iter(self.subnets[zone]))
         reservation = run_instances(self, *args, **kwargs)
         for instance in reservation.instances:
-            set_state(instance, "pending")
-            if not _is_vm(instance):
-                # cloud-init takes a token only where the firmware says EC2, and a container shows no firmware:
-                # tokens work there but can't be required, and DescribeInstances says so
-                instance.metadata_options.http_tokens = "optional"
-            in_background(instance, lambda instance=instance: boot(instance, machines.create(instance)))
+            lifecycle.launch(instance)
         return reservation
-
-    def start(self: Any) -> Any:
-        before = _copy_state(self)
-        if self._state.name == "stopped":
-            set_state(self, "pending")
-            in_background(self, lambda: boot(self, _existing(machines, self)))
-        return before
-
-    def stop(self: Any) -> Any:
-        before = _copy_state(self)
-        if self._state.name in ("running", "pending"):
-            set_state(self, "stopping")
-
-            def work() -> None:
-                machines.stop(self.id, clean=True)
-                set_state(self, "stopped")
-
-            in_background(self, work)
-        return before
-
-    def terminate_machine(self: Any) -> Any:
-        before = _copy_state(self)
-        if self._state.name in ("terminated", "shutting-down"):
-            return before
-        terminate(self)
-        set_state(self, "shutting-down")
-
-        def work() -> None:
-            machines.remove(self.id)
-            set_state(self, "terminated")
-
-        in_background(self, work)
-        return before
-
-    def reboot(self: Any) -> None:
-        def work() -> None:
-            machine = _existing(machines, self)
-            set_state(self, "pending")  # EC2 says running; nobody can log in meanwhile
-            machines.stop(self.id, clean=True)
-            boot(self, machine)
-
-        in_background(self, work)
 
     def setup_defaults(self: Any) -> None:
         ami = self.ec2_backend.amis.get(self.image_id)
@@ -382,10 +125,15 @@ def _extend_instances(machines: Machines) -> None:
         volume = self.ec2_backend.create_volume(size=size, zone_name=self._placement.zone)
         self.ec2_backend.attach_volume(volume.id, self.id, self.root_device_name, True)
 
-    EC2Backend.run_instances = run_and_boot
-    Instance.start, Instance.stop, Instance.reboot = start, stop, reboot
-    Instance.terminate = terminate_machine
-    Instance.setup_defaults = setup_defaults
+    _replace(EC2Backend, run_instances=run_and_boot)
+    _replace(
+        Instance,
+        start=_method(lifecycle.start),
+        stop=_method(lifecycle.stop),
+        terminate=_method(lifecycle.terminate),
+        reboot=_method(lifecycle.reboot),
+        setup_defaults=setup_defaults,
+    )
 
 
 def _extend_images(machines: Machines) -> None:
@@ -409,7 +157,7 @@ def _extend_images(machines: Machines) -> None:
         image = create_image(self, instance_id, name, description, others)
         snapshot = image.ebs_snapshot
         try:
-            size = _capture(machines, instance, snapshot.id)
+            size = machines.capture(instance, snapshot.id)
         except BaseException:
             self.amis.pop(image.id, None)
             self.snapshots.pop(snapshot.id, None)
@@ -432,14 +180,18 @@ def _extend_images(machines: Machines) -> None:
         attachment = snapshot.volume.attachment
         if from_ami is None and attachment is not None:
             try:
-                _capture(machines, attachment.instance, snapshot.id)
+                machines.capture(attachment.instance, snapshot.id)
             except BaseException:
                 self.snapshots.pop(snapshot.id, None)
                 raise
         return snapshot
 
     def copy_image_with_disk(
-        self: Any, source_image_id: str, source_region: str, name: str | None = None, description: str | None = None
+        self: Any,
+        source_image_id: str,
+        source_region: str,
+        name: str | None = None,
+        description: str | None = None,
     ) -> Any:
         image = copy_image(self, source_image_id, source_region, name, description)
         from moto.ec2.models import ec2_backends  # noqa: PLC0415 - it exists only after moto has loaded
@@ -458,55 +210,35 @@ def _extend_images(machines: Machines) -> None:
         layout.snapshot(snapshot_id).unlink(missing_ok=True)
         return snapshot
 
-    def block_device_mappings(self: Any) -> list[dict[str, Any]]:
-        return [
-            {
-                "DeviceName": self.root_device_name,
-                "Ebs": {
-                    "SnapshotId": self.ebs_snapshot.id,
-                    "VolumeSize": self.ebs_snapshot.volume.size,
-                    "DeleteOnTermination": True,
-                    "VolumeType": "gp3",
-                    "Encrypted": self.ebs_snapshot.encrypted,
-                },
-            }
-        ]
-
-    EC2Backend.create_image, EC2Backend.copy_image = create_image_with_disk, copy_image_with_disk
-    EC2Backend.create_snapshot, EC2Backend.delete_snapshot = create_snapshot_with_disk, delete_snapshot_with_disk
-    Ami.block_device_mappings = property(block_device_mappings)
+    _replace(EC2Backend, create_image=create_image_with_disk, copy_image=copy_image_with_disk)
+    _replace(EC2Backend, create_snapshot=create_snapshot_with_disk, delete_snapshot=delete_snapshot_with_disk)
+    _replace(Ami, block_device_mappings=property(_block_device_mappings))
 
 
-def _capture(machines: Machines, instance: Any, snapshot_id: str) -> int:
-    """Copy an instance's disk into a snapshot before the call is answered.
-
-    Returns:
-        Size of the disk in GiB.
-    """
-    with machines.lock(instance.id):
-        machine = _existing(machines, instance)
-        frozen = machine.running
-        if frozen:
-            machine.freeze()
-        try:
-            copy_disk(machine.spec.disk, machines.layout.snapshot(snapshot_id))
-        finally:
-            if frozen:
-                machine.thaw()
-        return machine.spec.disk.stat().st_size >> 30
+def _block_device_mappings(self: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "DeviceName": self.root_device_name,
+            "Ebs": {
+                "SnapshotId": self.ebs_snapshot.id,
+                "VolumeSize": self.ebs_snapshot.volume.size,
+                "DeleteOnTermination": True,
+                "VolumeType": "gp3",
+                "Encrypted": self.ebs_snapshot.encrypted,
+            },
+        }
+    ]
 
 
-def _is_vm(instance: Any) -> bool:
-    return bool(instance.ec2_backend.tags.get(instance.id, {}).get(MACHINE_TAG) == "vm")
+def _method(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of an instance as a method of its class; a bound method would not be given the instance."""
+
+    def method(self: Any) -> Any:
+        return function(self)
+
+    return method
 
 
-def _existing(machines: Machines, instance: Any) -> Machine:
-    machine = machines.get(instance.id)
-    if machine is None:
-        raise UnavailableError(f"{instance.id} has no machine: it is {instance.state}")
-    return machine
-
-
-def _copy_state(instance: Any) -> Any:
-    state = type(instance._state)(instance._state.name, instance._state.code)
-    return state
+def _replace(owner: type, **members: Any) -> None:
+    for name, member in members.items():
+        setattr(owner, name, member)

@@ -72,4 +72,3 @@ def describe_instance(instance: Any) -> InstanceMetadata:
         },
         tokens_required=options.http_tokens == "required",
     )
-

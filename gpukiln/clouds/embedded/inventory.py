@@ -1,5 +1,6 @@
 """What the embedded cloud keeps on disk, for the commands that show and remove it; needs no server."""
 
+import fcntl
 import json
 import shutil
 from pathlib import Path
@@ -74,8 +75,6 @@ def clean_disks(layout: Layout, *, images: bool, base: bool, dry_run: bool) -> l
 
 
 def _server_runs(layout: Layout) -> bool:
-    import fcntl
-
     with layout.server_lock.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Machines that boot from a disk: a container (systemd-nspawn) for speed, a virtual machine (QEMU) for proof."""
+"""Machines that boot from a disk: a container (systemd-nspawn) is fast, a virtual machine (QEMU) proves."""
 
 import contextlib
 import json
@@ -94,7 +94,9 @@ class Machine:
             code = self.process.returncode
             self.release()
             tail = self.spec.console.read_text(errors="replace").splitlines()[-5:]
-            raise UnavailableError(f"{self._command()[0]} ended at once, exit code {code}", details=tuple(tail))
+            raise UnavailableError(
+                f"{self._command()[0]} ended at once, exit code {code}", details=tuple(tail)
+            )
 
     def stop(self, timeout_s: float = 90) -> None:
         """Shut the system down cleanly, and pull the plug when it does not end in time.
@@ -155,7 +157,7 @@ class Container(Machine):
         # disk of a machine that died is thrown away.
         return [
             *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no"),
-            *("--console=pipe", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
+            *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
             *("--suppress-sync=yes", f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
             f"--network-namespace-path={self.network.path}",
             *(f"--bind-ro={self.spec.folder}/units/{name}:/run/systemd/{name}" for name in CONTAINER_UNITS),
@@ -166,18 +168,24 @@ class Container(Machine):
             self.process.send_signal(signal.SIGTERM)  # nspawn passes an orderly shutdown on to PID 1
 
     def release(self) -> None:
+        """Unmount the disk."""
         if self._root.is_mount():
             # processes of the container may need a moment to die after nspawn has ended
             for _ in range(50):
-                if subprocess.run(["umount", str(self._root)], capture_output=True, check=False).returncode == 0:
+                if (
+                    subprocess.run(["umount", str(self._root)], capture_output=True, check=False).returncode
+                    == 0
+                ):
                     return
                 time.sleep(0.1)
             run("umount", "--lazy", str(self._root))
 
     def freeze(self) -> None:
+        """Freeze the file system."""
         run("fsfreeze", "--freeze", str(self._root))
 
     def thaw(self) -> None:
+        """Thaw the file system."""
         run("fsfreeze", "--unfreeze", str(self._root))
 
 
@@ -201,7 +209,10 @@ class VirtualMachine(Machine):
         qemu = [
             *("qemu-system-x86_64", *accelerator.arguments(), "-smp", str(spec.vcpus)),
             *("-m", str(spec.memory_mib), "-display", "none", "-nodefaults", "-no-user-config"),
-            *("-smbios", f"type=1,manufacturer=Amazon EC2,product=gpukiln embedded,uuid={uuid},serial={uuid}"),
+            *(
+                "-smbios",
+                f"type=1,manufacturer=Amazon EC2,product=gpukiln embedded,uuid={uuid},serial={uuid}",
+            ),
             *("-drive", f"file={spec.disk},format=raw,if=none,id=root,cache=unsafe,discard=unmap"),
             *("-device", "virtio-blk-pci,drive=root"),
             *("-netdev", f"user,id=net,net=10.0.3.0/24,hostfwd=tcp:{GUEST}:22-:22"),
@@ -234,9 +245,11 @@ class VirtualMachine(Machine):
             self._qmp("system_powerdown")
 
     def freeze(self) -> None:
+        """Pause the machine."""
         self._qmp("stop")
 
     def thaw(self) -> None:
+        """Let the machine go on."""
         self._qmp("cont")
 
 

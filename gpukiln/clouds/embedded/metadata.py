@@ -136,7 +136,7 @@ class MetadataServer:
                 body = lookup(metadata, self.path.split("?")[0])
                 return self._answer(404) if body is None else self._answer(200, body)
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+            def log_message(self, format: str, *args: Any) -> None:
                 pass  # every machine asks dozens of times
 
         self._server = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)

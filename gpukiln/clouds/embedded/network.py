@@ -1,7 +1,7 @@
-"""A network of its own for every machine: a namespace, slirp4netns to reach out, one loopback address to be reached.
+"""A network of its own for every machine: a namespace, slirp4netns to reach out, one address to be reached.
 
-Nothing of the host is changed: no bridge, no NAT, no route. The machine's private address lies in 127.0.0.0/8,
-so whatever runs on this host can connect to it; connections are passed into the namespace.
+Nothing of the host is changed: no bridge, no NAT, no route. The machine's private address lies in
+127.0.0.0/8, so whatever runs on this host can connect to it; connections are passed into the namespace.
 """
 
 import json

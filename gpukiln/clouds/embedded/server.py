@@ -43,6 +43,7 @@ class Application:
         self.last_request = time.monotonic()
 
     def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
+        """Answer one request."""
         path = environ.get("PATH_INFO", "")
         if path == "/gpukiln/status":
             return _json(start_response, self.status())
@@ -75,7 +76,7 @@ class Application:
 
     def save(self) -> None:
         """Keep what outlives the process, for every region that was touched."""
-        from moto.core import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
+        from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
         from moto.ec2.models import ec2_backends  # noqa: PLC0415
         from moto.ssm.models import ssm_backends  # noqa: PLC0415
 
@@ -139,7 +140,7 @@ def main() -> int:
         except BlockingIOError:
             log.info("another server runs")
             return 75
-        # namespaces made by `ip netns` are names in this folder: with a folder of its own nothing stays behind
+        # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
         Path("/run/netns").mkdir(exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
         sweep(layout)
@@ -157,7 +158,8 @@ def _serve(layout: Layout, lock: int) -> int:
     )
     from werkzeug.serving import make_server  # noqa: PLC0415
 
-    from gpukiln.clouds.embedded.ec2 import Machines, install  # noqa: PLC0415
+    from gpukiln.clouds.embedded.ec2 import install  # noqa: PLC0415
+    from gpukiln.clouds.embedded.machines import Machines  # noqa: PLC0415
 
     machines = Machines(layout)
     install(machines)

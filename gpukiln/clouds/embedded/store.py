@@ -64,10 +64,13 @@ def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
         "parameters": {
             name: [{field: getattr(version, field) for field in PARAMETER_FIELDS} for version in versions]
             for name, versions in ssm._parameters.items()
-            if versions and not name.startswith("/aws/")  # those are published anew at every start
+            if versions
+            and not versions[0].name.startswith("/aws/")  # those are published anew at every start
         },
         "parameter_tags": {
-            name: tags for name, tags in getattr(ssm, "_resource_tags", {}).get("Parameter", {}).items() if tags
+            name: tags
+            for name, tags in getattr(ssm, "_resource_tags", {}).get("Parameter", {}).items()
+            if tags
         },
     }
 
@@ -107,7 +110,7 @@ def add_snapshot(
         moto's snapshot.
     """
     # the volume a snapshot came from is gone in most cases; DescribeSnapshots still names it
-    volume = Volume(ec2, volume_id, size_gib, None, snapshot_id=None, encrypted=encrypted)
+    volume = Volume(ec2, volume_id, size_gib, None, snapshot_id=None, encrypted=encrypted)  # type: ignore[abstract]  # moto makes them likewise
     snapshot = Snapshot(
         ec2, snapshot_id, volume, description, encrypted, kms_key_id, owner_id=owner_id, from_ami=from_ami
     )
@@ -153,7 +156,7 @@ def add_parameter(ssm: Any, fields: dict[str, Any]) -> None:
         fields: Attributes of moto's Parameter.
     """
     defaults = dict.fromkeys(("description", "allowed_pattern", "keyid"))
-    parameter = Parameter(
+    parameter = Parameter(  # type: ignore[abstract]
         account_id=ssm.account_id,
         **{
             **defaults,
@@ -179,9 +182,9 @@ def load_ec2(ec2: Any, document: dict[str, Any]) -> None:
         snapshot_id: add_snapshot(ec2, snapshot_id, **{**fields, "shared_with": tuple(fields["shared_with"])})
         for snapshot_id, fields in document["snapshots"].items()
     }
-    for image_id, fields in document["images"].items():
-        fields = dict(fields)
-        add_image(ec2, image_id, snapshots.get(fields.pop("snapshot")), fields)
+    for image_id, image in document["images"].items():
+        fields = {name: value for name, value in image.items() if name != "snapshot"}
+        add_image(ec2, image_id, snapshots.get(image["snapshot"]), fields)
 
 
 def load_ssm(ssm: Any, document: dict[str, Any]) -> None:

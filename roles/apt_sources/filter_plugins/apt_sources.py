@@ -27,7 +27,9 @@ def apt_with_components(text: str, release: str, wanted: list[str]) -> str:
 
 
 def _is_own(suites: list[str], components: list[str], signed_by: str, release: str) -> bool:
-    own_suites = all(re.match(rf"{re.escape(release)}(-(updates|security|backports))?(/|$)", s) for s in suites)
+    own_suites = all(
+        re.match(rf"{re.escape(release)}(-(updates|security|backports))?(/|$)", s) for s in suites
+    )
     own_key = not signed_by or any(key in signed_by for key in ARCHIVE_KEYS)
     return bool(suites) and own_suites and own_key and "main" in components
 

@@ -19,10 +19,7 @@ def containerd_with_imports(text: str, version: int) -> str:
     if not text.strip():
         return f'version = {version}\nimports = ["{DROP_INS}"]\n'
     # Keys of the top level stand before the first table.
-    table = re.search(r"(?m)^[ \t]*\[", text)
-    while table and _inside_list(text[: table.start()]):
-        following = re.search(r"(?m)^[ \t]*\[", text[table.end() :])
-        table = None if following is None else _Moved(table.end() + following.start())
+    table = re.search(r"(?m)^[ \t]*\[{1,2}[A-Za-z\"'][^\n,]*\]{1,2}[ \t]*(#.*)?$", text)
     head, rest = (text[: table.start()], text[table.start() :]) if table else (text, "")
     found = re.search(r"(?m)^imports[ \t]*=[ \t]*\[([^]]*)\]", head)
     if found is None:
@@ -36,25 +33,6 @@ def containerd_with_imports(text: str, version: int) -> str:
     items = found[1].rstrip().rstrip(",").rstrip()
     items = f'{items}, "{DROP_INS}"' if items.strip() else f'"{DROP_INS}"'
     return f"{head[: found.start(1)]}{items}{head[found.end(1) :]}{rest}"
-
-
-class _Moved:
-    """The place of a table, as a match object has it."""
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-
-    def start(self) -> int:
-        return self._at
-
-    def end(self) -> int:
-        return self._at + 1
-
-
-def _inside_list(head: str) -> bool:
-    """Whether a list is still open at the end of a text: a bracket at a line's start is no table then."""
-    plain = re.sub(r"(?m)#.*$|\"[^\"\n]*\"|'[^'\n]*'", "", head)
-    return plain.count("[") > plain.count("]")
 
 
 def containerd_major(packages: dict[str, Any]) -> int:

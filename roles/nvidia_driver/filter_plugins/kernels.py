@@ -37,6 +37,23 @@ def kernel_flavour(release: str) -> str:
     return found.group(1) if found else ""
 
 
+def stale_initramfs(files: list[dict[str, Any]], configuration: str) -> list[str]:
+    """Name the kernels whose initramfs is missing or older than a file that belongs into it.
+
+    Args:
+        files: What `ansible.builtin.find` saw of /boot and of the configuration.
+        configuration: The file's path.
+
+    Returns:
+        Kernel releases, the oldest first.
+    """
+    ages = {file["path"]: file["mtime"] for file in files}
+    written = ages.get(configuration, 0)
+    prefix = "/boot/vmlinuz-"
+    kernels = [path.removeprefix(prefix) for path in ages if path.startswith(prefix)]
+    return kernel_release_sort([k for k in kernels if ages.get(f"/boot/initrd.img-{k}", -1) < written])
+
+
 def madison_versions(text: str, package: str) -> list[str]:
     """List the archive's versions of a package.
 
@@ -91,8 +108,7 @@ def driver_packages(packages: dict[str, Any], version: str) -> list[str]:
     return sorted(
         name
         for name, found in packages.items()
-        if DRIVER_NAME.match(name)
-        and any(_upstream(p["version"]) == version for p in found)
+        if DRIVER_NAME.match(name) and any(_upstream(p["version"]) == version for p in found)
     )
 
 
@@ -108,6 +124,7 @@ class FilterModule:
         return {
             "kernel_release_sort": kernel_release_sort,
             "kernel_flavour": kernel_flavour,
+            "stale_initramfs": stale_initramfs,
             "madison_versions": madison_versions,
             "driver_pins": driver_pins,
             "driver_packages": driver_packages,

@@ -1,0 +1,174 @@
+"""How an instance lives: each call sets the honest in-between state, a thread does the work.
+
+State names and codes: EC2 API reference, InstanceState.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from moto.ec2.models.instances import InstanceState, StateReason
+
+from gpukiln.clouds.embedded.machine import Machine
+from gpukiln.clouds.embedded.machines import Machines, is_vm
+from gpukiln.errors import GpukilnError
+
+STATES = {
+    "pending": 0,
+    "running": 16,
+    "shutting-down": 32,
+    "terminated": 48,
+    "stopping": 64,
+    "stopped": 80,
+}
+log = logging.getLogger(__name__)
+
+
+def set_state(instance: Any, name: str, *, reason: str = "") -> None:
+    """Set what DescribeInstances says.
+
+    Args:
+        instance: moto's instance.
+        name: The state.
+        reason: Why, for a state nobody asked for.
+    """
+    instance._state.name, instance._state.code = name, STATES[name]
+    if reason:
+        instance._reason = reason
+        instance.state_reason = StateReason(reason, "Server.InternalError")
+
+
+class Lifecycle:
+    """Starts and ends the machines of moto's instances.
+
+    Args:
+        machines: Where machines run.
+        terminate: moto's own way to terminate an instance, which detaches volumes and interfaces.
+    """
+
+    def __init__(self, machines: Machines, *, terminate: Callable[[Any], Any]) -> None:
+        self._machines, self._terminate = machines, terminate
+
+    def launch(self, instance: Any) -> None:
+        """Make the machine of a new instance and boot it.
+
+        Args:
+            instance: moto's instance.
+        """
+        set_state(instance, "pending")
+        if not is_vm(instance):
+            # cloud-init takes a token only where the firmware says EC2, and a container shows no firmware:
+            # tokens work there but can't be required, and DescribeInstances says so
+            instance.metadata_options.http_tokens = "optional"
+        self._in_background(instance, lambda: self._boot(instance, self._machines.create(instance)))
+
+    def start(self, instance: Any) -> InstanceState:
+        """Boot a stopped machine again.
+
+        Args:
+            instance: moto's instance.
+
+        Returns:
+            The state before.
+        """
+        before = _state(instance)
+        if before.name == "stopped":
+            set_state(instance, "pending")
+            self._in_background(instance, lambda: self._boot(instance, self._machines.existing(instance)))
+        return before
+
+    def stop(self, instance: Any) -> InstanceState:
+        """Shut a machine down cleanly.
+
+        Args:
+            instance: moto's instance.
+
+        Returns:
+            The state before.
+        """
+        before = _state(instance)
+
+        def work() -> None:
+            self._machines.stop(instance.id, clean=True)
+            set_state(instance, "stopped")
+
+        if before.name in ("running", "pending"):
+            set_state(instance, "stopping")
+            self._in_background(instance, work)
+        return before
+
+    def terminate(self, instance: Any) -> InstanceState:
+        """Remove a machine and its disk.
+
+        Args:
+            instance: moto's instance.
+
+        Returns:
+            The state before.
+        """
+        before = _state(instance)
+
+        def work() -> None:
+            self._machines.remove(instance.id)
+            set_state(instance, "terminated")
+
+        if before.name not in ("terminated", "shutting-down"):
+            self._terminate(instance)
+            set_state(instance, "shutting-down")
+            self._in_background(instance, work)
+        return before
+
+    def reboot(self, instance: Any) -> None:
+        """Shut a machine down cleanly and boot it again.
+
+        Args:
+            instance: moto's instance.
+        """
+
+        def work() -> None:
+            machine = self._machines.existing(instance)
+            set_state(instance, "pending")  # EC2 says running; nobody can log in meanwhile
+            self._machines.stop(instance.id, clean=True)
+            self._boot(instance, machine)
+
+        self._in_background(instance, work)
+
+    def _boot(self, instance: Any, machine: Machine) -> None:
+        if instance._state.name != "pending":
+            return  # terminated or stopped before its turn came
+        self._machines.start(instance, machine)
+        set_state(instance, "running")
+        threading.Thread(target=self._wait_for_end, args=(instance, machine), daemon=True).start()
+
+    def _wait_for_end(self, instance: Any, machine: Machine) -> None:
+        """A machine that ends by itself is stopped, or terminated where the launch said so."""
+        process = machine.process
+        if process:
+            process.wait()
+        with self._machines.lock(instance.id):
+            if instance._state.name != "running" or machine.process is not process:
+                return
+            self._machines.stop(instance.id, clean=False)
+            if instance.instance_initiated_shutdown_behavior == "terminate":
+                self._machines.remove(instance.id)
+                self._terminate(instance)
+            else:
+                set_state(instance, "stopped")
+
+    def _in_background(self, instance: Any, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            with self._machines.lock(instance.id):
+                try:
+                    work()
+                except Exception as error:  # the thread's end: DescribeInstances must tell it
+                    log.exception("%s", instance.id)
+                    details = "; ".join(error.details) if isinstance(error, GpukilnError) else ""
+                    self._machines.remove(instance.id)
+                    set_state(instance, "terminated", reason=f"{error} {details}".strip())
+
+        threading.Thread(target=guarded, name=instance.id).start()
+
+
+def _state(instance: Any) -> InstanceState:
+    return InstanceState(instance._state.name, instance._state.code)

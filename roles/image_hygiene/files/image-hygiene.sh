@@ -1,0 +1,122 @@
+#!/bin/sh
+# Removes from this machine what belongs to the build of its image, and prints what it removed.
+#
+#   image-hygiene.sh [--dry-run] [--keep-authorized-keys] [PATTERN...]
+#
+# PATTERN: more absolute paths to remove, with shell patterns
+# It is one script, and the play's last task: what it removes is what a second connection would need.
+set -eu
+
+dry=
+keep_keys=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dry-run) dry=yes; shift ;;
+    --keep-authorized-keys) keep_keys=yes; shift ;;
+    --) shift; break ;;
+    -*) echo "image-hygiene: unknown option '$1'" >&2; exit 2 ;;
+    *) break ;;
+  esac
+done
+for pattern; do
+  case $pattern in
+    /?*/?*) ;;
+    *) echo "image-hygiene: '$pattern' is no absolute path below a folder of /" >&2; exit 2 ;;
+  esac
+done
+
+# Removes what exists of the paths given.
+remove() {
+  for path; do
+    if [ -e "$path" ] || [ -L "$path" ]; then
+      echo "removed $path"
+      [ -n "$dry" ] || rm -rf -- "$path"
+    fi
+  done
+}
+
+# Empties the files given; programs that have a log open keep writing to it.
+empty() {
+  for path; do
+    if [ -f "$path" ] && [ -s "$path" ]; then
+      echo "emptied $path"
+      [ -n "$dry" ] || : >"$path"
+    fi
+  done
+}
+
+homes=$(getent passwd | cut -d: -f6 | sort -u | while read -r home; do
+  if [ "$home" != / ] && [ -d "$home" ]; then echo "$home"; fi
+done)
+
+# Packages: downloads and lists. apt fetches new lists when the folder is old.
+remove /var/cache/apt/archives/*.deb /var/cache/apt/archives/partial/* /var/cache/apt/*.bin
+remove /var/lib/apt/lists/*_* /var/lib/apt/lists/partial/* /var/lib/apt/lists/auxfiles/*
+[ -n "$dry" ] || touch -d @0 /var/lib/apt/lists
+remove /var/cache/apt/pkgcache.bin /var/cache/apt/srcpkgcache.bin /var/cache/debconf/*-old /var/lib/dpkg/*-old
+remove /var/lib/apt/periodic/*
+
+# DKMS: the build trees are as large as the driver's source; modules and registration stay. The signing key is
+# made anew where it is missing.
+remove /var/lib/dkms/*/*/build /var/lib/dkms/mok.key /var/lib/dkms/mok.pub
+
+# Credentials of the mirror and of tools.
+remove /etc/apt/auth.conf /etc/apt/auth.conf.d/*
+for home in $homes; do
+  remove "$home/.aws" "$home/.docker/config.json" "$home/.netrc" "$home/.npmrc" "$home/.pypirc" \
+    "$home/.git-credentials" "$home/.config/pip" "$home/.kube"
+done
+
+# What the tools of the build and its people left. The payload of the running Ansible module removes itself.
+for home in $homes; do
+  remove "$home/.ansible" "$home/.ansible_async" "$home/.cache" "$home/.bash_history" "$home/.zsh_history" \
+    "$home/.python_history" "$home/.lesshst" "$home/.viminfo" "$home/.wget-hsts" \
+    "$home/.sudo_as_admin_successful" "$home/.ssh/known_hosts" "$home/.ssh/known_hosts.old"
+done
+for path in /tmp/* /tmp/.[!.]* /var/tmp/* /var/tmp/.[!.]*; do
+  case $path in
+    # Of the running system; they are on no disk after its end.
+    /tmp/ansible_*_payload_* | */systemd-private-* | /tmp/.X11-unix | /tmp/.ICE-unix | /tmp/.font-unix | /tmp/.XIM-unix) ;;
+    *) remove "$path" ;;
+  esac
+done
+remove /usr/sbin/policy-rc.d /usr/local/sbin/policy-rc.d
+# shellcheck disable=SC2048,SC2086 # the patterns are there to be expanded
+remove $*
+
+# Identity: each machine makes its own.
+remove /etc/ssh/ssh_host_*
+remove /var/lib/systemd/random-seed /var/lib/systemd/credential.secret /var/lib/urandom/random-seed
+remove /var/lib/dhcp/*.leases /var/lib/dhcp/*.lease /var/lib/dhclient/* /var/lib/NetworkManager/*lease*
+remove /etc/udev/rules.d/70-persistent-net.rules /etc/udev/rules.d/70-persistent-cd.rules
+remove /etc/netplan/50-cloud-init.yaml /etc/network/interfaces.d/50-cloud-init* /etc/systemd/network/10-cloud-init-*
+# Empty, not missing: systemd fills it at boot. Where it is missing, or says "uninitialized", systemd takes the
+# boot for the machine's first and sets every unit to its preset.
+empty /etc/machine-id
+if [ ! -e /etc/machine-id ]; then
+  echo "emptied /etc/machine-id"
+  [ -n "$dry" ] || : >/etc/machine-id
+fi
+if [ -f /var/lib/dbus/machine-id ] && [ ! -L /var/lib/dbus/machine-id ]; then
+  echo "linked /var/lib/dbus/machine-id"
+  [ -n "$dry" ] || ln -sf /etc/machine-id /var/lib/dbus/machine-id
+fi
+
+# cloud-init: its state, seed and logs, so that it runs again in full.
+remove /var/lib/cloud/* /var/log/cloud-init.log /var/log/cloud-init-output.log
+
+# Logs.
+if [ -z "$dry" ] && [ -d /var/log/journal ]; then journalctl --quiet --relinquish-var; fi
+remove /var/log/journal/* /var/log/apt/*.log.* /var/log/installer
+find /var/log -type f \( -name '*.gz' -o -name '*.xz' -o -name '*.old' -o -name '*.[0-9]' \) | while read -r path; do
+  remove "$path"
+done
+find /var/log -type f -size +0 | while read -r path; do empty "$path"; done
+
+# The keys that let the build in, last.
+if [ -z "$keep_keys" ]; then
+  for home in $homes; do
+    remove "$home/.ssh/authorized_keys" "$home/.ssh/authorized_keys2"
+  done
+fi
+[ -n "$dry" ] || sync

@@ -1,0 +1,100 @@
+"""Filter of the role image_record: puts the plan and what was found together."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+DONE = {"install": "installed"}
+
+
+def image_record(
+    image: Mapping[str, Any],
+    components: Mapping[str, Any],
+    distribution: str,
+    packages: Mapping[str, list[dict[str, Any]]],
+    modinfo: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Make the record of an image.
+
+    Args:
+        image: What the plan decided.
+        components: What components.yaml says; names each component's package.
+        distribution: For example `debian`.
+        packages: The facts of `ansible.builtin.package_facts`.
+        modinfo: For each kernel and module name `{item: [kernel, name], stdout: version or empty}`.
+
+    Returns:
+        The record: the plan with `kernel`, `kernels`, `packages` and `modules`. A component that was to be
+        installed and is there has the status `installed` and its package's version; one that is not there
+        keeps the status `install`.
+    """
+    branch = components.get("nvidia_driver", {}).get("branch")
+    decided = {
+        name: _component(dict(said), components.get(name, {}), distribution, branch, packages)
+        for name, said in image["components"].items()
+    }
+    kernels = sorted({result["item"][0] for result in modinfo}, key=_age)
+    modules = {result["item"][0]: result["stdout"] for result in modinfo if result["stdout"]}
+    return {
+        **image,
+        "components": decided,
+        "kernel": kernels[-1] if kernels else None,
+        "kernels": sorted(kernels),
+        "packages": {name: found[0]["version"] for name, found in sorted(packages.items())},
+        "modules": {"nvidia": modules},
+    }
+
+
+def _age(release: str) -> list[tuple[int, str]]:
+    """A key that sorts kernel releases by their numbers, the oldest first."""
+    parts = re.findall(r"\d+|[^\d.+~-]+", release)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def _component(
+    said: dict[str, Any],
+    component: Mapping[str, Any],
+    distribution: str,
+    branch: int | None,
+    packages: Mapping[str, list[dict[str, Any]]],
+) -> dict[str, Any]:
+    name = _package(said, component, distribution, branch, packages)
+    if name is None or said["status"] == "left_out":
+        return said
+    found = packages[name][0]["version"]
+    said["package"] = {"name": name, "version": found}
+    said["version"] = said.get("version") or re.sub(r"^\d+:", "", found).split("-")[0]
+    said["status"] = DONE.get(said["status"], said["status"])
+    return said
+
+
+def _package(
+    said: Mapping[str, Any],
+    component: Mapping[str, Any],
+    distribution: str,
+    branch: int | None,
+    packages: Mapping[str, Any],
+) -> str | None:
+    """The component's installed package; precompiled modules come in another one than DKMS's."""
+    kind = "open_packages" if component.get("modules") == "open" else "packages"
+    template = (component.get(kind) or {}).get(distribution)
+    if template is None:
+        return None
+    number = said.get("branch") or branch
+    name = template.format(branch=number)
+    for candidate in (name, name.replace("nvidia-dkms-", "nvidia-headless-no-dkms-")):
+        if candidate in packages:
+            return candidate
+    return None
+
+
+class FilterModule:
+    """What Ansible looks for in this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """The filters by name.
+
+        Returns:
+            Name to function.
+        """
+        return {"image_record": image_record}

@@ -1,0 +1,119 @@
+"""Runs gpukiln and the AWS CLI as a user would, against an embedded cloud of the tests' own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SSH_OPTIONS = (
+    *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"),
+    *("-o", "ConnectTimeout=10", "-o", "BatchMode=yes"),
+)
+
+
+class Here:
+    """Runs commands as a user would, against the tests' own cloud."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environment = {**os.environ, "GPUKILN_HOME": str(home), "PATH": f"{_bin()}:{os.environ['PATH']}"}
+
+    def invoke(self, *arguments: str, cwd: Path = ROOT, ok: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            ["invoke", *arguments],
+            cwd=cwd,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ok:
+            assert done.returncode == 0, (
+                f"invoke {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+            )
+        return done
+
+    def start(self, *arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["invoke", *arguments],
+            cwd=cwd,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def cloud_environment(self) -> dict[str, str]:
+        lines = self.invoke("cloud.env").stdout.splitlines()
+        settings = dict(line.removeprefix("export ").split("=", 1) for line in lines)
+        return {**self.environment, **{name: value.strip("'") for name, value in settings.items()}}
+
+    def aws(self, *arguments: str):
+        done = subprocess.run(
+            ["aws", *arguments, "--output", "json"],
+            env=self.cloud_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"aws {arguments}: {done.stderr}"
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def status(self):
+        return json.loads(self.invoke("cloud.status", "--json").stdout)
+
+    def leftovers(self) -> dict[str, list[str]]:
+        """What a build must not leave: anything here that is not empty is a leak."""
+        instances = [
+            instance["InstanceId"]
+            for reservation in self.aws("ec2", "describe-instances")["Reservations"]
+            for instance in reservation["Instances"]
+            if instance["State"]["Name"] not in ("terminated",)
+        ]
+        groups = self.aws("ec2", "describe-security-groups")["SecurityGroups"]
+        return {
+            "instances": instances,
+            "key pairs": [key["KeyName"] for key in self.aws("ec2", "describe-key-pairs")["KeyPairs"]],
+            "security groups": [g["GroupName"] for g in groups if g["GroupName"] != "default"],
+            "machines": [machine["instance_id"] for machine in self.status()["server"]["machines"]],
+            "folders": [path.name for path in (self.home / "cloud/machines").iterdir()],
+            "mounts": [
+                line for line in Path("/proc/mounts").read_text().splitlines() if str(self.home) in line
+            ],
+            "namespaces": [path.name for path in Path("/run/netns").glob("gk-*")],
+        }
+
+
+def _bin() -> Path:
+    return Path(sys.executable).parent
+
+
+def command_lines():
+    """Every process of this host: id and command line."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:  # it ended meanwhile
+                continue
+            yield int(folder.name), line
+
+
+def processes_of(name):
+    """Command lines in which a name occurs."""
+    return [line for _, line in command_lines() if name in line]
+
+
+def wait_for(question, timeout_s=120):
+    """Ask until the answer is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := question()):
+        assert time.monotonic() < deadline, f"still {answer!r} after {timeout_s} s"
+        time.sleep(0.5)
+    return answer

@@ -1,0 +1,131 @@
+"""The AWS CLI talks to the embedded cloud as to EC2, and what it says is what runs."""
+
+import os
+import subprocess
+
+import pytest
+from harness import SSH_OPTIONS, command_lines, processes_of, wait_for
+
+pytestmark = pytest.mark.e2e
+
+USER_DATA = "#!/bin/sh\necho from-user-data > /etc/motd\n"
+BASE = "/aws/service/debian/release/12/latest/amd64"
+
+
+def ssh(here, instance, key_file, command):
+    port = str(here.status()["server"]["ssh_port"])
+    return subprocess.run(
+        ["ssh", "-i", key_file, "-p", port, *SSH_OPTIONS, f"admin@{instance['PrivateIpAddress']}", command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def base_id(here):
+    return here.aws("ssm", "get-parameter", "--name", BASE)["Parameter"]["Value"]
+
+
+@pytest.fixture(scope="module")
+def instance(here, key, base_id, tmp_path_factory):
+    user_data = tmp_path_factory.mktemp("data") / "user-data.sh"
+    user_data.write_text(USER_DATA)
+    started = here.aws(
+        *("ec2", "run-instances", "--image-id", base_id, "--instance-type", "m5.xlarge"),
+        *("--key-name", key[0], "--user-data", f"file://{user_data}"),
+    )["Instances"][0]
+    assert started["State"]["Name"] == "pending"
+    here.aws("ec2", "wait", "instance-running", "--instance-ids", started["InstanceId"])
+    wait_for(lambda: ssh(here, started, key[1], "cloud-init status --wait").returncode == 0)
+    return started
+
+
+def test_the_base_image_is_published_under_its_public_parameter(here, base_id):
+    [image] = here.aws("ec2", "describe-images", "--image-ids", base_id)["Images"]
+    assert image["RootDeviceType"] == "ebs"
+    assert image["OwnerId"] == "136693071363"
+    assert image["Name"].startswith("debian-12-amd64-")
+
+
+def test_user_data_ran_on_a_machine_that_came_up_whole(here, instance, key):
+    assert ssh(here, instance, key[1], "cat /etc/motd").stdout == "from-user-data\n"
+    assert ssh(here, instance, key[1], "systemctl is-system-running").stdout == "running\n"
+
+
+def test_the_metadata_service_speaks_imdsv2(here, instance, key):
+    script = (
+        "import urllib.request as u\n"
+        "b='http://169.254.169.254/latest/'\n"
+        "h={'X-aws-ec2-metadata-token-ttl-seconds':'60'}\n"
+        "t=u.urlopen(u.Request(b+'api/token',method='PUT',headers=h)).read().decode()\n"
+        "g=lambda p:u.urlopen(u.Request(b+p,headers={'X-aws-ec2-metadata-token':t})).read().decode()\n"
+        "print(g('meta-data/instance-id'),g('meta-data/local-ipv4'),g('meta-data/placement/region'))\n"
+    )
+    answer = ssh(here, instance, key[1], f'python3 -c "{script}"').stdout.split()
+    assert answer == [instance["InstanceId"], instance["PrivateIpAddress"], "us-west-2"]
+
+
+def test_the_console_is_the_machines_own(here, instance):
+    output = here.aws("ec2", "get-console-output", "--instance-id", instance["InstanceId"])["Output"]
+    assert "Debian GNU/Linux 12" in output
+
+
+def test_an_unknown_image_is_refused_and_starts_nothing(here):
+    done = subprocess.run(
+        ["aws", "ec2", "run-instances", "--image-id", "ami-0123456789abcdef0"],
+        env=here.cloud_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "InvalidAMIID" in done.stderr
+
+
+def test_stop_image_terminate_and_a_new_server(here, instance, key):
+    """One life of an image: it holds what the machine wrote, and it outlives the server's process."""
+    assert ssh(here, instance, key[1], "echo kept | sudo tee /etc/kept").returncode == 0
+    instance_id = instance["InstanceId"]
+    here.aws("ec2", "stop-instances", "--instance-ids", instance_id)
+    here.aws("ec2", "wait", "instance-stopped", "--instance-ids", instance_id)
+    assert "Reached target" in (here.home / f"cloud/consoles/{instance_id}.log").read_text()
+    tags = "ResourceType=image,Tags=[{Key=colour,Value=blue}]"
+    image_id = here.aws(
+        *("ec2", "create-image", "--instance-id", instance_id, "--name", "kept"),
+        *("--tag-specifications", tags),
+    )["ImageId"]
+    here.aws("ec2", "terminate-instances", "--instance-ids", instance_id)
+    here.aws("ec2", "wait", "instance-terminated", "--instance-ids", instance_id)
+    assert not (here.home / f"cloud/machines/{instance_id}").exists()
+    here.aws("ssm", "put-parameter", "--name", "/mine", "--type", "String", "--value", "v1")
+
+    here.invoke("cloud.stop")
+    assert here.status()["server"] is None
+
+    [image] = here.aws("ec2", "describe-images", "--image-ids", image_id)["Images"]
+    assert image["Tags"] == [{"Key": "colour", "Value": "blue"}]
+    snapshot_id = image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+    [snapshot] = here.aws("ec2", "describe-snapshots", "--snapshot-ids", snapshot_id)["Snapshots"]
+    assert snapshot["VolumeSize"] == 8
+    assert here.aws("ssm", "get-parameter", "--name", "/mine")["Parameter"]["Value"] == "v1"
+
+    again = here.aws(
+        *("ec2", "run-instances", "--image-id", image_id, "--key-name", key[0]),
+    )["Instances"][0]
+    here.aws("ec2", "deregister-image", "--image-id", image_id)
+    here.aws("ec2", "delete-snapshot", "--snapshot-id", snapshot_id)
+    assert not (here.home / f"cloud/snapshots/{snapshot_id}.raw").exists()
+    here.aws("ec2", "terminate-instances", "--instance-ids", again["InstanceId"])
+    here.aws("ec2", "wait", "instance-terminated", "--instance-ids", again["InstanceId"])
+
+
+def test_a_killed_server_takes_its_machines_with_it(here, key, base_id):
+    started = here.aws("ec2", "run-instances", "--image-id", base_id, "--key-name", key[0])["Instances"][0]
+    here.aws("ec2", "wait", "instance-running", "--instance-ids", started["InstanceId"])
+    assert processes_of(started["InstanceId"])
+    [server] = [pid for pid, line in command_lines() if line.startswith("unshare") and str(here.home) in line]
+    os.kill(server, 9)
+    wait_for(lambda: not processes_of(started["InstanceId"]), timeout_s=20)
+
+    assert not any(here.leftovers().values()), here.leftovers()

@@ -1,0 +1,147 @@
+"""The main command, for real: a Debian 12 GPU node baked, booted with its own kernel, judged, recorded."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+from harness import ROOT
+
+from gpukiln.clouds.embedded.disk import mounted_root
+
+pytestmark = pytest.mark.e2e
+
+DRIVER = "535.309.01"
+SECRETS = re.compile(rb"PRIVATE KEY-----|AKIA[0-9A-Z]{16}|aws_secret_access_key", re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def built(here):
+    command = [str(ROOT / "scripts/run"), "invoke", "ami.build", "--region", "us-west-2", "--json"]
+    done = subprocess.run(
+        command, env=here.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def image(here, built):
+    image_id = built[0]["bake"]["image_id"]
+    return here.aws("ec2", "describe-images", "--image-ids", image_id)["Images"][0]
+
+
+@pytest.fixture(scope="module")
+def root(here, image):
+    """The image's root file system, as it was captured."""
+    snapshot = image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+    with mounted_root(here.home / f"cloud/snapshots/{snapshot}.raw") as folder:
+        yield folder
+
+
+def test_the_verdict_counts_what_was_not_run_apart(built):
+    verdict = built[0]["verdict"]
+    assert verdict["passed"] is True
+    assert verdict["counts"]["failed"] == 0
+    assert verdict["counts"]["passed"] >= 25
+    assert verdict["counts"]["not_run"] >= 5
+    for check in verdict["checks"]:
+        assert check["outcome"] in ("passed", "not_run")
+        if check["outcome"] == "not_run":
+            assert check["reason"]
+        if check["layer"] in ("gpu", "container"):
+            assert check["outcome"] == "not_run"
+
+
+def test_progress_can_be_followed(built):
+    text = built[1]
+    for step in ("plan", "base image", "bake", "boot from the image", "verify"):
+        assert f"ok {step}" in text
+
+
+def test_the_image_has_its_tags_and_is_encrypted(built, image):
+    tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
+    assert tags["gpukiln:driver"] == DRIVER
+    assert tags["gpukiln:digest"] == built[0]["plan"]["digest"]
+    assert tags["gpukiln:toolkit"] == "left_out"
+    assert tags["gpukiln:kernel"] == built[0]["bake"]["kernel"]
+    assert tags["gpukiln:verdict"] == "passed"
+    assert tags["gpukiln:base"].startswith("debian-12 ami-")
+    assert tags["gpukiln:commit"]
+    assert image["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is True
+
+
+def test_the_module_is_built_for_the_images_own_kernel(built, root):
+    kernel = built[0]["bake"]["kernel"]
+    assert [folder.name for folder in (root / "lib/modules").iterdir()] == [kernel]
+    assert kernel != os.uname().release
+    for module in ("nvidia-current", "nvidia-current-uvm", "nvidia-current-modeset"):
+        done = subprocess.run(
+            ["modinfo", "-b", str(root), "-k", kernel, module], capture_output=True, text=True, check=True
+        )
+        fields = dict(re.findall(r"^(version|vermagic):\s+(\S+)", done.stdout, re.MULTILINE))
+        assert fields["vermagic"] == kernel
+        assert fields.get("version", DRIVER) == DRIVER
+    version = subprocess.run(
+        ["modinfo", "-b", str(root), "-k", kernel, "-F", "version", "nvidia-current"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert version.stdout.strip() == DRIVER
+
+
+def test_the_images_own_record_says_what_is_in_it(built, root):
+    own = json.loads((root / "etc/gpukiln/image.json").read_text())
+    assert own["digest"] == built[0]["plan"]["digest"]
+    assert own["components"]["nvidia_driver"]["status"] == "installed"
+    assert own["components"]["nvidia_container_toolkit"]["status"] == "left_out"
+    assert own["components"]["nvidia_container_toolkit"]["reason"]
+    assert own["packages"]["nvidia-kernel-dkms"].startswith(DRIVER)
+    assert own["packages"] == built[0]["bake"]["packages"]
+
+
+def test_nothing_of_the_build_is_in_the_image(root):
+    assert (root / "etc/machine-id").read_text().strip() in ("", "uninitialized")
+    for pattern in (
+        "etc/ssh/ssh_host_*",
+        "home/*/.ssh/authorized_keys",
+        "root/.ssh/authorized_keys",
+        "var/lib/cloud/instances/*",
+        "var/cache/apt/archives/*.deb",
+        "var/lib/apt/lists/*Packages*",
+        "tmp/*",
+        "usr/sbin/policy-rc.d",
+        "var/lib/dkms/*/*/build",
+    ):
+        assert not list(root.glob(pattern)), pattern
+
+
+def test_no_secret_is_in_a_log_a_record_or_the_image(here, root, built):
+    folder = here.home / "builds" / built[0]["build_id"]
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert len(files) > 5
+    for place in ("etc/gpukiln", "root", "home", "var/log"):
+        files += [file for file in (root / place).rglob("*") if file.is_file() and not file.is_symlink()]
+    assert not [str(file) for file in files if SECRETS.search(file.read_bytes())]
+
+
+@pytest.mark.usefixtures("built")
+def test_nothing_is_left_running(here):
+    left = here.leftovers()
+    left["key pairs"] = [name for name in left["key pairs"] if name != "tests"]
+    assert not any(left.values()), left
+
+
+def test_a_second_build_of_the_same_plan_is_a_no_op_that_says_why(here, built):
+    done = here.invoke("ami.build", "--region", "us-west-2")
+    assert f"nothing to bake: {built[0]['bake']['image_id']}" in done.stderr
+    assert here.invoke("ami.plan", "--region", "us-west-2", "--exit-code").returncode == 0
+
+
+def test_list_and_show(here, built):
+    assert built[0]["bake"]["image_id"] in here.invoke("ami.list").stdout
+    shown = here.invoke("ami.show", "last").stdout
+    assert built[0]["bake"]["kernel"] in shown
+    assert json.loads(here.invoke("ami.show", built[0]["build_id"], "--json").stdout)["state"] == "verified"

@@ -1,0 +1,132 @@
+"""Whatever goes wrong in the middle, nothing stays, and the error says what to do.
+
+Each test builds from a copy of the repository whose playbook is short and does the wrong thing.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+from harness import ROOT, wait_for
+
+pytestmark = pytest.mark.e2e
+
+PLAYBOOK = """\
+- name: A playbook of the tests
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: The task that matters
+      ansible.builtin.command: {command}
+      changed_when: false
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A function that copies the repository and gives the copy a playbook of one command."""
+
+    def make(command):
+        folder = tmp_path / "checkout"
+        ignore = shutil.ignore_patterns(".venv", ".git", ".cache", "__pycache__", ".*_cache")
+        shutil.copytree(ROOT, folder, ignore=ignore)
+        (folder / "ansible/image.yml").write_text(PLAYBOOK.format(command=command))
+        return folder
+
+    return make
+
+
+def states(here):
+    return [record["state"] for record in json.loads(here.invoke("ami.list", "--json").stdout)]
+
+
+def assert_nothing_left(here):
+    left = here.leftovers()
+    left["key pairs"] = [name for name in left["key pairs"] if name != "tests"]
+    assert not any(left.values()), left
+
+
+def baking(here):
+    machines = here.status()["server"]
+    return machines and any(machine["running"] for machine in machines["machines"])
+
+
+def task_runs(here):
+    """Whether the newest build has come to its playbook's task."""
+    events = sorted((here.home / "builds").glob("*/events.jsonl"))
+    return bool(events) and "The task that matters" in events[-1].read_text()
+
+
+def test_a_failing_task_is_named_with_its_message_and_the_log(here, checkout):
+    done = here.invoke("ami.build", "--region", "us-west-2", cwd=checkout("ls /does-not-exist"), ok=False)
+    assert done.returncode == 1, done.stderr
+    error = done.stderr[done.stderr.index("error:") :]
+    assert "The task that matters" in error
+    assert "cannot access '/does-not-exist'" in error
+    assert "packer.log" in error
+    assert len(error.splitlines()) < 20
+    assert states(here)[0] == "failed"
+    assert_nothing_left(here)
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(here, checkout):
+    build = here.start("ami.build", "--region", "us-west-2", cwd=checkout("sleep 300"))
+    wait_for(lambda: task_runs(here))
+    os.killpg(build.pid, signal.SIGINT)
+    output, _ = build.communicate(timeout=200)
+    assert build.returncode == 130, output
+    assert states(here)[0] == "aborted"
+    assert_nothing_left(here)
+
+
+def test_a_killed_build_is_cleaned_up_by_the_next(here, checkout):
+    folder = checkout("sleep 300")
+    build = here.start("ami.build", "--region", "us-west-2", cwd=folder)
+    wait_for(lambda: task_runs(here))
+    before = here.leftovers()
+    assert before["instances"]
+    os.killpg(build.pid, signal.SIGKILL)
+    for pid in packer_processes(here):  # Packer has a session of its own
+        os.kill(pid, signal.SIGKILL)
+    build.wait()
+
+    (folder / "ansible/image.yml").write_text(PLAYBOOK.format(command="ls /does-not-exist"))
+    done = here.invoke("ami.build", "--region", "us-west-2", cwd=folder, ok=False)
+    assert f"removed {before['instances'][0]}" in done.stderr
+    assert states(here)[:2] == ["failed", "aborted"]
+    assert_nothing_left(here)
+
+
+def packer_processes(here):
+    found = subprocess.run(
+        ["pgrep", "-f", f"packer build.*{here.home}"], capture_output=True, text=True, check=False
+    )
+    return [int(pid) for pid in found.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--region", "us-wst-2"), "us-west-2"),
+        (("--region", "us-west-2", "--base", "debian12"), "debian-12"),
+        (("--region", "us-west-2", "--image", "eks-gpus"), "eks-gpu"),
+        (("--region", "us-west-2", "--cloud", "azure"), "aws"),
+        (("--region", "us-west-2", "--set", "nvidia_drivers.branch=580"), "nvidia_driver"),
+        (("--region", "us-west-2", "--instance-types", "g4dn.xlrge"), "g4dn.xlarge"),
+    ],
+)
+def test_a_typo_is_a_short_error_with_the_valid_choices(here, arguments, said):
+    done = here.invoke("ami.plan", *arguments, ok=False)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_can_never_work_is_refused_before_anything_starts(here):
+    done = here.invoke("ami.build", "--region", "us-west-2", "--instance-types", "p5e.48xlarge", ok=False)
+    assert done.returncode == 3
+    assert "H200" in done.stderr
+    assert_nothing_left(here)

@@ -1,0 +1,77 @@
+"""Packer's machine-readable lines, and its failures as errors."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from gpukiln.errors import CheckFailedError, UnavailableError
+from gpukiln.images import packer
+from gpukiln.images.packer import Packer, _parse
+
+
+def test_lines_are_unescaped():
+    line = "1700000000,,ui,say,==> amazon-ebs.node: one%!(PACKER_COMMA) two\\nthree\n"
+    assert _parse(line) == ("say", "==> amazon-ebs.node: one, two\nthree")
+    assert _parse("1700000000,amazon-ebs.node,error,it broke\n") == ("error", "it broke")
+    assert _parse("not machine readable\n") == ("text", "not machine readable")
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """A build with a stand-in for Packer: a script that prints lines, writes events and ends."""
+
+    def make(lines, events, code):
+        tool = tmp_path / "bin" / "packer"
+        tool.parent.mkdir()
+        prints = "\n".join(f"printf '%s\\n' '{line}'" for line in lines)
+        writes = "\n".join(
+            f"printf '%s\\n' '{json.dumps(event)}' >> '{tmp_path}/events.jsonl'" for event in events
+        )
+        tool.write_text(f"#!/bin/sh\n{prints}\n{writes}\nexit {code}\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(packer, "_path", lambda: f"{tool.parent}:{os.environ['PATH']}")
+        monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+        said = []
+        folder = tmp_path / "template"
+        folder.mkdir()
+        made = Packer(
+            folder,
+            {"region": "us-west-2"},
+            environment={},
+            log=tmp_path / "packer.log",
+            events=tmp_path / "events.jsonl",
+            say=said.append,
+        )
+        return made, said
+
+    return make
+
+
+def test_a_failed_task_is_the_error_not_a_page_of_packer(build, tmp_path):
+    task = {"event": "task_end", "task": "nvidia_driver : Install", "host": "default", "status": "failed"}
+    made, _ = build(["1,,ui,say,==> x: Provisioning"], [{**task, "msg": "no such package\nE: 404"}], 1)
+    with pytest.raises(CheckFailedError) as caught:
+        made.build()
+    assert caught.value.message == "the task `nvidia_driver : Install` failed"
+    assert caught.value.details == ("no such package", "E: 404")
+    assert str(tmp_path / "packer.log") in caught.value.hint
+
+
+def test_another_failure_shows_packers_own_error(build):
+    made, _ = build(["1,x,error,AMI name is taken"], [], 1)
+    with pytest.raises(UnavailableError) as caught:
+        made.build()
+    assert caught.value.details == ("AMI name is taken",)
+
+
+def test_steps_and_tasks_are_told_and_everything_is_logged(build, tmp_path):
+    made, said = build(
+        ["1,,ui,say,==> amazon-ebs.node: Launching a source AWS instance..."],
+        [{"event": "task_start", "task": "nvtop : Install"}],
+        0,
+    )
+    made.build()
+    assert sorted(said) == ["Launching a source AWS instance...", "nvtop : Install"]
+    assert "Launching a source AWS instance..." in (tmp_path / "packer.log").read_text()

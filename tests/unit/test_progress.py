@@ -1,0 +1,42 @@
+"""Plain lines where there is no terminal; a failed step says so."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from gpukiln.progress import Progress, human_seconds
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(4.23, "4.2 s"), (59.94, "59.9 s"), (187, "3 min 07 s")])
+def test_durations_for_people(seconds, text):
+    assert human_seconds(seconds) == text
+
+
+def reported(work, **arguments):
+    out = io.StringIO()
+    progress = Progress(console=Console(file=out, width=100), **arguments)
+    work(progress)
+    return out.getvalue(), progress
+
+
+def test_a_step_tells_its_start_its_details_and_its_end():
+    def work(progress):
+        with progress.step("bake"):
+            progress.say("nvtop : Install")
+
+    text, progress = reported(work, expected={"bake": 90})
+    assert ".. bake (last time 1 min 30 s)" in text
+    assert "nvtop : Install" in text
+    assert "ok bake" in text
+    assert list(progress.durations) == ["bake"]
+
+
+def test_a_failure_is_reported_and_passed_on():
+    def work(progress):
+        with pytest.raises(ValueError, match="boom"), progress.step("bake"):
+            raise ValueError("boom")
+
+    text, _ = reported(work)
+    assert "failed bake" in text
+    assert "ok bake" not in text

@@ -7,7 +7,8 @@ Enabled with ANSIBLE_CALLBACKS_ENABLED=gpukiln_events; does nothing unless GPUKI
      "duration_s": 1.0, "msg": "what went wrong, with the last lines of standard error"}
     {"event": "stats", "time": 3.0, "hosts": {"m": {"ok": 1, "changed": 0, "failed": 1, ...}}}
 
-status is ok, changed, failed, ignored, skipped or unreachable. A loop is one task; its message names the items.
+status is ok, changed, failed, ignored, skipped or unreachable. A loop is one task; its message names its
+items.
 """
 
 import json

@@ -24,15 +24,6 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.lifecycle import Lifecycle
 from gpukiln.clouds.embedded.machines import Machines
 
-STATES = {
-    "pending": 0,
-    "running": 16,
-    "shutting-down": 32,
-    "terminated": 48,
-    "stopping": 64,
-    "stopped": 80,
-}
-
 
 def install(machines: Machines) -> None:
     """Extend moto. Call once, before the first request.

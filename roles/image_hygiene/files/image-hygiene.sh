@@ -35,12 +35,20 @@ remove() {
   done
 }
 
+# Removes what exists of the many paths after the first argument, which names them.
+remove_all() {
+  label=$1
+  shift
+  count=$(remove "$@" | wc -l)
+  if [ "$count" -gt 0 ]; then echo "removed $count $label"; fi
+}
+
 # Empties the files given; programs that have a log open keep writing to it.
 empty() {
   for path; do
     if [ -f "$path" ] && [ -s "$path" ]; then
       echo "emptied $path"
-      [ -n "$dry" ] || : >"$path"
+      if [ -z "$dry" ]; then : >"$path"; fi
     fi
   done
 }
@@ -50,8 +58,8 @@ homes=$(getent passwd | cut -d: -f6 | sort -u | while read -r home; do
 done)
 
 # Packages: downloads and lists. apt fetches new lists when the folder is old.
-remove /var/cache/apt/archives/*.deb /var/cache/apt/archives/partial/* /var/cache/apt/*.bin
-remove /var/lib/apt/lists/*_* /var/lib/apt/lists/partial/* /var/lib/apt/lists/auxfiles/*
+remove_all "downloaded packages" /var/cache/apt/archives/*.deb /var/cache/apt/archives/partial/*
+remove_all "package lists" /var/lib/apt/lists/*_* /var/lib/apt/lists/partial/* /var/lib/apt/lists/auxfiles/*
 [ -n "$dry" ] || touch -d @0 /var/lib/apt/lists
 remove /var/cache/apt/pkgcache.bin /var/cache/apt/srcpkgcache.bin /var/cache/debconf/*-old /var/lib/dpkg/*-old
 remove /var/lib/apt/periodic/*
@@ -95,7 +103,7 @@ remove /etc/netplan/50-cloud-init.yaml /etc/network/interfaces.d/50-cloud-init* 
 empty /etc/machine-id
 if [ ! -e /etc/machine-id ]; then
   echo "emptied /etc/machine-id"
-  [ -n "$dry" ] || : >/etc/machine-id
+  if [ -z "$dry" ]; then : >/etc/machine-id; fi
 fi
 if [ -f /var/lib/dbus/machine-id ] && [ ! -L /var/lib/dbus/machine-id ]; then
   echo "linked /var/lib/dbus/machine-id"

@@ -1,0 +1,223 @@
+"""The filters of the roles: pure functions, so no machine is needed."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(role: str, name: str) -> ModuleType:
+    path = ROOT / "roles" / role / "filter_plugins" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{role}_{name}", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sources = load("apt_sources", "apt_sources")
+kernels = load("nvidia_driver", "kernels")
+containerd = load("container_runtime", "containerd")
+record = load("image_record", "image_record")
+
+DEB822 = """\
+Types: deb
+# a note
+URIs: http://mirror.example.com/debian
+Suites: bookworm bookworm-updates
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://vendor.example.com/apt
+Suites: bookworm
+Components: main
+Signed-By: /usr/share/keyrings/vendor.gpg
+"""
+
+
+def test_components_are_added_to_the_archives_own_stanza_alone() -> None:
+    changed = sources.apt_with_components(DEB822, "bookworm", ["contrib", "non-free"])
+    assert changed == DEB822.replace("Components: main\n", "Components: main contrib non-free\n", 1)
+    assert sources.apt_with_components(changed, "bookworm", ["contrib", "non-free"]) == changed
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("deb http://m.example.com/debian bookworm main", "contrib"),
+        ("deb [arch=amd64] http://m.example.com/debian bookworm-security main", "contrib"),
+        ("deb [signed-by=/k/debian-archive-keyring.gpg] http://m.example.com/d bookworm main", "contrib"),
+        ("deb http://m.example.com/debian bookworm main contrib", ""),
+        ("deb [signed-by=/k/vendor.gpg] http://m.example.com/debian bookworm main", ""),
+        ("deb http://m.example.com/pg bookworm-pgdg main", ""),
+        ("deb http://m.example.com/flat /", ""),
+        ("deb-src http://m.example.com/debian bookworm main", ""),
+        ("# deb http://m.example.com/debian bookworm main", ""),
+    ],
+)
+def test_components_in_one_line_form(line: str, changed: str) -> None:
+    wanted = f"{line} {changed}\n" if changed else f"{line}\n"
+    assert sources.apt_with_components(line + "\n", "bookworm", ["contrib"]) == wanted
+
+
+def test_disabled_stanzas_stay() -> None:
+    text = "Enabled: no\n" + DEB822.split("\n\n", maxsplit=1)[0]
+    assert sources.apt_with_components(text, "bookworm", ["contrib"]) == text
+
+
+def test_the_newest_kernel_is_last() -> None:
+    found = kernels.kernel_release_sort(
+        ["6.1.0-56-cloud-amd64", "6.1.0-9-cloud-amd64", "5.10.0-60-cloud-amd64"]
+    )
+    assert found == ["5.10.0-60-cloud-amd64", "6.1.0-9-cloud-amd64", "6.1.0-56-cloud-amd64"]
+
+
+@pytest.mark.parametrize(
+    ("release", "flavour"),
+    [
+        ("6.1.0-56-cloud-amd64", "cloud-amd64"),
+        ("6.8.0-1040-aws", "aws"),
+        ("6.1.0-0.deb11.35-cloud-amd64", "0.deb11.35-cloud-amd64"),
+        ("6.18.44", ""),
+    ],
+)
+def test_flavour(release: str, flavour: str) -> None:
+    assert kernels.kernel_flavour(release) == flavour
+
+
+def test_only_a_stale_initramfs_is_rebuilt() -> None:
+    files = [
+        {"path": "/etc/modprobe.d/gpukiln-nvidia.conf", "mtime": 10.0},
+        {"path": "/boot/vmlinuz-1-a", "mtime": 1.0},
+        {"path": "/boot/initrd.img-1-a", "mtime": 11.0},
+        {"path": "/boot/vmlinuz-2-a", "mtime": 1.0},
+        {"path": "/boot/initrd.img-2-a", "mtime": 9.0},
+        {"path": "/boot/vmlinuz-3-a", "mtime": 1.0},
+    ]
+    assert kernels.stale_initramfs(files, "/etc/modprobe.d/gpukiln-nvidia.conf") == ["2-a", "3-a"]
+    assert not kernels.stale_initramfs(files[1:3], "/etc/modprobe.d/gpukiln-nvidia.conf")
+
+
+MADISON = """\
+nvidia-smi | 535.309.01-0+deb12u1 | http://m.example.com/d bookworm-security/non-free amd64 Packages
+nvidia-smi | 535.261.03-1 | http://mirror.example.com/debian bookworm/non-free amd64 Packages
+nvidia-utils-535-server | 580.1-0ubuntu1 | http://mirror.example.com/ubuntu noble/restricted amd64 Packages
+"""
+
+
+def test_packages_are_pinned_to_the_version() -> None:
+    packages = {"libcuda1": [{"version": "535.309.01-0+deb12u1"}]}
+    found = kernels.driver_pins(MADISON, ["nvidia-smi", "libcuda1"], "535.309.01", packages)
+    assert found == {
+        "pins": ["nvidia-smi=535.309.01-0+deb12u1", "libcuda1=535.309.01-0+deb12u1"],
+        "missing": [],
+    }
+
+
+def test_a_transitional_package_is_missing() -> None:
+    found = kernels.driver_pins(MADISON, ["nvidia-utils-535-server"], "535.309.01", {})
+    assert found == {"pins": [], "missing": ["nvidia-utils-535-server"]}
+    assert kernels.madison_versions(MADISON, "nvidia-utils-535-server") == ["580.1-0ubuntu1"]
+
+
+def test_what_is_held_carries_the_drivers_version() -> None:
+    packages = {
+        name: [{"version": version}]
+        for name, version in {
+            "libcuda1": "535.309.01-0+deb12u1",
+            "firmware-nvidia-gsp": "535.309.01-0+deb12u1",
+            "nvidia-support": "20220217+3~deb12u1",
+            "vim": "535.309.01-1",
+        }.items()
+    }
+    assert kernels.driver_packages(packages, "535.309.01") == ["firmware-nvidia-gsp", "libcuda1"]
+
+
+IMPORT = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", "version = 2\n" + IMPORT),
+        ("version = 2\n\n[plugins]\n", "version = 2\n" + IMPORT + "\n[plugins]\n"),
+        ("[plugins]\n  a = 1\n", IMPORT + "[plugins]\n  a = 1\n"),
+        ("version = 2\n" + IMPORT, "version = 2\n" + IMPORT),
+        (
+            'imports = ["/a.toml"]\n[plugins]\n',
+            'imports = ["/a.toml", "/etc/containerd/conf.d/*.toml"]\n[plugins]\n',
+        ),
+        (
+            'disabled_plugins = [\n  "x",\n]\n[plugins]\n',
+            IMPORT + 'disabled_plugins = [\n  "x",\n]\n[plugins]\n',
+        ),
+    ],
+)
+def test_containerd_imports_the_drop_ins(text: str, wanted: str) -> None:
+    assert containerd.containerd_with_imports(text, 2) == wanted
+    assert containerd.containerd_with_imports(wanted, 2) == wanted
+
+
+def test_containerd_major() -> None:
+    assert containerd.containerd_major({"containerd": [{"version": "1.6.20~ds1-1+deb12u3"}]}) == 1
+    assert containerd.containerd_major({"containerd": [{"version": "2.2.1-0ubuntu1"}]}) == 2
+    assert containerd.containerd_major({}) == 1
+
+
+COMPONENTS = {
+    "nvidia_driver": {
+        "branch": 535,
+        "modules": "proprietary",
+        "packages": {"debian": "nvidia-kernel-dkms", "ubuntu": "nvidia-dkms-{branch}-server"},
+    },
+    "docker": {"packages": {"debian": "docker.io", "ubuntu": "docker.io"}},
+    "nvtop": {"packages": {"debian": "nvtop", "ubuntu": "nvtop"}},
+    "kubernetes": {},
+}
+IMAGE = {
+    "schema": 1,
+    "components": {
+        "nvidia_driver": {"version": "535.309.01", "branch": 535, "status": "install"},
+        "docker": {"version": None, "status": "install"},
+        "nvtop": {"version": None, "status": "install"},
+        "kubernetes": {"version": "1.34", "status": "left_out", "reason": "the base has none"},
+    },
+}
+MODINFO = [
+    {"item": ["6.1.0-9-cloud-amd64", "nvidia-current"], "stdout": ""},
+    {"item": ["6.1.0-9-cloud-amd64", "nvidia"], "stdout": ""},
+    {"item": ["6.1.0-56-cloud-amd64", "nvidia-current"], "stdout": "535.309.01"},
+    {"item": ["6.1.0-56-cloud-amd64", "nvidia"], "stdout": ""},
+]
+
+
+def test_record_says_what_is_there() -> None:
+    packages = {
+        "nvidia-kernel-dkms": [{"version": "535.309.01-0+deb12u1"}],
+        "docker.io": [{"version": "20.10.24+dfsg1-1+deb12u1+b6"}],
+    }
+    made = record.image_record(IMAGE, COMPONENTS, "debian", packages, MODINFO)
+    assert made["kernel"] == "6.1.0-56-cloud-amd64"
+    assert made["kernels"] == ["6.1.0-56-cloud-amd64", "6.1.0-9-cloud-amd64"]
+    assert made["modules"] == {"nvidia": {"6.1.0-56-cloud-amd64": "535.309.01"}}
+    assert made["packages"]["docker.io"] == "20.10.24+dfsg1-1+deb12u1+b6"
+    states = {name: said["status"] for name, said in made["components"].items()}
+    assert states == {
+        "nvidia_driver": "installed",
+        "docker": "installed",
+        "nvtop": "install",
+        "kubernetes": "left_out",
+    }
+    assert made["components"]["docker"]["version"] == "20.10.24+dfsg1"
+
+
+def test_record_knows_precompiled_modules() -> None:
+    packages = {"nvidia-headless-no-dkms-535-server": [{"version": "535.309.01-0ubuntu0.22.04.1"}]}
+    made = record.image_record(IMAGE, COMPONENTS, "ubuntu", packages, [])
+    assert made["components"]["nvidia_driver"]["status"] == "installed"
+    assert made["kernel"] is None

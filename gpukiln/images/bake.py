@@ -1,7 +1,6 @@
 """Bake: Packer starts a machine from the base, Ansible configures it, Packer captures its disk."""
 
 import json
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from gpukiln.catalog.components import apply_overrides, as_plain, load_components
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import UnavailableError
 from gpukiln.images.builds import BUILD_TAG, Bake, Build
 from gpukiln.images.machines import local_user, tag_list
 from gpukiln.images.packer import Packer, packer_version, prepare_template
@@ -188,29 +186,3 @@ def ansible_variables(plan: Plan, build: Build) -> dict[str, Any]:
             },
         },
     }
-
-
-def validate_template(image: str, variables: dict[str, Any], folder: Path) -> None:
-    """Let Packer check an image's template.
-
-    Args:
-        image: Name of the image.
-        variables: Values of its variables.
-        folder: An empty folder to work in.
-
-    Raises:
-        UnavailableError: Packer finds a fault; the details are its words.
-    """
-    prepare_template(ROOT / "ami" / image, folder / "packer")
-    file = folder / "variables.pkrvars.json"
-    file.write_text(json.dumps(variables))
-    done = subprocess.run(
-        ["packer", "validate", f"-var-file={file}", str(folder / "packer")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise UnavailableError(
-            f"packer validate refuses {image}", details=tuple((done.stdout + done.stderr).splitlines())
-        )

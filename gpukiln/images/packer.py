@@ -1,5 +1,6 @@
 """Runs Packer, 1.6.6 and newer, and turns its failures into errors."""
 
+import contextlib
 import json
 import os
 import re
@@ -115,10 +116,12 @@ class Packer:
         )
         following = threading.Event()
         follower = threading.Thread(target=self._follow_events, args=(following,), daemon=True)
+        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
         follower.start()
+        reader.start()
         try:
-            self._read(process)
             code = process.wait()
+            reader.join()
         except KeyboardInterrupt:
             self._say(
                 "stopping: Packer removes what it started (Ctrl-C again to leave it to the next command)"
@@ -191,14 +194,8 @@ def _parse(line: str) -> tuple[str, str]:
 
 def _interrupt(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + CLEAN_UP_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            if process.stdout:
-                process.stdout.read(4096)
-            time.sleep(0.2)
-        except KeyboardInterrupt:
-            return
+    with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+        process.wait(timeout=CLEAN_UP_S)
 
 
 def _path() -> str:

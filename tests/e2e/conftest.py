@@ -1,5 +1,6 @@
 """One embedded cloud for all of these tests, in a folder of its own, removed at the end."""
 
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -20,10 +21,8 @@ def here():
 
 
 @pytest.fixture(scope="session")
-def key(here, tmp_path_factory):
-    """A key pair of the whole session: name and private key file."""
-    made = here.aws("ec2", "create-key-pair", "--key-name", "tests", "--key-type", "ed25519")
+def key(tmp_path_factory):
+    """Private key file of the whole session; `Here.launch` makes it known to EC2."""
     file = tmp_path_factory.mktemp("key") / "id"
-    file.touch(mode=0o600)
-    file.write_text(made["KeyMaterial"])
-    return "tests", file
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file], check=True)
+    return file

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+BASE = "/aws/service/debian/release/12/latest/amd64"
+KEY_PAIR = "tests"
 SSH_OPTIONS = (
     *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"),
     *("-o", "ConnectTimeout=10", "-o", "BatchMode=yes"),
@@ -65,6 +67,43 @@ class Here:
         assert done.returncode == 0, f"aws {arguments}: {done.stderr}"
         return json.loads(done.stdout) if done.stdout.strip() else None
 
+    def base_id(self):
+        return self.aws("ssm", "get-parameter", "--name", BASE)["Parameter"]["Value"]
+
+    def launch(self, image_id: str, key_file: Path, *options: str):
+        """Start a machine that takes the key, and wait until EC2 says it runs."""
+        known = self.aws("ec2", "describe-key-pairs")["KeyPairs"]
+        if KEY_PAIR not in [pair["KeyName"] for pair in known]:  # key pairs end with the server's process
+            public = f"fileb://{key_file}.pub"
+            self.aws("ec2", "import-key-pair", "--key-name", KEY_PAIR, "--public-key-material", public)
+        [instance] = self.aws(
+            "ec2", "run-instances", "--image-id", image_id, "--key-name", KEY_PAIR, *options
+        )["Instances"]
+        assert instance["State"]["Name"] == "pending"
+        self.aws("ec2", "wait", "instance-running", "--instance-ids", instance["InstanceId"])
+        return instance
+
+    def terminate(self, instance) -> None:
+        ids = ("--instance-ids", instance["InstanceId"])
+        self.aws("ec2", "terminate-instances", *ids)
+        self.aws("ec2", "wait", "instance-terminated", *ids)
+
+    def ssh(
+        self, instance, key_file: Path, command: str, stdin: bytes = b""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a machine as its first user."""
+        port = str(self.status()["server"]["ssh_port"])
+        target = f"admin@{instance['PrivateIpAddress']}"
+        done = subprocess.run(
+            ["ssh", "-i", key_file, "-p", port, *SSH_OPTIONS, target, command],
+            input=stdin,
+            capture_output=True,
+            check=False,
+        )
+        return subprocess.CompletedProcess(
+            command, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
+
     def status(self):
         return json.loads(self.invoke("cloud.status", "--json").stdout)
 
@@ -79,7 +118,11 @@ class Here:
         groups = self.aws("ec2", "describe-security-groups")["SecurityGroups"]
         return {
             "instances": instances,
-            "key pairs": [key["KeyName"] for key in self.aws("ec2", "describe-key-pairs")["KeyPairs"]],
+            "key pairs": [
+                key["KeyName"]
+                for key in self.aws("ec2", "describe-key-pairs")["KeyPairs"]
+                if key["KeyName"] != KEY_PAIR
+            ],
             "security groups": [g["GroupName"] for g in groups if g["GroupName"] != "default"],
             "machines": [machine["instance_id"] for machine in self.status()["server"]["machines"]],
             "folders": [path.name for path in (self.home / "cloud/machines").iterdir()],

@@ -4,40 +4,24 @@ import os
 import subprocess
 
 import pytest
-from harness import SSH_OPTIONS, command_lines, processes_of, wait_for
+from harness import command_lines, processes_of, wait_for
 
 pytestmark = pytest.mark.e2e
 
 USER_DATA = "#!/bin/sh\necho from-user-data > /etc/motd\n"
-BASE = "/aws/service/debian/release/12/latest/amd64"
-
-
-def ssh(here, instance, key_file, command):
-    port = str(here.status()["server"]["ssh_port"])
-    return subprocess.run(
-        ["ssh", "-i", key_file, "-p", port, *SSH_OPTIONS, f"admin@{instance['PrivateIpAddress']}", command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
 def base_id(here):
-    return here.aws("ssm", "get-parameter", "--name", BASE)["Parameter"]["Value"]
+    return here.base_id()
 
 
 @pytest.fixture(scope="module")
 def instance(here, key, base_id, tmp_path_factory):
     user_data = tmp_path_factory.mktemp("data") / "user-data.sh"
     user_data.write_text(USER_DATA)
-    started = here.aws(
-        *("ec2", "run-instances", "--image-id", base_id, "--instance-type", "m5.xlarge"),
-        *("--key-name", key[0], "--user-data", f"file://{user_data}"),
-    )["Instances"][0]
-    assert started["State"]["Name"] == "pending"
-    here.aws("ec2", "wait", "instance-running", "--instance-ids", started["InstanceId"])
-    wait_for(lambda: ssh(here, started, key[1], "cloud-init status --wait").returncode == 0)
+    started = here.launch(base_id, key, "--instance-type", "m5.xlarge", "--user-data", f"file://{user_data}")
+    wait_for(lambda: here.ssh(started, key, "cloud-init status --wait").returncode == 0)
     return started
 
 
@@ -49,8 +33,8 @@ def test_the_base_image_is_published_under_its_public_parameter(here, base_id):
 
 
 def test_user_data_ran_on_a_machine_that_came_up_whole(here, instance, key):
-    assert ssh(here, instance, key[1], "cat /etc/motd").stdout == "from-user-data\n"
-    assert ssh(here, instance, key[1], "systemctl is-system-running").stdout == "running\n"
+    assert here.ssh(instance, key, "cat /etc/motd").stdout == "from-user-data\n"
+    assert here.ssh(instance, key, "systemctl is-system-running").stdout == "running\n"
 
 
 def test_the_metadata_service_speaks_imdsv2(here, instance, key):
@@ -62,7 +46,7 @@ def test_the_metadata_service_speaks_imdsv2(here, instance, key):
         "g=lambda p:u.urlopen(u.Request(b+p,headers={'X-aws-ec2-metadata-token':t})).read().decode()\n"
         "print(g('meta-data/instance-id'),g('meta-data/local-ipv4'),g('meta-data/placement/region'))\n"
     )
-    answer = ssh(here, instance, key[1], f'python3 -c "{script}"').stdout.split()
+    answer = here.ssh(instance, key, f'python3 -c "{script}"').stdout.split()
     assert answer == [instance["InstanceId"], instance["PrivateIpAddress"], "us-west-2"]
 
 
@@ -85,7 +69,7 @@ def test_an_unknown_image_is_refused_and_starts_nothing(here):
 
 def test_stop_image_terminate_and_a_new_server(here, instance, key):
     """One life of an image: it holds what the machine wrote, and it outlives the server's process."""
-    assert ssh(here, instance, key[1], "echo kept | sudo tee /etc/kept").returncode == 0
+    assert here.ssh(instance, key, "echo kept | sudo tee /etc/kept").returncode == 0
     instance_id = instance["InstanceId"]
     here.aws("ec2", "stop-instances", "--instance-ids", instance_id)
     here.aws("ec2", "wait", "instance-stopped", "--instance-ids", instance_id)
@@ -95,8 +79,7 @@ def test_stop_image_terminate_and_a_new_server(here, instance, key):
         *("ec2", "create-image", "--instance-id", instance_id, "--name", "kept"),
         *("--tag-specifications", tags),
     )["ImageId"]
-    here.aws("ec2", "terminate-instances", "--instance-ids", instance_id)
-    here.aws("ec2", "wait", "instance-terminated", "--instance-ids", instance_id)
+    here.terminate(instance)
     assert not (here.home / f"cloud/machines/{instance_id}").exists()
     here.aws("ssm", "put-parameter", "--name", "/mine", "--type", "String", "--value", "v1")
 
@@ -110,19 +93,15 @@ def test_stop_image_terminate_and_a_new_server(here, instance, key):
     assert snapshot["VolumeSize"] == 8
     assert here.aws("ssm", "get-parameter", "--name", "/mine")["Parameter"]["Value"] == "v1"
 
-    again = here.aws(
-        *("ec2", "run-instances", "--image-id", image_id, "--key-name", key[0]),
-    )["Instances"][0]
+    again = here.launch(image_id, key)
     here.aws("ec2", "deregister-image", "--image-id", image_id)
     here.aws("ec2", "delete-snapshot", "--snapshot-id", snapshot_id)
     assert not (here.home / f"cloud/snapshots/{snapshot_id}.raw").exists()
-    here.aws("ec2", "terminate-instances", "--instance-ids", again["InstanceId"])
-    here.aws("ec2", "wait", "instance-terminated", "--instance-ids", again["InstanceId"])
+    here.terminate(again)
 
 
 def test_a_killed_server_takes_its_machines_with_it(here, key, base_id):
-    started = here.aws("ec2", "run-instances", "--image-id", base_id, "--key-name", key[0])["Instances"][0]
-    here.aws("ec2", "wait", "instance-running", "--instance-ids", started["InstanceId"])
+    started = here.launch(base_id, key)
     assert processes_of(started["InstanceId"])
     [server] = [pid for pid, line in command_lines() if line.startswith("unshare") and str(here.home) in line]
     os.kill(server, 9)

@@ -17,7 +17,10 @@ from standin import repository
 pytestmark = pytest.mark.e2e
 
 VERSION = "1.19.1"
-SERVE = "sudo systemd-run --unit stand-in --working-directory /srv/stand-in python3 -m http.server -b 127.0.0.1 8080"
+SERVE = (
+    "sudo systemd-run --unit stand-in --working-directory /srv/stand-in "
+    "python3 -m http.server -b 127.0.0.1 8080"
+)
 PLAYBOOK = """\
 - name: Container runtime and toolkit
   hosts: all
@@ -37,25 +40,11 @@ class Node:
 
     def __init__(self, here, key_file, folder):
         self.here, self.key_file, self.folder = here, key_file, folder
-        base = here.aws("ssm", "get-parameter", "--name", "/aws/service/debian/release/12/latest/amd64")
-        started = here.aws(
-            "ec2", "run-instances", "--image-id", base["Parameter"]["Value"], "--key-name", "tests"
-        )
-        self.instance_id = started["Instances"][0]["InstanceId"]
-        self.address = started["Instances"][0]["PrivateIpAddress"]
-        here.aws("ec2", "wait", "instance-running", "--instance-ids", self.instance_id)
-        self.port = str(here.status()["server"]["ssh_port"])
+        self.instance = here.launch(here.base_id(), key_file)
         wait_for(lambda: self.ssh("cloud-init status --wait").returncode == 0)
 
-    def ssh(self, command, **options):
-        target = f"admin@{self.address}"
-        return subprocess.run(
-            ["ssh", "-i", self.key_file, "-p", self.port, *SSH_OPTIONS, target, command],
-            capture_output=True,
-            text="input" not in options,
-            check=False,
-            **options,
-        )
+    def ssh(self, command, stdin=b""):
+        return self.here.ssh(self.instance, self.key_file, command, stdin)
 
     def read(self, command):
         done = self.ssh(command)
@@ -71,7 +60,7 @@ class Node:
             "nvidia_container_toolkit_key_url": "http://127.0.0.1:8080/gpgkey",
             "nvidia_container_toolkit_key_fingerprint": fingerprint,
             "ansible_user": "admin",
-            "ansible_port": self.port,
+            "ansible_port": self.here.status()["server"]["ssh_port"],
             "ansible_ssh_private_key_file": str(self.key_file),
             "ansible_ssh_common_args": " ".join(SSH_OPTIONS),
         }
@@ -79,7 +68,7 @@ class Node:
             [
                 Path(sys.executable).parent / "ansible-playbook",
                 "-i",
-                f"{self.address},",
+                f"{self.instance['PrivateIpAddress']},",
                 playbook,
                 "-e",
                 json.dumps(values),
@@ -95,17 +84,16 @@ class Node:
 def node(here, key, tmp_path_factory):
     folder = tmp_path_factory.mktemp("toolkit")
     fingerprint = repository.build(folder / "stand-in", version=VERSION)
-    made = Node(here, key[1], folder)
+    made = Node(here, key, folder)
     tar = subprocess.run(["tar", "-C", folder, "-c", "stand-in"], capture_output=True, check=True).stdout
-    made.ssh("sudo tar -C /srv -x", input=tar)
+    made.ssh("sudo tar -C /srv -x", stdin=tar)
     made.read(SERVE)
     # what a node that had nvidia-docker2 once looks like
     made.read("echo deb http://127.0.0.1:8080 / | sudo tee /etc/apt/sources.list.d/nvidia-docker.list")
     made.read("sudo mkdir -p /etc/docker")
     made.read("""echo '{"log-level": "warn"}' | sudo tee /etc/docker/daemon.json""")
     yield made, fingerprint
-    here.aws("ec2", "terminate-instances", "--instance-ids", made.instance_id)
-    here.aws("ec2", "wait", "instance-terminated", "--instance-ids", made.instance_id)
+    here.terminate(made.instance)
 
 
 def test_a_key_with_another_fingerprint_is_refused(node):

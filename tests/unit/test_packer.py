@@ -2,12 +2,19 @@
 
 import json
 import os
+import re
+import shutil
 import stat
+import subprocess
 
 import pytest
+from test_plan import MotoCloud, debian, plan  # noqa: F401 - `debian` is a fixture
 
+from gpukiln.catalog.load import ROOT
 from gpukiln.errors import CheckFailedError, UnavailableError
 from gpukiln.images import packer
+from gpukiln.images.bake import packer_variables
+from gpukiln.images.builds import Builds
 from gpukiln.images.packer import Packer, _parse
 
 
@@ -75,3 +82,65 @@ def test_steps_and_tasks_are_told_and_everything_is_logged(build, tmp_path):
     made.build()
     assert sorted(said) == ["Launching a source AWS instance...", "nvtop : Install"]
     assert "Launching a source AWS instance..." in (tmp_path / "packer.log").read_text()
+
+
+class Embedded(MotoCloud):
+    """The variables that `gpukiln.clouds.embedded.cloud` fills, without a server."""
+
+    def packer_variables(self):
+        return {
+            "ec2_endpoint": "http://127.0.0.1:1",
+            "skip_aws_checks": True,
+            "ssh_interface": "private_ip",
+            "ssh_port": 22,
+            "subnet_id": "subnet-0123",
+            "poll_delay_s": 1,
+        }
+
+
+@pytest.fixture
+def variables(request, tmp_path):
+    """Every variable of eks-gpu's template, as a build fills them."""
+    request.getfixturevalue("debian")
+    cloud = Embedded()
+    return packer_variables(
+        plan(cloud),
+        cloud,
+        Builds(tmp_path / "builds").create("eks-gpu"),
+        extra_vars=tmp_path / "vars.json",
+        manifest=tmp_path / "manifest.json",
+    )
+
+
+def packer_validate(folder, variables):
+    if not shutil.which("packer"):
+        pytest.skip("packer is not on PATH (scripts/run installs it as root)")
+    packer.prepare_template(ROOT / "ami/eks-gpu", folder / "template")
+    values = folder / "values.pkrvars.json"
+    values.write_text(json.dumps(variables))
+    return subprocess.run(
+        ["packer", "validate", f"-var-file={values}", str(folder / "template")],
+        env={**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": packer._path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_packer_finds_the_template_valid(tmp_path, variables):
+    done = packer_validate(tmp_path, variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_packer_validate_can_fail(tmp_path, variables):
+    done = packer_validate(tmp_path, {**variables, "ssh_username": ""})
+    assert done.returncode != 0
+    assert "ssh_username" in done.stdout + done.stderr
+
+
+def test_the_template_is_given_exactly_the_variables_it_declares(variables):
+    """A variable that bake fills and the template does not have would end a build after minutes."""
+    template = (ROOT / "ami/eks-gpu/eks-gpu.pkr.hcl").read_text()
+    declared = re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', template, re.MULTILINE | re.DOTALL)
+    assert {name for name, body in declared if "default" not in body} <= set(variables)
+    assert set(variables) <= {name for name, _ in declared}

@@ -29,8 +29,9 @@ def build(folder: Path, *, version: str) -> str:
     for name in PACKAGES:
         tree = folder / "tree"
         control = (
-            f"Package: {name}\nVersion: {version}-1\nArchitecture: amd64\nSection: utils\nPriority: optional\n"
-            "Maintainer: gpukiln tests <tests@localhost>\nDescription: stand-in for tests, not NVIDIA's package\n"
+            f"Package: {name}\nVersion: {version}-1\nArchitecture: amd64\n"
+            "Section: utils\nPriority: optional\nMaintainer: gpukiln tests <tests@localhost>\n"
+            "Description: stand-in for tests, not NVIDIA's package\n"
         )
         (tree / "DEBIAN").mkdir(parents=True)
         (tree / "DEBIAN/control").write_text(control)

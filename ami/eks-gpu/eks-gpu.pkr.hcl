@@ -26,6 +26,19 @@ variable "ssh_username" {
   type = string
 }
 
+variable "ssh_keypair_name" {
+  type        = string
+  description = "Key pair and security group are the build's: Packer 1.6.6 leaves its own behind when killed."
+}
+
+variable "ssh_private_key_file" {
+  type = string
+}
+
+variable "security_group_id" {
+  type = string
+}
+
 variable "root_device" {
   type = string
 }
@@ -46,7 +59,7 @@ variable "tags" {
 
 variable "run_tags" {
   type        = map(string)
-  description = "On what exists only while building: instance, volume, key pair, security group."
+  description = "On what exists only while building: instance and volume."
 }
 
 variable "playbook" {
@@ -90,17 +103,6 @@ variable "subnet_id" {
   default = ""
 }
 
-variable "iam_instance_profile" {
-  type    = string
-  default = ""
-}
-
-variable "security_group_cidrs" {
-  type        = list(string)
-  default     = ["0.0.0.0/0"]
-  description = "Who may reach SSH of the building machine, which takes no password."
-}
-
 variable "poll_delay_s" {
   type    = number
   default = 15
@@ -120,7 +122,7 @@ source "amazon-ebs" "node" {
   source_ami                 = var.source_ami
   instance_type              = var.instance_type
   subnet_id                  = var.subnet_id
-  iam_instance_profile       = var.iam_instance_profile
+  security_group_id          = var.security_group_id
   ami_name                   = var.ami_name
   ami_description            = var.ami_description
   ami_virtualization_type    = "hvm"
@@ -131,14 +133,12 @@ source "amazon-ebs" "node" {
   run_volume_tags            = var.run_tags
   communicator               = "ssh"
   ssh_username               = var.ssh_username
+  ssh_keypair_name           = var.ssh_keypair_name
+  ssh_private_key_file       = var.ssh_private_key_file
   ssh_interface              = var.ssh_interface
   ssh_port                   = var.ssh_port
   ssh_timeout                = "10m"
-  ssh_clear_authorized_keys  = true
-  temporary_key_pair_type    = "ed25519"
   shutdown_behavior          = "terminate"
-
-  temporary_security_group_source_cidrs = var.security_group_cidrs
 
   launch_block_device_mappings {
     device_name           = var.root_device

@@ -48,7 +48,7 @@ class AwsCloud:
 
     def packer_variables(self) -> dict[str, Any]:
         """Values of the template's variables that say which cloud it is."""
-        return {"subnet_id": self.subnet_id} if self.subnet_id else {}
+        return {}
 
     def address(self, instance: dict[str, Any]) -> str:
         """Where SSH reaches an instance.

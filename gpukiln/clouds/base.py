@@ -30,6 +30,10 @@ class Cloud(Protocol):
         component whose source this machine can't reach is left out.
         """
 
+    @property
+    def subnet_id(self) -> str | None:
+        """Subnet for the machines that bake and verify; None takes the default VPC's."""
+
     def client(self, service: str) -> Any:
         """A boto3 client.
 

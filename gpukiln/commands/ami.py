@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json
+from gpukiln.commands.cli import command, make_console, print_json
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -103,7 +103,7 @@ def build(
         return 0
     folder, record = pipeline.build_image(planned, where, _builds(), progress)
     if record.verdict and record.bake:
-        report.show(record.verdict)
+        make_console(stderr=True).print(report.render(record.verdict))
         _say(
             f"{record.bake.image_id} {record.bake.name}\n"
             f"built and verified in {human_seconds(sum(record.durations_s.values()))}\n"
@@ -145,7 +145,7 @@ def verify(_: Any, build: str = "last", json: bool = False) -> int:
             durations_s={**record.durations_s, **progress.durations},
         )
         folder.write(record)
-    report.show(verdict)
+    make_console(stderr=True).print(report.render(verdict))
     if json:
         print_json(verdict.to_dict())
     pipeline.require_passed(record)
@@ -155,7 +155,6 @@ def verify(_: Any, build: str = "last", json: bool = False) -> int:
 @command(name="list", help=_some("json"))
 def list_(_: Any, json: bool = False) -> None:
     """List the builds of this machine, newest first."""
-    from rich.console import Console
     from rich.table import Table
 
     from gpukiln.progress import human_seconds
@@ -164,21 +163,24 @@ def list_(_: Any, json: bool = False) -> None:
     if json:
         print_json([record.to_dict() for record in records])
         return
-    table = Table("build", "AMI", "cloud", "region", "driver", "state", "checks", "took", box=None)
+    table = Table(box=None, pad_edge=False)
+    for title in ("build", "AMI"):
+        table.add_column(title, no_wrap=True)
+    for title in ("cloud", "driver", "state", "checks", "took"):
+        table.add_column(title)
     for record in records:
         counts = record.verdict.counts if record.verdict else {}
         table.add_row(
             record.build_id,
             record.bake.image_id if record.bake else "-",
-            record.plan.cloud,
-            record.plan.region,
+            f"{record.plan.cloud} {record.plan.region}",
             record.plan.component("nvidia_driver").version or "-",
             record.state,
             ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items()) or "-",
             human_seconds(sum(record.durations_s.values())),
         )
     if records:
-        Console().print(table)
+        make_console().print(table)
     else:
         _say("no build yet: `invoke ami.build --region us-west-2` makes the first")
 
@@ -186,8 +188,6 @@ def list_(_: Any, json: bool = False) -> None:
 @command(positional=["build"], help=_some("json", build="build id, AMI id or `last`"))
 def show(_: Any, build: str = "last", json: bool = False) -> None:
     """Show the record of a build: plan, image, verdict, durations."""
-    from rich.console import Console
-
     from gpukiln.images.plan_view import plan_table
     from gpukiln.progress import human_seconds
     from gpukiln.verify.report import render
@@ -197,7 +197,7 @@ def show(_: Any, build: str = "last", json: bool = False) -> None:
     if json:
         print_json(record.to_dict())
         return
-    console = Console(highlight=False)
+    console = make_console()
     console.print(plan_table(record.plan))
     if record.bake:
         console.print(f"\n{record.bake.image_id}  {record.bake.name}")
@@ -254,11 +254,9 @@ def _builds() -> Builds:
 
 
 def _show_plan(planned: Plan) -> None:
-    from rich.console import Console
-
     from gpukiln.images.plan_view import plan_table
 
-    Console(stderr=True, highlight=False).print(plan_table(planned))
+    make_console(stderr=True).print(plan_table(planned))
 
 
 def _say(text: str) -> None:

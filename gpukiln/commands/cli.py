@@ -3,19 +3,25 @@
 Nothing heavy is imported here or at the top of a command's module: `invoke --list` must be quick.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from invoke.tasks import task
 
 from gpukiln.errors import GpukilnError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 P = ParamSpec("P")
+PIPE_COLUMNS = 200  # width of tables where there is no terminal: a log must not lose half of an id
 INTERRUPTED = 130
 
 
@@ -76,3 +82,17 @@ def print_json(document: Any) -> None:
         document: Plain data.
     """
     print(json.dumps(document, indent=2))
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Where tables are shown.
+
+    Args:
+        stderr: Standard error instead of standard output.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_COLUMNS
+    return console

@@ -8,8 +8,8 @@ from typing import Any
 from gpukiln.catalog.components import apply_overrides, as_plain, load_components
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.images.builds import BUILD_TAG, Bake, Build
-from gpukiln.images.machines import local_user, tag_list
+from gpukiln.images.builds import Bake, Build
+from gpukiln.images.machines import SshAccess, build_tags, ssh_access, tag_list
 from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan
 from gpukiln.progress import Progress
@@ -51,19 +51,20 @@ def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
         extra_vars.write_text(json.dumps(ansible_variables(plan, build), indent=2))
         events = build.folder / "events.jsonl"
         manifest = build.folder / "manifest.json"
-        Packer(
-            packer_folder,
-            packer_variables(plan, cloud, build, extra_vars=extra_vars, manifest=manifest),
-            environment={
-                **cloud.environment(),
-                "ANSIBLE_CONFIG": str(ROOT / "ansible" / "ansible.cfg"),
-                "GPUKILN_EVENTS": str(events),
-                "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
-            },
-            log=build.folder / "packer.log",
-            events=events,
-            say=progress.say,
-        ).build()
+        with ssh_access(cloud, build.id, purpose="bake", folder=build.folder) as access:
+            Packer(
+                packer_folder,
+                packer_variables(plan, cloud, build, access, extra_vars=extra_vars, manifest=manifest),
+                environment={
+                    **cloud.environment(),
+                    "ANSIBLE_CONFIG": str(ROOT / "ansible" / "ansible.cfg"),
+                    "GPUKILN_EVENTS": str(events),
+                    "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
+                },
+                log=build.folder / "packer.log",
+                events=events,
+                say=progress.say,
+            ).build()
         image_id = json.loads(manifest.read_text())["builds"][-1]["artifact_id"].split(":")[-1]
         installed = json.loads((build.folder / "image.json").read_text())
         with explain_aws_errors("finish the AMI"):
@@ -114,7 +115,7 @@ def image_tags(plan: Plan) -> dict[str, str]:
 
 
 def packer_variables(
-    plan: Plan, cloud: Cloud, build: Build, *, extra_vars: Path, manifest: Path
+    plan: Plan, cloud: Cloud, build: Build, access: SshAccess, *, extra_vars: Path, manifest: Path
 ) -> dict[str, Any]:
     """Values of the template's variables.
 
@@ -122,16 +123,11 @@ def packer_variables(
         plan: The plan.
         cloud: Where.
         build: The build.
+        access: How Packer logs in.
         extra_vars: JSON file for Ansible.
         manifest: File for the result.
     """
     name, driver = image_name(plan, build), plan.component("nvidia_driver").version
-    run_tags = {
-        "Name": f"gpukiln bake {build.id}",
-        BUILD_TAG: build.id,
-        "gpukiln:purpose": "bake",
-        "gpukiln:owner": local_user(),
-    }
     return {
         "region": plan.region,
         "source_ami": plan.base.id,
@@ -139,10 +135,14 @@ def packer_variables(
         "ami_description": f"{plan.image} with NVIDIA {driver} on {plan.base.name}",
         "instance_type": plan.builder_instance_type,
         "ssh_username": plan.base.ssh_user,
+        "ssh_keypair_name": access.key_name,
+        "ssh_private_key_file": str(access.private_key),
+        "security_group_id": access.group_id,
+        "subnet_id": cloud.subnet_id or "",
         "root_device": plan.base.root_device,
         "volume_size_gib": plan.volume_size_gib,
         "tags": {"Name": name, **image_tags(plan)},
-        "run_tags": run_tags,
+        "run_tags": build_tags(build.id, "bake"),
         "playbook": str(ROOT / "ansible" / "image.yml"),
         "extra_vars_file": str(extra_vars),
         "manifest": str(manifest),

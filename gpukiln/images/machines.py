@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gpukiln.verify.target import Target
 
 GONE = ("terminated", "shutting-down")
 POLL_S = 1.0
+KEY_SUFFIX = ".key"
 
 
 def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
@@ -34,6 +36,60 @@ def tag_specifications(tags: dict[str, str], *resources: str) -> list[dict[str, 
         resources: For example `instance`, `volume`.
     """
     return [{"ResourceType": resource, "Tags": tag_list(tags)} for resource in resources]
+
+
+@dataclass(frozen=True)
+class SshAccess:
+    """What lets this build, and nobody else, log in on its machine."""
+
+    key_name: str
+    private_key: Path
+    group_id: str
+
+
+@contextmanager
+def ssh_access(cloud: Cloud, build_id: str, *, purpose: str, folder: Path) -> Iterator[SshAccess]:
+    """A key pair and a security group of a build; at the end everything of the build but its image is gone.
+
+    Args:
+        cloud: Where.
+        build_id: On everything that is made, as a tag.
+        purpose: bake or verify.
+        folder: Where the private key lies meanwhile.
+
+    Yields:
+        Both.
+
+    Raises:
+        UnavailableError: The cloud refused.
+    """
+    ec2 = cloud.client("ec2")
+    tags = build_tags(build_id, purpose)
+    name = f"gpukiln-{purpose}-{build_id}"
+    private_key = folder / f"{purpose}{KEY_SUFFIX}"
+    try:
+        with explain_aws_errors(f"prepare to {purpose}"):
+            key = ec2.create_key_pair(
+                KeyName=name, KeyType="ed25519", TagSpecifications=tag_specifications(tags, "key-pair")
+            )
+            private_key.touch(mode=0o600)
+            private_key.write_text(key["KeyMaterial"])
+            group = ec2.create_security_group(
+                GroupName=name,
+                Description=f"SSH to the machine of a gpukiln {purpose}",
+                VpcId=_vpc(ec2, cloud.subnet_id),
+                TagSpecifications=tag_specifications(tags, "security-group"),
+            )["GroupId"]
+            ec2.authorize_security_group_ingress(
+                GroupId=group,
+                IpPermissions=[
+                    {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+                ],
+            )
+        yield SshAccess(name, private_key, group)
+    finally:
+        private_key.unlink(missing_ok=True)
+        sweep(cloud, build_id)
 
 
 @contextmanager
@@ -66,58 +122,55 @@ def machine_from_image(
     Raises:
         UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
     """
-    ec2 = cloud.client("ec2")
-    tags = {
-        BUILD_TAG: build_id,
-        "Name": f"gpukiln verify {build_id}",
-        "gpukiln:purpose": "verify",
-        "gpukiln:machine": "vm",  # the embedded cloud: its own kernel, not the fast container
-    }
-    name = f"gpukiln-{build_id}"
-    key_file = folder / "verify.key"
-    try:
+    # `gpukiln:machine`: the embedded cloud boots its own kernel, not the fast container
+    tags = {**build_tags(build_id, "verify"), "gpukiln:machine": "vm"}
+    with ssh_access(cloud, build_id, purpose="verify", folder=folder) as access:
         with explain_aws_errors("start a machine from the image"):
-            key = ec2.create_key_pair(
-                KeyName=name, KeyType="ed25519", TagSpecifications=tag_specifications(tags, "key-pair")
-            )
-            key_file.touch(mode=0o600)
-            key_file.write_text(key["KeyMaterial"])
-            group = ec2.create_security_group(
-                GroupName=name,
-                Description="SSH to a machine that is being verified",
-                VpcId=_vpc(ec2),
-                TagSpecifications=tag_specifications(tags, "security-group"),
-            )["GroupId"]
-            ec2.authorize_security_group_ingress(
-                GroupId=group,
-                IpPermissions=[
-                    {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
-                ],
-            )
-            instance = ec2.run_instances(
+            instance = cloud.client("ec2").run_instances(
                 ImageId=image_id,
                 InstanceType=instance_type,
                 MinCount=1,
                 MaxCount=1,
-                KeyName=name,
-                SecurityGroupIds=[group],
+                KeyName=access.key_name,
+                SecurityGroupIds=[access.group_id],
                 MetadataOptions={"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
                 InstanceInitiatedShutdownBehavior="terminate",
                 TagSpecifications=tag_specifications(tags, "instance", "volume"),
+                **({"SubnetId": cloud.subnet_id} if cloud.subnet_id else {}),
             )["Instances"][0]
         yield _wait_until_reachable(
-            cloud, instance["InstanceId"], user=user, key=key_file, say=say, timeout_s=timeout_s
+            cloud,
+            instance["InstanceId"],
+            user=user,
+            key=access.private_key,
+            say=say,
+            timeout_s=timeout_s,
         )
-    finally:
-        key_file.unlink(missing_ok=True)
-        sweep(cloud, build_id)
 
 
-def _vpc(ec2: Any) -> str:
+def build_tags(build_id: str, purpose: str) -> dict[str, str]:
+    """Tags of what exists only while a build runs.
+
+    Args:
+        build_id: The build.
+        purpose: bake or verify.
+    """
+    return {
+        BUILD_TAG: build_id,
+        "Name": f"gpukiln {purpose} {build_id}",
+        "gpukiln:purpose": purpose,
+        "gpukiln:owner": os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.geteuid()),
+    }
+
+
+def _vpc(ec2: Any, subnet_id: str | None) -> str:
+    if subnet_id:
+        return str(ec2.describe_subnets(SubnetIds=[subnet_id])["Subnets"][0]["VpcId"])
     vpcs = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
     if not vpcs:
         raise UnavailableError(
-            "the region has no default VPC to start a machine in", hint="aws ec2 create-default-vpc makes one"
+            "the region has no default VPC to start a machine in",
+            hint="name a subnet with --subnet-id, or make one: aws ec2 create-default-vpc",
         )
     return str(vpcs[0]["VpcId"])
 
@@ -197,8 +250,3 @@ def sweep(cloud: Cloud, build_id: str) -> list[str]:
             ec2.delete_security_group(GroupId=group["GroupId"])
             removed.append(group["GroupId"])
     return removed
-
-
-def local_user() -> str:
-    """Who runs this, for the tags."""
-    return os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.geteuid())

@@ -193,7 +193,7 @@ def _parse(line: str) -> tuple[str, str]:
 
 
 def _interrupt(process: "subprocess.Popen[str]") -> None:
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # Ansible too, as from a terminal: Packer waits for its end
     with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
         process.wait(timeout=CLEAN_UP_S)
 

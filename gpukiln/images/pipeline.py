@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.clouds.select import make_cloud
 from gpukiln.errors import BusyError, CheckFailedError, GpukilnError
 from gpukiln.images.bake import bake
 from gpukiln.images.builds import Bake, Build, Builds, Record
-from gpukiln.images.machines import machine_from_image, sweep, tag_list
+from gpukiln.images.machines import KEY_SUFFIX, machine_from_image, sweep, tag_list
 from gpukiln.images.plan import Plan
 from gpukiln.progress import Progress
 from gpukiln.verify.suite import run_suite
@@ -55,7 +54,7 @@ def build_image(plan: Plan, cloud: Cloud, builds: Builds, progress: Progress) ->
     Raises:
         GpukilnError: It could not be baked or verified.
     """
-    clean_up_after_killed(builds, progress)
+    clean_up_after_killed(cloud, builds, progress)
     progress = Progress(builds.last_durations(plan), console=progress.console)
     build = builds.create(plan.image)
     with build.locked():
@@ -71,7 +70,6 @@ def build_image(plan: Plan, cloud: Cloud, builds: Builds, progress: Progress) ->
             state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             message = error.message if isinstance(error, GpukilnError) else repr(error)
             build.write(replace(record, state=state, error=message, durations_s=progress.durations))
-            sweep(cloud, build.id)
             raise
         build.write(record)
     return build, record
@@ -118,21 +116,24 @@ def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progre
     return verdict
 
 
-def clean_up_after_killed(builds: Builds, progress: Progress) -> None:
-    """Remove what builds left whose process was killed.
+def clean_up_after_killed(cloud: Cloud, builds: Builds, progress: Progress) -> None:
+    """Remove what builds left on a cloud whose process was killed.
 
     Args:
+        cloud: The cloud and region to look at; builds elsewhere wait for the next command there.
         builds: Every build of this machine.
         progress: Told what is removed.
     """
     for build in builds.all():
         record = build.read()
-        if record.state not in ("running", "baked"):
+        here = (record.plan.cloud, record.plan.region) == (cloud.name, cloud.region)
+        if record.state not in ("running", "baked") or not here:
             continue
         try:
             with build.locked():
-                cloud = make_cloud(record.plan.cloud, record.plan.region)
                 removed = sweep(cloud, build.id)
+                for key in build.folder.rglob(f"*{KEY_SUFFIX}"):
+                    key.unlink()
                 build.write(replace(record, state="aborted", error="its process was killed"))
         except BusyError:
             continue

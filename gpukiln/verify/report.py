@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -76,11 +76,6 @@ def render(verdict: Verdict) -> RenderableType:
     """The whole terminal report: table, fixes, summary."""
     style = "bold green" if verdict.passed else "bold red"
     return Group(table(verdict), fixes(verdict), Text(summary(verdict), style=style))
-
-
-def show(verdict: Verdict, console: Console | None = None) -> None:
-    """Print the terminal report, by default to stderr: stdout belongs to `--json`."""
-    (console or Console(stderr=True)).print(render(verdict))
 
 
 def to_json(verdict: Verdict) -> str:

@@ -20,7 +20,10 @@ def base_id(here):
 def instance(here, key, base_id, tmp_path_factory):
     user_data = tmp_path_factory.mktemp("data") / "user-data.sh"
     user_data.write_text(USER_DATA)
-    started = here.launch(base_id, key, "--instance-type", "m5.xlarge", "--user-data", f"file://{user_data}")
+    started = here.launch(
+        *(base_id, key, "--instance-type", "m5.xlarge", "--user-data", f"file://{user_data}"),
+        *("--block-device-mappings", "DeviceName=/dev/xvda,Ebs={VolumeSize=10,Encrypted=true}"),
+    )
     wait_for(lambda: here.ssh(started, key, "cloud-init status --wait").returncode == 0)
     return started
 
@@ -35,6 +38,11 @@ def test_the_base_image_is_published_under_its_public_parameter(here, base_id):
 def test_user_data_ran_on_a_machine_that_came_up_whole(here, instance, key):
     assert here.ssh(instance, key, "cat /etc/motd").stdout == "from-user-data\n"
     assert here.ssh(instance, key, "systemctl is-system-running").stdout == "running\n"
+
+
+def test_the_root_volume_has_the_size_that_was_asked_for(here, instance, key):
+    size_kib = int(here.ssh(instance, key, "df --output=size / | tail -1").stdout)
+    assert 9.5 * 2**20 < size_kib < 10 * 2**20
 
 
 def test_the_metadata_service_speaks_imdsv2(here, instance, key):
@@ -90,7 +98,7 @@ def test_stop_image_terminate_and_a_new_server(here, instance, key):
     assert image["Tags"] == [{"Key": "colour", "Value": "blue"}]
     snapshot_id = image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
     [snapshot] = here.aws("ec2", "describe-snapshots", "--snapshot-ids", snapshot_id)["Snapshots"]
-    assert snapshot["VolumeSize"] == 8
+    assert (snapshot["VolumeSize"], snapshot["Encrypted"]) == (10, True)
     assert here.aws("ssm", "get-parameter", "--name", "/mine")["Parameter"]["Value"] == "v1"
 
     again = here.launch(image_id, key)

@@ -15,6 +15,7 @@ from gpukiln.errors import CheckFailedError, UnavailableError
 from gpukiln.images import packer
 from gpukiln.images.bake import packer_variables
 from gpukiln.images.builds import Builds
+from gpukiln.images.machines import SshAccess
 from gpukiln.images.packer import Packer, _parse
 
 
@@ -93,7 +94,6 @@ class Embedded(MotoCloud):
             "skip_aws_checks": True,
             "ssh_interface": "private_ip",
             "ssh_port": 22,
-            "subnet_id": "subnet-0123",
             "poll_delay_s": 1,
         }
 
@@ -103,10 +103,13 @@ def variables(request, tmp_path):
     """Every variable of eks-gpu's template, as a build fills them."""
     request.getfixturevalue("debian")
     cloud = Embedded()
+    key = tmp_path / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     return packer_variables(
         plan(cloud),
         cloud,
         Builds(tmp_path / "builds").create("eks-gpu"),
+        SshAccess("key", key, "sg-0123"),
         extra_vars=tmp_path / "vars.json",
         manifest=tmp_path / "manifest.json",
     )

@@ -31,6 +31,8 @@ ONLINE = Probes(lambda _: None, OFFLINE.candidates)
 
 
 class MotoCloud:
+    subnet_id = None
+
     def __init__(self, name: str = "embedded", region: str = "us-west-2") -> None:
         self.name, self.region = name, region
         self.default_base = {"aws": "eks-ubuntu-22.04", "embedded": "debian-12"}[name]

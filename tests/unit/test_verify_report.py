@@ -41,7 +41,7 @@ def test_verdict_refuses_another_form(wrong: dict[str, object]) -> None:
 
 def test_report_names_every_check_and_each_failure_s_fix() -> None:
     out = io.StringIO()
-    report.show(VERDICT, Console(file=out, width=140))
+    Console(file=out, width=140).print(report.render(VERDICT))
     text = out.getvalue()
     for words in ("hygiene.history", "not run", "no GPU", "found [degraded]", "look at [bold]"):
         assert words in text

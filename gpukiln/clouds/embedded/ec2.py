@@ -143,8 +143,6 @@ def _extend_images(machines: Machines) -> None:
             for tag in specification["Tags"]
         }
         others = [one for one in tag_specifications if one["ResourceType"] != "snapshot"]
-        source = self.amis.get(instance.image_id)
-        root = dict(instance.get_block_device_mapping).get(instance.root_device_name)
         image = create_image(self, instance_id, name, description, others)
         snapshot = image.ebs_snapshot
         try:
@@ -154,14 +152,8 @@ def _extend_images(machines: Machines) -> None:
             self.snapshots.pop(snapshot.id, None)
             raise
         snapshot.volume.size = size
-        if root is not None:
-            snapshot.volume.id = root.volume_id
-            snapshot.encrypted = bool(root.encrypted)
         snapshot.add_tags(snapshot_tags)
-        image.root_device_type = "ebs"
-        image.root_device_name = instance.root_device_name
-        if source is not None:
-            image.hypervisor, image.boot_mode = source.hypervisor, source.boot_mode
+        _describe_as_captured(self, instance, image)
         return image
 
     def create_snapshot_with_disk(
@@ -204,6 +196,20 @@ def _extend_images(machines: Machines) -> None:
     _replace(EC2Backend, create_image=create_image_with_disk, copy_image=copy_image_with_disk)
     _replace(EC2Backend, create_snapshot=create_snapshot_with_disk, delete_snapshot=delete_snapshot_with_disk)
     _replace(Ami, block_device_mappings=property(_block_device_mappings))
+
+
+def _describe_as_captured(ec2: Any, instance: Any, image: Any) -> None:
+    """Moto describes every image alike; EC2 says what the instance and its root volume are."""
+    root = dict(instance.get_block_device_mapping).get(instance.root_device_name)
+    if root is not None:
+        volume, snapshot = ec2.volumes[root.volume_id], image.ebs_snapshot
+        snapshot.volume.id = volume.id
+        snapshot.encrypted, snapshot.kms_key_id = bool(volume.encrypted), volume.kms_key_id
+    image.root_device_type = "ebs"
+    image.root_device_name = instance.root_device_name
+    source = ec2.amis.get(instance.image_id)
+    if source is not None:
+        image.hypervisor, image.boot_mode = source.hypervisor, source.boot_mode
 
 
 def _block_device_mappings(self: Any) -> list[dict[str, Any]]:

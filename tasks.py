@@ -2,6 +2,10 @@
 
 from invoke.collection import Collection
 
-from gpukiln.commands import ami, cloud
+from gpukiln.commands import ami, cloud, node
 
-namespace = Collection(ami=Collection.from_module(ami), cloud=Collection.from_module(cloud))
+namespace = Collection(
+    ami=Collection.from_module(ami),
+    cloud=Collection.from_module(cloud),
+    node=Collection.from_module(node),
+)

@@ -116,7 +116,7 @@ def build(
 
 
 @command(help=_some("json", build="build id, AMI id or `last`"))
-def verify(_: Any, build: str = "last", json: bool = False) -> int:
+def verify(_: Any, build: str, json: bool = False) -> int:
     """Boot a new machine from an image that was built here, judge it, and update its record."""
     from dataclasses import replace
 
@@ -185,8 +185,8 @@ def list_(_: Any, json: bool = False) -> None:
         _say("no build yet: `invoke ami.build --region us-west-2` makes the first")
 
 
-@command(positional=["build"], help=_some("json", build="build id, AMI id or `last`"))
-def show(_: Any, build: str = "last", json: bool = False) -> None:
+@command(help=_some("json", build="build id, AMI id or `last`"))
+def show(_: Any, build: str, json: bool = False) -> None:
     """Show the record of a build: plan, image, verdict, durations."""
     from gpukiln.images.plan_view import plan_table
     from gpukiln.progress import human_seconds

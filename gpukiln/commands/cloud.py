@@ -76,8 +76,8 @@ def clean(_: Any, images: bool = False, base: bool = False, dry_run: bool = Fals
         print(f"{'would remove' if dry_run else 'removed'} {line}")
 
 
-@command(positional=["instance"], help={"instance": "instance id; default: the newest machine's"})
-def console(_: Any, instance: str = "") -> None:
+@command(help={"instance": "instance id, or `last`"})
+def console(_: Any, instance: str) -> None:
     """Print what a machine wrote on its console; machines that are gone keep theirs for a while."""
     from gpukiln.clouds.embedded.inventory import console_file
 
@@ -85,14 +85,13 @@ def console(_: Any, instance: str = "") -> None:
 
 
 @command(
-    positional=["instance"],
     help={
-        "instance": "instance id; default: the newest machine's",
+        "instance": "instance id, or `last`",
         "key": "private key of the key pair that the machine was launched with",
         "user": "who logs in",
     },
 )
-def ssh(_: Any, key: str, instance: str = "", user: str = "admin") -> None:
+def ssh(_: Any, instance: str, key: str, user: str = "admin") -> None:
     """Log in to a machine of the embedded cloud."""
     import os
 
@@ -101,10 +100,10 @@ def ssh(_: Any, key: str, instance: str = "", user: str = "admin") -> None:
 
     running = server_status(_layout())
     machines = [machine for machine in (running or {}).get("machines", ()) if machine["running"]]
-    chosen = [machine for machine in machines if instance in ("", machine["instance_id"])]
+    chosen = [machine for machine in machines if instance in ("last", machine["instance_id"])]
     if not chosen:
         raise UsageError(
-            f"no running machine {instance}".rstrip(),
+            f"no running machine {instance!r}" if machines else "no machine runs",
             hint="`invoke cloud.status` lists them",
             details=tuple(machine["instance_id"] for machine in machines),
         )

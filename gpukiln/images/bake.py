@@ -57,7 +57,7 @@ def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
                 packer_variables(plan, cloud, build, access, extra_vars=extra_vars, manifest=manifest),
                 environment={
                     **cloud.environment(),
-                    "ANSIBLE_CONFIG": str(ROOT / "ansible" / "ansible.cfg"),
+                    "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                     "GPUKILN_EVENTS": str(events),
                     "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
                 },

@@ -61,6 +61,8 @@ def test_the_metadata_service_speaks_imdsv2(here, instance, key):
 def test_the_console_is_the_machines_own(here, instance):
     output = here.aws("ec2", "get-console-output", "--instance-id", instance["InstanceId"])["Output"]
     assert "Debian GNU/Linux 12" in output
+    assert "Debian GNU/Linux 12" in here.invoke("cloud.console", instance["InstanceId"]).stdout
+    assert here.invoke("cloud.console", "i-1", ok=False).returncode == 2
 
 
 def test_an_unknown_image_is_refused_and_starts_nothing(here):

@@ -73,7 +73,7 @@ class Node:
                 "-e",
                 json.dumps(values),
             ],
-            env={**self.here.environment, "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg")},
+            env={**self.here.environment, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
             capture_output=True,
             text=True,
             check=False,

@@ -40,7 +40,7 @@ def play(folder: Path, **environment: str) -> list[dict[str, Any]]:
         [Path(sys.executable).with_name("ansible-playbook"), "-i", "localhost,", folder / "play.yml"],
         env={
             **{name: value for name, value in os.environ.items() if name != "GPUKILN_EVENTS"},
-            "ANSIBLE_CONFIG": str(ROOT / "ansible" / "ansible.cfg"),
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
             "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
             "ANSIBLE_PYTHON_INTERPRETER": sys.executable,

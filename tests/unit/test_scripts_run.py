@@ -147,7 +147,7 @@ def test_command_gets_path_configuration_directory_and_status(machine: Machine, 
     assert inside.returncode == 7
     assert inside.stdout.split() == [
         f"{machine.venv}/bin",
-        f"{ROOT}/ansible/ansible.cfg",
+        f"{ROOT}/ansible.cfg",
         f"{ROOT}/scripts",
     ]
     outside = machine.run("bash", "-c", show, cwd=tmp_path)

@@ -88,7 +88,7 @@ def console_file(layout: Layout, instance_id: str) -> Path:
 
     Args:
         layout: The cloud's files.
-        instance_id: The instance; empty takes the newest.
+        instance_id: The instance, or `last`.
 
     Returns:
         Its file.
@@ -97,10 +97,11 @@ def console_file(layout: Layout, instance_id: str) -> Path:
         UsageError: There is none.
     """
     logs = sorted((layout.root / "consoles").glob("i-*.log"), key=lambda log: log.stat().st_mtime)
-    chosen = [log for log in logs if instance_id in ("", log.stem)]
+    chosen = [log for log in logs if instance_id in ("last", log.stem)]
     if not chosen:
         raise UsageError(
-            f"no machine {instance_id} has written on a console".replace("  ", " "),
+            f"no machine {instance_id!r} has written on a console" if logs else "no machine has run yet",
+            hint="give an instance id or `last`" if logs else "",
             details=tuple(log.stem for log in logs[-5:]),
         )
     return chosen[-1]

@@ -87,7 +87,12 @@ class Machine:
         self._prepare()
         with self.spec.console.open("ab") as console:
             self.process = subprocess.Popen(
-                self._command(), stdin=subprocess.DEVNULL, stdout=console, stderr=console
+                self._command(),
+                # the container's own network settings are its own: Docker switches forwarding on
+                env={**os.environ, "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network"},
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
             )
         time.sleep(0.3)
         if not self.running:
@@ -159,7 +164,7 @@ class Container(Machine):
             *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no"),
             *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
             *("--suppress-sync=yes", f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
-            f"--network-namespace-path={self.network.path}",
+            *(f"--network-namespace-path={self.network.path}", "--capability=CAP_NET_ADMIN"),
             *(f"--bind-ro={self.spec.folder}/units/{name}:/run/systemd/{name}" for name in CONTAINER_UNITS),
         ]
 

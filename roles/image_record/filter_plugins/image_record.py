@@ -1,4 +1,4 @@
-"""Filter of the role image_record: puts the plan and what was found together."""
+"""Filters of the role image_record: put the plan and what was found together, and compare it later."""
 
 import re
 from collections.abc import Mapping
@@ -43,6 +43,25 @@ def image_record(
         "packages": {name: found[0]["version"] for name, found in sorted(packages.items())},
         "modules": {"nvidia": modules},
     }
+
+
+def package_drift(recorded: Mapping[str, str], packages: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    """Tell how the installed packages differ from an image's record.
+
+    Args:
+        recorded: Names and versions in the record.
+        packages: The facts of `ansible.builtin.package_facts`.
+
+    Returns:
+        Lines of a diff: `-name version` of the record, `+name version` of the machine.
+    """
+    installed = {name: found[0]["version"] for name, found in packages.items()}
+    lines = []
+    for name in sorted({*recorded, *installed}):
+        before, after = recorded.get(name), installed.get(name)
+        if before != after:
+            lines += [f"{sign}{name} {version}" for sign, version in (("-", before), ("+", after)) if version]
+    return lines
 
 
 def _age(release: str) -> list[tuple[int, str]]:
@@ -97,4 +116,4 @@ class FilterModule:
         Returns:
             Name to function.
         """
-        return {"image_record": image_record}
+        return {"image_record": image_record, "package_drift": package_drift}

@@ -1,0 +1,196 @@
+"""Live GPU nodes: converge them, and tell how they drifted."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.commands.cli import command, make_console, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpukiln.nodes.playbook import Request
+    from gpukiln.nodes.results import RunResult
+    from gpukiln.nodes.runs import Run
+
+COMMON = {
+    "inventory": "Ansible inventory: a file or a folder",
+    "limit": "only these hosts, an Ansible pattern",
+    "forks": "hosts that are worked on at the same time",
+    "set": "change a component, NAME.FIELD=VALUE, separated by commas",
+    "leave_out": "components not to install, separated by commas, for example nvidia_container_toolkit",
+    "json": "print one JSON document to standard output",
+}
+
+
+@command(
+    help={
+        **COMMON,
+        "check": "change nothing, show what would change",
+        "batch": "hosts a batch, as a number, a percentage or a list of them (1,10%,50%); a failure ends it",
+        "reboot": "reboot a node where another driver, or nouveau, is loaded; without, that is an error",
+        "resume": "only the hosts that an earlier run did not finish: its id, or `last`",
+    }
+)
+def apply(
+    _: Any,
+    inventory: str = "",
+    limit: str = "",
+    check: bool = False,
+    batch: str = "100%",
+    forks: int = 20,
+    reboot: bool = False,
+    resume: str = "",
+    set: str = "",
+    leave_out: str = "",
+    json: bool = False,
+) -> int:
+    """Converge live GPU nodes: driver, persistence, container runtime and toolkit, nvtop, bootstrap."""
+    from gpukiln.errors import UsageError
+
+    batches = [part.strip() for part in batch.split(",")]
+    if wrong := [part for part in batches if not re.fullmatch(r"[1-9]\d*%?", part)]:
+        raise UsageError(
+            f"--batch has {wrong[0]!r}, wanted a number or a percentage", hint="--batch 1,10%,50%"
+        )
+    if resume:
+        if limit:
+            raise UsageError("--resume names its hosts itself, --limit can't be given with it")
+        inventory, limit = _resumed(resume, inventory)
+    request = _request(
+        "node.yml",
+        *(inventory, limit, forks, set, leave_out),
+        check=check,
+        variables={"gpukiln_batch": batches, "nvidia_driver_reboot_allowed": reboot},
+    )
+    run, result = _run("apply", request)
+    _report(run, result, request, as_json=json)
+    return _exit_code(result)
+
+
+@command(help=COMMON)
+def drift(
+    _: Any,
+    inventory: str,
+    limit: str = "",
+    forks: int = 20,
+    set: str = "",
+    leave_out: str = "",
+    json: bool = False,
+) -> int:
+    """Compare live nodes with what they should be; nothing is changed. Exit 1: something differs."""
+    request = _request("drift.yml", inventory, limit, forks, set, leave_out, check=True, variables={})
+    run, result = _run("drift", request)
+    _report(run, result, request, as_json=json)
+    if any(host.changes for host in result.hosts.values()):
+        return 1
+    return _exit_code(result)
+
+
+def _request(
+    playbook: str,
+    inventory: str,
+    limit: str,
+    forks: int,
+    overrides: str,
+    leave_out: str,
+    *,
+    check: bool,
+    variables: dict[str, Any],
+) -> Request:
+    from pathlib import Path
+
+    from gpukiln.catalog.components import apply_overrides, as_plain, load_components
+    from gpukiln.errors import UsageError
+    from gpukiln.nodes.playbook import Request
+
+    if not inventory:
+        raise UsageError("--inventory is missing", hint="ansible/inventory/example.yml is one to copy")
+    if forks < 1:
+        raise UsageError(f"--forks is {forks}, wanted 1 or more")
+    components = as_plain(apply_overrides(load_components(), _words(overrides)))
+    left_out = _words(leave_out)
+    if unknown := [name for name in left_out if name not in components]:
+        raise UsageError(f"there is no component {unknown[0]!r}", hint=f"valid: {', '.join(components)}")
+    return Request(
+        playbook=playbook,
+        inventory=Path(inventory).expanduser().absolute(),
+        limit=limit,
+        check=check,
+        forks=forks,
+        variables={
+            "components": components,
+            **({"gpukiln_left_out": left_out} if left_out else {}),
+            **variables,
+        },
+    )
+
+
+def _resumed(name: str, inventory: str) -> tuple[str, str]:
+    from gpukiln.errors import UsageError
+
+    earlier = _runs().find(name).read()
+    if inventory and str(_absolute(inventory)) != earlier["inventory"]:
+        raise UsageError(f"run {earlier['id']} was made with the inventory {earlier['inventory']}")
+    if not earlier["unfinished"]:
+        raise UsageError(f"run {earlier['id']} finished every host, there is nothing to resume")
+    return earlier["inventory"], ",".join(earlier["unfinished"])
+
+
+def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
+    from gpukiln.nodes.playbook import list_hosts, run_playbook
+    from gpukiln.progress import Progress
+
+    hosts = list_hosts(request)
+    run = _runs().create(purpose)
+    progress = Progress(console=make_console(stderr=True))
+    what = (
+        f"{purpose}{' (check)' if request.check else ''} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    )
+    with progress.step(what):
+        result = run_playbook(
+            request, hosts, run.folder, lambda host, words: progress.say(f"{host}: {words}")
+        )
+    run.write(request, result)
+    return run, result
+
+
+def _report(run: Run, result: RunResult, request: Request, *, as_json: bool) -> None:
+    from gpukiln.nodes.view import render
+
+    console = make_console(stderr=True)
+    console.print(render(result, check=request.check))
+    console.print(f"logs: {run.folder}", soft_wrap=True)
+    if result.unfinished and not request.check:
+        console.print(f"resume: invoke node.apply --resume {run.id}", soft_wrap=True)
+    if as_json:
+        print_json({"id": run.id, **result.to_dict(), "unfinished": result.unfinished})
+
+
+def _exit_code(result: RunResult) -> int:
+    from gpukiln.errors import CheckFailedError, PartialError
+
+    if result.stopped:
+        raise KeyboardInterrupt
+    if not result.unfinished:
+        return 0
+    done = len(result.hosts) - len(result.unfinished)
+    return PartialError.exit_code if done else CheckFailedError.exit_code
+
+
+def _runs() -> Any:
+    from gpukiln.clouds.embedded.layout import state_home
+    from gpukiln.nodes.runs import Runs
+
+    return Runs(state_home())
+
+
+def _absolute(path: str) -> Path:
+    from pathlib import Path
+
+    return Path(path).expanduser().absolute()
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]

@@ -1,0 +1,178 @@
+"""Runs a playbook on an inventory through Ansible Runner."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpukiln.catalog.load import ROOT
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.nodes.results import Collector, RunResult
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run, and on what.
+
+    Args:
+        playbook: File name in ansible/.
+        inventory: An inventory: a file, a folder or a plug-in's configuration.
+        limit: Ansible's pattern of hosts, or an empty string for all.
+        check: Change nothing, tell what would change.
+        forks: Hosts that are worked on at the same time.
+        variables: Extra variables.
+    """
+
+    playbook: str
+    inventory: Path
+    limit: str = ""
+    check: bool = False
+    forks: int = 20
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ansible is run with."""
+        return {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+
+
+def list_hosts(request: Request) -> list[str]:
+    """The hosts of an inventory that a limit leaves.
+
+    Args:
+        request: Its inventory and limit.
+
+    Raises:
+        UsageError: The inventory can't be read, or no host is left.
+    """
+    if not request.inventory.exists():
+        raise UsageError(
+            f"there is no inventory {request.inventory}",
+            hint="ansible/inventory/example.yml is one to copy",
+        )
+    command = ["ansible", request.limit or "all", "-i", str(request.inventory), "--list-hosts"]
+    # an inventory that no parser understands would otherwise be an empty one
+    environment = {**os.environ, **request.environment, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    hosts = [line for line in lines if line and not line.startswith("hosts (")]
+    if done.returncode == 0 and hosts:
+        return hosts
+    if done.returncode == 0 and request.limit:
+        known = list_hosts(Request(request.playbook, request.inventory))
+        raise UsageError(
+            f"--limit {request.limit} leaves no host of {request.inventory}",
+            hint=f"it has {', '.join(known[:20])}{' ...' if len(known) > 20 else ''}",
+        )
+    if done.returncode == 0:
+        raise UsageError(
+            f"{request.inventory} has no host", hint="ansible/inventory/example.yml shows the form"
+        )
+    raise UsageError(
+        f"Ansible can't read the inventory {request.inventory}",
+        details=tuple(line for line in done.stderr.splitlines() if line.strip())[-6:],
+    )
+
+
+def run_playbook(
+    request: Request, hosts: list[str], folder: Path, on_host: Callable[[str, str], None]
+) -> RunResult:
+    """Run it to its end.
+
+    Args:
+        request: What to run.
+        hosts: What `list_hosts` says of it.
+        folder: For the logs: ansible.log, and one file a host in hosts/.
+        on_host: Told of a host that something was said about it.
+
+    Returns:
+        What happened on each host.
+
+    Raises:
+        UnavailableError: Ansible itself failed, before it came to a host.
+    """
+    import ansible_runner  # noqa: PLC0415 - slow to import
+
+    collector = Collector(hosts)
+    logs = HostLogs(folder / "hosts")
+
+    def take(event: dict[str, Any]) -> bool:
+        logs.write(event)
+        said = collector.take(event)
+        if said:
+            on_host(*said)
+        return False  # Runner need not keep a file of each event
+
+    with logs:
+        run = ansible_runner.run(
+            private_data_dir=str(folder),
+            ident="run",
+            playbook=str(ROOT / "ansible" / request.playbook),
+            inventory=str(request.inventory),
+            limit=request.limit or None,
+            extravars=request.variables,
+            cmdline=f"--forks {request.forks}{' --check' if request.check else ''} --diff",
+            envvars=request.environment,
+            event_handler=take,
+            quiet=True,
+        )
+    output = run.stdout.read() if run.stdout else ""
+    (folder / "ansible.log").write_text(output)
+    result = collector.result
+    result.stopped = run.status == "canceled"
+    reached = any(host.state != "not_reached" for host in result.hosts.values())
+    if run.rc and not reached and not result.stopped:
+        raise UnavailableError(
+            "ansible-playbook failed before it came to a host",
+            hint=f"full log: {folder / 'ansible.log'}",
+            details=tuple(output.strip().splitlines()[-8:]),
+        )
+    return result
+
+
+class HostLogs:
+    """One readable file a host, written as its events come.
+
+    Args:
+        folder: Where they go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> "HostLogs":
+        """Begin to write."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Append an event to its host's file.
+
+        Args:
+            event: One of Ansible Runner's.
+        """
+        kind, data = event.get("event", ""), event.get("event_data", {})
+        if not data.get("host") or not kind.startswith("runner_on_") or kind == "runner_on_start":
+            return
+        host = str(data["host"]).replace("/", "_")
+        if host not in self._files:
+            self._files[host] = (self._folder / f"{host}.log").open("a", buffering=1)
+        role = f"{data['role']} : " if data.get("role") else ""
+        ending = kind.removeprefix("runner_on_")
+        self._files[host].write(f"{data.get('end', '')} {ending} {role}{data.get('task', '')}\n")
+        if ending != "skipped":
+            answer = {k: v for k, v in (data.get("res") or {}).items() if not k.startswith("_ansible")}
+            self._files[host].write(json.dumps(answer, indent=1, default=str) + "\n")

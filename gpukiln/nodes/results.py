@@ -1,0 +1,179 @@
+"""What a playbook did on each host, put together from Ansible's events."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+State = Literal["ok", "changed", "failed", "unreachable", "not_reached"]
+# Ansible Runner's names of the events that end a task on a host
+ENDINGS = {
+    "runner_on_ok": "ok",
+    "runner_on_skipped": "skipped",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_item_on_ok": "item",
+    "runner_item_on_failed": "item",
+}
+MESSAGE_LINES = 12
+
+
+@dataclass(frozen=True)
+class Change:
+    """A task that changed something, or would in check mode.
+
+    Args:
+        task: Its name, with the role's.
+        diff: What differs, as a unified diff; empty where the module tells none.
+    """
+
+    task: str
+    diff: str = ""
+
+
+@dataclass
+class HostResult:
+    """What happened on one host.
+
+    Args:
+        name: The inventory's name.
+        state: `not_reached`: the run ended before it came to this host, or in the middle of it.
+        tasks: Tasks that ran and were not skipped.
+        changes: Tasks that changed something.
+        failure: The failing task and its message.
+        seconds: Time that its tasks took.
+        slowest: The task that took longest, and its seconds.
+    """
+
+    name: str
+    state: State = "not_reached"
+    tasks: int = 0
+    changes: list[Change] = field(default_factory=list)
+    failure: str = ""
+    seconds: float = 0.0
+    slowest: tuple[str, float] = ("", 0.0)
+
+
+@dataclass
+class RunResult:
+    """What happened on all of them.
+
+    Args:
+        hosts: By name, in the inventory's order.
+        task_seconds: By task, the longest time that it took on a host.
+        stopped: Whether it was interrupted.
+    """
+
+    hosts: dict[str, HostResult]
+    task_seconds: dict[str, float] = field(default_factory=dict)
+    stopped: bool = False
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Hosts that a resumed run has to do again."""
+        return [host.name for host in self.hosts.values() if host.state not in ("ok", "changed")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+class Collector:
+    """Takes Ansible's events one by one.
+
+    Args:
+        hosts: The hosts that the run is for.
+    """
+
+    def __init__(self, hosts: list[str]) -> None:
+        self.result = RunResult({name: HostResult(name) for name in hosts})
+        self._diffs: dict[tuple[str, str], str] = {}
+
+    def take(self, event: dict[str, Any]) -> tuple[str, str] | None:
+        """Take one event of Ansible Runner.
+
+        Args:
+            event: With `event` and `event_data`.
+
+        Returns:
+            The host and what to say about it, when there is something to say.
+        """
+        kind, data = event.get("event", ""), event.get("event_data", {})
+        if kind == "playbook_on_stats":
+            self._finish(data)
+            return None
+        host = self.result.hosts.get(data.get("host", ""))
+        ending = ENDINGS.get(kind, "skipped")
+        if host is None or ending == "skipped":
+            return None
+        task, answer = _task_name(data), data.get("res") or {}
+        if ending == "item":
+            # the diffs of a loop come with its items
+            self._diffs[host.name, task] = self._diffs.get((host.name, task), "") + _diff(answer)
+            return None
+        self._count(host, task, float(data.get("duration") or 0))
+        said = None
+        if ending == "ok" and answer.get("changed"):
+            diff = self._diffs.pop((host.name, task), "") or _diff(answer)
+            host.changes.append(Change(task, diff))
+            said = host.name, f"changed: {task}"
+        elif ending != "ok" and not data.get("ignore_errors"):
+            host.state = "unreachable" if ending == "unreachable" else "failed"
+            host.failure = f"{task}: {_message(answer)}"
+            said = host.name, f"{host.state}: {task}"
+        return said
+
+    def _count(self, host: HostResult, task: str, seconds: float) -> None:
+        host.tasks += 1
+        host.seconds += seconds
+        if seconds > host.slowest[1]:
+            host.slowest = (task, seconds)
+        longest = self.result.task_seconds.get(task, 0.0)
+        self.result.task_seconds[task] = max(longest, seconds)
+
+    def _finish(self, stats: dict[str, Any]) -> None:
+        """Only the end tells who went through: a rescued failure is none, a host in mid-run is not done."""
+        for host in self.result.hosts.values():
+            if host.name in stats.get("dark", {}):
+                host.state = "unreachable"
+            elif host.name in stats.get("failures", {}):
+                host.state = "failed"
+            elif host.name in stats.get("processed", {}):
+                host.state, host.failure = "changed" if host.changes else "ok", ""
+
+
+def _task_name(data: dict[str, Any]) -> str:
+    role, task = data.get("role"), str(data.get("task", ""))
+    return f"{role} : {task}" if role else task
+
+
+def _message(answer: dict[str, Any]) -> str:
+    parts = [str(answer.get(key, "")).strip() for key in ("msg", "stderr", "module_stderr", "stdout")]
+    failed_items = [item for item in answer.get("results") or () if item.get("failed")]
+    if failed_items and not any(parts[1:]):
+        parts = [str(item.get("msg", "")).strip() for item in failed_items]
+    lines = [line for part in dict.fromkeys(filter(None, parts)) for line in part.splitlines()]
+    return "\n".join(lines[-MESSAGE_LINES:]) or "no message"
+
+
+def _diff(answer: dict[str, Any]) -> str:
+    """Ansible's forms of a diff: before and after, or prepared text."""
+    import difflib  # noqa: PLC0415 - only with changes
+
+    given = answer.get("diff") or []
+    if not given and isinstance(answer.get("msg"), list):  # `debug` that reports a change line by line
+        return "".join(f"{line}\n" for line in answer["msg"])
+    text = ""
+    for one in given if isinstance(given, list) else [given]:
+        if "prepared" in one:
+            text += one["prepared"]
+            continue
+        before, after = (_text(one.get(side)) for side in ("before", "after"))
+        old, new = (str(one.get(f"{side}_header") or side) for side in ("before", "after"))
+        lines = difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="", n=1)
+        text += "".join(f"{line}\n" for line in lines)
+    return text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {value[key]}" for key in sorted(value))
+    return "" if value is None else str(value)

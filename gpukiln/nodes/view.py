@@ -1,0 +1,83 @@
+"""Shows what a run did: one row a host, and the tasks that took longest."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpukiln.nodes.results import HostResult, RunResult, State
+from gpukiln.progress import human_seconds
+
+STYLES: dict[State, str] = {
+    "ok": "green",
+    "changed": "yellow",
+    "failed": "bold red",
+    "unreachable": "bold red",
+    "not_reached": "magenta",
+}
+SLOWEST = 5
+
+
+def summary(result: RunResult) -> str:
+    """One line: how many hosts are in which state."""
+    states = [host.state for host in result.hosts.values()]
+    counts = ", ".join(f"{states.count(s)} {s.replace('_', ' ')}" for s in STYLES if s in states)
+    return f"{len(states)} host{'s' if len(states) != 1 else ''}: {counts}"
+
+
+def render(result: RunResult, *, check: bool) -> RenderableType:
+    """The whole summary.
+
+    Args:
+        result: What happened.
+        check: Whether nothing was changed: then what differs is shown.
+    """
+    parts: list[RenderableType] = [_hosts(result, check=check)]
+    if check:
+        parts += [_differences(host) for host in result.hosts.values() if host.changes]
+    parts += [_failure(host) for host in result.hosts.values() if host.failure]
+    slowest = sorted(result.task_seconds.items(), key=lambda pair: -pair[1])[:SLOWEST]
+    if slowest and not check:
+        table = Table(box=None, pad_edge=False, title="slowest tasks", title_justify="left")
+        table.add_column("s", justify="right", no_wrap=True)
+        table.add_column("task", overflow="fold")
+        for task, seconds in slowest:
+            table.add_row(f"{seconds:.1f}", Text(task))
+        parts.append(table)
+    parts.append(Text(summary(result), style="bold"))
+    return Group(*parts)
+
+
+def _hosts(result: RunResult, *, check: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("host", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("tasks", justify="right")
+    table.add_column("would change" if check else "changed", justify="right")
+    table.add_column("took", justify="right", no_wrap=True)
+    table.add_column("slowest task", overflow="fold")
+    for host in result.hosts.values():
+        table.add_row(
+            host.name,
+            Text(host.state.replace("_", " "), style=STYLES[host.state]),
+            str(host.tasks),
+            str(len(host.changes)),
+            human_seconds(host.seconds),
+            Text(f"{host.slowest[0]} ({human_seconds(host.slowest[1])})" if host.slowest[0] else "-"),
+        )
+    return table
+
+
+def _differences(host: HostResult) -> Text:
+    text = Text(f"\n{host.name}\n", style="bold")
+    for change in host.changes:
+        text.append(f"  {change.task}\n", style="yellow")
+        for line in change.diff.splitlines():
+            style = {"+": "green", "-": "red"}.get(line[:1], "dim")
+            text.append(f"    {line}\n", style=style)
+    return text
+
+
+def _failure(host: HostResult) -> Text:
+    text = Text(f"\n{host.name}: ", style="bold red")
+    text.append(host.failure, style="not bold")
+    return text

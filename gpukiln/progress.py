@@ -46,7 +46,7 @@ class Progress:
         self.durations: dict[str, float] = {}
         self._expected = dict(expected or {})
         self._bar: rich_progress.Progress | None = None
-        self._detail = ""
+        self._detail, self._failed = "", False
         self._started = self._spoke = 0.0
 
     @contextmanager
@@ -61,7 +61,7 @@ class Progress:
         """
         self._detail, self._started, self._spoke = "", time.monotonic(), time.monotonic()
         before = f" (last time {human_seconds(self._expected[name])})" if name in self._expected else ""
-        mark, ended = "[red]failed[/]", threading.Event()
+        mark, ended, self._failed = "[red]failed[/]", threading.Event(), False
         if self.console.is_terminal:
             self._bar = rich_progress.Progress(
                 rich_progress.SpinnerColumn(),
@@ -78,7 +78,7 @@ class Progress:
             threading.Thread(target=self._heartbeat, args=(ended,), daemon=True).start()
         try:
             yield
-            mark = "[green]ok[/]"
+            mark = mark if self._failed else "[green]ok[/]"
         finally:
             took = time.monotonic() - self._started
             self.durations[name] = round(took, 1)
@@ -87,6 +87,10 @@ class Progress:
                 self._bar.stop()
                 self._bar = None
             self.console.print(f"{mark} {escape(name)}  {human_seconds(took)}")
+
+    def fail(self) -> None:
+        """The running step did not reach its aim, though it comes to its end."""
+        self._failed = True
 
     def say(self, detail: str) -> None:
         """Show what the running step is doing now.

@@ -152,6 +152,8 @@ def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
         result = run_playbook(
             request, hosts, run.folder, lambda host, words: progress.say(f"{host}: {words}")
         )
+        if result.unfinished:
+            progress.fail()
     run.write(request, result)
     return run, result
 

@@ -14,7 +14,7 @@ from gpukiln.images.bases import ResolvedBase
 from gpukiln.images.sources import Decision
 
 IGNORED_FOLDERS = {"docs", "tests", "molecule", "__pycache__", "inventory", "callback"}
-IGNORED_FILES = {"image.yaml", "node.yml", "argument_specs.yml"}
+IGNORED_FILES = {"image.yaml", "node.yml", "drift.yml", "runtime.yml", "argument_specs.yml"}
 """What these hold is in the inputs by value, runs only on live nodes, or only judges what was typed."""
 
 
@@ -68,6 +68,7 @@ def image_inputs(
 
 
 def _files(root: Path, image: str) -> Iterator[Path]:
+    yield root / "ansible.cfg"
     for top in (f"ami/{image}", "ansible", "roles", "scripts/bootstrap"):
         for folder, folders, names in os.walk(root / top):
             folders[:] = sorted(name for name in folders if name not in IGNORED_FOLDERS and name[0] != ".")

@@ -108,6 +108,8 @@ def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progre
             )
         with progress.step("verify"):
             verdict = run_suite(target, profile=plan.profile, out_dir=folder, on_start=progress.say)
+            if not verdict.passed:
+                progress.fail()
         with progress.step("remove the machine"):
             machine.close()
     tags = {"gpukiln:verdict": "passed" if verdict.passed else "failed", "gpukiln:build-id": record.build_id}

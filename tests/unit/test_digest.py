@@ -25,6 +25,7 @@ NVTOP = Decision("nvtop", "install", "3.0.1", "3.0.1-1", None, "archive", "reaso
 FILES = {
     "ami/eks-gpu/image.pkr.hcl": "source {}",
     "ami/eks-gpu/image.yaml": "name: eks-gpu",
+    "ansible.cfg": "[defaults]",
     "ansible/image.yml": "- hosts: all  # every one\n  become: true\n",
     "ansible/node.yml": "- hosts: all\n",
     "roles/nvtop/tasks/install.yml": "- name: Install\n  when: !unsafe 'x'\n",
@@ -55,6 +56,7 @@ def inputs(
 def test_the_inputs_are_named(root: Path) -> None:
     assert sorted(name for name in inputs(root) if name.startswith("file ")) == [
         "file ami/eks-gpu/image.pkr.hcl",
+        "file ansible.cfg",
         "file ansible/image.yml",
         "file roles/nvtop/meta/main.yml",
         "file roles/nvtop/tasks/install.yml",
@@ -70,6 +72,7 @@ def test_the_inputs_are_named(root: Path) -> None:
         ("roles/nvtop/README.md", "other words"),
         ("ansible/image.yml", "# new comment\n- become: true\n  hosts:   all\n"),
         ("ansible/node.yml", "- hosts: gpu\n"),
+        ("roles/nvtop/tasks/runtime.yml", "- name: Start\n"),
         ("ami/eks-gpu/image.yaml", "name: other"),
         ("roles/nvtop/meta/main.yml", "dependencies: []\ngalaxy_info: {description: b}\n"),
         ("roles/nvtop/meta/argument_specs.yml", "a: 2"),

@@ -40,3 +40,15 @@ def test_a_failure_is_reported_and_passed_on():
     text, _ = reported(work)
     assert "failed bake" in text
     assert "ok bake" not in text
+
+
+def test_a_step_that_misses_its_aim_is_reported_as_failed():
+    def work(progress):
+        with progress.step("verify"):
+            progress.fail()
+        with progress.step("remove the machine"):
+            pass
+
+    text, _ = reported(work)
+    assert "failed verify" in text
+    assert "ok remove the machine" in text

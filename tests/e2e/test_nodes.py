@@ -1,0 +1,69 @@
+"""Live nodes: converge a booted machine, again, and tell what somebody changed on it by hand."""
+
+import json
+
+import pytest
+from harness import SSH_OPTIONS, wait_for
+
+pytestmark = pytest.mark.e2e
+
+# the driver's module takes ten minutes to compile; the image's build proves that role
+LEFT_OUT = "nvidia_driver,nvidia_persistenced,nvidia_container_toolkit"
+
+
+@pytest.fixture(scope="module")
+def node(here, key):
+    started = here.launch(here.base_id(), key)
+    wait_for(lambda: here.ssh(started, key, "cloud-init status --wait").returncode == 0)
+    yield started
+    here.terminate(started)
+
+
+@pytest.fixture(scope="module")
+def inventory(here, key, node, tmp_path_factory):
+    variables = {
+        "ansible_user": "admin",
+        "ansible_port": here.status()["server"]["ssh_port"],
+        "ansible_ssh_private_key_file": str(key),
+        "ansible_ssh_common_args": " ".join(SSH_OPTIONS),
+    }
+    file = tmp_path_factory.mktemp("inventory") / "hosts.json"
+    hosts = {node["PrivateIpAddress"]: {}, "gone": {"ansible_host": "127.0.0.1", "ansible_port": 1}}
+    file.write_text(json.dumps({"all": {"hosts": hosts, "vars": variables}}))
+    return file
+
+
+def node_command(here, command, inventory, *options, ok=True):
+    done = here.invoke(
+        f"node.{command}", "--inventory", str(inventory), "--leave-out", LEFT_OUT, "--json", *options, ok=ok
+    )
+    return done, json.loads(done.stdout)
+
+
+def test_a_node_is_converged_and_stays_so(here, inventory, node, key):
+    name = node["PrivateIpAddress"]
+    done, first = node_command(here, "apply", inventory, ok=False)
+    assert done.returncode == 5, "one of two hosts can't be reached"
+    assert first["hosts"][name]["state"] == "changed", first["hosts"][name]["failure"]
+    assert first["unfinished"] == ["gone"]
+    assert here.ssh(node, key, "systemctl is-active docker containerd").stdout == "active\nactive\n"
+    assert here.ssh(node, key, "systemctl --failed --no-legend").stdout == ""
+
+    _, second = node_command(here, "apply", inventory, "--limit", name)
+    assert (second["hosts"][name]["state"], second["hosts"][name]["changes"]) == ("ok", [])
+
+    resumed = here.invoke("node.apply", "--resume", first["id"], "--leave-out", LEFT_OUT, ok=False)
+    assert resumed.returncode == 1
+    assert "1 host: 1 unreachable" in resumed.stderr
+
+
+def test_what_was_changed_by_hand_is_found_and_left(here, inventory, node, key):
+    name = node["PrivateIpAddress"]
+    node_command(here, "drift", inventory, "--limit", name)
+    tampered = 'echo \'{"log-driver": "none"}\' | sudo tee /etc/docker/daemon.json'
+    here.ssh(node, key, tampered)
+    done, found = node_command(here, "drift", inventory, "--limit", name, ok=False)
+    assert done.returncode == 1
+    [change] = [change for change in found["hosts"][name]["changes"] if change["diff"]]
+    assert "json-file" in change["diff"]
+    assert here.ssh(node, key, "cat /etc/docker/daemon.json").stdout == '{"log-driver": "none"}\n'

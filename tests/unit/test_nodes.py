@@ -1,0 +1,138 @@
+"""Runs on nodes: real Ansible on hosts of this process, one that fails, one that can't be reached."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.nodes.playbook import Request, list_hosts, run_playbook
+from gpukiln.nodes.results import Collector, RunResult
+from gpukiln.nodes.runs import Runs
+from gpukiln.nodes.view import render, summary
+
+INVENTORY = """\
+all:
+  vars: {ansible_python_interpreter: /usr/bin/python3}
+  hosts:
+    good: {ansible_connection: local}
+    bad: {ansible_connection: local, breaks: true}
+    gone: {ansible_host: 127.0.0.1, ansible_port: 1, ansible_ssh_retries: 0}
+    later: {ansible_connection: local}
+"""
+PLAYBOOK = """\
+- hosts: all
+  gather_facts: false
+  serial: [3, 1]
+  tasks:
+    - name: Write
+      ansible.builtin.copy: {content: "new\\n", dest: "%s/{{ inventory_hostname }}"}
+    - name: Break
+      ansible.builtin.command: ls /does-not-exist
+      changed_when: false
+      when: breaks | default(false)
+    - name: After
+      ansible.builtin.debug: {msg: here}
+    - name: Begin no further batch when a host has failed
+      ansible.builtin.meta: end_play
+      when: ansible_play_hosts_all | difference(ansible_play_hosts) | length > 0
+"""
+
+
+@pytest.fixture
+def request_of(tmp_path):
+    (tmp_path / "inventory.yml").write_text(INVENTORY)
+    (tmp_path / "files").mkdir()
+    playbook = tmp_path / "site.yml"
+    playbook.write_text(PLAYBOOK % (tmp_path / "files"))
+
+    def make(**more):
+        return Request(playbook=str(playbook), inventory=tmp_path / "inventory.yml", **more)
+
+    return make
+
+
+def run(request: Request, folder: Path) -> RunResult:
+    folder.mkdir(exist_ok=True)
+    return run_playbook(request, list_hosts(request), folder, lambda *_: None)
+
+
+def test_every_host_has_its_own_outcome_and_a_failed_batch_is_the_last(request_of, tmp_path):
+    result = run(request_of(), tmp_path / "run")
+    states = {host.name: host.state for host in result.hosts.values()}
+    assert states == {"good": "changed", "bad": "failed", "gone": "unreachable", "later": "not_reached"}
+    assert result.unfinished == ["bad", "gone", "later"]
+    assert "Break: " in result.hosts["bad"].failure
+    assert "/does-not-exist" in result.hosts["bad"].failure
+    assert result.hosts["good"].tasks == 2
+    assert result.task_seconds["Write"] > 0
+    assert "Connection refused" in result.hosts["gone"].failure
+    assert "/does-not-exist" in (tmp_path / "run/hosts/bad.log").read_text()
+    assert summary(result) == "4 hosts: 1 changed, 1 failed, 1 unreachable, 1 not reached"
+
+
+def test_check_mode_shows_the_difference_and_changes_nothing(request_of, tmp_path):
+    (tmp_path / "files/good").write_text("old\n")
+    result = run(request_of(limit="good", check=True), tmp_path / "run")
+    [change] = result.hosts["good"].changes
+    assert change.task == "Write"
+    assert "-old\n+new\n" in change.diff
+    assert (tmp_path / "files/good").read_text() == "old\n"
+    console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
+    console.print(render(result, check=True))
+    assert "+new" in console.export_text()
+
+
+def test_a_second_run_changes_nothing(request_of, tmp_path):
+    run(request_of(limit="good"), tmp_path / "one")
+    assert run(request_of(limit="good"), tmp_path / "two").hosts["good"].state == "ok"
+
+
+def test_a_run_is_found_again_with_what_it_did_not_finish(request_of, tmp_path):
+    runs, request = Runs(tmp_path), request_of()
+    kept = runs.create("apply")
+    kept.write(request, run(request, tmp_path / "run"))
+    assert runs.find("last").read()["unfinished"] == ["bad", "gone", "later"]
+    assert json.loads(kept.file.read_text())["hosts"]["good"]["state"] == "changed"
+    with pytest.raises(UsageError, match="no run 'nonsense'"):
+        runs.find("nonsense")
+
+
+def test_hosts_of_the_inventory(request_of):
+    assert list_hosts(request_of(limit="good,later")) == ["good", "later"]
+    with pytest.raises(UsageError) as caught:
+        list_hosts(request_of(limit="goood"))
+    assert "leaves no host" in caught.value.message
+    assert "good, bad, gone, later" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("all: {}\n", "has no host"), ("- not\n- an inventory\n", "can't read the inventory"), (None, "no inv")],
+)
+def test_an_inventory_that_is_none(tmp_path, text, message):
+    file = tmp_path / "hosts.yml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        list_hosts(Request(playbook="node.yml", inventory=file))
+
+
+def test_a_playbook_that_ansible_refuses(request_of, tmp_path):
+    (tmp_path / "site.yml").write_text("- hosts: all\n  tasks: [{no.such.module: {}}]\n")
+    with pytest.raises(UnavailableError, match="before it came to a host") as caught:
+        run(request_of(limit="good"), tmp_path / "run")
+    assert "no.such.module" in "\n".join(caught.value.details)
+
+
+def test_the_diffs_of_a_loop_are_one_change():
+    collector = Collector(["a"])
+    base = {"host": "a", "task": "Loop", "role": "r"}
+    item = {"diff": {"before": "x\n", "after": "y\n"}, "changed": True}
+    collector.take({"event": "runner_item_on_ok", "event_data": {**base, "res": item}})
+    collector.take({"event": "runner_item_on_ok", "event_data": {**base, "res": item}})
+    collector.take({"event": "runner_on_ok", "event_data": {**base, "res": {"changed": True, "results": []}}})
+    [change] = collector.result.hosts["a"].changes
+    assert change.task == "r : Loop"
+    assert change.diff.count("-x\n+y\n") == 2

@@ -13,7 +13,25 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.markup import escape
 
+PIPE_COLUMNS = 200
 HEARTBEAT_S = 60  # seconds of silence after which a plain log says that the work goes on
+
+
+class PlainConsole(Console):
+    """A console whose lines are not cut where there is no terminal: a log must not lose half of an id.
+
+    Args:
+        stderr: Standard error instead of standard output.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False)
+        if not self.is_terminal:
+            self.width = PIPE_COLUMNS
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command, which ends well: Rich would end with code 1."""
+        raise BrokenPipeError
 
 
 def human_seconds(seconds: float) -> str:
@@ -42,7 +60,7 @@ class Progress:
     def __init__(
         self, expected: Mapping[str, float] | None = None, *, console: Console | None = None
     ) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or PlainConsole(stderr=True)
         self.durations: dict[str, float] = {}
         self._expected = dict(expected or {})
         self._bar: rich_progress.Progress | None = None

@@ -13,7 +13,7 @@ MACHINE_TOOLS = {
     "mmdebstrap": "mmdebstrap",
     "packer": "packer",
     "qemu-system-x86_64": "qemu-system-x86",
-    "qemu-img": "qemu-utils",
+    "gpg": "gpg",
     "sgdisk": "gdisk",
     "grub-mkimage": "grub-common",
 }

@@ -28,6 +28,7 @@ class Base:
         source: Where these facts come from.
         default_on: The clouds whose default it is.
         owner_by_region: The publishing account in regions where it is another one.
+        kernel_package: The package that brings the newest kernel, where the build takes it.
         driver_preinstalled: The driver branches it was seen with; None: it has no driver.
     """
 
@@ -44,6 +45,7 @@ class Base:
     source: str
     default_on: tuple[str, ...] = ()
     owner_by_region: Mapping[str, str] = field(default_factory=dict)
+    kernel_package: str | None = None
     driver_preinstalled: tuple[int, ...] | None = None
 
     @property

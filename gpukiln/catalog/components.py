@@ -1,5 +1,6 @@
 """components.yaml: the one place of versions."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import date
@@ -64,6 +65,7 @@ class Component:
     repository: Repository | None = None
 
 
+SETTABLE = ("version", "branch", "modules")  # beside those of the repository
 Components = Mapping[str, Component]
 
 
@@ -133,16 +135,28 @@ def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[st
 
 def _changed(name: str, component: Component, key: str, value: str) -> Component:
     plain: dict[str, Any] = asdict(component)
-    target, leaf, keys = plain, key, [field.name for field in fields(Component)]
+    target, leaf, keys = (
+        plain,
+        key,
+        [name for name in SETTABLE if plain[name] is not None or name == "version"],
+    )
     if key.startswith("repository.") and component.repository:
         target, leaf = plain["repository"], key.removeprefix("repository.")
         keys = [field.name for field in fields(Repository)]
-    if leaf not in keys or isinstance(target[leaf], dict):
-        own = [field for field, old in target.items() if not isinstance(old, dict)]
+    if leaf not in keys:
+        own = keys + [f"repository.{field.name}" for field in fields(Repository) if component.repository]
         raise unknown(f"key of {name}", key, own)
+    if leaf == "version" and component.distribution:
+        raise UsageError(
+            f"--set {name}.version={value}: {name} comes in the version of the distribution",
+            hint="another base image brings another one: --base",
+        )
+    if re.match(r"\w+://[^/]*@", value):
+        raise UsageError(
+            f"--set {name}.{key} holds credentials, which would be written into the record and the image",
+            hint="let the machine's own proxy or mirror ask for them",
+        )
     target[leaf] = value
-    if leaf == "version":
-        plain["distribution"] = False
     return validate(Component, plain, where=f"--set {name}.{key}={value}")
 
 

@@ -6,6 +6,9 @@ from typing import Literal
 from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
 from gpukiln.errors import UsageError
 
+MIN_GIB = 8  # the embedded base image's size
+MAX_GIB = 16384  # of a gp3 volume that boots (EC2 user guide, EBS volume constraints)
+
 
 @record
 class ImageDefinition:
@@ -58,4 +61,11 @@ def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
     image = validate(ImageDefinition, read_yaml(path), where=f"ami/{name}/image.yaml")
     if image.name != name:
         raise UsageError(f"ami/{name}/image.yaml names the image {image.name!r}; wanted: {name!r}")
+    if "nvidia_driver" not in image.components:
+        raise UsageError(f"ami/{name}/image.yaml has no component nvidia_driver; a GPU image needs one")
+    if not image.instance_types:
+        raise UsageError(f"ami/{name}/image.yaml names no instance type; the image is verified on the first")
+    if not MIN_GIB <= image.volume_size_gib <= MAX_GIB:
+        found = f"{image.volume_size_gib} GiB"
+        raise UsageError(f"ami/{name}/image.yaml: volume_size_gib is {found}; wanted {MIN_GIB} to {MAX_GIB}")
     return image

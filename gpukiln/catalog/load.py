@@ -43,7 +43,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{path} holds a {type(document).__name__}; wanted: a mapping")

@@ -12,17 +12,27 @@ class AwsCloud:
         region: The region to build in.
         profile: Name of an AWS profile, or None for the environment's.
         subnet_id: Subnet for the machines that build and verify; None takes the default VPC's.
+        ssh_cidr: Who may reach SSH of those machines; None lets everybody who has the build's key.
     """
 
     name = "aws"
     default_base = "eks-ubuntu-22.04"
     strict_sources = True
+    has_gpus = True
     ssh_port = 22
 
-    def __init__(self, region: str, *, profile: str | None = None, subnet_id: str | None = None) -> None:
+    def __init__(
+        self,
+        region: str,
+        *,
+        profile: str | None = None,
+        subnet_id: str | None = None,
+        ssh_cidr: str | None = None,
+    ) -> None:
         self.region = region
         self.profile = profile
         self.subnet_id = subnet_id
+        self.ssh_cidr = ssh_cidr or "0.0.0.0/0"
 
     @functools.cached_property
     def _session(self) -> Any:
@@ -39,7 +49,12 @@ class AwsCloud:
         from botocore.config import Config  # noqa: PLC0415 - slow to import
 
         return self._session.client(
-            service, config=Config(retries={"mode": "standard", "total_max_attempts": 8})
+            service,
+            # a shell that `cloud.env` has pointed at the embedded cloud must not answer for AWS
+            config=Config(
+                retries={"mode": "standard", "total_max_attempts": 8},
+                ignore_configured_endpoint_urls=True,  # type: ignore[call-arg]  # the stubs lack it
+            ),
         )
 
     def environment(self) -> dict[str, str]:

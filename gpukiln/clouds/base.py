@@ -34,6 +34,14 @@ class Cloud(Protocol):
     def subnet_id(self) -> str | None:
         """Subnet for the machines that bake and verify; None takes the default VPC's."""
 
+    @property
+    def ssh_cidr(self) -> str:
+        """Who may reach SSH of those machines, in CIDR form; nobody gets in without the build's own key."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether a machine of a GPU instance type has GPUs: then one without is a failure."""
+
     def client(self, service: str) -> Any:
         """A boto3 client.
 
@@ -81,6 +89,7 @@ def explain_aws_errors(action: str) -> Iterator[None]:
         UnavailableError: The cloud could not be reached, there are no credentials, or it refused.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError  # noqa: PLC0415
+    from botocore.parsers import ResponseParserError  # noqa: PLC0415
 
     try:
         yield
@@ -90,5 +99,5 @@ def explain_aws_errors(action: str) -> Iterator[None]:
     except ClientError as error:
         code, text = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
         raise UnavailableError(f"can't {action}: {error.operation_name} answered {code}: {text}") from error
-    except BotoCoreError as error:
+    except (BotoCoreError, ResponseParserError) as error:
         raise UnavailableError(f"can't {action}: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, make_console, print_json
+from gpukiln.commands.cli import command, print_json
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -20,7 +20,8 @@ COMMON = {
     "instance_types": "GPU machines the image must run on, separated by commas; default: the image's own",
     "set": "change a component for this build, NAME.FIELD=VALUE, separated by commas",
     "profile": "AWS profile (aws only)",
-    "subnet_id": "subnet of the building machine (aws only)",
+    "subnet_id": "subnet of the machines that bake and verify (aws only)",
+    "ssh_cidr": "who may reach SSH of those machines, for example 203.0.113.7/32 (aws only)",
     "refresh": "fetch package lists again even when they are fresh",
     "json": "print one JSON document to standard output",
 }
@@ -33,7 +34,7 @@ def _some(*names: str, **more: str) -> dict[str, str]:
 @command(help=_some(*COMMON, exit_code="exit 10 when there is something to build, 0 when not"))
 def plan(
     _: Any,
-    region: str,
+    region: str = "",
     cloud: str = "embedded",
     image: str = "eks-gpu",
     base: str = "",
@@ -41,26 +42,27 @@ def plan(
     set: str = "",
     profile: str = "",
     subnet_id: str = "",
+    ssh_cidr: str = "",
     refresh: bool = False,
     json: bool = False,
     exit_code: bool = False,
 ) -> int:
     """Show what a build would do, or why it can't work; starts nothing."""
-    from gpukiln.images.pipeline import find_proven
+    from gpukiln.images import pipeline
 
-    where, planned = _plan(
-        region, cloud, image, base, instance_types, set, profile, subnet_id, refresh=refresh
-    )
-    proven = find_proven(planned, where)
+    where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
+    planned = _plan(where, image, base, instance_types, set, refresh=refresh)
+    proven = pipeline.find_proven(planned, where)
     if json:
         print_json({**planned.to_dict(), "proven_image": proven["ImageId"] if proven else None})
     else:
         _show_plan(planned)
-        _say(
-            f"nothing to bake: {proven['ImageId']} has this digest"
-            if proven
-            else "`invoke ami.build` would bake it"
-        )
+        if proven:
+            _say(f"nothing to bake: {proven['ImageId']} has this digest")
+        else:
+            _say("`invoke ami.build` would bake it:")
+            for line in pipeline.why_build(planned, _builds()):
+                _say(f"  {line}")
     return CHANGES_PENDING if exit_code and not proven else 0
 
 
@@ -69,7 +71,7 @@ def plan(
 )
 def build(
     _: Any,
-    region: str,
+    region: str = "",
     cloud: str = "embedded",
     image: str = "eks-gpu",
     base: str = "",
@@ -77,6 +79,7 @@ def build(
     set: str = "",
     profile: str = "",
     subnet_id: str = "",
+    ssh_cidr: str = "",
     refresh: bool = False,
     force: bool = False,
     dry_run: bool = False,
@@ -84,14 +87,13 @@ def build(
 ) -> int:
     """Plan, bake, boot the image in a new machine, judge it, and keep a record of all of it."""
     from gpukiln.images import pipeline
-    from gpukiln.progress import Progress, human_seconds
+    from gpukiln.progress import PlainConsole, Progress, human_seconds
     from gpukiln.verify import report
 
     progress = Progress()
     with progress.step("plan"):
-        where, planned = _plan(
-            region, cloud, image, base, instance_types, set, profile, subnet_id, refresh=refresh
-        )
+        where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
+        planned = _plan(where, image, base, instance_types, set, refresh=refresh)
     _show_plan(planned)
     if not force and (proven := pipeline.find_proven(planned, where)):
         _say(f"nothing to bake: {proven['ImageId']} has this digest and was verified (--force builds anyway)")
@@ -103,7 +105,7 @@ def build(
         return 0
     folder, record = pipeline.build_image(planned, where, _builds(), progress)
     if record.verdict and record.bake:
-        make_console(stderr=True).print(report.render(record.verdict))
+        PlainConsole(stderr=True).print(report.render(record.verdict))
         _say(
             f"{record.bake.image_id} {record.bake.name}\n"
             f"built and verified in {human_seconds(sum(record.durations_s.values()))}\n"
@@ -115,19 +117,23 @@ def build(
     return 0
 
 
-@command(help=_some("json", build="build id, AMI id or `last`"))
-def verify(_: Any, build: str, json: bool = False) -> int:
+@command(help=_some("profile", "subnet_id", "ssh_cidr", "json", build="build id, AMI id or `last`"))
+def verify(
+    _: Any, build: str, profile: str = "", subnet_id: str = "", ssh_cidr: str = "", json: bool = False
+) -> int:
     """Boot a new machine from an image that was built here, judge it, and update its record."""
     from dataclasses import replace
 
-    from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
     from gpukiln.images import pipeline
-    from gpukiln.progress import Progress
+    from gpukiln.progress import PlainConsole, Progress
     from gpukiln.verify import report
 
     builds = _builds()
     folder = builds.find(build)
+    planned = folder.read().plan
+    cloud = _cloud(planned.cloud, planned.region, profile, subnet_id, ssh_cidr)
+    pipeline.clean_up_after_killed(cloud, builds, Progress())
     with folder.locked():
         record = folder.read()
         if record.bake is None:
@@ -135,7 +141,6 @@ def verify(_: Any, build: str, json: bool = False) -> int:
                 f"build {folder.id} has no image: it is {record.state}", hint="`invoke ami.list` shows others"
             )
         progress = Progress(record.durations_s)
-        cloud = make_cloud(record.plan.cloud, record.plan.region)
         verdict = pipeline.verify_image(record, record.bake, cloud, folder.folder / "verify", progress)
         record = replace(
             record,
@@ -145,7 +150,7 @@ def verify(_: Any, build: str, json: bool = False) -> int:
             durations_s={**record.durations_s, **progress.durations},
         )
         folder.write(record)
-    make_console(stderr=True).print(report.render(verdict))
+    PlainConsole(stderr=True).print(report.render(verdict))
     if json:
         print_json(verdict.to_dict())
     pipeline.require_passed(record)
@@ -157,7 +162,7 @@ def list_(_: Any, json: bool = False) -> None:
     """List the builds of this machine, newest first."""
     from rich.table import Table
 
-    from gpukiln.progress import human_seconds
+    from gpukiln.progress import PlainConsole, human_seconds
 
     records = [build.read() for build in _builds().all()]
     if json:
@@ -180,7 +185,7 @@ def list_(_: Any, json: bool = False) -> None:
             human_seconds(sum(record.durations_s.values())),
         )
     if records:
-        make_console().print(table)
+        PlainConsole().print(table)
     else:
         _say("no build yet: `invoke ami.build --region us-west-2` makes the first")
 
@@ -189,7 +194,7 @@ def list_(_: Any, json: bool = False) -> None:
 def show(_: Any, build: str, json: bool = False) -> None:
     """Show the record of a build: plan, image, verdict, durations."""
     from gpukiln.images.plan_view import plan_table
-    from gpukiln.progress import human_seconds
+    from gpukiln.progress import PlainConsole, human_seconds
     from gpukiln.verify.report import render
 
     folder = _builds().find(build)
@@ -197,7 +202,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     if json:
         print_json(record.to_dict())
         return
-    console = make_console()
+    console = PlainConsole()
     console.print(plan_table(record.plan))
     if record.bake:
         console.print(f"\n{record.bake.image_id}  {record.bake.name}")
@@ -211,26 +216,21 @@ def show(_: Any, build: str, json: bool = False) -> None:
     )
 
 
-def _plan(
-    region: str,
-    cloud: str,
-    image: str,
-    base: str,
-    instance_types: str,
-    overrides: str,
-    profile: str,
-    subnet_id: str,
-    *,
-    refresh: bool,
-) -> tuple[Cloud, Plan]:
-    from gpukiln.clouds.embedded.layout import state_home
+def _cloud(name: str, region: str, profile: str, subnet_id: str, ssh_cidr: str) -> Cloud:
     from gpukiln.clouds.select import make_cloud
+
+    return make_cloud(
+        name, region, profile=profile or None, subnet_id=subnet_id or None, ssh_cidr=ssh_cidr or None
+    )
+
+
+def _plan(where: Cloud, image: str, base: str, instance_types: str, overrides: str, *, refresh: bool) -> Plan:
+    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images.bake import tool_versions
     from gpukiln.images.plan import make_plan
     from gpukiln.images.sources import Probes
 
-    where = make_cloud(cloud, region, profile=profile or None, subnet_id=subnet_id or None)
-    planned = make_plan(
+    return make_plan(
         image,
         where,
         probes=Probes.real(state_home() / "apt", refresh=refresh),
@@ -239,7 +239,6 @@ def _plan(
         overrides=_words(overrides),
         tools=tool_versions(),
     )
-    return where, planned
 
 
 def _words(text: str) -> list[str]:
@@ -255,8 +254,9 @@ def _builds() -> Builds:
 
 def _show_plan(planned: Plan) -> None:
     from gpukiln.images.plan_view import plan_table
+    from gpukiln.progress import PlainConsole
 
-    make_console(stderr=True).print(plan_table(planned))
+    PlainConsole(stderr=True).print(plan_table(planned))
 
 
 def _say(text: str) -> None:

@@ -5,24 +5,25 @@ Nothing heavy is imported here or at the top of a command's module: `invoke --li
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, ParamSpec
 
 from invoke.tasks import task
 
-from gpukiln.errors import GpukilnError
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from gpukiln.errors import GpukilnError, UnavailableError
 
 P = ParamSpec("P")
-PIPE_COLUMNS = 200  # width of tables where there is no terminal: a log must not lose half of an id
 INTERRUPTED = 130
+_OS_HINTS = {
+    errno.ENOSPC: "`invoke cloud.clean --images` removes images; $GPUKILN_HOME can be another disk",
+    errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
+}
 
 
 def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
@@ -41,6 +42,7 @@ def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
             signal.signal(signal.SIGTERM, _interrupt)
             try:
                 code = function(*args, **kwargs)
+                sys.stdout.flush()
             except GpukilnError as error:
                 print_error(error)
                 code = error.exit_code
@@ -48,14 +50,24 @@ def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
                 print("interrupted", file=sys.stderr)
                 code = INTERRUPTED
             except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                _silence_stdout()
                 code = 0
+            except OSError as error:
+                what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+                print_error(UnavailableError(what, hint=_OS_HINTS.get(error.errno or 0, "")))
+                code = UnavailableError.exit_code
+                _silence_stdout()
             if code:
                 sys.exit(code)
 
         return task(**options)(run)
 
     return decorate
+
+
+def _silence_stdout() -> None:
+    """What is still buffered for an output that is closed or full must not fail again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(*_: object) -> None:
@@ -71,6 +83,8 @@ def print_error(error: GpukilnError) -> None:
     print(f"error: {error.message}", file=sys.stderr)
     for line in error.details:
         print(f"  {line}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(f"also: {note}", file=sys.stderr)
     if error.hint:
         print(f"next: {error.hint}", file=sys.stderr)
 
@@ -82,17 +96,3 @@ def print_json(document: Any) -> None:
         document: Plain data.
     """
     print(json.dumps(document, indent=2))
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """Where tables are shown.
-
-    Args:
-        stderr: Standard error instead of standard output.
-    """
-    from rich.console import Console
-
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console.width = PIPE_COLUMNS
-    return console

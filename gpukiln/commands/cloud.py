@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gpukiln.clouds.embedded.layout import Layout
 
 REGION = "us-west-2"
+FORCE = "even while machines run, which end with it"
 
 
 def _layout() -> Layout:
@@ -43,17 +44,31 @@ def env(_: Any, region: str = REGION) -> None:
     """Start the server and print the settings that the AWS CLI needs: eval "$(invoke cloud.env)"."""
     import shlex
 
-    from gpukiln.clouds.embedded.cloud import EmbeddedCloud
+    from gpukiln.clouds.select import make_cloud
 
-    for name, value in EmbeddedCloud(region).environment().items():
+    for name, value in make_cloud("embedded", region).environment().items():
         print(f"export {name}={shlex.quote(value)}")
 
 
-@command()
-def stop(_: Any) -> None:
+def _refuse_while_machines_run(layout: Layout, *, force: bool) -> None:
+    """A build's machine would be lost with the others."""
+    from gpukiln.clouds.embedded.client import server_status
+    from gpukiln.errors import RefusedError
+
+    running = [m["instance_id"] for m in (server_status(layout) or {}).get("machines", ()) if m["running"]]
+    if running and not force:
+        raise RefusedError(
+            f"{len(running)} machine{'s run' if len(running) > 1 else ' runs'}: {', '.join(running[:5])}",
+            hint="a build may need it; wait for its end, or --force",
+        )
+
+
+@command(help={"force": FORCE})
+def stop(_: Any, force: bool = False) -> None:
     """End the server and its machines; images stay."""
     from gpukiln.clouds.embedded.client import stop_server
 
+    _refuse_while_machines_run(_layout(), force=force)
     print("stopped" if stop_server(_layout()) else "the server does not run")
 
 
@@ -61,16 +76,20 @@ def stop(_: Any) -> None:
     help={
         "images": "also remove every image and snapshot that was made here",
         "base": "also remove the base images; the next build makes a new one from the mirror",
+        "force": FORCE,
         "dry_run": "only say what would be removed",
     }
 )
-def clean(_: Any, images: bool = False, base: bool = False, dry_run: bool = False) -> None:
+def clean(
+    _: Any, images: bool = False, base: bool = False, force: bool = False, dry_run: bool = False
+) -> None:
     """End the server, remove machines and leftovers, and on request images and base images."""
     from gpukiln.clouds.embedded.client import stop_server
     from gpukiln.clouds.embedded.inventory import clean_disks
 
     layout = _layout()
     if not dry_run:
+        _refuse_while_machines_run(layout, force=force)
         stop_server(layout)
     for line in clean_disks(layout, images=images, base=base, dry_run=dry_run):
         print(f"{'would remove' if dry_run else 'removed'} {line}")
@@ -78,7 +97,7 @@ def clean(_: Any, images: bool = False, base: bool = False, dry_run: bool = Fals
 
 @command(help={"instance": "instance id, or `last`"})
 def console(_: Any, instance: str) -> None:
-    """Print what a machine wrote on its console; machines that are gone keep theirs for a while."""
+    """Print what a machine wrote on its console; those of machines that are gone are kept."""
     from gpukiln.clouds.embedded.inventory import console_file
 
     print(console_file(_layout(), instance).read_text(errors="replace"), end="")
@@ -117,8 +136,8 @@ def ssh(_: Any, instance: str, key: str, user: str = "admin") -> None:
     )
 
 
-@command()
-def refresh(_: Any) -> None:
+@command(help={"force": FORCE})
+def refresh(_: Any, force: bool = False) -> None:
     """Build a new base image from what the mirror has now; images made from the old one stay."""
     from gpukiln.clouds.embedded import base
     from gpukiln.clouds.embedded.client import check_host, stop_server
@@ -126,6 +145,7 @@ def refresh(_: Any) -> None:
 
     check_host()
     layout, progress = _layout(), Progress()
+    _refuse_while_machines_run(layout, force=force)
     stop_server(layout)
     new = base.refresh(layout)
     with progress.step("base image"):

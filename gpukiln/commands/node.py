@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, make_console, print_json
+from gpukiln.commands.cli import command, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +72,7 @@ def apply(
 @command(help=COMMON)
 def drift(
     _: Any,
-    inventory: str,
+    inventory: str = "",
     limit: str = "",
     forks: int = 20,
     set: str = "",
@@ -144,7 +144,7 @@ def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
 
     hosts = list_hosts(request)
     run = _runs().create(purpose)
-    progress = Progress(console=make_console(stderr=True))
+    progress = Progress()
     what = (
         f"{purpose}{' (check)' if request.check else ''} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
     )
@@ -160,8 +160,9 @@ def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
 
 def _report(run: Run, result: RunResult, request: Request, *, as_json: bool) -> None:
     from gpukiln.nodes.view import render
+    from gpukiln.progress import PlainConsole
 
-    console = make_console(stderr=True)
+    console = PlainConsole(stderr=True)
     console.print(render(result, check=request.check))
     console.print(f"logs: {run.folder}", soft_wrap=True)
     if result.unfinished and not request.check:

@@ -12,6 +12,7 @@ from gpukiln.images.builds import Bake, Build
 from gpukiln.images.machines import SshAccess, build_tags, ssh_access, tag_list
 from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan
+from gpukiln.images.sources import Decision
 from gpukiln.progress import Progress
 
 
@@ -67,8 +68,12 @@ def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
             ).build()
         image_id = json.loads(manifest.read_text())["builds"][-1]["artifact_id"].split(":")[-1]
         installed = json.loads((build.folder / "image.json").read_text())
-        with explain_aws_errors("finish the AMI"):
-            _finish(cloud, image_id, installed)
+        try:
+            with explain_aws_errors("finish the AMI"):
+                _finish(cloud, image_id, installed)
+        except BaseException:
+            remove_image(cloud, image_id)  # no record would know it
+            raise
     return Bake(
         image_id=image_id,
         name=image_name(plan, build),
@@ -84,6 +89,22 @@ def _finish(cloud: Cloud, image_id: str, installed: dict[str, Any]) -> None:
     # Packer 1.6.6 has no option for it: machines from this AMI take IMDSv2 only
     ec2.modify_image_attribute(ImageId=image_id, ImdsSupport={"Value": "v2.0"})
     ec2.create_tags(Resources=[image_id], Tags=tag_list({"gpukiln:kernel": installed["kernel"]}))
+
+
+def remove_image(cloud: Cloud, image_id: str) -> None:
+    """Remove an AMI with its snapshots.
+
+    Args:
+        cloud: Where it is.
+        image_id: The AMI.
+    """
+    with explain_aws_errors(f"remove {image_id}"):
+        ec2 = cloud.client("ec2")
+        for image in ec2.describe_images(ImageIds=[image_id])["Images"]:
+            ec2.deregister_image(ImageId=image_id)
+            for device in image["BlockDeviceMappings"]:
+                if snapshot := device.get("Ebs", {}).get("SnapshotId"):
+                    ec2.delete_snapshot(SnapshotId=snapshot)
 
 
 def image_name(plan: Plan, build: Build) -> str:
@@ -103,15 +124,22 @@ def image_tags(plan: Plan) -> dict[str, str]:
     Args:
         plan: The plan.
     """
-    toolkit = plan.component("nvidia_container_toolkit")
+    decided = {decision.name: decision for decision in plan.components}
+    toolkit = decided.get("nvidia_container_toolkit")
     return {
         "gpukiln:image": plan.image,
         "gpukiln:digest": plan.digest,
         "gpukiln:driver": plan.component("nvidia_driver").version or "",
-        "gpukiln:toolkit": (toolkit.version or "") if toolkit.status == "install" else toolkit.status,
+        "gpukiln:toolkit": _tag_of(toolkit),
         "gpukiln:base": f"{plan.base.name} {plan.base.id}",
         "gpukiln:commit": plan.git_commit or "none",
     }
+
+
+def _tag_of(decision: Decision | None) -> str:
+    if decision is None:
+        return "none"
+    return decision.version or "" if decision.status == "install" else decision.status
 
 
 def packer_variables(

@@ -10,7 +10,6 @@ from gpukiln.catalog.load import version_key
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UnavailableError
 
-DIGEST_TAG = "gpukiln:base-digest"
 """The tag that says what is in a base image, where its builder says so."""
 
 
@@ -28,7 +27,6 @@ class ResolvedBase:
         distribution: debian, ubuntu or amazon.
         release: The distribution's release.
         image_name: What its publisher calls it.
-        content_digest: What its builder says is in it, or None.
     """
 
     name: str
@@ -40,7 +38,6 @@ class ResolvedBase:
     distribution: str
     release: str
     image_name: str
-    content_digest: str | None = None
 
 
 def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, architecture: str) -> ResolvedBase:
@@ -88,7 +85,6 @@ def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, archit
 
 
 def _resolved(name: str, base: Base, image: dict[str, Any], how: str) -> ResolvedBase:
-    tags = {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
     return ResolvedBase(
         name=name,
         id=image["ImageId"],
@@ -99,7 +95,6 @@ def _resolved(name: str, base: Base, image: dict[str, Any], how: str) -> Resolve
         distribution=base.distribution,
         release=base.release,
         image_name=image.get("Name", ""),
-        content_digest=tags.get(DIGEST_TAG),
     )
 
 

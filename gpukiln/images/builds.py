@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import logging
 import re
 import secrets
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from gpukiln.errors import BusyError, UsageError
 from gpukiln.images.plan import Plan
 from gpukiln.verify.verdict import Verdict
 
+log = logging.getLogger(__name__)
 BUILD_TAG = "gpukiln:build"
 STATES = ("running", "baked", "verified", "failed", "aborted")
 
@@ -127,8 +129,17 @@ class Build:
         partial.replace(self.record_file)
 
     def read(self) -> Record:
-        """Read the record."""
-        return Record.from_dict(json.loads(self.record_file.read_text()))
+        """Read the record.
+
+        Raises:
+            UsageError: It is damaged, or of another version of gpukiln.
+        """
+        try:
+            return Record.from_dict(json.loads(self.record_file.read_text()))
+        except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+            raise UsageError(
+                f"{self.record_file} can't be read: {error}", hint="remove its folder when it is not needed"
+            ) from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -167,12 +178,23 @@ class Builds:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         folder = self.folder / f"{stamp}-{image}-{secrets.token_hex(2)}"
         folder.mkdir(parents=True)
+        self.folder.chmod(0o700)  # logs, and for a while a private key
         return Build(folder)
 
     def all(self) -> list[Build]:
-        """Every build with a record, newest first."""
-        folders = sorted(self.folder.glob("*"), reverse=True) if self.folder.exists() else []
-        return [build for folder in folders if (build := Build(folder)).record_file.exists()]
+        """Every build with a readable record, newest first; of the others a warning names the file."""
+        readable = []
+        for folder in sorted(self.folder.glob("*"), reverse=True) if self.folder.exists() else ():
+            build = Build(folder)
+            if not build.record_file.exists():
+                continue
+            try:
+                build.read()
+            except UsageError as error:
+                log.warning("warning: %s", error.message)
+            else:
+                readable.append(build)
+        return readable
 
     def find(self, name: str) -> Build:
         """A build by its id, by its AMI's id, or `last`.
@@ -191,7 +213,7 @@ class Builds:
                 return build
         known = tuple(build.id for build in builds[:5])
         raise UsageError(
-            f"there is no build {name!r}",
+            f"there is no build {name!r}" if builds else "nothing was built on this machine yet",
             hint="give a build id, an AMI id or `last`; `invoke ami.list` shows them",
             details=known,
         )

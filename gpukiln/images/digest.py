@@ -9,10 +9,12 @@ from typing import Any
 
 import yaml
 
+from gpukiln.catalog.components import Components, as_plain
 from gpukiln.catalog.images import ImageDefinition
 from gpukiln.images.bases import ResolvedBase
 from gpukiln.images.sources import Decision
 
+WORDS = {"source", "reason", "review"}  # of a component; they change no image
 IGNORED_FOLDERS = {"docs", "tests", "molecule", "__pycache__", "inventory", "callback"}
 IGNORED_FILES = {"image.yaml", "node.yml", "drift.yml", "runtime.yml", "argument_specs.yml"}
 """What these hold is in the inputs by value, runs only on live nodes, or only judges what was typed."""
@@ -38,6 +40,7 @@ def image_inputs(
     image: ImageDefinition,
     base: ResolvedBase,
     decisions: Iterable[Decision],
+    components: Components,
     tools: Mapping[str, str],
 ) -> dict[str, str]:
     """Everything that can change the image, by name.
@@ -45,9 +48,9 @@ def image_inputs(
     Args:
         root: The checkout.
         image: The image's definition.
-        base: The base that was found. What its builder says is in it counts before its id, so that the
-            same base registered twice is the same input.
+        base: The base that was found.
         decisions: What happens to each component.
+        components: How each is installed: packages, repository, kind of modules.
         tools: The versions of the tools that build, by name.
 
     Returns:
@@ -57,11 +60,15 @@ def image_inputs(
         "image": image.name,
         "architecture": image.architecture,
         "volume size": f"{image.volume_size_gib} GiB",
-        "base": f"{base.name} {base.content_digest or base.id}",
+        "base": f"{base.name} {base.id}",
     }
+    plain = as_plain(components)
     for decision in decisions:
         version = decision.package_version or decision.version or "any version"
         inputs[f"component {decision.name}"] = f"{decision.status} {version}"
+        if decision.status == "install":
+            recipe = {k: v for k, v in plain[decision.name].items() if k not in WORDS}
+            inputs[f"recipe {decision.name}"] = canonical(recipe)
     inputs |= {f"tool {name}": version for name, version in tools.items()}
     inputs |= {f"file {path.relative_to(root)}": hash_file(path) for path in _files(root, image.name)}
     return inputs

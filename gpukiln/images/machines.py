@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import UnavailableError
+from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import BUILD_TAG
 from gpukiln.verify.target import Target
 
@@ -63,12 +63,12 @@ def ssh_access(cloud: Cloud, build_id: str, *, purpose: str, folder: Path) -> It
     Raises:
         UnavailableError: The cloud refused.
     """
-    ec2 = cloud.client("ec2")
     tags = build_tags(build_id, purpose)
     name = f"gpukiln-{purpose}-{build_id}"
     private_key = folder / f"{purpose}{KEY_SUFFIX}"
     try:
         with explain_aws_errors(f"prepare to {purpose}"):
+            ec2 = cloud.client("ec2")
             key = ec2.create_key_pair(
                 KeyName=name, KeyType="ed25519", TagSpecifications=tag_specifications(tags, "key-pair")
             )
@@ -83,13 +83,23 @@ def ssh_access(cloud: Cloud, build_id: str, *, purpose: str, folder: Path) -> It
             ec2.authorize_security_group_ingress(
                 GroupId=group,
                 IpPermissions=[
-                    {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+                    {
+                        **{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22},
+                        "IpRanges": [{"CidrIp": cloud.ssh_cidr}],
+                    }
                 ],
             )
         yield SshAccess(name, private_key, group)
+    except BaseException as error:
+        try:
+            sweep(cloud, build_id)
+        except GpukilnError as left:  # the first error is the one to tell; the next build tries again
+            error.add_note(f"{left.message}; the next build or verification removes what is left")
+        raise
+    else:
+        sweep(cloud, build_id)
     finally:
         private_key.unlink(missing_ok=True)
-        sweep(cloud, build_id)
 
 
 @contextmanager
@@ -178,10 +188,9 @@ def _vpc(ec2: Any, subnet_id: str | None) -> str:
 def _wait_until_reachable(
     cloud: Cloud, instance_id: str, *, user: str, key: Path, say: Callable[[str], None], timeout_s: float
 ) -> Target:
-    ec2 = cloud.client("ec2")
     started, said = time.monotonic(), 0.0
     while True:
-        instance = ec2.describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]
+        instance = _describe(cloud, instance_id)
         state = instance["State"]["Name"]
         waited = time.monotonic() - started
         if state in (*GONE, "stopped", "stopping"):
@@ -196,7 +205,9 @@ def _wait_until_reachable(
                 name=instance_id,
             )
         if waited > timeout_s:
-            console = str(ec2.get_console_output(InstanceId=instance_id).get("Output", ""))
+            with explain_aws_errors("read the machine's console"):
+                answer = cloud.client("ec2").get_console_output(InstanceId=instance_id)
+            console = str(answer.get("Output", ""))
             raise UnavailableError(
                 f"{instance_id} is {state}, but SSH does not answer after {timeout_s:.0f} s",
                 hint="the end of its console is above",
@@ -206,6 +217,16 @@ def _wait_until_reachable(
             said = waited
             say(f"{instance_id} is {state}, waiting for SSH")
         time.sleep(POLL_S)
+
+
+def _describe(cloud: Cloud, instance_id: str) -> dict[str, Any]:
+    """An instance; one that EC2 does not show yet is pending (it is consistent only after a while)."""
+    with explain_aws_errors("ask for the machine's state"):
+        found = cloud.client("ec2").describe_instances(
+            Filters=[{"Name": "instance-id", "Values": [instance_id]}]
+        )["Reservations"]
+    pending: dict[str, Any] = {"State": {"Name": "pending"}}
+    return found[0]["Instances"][0] if found else pending
 
 
 def _speaks_ssh(host: str, port: int) -> bool:
@@ -227,10 +248,10 @@ def sweep(cloud: Cloud, build_id: str) -> list[str]:
     Returns:
         What was removed.
     """
-    ec2 = cloud.client("ec2")
     mine = [{"Name": f"tag:{BUILD_TAG}", "Values": [build_id]}]
     removed: list[str] = []
     with explain_aws_errors(f"remove what build {build_id} started"):
+        ec2 = cloud.client("ec2")
         reservations = ec2.describe_instances(Filters=mine)["Reservations"]
         instances = [
             instance["InstanceId"]
@@ -250,3 +271,26 @@ def sweep(cloud: Cloud, build_id: str) -> list[str]:
             ec2.delete_security_group(GroupId=group["GroupId"])
             removed.append(group["GroupId"])
     return removed
+
+
+def builds_with_leftovers(cloud: Cloud) -> set[str]:
+    """The builds of which a machine, a key pair or a security group exists.
+
+    Args:
+        cloud: Where to look.
+
+    Returns:
+        Build ids; those of running builds are among them.
+    """
+    tagged = [{"Name": "tag-key", "Values": [BUILD_TAG]}]
+    with explain_aws_errors("look for what earlier builds left"):
+        ec2 = cloud.client("ec2")
+        found = [
+            instance
+            for reservation in ec2.describe_instances(Filters=tagged)["Reservations"]
+            for instance in reservation["Instances"]
+            if instance["State"]["Name"] != "terminated"
+        ]
+        found += ec2.describe_key_pairs(Filters=tagged)["KeyPairs"]
+        found += ec2.describe_security_groups(Filters=tagged)["SecurityGroups"]
+    return {tag["Value"] for one in found for tag in one.get("Tags", ()) if tag["Key"] == BUILD_TAG}

@@ -17,6 +17,8 @@ from typing import Any
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
+# Nobody would record the image of a Packer whose gpukiln was killed. What it had started is found by its tag.
+_DIES_WITH_US = ("setpriv", "--pdeathsig=KILL") if shutil.which("setpriv") else ()
 CLEAN_UP_S = 180  # seconds that Packer gets to remove what it started after Ctrl-C
 
 
@@ -94,6 +96,7 @@ class Packer:
         self._variables.write_text(json.dumps(variables, indent=2))
         self._environment = environment
         self._errors: list[str] = []
+        self._log_error: OSError | None = None
 
     def build(self) -> None:
         """Run it to its end.
@@ -105,7 +108,10 @@ class Packer:
         """
         self._events.touch()
         process = subprocess.Popen(
-            ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
+            [
+                *_DIES_WITH_US,
+                *("packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)),
+            ],
             env={**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": _path(), **self._environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -133,6 +139,8 @@ class Packer:
                 os.killpg(process.pid, signal.SIGKILL)
             following.set()
             follower.join()
+        if code and self._log_error:
+            raise self._log_error
         if code:
             raise self._failure(code)
 
@@ -140,8 +148,11 @@ class Packer:
         with self._log.open("a") as log:
             for line in process.stdout or ():
                 kind, text = _parse(line)
-                log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-                log.flush()
+                try:
+                    log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+                    log.flush()
+                except OSError as error:  # read on: Packer would stop at a full pipe
+                    self._log_error = error
                 if kind == "error":
                     self._errors.append(text)
                 elif kind == "say" and "Provisioning" not in text:

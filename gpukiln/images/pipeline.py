@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, CheckFailedError, GpukilnError
 from gpukiln.images.bake import bake
 from gpukiln.images.builds import Bake, Build, Builds, Record
-from gpukiln.images.machines import KEY_SUFFIX, machine_from_image, sweep, tag_list
+from gpukiln.images.digest import explain_change
+from gpukiln.images.machines import KEY_SUFFIX, builds_with_leftovers, machine_from_image, sweep, tag_list
 from gpukiln.images.plan import Plan
 from gpukiln.progress import Progress
 from gpukiln.verify.suite import run_suite
@@ -37,6 +39,29 @@ def find_proven(plan: Plan, cloud: Cloud) -> dict[str, Any] | None:
         )["Images"]
     found: list[dict[str, Any]] = sorted(images, key=lambda image: str(image["CreationDate"]))
     return found[-1] if found else None
+
+
+def why_build(plan: Plan, builds: Builds) -> list[str]:
+    """What changed since the last image that was proven.
+
+    Args:
+        plan: The plan.
+        builds: Every build of this machine.
+
+    Returns:
+        One line a change.
+    """
+    for build in builds.all():
+        old = build.read()
+        same = (old.plan.image, old.plan.cloud, old.plan.base.name) == (
+            plan.image,
+            plan.cloud,
+            plan.base.name,
+        )
+        if same and old.verdict and old.verdict.passed:
+            changes = explain_change(old.plan.inputs, plan.inputs)
+            return changes or [f"{old.bake.image_id if old.bake else 'its image'} is not there any more"]
+    return ["no image of it was proven on this machine yet"]
 
 
 def build_image(plan: Plan, cloud: Cloud, builds: Builds, progress: Progress) -> tuple[Build, Record]:
@@ -107,7 +132,13 @@ def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progre
                 )
             )
         with progress.step("verify"):
-            verdict = run_suite(target, profile=plan.profile, out_dir=folder, on_start=progress.say)
+            verdict = run_suite(
+                target,
+                profile=plan.profile,
+                out_dir=folder,
+                on_start=progress.say,
+                expect_gpus=instance_type(plan.instance_types[0]).gpus if cloud.has_gpus else None,
+            )
             if not verdict.passed:
                 progress.fail()
         with progress.step("remove the machine"):
@@ -119,24 +150,27 @@ def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progre
 
 
 def clean_up_after_killed(cloud: Cloud, builds: Builds, progress: Progress) -> None:
-    """Remove what builds left on a cloud whose process was killed.
+    """Remove what commands of this machine left on a cloud that were killed, or could not clean up.
 
     Args:
-        cloud: The cloud and region to look at; builds elsewhere wait for the next command there.
+        cloud: The cloud and region to look at; what is elsewhere waits for the next command there.
         builds: Every build of this machine.
         progress: Told what is removed.
     """
+    with_leftovers = builds_with_leftovers(cloud)
     for build in builds.all():
         record = build.read()
         here = (record.plan.cloud, record.plan.region) == (cloud.name, cloud.region)
-        if record.state not in ("running", "baked") or not here:
+        unfinished = record.state in ("running", "baked")
+        if not here or not (unfinished or build.id in with_leftovers):
             continue
         try:
             with build.locked():
                 removed = sweep(cloud, build.id)
                 for key in build.folder.rglob(f"*{KEY_SUFFIX}"):
                     key.unlink()
-                build.write(replace(record, state="aborted", error="its process was killed"))
+                if unfinished:
+                    build.write(replace(record, state="aborted", error="its process was killed"))
         except BusyError:
             continue
         progress.console.print(

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import boto3
+from botocore.loaders import create_loader
+from botocore.regions import EndpointResolver
 from pydantic import TypeAdapter
 
 from gpukiln.catalog import compat
@@ -18,10 +19,13 @@ from gpukiln.catalog.components import Component, apply_overrides, load_componen
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.load import ROOT, unknown, validate
 from gpukiln.clouds.base import Cloud
-from gpukiln.errors import IncompatibleError
+from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.sources import Decision, Probes, decide
+from gpukiln.verify.checks import LAYERS, PROFILES
+
+NEEDED = ("nvidia_driver", "nvidia_container_toolkit", "cuda", "kubernetes")  # by the rules of compatibility
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,8 @@ def check_region(name: str) -> str:
     Raises:
         UsageError: There is no such region; the message names the nearest ones.
     """
+    if not name:
+        raise UsageError("--region is missing", hint="for example --region us-west-2")
     if name not in _regions():
         raise unknown("region", name, _regions())
     return name
@@ -125,10 +131,11 @@ def check_region(name: str) -> str:
 
 @cache
 def _regions() -> frozenset[str]:
-    session = boto3.session.Session()
+    # from botocore's own data, without a session: no profile or account is needed
+    resolver = EndpointResolver(create_loader().load_data("endpoints"))
     partitions = ("aws", "aws-us-gov", "aws-cn")
     return frozenset(
-        region for name in partitions for region in session.get_available_regions("ec2", partition_name=name)
+        region for name in partitions for region in resolver.get_available_endpoints("ec2", name)
     )
 
 
@@ -170,7 +177,10 @@ def make_plan(
     moment = now or datetime.now(UTC)
     check_region(cloud.region)
     definition = load_image(image, root)
+    _check_choice(f"ami/{image}/image.yaml: profile", [definition.profile], PROFILES)
+    _check_choice(f"ami/{image}/image.yaml: required layer", definition.required_layers, LAYERS)
     components = apply_overrides(load_components(root / "components.yaml"), overrides)
+    _check_choice("components.yaml lacks", [], components, needed=(*NEEDED, *definition.components))
     base_name = base or cloud.default_base
     base_facts = find_base(base_name)
     types = tuple(dict.fromkeys(instance_types or definition.instance_types))
@@ -197,7 +207,10 @@ def make_plan(
         strict=cloud.strict_sources,
         probes=probes,
     )
-    inputs = image_inputs(root, definition, found, decisions, tools or {})
+    inputs = image_inputs(root, definition, found, decisions, components, tools or {})
+    if base_facts.kernel_package and not cloud.strict_sources:
+        kernels = probes.candidates([base_facts.kernel_package])
+        inputs["kernel"] = kernels.get(base_facts.kernel_package, "unknown")
     return Plan(
         image=definition.name,
         architecture=definition.architecture,
@@ -220,6 +233,17 @@ def make_plan(
     )
 
 
+def _check_choice(
+    what: str, given: Iterable[str], choices: Iterable[str], *, needed: Iterable[str] = ()
+) -> None:
+    known = list(choices)
+    for name in given:
+        if name not in known:
+            raise unknown(what, name, known)
+    if missing := [name for name in needed if name not in known]:
+        raise UsageError(f"{what} {', '.join(missing)}; it has {', '.join(known) or 'nothing'}")
+
+
 def check_components(
     components: Mapping[str, Component], image: ImageDefinition, types: Iterable[str], moment: datetime
 ) -> list[Finding]:
@@ -237,9 +261,20 @@ def check_components(
     Raises:
         UsageError: The catalogue does not know a type or a version.
     """
+    findings = [
+        compat.Finding(
+            "warning",
+            "review-overdue",
+            f"{name} was to be reviewed by {components[name].review}",
+            hint="look whether its version in components.yaml is still the right one, and set the next day",
+            source="components.yaml",
+        )
+        for name in image.components
+        if components[name].review < moment.date()
+    ]
     driver = components["nvidia_driver"]
     version, modules = driver.version or "", driver.modules or "proprietary"
-    findings = list(compat.check_driver(version, modules, today=moment.date()))
+    findings += compat.check_driver(version, modules, today=moment.date())
     if cuda := components["cuda"].version:
         findings += compat.check_cuda(cuda, version)
     if toolkit := components["nvidia_container_toolkit"].version:

@@ -5,6 +5,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
@@ -82,7 +83,7 @@ def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | N
             answer.read(1)
     except urllib.error.HTTPError as error:
         return f"{strip_credentials(url)} answered {error.code} {error.reason}"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         return f"{strip_credentials(url)} can't be reached: {strip_credentials(str(why))}"
     return None

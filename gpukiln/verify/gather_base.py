@@ -115,7 +115,9 @@ def keys() -> dict[str, Any]:
     """{authorized: [{user, path, fingerprint, comment}], injected: [fingerprint]} from cloud-init's data."""
     injected: set[str] = set()
     for path in ("/run/cloud-init/instance-data-sensitive.json", "/run/cloud-init/instance-data.json"):
-        for text in _strings(json.loads(read(path) or "null")):
+        known = json.loads(read(path) or "{}")
+        # not `merged_cfg`: a key that was baked into /etc/cloud is no key of this machine's launch
+        for text in _strings([known.get(name) for name in ("ds", "v1", "userdata")]):
             injected.update(_fingerprint(blob) for blob, _comment in _KEY.findall(text))
     authorized = []
     for user, home in _homes().items():
@@ -152,6 +154,7 @@ def secrets() -> dict[str, Any]:
     compiled = {kind: re.compile(pattern) for kind, pattern in SECRET_PATTERNS.items()}
     found: list[dict[str, Any]] = []
     files = total = 0
+    complete = True
     for top in SECRET_DIRS:
         for directory, folders, names in os.walk(top):
             folders[:] = [f for f in folders if os.path.join(directory, f) != "/var/log/journal"]
@@ -167,10 +170,11 @@ def secrets() -> dict[str, Any]:
                 except FileNotFoundError:  # a log that was rotated away meanwhile
                     continue
                 files, total = files + 1, total + len(data)
+                complete = complete and len(data) < SCAN_FILE_BYTES
                 for kind, pattern in compiled.items():
                     hit = pattern.search(data)
                     if hit:
                         found.append(
                             {"path": path, "line": data[: hit.start()].count(b"\n") + 1, "kind": kind}
                         )
-    return {"found": found, "files": files, "complete": True}
+    return {"found": found, "files": files, "complete": complete}

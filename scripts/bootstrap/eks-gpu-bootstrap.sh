@@ -9,7 +9,7 @@
 #
 # What fails is said on the console and in the journal, and the unit fails.
 # Settings, from /etc/gpukiln/bootstrap.env: WAIT_S, NODE_LABELS (name=value,...).
-set -euo pipefail
+set -Eeuo pipefail
 
 readonly wait_s=${WAIT_S:-180}
 readonly labels=${NODE_LABELS:-}

@@ -17,7 +17,7 @@ def here():
         Path(home).chmod(0o755)  # apt reads its lists there as another user
         cloud = Here(Path(home))
         yield cloud
-        cloud.invoke("cloud.clean", "--images", "--base")
+        cloud.invoke("cloud.clean", "--images", "--base", "--force")
 
 
 @pytest.fixture(scope="session")

@@ -107,6 +107,14 @@ class Here:
     def status(self):
         return json.loads(self.invoke("cloud.status", "--json").stdout)
 
+    def _children_of_server(self) -> list[str]:
+        """A machine's processes are the server's children, or become so when their parent dies."""
+        marker = f"gpukiln.clouds.embedded.server {self.home}"
+        servers = [pid for pid, line in command_lines() if marker in line and not line.startswith("unshare")]
+        files = [file for pid in servers for file in Path(f"/proc/{pid}/task").glob("*/children")]
+        children = [child for file in files for child in file.read_text().split()]
+        return [f"{pid} {line}" for pid, line in command_lines() if str(pid) in children]
+
     def leftovers(self) -> dict[str, list[str]]:
         """What a build must not leave: anything here that is not empty is a leak."""
         instances = [
@@ -129,6 +137,7 @@ class Here:
             "mounts": [
                 line for line in Path("/proc/mounts").read_text().splitlines() if str(self.home) in line
             ],
+            "processes": self._children_of_server(),
             "namespaces": [path.name for path in Path("/run/netns").glob("gk-*")],
         }
 

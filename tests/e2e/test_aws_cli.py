@@ -77,6 +77,19 @@ def test_an_unknown_image_is_refused_and_starts_nothing(here):
     assert "InvalidAMIID" in done.stderr
 
 
+def test_nobody_else_can_start_machines(here):
+    done = subprocess.run(
+        ["aws", "ec2", "describe-images"],
+        env={**here.cloud_environment(), "AWS_ACCESS_KEY_ID": "embedded"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "AuthFailure" in done.stderr
+    assert (here.home / "cloud").stat().st_mode & 0o077 == 0
+
+
 def test_stop_image_terminate_and_a_new_server(here, instance, key):
     """One life of an image: it holds what the machine wrote, and it outlives the server's process."""
     assert here.ssh(instance, key, "echo kept | sudo tee /etc/kept").returncode == 0

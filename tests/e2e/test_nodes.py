@@ -33,11 +33,24 @@ def inventory(here, key, node, tmp_path_factory):
     return file
 
 
-def node_command(here, command, inventory, *options, ok=True):
+def node_command(here, command, inventory, *options, leave_out=LEFT_OUT, ok=True):
     done = here.invoke(
-        f"node.{command}", "--inventory", str(inventory), "--leave-out", LEFT_OUT, "--json", *options, ok=ok
+        f"node.{command}", "--inventory", str(inventory), "--leave-out", leave_out, "--json", *options, ok=ok
     )
     return done, json.loads(done.stdout)
+
+
+def test_a_fresh_node_tells_what_would_change(here, inventory, node, key):
+    """Everything but the toolkit, whose repository this machine may not reach."""
+    name = node["PrivateIpAddress"]
+    before = here.ssh(node, key, "dpkg -l | wc -l; ls /etc/docker /etc/gpukiln 2>&1").stdout
+    _, found = node_command(
+        *(here, "apply", inventory, "--check", "--limit", name), leave_out="nvidia_container_toolkit"
+    )
+    changes = {change["task"]: change["diff"] for change in found["hosts"][name]["changes"]}
+    assert "NVIDIA driver 535.309.01" in changes["nvidia_driver : Say what would be installed"]
+    assert "container_runtime : Install the engines" in changes
+    assert here.ssh(node, key, "dpkg -l | wc -l; ls /etc/docker /etc/gpukiln 2>&1").stdout == before
 
 
 def test_a_node_is_converged_and_stays_so(here, inventory, node, key):

@@ -1,10 +1,12 @@
 """The digest changes with what changes the image, and with nothing else."""
 
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from gpukiln.catalog.components import Components, load_components
 from gpukiln.catalog.images import load_image
 from gpukiln.images.bases import ResolvedBase
 from gpukiln.images.digest import digest, explain_change, image_inputs
@@ -21,6 +23,7 @@ BASE = ResolvedBase(
     release="12",
     image_name="debian-12-amd64-1",
 )
+COMPONENTS = load_components()
 NVTOP = Decision("nvtop", "install", "3.0.1", "3.0.1-1", None, "archive", "reason")
 FILES = {
     "ami/eks-gpu/image.pkr.hcl": "source {}",
@@ -47,10 +50,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def inputs(
-    root: Path, *, base: ResolvedBase = BASE, nvtop: Decision = NVTOP, packer: str = "1.6.6", gib: int = 30
+    root: Path,
+    *,
+    base: ResolvedBase = BASE,
+    nvtop: Decision = NVTOP,
+    packer: str = "1.6.6",
+    gib: int = 30,
+    components: Components | None = None,
 ) -> dict[str, str]:
     image = replace(load_image("eks-gpu"), volume_size_gib=gib)
-    return image_inputs(root, image, base, [nvtop], {"packer": packer})
+    return image_inputs(root, image, base, [nvtop], components or COMPONENTS, {"packer": packer})
 
 
 def test_the_inputs_are_named(root: Path) -> None:
@@ -142,11 +151,10 @@ def test_values_are_told_in_words(root: Path) -> None:
     ]
 
 
-def test_the_content_of_a_base_counts_before_its_id(root: Path) -> None:
-    one, two = (replace(BASE, id=name, content_digest="abc") for name in ("ami-1", "ami-2"))
-    assert inputs(root, base=one) == inputs(root, base=two)
-    assert inputs(root, base=one) != inputs(root, base=replace(one, content_digest="abd"))
+def test_how_a_component_is_installed_counts_and_why_does_not(root: Path) -> None:
+    def digest_with(**changed: object) -> dict[str, str]:
+        nvtop = replace(COMPONENTS["nvtop"], **changed)  # type: ignore[arg-type]  # fields by name
+        return inputs(root, components={**COMPONENTS, "nvtop": nvtop})
 
-
-def test_a_reason_is_no_input(root: Path) -> None:
-    assert inputs(root) == inputs(root, nvtop=replace(NVTOP, reason="other", source="other"))
+    assert digest_with(packages={"debian": "nvtop-other"}) != inputs(root)
+    assert digest_with(reason="another reason", review=date(2030, 1, 1)) == inputs(root)

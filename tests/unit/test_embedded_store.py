@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import EC2Backend
 from moto.ssm.models import SimpleSystemManagerBackend
 
 from gpukiln.clouds.embedded import store
+from gpukiln.errors import UnavailableError
 
 
 def region():
@@ -71,3 +73,13 @@ def test_an_unchanged_region_is_not_written_again(tmp_path):
 
 def test_a_region_without_a_file_is_empty(tmp_path):
     assert store.read_region(tmp_path, "eu-west-1") == {"images": {}, "snapshots": {}, "parameters": {}}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"images": {"ami-1": {"snapshot": "gone"}}, "snapshots": {}}']
+)
+def test_a_damaged_region_is_named_with_the_way_out(tmp_path, text):
+    (tmp_path / "us-west-2.json").write_text(text)
+    with pytest.raises(UnavailableError, match=r"us-west-2\.json is damaged") as caught:
+        store.read_region(tmp_path, "us-west-2")
+    assert "cloud.clean --images" in caught.value.hint

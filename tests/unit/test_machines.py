@@ -4,11 +4,16 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from gpukiln.images.machines import sweep, tag_specifications
+from gpukiln.clouds.select import make_cloud
+from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
+from gpukiln.images import machines
+from gpukiln.images.machines import builds_with_leftovers, ssh_access, sweep, tag_specifications
 
 
 class Cloud:
     ssh_port = 22
+    ssh_cidr = "203.0.113.7/32"
+    subnet_id = None
 
     def client(self, service):
         return boto3.client(service, region_name="us-west-2")
@@ -56,3 +61,55 @@ def test_a_second_sweep_finds_nothing(cloud):
     start(cloud, "one")
     sweep(cloud, "one")
     assert sweep(cloud, "one") == []
+
+
+def test_builds_with_something_left_are_found(cloud):
+    start(cloud, "one")
+    start(cloud, "two")
+    assert builds_with_leftovers(cloud) == {"one", "two"}
+    sweep(cloud, "one")
+    assert builds_with_leftovers(cloud) == {"two"}
+
+
+def test_access_is_for_one_network_and_one_key_and_ends(cloud, tmp_path):
+    ec2 = cloud.client("ec2")
+    with ssh_access(cloud, "one", purpose="bake", folder=tmp_path) as access:
+        [group] = ec2.describe_security_groups(GroupIds=[access.group_id])["SecurityGroups"]
+        [rule] = group["IpPermissions"]
+        assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
+        assert [entry["CidrIp"] for entry in rule["IpRanges"]] == ["203.0.113.7/32"]
+        assert access.private_key.stat().st_mode & 0o077 == 0
+        assert "PRIVATE KEY" in access.private_key.read_text()
+    assert not access.private_key.exists()
+    assert ec2.describe_key_pairs()["KeyPairs"] == []
+    assert builds_with_leftovers(cloud) == set()
+
+
+def test_a_failed_clean_up_does_not_hide_the_reason(cloud, tmp_path, monkeypatch):
+    def fails(*_):
+        raise UnavailableError("the network is gone")
+
+    monkeypatch.setattr(machines, "sweep", fails)
+    with (
+        pytest.raises(CheckFailedError, match="the task failed") as caught,
+        ssh_access(cloud, "one", purpose="bake", folder=tmp_path),
+    ):
+        raise CheckFailedError("the task failed")
+    assert "the network is gone" in caught.value.__notes__[0]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "azure"}, "no cloud 'azure'"),
+        ({"name": "embedded", "profile": "prod"}, "--profile is for --cloud aws"),
+        ({"name": "aws", "ssh_cidr": "203.0.113.7/8"}, "--ssh-cidr"),
+        ({"name": "aws", "region": "us-wst-2"}, "us-west-2"),
+        ({"name": "aws", "region": ""}, "--region is missing"),
+    ],
+)
+def test_a_cloud_that_is_none(options, message):
+    with pytest.raises(UsageError) as caught:
+        make_cloud(**{"region": "us-west-2", **options})
+    assert message in caught.value.message

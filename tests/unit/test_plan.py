@@ -177,3 +177,11 @@ def test_the_commit_says_when_files_differ(tmp_path: Path) -> None:
     assert len(commit) == 40
     (tmp_path / "a").write_text("2")
     assert git_commit(tmp_path) == f"{commit}-dirty"
+
+
+@pytest.mark.usefixtures("debian")
+def test_a_pin_that_nobody_looked_at_in_time_is_a_warning() -> None:
+    late = make_plan("eks-gpu", MotoCloud(), probes=OFFLINE, now=datetime(2027, 6, 1, tzinfo=UTC))
+    overdue = [warning.message for warning in late.warnings if warning.rule == "review-overdue"]
+    assert "nvidia_driver was to be reviewed by 2026-12-15" in overdue
+    assert "kernel" in late.inputs

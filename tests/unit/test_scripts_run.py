@@ -198,12 +198,12 @@ def test_a_tool_from_elsewhere_is_not_missing(machine: Machine) -> None:
 
 
 def test_without_root_the_exact_line_is_printed_and_the_command_runs(machine: Machine) -> None:
-    answer = machine.run("bash", "-c", "echo ran", FAKE_UID="1000", LACKS="qemu-utils")
+    answer = machine.run("bash", "-c", "echo ran", FAKE_UID="1000", LACKS="slirp4netns")
     assert (answer.returncode, answer.stdout) == (0, "ran\n")
-    assert "sudo apt-get update && sudo apt-get install --no-install-recommends qemu-utils" in answer.stderr
+    assert "sudo apt-get update && sudo apt-get install --no-install-recommends slirp4netns" in answer.stderr
     assert "works without them" in answer.stderr
-    again = machine.run("bash", "-c", "echo ran", FAKE_UID="1000", LACKS="qemu-utils")
-    assert "qemu-utils" in again.stderr, "what is still missing is said each time"
+    again = machine.run("bash", "-c", "echo ran", FAKE_UID="1000", LACKS="slirp4netns")
+    assert "slirp4netns" in again.stderr, "what is still missing is said each time"
 
 
 def test_without_root_and_nothing_missing_it_says_what_needs_root_once(machine: Machine) -> None:

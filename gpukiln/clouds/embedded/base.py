@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpukiln.clouds.embedded.disk import build_disk, run
+from gpukiln.clouds.embedded.disk import build_disk, free_bytes, run
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
 from gpukiln.images.apt import debian_sources
@@ -26,6 +26,7 @@ RELEASE = "bookworm"
 OWNER = "136693071363"  # Debian's AWS account, as in ami/bases.yaml
 SSM_PARAMETER = "/aws/service/debian/release/12/latest/amd64"
 ROOT_DEVICE = "/dev/xvda"
+NEED_BYTES = 3 << 30  # its files, and the disk they are packed into
 SIZE_GIB = 8
 PACKAGES = [
     "systemd",
@@ -49,6 +50,7 @@ PACKAGES = [
     "openssh-server",
     "sudo",
     "python3",
+    "python3-apt",  # the public image has it through unattended-upgrades
     "ca-certificates",
     "gpg",
     "iproute2",
@@ -155,6 +157,11 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
     with _exclusive(layout.bases / "lock"):
         if disk.exists():
             return disk
+        if (free := free_bytes(layout.bases)) < NEED_BYTES:
+            raise UnavailableError(
+                f"{free >> 20} MiB are free in {layout.bases}, {NEED_BYTES >> 20} MiB are needed",
+                hint="free some space, or let $GPUKILN_HOME name a folder on another disk",
+            )
         log = layout.bases / f"{base.key}.log"
         with tempfile.TemporaryDirectory(prefix="base-", dir=layout.bases) as folder:
             root = Path(folder) / "root"
@@ -238,6 +245,18 @@ def _generation(layout: Layout) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int((layout.bases / "generation").read_text())
     return 0
+
+
+def remove_unfinished(layout: Layout) -> None:
+    """Remove what a killed build of a base image left; one that is under way is not touched.
+
+    Args:
+        layout: The cloud's files.
+    """
+    with (layout.bases / "lock").open("w") as lock, contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for leftover in layout.bases.glob("base-*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 @contextlib.contextmanager

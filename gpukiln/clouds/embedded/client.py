@@ -5,11 +5,13 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.embedded.layout import Layout
@@ -17,6 +19,8 @@ from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import UnavailableError
 
 START_S = 60  # seconds that the server gets to answer
+SERVER = "gpukiln.clouds.embedded.server"
+ANOTHER_RUNS = 75  # exit code of a server that finds another one
 TOOLS = {
     "systemd-nspawn": "systemd-container",
     "slirp4netns": "slirp4netns",
@@ -43,7 +47,7 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
         url = str(json.loads(layout.endpoint.read_text())["url"])
         with urllib.request.urlopen(f"{url}/gpukiln/status", timeout=10) as answer:  # noqa: S310 - our own
             status: dict[str, Any] = json.load(answer)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return {**status, "url": url}
 
@@ -59,8 +63,12 @@ def stop_server(layout: Layout) -> bool:
     """
     status = server_status(layout)
     if status is None:
-        return False
-    request = urllib.request.Request(f"{status['url']}/gpukiln/stop", method="POST")  # noqa: S310 - our own
+        return _kill_server(layout)
+    request = urllib.request.Request(  # noqa: S310 - our own
+        f"{status['url']}/gpukiln/stop",
+        method="POST",
+        headers={"Authorization": f"Credential={layout.access_key}/"},
+    )
     with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10):  # noqa: S310
         pass
     deadline = time.monotonic() + 120
@@ -70,6 +78,17 @@ def stop_server(layout: Layout) -> bool:
             return True
         time.sleep(0.1)
     raise UnavailableError("the embedded cloud's server does not end", hint=f"its log: {layout.server_log}")
+
+
+def _kill_server(layout: Layout) -> bool:
+    """End a server that does not answer; its machines and mounts end with its namespaces."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if words[0] == b"unshare" and SERVER.encode() in words and str(layout.home).encode() in words:
+                os.kill(int(folder.name), signal.SIGKILL)
+                return True
+    return False
 
 
 def ensure_server(layout: Layout) -> dict[str, Any]:
@@ -123,7 +142,7 @@ def _start_server(layout: Layout) -> dict[str, Any]:
         server = subprocess.Popen(
             [
                 *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL"),
-                *("--mount-proc", sys.executable, "-m", "gpukiln.clouds.embedded.server", str(layout.home)),
+                *("--mount-proc", sys.executable, "-m", SERVER, str(layout.home)),
             ],
             cwd="/",
             env={**environment, "PYTHONPATH": str(_source_root())},
@@ -134,9 +153,9 @@ def _start_server(layout: Layout) -> dict[str, Any]:
         )
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        if server.poll() is None and (status := server_status(layout)):
+        if server.poll() in (None, ANOTHER_RUNS) and (status := server_status(layout)):
             return status
-        if server.poll() is not None:
+        if server.poll() not in (None, ANOTHER_RUNS):
             break
         time.sleep(0.1)
     tail = layout.server_log.read_text(errors="replace").splitlines()[-5:]

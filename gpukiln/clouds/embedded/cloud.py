@@ -8,8 +8,6 @@ from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded.client import ensure_server
 from gpukiln.clouds.embedded.layout import Layout, state_home
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "embedded", "AWS_SECRET_ACCESS_KEY": "embedded"}
-
 
 class EmbeddedCloud:
     """An EC2 on this machine; its server is started on the first call.
@@ -22,7 +20,9 @@ class EmbeddedCloud:
     name = "embedded"
     default_base = base_image.NAME
     strict_sources = False
+    has_gpus = False
     subnet_id = None
+    ssh_cidr = "127.0.0.0/8"
 
     def __init__(self, region: str, *, layout: Layout | None = None) -> None:
         self.region = region
@@ -50,16 +50,17 @@ class EmbeddedCloud:
             service,  # type: ignore[call-overload]  # the stubs list every service's name
             region_name=self.region,
             endpoint_url=self._server["url"],
-            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            aws_access_key_id=self.layout.access_key,
+            aws_secret_access_key="embedded",  # noqa: S106 - the server looks at the key's id
             config=Config(read_timeout=600, retries={"total_max_attempts": 1}),
         )
 
     def environment(self) -> dict[str, str]:
         """Environment in which any AWS tool talks to this cloud."""
         return {
-            **CREDENTIALS,
             "AWS_ENDPOINT_URL": str(self._server["url"]),
+            "AWS_ACCESS_KEY_ID": self.layout.access_key,
+            "AWS_SECRET_ACCESS_KEY": "embedded",
             "AWS_DEFAULT_REGION": self.region,
             "AWS_REGION": self.region,
             "AWS_EC2_METADATA_DISABLED": "true",

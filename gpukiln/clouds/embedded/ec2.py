@@ -12,6 +12,7 @@ from typing import Any
 
 from moto.core.types import Base64EncodedString
 from moto.core.utils import utcnow
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.instances import Instance
@@ -23,6 +24,7 @@ from gpukiln.clouds.embedded import store
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.lifecycle import Lifecycle
 from gpukiln.clouds.embedded.machines import Machines
+from gpukiln.errors import GpukilnError
 
 
 def install(machines: Machines) -> None:
@@ -146,7 +148,7 @@ def _extend_images(machines: Machines) -> None:
         image = create_image(self, instance_id, name, description, others)
         snapshot = image.ebs_snapshot
         try:
-            size = machines.capture(instance, snapshot.id)
+            size = _capture(machines, instance, snapshot.id)
         except BaseException:
             self.amis.pop(image.id, None)
             self.snapshots.pop(snapshot.id, None)
@@ -163,7 +165,7 @@ def _extend_images(machines: Machines) -> None:
         attachment = snapshot.volume.attachment
         if from_ami is None and attachment is not None:
             try:
-                machines.capture(attachment.instance, snapshot.id)
+                _capture(machines, attachment.instance, snapshot.id)
             except BaseException:
                 self.snapshots.pop(snapshot.id, None)
                 raise
@@ -196,6 +198,14 @@ def _extend_images(machines: Machines) -> None:
     _replace(EC2Backend, create_image=create_image_with_disk, copy_image=copy_image_with_disk)
     _replace(EC2Backend, create_snapshot=create_snapshot_with_disk, delete_snapshot=delete_snapshot_with_disk)
     _replace(Ami, block_device_mappings=property(_block_device_mappings))
+
+
+def _capture(machines: Machines, instance: Any, snapshot_id: str) -> int:
+    """Copy a machine's disk; what fails is an answer of EC2's and not a crash of the server."""
+    try:
+        return machines.capture(instance, snapshot_id)
+    except (OSError, GpukilnError) as error:
+        raise EC2ClientError("InternalError", f"the disk can't be captured: {error}") from error
 
 
 def _describe_as_captured(ec2: Any, instance: Any, image: Any) -> None:

@@ -1,5 +1,6 @@
 """What the embedded cloud keeps on disk, for the commands that show and remove it; needs no server."""
 
+import contextlib
 import fcntl
 import json
 import shutil
@@ -16,8 +17,10 @@ def _images(layout: Layout) -> dict[str, str]:
     """Names of images by the snapshot that they point at."""
     names: dict[str, str] = {}
     for file in layout.regions.glob("*.json"):
-        for image_id, image in json.loads(file.read_text())["images"].items():
-            names[image["snapshot"]] = f"{image_id} {image['name']} ({file.stem})"
+        # `cloud.clean --images` is the way out of a damaged file
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            for image_id, image in json.loads(file.read_text())["images"].items():
+                names[image["snapshot"]] = f"{image_id} {image['name']} ({file.stem})"
     return names
 
 

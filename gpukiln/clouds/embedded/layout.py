@@ -1,6 +1,7 @@
 """Where the embedded cloud keeps what outlives its process."""
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,19 @@ class Layout:
         """The disk of a snapshot."""
         return self.snapshots / f"{snapshot_id}.raw"
 
+    @property
+    def access_key(self) -> str:
+        """The access key id that the server asks for; only who can read this folder knows it."""
+        return (self.root / "access-key").read_text()
+
     def create(self) -> None:
-        """Make every folder."""
+        """Make every folder, readable by nobody else: disks hold whatever a user data script wrote."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o700)
+        key = self.root / "access-key"
+        if not key.exists():
+            partial = key.with_suffix(f".{os.getpid()}")
+            partial.write_text(f"embedded{secrets.token_hex(8)}")
+            partial.replace(key)
         for folder in (self.regions, self.snapshots, self.machines, self.bases):
             folder.mkdir(parents=True, exist_ok=True)

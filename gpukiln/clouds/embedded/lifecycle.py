@@ -22,6 +22,9 @@ STATES = {
     "stopping": 64,
     "stopped": 80,
 }
+REBOOT = (
+    133  # exit code of systemd-nspawn when the container asks for a reboot (systemd, src/nspawn/nspawn.c)
+)
 log = logging.getLogger(__name__)
 
 
@@ -138,18 +141,22 @@ class Lifecycle:
         if instance._state.name != "pending":
             return  # terminated or stopped before its turn came
         self._machines.start(instance, machine)
-        set_state(instance, "running")
+        if instance._state.name == "pending":  # a stop that was asked for meanwhile waits for this lock
+            set_state(instance, "running")
         threading.Thread(target=self._wait_for_end, args=(instance, machine), daemon=True).start()
 
     def _wait_for_end(self, instance: Any, machine: Machine) -> None:
         """A machine that ends by itself is stopped, or terminated where the launch said so."""
         process = machine.process
-        if process:
-            process.wait()
+        code = process.wait() if process else None
         with self._machines.lock(instance.id):
             if instance._state.name != "running" or machine.process is not process:
                 return
             self._machines.stop(instance.id, clean=False)
+            if code == REBOOT:  # the machine is the same for EC2, and goes on running
+                set_state(instance, "pending")
+                self._boot(instance, machine)
+                return
             if instance.instance_initiated_shutdown_behavior == "terminate":
                 self._machines.remove(instance.id)
                 self._terminate(instance)
@@ -163,9 +170,11 @@ class Lifecycle:
                     work()
                 except Exception as error:  # the thread's end: DescribeInstances must tell it
                     log.exception("%s", instance.id)
-                    details = "; ".join(error.details) if isinstance(error, GpukilnError) else ""
-                    self._machines.remove(instance.id)
+                    details = (
+                        "; ".join([*error.details, error.hint]) if isinstance(error, GpukilnError) else ""
+                    )
                     set_state(instance, "terminated", reason=f"{error} {details}".strip())
+                    self._machines.remove(instance.id)
 
         threading.Thread(target=guarded, name=instance.id).start()
 

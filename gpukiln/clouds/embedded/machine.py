@@ -118,6 +118,10 @@ class Machine:
     def kill(self) -> None:
         """Pull the plug."""
         if self.process and self.running:
+            # a container outlives its nspawn; with its first process the kernel ends all of it
+            for child in _children(self.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
             self.process.kill()
             self.process.wait()
         self.release()
@@ -283,3 +287,12 @@ def remove_folder(folder: Path) -> None:
     if os.path.ismount(root):
         run("umount", "--lazy", str(root))
     shutil.rmtree(folder, ignore_errors=False)
+
+
+def _children(pid: int) -> list[int]:
+    """Children of a process, of all of its threads (proc(5): /proc/PID/task/TID/children)."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in file.read_text().split()]
+    return found

@@ -1,6 +1,7 @@
 """Every machine of the embedded cloud, by instance id: disk, network, metadata service and life."""
 
 import os
+import shutil
 import threading
 import zlib
 from contextlib import ExitStack
@@ -125,10 +126,13 @@ class Machines:
             vcpus=os.cpu_count() or 1,
         )
         spec.folder.mkdir(parents=True)
-        copy_disk(source, spec.disk)
-        sizes = [device.size for _, device in instance.get_block_device_mapping if device.size]
-        grow_disk(spec.disk, max(sizes, default=0))
-        machine = make_machine(spec)
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, spec.folder)
+            copy_disk(source, spec.disk)
+            sizes = [device.size for _, device in instance.get_block_device_mapping if device.size]
+            grow_disk(spec.disk, max(sizes, default=0))
+            machine = make_machine(spec)
+            undo.pop_all()
         self._by_id[instance.id] = machine
         return machine
 

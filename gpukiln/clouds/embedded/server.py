@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gpukiln.clouds.embedded.base import current_base, remove_unfinished
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.version import code_version
+from gpukiln.errors import GpukilnError
 
 IDLE_S = 1800  # seconds without a machine and without a request before the server ends
 log = logging.getLogger("gpukiln.embedded")
@@ -39,6 +41,7 @@ class Application:
 
     def __init__(self, layout: Layout, machines: Any, moto: Any, stop: Callable[[], None]) -> None:
         self._layout, self._machines, self._moto, self._stop = layout, machines, moto, stop
+        self._access_key = layout.access_key
         self._saving = threading.Lock()
         self.last_request = time.monotonic()
 
@@ -47,6 +50,8 @@ class Application:
         path = environ.get("PATH_INFO", "")
         if path == "/gpukiln/status":
             return _json(start_response, self.status())
+        if f"Credential={self._access_key}/" not in environ.get("HTTP_AUTHORIZATION", ""):
+            return _refuse(start_response)
         self.last_request = time.monotonic()
         if path == "/gpukiln/stop" and environ["REQUEST_METHOD"] == "POST":
             threading.Thread(target=self._stop).start()
@@ -92,6 +97,16 @@ class Application:
         return not self._machines.all() and time.monotonic() - self.last_request > IDLE_S
 
 
+def _refuse(start_response: Start) -> list[bytes]:
+    """Machines run as root: nobody but who can read the cloud's folder may start one."""
+    body = (
+        b"<Response><Errors><Error><Code>AuthFailure</Code><Message>The access key is not this cloud's: "
+        b"`invoke cloud.env` prints the settings</Message></Error></Errors></Response>"
+    )
+    start_response("401 Unauthorized", [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
 def _json(start_response: Start, document: dict[str, Any]) -> list[bytes]:
     body = json.dumps(document).encode()
     start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
@@ -107,11 +122,14 @@ def sweep(layout: Layout) -> None:
     for folder in layout.machines.iterdir():
         log.info("removing what is left of %s", folder.name)
         shutil.rmtree(folder)
-    for leftover in [*layout.snapshots.glob("*.partial"), *layout.bases.glob("base-*")]:
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    for leftover in layout.snapshots.glob("*.partial"):
+        leftover.unlink()
+    remove_unfinished(layout)
+    from gpukiln.clouds.embedded.store import read_region  # noqa: PLC0415 - moto is slow to import
+
     known: set[str] = set()
     for file in layout.regions.glob("*.json"):
-        known |= set(json.loads(file.read_text())["snapshots"])
+        known |= set(read_region(layout.regions, file.stem)["snapshots"])
     for disk in layout.snapshots.glob("snap-*.raw"):
         if disk.stem not in known and len(disk.stem) == len("snap-") + 17 and not _is_base(layout, disk):
             log.info("removing %s: no region knows it", disk.name)
@@ -119,8 +137,6 @@ def sweep(layout: Layout) -> None:
 
 
 def _is_base(layout: Layout, disk: Path) -> bool:
-    from gpukiln.clouds.embedded.base import current_base  # noqa: PLC0415 - it asks apt, which takes a moment
-
     return disk.stem == current_base(layout).snapshot_id
 
 
@@ -143,7 +159,11 @@ def main() -> int:
         # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
         Path("/run/netns").mkdir(exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
-        sweep(layout)
+        try:
+            sweep(layout)
+        except GpukilnError as error:  # the client shows the log's end
+            log.error("%s; next: %s", error.message, error.hint)
+            return error.exit_code
         return _serve(layout, lock.fileno())
 
 
@@ -187,7 +207,7 @@ def _kept_port(layout: Layout) -> int:
     """The port of last time, so that a shell's AWS_ENDPOINT_URL stays right; 0 (any) when it is taken."""
     import socket  # noqa: PLC0415
 
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         port = int(json.loads(layout.endpoint.read_text())["port"])
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

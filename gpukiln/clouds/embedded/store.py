@@ -14,6 +14,8 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.models.elastic_block_store import Snapshot, Volume
 from moto.ssm.models import Parameter
 
+from gpukiln.errors import UnavailableError
+
 IMAGE_FIELDS = (
     *("name", "description", "owner_id", "owner_alias", "virtualization_type", "architecture", "state"),
     *("platform", "image_type", "image_location", "hypervisor", "root_device_type", "root_device_name"),
@@ -210,11 +212,23 @@ def read_region(folder: Path, region: str) -> dict[str, Any]:
 
     Returns:
         The document; an empty one when there is no file.
+
+    Raises:
+        UnavailableError: The file is damaged.
     """
     file = folder / f"{region}.json"
     if not file.exists():
         return {"images": {}, "snapshots": {}, "parameters": {}}
-    document: dict[str, Any] = json.loads(file.read_text())
+    try:
+        document: dict[str, Any] = json.loads(file.read_text())
+        for image in document["images"].values():
+            document["snapshots"][image["snapshot"]]
+        document["parameters"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnavailableError(
+            f"{file} is damaged ({error!r}); it says which images this cloud has",
+            hint="`invoke cloud.clean --images` removes it and them",
+        ) from error
     return document
 
 

@@ -3,6 +3,9 @@
 import re
 from typing import Any
 
+ENTRY = re.compile(
+    r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#\n]*\S)"
+)  # options, address, suite, components
 ARCHIVE_KEYS = ("debian-archive", "ubuntu-archive")
 
 
@@ -23,7 +26,12 @@ def apt_with_components(text: str, release: str, wanted: list[str]) -> str:
     if re.search(r"(?mi)^(types|uris):", text):
         stanzas = re.split(r"(\n[ \t]*\n)", text)
         return "".join(_stanza(part, release, wanted) if part.strip() else part for part in stanzas)
-    return "".join(_line(line, release, wanted) for line in text.splitlines(keepends=True))
+    lines = text.splitlines(keepends=True)
+    # Ubuntu names each component of a suite in a line of its own
+    have: dict[tuple[str, str], set[str]] = {}
+    for entry in filter(None, map(ENTRY.match, lines)):
+        have.setdefault((entry[2], entry[3]), set()).update(entry[4].split())
+    return "".join(_line(line, release, wanted, have) for line in lines)
 
 
 def _is_own(suites: list[str], components: list[str], signed_by: str, release: str) -> bool:
@@ -48,14 +56,13 @@ def _stanza(text: str, release: str, wanted: list[str]) -> str:
     return re.sub(r"(?mi)^(components:.*?)[ \t]*$", lambda m: f"{m[1]} {' '.join(missing)}", text, count=1)
 
 
-def _line(line: str, release: str, wanted: list[str]) -> str:
-    found = re.match(r"deb\s+(?:\[([^]]*)\]\s+)?\S+\s+(\S+)\s+([^#\n]*\S)", line)
+def _line(line: str, release: str, wanted: list[str], have: dict[tuple[str, str], set[str]]) -> str:
+    found = ENTRY.match(line)
     if not found:
         return line
     signed_by = " ".join(re.findall(r"signed-by=(\S+)", found[1] or "", re.IGNORECASE))
-    present = found[3].split()
-    missing = [c for c in wanted if c not in present]
-    if not missing or not _is_own([found[2]], present, signed_by, release):
+    missing = [c for c in wanted if c not in have[found[2], found[3]]]
+    if not missing or not _is_own([found[3]], found[4].split(), signed_by, release):
         return line
     return f"{line[: found.end()]} {' '.join(missing)}{line[found.end() :]}"
 

@@ -44,7 +44,7 @@ def containerd_major(packages: dict[str, Any]) -> int:
     Returns:
         1 or more; 1 when it is not installed.
     """
-    for name in ("containerd", "containerd.io"):
+    for name in ("containerd", "containerd.io", "moby-containerd"):
         for found in packages.get(name, []):
             return int(re.sub(r"^\d+:", "", found["version"]).split(".")[0])
     return 1

@@ -17,8 +17,6 @@ from typing import Any
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
-# Nobody would record the image of a Packer whose gpukiln was killed. What it had started is found by its tag.
-_DIES_WITH_US = ("setpriv", "--pdeathsig=KILL") if shutil.which("setpriv") else ()
 CLEAN_UP_S = 180  # seconds that Packer gets to remove what it started after Ctrl-C
 
 
@@ -108,10 +106,7 @@ class Packer:
         """
         self._events.touch()
         process = subprocess.Popen(
-            [
-                *_DIES_WITH_US,
-                *("packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)),
-            ],
+            ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
             env={**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": _path(), **self._environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -120,6 +115,7 @@ class Packer:
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches Packer once, from here
         )
+        watchdog = _kill_group_when_we_die(process.pid)
         following = threading.Event()
         follower = threading.Thread(target=self._follow_events, args=(following,), daemon=True)
         reader = threading.Thread(target=self._read, args=(process,), daemon=True)
@@ -135,6 +131,8 @@ class Packer:
             _interrupt(process)
             raise
         finally:
+            watchdog.kill()
+            watchdog.communicate()
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             following.set()
@@ -201,6 +199,18 @@ def _parse(line: str) -> tuple[str, str]:
         kind, data = data[0], data[1:]
     text = ",".join(data).replace("%!(PACKER_COMMA)", ",").replace("\\n", "\n").replace("\\r", "")
     return kind, text
+
+
+def _kill_group_when_we_die(group: int) -> "subprocess.Popen[bytes]":
+    """Watch this process: nobody would record the image of a Packer whose gpukiln was killed.
+
+    Packer's own parent signal would not do: it runs as two processes, and Ansible is a third.
+    """
+    return subprocess.Popen(
+        ["sh", "-c", 'read -r _; kill -KILL "-$1"', "sh", str(group)],
+        stdin=subprocess.PIPE,  # it ends when we end, however that is
+        start_new_session=True,
+    )
 
 
 def _interrupt(process: "subprocess.Popen[str]") -> None:

@@ -119,11 +119,14 @@ class Machine:
         """Pull the plug."""
         if self.process and self.running:
             # a container outlives its nspawn; with its first process the kernel ends all of it
-            for child in _children(self.process.pid):
+            children = _children(self.process.pid)
+            for pid in (*children, self.process.pid):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            self.process.kill()
+                    os.kill(pid, signal.SIGKILL)
             self.process.wait()
+            for child in children:  # the server is the first process of its namespace and inherits them
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child, 0)
         self.release()
 
     def release(self) -> None:

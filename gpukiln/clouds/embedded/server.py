@@ -24,6 +24,11 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import GpukilnError
 
+MOTO_SETTINGS = {  # moto reads them when it is imported
+    "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
+    "MOTO_ENABLE_AMI_VALIDATION": "true",
+    "MOTO_ENABLE_KEYPAIR_VALIDATION": "false",
+}
 IDLE_S = 1800  # seconds without a machine and without a request before the server ends
 log = logging.getLogger("gpukiln.embedded")
 Start = Callable[..., Any]
@@ -146,6 +151,7 @@ def main() -> int:
     Returns:
         The exit code.
     """
+    os.environ.update(MOTO_SETTINGS)
     layout = Layout(Path(sys.argv[1]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
@@ -168,10 +174,7 @@ def main() -> int:
 
 
 def _serve(layout: Layout, lock: int) -> int:
-    os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
-    os.environ["MOTO_ENABLE_AMI_VALIDATION"] = "true"
-    os.environ["MOTO_ENABLE_KEYPAIR_VALIDATION"] = "false"
-    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - reads the settings above when imported
+    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - reads MOTO_SETTINGS when imported
         DomainDispatcherApplication,
         MotoRequestHandler,
         create_backend_app,

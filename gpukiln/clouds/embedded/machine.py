@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -60,7 +61,7 @@ class MachineSpec:
         return self.folder / "volume.raw"
 
 
-class Machine:
+class Machine(ABC):
     """A machine: start, stop and kill are safe in any state.
 
     Args:
@@ -129,25 +130,26 @@ class Machine:
                     os.waitpid(child, 0)
         self.release()
 
+    @abstractmethod
     def release(self) -> None:
         """Give back what a running machine holds: mounts, sockets."""
 
+    @abstractmethod
     def freeze(self) -> None:
         """Hold writes to the disk so that a copy of it is consistent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def thaw(self) -> None:
         """Let writes go on."""
-        raise NotImplementedError
 
-    def _prepare(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _prepare(self) -> None: ...
 
-    def _command(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _command(self) -> list[str]: ...
 
-    def _ask_to_shut_down(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _ask_to_shut_down(self) -> None: ...
 
 
 class Container(Machine):
@@ -210,7 +212,6 @@ class VirtualMachine(Machine):
 
     def _prepare(self) -> None:
         (self.spec.folder / "resolv.conf").write_text(f"nameserver {NAMESERVER}\n")
-        self._control.unlink(missing_ok=True)
 
     def _command(self) -> list[str]:
         spec = self.spec
@@ -255,6 +256,10 @@ class VirtualMachine(Machine):
     def _ask_to_shut_down(self) -> None:
         with contextlib.suppress(OSError):  # it may end between the question and the call
             self._qmp("system_powerdown")
+
+    def release(self) -> None:
+        """Remove the control socket."""
+        self._control.unlink(missing_ok=True)
 
     def freeze(self) -> None:
         """Pause the machine."""

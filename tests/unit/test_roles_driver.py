@@ -79,3 +79,102 @@ def test_the_same_driver_and_none_disturb_nobody(tmp_path, job, content):  # noq
         loaded.write_text(content)
     environment = {"GPUKILN_DEVICES": str(tmp_path / "nvidia")}
     assert play(tmp_path, "guard", environment, nvidia_driver_loaded_file=str(loaded)).returncode == 0
+
+
+def request(tmp_path, **variables):
+    """What the role says of a request, with a distribution's facts."""
+    facts = {
+        "distribution": "Debian",
+        "distribution_version": "12",
+        "os_family": "Debian",
+        **variables.pop("facts", {}),
+    }
+    components = {"nvidia_driver": {"branch": 535, "version": "535.309.01"}}
+    (tmp_path / "facts.yml").write_text(json.dumps({"components": components}))
+    done = play(tmp_path, "request", ansible_facts=facts, components=components, **variables)
+    return done.returncode, " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (
+            {"nvidia_driver_branch": 536, "nvidia_driver_version": ""},
+            "Found nvidia_driver_branch 536, wanted one of 470, 515",
+        ),
+        (
+            {"nvidia_driver_branch": 550},
+            "Found nvidia_driver_version '535.309.01' and nvidia_driver_branch 550",
+        ),
+        ({"nvidia_driver_source": "runfile"}, "Found nvidia_driver_runfile '' with SHA-256 ''"),
+        ({"nvidia_driver_signing_key": "/k"}, "wanted both, or neither for a generated pair"),
+        (
+            {
+                "facts": {"distribution": "Rocky", "os_family": "RedHat"},
+                "nvidia_driver_source": "distribution",
+            },
+            "Found Rocky 12 and nvidia_driver_source distribution; wanted Debian or Ubuntu",
+        ),
+    ],
+)
+def test_wrong_requests_are_refused(tmp_path, variables, said):
+    code, text = request(tmp_path, **variables)
+    assert code == 2
+    assert said in text
+
+
+def test_a_right_request_is_taken(tmp_path):
+    assert request(tmp_path)[0] == 0
+
+
+SIGNED = """#!/bin/sh
+case $* in *signer*) printf '%s\n' "$SIGNER" ;; esac
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """A kernel made of files: what it enforces, its keys, and a modinfo that names a signer."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/modinfo").write_text(SIGNED)
+    (tmp_path / "bin/modinfo").chmod(0o755)
+    lockdown = tmp_path / "sys/kernel/security/lockdown"
+    lockdown.parent.mkdir(parents=True)
+    variable = tmp_path / "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+    variable.parent.mkdir(parents=True)
+    keys = tmp_path / "keys"
+    keys.write_text(
+        "1e3a1a38 I------     1 perm 1f030000     0     0 asymmetri Example Key: 0a1b2c3d: X509.rsa []\n"
+    )
+
+    def judge(signer, *, enforced):
+        lockdown.write_text("none [integrity] confidentiality\n" if enforced else "[none] integrity\n")
+        variable.write_bytes(b"\x06\x00\x00\x00" + (b"\x01" if enforced else b"\x00"))
+        environment = {
+            "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+            "SIGNER": signer,
+            "GPUKILN_SYS": str(tmp_path / "sys"),
+            "GPUKILN_KEYS": str(keys),
+        }
+        script = ROOT / "scripts/bootstrap/nvidia-module-signature.sh"
+        done = subprocess.run(
+            [script, "nvidia"], env=environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("signer", "enforced", "code", "said"),
+    [
+        ("", False, 0, "Secure Boot is off and the kernel takes every module; nvidia is signed by 'nobody'"),
+        ("Other Key", False, 0, "takes every module"),
+        ("", True, 1, "Found no signature on nvidia"),
+        ("Other Key", True, 1, "signed by 'Other Key', which is not enrolled, and Secure Boot on"),
+        ("Example Key", True, 0, "signed by 'Example Key', which the kernel trusts; Secure Boot is on"),
+    ],
+)
+def test_whether_the_kernel_would_load_the_module(kernel, signer, enforced, code, said):
+    found, text = kernel(signer, enforced=enforced)
+    assert (found, said in text) == (code, True), text

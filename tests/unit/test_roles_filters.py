@@ -91,51 +91,18 @@ def test_flavour(release: str, flavour: str) -> None:
 
 
 def test_only_a_stale_initramfs_is_rebuilt() -> None:
+    configuration = "/etc/modprobe.d/gpukiln-nvidia.conf"
     files = [
-        {"path": "/etc/modprobe.d/gpukiln-nvidia.conf", "mtime": 10.0},
-        {"path": "/boot/vmlinuz-1-a", "mtime": 1.0},
-        {"path": "/boot/initrd.img-1-a", "mtime": 11.0},
-        {"path": "/boot/vmlinuz-2-a", "mtime": 1.0},
-        {"path": "/boot/initrd.img-2-a", "mtime": 9.0},
-        {"path": "/boot/vmlinuz-3-a", "mtime": 1.0},
+        {"path": configuration, "mtime": 10.0},
+        {"path": "/boot/vmlinuz-1.0-a", "mtime": 1.0},
+        {"path": "/boot/initrd.img-1.0-a", "mtime": 11.0},
+        {"path": "/boot/vmlinuz-2.0-a", "mtime": 1.0},
+        {"path": "/boot/initrd.img-2.0-a", "mtime": 9.0},
+        {"path": "/boot/vmlinuz-3.0-a", "mtime": 1.0},
+        {"path": "/boot/vmlinuz-0-rescue-9a8b", "mtime": 1.0},
     ]
-    assert kernels.stale_initramfs(files, "/etc/modprobe.d/gpukiln-nvidia.conf") == ["2-a", "3-a"]
-    assert not kernels.stale_initramfs(files[1:3], "/etc/modprobe.d/gpukiln-nvidia.conf")
-
-
-MADISON = """\
-nvidia-smi | 535.309.01-0+deb12u1 | http://m.example.com/d bookworm-security/non-free amd64 Packages
-nvidia-smi | 535.261.03-1 | http://mirror.example.com/debian bookworm/non-free amd64 Packages
-nvidia-utils-535-server | 580.1-0ubuntu1 | http://mirror.example.com/ubuntu noble/restricted amd64 Packages
-"""
-
-
-def test_packages_are_pinned_to_the_version() -> None:
-    packages = {"libcuda1": [{"version": "535.309.01-0+deb12u1"}]}
-    found = kernels.driver_pins(MADISON, ["nvidia-smi", "libcuda1"], "535.309.01", packages)
-    assert found == {
-        "pins": ["nvidia-smi=535.309.01-0+deb12u1", "libcuda1=535.309.01-0+deb12u1"],
-        "missing": [],
-    }
-
-
-def test_a_transitional_package_is_missing() -> None:
-    found = kernels.driver_pins(MADISON, ["nvidia-utils-535-server"], "535.309.01", {})
-    assert found == {"pins": [], "missing": ["nvidia-utils-535-server"]}
-    assert kernels.madison_versions(MADISON, "nvidia-utils-535-server") == ["580.1-0ubuntu1"]
-
-
-def test_what_is_held_carries_the_drivers_version() -> None:
-    packages = {
-        name: [{"version": version}]
-        for name, version in {
-            "libcuda1": "535.309.01-0+deb12u1",
-            "firmware-nvidia-gsp": "535.309.01-0+deb12u1",
-            "nvidia-support": "20220217+3~deb12u1",
-            "vim": "535.309.01-1",
-        }.items()
-    }
-    assert kernels.driver_packages(packages, "535.309.01") == ["firmware-nvidia-gsp", "libcuda1"]
+    assert kernels.stale_initramfs(files, configuration, "/boot/initrd.img-%s") == ["2.0-a", "3.0-a"]
+    assert not kernels.stale_initramfs(files[1:3], configuration, "/boot/initrd.img-%s")
 
 
 IMPORT = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'

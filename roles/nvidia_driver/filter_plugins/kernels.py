@@ -1,11 +1,7 @@
-"""Filters of the role nvidia_driver: kernel releases and package versions."""
+"""Filters of the role nvidia_driver: the kernels of a machine."""
 
 import re
 from typing import Any
-
-DRIVER_NAME = re.compile(
-    r"(lib)?(nvidia|cuda|nv)|firmware-nvidia|xserver-xorg-video-nvidia|linux-(modules|objects|signatures)-nvidia"
-)
 
 
 def kernel_release_sort(releases: list[str]) -> list[str]:
@@ -37,79 +33,71 @@ def kernel_flavour(release: str) -> str:
     return found.group(1) if found else ""
 
 
-def stale_initramfs(files: list[dict[str, Any]], configuration: str) -> list[str]:
+def boot_kernels(files: list[dict[str, Any]]) -> list[str]:
+    """Name the kernels that a machine can boot.
+
+    Args:
+        files: What `ansible.builtin.find` saw of /boot.
+
+    Returns:
+        Kernel releases, the oldest first. A rescue kernel (vmlinuz-0-rescue-...) is none.
+    """
+    found = [re.match(r"/boot/vmlinuz-(\d+\.\d.*)", file["path"]) for file in files]
+    return kernel_release_sort([one[1] for one in found if one])
+
+
+def stale_initramfs(files: list[dict[str, Any]], configuration: str, initramfs: str) -> list[str]:
     """Name the kernels whose initramfs is missing or older than a file that belongs into it.
 
     Args:
         files: What `ansible.builtin.find` saw of /boot and of the configuration.
         configuration: The file's path.
+        initramfs: Path of an initramfs, with %s for the kernel release.
 
     Returns:
         Kernel releases, the oldest first.
     """
     ages = {file["path"]: file["mtime"] for file in files}
     written = ages.get(configuration, 0)
-    prefix = "/boot/vmlinuz-"
-    kernels = [path.removeprefix(prefix) for path in ages if path.startswith(prefix)]
-    return kernel_release_sort([k for k in kernels if ages.get(f"/boot/initrd.img-{k}", -1) < written])
+    return [kernel for kernel in boot_kernels(files) if ages.get(initramfs % kernel, -1) < written]
 
 
-def madison_versions(text: str, package: str) -> list[str]:
-    """List the archive's versions of a package.
+def dkms_missing(status: str, releases: list[str], version: str) -> list[str]:
+    """Name the kernels that DKMS has no module of a driver for.
 
     Args:
-        text: The output of `apt-cache madison`.
-        package: The package.
-
-    Returns:
-        The versions in apt's order.
-    """
-    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
-    return [row[1] for row in rows if len(row) >= 2 and row[0] == package]
-
-
-def driver_pins(text: str, wanted: list[str], version: str, packages: dict[str, Any]) -> dict[str, list[str]]:
-    """Pin packages to the full version that has a driver's version.
-
-    Args:
-        text: The output of `apt-cache madison`.
-        wanted: The packages.
-        version: The driver's version, for example `535.309.01`.
-        packages: The facts of `ansible.builtin.package_facts`: what is installed needs no archive.
-
-    Returns:
-        {pins: [name=version], missing: [name]}.
-    """
-    pins, missing = [], []
-    for name in wanted:
-        installed = [p["version"] for p in packages.get(name, [])]
-        found = [v for v in installed + madison_versions(text, name) if _upstream(v) == version]
-        if found:
-            pins.append(f"{name}={found[0]}")
-        else:
-            missing.append(name)
-    return {"pins": pins, "missing": missing}
-
-
-def _upstream(version: str) -> str:
-    return re.sub(r"^\d+:", "", version).split("-")[0]
-
-
-def driver_packages(packages: dict[str, Any], version: str) -> list[str]:
-    """Name the installed packages that carry the driver's version.
-
-    Args:
-        packages: The facts of `ansible.builtin.package_facts`.
+        status: The output of `dkms status`.
+        releases: Kernel releases.
         version: The driver's version.
 
     Returns:
-        Sorted names.
+        Releases without a row `nvidia.../VERSION, RELEASE, ...: installed`.
     """
-    return sorted(
-        name
+    built = re.findall(rf"(?m)^nvidia\S*/{re.escape(version)}\S*, ([^,]+), [^:]*: installed", status)
+    return [release for release in releases if release not in built]
+
+
+def kernel_devel(text: str, packages: dict[str, list[dict[str, Any]]], releases: list[str]) -> list[str]:
+    """Name the rpm packages with the headers of kernels.
+
+    Args:
+        text: Rows `name | epoch:version-release | architecture` of packages that can be had.
+        packages: The facts of `ansible.builtin.package_facts`.
+        releases: Kernel releases, which are version-release.architecture of their packages.
+
+    Returns:
+        Specifications for dnf, one for each kernel whose headers are installed or can be had.
+    """
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    offered = [(row[0], re.sub(r"^\d+:", "", row[1]), row[2]) for row in rows if len(row) == 3]
+    offered += [
+        (name, f"{one['version']}-{one['release']}", one["arch"])
         for name, found in packages.items()
-        if DRIVER_NAME.match(name) and any(_upstream(p["version"]) == version for p in found)
-    )
+        if re.fullmatch(r"kernel[0-9.]*-devel", name)
+        for one in found
+    ]
+    found = {f"{version}.{arch}": name for name, version, arch in offered if name.endswith("-devel")}
+    return [f"{found[release]}-{release}" for release in releases if release in found]
 
 
 class FilterModule:
@@ -123,9 +111,9 @@ class FilterModule:
         """
         return {
             "kernel_release_sort": kernel_release_sort,
+            "boot_kernels": boot_kernels,
             "kernel_flavour": kernel_flavour,
+            "dkms_missing": dkms_missing,
+            "kernel_devel": kernel_devel,
             "stale_initramfs": stale_initramfs,
-            "madison_versions": madison_versions,
-            "driver_pins": driver_pins,
-            "driver_packages": driver_packages,
         }

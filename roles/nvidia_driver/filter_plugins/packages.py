@@ -1,0 +1,157 @@
+"""Filters of the role nvidia_driver: the driver's packages and their versions."""
+
+import re
+from typing import Any
+
+NAME = re.compile(
+    r"(lib|kmod-|xserver-xorg-video-|firmware-)?(nvidia|cuda|nvcuvid|nvoptix)"
+    r"|libnv|linux-(modules|objects|signatures)-nvidia"
+)
+VERSION = re.compile(r"[3-9]\d\d\.\d+(\.\d+)?$")
+OWN_PACE = frozenset(
+    ("nvidia-persistenced", "nvidia-modprobe", "nvidia-settings", "nvidia-xconfig", "libxnvctrl0")
+)
+"""Packages that a distribution builds apart: of the branch, in a release of their own."""
+
+Packages = dict[str, list[dict[str, Any]]]
+
+
+def upstream(version: str) -> str:
+    """Cut epoch and package release from a package's version.
+
+    Args:
+        version: For example `3:580.178.04-1.el9`.
+
+    Returns:
+        For example `580.178.04`.
+    """
+    return re.sub(r"^\d+:", "", version).split("-")[0]
+
+
+def madison_versions(text: str, package: str) -> list[str]:
+    """List the archive's versions of a package.
+
+    Args:
+        text: The output of `apt-cache madison`.
+        package: The package.
+
+    Returns:
+        The versions in apt's order.
+    """
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    return [row[1] for row in rows if len(row) >= 2 and row[0] == package]
+
+
+def driver_pins(text: str, wanted: list[str], version: str, packages: Packages) -> dict[str, list[str]]:
+    """Pin packages to the full version that has a driver's version.
+
+    Args:
+        text: The output of `apt-cache madison`.
+        wanted: The packages.
+        version: The driver's version, for example `535.309.01`.
+        packages: The facts of `ansible.builtin.package_facts`: what is installed needs no archive.
+
+    Returns:
+        {pins: [name=version], missing: [name]}.
+    """
+    pins, missing = [], []
+    for name in wanted:
+        installed = [p["version"] for p in packages.get(name, [])]
+        found = [v for v in installed + madison_versions(text, name) if upstream(v) == version]
+        if found:
+            pins.append(f"{name}={found[0]}")
+        else:
+            missing.append(name)
+    return {"pins": pins, "missing": missing}
+
+
+def driver_branches(packages: Packages) -> dict[str, int]:
+    """Name the installed packages of the driver, whatever its version.
+
+    Args:
+        packages: The facts of `ansible.builtin.package_facts`.
+
+    Returns:
+        Package to driver branch. CUDA's and the container toolkit's packages are not among them.
+    """
+    found = {}
+    for name, installed in packages.items():
+        if not NAME.match(name):
+            continue
+        # Modules built by the distribution have the kernel's version, and the branch in their name.
+        in_name = re.match(r"linux-(?:modules|objects|signatures)-nvidia-(\d{3})(?!\d)", name)
+        version = upstream(installed[0]["version"])
+        if in_name or VERSION.match(version):
+            found[name] = int(in_name[1]) if in_name else int(version.partition(".")[0])
+    return dict(sorted(found.items()))
+
+
+def driver_packages(packages: Packages, version: str) -> list[str]:
+    """Name the installed packages that carry the driver's version.
+
+    Args:
+        packages: The facts of `ansible.builtin.package_facts`.
+        version: The driver's version.
+
+    Returns:
+        Sorted names.
+    """
+    return [name for name in driver_branches(packages) if upstream(packages[name][0]["version"]) == version]
+
+
+def driver_strangers(packages: Packages, version: str) -> list[str]:
+    """Name the installed driver packages that do not belong to a version.
+
+    Args:
+        packages: The facts of `ansible.builtin.package_facts`.
+        version: The driver's version.
+
+    Returns:
+        `name version` of packages of another branch, or of another release where all go in step.
+    """
+    branch, strangers = int(version.partition(".")[0]), []
+    for name, of_branch in driver_branches(packages).items():
+        found = upstream(packages[name][0]["version"])
+        in_step = name not in OWN_PACE and VERSION.match(found)
+        if of_branch != branch or (in_step and found != version):
+            strangers.append(f"{name} {packages[name][0]['version']}")
+    return strangers
+
+
+def simulated_strangers(text: str, branch: int) -> list[str]:
+    """Find another branch's packages in what apt would install.
+
+    Args:
+        text: The output of `apt-get install --simulate`.
+        branch: The branch that was asked for.
+
+    Returns:
+        `name version` of each.
+    """
+    rows = re.findall(r"(?m)^Inst (\S+) (?:\[[^]]*\] )?\((\S+)", text)
+    return [
+        f"{name} {version}"
+        for name, version in rows
+        if NAME.match(name)
+        and VERSION.match(upstream(version))
+        and upstream(version).split(".")[0] != str(branch)
+    ]
+
+
+class FilterModule:
+    """What Ansible looks for in this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """The filters by name.
+
+        Returns:
+            Name to function.
+        """
+        return {
+            "madison_versions": madison_versions,
+            "driver_pins": driver_pins,
+            "driver_branches": driver_branches,
+            "driver_packages": driver_packages,
+            "driver_strangers": driver_strangers,
+            "simulated_strangers": simulated_strangers,
+        }

@@ -1,0 +1,63 @@
+"""The interface of the roles: argument_specs and defaults agree, and docs/roles.md is up to date."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpukiln.catalog import roles
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = {"description": "How many.", "type": "int", "default": 1}
+
+
+def a_role(folder: Path, *, options: dict, defaults: dict) -> roles.Role:
+    for name, document in (
+        (
+            "meta/argument_specs.yml",
+            {"argument_specs": {"main": {"short_description": "A", "options": options}}},
+        ),
+        ("defaults/main.yml", defaults),
+    ):
+        file = folder / "sample" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(yaml.safe_dump(document))
+    [role] = roles.load_roles(folder)
+    return role
+
+
+@pytest.mark.parametrize("role", roles.load_roles(), ids=lambda role: role.name)
+def test_specification_and_defaults_agree(role: roles.Role) -> None:
+    assert not list(roles.mistakes(role))
+
+
+def test_the_reference_is_up_to_date() -> None:
+    text = (ROOT / "docs/roles.md").read_text()
+    assert text == roles.markdown(), "run: python -m gpukiln.catalog.roles > docs/roles.md"
+
+
+def test_a_sound_role_has_no_mistake(tmp_path: Path) -> None:
+    required = {"description": ["One.", "Two."], "required": True}
+    options = {"sample_count": GOOD, "sample_name": required}
+    role = a_role(tmp_path, options=options, defaults={"sample_count": 1})
+    assert not list(roles.mistakes(role))
+    assert role.variables[1].description == ("One.", "Two.")
+
+
+@pytest.mark.parametrize(
+    ("options", "defaults", "mistake"),
+    [
+        ({}, {"sample_count": 1}, "sample_count: argument_specs does not describe it"),
+        (
+            {"sample_count": {"type": "int"}},
+            {"sample_count": 1},
+            "sample_count: argument_specs does not desc",
+        ),
+        ({"sample_count": GOOD}, {}, "sample_count: it is not required, and defaults/main.yml does not"),
+        ({"sample_count": GOOD}, {"sample_count": 2}, "sample_count: argument_specs says 1, defaults 2"),
+        ({"other": GOOD}, {"other": 1}, "other: its name does not begin with the role's"),
+    ],
+)
+def test_a_disagreement_is_told(tmp_path: Path, options: dict, defaults: dict, mistake: str) -> None:
+    found = list(roles.mistakes(a_role(tmp_path, options=options, defaults={"sample_x": 1, **defaults})))
+    assert any(line.startswith(mistake) for line in found), found

@@ -64,9 +64,10 @@ remove_all "package lists" /var/lib/apt/lists/*_* /var/lib/apt/lists/partial/* /
 remove /var/cache/apt/pkgcache.bin /var/cache/apt/srcpkgcache.bin /var/cache/debconf/*-old /var/lib/dpkg/*-old
 remove /var/lib/apt/periodic/*
 
-# DKMS: the build trees are as large as the driver's source; modules and registration stay. The signing key is
-# made anew where it is missing.
+# DKMS: the build trees are as large as the driver's source; modules and registration stay. So does the
+# certificate that a machine's owner enrols; the private key must not be in two places.
 remove /var/lib/dkms/*/*/build /var/lib/dkms/mok.key /var/lib/dkms/mok.pub
+remove /etc/gpukiln/secure-boot/*.key /etc/dkms/framework.conf.d/gpukiln.conf /var/lib/shim-signed/mok/MOK.priv
 
 # Credentials of the mirror and of tools.
 remove /etc/apt/auth.conf /etc/apt/auth.conf.d/*

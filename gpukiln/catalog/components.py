@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import date
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,20 +17,98 @@ from gpukiln.errors import UsageError
 
 
 @record
-class Repository:
-    """A package repository of a component's own.
+class AptRepository:
+    """A package repository of a vendor's own, for apt.
 
     Args:
-        url: Its address; $(ARCH) stands for the package manager's name of the architecture.
-        suite: The suite, "/" for a flat repository.
+        url: Its address; $(ARCH) stands for apt's name of the architecture.
         key_url: Where its signing key is.
         key_fingerprint: The fingerprint that the key must have, 40 hexadecimal digits.
+        suite: The suite; one that ends in "/" is a folder (a flat repository).
+        component: The component, none in a flat repository.
+        distributions: Where the component comes from here; None: wherever apt is.
     """
 
     url: str
-    suite: str
     key_url: str
     key_fingerprint: str
+    suite: str = "/"
+    component: str | None = None
+    distributions: tuple[str, ...] | None = None
+
+    def probe(self, architecture: str) -> str:
+        """The file that apt reads first.
+
+        Args:
+            architecture: x86_64 or arm64.
+
+        Returns:
+            Its address.
+        """
+        root = self.url.replace("$(ARCH)", {"x86_64": "amd64", "arm64": "arm64"}[architecture])
+        folder = self.suite.strip("/") if self.suite.endswith("/") else f"dists/{self.suite}"
+        return "/".join(part for part in (root.rstrip("/"), folder, "InRelease") if part)
+
+
+@record
+class RpmRepository:
+    """A package repository of a vendor's own, for dnf.
+
+    Args:
+        url: Its address; $basearch stands for dnf's name of the architecture.
+        key_url: Where its signing key is.
+        key_fingerprint: The fingerprint that the key must have, 40 hexadecimal digits.
+        repo_gpgcheck: Whether its metadata is signed as well as its packages.
+        includepkgs: The packages that may come from there; None: all.
+        distributions: Where the component comes from here; None: wherever dnf is.
+    """
+
+    url: str
+    key_url: str
+    key_fingerprint: str
+    repo_gpgcheck: bool = False
+    includepkgs: tuple[str, ...] | None = None
+    distributions: tuple[str, ...] | None = None
+
+    def probe(self, architecture: str) -> str:
+        """The file that dnf reads first.
+
+        Args:
+            architecture: x86_64 or arm64.
+
+        Returns:
+            Its address.
+        """
+        root = self.url.replace("$basearch", {"x86_64": "x86_64", "arm64": "aarch64"}[architecture])
+        return f"{root.rstrip('/')}/repodata/repomd.xml"
+
+
+@record
+class Repositories:
+    """The package repositories of a component's own.
+
+    Args:
+        apt: The one for Debian and Ubuntu.
+        rpm: The one for Amazon Linux and the RHEL family.
+    """
+
+    apt: AptRepository | None = None
+    rpm: RpmRepository | None = None
+
+    def of(self, os_family: str, distribution: str) -> AptRepository | RpmRepository | None:
+        """The repository that a distribution gets the component from.
+
+        Args:
+            os_family: debian or redhat.
+            distribution: For example "ubuntu".
+
+        Returns:
+            None when the component comes in the distribution itself.
+        """
+        found = self.apt if os_family == "debian" else self.rpm
+        if found and (found.distributions is None or distribution in found.distributions):
+            return found
+        return None
 
 
 @record
@@ -46,9 +126,9 @@ class Component:
         branch: The branch of the driver.
         modules: The kind of the driver's kernel modules.
         packages: For each distribution the package whose version is the component's version; {branch} in it
-            stands for the driver branch.
+            stands for the driver branch, null: this distribution has none.
         open_packages: The same for open kernel modules, where they are other packages.
-        repository: The repository, when it has one of its own.
+        repository: The repositories, when it has some of its own.
     """
 
     source: str
@@ -60,12 +140,13 @@ class Component:
     part_of: str | None = None
     branch: int | None = None
     modules: Literal["proprietary", "open"] | None = None
-    packages: Mapping[str, str] | None = None
-    open_packages: Mapping[str, str] | None = None
-    repository: Repository | None = None
+    packages: Mapping[str, str | None] | None = None
+    open_packages: Mapping[str, str | None] | None = None
+    repository: Repositories | None = None
 
 
 SETTABLE = ("version", "branch", "modules")  # beside those of the repository
+LISTS = ("distributions", "includepkgs")
 Components = Mapping[str, Component]
 
 
@@ -135,18 +216,12 @@ def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[st
 
 def _changed(name: str, component: Component, key: str, value: str) -> Component:
     plain: dict[str, Any] = asdict(component)
-    target, leaf, keys = (
-        plain,
-        key,
-        [name for name in SETTABLE if plain[name] is not None or name == "version"],
-    )
-    if key.startswith("repository.") and component.repository:
-        target, leaf = plain["repository"], key.removeprefix("repository.")
-        keys = [field.name for field in fields(Repository)]
-    if leaf not in keys:
-        own = keys + [f"repository.{field.name}" for field in fields(Repository) if component.repository]
+    own = [known for known in SETTABLE if plain[known] is not None or known == "version"]
+    for kind, repository in (plain["repository"] or {}).items():
+        own += [f"repository.{kind}.{field}" for field in repository or () if field not in LISTS]
+    if key not in own:
         raise unknown(f"key of {name}", key, own)
-    if leaf == "version" and component.distribution:
+    if key == "version" and component.distribution:
         raise UsageError(
             f"--set {name}.version={value}: {name} comes in the version of the distribution",
             hint="another base image brings another one: --base",
@@ -156,7 +231,8 @@ def _changed(name: str, component: Component, key: str, value: str) -> Component
             f"--set {name}.{key} holds credentials, which would be written into the record and the image",
             hint="let the machine's own proxy or mirror ask for them",
         )
-    target[leaf] = value
+    *folders, leaf = key.split(".")
+    reduce(getitem, folders, plain)[leaf] = value
     return validate(Component, plain, where=f"--set {name}.{key}={value}")
 
 
@@ -187,4 +263,12 @@ def as_plain(components: Components) -> dict[str, Any]:
         The same form as components.yaml, ready for JSON.
     """
     plain: dict[str, Any] = TypeAdapter(dict[str, Component]).dump_python(dict(components), mode="json")
-    return {name: {k: v for k, v in body.items() if v is not None} for name, body in plain.items()}
+    return {name: _without_none(body) for name, body in plain.items()}
+
+
+def _without_none(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in body.items()
+        if value is not None
+    }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpukiln.catalog.bases import Base
-from gpukiln.catalog.components import Component, Components
+from gpukiln.catalog.components import AptRepository, Component, Components, RpmRepository
 from gpukiln.catalog.load import unknown
 from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.images.apt import candidate_versions, strip_credentials, upstream_version
@@ -127,15 +127,18 @@ def decide(
     packages = {
         name: package
         for name, component in chosen.items()
-        if not component.repository and (package := _package(name, component, base, driver_branch))
+        if not _repository(component, base) and (package := _package(name, component, base, driver_branch))
     }
     versions = probes.candidates(list(packages.values())) if look_up and packages else {}
     decisions = []
     for name, component in chosen.items():
         if _comes_with_base(name, component, base):
             decision = _from_base(name, component, base)
-        elif component.repository:
-            decision = _from_repository(name, component, architecture, strict, probes)
+        elif repository := _repository(component, base):
+            decision = _from_repository(name, component, repository, architecture, strict, probes)
+        elif name not in packages:
+            why = f"no package of it is known for {base.title}"
+            decision = _decision(name, component, "left_out", reason=why)
         elif look_up:
             decision = _from_mirror(name, component, packages[name], versions.get(packages[name]))
         else:
@@ -171,14 +174,14 @@ def _decision(
 def _package(name: str, component: Component, base: Base, branch: int | None) -> str | None:
     if component.from_base or _comes_with_base(name, component, base):
         return None
-    packages = component.open_packages if component.modules == "open" else component.packages
-    template = (packages or {}).get(base.distribution)
-    if template is None:
+    packages = (component.open_packages if component.modules == "open" else component.packages) or {}
+    if base.distribution not in packages:
         raise IncompatibleError(
             f"components.yaml names no package of {name} for {base.distribution}",
             hint=f"add it below components.{name}.packages",
         )
-    return template.format(branch=branch)
+    template = packages[base.distribution]
+    return template.format(branch=branch) if template else None
 
 
 def _comes_with_base(name: str, component: Component, base: Base) -> bool:
@@ -196,21 +199,27 @@ def _from_base(name: str, component: Component, base: Base) -> Decision:
     return Decision(name, "preinstalled", None, None, component.branch, "the base image", note)
 
 
+def _repository(component: Component, base: Base) -> AptRepository | RpmRepository | None:
+    return component.repository.of(base.os_family, base.distribution) if component.repository else None
+
+
 def _from_repository(
-    name: str, component: Component, architecture: str, strict: bool, probes: Probes
+    name: str,
+    component: Component,
+    repository: AptRepository | RpmRepository,
+    architecture: str,
+    strict: bool,
+    probes: Probes,
 ) -> Decision:
-    assert component.repository  # noqa: S101 - the caller looked
-    root = component.repository.url.replace("$(ARCH)", {"x86_64": "amd64", "arm64": "arm64"}[architecture])
-    suite = component.repository.suite.strip("/")
-    url = f"{root.rstrip('/')}/{f'dists/{suite}/' if suite else ''}InRelease"
-    if why := probes.unreachable(url):
+    if why := probes.unreachable(repository.probe(architecture)):
         if strict or name == ESSENTIAL:
+            kind = "apt" if isinstance(repository, AptRepository) else "rpm"
             raise UnavailableError(
                 f"the source of {name} can't be used: {why}",
-                hint=f"check the network, or --set {name}.repository.url=...",
+                hint=f"check the network, or --set {name}.repository.{kind}.url=...",
             )
         return _decision(name, component, "left_out", reason=why)
-    return _decision(name, component, "install", source=strip_credentials(root))
+    return _decision(name, component, "install", source=strip_credentials(repository.url))
 
 
 def _from_mirror(name: str, component: Component, package: str, found: str | None) -> Decision:

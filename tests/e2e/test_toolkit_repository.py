@@ -56,9 +56,14 @@ class Node:
         playbook.write_text(PLAYBOOK.format(root=ROOT))
         values = {
             "nvidia_container_toolkit_version": VERSION,
-            "nvidia_container_toolkit_url": "http://127.0.0.1:8080",
-            "nvidia_container_toolkit_key_url": "http://127.0.0.1:8080/gpgkey",
-            "nvidia_container_toolkit_key_fingerprint": fingerprint,
+            "nvidia_container_toolkit_repository": {
+                "apt": {
+                    "url": "http://127.0.0.1:8080",
+                    "suite": "/",
+                    "key_url": "http://127.0.0.1:8080/gpgkey",
+                    "key_fingerprint": fingerprint,
+                }
+            },
             "ansible_user": "admin",
             "ansible_port": self.here.status()["server"]["ssh_port"],
             "ansible_ssh_private_key_file": str(self.key_file),

@@ -27,8 +27,14 @@ def test_the_shipped_file() -> None:
     driver, toolkit = components["nvidia_driver"], components["nvidia_container_toolkit"]
     assert (driver.version, driver.branch) == ("535.309.01", 535)
     assert version_key(toolkit.version or "") >= (1, 19, 1)
-    assert toolkit.repository
-    assert len(toolkit.repository.key_fingerprint) == 40
+    found = [
+        repository
+        for c in components.values()
+        for repository in (c.repository and (c.repository.apt, c.repository.rpm)) or ()
+        if repository
+    ]
+    assert len(found) >= 4
+    assert all(len(repository.key_fingerprint) == 40 for repository in found)
     assert components["cuda"].version == "12.1"
     assert all(component.source and component.reason for component in components.values())
 
@@ -38,6 +44,28 @@ def test_plain_is_the_form_of_the_file(tmp_path: Path) -> None:
     assert plain["nvidia_driver"]["branch"] == 535
     assert plain["nvidia_driver"]["review"] == "2026-12-15"
     assert "repository" not in plain["docker"]
+    assert list(as_plain(load_components())["docker"]["repository"]) == ["rpm"]
+
+
+def test_a_repository_is_for_the_distributions_that_it_names() -> None:
+    components = load_components()
+    docker, toolkit = components["docker"].repository, components["nvidia_container_toolkit"].repository
+    assert docker
+    assert toolkit
+    assert docker.of("redhat", "rocky") == docker.rpm
+    assert docker.of("redhat", "amazon") is docker.of("debian", "debian") is None
+    assert toolkit.of("redhat", "amazon") == toolkit.rpm
+    assert toolkit.of("debian", "ubuntu") == toolkit.apt
+
+
+def test_what_is_read_first_of_a_repository() -> None:
+    toolkit = load_components()["nvidia_container_toolkit"].repository
+    assert toolkit
+    assert toolkit.apt
+    assert toolkit.rpm
+    root = "https://nvidia.github.io/libnvidia-container/stable"
+    assert toolkit.apt.probe("arm64") == f"{root}/deb/arm64/InRelease"
+    assert toolkit.rpm.probe("arm64") == f"{root}/rpm/aarch64/repodata/repomd.xml"
 
 
 @pytest.mark.parametrize(
@@ -77,9 +105,11 @@ def test_both_may_be_given_when_they_agree() -> None:
 
 def test_other_values() -> None:
     before = load_components()
-    after = apply_overrides(before, ["nvidia_container_toolkit.repository.url=http://127.0.0.1:1/deb"])
-    assert after["nvidia_container_toolkit"].repository
-    assert after["nvidia_container_toolkit"].repository.url == "http://127.0.0.1:1/deb"
+    after = apply_overrides(before, ["nvidia_container_toolkit.repository.apt.url=http://127.0.0.1:1/deb"])
+    repository = after["nvidia_container_toolkit"].repository
+    assert repository
+    assert repository.apt
+    assert repository.apt.url == "http://127.0.0.1:1/deb"
     assert before["nvidia_container_toolkit"] != after["nvidia_container_toolkit"]
 
 
@@ -95,7 +125,10 @@ def test_other_values() -> None:
         ("nvidia_driver.packages=x", "unknown key", ""),
         ("nvidia_driver.from_base=true", "unknown key", ""),
         ("docker.version=26.1.0", "comes in the version of the distribution", "--base"),
-        ("nvidia_container_toolkit.repository.url=https://me:secret@x/deb", "holds credentials", "proxy"),
+        ("nvidia_container_toolkit.repository.apt.url=https://me:secret@x/deb", "holds credentials", "proxy"),
+        ("nvidia_container_toolkit.repository.url=x", "unknown key", "repository.apt.url"),
+        ("nvtop.repository.rpm.includepkgs=x", "unknown key", ""),
+        ("nvtop.repository.apt.url=x", "unknown key", "repository.rpm.url"),
         ("nvidia_driver", "can't read --set", "component.key=value"),
         ("nvidia_driver.branch=", "can't read --set", ""),
     ],

@@ -71,11 +71,27 @@ def test_everything_from_the_mirror_and_the_repository() -> None:
 def test_a_repository_with_a_suite_is_asked_below_dists() -> None:
     asked: list[str] = []
     url, suite = (
-        "nvidia_container_toolkit.repository.url=http://x.test/",
-        "nvidia_container_toolkit.repository.suite=a",
+        "nvidia_container_toolkit.repository.apt.url=http://x.test/",
+        "nvidia_container_toolkit.repository.apt.suite=a",
     )
     decisions(asked=asked, overrides=[url, suite])
     assert asked == ["http://x.test/dists/a/InRelease"]
+
+
+def test_a_folder_of_a_flat_repository_is_asked_itself() -> None:
+    asked: list[str] = []
+    name = "nvidia_container_toolkit.repository.apt"
+    decisions(asked=asked, overrides=[f"{name}.url=http://x.test/", f"{name}.suite=ubuntu/"])
+    assert asked == ["http://x.test/ubuntu/InRelease"]
+
+
+def test_amazon_linux_takes_the_rpm_repository_and_has_no_nvtop() -> None:
+    asked: list[str] = []
+    found = decisions("eks-al2023-nvidia", strict=True, asked=asked)
+    assert asked == ["https://nvidia.github.io/libnvidia-container/stable/rpm/x86_64/repodata/repomd.xml"]
+    assert found["nvidia_container_toolkit"].status == "install"
+    assert (found["nvtop"].status, "no package of it" in found["nvtop"].reason) == ("left_out", True)
+    assert found["docker"].source.endswith("docker, its version resolved at build time")
 
 
 def test_an_unreachable_repository_is_left_out_with_the_reason() -> None:

@@ -49,6 +49,11 @@ class Base:
     driver_preinstalled: tuple[int, ...] | None = None
 
     @property
+    def cuda_distribution(self) -> str:
+        """What NVIDIA's CUDA repository calls the distribution, for example ubuntu2204 or amzn2023."""
+        return self.distribution.replace("amazon", "amzn") + self.release.replace(".", "")
+
+    @property
     def has_kubernetes(self) -> bool:
         """Whether it is published per Kubernetes version and brings that version's kubelet."""
         return "{kubernetes}" in self.ssm

@@ -21,7 +21,8 @@ class AptRepository:
     """A package repository of a vendor's own, for apt.
 
     Args:
-        url: Its address; $(ARCH) stands for apt's name of the architecture.
+        url: Its address; $(ARCH) stands for apt's name of the architecture, {cuda_distribution} and
+            {cuda_arch} for what NVIDIA's CUDA repository calls them.
         key_url: Where its signing key is.
         key_fingerprint: The fingerprint that the key must have, 40 hexadecimal digits.
         suite: The suite; one that ends in "/" is a folder (a flat repository).
@@ -55,7 +56,8 @@ class RpmRepository:
     """A package repository of a vendor's own, for dnf.
 
     Args:
-        url: Its address; $basearch stands for dnf's name of the architecture.
+        url: Its address; $basearch stands for dnf's name of the architecture, {cuda_distribution} and
+            {cuda_arch} for what NVIDIA's CUDA repository calls them.
         key_url: Where its signing key is.
         key_fingerprint: The fingerprint that the key must have, 40 hexadecimal digits.
         repo_gpgcheck: Whether its metadata is signed as well as its packages.

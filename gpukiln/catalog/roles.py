@@ -114,7 +114,8 @@ def mistakes(role: Role) -> Iterator[str]:
         if variable.default is NO_DEFAULT and not variable.required:
             yield f"{variable.name}: it is not required, and defaults/main.yml does not have it"
         if variable.specified not in (NO_DEFAULT, variable.default):
-            yield f"{variable.name}: argument_specs says {variable.specified!r}, defaults {variable.default!r}"
+            here, there = variable.specified, variable.default
+            yield f"{variable.name}: argument_specs says {here!r}, defaults {there!r}"
         if not variable.name.startswith(f"{role.name}_"):
             yield f"{variable.name}: its name does not begin with the role's"
 
@@ -127,8 +128,8 @@ def markdown() -> str:
         "",
         "<!-- Generated: python -m gpukiln.catalog.roles > docs/roles.md -->",
         "",
-        "What each role takes. Defaults stand in `roles/ROLE/defaults/main.yml`; wrong input fails at the role's",
-        "start, by `roles/ROLE/meta/argument_specs.yml`. How a role works is in its README.",
+        "What each role takes. Defaults stand in `roles/ROLE/defaults/main.yml`; wrong input fails at the",
+        "role's start, by `roles/ROLE/meta/argument_specs.yml`. How a role works is in its README.",
         "",
         "| Role | What it does |",
         "|---|---|",

@@ -3,7 +3,7 @@
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -127,14 +127,15 @@ def decide(
     packages = {
         name: package
         for name, component in chosen.items()
-        if not _repository(component, base) and (package := _package(name, component, base, driver_branch))
+        if not _repository(component, base, architecture)
+        and (package := _package(name, component, base, driver_branch))
     }
     versions = probes.candidates(list(packages.values())) if look_up and packages else {}
     decisions = []
     for name, component in chosen.items():
         if _comes_with_base(name, component, base):
             decision = _from_base(name, component, base)
-        elif repository := _repository(component, base):
+        elif repository := _repository(component, base, architecture):
             decision = _from_repository(name, component, repository, architecture, strict, probes)
         elif name not in packages:
             why = f"no package of it is known for {base.title}"
@@ -199,8 +200,15 @@ def _from_base(name: str, component: Component, base: Base) -> Decision:
     return Decision(name, "preinstalled", None, None, component.branch, "the base image", note)
 
 
-def _repository(component: Component, base: Base) -> AptRepository | RpmRepository | None:
-    return component.repository.of(base.os_family, base.distribution) if component.repository else None
+def _repository(component: Component, base: Base, architecture: str) -> AptRepository | RpmRepository | None:
+    if component.repository is None:
+        return None
+    found = component.repository.of(base.os_family, base.distribution)
+    if found is None:
+        return None
+    cuda_arch = {"x86_64": "x86_64", "arm64": "sbsa"}[architecture]
+    url = found.url.replace("{cuda_distribution}", base.cuda_distribution)
+    return replace(found, url=url.replace("{cuda_arch}", cuda_arch))
 
 
 def _from_repository(

@@ -3,6 +3,7 @@
 import http.server
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -148,8 +149,26 @@ def test_a_preinstalled_driver_brings_its_daemon() -> None:
 
 
 def test_a_distribution_without_a_named_package_is_an_error() -> None:
-    with pytest.raises(IncompatibleError, match="no package of nvidia_driver for amazon"):
-        decisions("eks-al2023", strict=True)
+    components = load_components()
+    docker = replace(components["docker"], packages={"debian": "docker.io"})
+    probes = Probes(lambda _: None, lambda _: {})
+    with pytest.raises(IncompatibleError, match="no package of docker for amazon"):
+        decide(
+            ["docker"],
+            {**components, "docker": docker},
+            base("eks-al2023"),
+            architecture="x86_64",
+            strict=True,
+            probes=probes,
+        )
+
+
+def test_amazon_linux_gets_the_driver_from_nvidias_repository() -> None:
+    asked: list[str] = []
+    found = decisions("eks-al2023", strict=True, asked=asked)
+    assert found["nvidia_driver"].status == "install"
+    assert found["nvidia_driver"].source.endswith("/compute/cuda/repos/amzn2023/x86_64")
+    assert f"{found['nvidia_driver'].source}/repodata/repomd.xml" in asked
 
 
 def test_an_unknown_component_of_an_image_is_an_error() -> None:

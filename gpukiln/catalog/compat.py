@@ -4,6 +4,7 @@ Each rule is a function that returns its findings; an empty tuple means that not
 never work and is refused before anything is started, a warning works today.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Literal
@@ -16,6 +17,9 @@ from gpukiln.catalog.load import version_key
 
 ROLE_FAMILIES = ("debian",)
 """The families that roles/ has tasks for."""
+
+OPEN_SUGGESTED = 560
+"""The first branch whose open kernel modules NVIDIA suggests (Driver Installation Guide)."""
 
 SOON = timedelta(days=60)
 """How long before an end of support a warning starts."""
@@ -113,6 +117,54 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
         hint = "--set nvidia_driver.modules=proprietary"
         return (Finding("error", "modules-proprietary", message, hint, board.source),)
     return ()
+
+
+def choose_modules(driver: str, names: Iterable[str]) -> Literal["proprietary", "open"]:
+    """Choose the kind of kernel modules for machines; roles/nvidia_driver does the same for a live node.
+
+    Args:
+        driver: The driver's version.
+        names: The instance types.
+
+    Returns:
+        Open modules where a GPU needs them, and from branch 560 on, where NVIDIA suggests them, when the
+        driver's open modules list every GPU; else proprietary ones.
+
+    Raises:
+        UsageError: The catalogue does not know a type.
+    """
+    boards = [gpu(instance_type(name).gpu) for name in names]
+    if any(board.modules == "open" for board in boards):
+        return "open"
+    listed = (
+        board.modules != "proprietary"
+        and board.open_first is not None
+        and version_key(driver) >= version_key(board.open_first)
+        for board in boards
+    )
+    return "open" if boards and version_key(driver)[0] >= OPEN_SUGGESTED and all(listed) else "proprietary"
+
+
+def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Findings:
+    """Whether machines with NVSwitch get the fabric manager, without which CUDA does not start there.
+
+    Args:
+        base_name: The base's name.
+        base: The base.
+        names: The instance types.
+
+    Returns:
+        Findings of the rule fabric-manager.
+
+    Raises:
+        UsageError: The catalogue does not know a type.
+    """
+    switched = [name for name in names if instance_type(name).interconnect == "nvswitch"]
+    if base.distribution != "debian" or not switched:
+        return ()
+    message = f"{', '.join(switched)} has NVSwitch, and Debian packages no fabric manager for {base_name}"
+    hint = "take --base eks-ubuntu-22.04, whose archive has it, or types without NVSwitch"
+    return (Finding("error", "fabric-manager", message, hint, "Debian's archive; Fabric Manager user guide"),)
 
 
 def _branch_hint(first_driver: str, name: str) -> str:

@@ -126,7 +126,7 @@ class Component:
         from_base: Whether it comes only with the base image, so that nothing installs it.
         part_of: The component that brings it along where the base image has that one.
         branch: The branch of the driver.
-        modules: The kind of the driver's kernel modules.
+        modules: The kind of the driver's kernel modules; auto: what the GPUs need.
         packages: For each distribution the package whose version is the component's version; {branch} in it
             stands for the driver branch, null: this distribution has none.
         open_packages: The same for open kernel modules, where they are other packages.
@@ -141,7 +141,7 @@ class Component:
     from_base: bool = False
     part_of: str | None = None
     branch: int | None = None
-    modules: Literal["proprietary", "open"] | None = None
+    modules: Literal["proprietary", "open", "auto"] | None = None
     packages: Mapping[str, str | None] | None = None
     open_packages: Mapping[str, str | None] | None = None
     repository: Repositories | None = None

@@ -5,13 +5,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpukiln.catalog.components import apply_overrides, as_plain, load_components
+from gpukiln.catalog.components import as_plain
+from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.images.builds import Bake, Build
 from gpukiln.images.machines import SshAccess, build_tags, ssh_access, tag_list
 from gpukiln.images.packer import Packer, packer_version, prepare_template
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import Plan, chosen_components
 from gpukiln.images.sources import Decision
 from gpukiln.progress import Progress
 
@@ -185,7 +186,8 @@ def ansible_variables(plan: Plan, build: Build) -> dict[str, Any]:
         plan: The plan.
         build: The build.
     """
-    components = as_plain(apply_overrides(load_components(ROOT / "components.yaml"), plan.overrides))
+    components = as_plain(chosen_components(ROOT / "components.yaml", plan.overrides, plan.instance_types))
+    machines = [instance_type(name) for name in plan.instance_types]
     return {
         "components": components,
         "gpukiln_fetch_dir": str(build.folder),
@@ -194,6 +196,8 @@ def ansible_variables(plan: Plan, build: Build) -> dict[str, Any]:
             "image": plan.image,
             "digest": plan.digest,
             "git_commit": plan.git_commit,
+            "gpus": sorted({machine.gpu for machine in machines}),
+            "nvswitch": any(machine.interconnect == "nvswitch" for machine in machines),
             "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "base": {
                 "name": plan.base.name,

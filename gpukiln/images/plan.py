@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -179,11 +179,11 @@ def make_plan(
     definition = load_image(image, root)
     _check_choice(f"ami/{image}/image.yaml: profile", [definition.profile], PROFILES)
     _check_choice(f"ami/{image}/image.yaml: required layer", definition.required_layers, LAYERS)
-    components = apply_overrides(load_components(root / "components.yaml"), overrides)
+    types = tuple(dict.fromkeys(instance_types or definition.instance_types))
+    components = chosen_components(root / "components.yaml", overrides, types)
     _check_choice("components.yaml lacks", [], components, needed=(*NEEDED, *definition.components))
     base_name = base or cloud.default_base
     base_facts = find_base(base_name)
-    types = tuple(dict.fromkeys(instance_types or definition.instance_types))
     driver, kubernetes = components["nvidia_driver"], components["kubernetes"].version or ""
 
     findings = list(
@@ -192,6 +192,7 @@ def make_plan(
         )
     )
     findings += check_components(components, definition, types, moment)
+    findings += compat.check_fabric_manager(base_name, base_facts, types)
     if base_facts.has_kubernetes:
         findings += compat.check_kubernetes(kubernetes, today=moment.date())
     refuse(findings)
@@ -231,6 +232,30 @@ def make_plan(
         created_at=moment.astimezone(UTC).isoformat(timespec="seconds"),
         git_commit=git_commit(root),
     )
+
+
+def chosen_components(
+    path: Path, overrides: Iterable[str], instance_types: Iterable[str]
+) -> dict[str, Component]:
+    """The components of a build: the file's, with overrides, and the driver's kernel modules chosen.
+
+    Args:
+        path: components.yaml.
+        overrides: For example `["nvidia_driver.branch=580"]`.
+        instance_types: The GPU machines that the image must run on.
+
+    Returns:
+        The components by name.
+
+    Raises:
+        UsageError: The file, an override or an instance type is wrong.
+    """
+    components = apply_overrides(load_components(path), overrides)
+    driver = components.get("nvidia_driver")
+    if driver and driver.modules == "auto":
+        modules = compat.choose_modules(driver.version or "", instance_types)
+        components["nvidia_driver"] = replace(driver, modules=modules)
+    return components
 
 
 def _check_choice(

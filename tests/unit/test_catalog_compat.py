@@ -178,3 +178,25 @@ def test_base(name: str, branch: int, expected: list[tuple[str, str]]) -> None:
 def test_base_of_another_architecture() -> None:
     found = compat.check_base("debian-12", base("debian-12"), branch=535, architecture="riscv64")
     assert rules(found) == [("error", "base-architecture")]
+
+
+@pytest.mark.parametrize(
+    ("driver", "names", "modules"),
+    [
+        ("535.309.01", ["g4dn.xlarge", "g5.xlarge"], "proprietary"),
+        ("580.178.04", ["g4dn.xlarge", "g5.xlarge"], "open"),
+        ("580.178.04", ["g4dn.xlarge", "g5g.xlarge"], "proprietary"),
+        ("580.178.04", ["p6-b200.48xlarge"], "open"),
+    ],
+)
+def test_modules_are_chosen_for_the_machines(driver: str, names: list[str], modules: str) -> None:
+    assert compat.choose_modules(driver, names) == modules
+
+
+def test_nvswitch_needs_a_fabric_manager() -> None:
+    (found,) = compat.check_fabric_manager("debian-12", base("debian-12"), ["g5.xlarge", "p5.48xlarge"])
+    assert (found.level, found.rule) == ("error", "fabric-manager")
+    assert found.message.startswith("p5.48xlarge has NVSwitch")
+    assert not compat.check_fabric_manager("debian-12", base("debian-12"), ["p5.4xlarge"])
+    ubuntu = "eks-ubuntu-22.04"
+    assert not compat.check_fabric_manager(ubuntu, base(ubuntu), ["p5.48xlarge"])

@@ -121,7 +121,7 @@ def test_other_values() -> None:
         ("nvidia_driver.branch=581", "unknown driver branch '581'", "580"),
         ("nvidia_driver.branch=new", "valid integer", ""),
         ("nvidia_driver.branch=620", "no release of driver branch 620", "nvidia_driver.version"),
-        ("nvidia_driver.modules=closed", "'proprietary' or 'open'", ""),
+        ("nvidia_driver.modules=closed", "'proprietary', 'open' or 'auto'", ""),
         ("nvidia_driver.packages=x", "unknown key", ""),
         ("nvidia_driver.from_base=true", "unknown key", ""),
         ("docker.version=26.1.0", "comes in the version of the distribution", "--base"),

@@ -102,6 +102,7 @@ def test_the_table_says_what_matters(debian: str) -> None:
     ("more", "message"),
     [
         ({"instance_types": ["p5en.48xlarge"]}, "does not know the H200"),
+        ({"instance_types": ["p5.48xlarge"]}, "Debian packages no fabric manager"),
         ({"instance_types": ["g6f.xlarge", "g4ad.xlarge"]}, r"GRID driver can drive \(and 1 more\)"),
         ({"overrides": ["nvidia_container_toolkit.version=1.17.8"]}, "CVE-2026-24260"),
         ({"overrides": ["cuda.version=13.0"]}, "CUDA 13.0 needs driver 580"),

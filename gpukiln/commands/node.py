@@ -1,4 +1,4 @@
-"""Live GPU nodes: converge them, and tell how they drifted."""
+"""Live GPU nodes: converge them, judge them, and tell how they drifted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpukiln.nodes.playbook import Request
     from gpukiln.nodes.results import RunResult
     from gpukiln.nodes.runs import Run
+    from gpukiln.verify.verdict import Verdict
 
 COMMON = {
     "inventory": "Ansible inventory: a file or a folder",
@@ -86,6 +87,68 @@ def drift(
     if any(host.changes for host in result.hosts.values()):
         return 1
     return _exit_code(result)
+
+
+@command(
+    help={
+        **{name: COMMON[name] for name in ("inventory", "limit", "json")},
+        "profile": "what they are: node, or eks-node for one that was booted from a baked image",
+        "expect_gpus": "GPUs that each must have; without it one at least, 0 where there is none to expect",
+        "forks": "hosts that are judged at the same time",
+    }
+)
+def verify(
+    _: Any,
+    inventory: str = "",
+    limit: str = "",
+    profile: str = "node",
+    expect_gpus: int = -1,
+    forks: int = 4,
+    json: bool = False,
+) -> int:
+    """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
+    from gpukiln.nodes.judge import judge
+    from gpukiln.nodes.playbook import list_hosts
+    from gpukiln.progress import PlainConsole, Progress
+    from gpukiln.verify.report import fixes, render, summary
+
+    request = _request("", inventory, limit, forks, "", "", check=True, variables={})
+    hosts, run, progress = list_hosts(request), _runs().create("verify"), Progress()
+    with progress.step(f"judge {len(hosts)} host{'s' if len(hosts) > 1 else ''}"):
+        judged = judge(
+            hosts,
+            request.inventory,
+            run.folder,
+            profile=profile,
+            expect_gpus=None if expect_gpus < 0 else expect_gpus,
+            forks=forks,
+            on_host=lambda host, words: progress.say(f"{host}: {words}"),
+        )
+        if not all(one.verdict and one.verdict.passed for one in judged):
+            progress.fail()
+    console = PlainConsole(stderr=True)
+    for one in judged:
+        if one.verdict is None:
+            console.print(one.reason, style="bold red", markup=False)
+        elif len(judged) == 1:
+            console.print(render(one.verdict))
+        else:
+            console.print(fixes(one.verdict), end="")
+            console.print(summary(one.verdict), markup=False)
+    console.print(f"reports: {run.folder}", soft_wrap=True)
+    if json:
+        print_json([one.to_dict() for one in judged])
+    return _exit_code_of_verdicts([one.verdict for one in judged])
+
+
+def _exit_code_of_verdicts(verdicts: list[Verdict | None]) -> int:
+    from gpukiln.errors import CheckFailedError, PartialError, UnavailableError
+
+    if any(verdict and not verdict.passed for verdict in verdicts):
+        return CheckFailedError.exit_code
+    if None not in verdicts:
+        return 0
+    return PartialError.exit_code if any(verdicts) else UnavailableError.exit_code
 
 
 def _request(

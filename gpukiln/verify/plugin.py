@@ -158,7 +158,11 @@ def gather(host: Any) -> Facts:
     Raises:
         RuntimeError: The machine can't be reached, or gave no facts.
     """
-    done = host.run(gather_command())
+    try:
+        done = host.run(gather_command())
+    except AssertionError as error:  # testinfra's words for an Ansible that did not reach the host
+        found = re.search(r"Failed to connect[^'\n\\]*", str(error))
+        raise RuntimeError(found[0] if found else str(error)[-1000:]) from error
     if done.rc != 0:
         raise RuntimeError(f"gathering facts exits {done.rc}: {done.stderr.strip()[-1000:]}")
     try:

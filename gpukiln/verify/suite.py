@@ -84,7 +84,7 @@ def run_suite(
     if last.get("event") == "unreachable":
         raise UnavailableError(
             f"{target.title} can't be judged: {last['message']}",
-            hint=f"{target.user}@{target.host}:{target.port} needs python3 and passwordless sudo; see {log}",
+            hint=f"{target.address} needs python3 and passwordless sudo; see {log}",
         )
     if status is None:
         raise UnavailableError(
@@ -160,6 +160,7 @@ def _run(
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
     env["PYTHONDONTWRITEBYTECODE"] = "1"
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])  # ansible
     deadline = time.monotonic() + timeout_s
     with log.open("wb") as file:
         child = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Target:
         return self.name or self.host
 
     @property
+    def address(self) -> str:
+        """How it is reached, for people."""
+        return f"{self.user}@{self.host}:{self.port}"
+
+    @property
     def hostspec(self) -> str:
         """What testinfra's `--hosts` takes. No shared connection: nothing of it outlives the run."""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -53,3 +59,24 @@ class Target:
         if self.private_key is not None:
             lines += ["  IdentitiesOnly yes", f'  IdentityFile "{self.private_key}"']
         return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class InventoryTarget(Target):
+    """A host of an Ansible inventory, reached as Ansible reaches it: jump hosts, keys, variables and all.
+
+    Args:
+        inventory: A file or a folder.
+    """
+
+    inventory: Path = Path()
+
+    @property
+    def address(self) -> str:
+        """How it is reached, for people."""
+        return f"{self.host} of {self.inventory}"
+
+    @property
+    def hostspec(self) -> str:
+        """What testinfra's `--hosts` takes."""
+        return f"ansible://{self.host}?ansible_inventory={quote(str(self.inventory))}&force_ansible=true"

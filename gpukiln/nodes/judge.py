@@ -1,0 +1,82 @@
+"""Judges live nodes with the host suite, as many at a time as the machine that asks can take."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.verify.suite import run_suite
+from gpukiln.verify.target import InventoryTarget
+from gpukiln.verify.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of one host.
+
+    Args:
+        host: The inventory's name.
+        verdict: None where it could not be judged.
+        reason: Why not.
+    """
+
+    host: str
+    verdict: Verdict | None = None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        judged = self.verdict.to_dict() if self.verdict else None
+        return {"host": self.host, "reason": self.reason, "verdict": judged}
+
+
+def judge(
+    hosts: list[str],
+    inventory: Path,
+    folder: Path,
+    *,
+    profile: str,
+    expect_gpus: int | None,
+    forks: int,
+    on_host: Callable[[str, str], None],
+) -> list[Judgement]:
+    """Judge every host.
+
+    Args:
+        hosts: Names of the inventory.
+        inventory: A file or a folder.
+        folder: For the reports, one folder a host.
+        profile: Key of `checks.PROFILES`.
+        expect_gpus: GPUs that each must have; None takes the profile's number.
+        forks: Hosts that are judged at the same time.
+        on_host: Told of a host when it is done.
+
+    Returns:
+        One judgement a host, in the same order.
+
+    Raises:
+        UsageError: The profile is unknown.
+    """
+
+    def one(host: str) -> Judgement:
+        try:
+            verdict = run_suite(
+                InventoryTarget(host, name=host, inventory=inventory),
+                profile=profile,
+                out_dir=folder / host.replace("/", "_"),
+                expect_gpus=expect_gpus,
+            )
+        except UnavailableError as error:
+            on_host(host, "could not be judged")
+            return Judgement(host, reason=error.message)
+        on_host(host, "passed" if verdict.passed else "failed")
+        return Judgement(host, verdict)
+
+    with ThreadPoolExecutor(max_workers=forks) as pool:
+        try:
+            return list(pool.map(one, hosts))
+        except (GpukilnError, KeyboardInterrupt):
+            pool.shutdown(cancel_futures=True)
+            raise

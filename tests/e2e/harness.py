@@ -142,6 +142,58 @@ class Here:
         }
 
 
+class Node:
+    """A machine of the embedded cloud that Ansible converges.
+
+    Args:
+        here: The tests' cloud.
+        key_file: Private key of its first user.
+        folder: For what this machine needs of this host.
+    """
+
+    def __init__(self, here: Here, key_file: Path, folder: Path) -> None:
+        self.here, self.key_file, self.folder = here, key_file, folder
+        self.instance = here.launch(here.base_id(), key_file)
+        wait_for(lambda: self.ssh("cloud-init status --wait").returncode == 0)
+
+    def ssh(self, command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        return self.here.ssh(self.instance, self.key_file, command, stdin)
+
+    def read(self, command: str) -> str:
+        """What a command says that must succeed."""
+        done = self.ssh(command)
+        assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file as root; a link is replaced."""
+        done = self.ssh(
+            f"sudo mkdir -p $(dirname {path}) && sudo rm -f {path} && sudo tee {path} >/dev/null",
+            text.encode(),
+        )
+        assert done.returncode == 0, done.stderr
+
+    def play(self, playbook: str, *options: str, **variables: object) -> subprocess.CompletedProcess[str]:
+        """Run a playbook that uses the roles; {root} in it is the checkout."""
+        file = self.folder / "site.yml"
+        file.write_text(playbook.replace("{root}", str(ROOT)))
+        values = {
+            **variables,
+            "ansible_user": "admin",
+            "ansible_port": self.here.status()["server"]["ssh_port"],
+            "ansible_ssh_private_key_file": str(self.key_file),
+            "ansible_ssh_common_args": " ".join(SSH_OPTIONS),
+        }
+        inventory = ("-i", f"{self.instance['PrivateIpAddress']},")
+        return subprocess.run(
+            [_bin() / "ansible-playbook", *inventory, file, "-e", json.dumps(values), *options],
+            env={**self.here.environment, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
 def _bin() -> Path:
     return Path(sys.executable).parent
 

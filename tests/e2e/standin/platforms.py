@@ -1,0 +1,97 @@
+"""Machines that say they are another system: Debian with its os-release, kernel names and package manager.
+
+What is real on them: systemd, SSH, the package manager (apt, or Debian's dnf and rpm), DKMS, gpg, dracut.
+What stands in: the packages of the vendors (packages.py). A test starts with
+
+    node = Node(here, key, folder)       # harness: a booted machine of the embedded cloud
+    disguise(node, "rocky-9")            # it says so from now on
+    fingerprint = publish(node, "/srv/cuda", packages, modules)
+    node.play(PLAYBOOK, variables)
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from standin.packages import Package, specification
+
+if TYPE_CHECKING:
+    from harness import Node
+
+BUILD = Path(__file__).with_name("build.py")
+EL_TOOLS = "dnf dnf-plugins-core rpm createrepo-c dracut dkms gcc make openssl gpg gpg-agent"
+OS_RELEASE: Mapping[str, str] = {
+    "ubuntu-22.04": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION="22.04.5 LTS (Jammy Jellyfish)"\n'
+    'VERSION_ID="22.04"\nVERSION_CODENAME=jammy\nUBUNTU_CODENAME=jammy\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n',
+    "ubuntu-24.04": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION="24.04.1 LTS (Noble Numbat)"\n'
+    'VERSION_ID="24.04"\nVERSION_CODENAME=noble\nUBUNTU_CODENAME=noble\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n',
+    "rocky-9": 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION="9.4 (Blue Onyx)"\n'
+    'VERSION_ID="9.4"\nPLATFORM_ID="platform:el9"\nPRETTY_NAME="Rocky Linux 9.4 (Blue Onyx)"\n',
+    "amazon-2023": 'NAME="Amazon Linux"\nID="amzn"\nID_LIKE="fedora"\nVERSION="2023"\nVERSION_ID="2023"\n'
+    'PLATFORM_ID="platform:al2023"\nPRETTY_NAME="Amazon Linux 2023.6.20241010"\n',
+}
+RELEASE_FILES = {
+    "rocky-9": ("/etc/redhat-release", "Rocky Linux release 9.4 (Blue Onyx)\n"),
+    "amazon-2023": ("/etc/system-release", "Amazon Linux release 2023.6.20241010 (Amazon Linux)\n"),
+}
+KERNELS = {"rocky-9": "5.14.0-427.el9.x86_64", "amazon-2023": "6.1.112-122.189.amzn2023.x86_64"}
+
+
+def disguise(node: "Node", platform: str) -> str:
+    """Make a machine say that it is another system.
+
+    Args:
+        node: A Debian machine.
+        platform: A key of `OS_RELEASE`.
+
+    Returns:
+        The release of its one kernel.
+    """
+    if platform in KERNELS:
+        _become_rpm(node, platform)
+    else:
+        # lsb_release would say Debian
+        node.read("sudo apt-get -q update && sudo apt-get -qy remove lsb-release")
+        node.read("sudo apt-get -qy install gcc gpg gpg-agent")
+    node.write("/etc/os-release", OS_RELEASE[platform])
+    return node.read("ls /lib/modules").strip()
+
+
+def _become_rpm(node: "Node", platform: str) -> None:
+    kernel = KERNELS[platform]
+    debian = node.read("ls /lib/modules").strip()
+    file, text = RELEASE_FILES[platform]
+    node.read(f"sudo apt-get -q update && sudo apt-get -qy install {EL_TOOLS} linux-headers-{debian}")
+    # Debian's kernel under the system's own name; its headers build what DKMS builds.
+    node.read(
+        f"sudo mv /lib/modules/{debian} /lib/modules/{kernel} && sudo mv /boot/vmlinuz-{debian}"
+        f" /boot/vmlinuz-{kernel} && sudo rm -f /boot/initrd.img-* && sudo depmod {kernel}"
+    )
+    node.write(file, text)
+    # What would tell Ansible and the roles that this is Debian.
+    node.read(
+        "sudo rm -f /etc/debian_version /usr/bin/apt-get /usr/bin/apt /usr/bin/apt-cache /usr/bin/lsb_release"
+    )
+    node.read("sudo mkdir -p /etc/pki/rpm-gpg /etc/yum.repos.d && sudo rpm --initdb")
+    node.write("/etc/dnf/vars/releasever", "9\n" if platform == "rocky-9" else "2023\n")
+
+
+def publish(
+    node: "Node", folder: str, packages: Iterable[Package], modules: str | None = None, *, kind: str = "apt"
+) -> str:
+    """Build a signed repository on a machine.
+
+    Args:
+        node: The machine.
+        folder: Where, on the machine.
+        packages: What is in it.
+        modules: Module metadata, for rpm.
+        kind: apt or rpm.
+
+    Returns:
+        The fingerprint of the key, which is in the folder as gpgkey.
+    """
+    node.write("/srv/specification.json", json.dumps(specification(packages, modules)))
+    node.write("/srv/build.py", BUILD.read_text())
+    return node.read(f"sudo python3 /srv/build.py {kind} {folder} /srv/specification.json").strip()

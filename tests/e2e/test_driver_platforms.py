@@ -1,0 +1,206 @@
+"""The driver's role on systems whose packages stand in: sources, branches, pins, holds and removal.
+
+What is real and what stands in is said in standin/platforms.py.
+"""
+
+import re
+
+import pytest
+from harness import Node
+from standin import packages
+from standin.platforms import disguise, publish
+
+pytestmark = pytest.mark.e2e
+
+PLAYBOOK = """\
+- name: The driver
+  hosts: all
+  become: true
+  gather_subset: [min]
+  vars_files: ["{root}/components.yaml"]
+  tasks:
+    - name: Install it
+      ansible.builtin.include_role: {name: nvidia_driver, tasks_from: install}
+"""
+OLD, NEW = "535.309.01", "580.178.04"
+
+
+def apply(node, **variables):
+    """Converge twice; the second run must change nothing."""
+    done = node.play(PLAYBOOK, **variables)
+    assert done.returncode == 0, done.stdout[-6000:]
+    again = node.play(PLAYBOOK, **variables)
+    assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout[-6000:]
+
+
+def refused(node, *options, **variables):
+    """What the role says when it must not go on."""
+    done = node.play(PLAYBOOK, *options, **variables)
+    assert done.returncode == 2, done.stdout[-6000:]
+    return " ".join(done.stdout.split())
+
+
+def drivers(node, command):
+    """Driver versions of the installed packages."""
+    return set(re.findall(r"\b[3-9]\d\d\.\d+\.\d+", node.read(command)))
+
+
+DPKG = "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*' '*cuda*' | grep ^.i"
+RPM = "rpm -qa --qf '%{name} %{version}\\n' | grep -i nvidia"
+
+
+@pytest.fixture(scope="module")
+def ubuntu(here, key, tmp_path_factory):
+    node = Node(here, key, tmp_path_factory.mktemp("ubuntu"))
+    kernel = disguise(node, "ubuntu-22.04")
+    archive = [
+        *packages.ubuntu_archive(OLD, "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
+        *packages.ubuntu_archive("580.159.03", "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
+    ]
+    publish(node, "/srv/ubuntu", archive)
+    listed = "deb [signed-by=/srv/ubuntu/gpgkey] file:/srv/ubuntu /\n"
+    node.write("/etc/apt/sources.list.d/ubuntu.list", listed)
+    node.read("sudo apt-get -q update")
+    cuda = [*packages.cuda_apt("535.288.01"), *packages.cuda_apt(OLD), *packages.cuda_apt(NEW)]
+    node.fingerprint = publish(node, "/srv/cuda", cuda)
+    yield node
+    here.terminate(node.instance)
+
+
+def cuda_repository(node):
+    repository = {
+        "url": "file:///srv/cuda",
+        "key_url": "file:///srv/cuda/gpgkey",
+        "key_fingerprint": node.fingerprint,
+    }
+    return {"apt": {**repository, "suite": "/"}, "rpm": repository}
+
+
+def test_ubuntu_prefers_canonicals_signed_modules(ubuntu):
+    apply(ubuntu)
+    assert drivers(ubuntu, DPKG) == {OLD}
+    assert "linux-modules-nvidia-535-server-cloud-amd64" in ubuntu.read("apt-mark showhold")
+    assert not ubuntu.read("ls /var/lib/dkms 2>/dev/null || echo").strip()
+
+
+def test_ubuntu_moves_to_another_branch_with_dkms(ubuntu):
+    apply(ubuntu, nvidia_driver_branch=580, nvidia_driver_version="580.159.03", nvidia_driver_build="dkms")
+    assert drivers(ubuntu, DPKG) == {"580.159.03"}
+    assert "linux-modules-nvidia" not in ubuntu.read(DPKG)
+    kernel = ubuntu.read("ls /lib/modules").strip()
+    assert ubuntu.read(f"sudo modinfo -k {kernel} -F version nvidia").strip() == "580.159.03"
+
+
+def test_nvidias_repository_gives_the_wanted_release_and_not_the_newest(ubuntu):
+    # 580.159.03 is newer than both; of 535 the older of two releases
+    apply(
+        ubuntu,
+        nvidia_driver_source="nvidia",
+        nvidia_driver_version="535.288.01",
+        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_fabric_manager="always",
+    )
+    assert drivers(ubuntu, DPKG) == {"535.288.01"}
+    assert "nvidia-fabricmanager-535" in ubuntu.read("apt-mark showhold")
+    assert ubuntu.read("systemctl is-enabled nvidia-fabricmanager").strip() == "enabled"
+
+
+def test_open_modules_by_the_gpus(ubuntu):
+    apply(
+        ubuntu,
+        nvidia_driver_source="nvidia",
+        nvidia_driver_branch=580,
+        nvidia_driver_modules="auto",
+        nvidia_driver_gpus=["h100"],
+        nvidia_driver_repository=cuda_repository(ubuntu),
+    )
+    assert drivers(ubuntu, DPKG) == {NEW}
+    assert "nvidia-dkms-580-open" in ubuntu.read(DPKG)
+
+
+def test_a_key_with_another_fingerprint_is_refused(ubuntu):
+    repository = cuda_repository(ubuntu)
+    repository["apt"]["key_fingerprint"] = "0" * 40
+    said = refused(
+        ubuntu, nvidia_driver_source="nvidia", nvidia_driver_branch=580, nvidia_driver_repository=repository
+    )
+    assert ubuntu.fingerprint in said
+    assert "wanted " + "0" * 40 in said
+
+
+def test_the_removal_leaves_nothing(ubuntu):
+    done = ubuntu.play(PLAYBOOK, nvidia_driver_state="absent")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert ubuntu.ssh(DPKG).stdout == ""
+    assert ubuntu.read("apt-mark showhold") == ""
+    assert ubuntu.read("ls /etc/modprobe.d /etc/apt/preferences.d | grep -c gpukiln || true").strip() == "0"
+
+
+def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
+    kernel = disguise(ubuntu, "ubuntu-24.04")
+    archive = [
+        *packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", kernel, "cloud-amd64"),
+        *packages.ubuntu_transitional(OLD, "0ubuntu0.24.04.2", "580"),
+    ]
+    publish(ubuntu, "/srv/ubuntu", archive)
+    ubuntu.read("sudo apt-get -q update")
+    said = refused(ubuntu, nvidia_driver_build="dkms")
+    assert "Found that apt would install" in said
+    assert "580.173.02" in said
+    assert ubuntu.ssh(DPKG).stdout == ""
+
+
+@pytest.fixture(scope="module", params=["rocky-9", "amazon-2023"])
+def dnf(here, key, tmp_path_factory, request):
+    node = Node(here, key, tmp_path_factory.mktemp(request.param))
+    kernel = disguise(node, request.param)
+    streams = [("535-dkms", OLD), ("535-dkms", "535.288.01"), ("580-dkms", NEW), ("580-open", NEW)]
+    if request.param == "amazon-2023":
+        streams = streams[2:]  # NVIDIA's repository for it begins with 555
+    made, modules = packages.cuda_rpm(streams, kernel)
+    node.fingerprint = publish(node, "/srv/cuda", made, modules, kind="rpm")
+    node.platform = request.param
+    yield node
+    here.terminate(node.instance)
+
+
+def test_dnf_takes_the_branchs_stream(dnf):
+    repository = cuda_repository(dnf)
+    if dnf.platform == "amazon-2023":
+        said = refused(dnf, nvidia_driver_repository=repository)
+        assert "Found the streams 580-dkms, 580-open" in said
+        assert "wanted 535-dkms" in said
+        apply(dnf, nvidia_driver_repository=repository, nvidia_driver_branch=580)
+        assert drivers(dnf, RPM) == {NEW}
+    else:
+        apply(dnf, nvidia_driver_repository=repository, nvidia_driver_version="535.288.01")
+        assert drivers(dnf, RPM) == {"535.288.01"}
+    assert "nvidia-driver-cuda" in dnf.read("sudo dnf -q versionlock list")
+    kernel = dnf.read("ls /lib/modules").strip()
+    found = dnf.read(f"sudo modinfo -k {kernel} -F version nvidia").strip()
+    assert found in (NEW, "535.288.01")
+    assert dnf.read(f"sudo lsinitrd /boot/initramfs-{kernel}.img | grep gpukiln-nvidia.conf")
+
+
+def test_dnf_moves_to_another_branch_with_open_modules(dnf):
+    variables = {"nvidia_driver_repository": cuda_repository(dnf), "nvidia_driver_branch": 580}
+    apply(dnf, **variables, nvidia_driver_modules="open", nvidia_driver_fabric_manager="always")
+    assert drivers(dnf, RPM) == {NEW}
+    assert "kmod-nvidia-open-dkms" in dnf.read(RPM)
+    assert "kmod-nvidia-latest-dkms" not in dnf.read(RPM)
+
+
+def test_dnf_moves_back(dnf):
+    if dnf.platform == "amazon-2023":
+        apply(dnf, nvidia_driver_repository=cuda_repository(dnf), nvidia_driver_branch=580)
+        assert "kmod-nvidia-latest-dkms" in dnf.read(RPM)
+    else:
+        apply(dnf, nvidia_driver_repository=cuda_repository(dnf), nvidia_driver_version=OLD)
+        assert drivers(dnf, RPM) == {OLD}
+
+
+def test_dnf_removes_it(dnf):
+    done = dnf.play(PLAYBOOK, nvidia_driver_state="absent", nvidia_driver_repository=cuda_repository(dnf))
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert dnf.ssh(RPM).stdout == ""
+    assert "nvidia" not in dnf.read("sudo dnf -q versionlock list")

@@ -179,7 +179,9 @@ def test_dnf_takes_the_branchs_stream(dnf):
     kernel = dnf.read("ls /lib/modules").strip()
     found = dnf.read(f"sudo modinfo -k {kernel} -F version nvidia").strip()
     assert found in (NEW, "535.288.01")
-    assert dnf.read(f"sudo lsinitrd /boot/initramfs-{kernel}.img | grep gpukiln-nvidia.conf")
+    listed = dnf.read(f"sudo lsinitrd /boot/initramfs-{kernel}.img")
+    assert "etc/modprobe.d/gpukiln-nvidia.conf" in listed
+    assert "nouveau" not in listed
 
 
 def test_dnf_moves_to_another_branch_with_open_modules(dnf):

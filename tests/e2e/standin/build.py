@@ -140,7 +140,7 @@ def rpm_index(folder, packages, modules, sign, fingerprint):
     for package in packages:
         rpm(folder, package)
     files = [str(file) for file in folder.glob("*.rpm")]
-    run("rpmsign", "--addsign", f"--define=_gpg_name {fingerprint}", *files)
+    run("rpmsign", "--addsign", f"--define=_gpg_name {fingerprint}", "--define=__gpg /usr/bin/gpg", *files)
     run("createrepo_c", "--quiet", str(folder))
     if modules:
         (folder / "modules.yaml").write_text(modules)

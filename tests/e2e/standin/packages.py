@@ -255,7 +255,6 @@ def cuda_rpm(streams: Sequence[tuple[str, str]], kernel: str) -> tuple[list[Pack
     assert architecture == "x86_64"
     others = [
         Package("kernel-devel", version),
-        Package("kernel-core", version),
         Package("dkms", "3.0.10-1"),
         Package("mokutil", "0.6.0-1"),
         Package("python3-dnf-plugin-versionlock", "4.3.1-1"),

@@ -73,7 +73,13 @@ def _become_rpm(node: "Node", platform: str) -> None:
     node.read(
         "sudo rm -f /etc/debian_version /usr/bin/apt-get /usr/bin/apt /usr/bin/apt-cache /usr/bin/lsb_release"
     )
+    node.write("/etc/rpm/macros", "%_dbpath /var/lib/rpm\n")
     node.read("sudo mkdir -p /etc/pki/rpm-gpg /etc/yum.repos.d && sudo rpm --initdb")
+    version = kernel.rpartition(".")[0]
+    # What every scriptlet needs is there, only rpm does not know it.
+    base = [Package("system-release", "9-1", provides=("/bin/sh",)), Package("kernel-core", version)]
+    publish(node, "/srv/base", base, kind="rpm")
+    node.read("sudo rpm --install --nosignature /srv/base/*.rpm")
     node.write("/etc/dnf/vars/releasever", "9\n" if platform == "rocky-9" else "2023\n")
 
 

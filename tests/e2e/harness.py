@@ -149,11 +149,12 @@ class Node:
         here: The tests' cloud.
         key_file: Private key of its first user.
         folder: For what this machine needs of this host.
+        image_id: What it is booted from, by default the base image.
     """
 
-    def __init__(self, here: Here, key_file: Path, folder: Path) -> None:
+    def __init__(self, here: Here, key_file: Path, folder: Path, image_id: str = "") -> None:
         self.here, self.key_file, self.folder = here, key_file, folder
-        self.instance = here.launch(here.base_id(), key_file)
+        self.instance = here.launch(image_id or here.base_id(), key_file)
         wait_for(lambda: self.ssh("cloud-init status --wait").returncode == 0)
 
     def ssh(self, command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
@@ -173,10 +174,22 @@ class Node:
         )
         assert done.returncode == 0, done.stderr
 
+    def facts(self) -> dict[str, object]:
+        """What Ansible finds out about it, as for the roles; names without `ansible_`."""
+        done = self._ansible("ansible", "all", "--become", "-m", "setup", "-a", "gather_subset=min")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout.partition("=> ")[2])["ansible_facts"]
+        return {name.removeprefix("ansible_"): value for name, value in found.items()}
+
     def play(self, playbook: str, *options: str, **variables: object) -> subprocess.CompletedProcess[str]:
         """Run a playbook that uses the roles; {root} in it is the checkout."""
         file = self.folder / "site.yml"
         file.write_text(playbook.replace("{root}", str(ROOT)))
+        return self._ansible("ansible-playbook", str(file), *options, **variables)
+
+    def _ansible(
+        self, command: str, *arguments: str, **variables: object
+    ) -> subprocess.CompletedProcess[str]:
         values = {
             **variables,
             "ansible_user": "admin",
@@ -186,7 +199,7 @@ class Node:
         }
         inventory = ("-i", f"{self.instance['PrivateIpAddress']},")
         return subprocess.run(
-            [_bin() / "ansible-playbook", *inventory, file, "-e", json.dumps(values), *options],
+            [_bin() / command, *inventory, "-e", json.dumps(values), *arguments],
             env={**self.here.environment, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
             capture_output=True,
             text=True,

@@ -29,12 +29,19 @@ def run(*command, cwd=None):
 
 
 def place(tree, files):
-    """Put the files of a package: text, or a kernel module that modinfo and depmod read."""
+    """Put the files of a package: text, a kernel module that modinfo and depmod read, a symbolic link, or a
+    file that is on this machine."""
     for path, value in files.items():
         target = tree / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(value, str):
             target.write_text(value)
+        elif "link" in value:
+            target.symlink_to(value["link"])
+            continue
+        elif "copy" in value:
+            shutil.copy2(value["copy"], target)
+            continue
         else:
             source = target.with_suffix(".c")
             source.write_text(MODULE.format(**value))
@@ -66,24 +73,37 @@ def deb(folder, package):
         if package[script]:
             (tree / f"DEBIAN/{script}").write_text(f"#!/bin/sh\nset -e\n{package[script]}\n")
             (tree / f"DEBIAN/{script}").chmod(0o755)
-    file = folder / f"{package['name']}_{package['version'].replace(':', '%3a')}_amd64.deb"
+    pool = folder / "pool" / package["component"] if package["component"] else folder
+    pool.mkdir(parents=True, exist_ok=True)
+    file = pool / f"{package['name']}_{package['version'].replace(':', '%3a')}_amd64.deb"
     run("dpkg-deb", "-Znone", "--root-owner-group", "--build", str(tree), str(file))
     shutil.rmtree(tree)
     data = file.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    return f"{control}Filename: ./{file.name}\nSize: {len(data)}\nSHA256: {digest}\n"
+    name = file.relative_to(folder) if package["component"] else f"./{file.name}"
+    return f"{control}Filename: {name}\nSize: {len(data)}\nSHA256: {digest}\n"
 
 
-def apt_index(folder, packages, sign):
-    index = "\n".join(deb(folder, package) for package in packages)
-    (folder / "Packages").write_text(index)
-    digest = hashlib.sha256(index.encode()).hexdigest()
-    (folder / "Release").write_text(
-        "Origin: stand-in\nLabel: stand-in\nSuite: stable\nArchitectures: amd64\n"
-        f"Date: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n {digest} {len(index)} Packages\n"
-    )
-    (folder / "InRelease").unlink(missing_ok=True)
-    sign("--clearsign", "--output", str(folder / "InRelease"), str(folder / "Release"))
+def apt_index(folder, packages, release, sign):
+    """A flat repository, or with components a suite of an archive."""
+    components = sorted({package["component"] for package in packages})
+    fields = {"Origin": "stand-in", "Label": "stand-in", "Suite": "stable", **release}
+    lists = folder
+    if components != [""]:
+        fields["Components"] = " ".join(components)
+        lists = folder / "dists" / fields["Suite"]
+    sums = []
+    for component in components:
+        index = "\n".join(deb(folder, package) for package in packages if package["component"] == component)
+        name = f"{component}/binary-amd64/Packages" if component else "Packages"
+        (lists / name).parent.mkdir(parents=True, exist_ok=True)
+        (lists / name).write_text(index)
+        sums.append(f" {hashlib.sha256(index.encode()).hexdigest()} {len(index.encode())} {name}\n")
+    fields |= {"Architectures": "amd64", "Date": "Thu, 01 Jan 2026 00:00:00 UTC"}
+    text = "".join(f"{name}: {value}\n" for name, value in fields.items())
+    (lists / "Release").write_text(f"{text}SHA256:\n{''.join(sums)}")
+    (lists / "InRelease").unlink(missing_ok=True)
+    sign("--clearsign", "--output", str(lists / "InRelease"), str(lists / "Release"))
 
 
 SPEC = """\
@@ -168,7 +188,7 @@ def main(kind, folder, specification):
         run(*gpg, "--local-user", fingerprint, *arguments)
 
     if kind == "apt":
-        apt_index(folder, wanted["packages"], sign)
+        apt_index(folder, wanted["packages"], wanted["release"], sign)
     else:
         rpm_index(folder, wanted["packages"], wanted["modules"], sign, fingerprint)
     run("gpgconf", "--kill", "gpg-agent")

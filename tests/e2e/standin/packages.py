@@ -1,7 +1,7 @@
 """What a stand-in package is, and those of the driver under their real names (reference: NVIDIA's and
 Ubuntu's package lists). A branch's packages depend on each other as tightly as the real ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,10 +40,11 @@ class Package:
         provides: What it also is.
         conflicts: What can't be there at the same time.
         replaces: What it takes the place of (Obsoletes of an rpm).
-        files: Path to text, or to {name, version, license, kernel} of a kernel module. What lies in a folder
-            bin or sbin is executable.
+        files: Path to text, to {name, version, license, kernel} of a kernel module, to {link} of a symbolic
+            link, or to {copy} of a file that is on the machine. Text in a folder bin or sbin is executable.
         postinst: Shell code after the installation.
         prerm: Shell code before the removal.
+        component: Component of an apt archive; empty in a flat repository.
     """
 
     name: str
@@ -55,19 +56,27 @@ class Package:
     files: dict[str, str | dict[str, str]] = field(default_factory=dict)
     postinst: str = ""
     prerm: str = ""
+    component: str = ""
 
 
-def specification(packages: Iterable[Package], modules: str | None = None) -> dict[str, Any]:
+def specification(
+    packages: Iterable[Package], modules: str | None = None, release: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """What build.py reads.
 
     Args:
         packages: The packages.
         modules: Module metadata of an rpm repository (modulemd documents).
+        release: Fields of an apt repository's Release file: Origin, Label, Suite, Codename.
 
     Returns:
         Plain data.
     """
-    return {"packages": [asdict(package) for package in packages], "modules": modules}
+    return {
+        "packages": [asdict(package) for package in packages],
+        "modules": modules,
+        "release": dict(release or {}),
+    }
 
 
 def dkms_files(version: str) -> dict[str, str | dict[str, str]]:

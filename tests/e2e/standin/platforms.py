@@ -84,7 +84,13 @@ def _become_rpm(node: "Node", platform: str) -> None:
 
 
 def publish(
-    node: "Node", folder: str, packages: Iterable[Package], modules: str | None = None, *, kind: str = "apt"
+    node: "Node",
+    folder: str,
+    packages: Iterable[Package],
+    modules: str | None = None,
+    *,
+    kind: str = "apt",
+    release: Mapping[str, str] | None = None,
 ) -> str:
     """Build a signed repository on a machine.
 
@@ -94,10 +100,11 @@ def publish(
         packages: What is in it.
         modules: Module metadata, for rpm.
         kind: apt or rpm.
+        release: Fields of an apt repository's Release file: Origin, Label, Suite, Codename.
 
     Returns:
         The fingerprint of the key, which is in the folder as gpgkey.
     """
-    node.write("/srv/specification.json", json.dumps(specification(packages, modules)))
+    node.write("/srv/specification.json", json.dumps(specification(packages, modules, release)))
     node.write("/srv/build.py", BUILD.read_text())
     return node.read(f"sudo python3 /srv/build.py {kind} {folder} /srv/specification.json").strip()

@@ -21,7 +21,6 @@ def load(role: str, name: str) -> ModuleType:
 
 sources = load("apt_sources", "apt_sources")
 kernels = load("nvidia_driver", "kernels")
-containerd = load("container_runtime", "containerd")
 record = load("image_record", "image_record")
 
 DEB822 = """\
@@ -103,37 +102,6 @@ def test_only_a_stale_initramfs_is_rebuilt() -> None:
     ]
     assert kernels.stale_initramfs(files, configuration, "/boot/initrd.img-%s") == ["2.0-a", "3.0-a"]
     assert not kernels.stale_initramfs(files[1:3], configuration, "/boot/initrd.img-%s")
-
-
-IMPORT = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("", "version = 2\n" + IMPORT),
-        ("version = 2\n\n[plugins]\n", "version = 2\n" + IMPORT + "\n[plugins]\n"),
-        ("[plugins]\n  a = 1\n", IMPORT + "[plugins]\n  a = 1\n"),
-        ("version = 2\n" + IMPORT, "version = 2\n" + IMPORT),
-        (
-            'imports = ["/a.toml"]\n[plugins]\n',
-            'imports = ["/a.toml", "/etc/containerd/conf.d/*.toml"]\n[plugins]\n',
-        ),
-        (
-            'disabled_plugins = [\n  "x",\n]\n[plugins]\n',
-            IMPORT + 'disabled_plugins = [\n  "x",\n]\n[plugins]\n',
-        ),
-    ],
-)
-def test_containerd_imports_the_drop_ins(text: str, wanted: str) -> None:
-    assert containerd.containerd_with_imports(text, 2) == wanted
-    assert containerd.containerd_with_imports(wanted, 2) == wanted
-
-
-def test_containerd_major() -> None:
-    assert containerd.containerd_major({"containerd": [{"version": "1.6.20~ds1-1+deb12u3"}]}) == 1
-    assert containerd.containerd_major({"containerd": [{"version": "2.2.1-0ubuntu1"}]}) == 2
-    assert containerd.containerd_major({}) == 1
 
 
 COMPONENTS = {

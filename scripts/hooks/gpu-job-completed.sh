@@ -7,11 +7,11 @@
 #   - carries no other job's, runs in the runner's cgroup, and began after the job did.
 # All others are left alone: other users' and other runners', nvidia-persistenced, DCGM, other containers.
 #
-# GRACE_S  seconds between SIGTERM and SIGKILL, 10 unless set
+# GPU_JOB_GRACE_S  seconds between SIGTERM and SIGKILL, 10 unless set
 # shellcheck source-path=SCRIPTDIR source=gpu-job-common.sh
 . "${BASH_SOURCE[0]%/*}/gpu-job-common.sh"
 
-readonly grace_s=${GRACE_S:-10}
+readonly grace_s=${GPU_JOB_GRACE_S:-10}
 
 if ! has_gpu; then
   say "no GPU here: nothing to free"

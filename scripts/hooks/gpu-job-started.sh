@@ -2,12 +2,12 @@
 # Before a CI job (ACTIONS_RUNNER_HOOK_JOB_STARTED): refuses to start it on a GPU that can't be used. Notes
 # when it starts, so that gpu-job-completed.sh knows what is its. Without a GPU it says so and succeeds.
 #
-# CUDA_VISIBLE_DEVICES  the GPUs of this runner, as indexes or UUIDs; unset: all of the machine
-# MAX_MEMORY_MIB        what may be in use on an idle GPU, 1024 MiB unless set: a desktop, the driver's own
+# CUDA_VISIBLE_DEVICES    the GPUs of this runner, as indexes or UUIDs; unset: all of the machine
+# GPU_JOB_MAX_MEMORY_MIB  what may be in use on an idle GPU (a desktop, the driver's own), 1024 unless set
 # shellcheck source-path=SCRIPTDIR source=gpu-job-common.sh
 . "${BASH_SOURCE[0]%/*}/gpu-job-common.sh"
 
-readonly max_mib=${MAX_MEMORY_MIB:-1024}
+readonly max_mib=${GPU_JOB_MAX_MEMORY_MIB:-1024}
 readonly visible=${CUDA_VISIBLE_DEVICES-all}
 
 started_at $$ >"$start_file"

@@ -82,7 +82,7 @@ class Machine:
                 "GPUKILN_DEVICES": str(self.folder / "nvidia"),
                 "GPUKILN_GPU_PRESENT": str(self.folder / "present"),
                 "GPUKILN_JOURNAL": str(self.folder / "journal"),
-                "GRACE_S": "1",
+                "GPU_JOB_GRACE_S": "1",
                 **settings,
             },
             capture_output=True,
@@ -295,7 +295,7 @@ def test_who_uses_the_memory_is_named(machine: Machine) -> None:
 @pytest.mark.parametrize(("allowed", "code"), [("20480", 0), ("20479", 1)])
 def test_what_may_be_in_use_is_a_choice(machine: Machine, allowed: str, code: int) -> None:
     machine.smi("0, GPU-aaaa, 20480, 0, No, No")
-    assert machine.hook("started", MAX_MEMORY_MIB=allowed).returncode == code
+    assert machine.hook("started", GPU_JOB_MAX_MEMORY_MIB=allowed).returncode == code
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ class Component:
             stands for the driver branch, null: this distribution has none.
         open_packages: The same for open kernel modules, where they are other packages.
         repository: The repositories, when it has some of its own.
+        optional: Whether it comes only where an image lists it, or a node asks for it.
     """
 
     source: str
@@ -145,6 +146,7 @@ class Component:
     packages: Mapping[str, str | None] | None = None
     open_packages: Mapping[str, str | None] | None = None
     repository: Repositories | None = None
+    optional: bool = False
 
 
 SETTABLE = ("version", "branch", "modules")  # beside those of the repository

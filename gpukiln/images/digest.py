@@ -76,7 +76,7 @@ def image_inputs(
 
 def _files(root: Path, image: str) -> Iterator[Path]:
     yield root / "ansible.cfg"
-    for top in (f"ami/{image}", "ansible", "roles", "scripts/bootstrap"):
+    for top in (f"ami/{image}", "ansible", "roles", "scripts/bootstrap", "scripts/hooks"):
         for folder, folders, names in os.walk(root / top):
             folders[:] = sorted(name for name in folders if name not in IGNORED_FOLDERS and name[0] != ".")
             for name in sorted(names):

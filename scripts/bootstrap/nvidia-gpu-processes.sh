@@ -6,17 +6,13 @@ set -euo pipefail
 readonly proc=${GPUKILN_PROC:-/proc}
 readonly devices=${GPUKILN_DEVICES:-/dev/nvidia}
 
-for fds in "$proc"/[0-9]*/fd; do
+# 1: a process ended meanwhile, or is another user's, whose files only root may see.
+files=$(find "$proc"/[0-9]*/fd -maxdepth 1 -lname "$devices*" -printf '%h\n' 2>/dev/null) || (($? == 1))
+
+while read -r fds; do
   pid=${fds%/fd}
   pid=${pid##*/}
-  for fd in "$fds"/*; do
-    # A process may end between the two looks at it.
-    target=$(readlink "$fd") || continue
-    if [[ $target == "$devices"* ]]; then
-      read -r name <"$proc/$pid/comm" || continue
-      # It is restarted with the driver, and no work is lost.
-      [[ $name == nvidia-persiste* ]] || echo "$pid $name"
-      break
-    fi
-  done
-done
+  if [[ -z $pid ]] || ! read -r name <"$proc/$pid/comm"; then continue; fi
+  # It is restarted with the driver, and no work is lost.
+  [[ $name == nvidia-persiste* ]] || echo "$pid $name"
+done < <(sort -u <<<"$files")

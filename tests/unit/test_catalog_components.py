@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.catalog.components import apply_overrides, as_plain, load_components
+from gpukiln.catalog.images import image_names, load_image
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import UsageError
 
@@ -37,6 +38,12 @@ def test_the_shipped_file() -> None:
     assert all(len(repository.key_fingerprint) == 40 for repository in found)
     assert components["cuda"].version == "12.1"
     assert all(component.source and component.reason for component in components.values())
+
+
+def test_what_is_optional_is_in_no_image_that_does_not_list_it() -> None:
+    optional = {name for name, component in load_components().items() if component.optional}
+    assert optional == {"dcgm", "dcgm_exporter"}
+    assert all(optional.isdisjoint(load_image(name).components) for name in image_names())
 
 
 def test_plain_is_the_form_of_the_file(tmp_path: Path) -> None:

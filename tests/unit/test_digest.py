@@ -37,6 +37,7 @@ FILES = {
     "roles/nvtop/README.md": "words",
     "roles/nvtop/molecule/default/converge.yml": "a: 1",
     "scripts/bootstrap/gpu.sh": "#!/bin/sh\n",
+    "scripts/hooks/job.sh": "#!/bin/sh\n",
 }
 
 
@@ -70,6 +71,7 @@ def test_the_inputs_are_named(root: Path) -> None:
         "file roles/nvtop/meta/main.yml",
         "file roles/nvtop/tasks/install.yml",
         "file scripts/bootstrap/gpu.sh",
+        "file scripts/hooks/job.sh",
     ]
     assert inputs(root)["component nvtop"] == "install 3.0.1-1"
     assert inputs(root)["base"] == "debian-12 ami-1"

@@ -1,12 +1,18 @@
 """What runs on a node at boot, with a PCI bus and an NVIDIA driver of this test's own."""
 
+import json
 import os
+import re
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import yaml
 
-BOOTSTRAP = Path(__file__).parents[2] / "scripts" / "bootstrap"
+ROOT = Path(__file__).parents[2]
+BOOTSTRAP = ROOT / "scripts" / "bootstrap"
 PRESENT = BOOTSTRAP / "nvidia-gpu-present.sh"
 GPU, AUDIO, OTHER = ("0x10de", "0x030200"), ("0x10de", "0x040300"), ("0x1013", "0x030000")
 
@@ -19,6 +25,7 @@ class Node:
         self.bin = folder / "bin"
         self.pci = folder / "pci"
         self.nodeadm = folder / "nodeadm.d"
+        self.cdi = folder / "cdi"
         for path in (self.bin, self.pci, self.nodeadm):
             path.mkdir()
         for number, (vendor, kind) in enumerate(devices):
@@ -42,7 +49,8 @@ class Node:
                 "GPUKILN_PCI_DEVICES": str(self.pci),
                 "GPUKILN_RUN": str(self.folder / "run"),
                 "GPUKILN_NODEADM": str(self.nodeadm),
-                "GPUKILN_CDI": str(self.folder / "cdi" / "nvidia.yaml"),
+                "GPUKILN_CDI": str(self.cdi / "nvidia.yaml"),
+                "STATE": str(self.folder / "persistence"),
                 "WAIT_S": "3",
                 **settings,
             },
@@ -56,12 +64,21 @@ class Node:
         return self.run("bash", str(BOOTSTRAP / "eks-gpu-bootstrap.sh"), **settings)
 
 
+DRIVER = "535.309.01"
 SMI = """case $* in
   *persistence_mode*) cat "$STATE" ;;
   *name,driver_version*) echo "Tesla T4, 535.309.01" ;;
   "-pm 1") echo Enabled >"$STATE" ;;
   *) exit 2 ;;
 esac"""
+# As the real one: without a name the specification goes to standard output, and a name without .yaml or .json
+# gets one.
+CTK = """
+for word; do case $word in --output=*) file=${word#--output=} ;; esac; done
+case ${file:-} in '') file=/dev/stdout ;; *.yaml | *.json) ;; *) file=$file.yaml ;; esac
+echo "time=now level=info msg=Generated" >&2
+echo "- hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.${LIBRARIES:-535.309.01}" >"$file"
+"""
 
 
 @pytest.mark.parametrize(
@@ -89,35 +106,189 @@ def test_without_a_gpu_it_succeeds_and_does_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_gpu_node_is_readied_twice(tmp_path: Path) -> None:
-    node = Node(tmp_path, GPU)
-    state = tmp_path / "state"
-    state.write_text("Disabled\n")
-    node.command("nvidia-smi", SMI)
-    node.command("nvidia-ctk", 'for a; do case $a in --output=*) echo cdi >"${a#--output=}" ;; esac; done')
+class GpuNode(Node):
+    """One with a T4 whose driver is loaded, persistence off, and the container toolkit."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, GPU)
+        (folder / "persistence").write_text("Disabled\n")
+        self.command("nvidia-smi", SMI)
+        self.command("nvidia-ctk", CTK)
+
+    def fails(self, reason: str, **settings: str) -> None:
+        done = self.bootstrap(**settings)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert f"gpukiln-bootstrap: FAILED: {reason}" in done.stderr
+        assert not list(self.nodeadm.iterdir()), "a node that is not ready asks for GPU work"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> GpuNode:
+    return GpuNode(tmp_path)
+
+
+def test_a_gpu_node_is_readied_twice(node: GpuNode) -> None:
     for said in ("persistence switched on", "persistence is on"):
-        done = node.bootstrap(STATE=str(state), NODE_LABELS="example.com/rack=b7")
+        done = node.bootstrap(NODE_LABELS="example.com/rack=b7")
         assert done.returncode == 0, done.stdout + done.stderr
         assert said in done.stdout
-    labels = "nvidia.com/gpu.present=true,gpukiln/driver=535.309.01,example.com/rack=b7"
-    assert (tmp_path / "run" / "node-labels").read_text() == f"{labels}\n"
-    assert f"- --node-labels={labels}" in (node.nodeadm / "50-gpukiln.yaml").read_text()
-    assert (tmp_path / "cdi" / "nvidia.yaml").read_text() == "cdi\n"
-    assert sorted(path.name for path in (tmp_path / "cdi").iterdir()) == ["nvidia.yaml"]
+        assert done.stderr == ""
+    labels = f"nvidia.com/gpu.present=true,gpukiln/driver={DRIVER},example.com/rack=b7"
+    assert (node.folder / "run" / "node-labels").read_text() == f"{labels}\n"
+    [drop_in] = node.nodeadm.iterdir()
+    config = yaml.safe_load(drop_in.read_text())
+    assert (config["apiVersion"], config["kind"]) == ("node.eks.aws/v1alpha1", "NodeConfig")
+    assert config["spec"] == {"kubelet": {"flags": [f"--node-labels={labels}"]}}
+    assert [path.name for path in node.cdi.iterdir()] == ["nvidia.yaml"]
+    assert f"libcuda.so.{DRIVER}" in (node.cdi / "nvidia.yaml").read_text()
 
 
-def test_a_driver_that_does_not_load_fails_in_time(tmp_path: Path) -> None:
-    node = Node(tmp_path, GPU)
-    node.command("modprobe", "echo 'no such device'; exit 1")
+def test_what_is_not_finished_has_a_name_that_nobody_reads(node: GpuNode) -> None:
+    """Engines read every .yaml and .json in the CDI folder, nodeadm also .yml."""
+    moved = node.folder / "moved"
+    node.command("mv", f'ls "{node.cdi}" "{node.nodeadm}" >>"{moved}"; exec /bin/mv "$@"')
+    assert node.bootstrap().returncode == 0
+    seen = {Path(line).suffix for line in moved.read_text().split() if not line.endswith(":")}
+    assert seen == {".new", ".yaml"}
+    assert "nvidia.yaml.new" in moved.read_text()
+    assert set(re.findall(r"\S+\.yaml$", moved.read_text(), re.M)) <= {"nvidia.yaml", "50-gpukiln.yaml"}
+
+
+def test_a_node_without_nodeadm_or_toolkit(node: GpuNode) -> None:
+    node.nodeadm.rmdir()
+    (node.bin / "nvidia-ctk").unlink()
     done = node.bootstrap()
-    assert done.returncode == 1
-    assert "FAILED: the driver is not ready after" in done.stderr
-    assert "no such device" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "no container toolkit" in done.stdout
+    assert (node.folder / "run" / "node-labels").exists()
+    assert not node.nodeadm.exists()
+
+
+def test_the_specification_follows_the_driver(node: GpuNode) -> None:
+    spec = node.cdi / "nvidia.yaml"
+    spec.parent.mkdir()
+    spec.write_text("- hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03\n")
+    done = node.bootstrap()
+    assert done.returncode == 0, done.stderr
+    assert "nvidia.yaml is of another driver: written anew" in done.stdout
+    assert "535.261.03" not in spec.read_text()
+
+
+def test_a_gpu_that_is_gone_takes_its_labels_along(node: GpuNode) -> None:
+    assert node.bootstrap().returncode == 0
+    for device in node.pci.iterdir():
+        (device / "vendor").write_text("0x1013\n")
+    assert node.bootstrap().returncode == 0
+    assert not list(node.nodeadm.iterdir())
+
+
+# --- every way to fail ----------------------------------------------------------------------------------
+
+
+def test_a_driver_that_does_not_load_fails_in_time(node: GpuNode) -> None:
+    (node.nodeadm / "50-gpukiln.yaml").write_text("of an earlier boot")
+    node.command("modprobe", "echo 'no such device'; exit 1")
+    started = time.monotonic()
+    node.fails("the driver is not ready after 3 s: no such device")
+    assert time.monotonic() - started < 6
+
+
+def test_a_command_that_hangs_fails_in_time(node: GpuNode) -> None:
+    node.command("nvidia-smi", "exec sleep 50")
+    started = time.monotonic()
+    node.fails("the driver is not ready after ")
+    assert time.monotonic() - started < 15
 
 
 def test_a_lost_gpu_fails(tmp_path: Path) -> None:
     node = Node(tmp_path, GPU, GPU)
     node.command("nvidia-smi", SMI)
-    done = node.bootstrap(STATE=str(tmp_path / "state"))
+    done = node.bootstrap()
     assert done.returncode == 1
     assert "nvidia-smi lists 1 of 2 GPUs" in done.stderr
+
+
+def test_a_driver_that_comes_late_is_waited_for(node: GpuNode) -> None:
+    node.command("modprobe", f'[ -e "{node.folder}/tried" ] && exit; touch "{node.folder}/tried"; exit 1')
+    done = node.bootstrap(WAIT_S="20")
+    assert done.returncode == 0, done.stderr
+    assert "driver ready after 1 s" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("switch", "reason"),
+    [
+        ("echo not supported; exit 3", "nvidia-smi -pm 1: not supported"),
+        ("exit 0", "persistence is off after nvidia-smi -pm 1"),
+    ],
+)
+def test_persistence_that_stays_off(node: GpuNode, switch: str, reason: str) -> None:
+    node.command("nvidia-smi", SMI.replace('echo Enabled >"$STATE"', switch))
+    node.fails(reason)
+
+
+def test_a_specification_that_can_not_be_made(node: GpuNode) -> None:
+    node.cdi.mkdir()
+    (node.cdi / "nvidia.yaml").write_text("as it was")
+    node.command("nvidia-ctk", "echo 'level=error msg=\"no NVML\"' >&2; exit 1")
+    node.fails('nvidia-ctk cdi generate: level=error msg="no NVML"')
+    assert (node.cdi / "nvidia.yaml").read_text() == "as it was"
+
+
+def test_libraries_of_another_version(node: GpuNode) -> None:
+    node.fails(f"Found driver {DRIVER} loaded and none of its libraries", LIBRARIES="535.309.02")
+
+
+def test_a_wrong_setting(node: GpuNode) -> None:
+    node.fails("Found WAIT_S=soon, wanted a number of seconds", WAIT_S="soon")
+
+
+def test_a_probe_that_fails(node: GpuNode) -> None:
+    (node.bin / "nvidia-gpu-present").unlink()
+    node.command("nvidia-gpu-present", "exit 2")
+    node.fails("nvidia-gpu-present exits 2")
+
+
+def test_an_error_that_nobody_thought_of(node: GpuNode) -> None:
+    (node.folder / "run").write_text("a file where the folder should be")
+    node.fails("unexpected error in line ")
+
+
+# --- the role -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        {"rack": "b 7"},
+        {"node-role.kubernetes.io/gpu": "true"},
+        {"k8s.io/gpu": "true"},
+        {"Rack/": "b7"},
+        {"rack": "b" * 64},
+    ],
+    ids=str,
+)
+def test_a_label_that_no_kubelet_takes_is_refused(label: dict[str, str], tmp_path: Path) -> None:
+    playbook = tmp_path / "site.yml"
+    role = {"ansible.builtin.include_role": {"name": "gpu_bootstrap", "tasks_from": "install"}}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [role]}
+    playbook.write_text(yaml.safe_dump([play]))
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            *("--check", "-e", json.dumps({"gpu_bootstrap_node_labels": label}), str(playbook)),
+        ],
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"Found the node label {next(iter(label))}=" in done.stdout
+
+
+def test_labels_that_a_kubelet_takes() -> None:
+    patterns = yaml.safe_load((ROOT / "roles/gpu_bootstrap/vars/main.yml").read_text())
+    names = ("rack", "example.com/rack", "node.kubernetes.io/x", "a.node.kubernetes.io/x_y.z")
+    assert all(re.match(patterns["gpu_bootstrap_label_name"], name) for name in names)
+    assert all(re.match(patterns["gpu_bootstrap_label_value"], value) for value in ("", "b7", "a_b-c.d"))

@@ -33,6 +33,7 @@ def decisions(
     mirror: Mapping[str, str] = MIRROR,
     overrides: Sequence[str] = (),
     asked: list[str] | None = None,
+    more: Sequence[str] = (),
 ) -> dict[str, Decision]:
     def unreachable(url: str) -> str | None:
         if asked is not None:
@@ -44,7 +45,7 @@ def decisions(
         return {name: mirror[name] for name in packages if name in mirror}
 
     found = decide(
-        load_image("eks-gpu").components,
+        (*load_image("eks-gpu").components, *more),
         apply_overrides(load_components(), overrides),
         base(base_name),
         architecture="x86_64",
@@ -67,6 +68,24 @@ def test_everything_from_the_mirror_and_the_repository() -> None:
     assert (found["nvtop"].version, found["nvtop"].package_version) == ("3.0.1", "3.0.1-1")
     assert found["nvidia_container_toolkit"].status == "install"
     assert asked == ["https://nvidia.github.io/libnvidia-container/stable/deb/amd64/InRelease"]
+
+
+@pytest.mark.parametrize(
+    ("base_name", "file"),
+    [
+        ("debian-12", "debian12/x86_64/InRelease"),
+        ("eks-ubuntu-22.04", "ubuntu2204/x86_64/InRelease"),
+        ("eks-al2023-nvidia", "amzn2023/x86_64/repodata/repomd.xml"),
+    ],
+)
+def test_an_optional_component_is_decided_where_an_image_lists_it(base_name: str, file: str) -> None:
+    asked: list[str] = []
+    strict = base_name != "debian-12"
+    assert "dcgm" not in decisions(base_name, strict=strict)
+    found = decisions(base_name, strict=strict, asked=asked, more=["dcgm", "dcgm_exporter"])
+    assert [found[name].status for name in ("dcgm", "dcgm_exporter")] == ["install"] * 2
+    address = f"https://developer.download.nvidia.com/compute/cuda/repos/{file}"
+    assert asked[-2:] == [address] * 2
 
 
 def test_a_repository_with_a_suite_is_asked_below_dists() -> None:

@@ -19,6 +19,7 @@ FOLDER = ROOT / "molecule"
 STEP = re.compile(r"INFO +\[\S+ > (\w+)\] Executing$")
 TASK = re.compile(r"TASK \[(.*)\] \*+$")
 FAILURE_LINES = 12
+SAY_S = 15.0  # not every task is told, or a plain log would be Molecule's own again
 PATIENCE_S = 30.0  # for Molecule to end when it is told to
 
 
@@ -178,15 +179,17 @@ def _follow(
     molecule: subprocess.Popen[str], outcome: Outcome, write: Callable[[str], Any], say: Callable[[str], None]
 ) -> None:
     step, began = "", time.monotonic()
+    said = began
     for line in molecule.stdout or ():
         write(line)
+        now = time.monotonic()
         if found := STEP.search(line):
-            now = time.monotonic()
             if step:
                 outcome.steps[step] = round(outcome.steps.get(step, 0.0) + now - began, 1)
-            step, began = found[1], now
+            step, began, said = found[1], now, now
             say(step)
-        elif found := TASK.search(line):
+        elif (found := TASK.search(line)) and now - said > SAY_S:
+            said = now
             say(f"{step}: {found[1]}")
     if step:
         outcome.steps[step] = round(outcome.steps.get(step, 0.0) + time.monotonic() - began, 1)

@@ -60,7 +60,7 @@ def test_a_scenario_that_passes(project):
     outcome = run_scenario(scenario(project, "good"), project / "good.log", said.append)
     assert (outcome.state, outcome.failure) == ("passed", "")
     assert list(outcome.steps) == ["create", "converge", "destroy"]
-    assert "converge: Converge" in said
+    assert said == ["create", "converge", "destroy"]
     assert "PLAY RECAP" in (project / "good.log").read_text()
     assert (project / "good-was-removed").exists()
 
@@ -82,9 +82,9 @@ def test_ctrl_c_removes_the_machine(project):
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     for line in process.stdout:
-        if line == "converge: Converge\n":
+        if line == "converge\n":
             break
-    time.sleep(1)
+    time.sleep(3)
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert "removing its machine" in rest

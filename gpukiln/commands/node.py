@@ -1,4 +1,4 @@
-"""Live GPU nodes: converge them, judge them, and tell how they drifted."""
+"""Live GPU nodes: converge them, judge them, tell how they drifted; test the roles on machines."""
 
 from __future__ import annotations
 
@@ -139,6 +139,50 @@ def verify(
     if json:
         print_json([one.to_dict() for one in judged])
     return _exit_code_of_verdicts([one.verdict for one in judged])
+
+
+@command(
+    name="test",
+    help={
+        "scenario": "names separated by commas; without it all that need no image pulled",
+        "list": "only list the scenarios",
+        "json": COMMON["json"],
+    },
+)
+def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = False) -> int:
+    """Test the roles with Molecule: real machines, converged twice and judged. Exit 1: one failed."""
+    from gpukiln.nodes.scenarios import choose, load_scenarios, run_scenario
+    from gpukiln.nodes.view import render_outcomes, render_scenarios
+    from gpukiln.progress import PlainConsole, Progress
+
+    if list:
+        scenarios = load_scenarios()
+        if json:
+            print_json([one.to_dict() for one in scenarios.values()])
+        else:
+            PlainConsole().print(render_scenarios([*scenarios.values()]))
+        return 0
+    chosen, others = choose(_words(scenario))
+    runs = _runs()
+    progress, run = Progress(runs.last_test_durations()), runs.create("test")
+    outcomes = []
+    for one in chosen:
+        with progress.step(one.name):
+            outcomes.append(run_scenario(one, run.folder / f"{one.name}.log", progress.say))
+            if outcomes[-1].state == "failed":
+                progress.fail()
+    document = {
+        "id": run.id,
+        "scenarios": [outcome.to_dict() for outcome in outcomes],
+        "not_run": [one.name for one in others],
+    }
+    run.write_document(document)
+    console = PlainConsole(stderr=True)
+    console.print(render_outcomes(outcomes, others))
+    console.print(f"logs: {run.folder}", soft_wrap=True)
+    if json:
+        print_json(document)
+    return int(any(outcome.state == "failed" for outcome in outcomes))
 
 
 def _exit_code_of_verdicts(verdicts: list[Verdict | None]) -> int:

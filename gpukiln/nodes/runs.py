@@ -48,12 +48,20 @@ class Run:
             "unfinished": result.unfinished,
             **result.to_dict(),
         }
+        self.write_document(document)
+
+    def write_document(self, document: dict[str, Any]) -> None:
+        """Write what `read` gives back, in one step.
+
+        Args:
+            document: Plain data.
+        """
         partial = self.file.with_suffix(".partial")
         partial.write_text(json.dumps(document, indent=2) + "\n")
         partial.replace(self.file)
 
     def read(self) -> dict[str, Any]:
-        """The document that `write` wrote."""
+        """The document that was written."""
         document: dict[str, Any] = json.loads(self.file.read_text())
         return document
 
@@ -72,7 +80,7 @@ class Runs:
         """Make the folder of a new run.
 
         Args:
-            purpose: apply or drift.
+            purpose: apply, drift, verify or test.
         """
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         folder = self.folder / f"{stamp}-{purpose}-{secrets.token_hex(2)}"
@@ -100,3 +108,12 @@ class Runs:
             else "`invoke node.apply --inventory FILE` makes the first",
             details=tuple(run.id for run in runs[:5]),
         )
+
+    def last_test_durations(self) -> dict[str, float]:
+        """Seconds that each of Molecule's scenarios took when it last passed."""
+        found: dict[str, float] = {}
+        for run in map(Run, sorted(self.folder.glob("*-test-*"))):
+            if run.file.exists():
+                outcomes = run.read()["scenarios"]
+                found |= {one["scenario"]: one["seconds"] for one in outcomes if one["state"] == "passed"}
+        return found

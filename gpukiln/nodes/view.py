@@ -1,10 +1,11 @@
-"""Shows what a run did: one row a host, and the tasks that took longest."""
+"""Shows what a run did: one row a host or a scenario, and the tasks that took longest."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from gpukiln.nodes.results import HostResult, RunResult, State
+from gpukiln.nodes.scenarios import Outcome, Scenario
 from gpukiln.progress import human_seconds
 
 STYLES: dict[State, str] = {
@@ -81,3 +82,43 @@ def _failure(host: HostResult) -> Text:
     text = Text(f"\n{host.name}: ", style="bold red")
     text.append(host.failure, style="not bold")
     return text
+
+
+def render_scenarios(scenarios: list[Scenario]) -> RenderableType:
+    """Which scenarios there are.
+
+    Args:
+        scenarios: All of them.
+    """
+    table = Table(box=None, pad_edge=False)
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("machine", no_wrap=True)
+    table.add_column("what it proves", overflow="fold")
+    for one in scenarios:
+        table.add_row(one.name, one.image or "embedded cloud", Text(one.title))
+    return table
+
+
+def render_outcomes(outcomes: list[Outcome], not_run: list[Scenario]) -> RenderableType:
+    """What came of the scenarios.
+
+    Args:
+        outcomes: Of those that were run.
+        not_run: The others.
+    """
+    table = Table(box=None, pad_edge=False)
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("took", justify="right", no_wrap=True)
+    table.add_column("steps", overflow="fold")
+    parts: list[RenderableType] = [table]
+    for one in outcomes:
+        style = "green" if one.state == "passed" else "bold red"
+        steps = ", ".join(f"{step} {human_seconds(seconds)}" for step, seconds in one.steps.items())
+        table.add_row(one.scenario, Text(one.state, style=style), human_seconds(one.seconds), Text(steps))
+        if one.failure:
+            parts.append(Text(f"\n{one.scenario}\n", style="bold red").append(one.failure, style="not bold"))
+    for scenario in not_run:
+        why = f"pulls the image {scenario.image}: --scenario {scenario.name}"
+        table.add_row(scenario.name, Text("not run", style="yellow"), "", Text(why))
+    return Group(*parts)

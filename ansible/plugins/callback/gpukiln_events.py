@@ -2,7 +2,8 @@
 
 Enabled with ANSIBLE_CALLBACKS_ENABLED=gpukiln_events; does nothing unless GPUKILN_EVENTS names a file.
 
-    {"event": "task_start", "time": 1.0, "play": "Bake", "task": "nvidia_driver : Install"}
+    {"event": "task_start", "time": 1.0, "play": "Bake", "task": "nvidia_driver : Install",
+     "action": "ansible.builtin.apt"}
     {"event": "task_end", "time": 2.0, "play": ..., "task": ..., "host": "m", "status": "failed",
      "duration_s": 1.0, "msg": "what went wrong, with the last lines of standard error"}
     {"event": "stats", "time": 3.0, "hosts": {"m": {"ok": 1, "changed": 0, "failed": 1, ...}}}
@@ -114,7 +115,7 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002
         """A task starts."""
         self._started[task._uuid] = time.monotonic()
-        self._write("task_start", play=self._play, task=task.get_name().strip())
+        self._write("task_start", play=self._play, task=task.get_name().strip(), action=task.action)
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
         """A handler starts."""

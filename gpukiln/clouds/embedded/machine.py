@@ -159,8 +159,11 @@ class Container(Machine):
     def _root(self) -> Path:
         return self.spec.folder / "root"
 
-    def _prepare(self) -> None:
+    def _mount(self) -> None:
         mount_root(self.spec.disk, self._root)
+
+    def _prepare(self) -> None:
+        self._mount()
         for name, text in CONTAINER_UNITS.items():
             file = self.spec.folder / "units" / name
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,233 @@
+"""What a second converge of unchanged nodes costs against one round trip per task, in one run.
+
+    scripts/run python -m bench.converge [--nodes 1,10,50] [--disk FILE]
+
+The nodes are copies of one that Molecule's scenario `default` has converged; with `--disk` that node's disk
+is kept in FILE and used again. Measured on the same running nodes, one after the other, each with the same
+ansible.cfg, inventory and forks:
+
+    ssh       as many `ssh NODE true` over one open connection: no Ansible at all
+    raw       a playbook of as many `raw: true`: Ansible's own cost per task. This is the floor.
+    module    a playbook of as many `ping`: a task that starts Python on the node, as nearly every module does
+    converge  ansible/node.yml, which must change nothing
+
+"As many" is the number of tasks of the converge that ran on a node; tasks that only Ansible itself works on
+(set_fact, include, assert) are not counted.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench.fleet import ROOT, Fleet, fleet, make_disk
+
+FORKS = 20  # as ansible.cfg and node.apply have it
+SLOWEST = 15
+INSIDE = "GPUKILN_BENCH_INSIDE"
+# What never reaches a node.
+LOCAL = {"set_fact", "assert", "debug", "fail", "meta", "validate_argument_spec", "group_by", "add_host"}
+
+
+def play(fleet: Fleet, playbook: Path, folder: Path) -> tuple[float, list[dict[str, Any]]]:
+    """Run a playbook as node.apply does.
+
+    Args:
+        fleet: The nodes.
+        playbook: What to run.
+        folder: For its log and its events.
+
+    Returns:
+        Seconds, and the events of ansible/plugins/callback/gpukiln_events.py.
+    """
+    log, events = folder / f"{playbook.stem}.log", folder / f"{playbook.stem}.jsonl"
+    events.unlink(missing_ok=True)
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
+        "GPUKILN_EVENTS": str(events),
+    }
+    left_out = json.dumps({"gpukiln_left_out": ["nvidia_container_toolkit"]})
+    command = [
+        "ansible-playbook",
+        "-i",
+        str(fleet.inventory),
+        str(playbook),
+        "--forks",
+        str(FORKS),
+        "-e",
+        left_out,
+    ]
+    started = time.monotonic()
+    with log.open("w") as output:
+        done = subprocess.run(command, env=environment, stdout=output, stderr=output, check=False)
+    took = time.monotonic() - started
+    if done.returncode:
+        raise SystemExit(f"{playbook.name} failed:\n{log.read_text()[-4000:]}")
+    return took, [json.loads(line) for line in events.read_text().splitlines()]
+
+
+def on_nodes(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ends of tasks that ran on a node, each with the seconds that it took.
+
+    Args:
+        events: Of one playbook.
+    """
+    local, found = True, []
+    for event in events:
+        if event["event"] == "task_start":
+            action = event["action"].removeprefix("ansible.builtin.")
+            local = action in LOCAL or action.startswith(("include", "import"))
+        elif event["event"] == "task_end" and event["status"] in ("ok", "changed") and not local:
+            found.append(event)
+    return found
+
+
+def many(action: str, tasks: int, folder: Path) -> Path:
+    """A playbook of the same task again and again.
+
+    Args:
+        action: The task's module and argument.
+        tasks: How many.
+        folder: Where it goes.
+    """
+    playbook = folder / f"{action.partition(':')[0]}.yml"
+    rows = [f"    - name: Task {number}\n      ansible.builtin.{action}\n" for number in range(tasks)]
+    playbook.write_text(f"- hosts: all\n  become: true\n  gather_facts: false\n  tasks:\n{''.join(rows)}")
+    return playbook
+
+
+def ssh_loop(fleet: Fleet, rounds: int, folder: Path) -> float:
+    """Seconds of the same number of `ssh NODE true`, as many nodes at a time as Ansible has forks.
+
+    Args:
+        fleet: The nodes.
+        rounds: Commands for each node.
+        folder: For the connections' sockets.
+    """
+
+    def one(address: str) -> None:
+        control = (
+            "-o",
+            "ControlMaster=auto",
+            "-o",
+            f"ControlPath={folder}/{address}.sock",
+            "-o",
+            "ControlPersist=60",
+        )
+        for _ in range(rounds):
+            subprocess.run([*fleet.ssh(address, *control), "true"], check=True)
+        subprocess.run([*fleet.ssh(address, *control, "-O", "exit")], check=True, capture_output=True)
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(max_workers=FORKS) as pool:
+        list(pool.map(one, fleet.addresses))
+    return time.monotonic() - started
+
+
+def measure(disk: Path, count: int) -> dict[str, float]:
+    """Measure one number of nodes, and print it.
+
+    Args:
+        disk: Of a converged node.
+        count: How many nodes.
+
+    Returns:
+        Seconds by name.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as name:
+        folder = Path(name)
+        with fleet(disk, count, folder) as nodes:
+            (work := folder / "work").mkdir()
+            converge, events = play(nodes, ROOT / "ansible/node.yml", work)
+            changed = {event["task"] for event in events if event.get("status") == "changed"}
+            if changed:
+                raise SystemExit(f"the nodes were not converged; these changed something: {sorted(changed)}")
+            ends = on_nodes(events)
+            tasks = len(ends) // count
+            times = {
+                "tasks": tasks,
+                "ssh": ssh_loop(nodes, tasks, work),
+                "raw": play(nodes, many("raw: 'true'", tasks, work), work)[0],
+                "module": play(nodes, many("ping:", tasks, work), work)[0],
+                "converge": converge,
+            }
+    row = "".join(f"{times[name]:9.1f}" for name in ("ssh", "raw", "module", "converge"))
+    ratios = f"{converge / times['raw']:9.2f}{converge / times['module']:10.2f}{converge / count:9.1f}"
+    print(f"{count:5}{tasks:6}{row}{ratios}", flush=True)
+    if count == 1:
+        show_slowest(ends, converge)
+    return times
+
+
+def show_slowest(ends: list[dict[str, Any]], total: float) -> None:
+    """Print where the seconds went, tasks of one name together.
+
+    Args:
+        ends: What `on_nodes` gave.
+        total: Seconds of the whole playbook.
+    """
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for event in ends:
+        seconds[event["task"]].append(event["duration_s"])
+    spent = sum(map(sum, seconds.values()))
+    print(f"      on the node {spent:.1f} s, Ansible itself {total - spent:.1f} s; the slowest tasks:")
+    for task, took in sorted(seconds.items(), key=lambda pair: -sum(pair[1]))[:SLOWEST]:
+        print(f"      {sum(took):6.1f} s  {len(took)} x  {task}", flush=True)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.converge", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--nodes", default="1,10,50", help="numbers of nodes")
+    parser.add_argument("--disk", type=Path, help="keep the converged node's disk here, and use it again")
+    options = parser.parse_args()
+    counts = [int(word) for word in options.nodes.split(",")]
+    if os.environ.get(INSIDE):
+        return compare(options.disk, counts)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as folder:
+        disk = (options.disk or Path(folder) / "node.raw").absolute()
+        if not disk.exists():
+            print("converging a node: the driver's module takes minutes to compile", flush=True)
+            make_disk(disk)
+        # In namespaces of its own: whatever way it ends, the machines and mounts end with it.
+        unshare = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child=KILL")
+        inside = (sys.executable, "-m", "bench.converge", "--nodes", options.nodes, "--disk", str(disk))
+        environment = {**os.environ, INSIDE: "1"}
+        return subprocess.run(
+            [*unshare, "--mount-proc", *inside], cwd=ROOT, env=environment, check=False
+        ).returncode
+
+
+def compare(disk: Path, counts: list[int]) -> int:
+    """Measure each number of nodes, and print how it grows.
+
+    Args:
+        disk: Of a converged node.
+        counts: Numbers of nodes.
+    """
+    # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
+    Path("/run/netns").mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
+    print("nodes tasks    ssh s    raw s module s converge s   / raw  / module  s/node")
+    found = {count: measure(disk, count) for count in counts}
+    first = counts[0]
+    for count in counts[1:]:
+        grows = {name: found[count][name] / found[first][name] for name in ("raw", "module", "converge")}
+        words = ", ".join(f"{name} {times:.1f} x" for name, times in grows.items())
+        print(f"{count} nodes against {first}: {words}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

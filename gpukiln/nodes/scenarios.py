@@ -1,0 +1,202 @@
+"""Runs Molecule's scenarios: each starts a machine, converges it twice, judges it and removes it."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gpukiln.catalog.load import ROOT, read_yaml, unknown
+from gpukiln.errors import UnavailableError
+
+FOLDER = ROOT / "molecule"
+STEP = re.compile(r"INFO +\[\S+ > (\w+)\] Executing$")
+TASK = re.compile(r"TASK \[(.*)\] \*+$")
+FAILURE_LINES = 12
+SAY_S = 15.0  # not every task is told, or a plain log would be Molecule's own again
+PATIENCE_S = 30.0  # for Molecule to end when it is told to
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One scenario.
+
+    Args:
+        folder: Holds its molecule.yml; its name is the scenario's.
+        title: What it proves: the comment at the head of its molecule.yml.
+        image: The container image of its machine, which Docker pulls; empty for the embedded cloud's.
+    """
+
+    folder: Path
+    title: str
+    image: str
+
+    @property
+    def name(self) -> str:
+        """What `--scenario` takes."""
+        return self.folder.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"name": self.name, "title": self.title, "image": self.image}
+
+
+@dataclass
+class Outcome:
+    """What came of a scenario.
+
+    Args:
+        scenario: Its name.
+        state: Whether every step of it succeeded.
+        seconds: From its first step to the end of the last.
+        steps: Seconds of each step, in their order.
+        failure: The end of what the failing step wrote.
+        log: The file that has all of it.
+    """
+
+    scenario: str
+    state: Literal["passed", "failed"] = "failed"
+    seconds: float = 0.0
+    steps: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+    log: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def load_scenarios(folder: Path = FOLDER) -> dict[str, Scenario]:
+    """Every scenario, those that need nothing pulled first.
+
+    Args:
+        folder: The folder of the scenarios.
+    """
+    found = [_scenario(file) for file in sorted(folder.glob("*/molecule.yml"))]
+    return {scenario.name: scenario for scenario in sorted(found, key=lambda one: bool(one.image))}
+
+
+def _scenario(file: Path) -> Scenario:
+    text = file.read_text(encoding="utf-8").splitlines()
+    comment = [line.removeprefix("#").strip() for line in text if line.startswith("#")]
+    [platform] = read_yaml(file)["platforms"]
+    return Scenario(file.parent, " ".join(comment), platform.get("image", ""))
+
+
+def choose(names: list[str], folder: Path = FOLDER) -> tuple[list[Scenario], list[Scenario]]:
+    """Which scenarios to run.
+
+    Args:
+        names: Those asked for; empty for all that need no image pulled.
+        folder: The folder of the scenarios.
+
+    Returns:
+        Those to run, and those that are not run unless they are asked for.
+
+    Raises:
+        UsageError: There is no such scenario.
+    """
+    known = load_scenarios(folder)
+    for name in names:
+        if name not in known:
+            raise unknown("scenario", name, known)
+    if names:
+        return [known[name] for name in dict.fromkeys(names)], []
+    return [one for one in known.values() if not one.image], [one for one in known.values() if one.image]
+
+
+def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> Outcome:
+    """Run one to its end; whatever way it ends, its machine is removed.
+
+    Args:
+        scenario: The scenario.
+        log: File that gets everything that Molecule writes.
+        say: Told of every step.
+
+    Returns:
+        What came of it.
+
+    Raises:
+        UnavailableError: Molecule is missing.
+    """
+    outcome, started = Outcome(scenario.name, log=str(log)), time.monotonic()
+    try:
+        with log.open("w", encoding="utf-8") as file, _molecule("test", scenario) as molecule:
+            _follow(molecule, outcome, file.write, say)
+    except BaseException:  # Ctrl-C; at its own end Molecule removes the machine itself
+        say("removing its machine")
+        with log.open("a", encoding="utf-8") as file, _molecule("destroy", scenario) as molecule:
+            file.writelines(molecule.stdout or ())
+        raise
+    outcome.seconds = round(time.monotonic() - started, 1)
+    if molecule.returncode == 0:
+        outcome.state = "passed"
+    else:
+        outcome.failure = _failure(log.read_text(encoding="utf-8").splitlines())
+    return outcome
+
+
+@contextlib.contextmanager
+def _molecule(command: str, scenario: Scenario) -> Iterator[subprocess.Popen[str]]:
+    """Molecule in a process group of its own, which never outlives the block."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "MOLECULE_COMMAND_BORDERS": "false",
+        "NO_COLOR": "1",
+    }
+    try:
+        process = subprocess.Popen(
+            ["molecule", command, "--scenario-name", scenario.name],
+            cwd=scenario.folder.parents[1],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise UnavailableError("molecule is not installed", hint="call this through scripts/run") from None
+    try:
+        yield process
+        process.wait()
+    finally:
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE_S)
+
+
+def _follow(
+    molecule: subprocess.Popen[str], outcome: Outcome, write: Callable[[str], Any], say: Callable[[str], None]
+) -> None:
+    step, began = "", time.monotonic()
+    said = began
+    for line in molecule.stdout or ():
+        write(line)
+        now = time.monotonic()
+        if found := STEP.search(line):
+            if step:
+                outcome.steps[step] = round(outcome.steps.get(step, 0.0) + now - began, 1)
+            step, began, said = found[1], now, now
+            say(step)
+        elif (found := TASK.search(line)) and now - said > SAY_S:
+            said = now
+            say(f"{step}: {found[1]}")
+    if step:
+        outcome.steps[step] = round(outcome.steps.get(step, 0.0) + time.monotonic() - began, 1)
+
+
+def _failure(lines: list[str]) -> str:
+    """The fatal task and what it said, or the end of the log."""
+    fatal = [number for number, line in enumerate(lines) if line.startswith(("fatal: ", "failed: "))]
+    at = fatal[-1] if fatal else len(lines) - FAILURE_LINES
+    return "\n".join(lines[max(at, 0) :][:FAILURE_LINES])

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from gpukiln.nodes.runs import Run
     from gpukiln.verify.verdict import Verdict
 
+OPTIONAL_ROLES = ("dcgm", "ci_runner")
 COMMON = {
     "inventory": "Ansible inventory: a file or a folder",
     "limit": "only these hosts, an Ansible pattern",
     "forks": "hosts that are worked on at the same time",
     "set": "change a component, NAME.FIELD=VALUE, separated by commas",
     "leave_out": "components not to install, separated by commas, for example nvidia_container_toolkit",
+    "also": "optional roles, separated by commas: dcgm, ci_runner",
     "json": "print one JSON document to standard output",
 }
 
@@ -45,6 +47,7 @@ def apply(
     resume: str = "",
     set: str = "",
     leave_out: str = "",
+    also: str = "",
     json: bool = False,
 ) -> int:
     """Converge live GPU nodes: driver, persistence, container runtime and toolkit, nvtop, bootstrap."""
@@ -61,9 +64,13 @@ def apply(
         inventory, limit = _resumed(resume, inventory)
     request = _request(
         "node.yml",
-        *(inventory, limit, forks, set, leave_out),
+        *(inventory, limit, forks, set, leave_out, also),
         check=check,
-        variables={"gpukiln_batch": batches, "nvidia_driver_reboot_allowed": reboot},
+        variables={
+            "gpukiln_batch": batches,
+            # without the flag it is the inventory's choice
+            **({"nvidia_driver_reboot_allowed": True} if reboot else {}),
+        },
     )
     run, result = _run("apply", request)
     _report(run, result, request, as_json=json)
@@ -78,10 +85,11 @@ def drift(
     forks: int = 20,
     set: str = "",
     leave_out: str = "",
+    also: str = "",
     json: bool = False,
 ) -> int:
     """Compare live nodes with what they should be; nothing is changed. Exit 1: something differs."""
-    request = _request("drift.yml", inventory, limit, forks, set, leave_out, check=True, variables={})
+    request = _request("drift.yml", inventory, limit, forks, set, leave_out, also, check=True, variables={})
     run, result = _run("drift", request)
     _report(run, result, request, as_json=json)
     if any(host.changes for host in result.hosts.values()):
@@ -202,6 +210,7 @@ def _request(
     forks: int,
     overrides: str,
     leave_out: str,
+    also: str,
     *,
     check: bool,
     variables: dict[str, Any],
@@ -220,6 +229,10 @@ def _request(
     left_out = _words(leave_out)
     if unknown := [name for name in left_out if name not in components]:
         raise UsageError(f"there is no component {unknown[0]!r}", hint=f"valid: {', '.join(components)}")
+    if unknown := [name for name in _words(also) if name not in OPTIONAL_ROLES]:
+        raise UsageError(
+            f"there is no optional role {unknown[0]!r}", hint=f"valid: {', '.join(OPTIONAL_ROLES)}"
+        )
     return Request(
         playbook=playbook,
         inventory=Path(inventory).expanduser().absolute(),
@@ -229,6 +242,7 @@ def _request(
         variables={
             "components": components,
             **({"gpukiln_left_out": left_out} if left_out else {}),
+            **({"gpukiln_also": _words(also)} if also else {}),
             **variables,
         },
     )

@@ -120,7 +120,7 @@ def verify(
     from gpukiln.progress import PlainConsole, Progress
     from gpukiln.verify.report import fixes, render, summary
 
-    request = _request("", inventory, limit, forks, "", "", check=True, variables={})
+    request = _request("", inventory, limit, forks, "", "", "", check=True, variables={})
     hosts, run, progress = list_hosts(request), _runs().create("verify"), Progress()
     with progress.step(f"judge {len(hosts)} host{'s' if len(hosts) > 1 else ''}"):
         judged = judge(

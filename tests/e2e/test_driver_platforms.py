@@ -3,6 +3,7 @@
 What is real and what stands in is said in standin/platforms.py.
 """
 
+import hashlib
 import re
 
 import pytest
@@ -43,6 +44,12 @@ def refused(node, *options, **variables):
 def drivers(node, command):
     """Driver versions of the installed packages."""
     return set(re.findall(r"\b[3-9]\d\d\.\d+\.\d+", node.read(command)))
+
+
+def module_version(node):
+    """What the one kernel would load."""
+    kernel = node.read("ls /lib/modules").strip()
+    return node.read(f"sudo modinfo -k {kernel} -F version nvidia").strip()
 
 
 DPKG = "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*' '*cuda*' | grep ^.i"
@@ -87,8 +94,7 @@ def test_ubuntu_moves_to_another_branch_with_dkms(ubuntu):
     apply(ubuntu, nvidia_driver_branch=580, nvidia_driver_version="580.159.03", nvidia_driver_build="dkms")
     assert drivers(ubuntu, DPKG) == {"580.159.03"}
     assert "linux-modules-nvidia" not in ubuntu.read(DPKG)
-    kernel = ubuntu.read("ls /lib/modules").strip()
-    assert ubuntu.read(f"sudo modinfo -k {kernel} -F version nvidia").strip() == "580.159.03"
+    assert module_version(ubuntu) == "580.159.03"
 
 
 def test_nvidias_repository_gives_the_wanted_release_and_not_the_newest(ubuntu):
@@ -136,6 +142,27 @@ def test_the_removal_leaves_nothing(ubuntu):
     assert ubuntu.read("ls /etc/modprobe.d /etc/apt/preferences.d | grep -c gpukiln || true").strip() == "0"
 
 
+def test_nvidias_installer_comes_with_its_checksum_and_goes_again(ubuntu):
+    file = ubuntu.folder / "driver.run"
+    file.write_text(packages.runfile(NEW))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    variables = {
+        "nvidia_driver_source": "runfile",
+        "nvidia_driver_branch": 580,
+        "nvidia_driver_runfile": str(file),
+    }
+    said = refused(ubuntu, **variables, nvidia_driver_runfile_sha256="0" * 64)
+    assert f"Found SHA-256 {digest}" in said
+    assert ubuntu.ssh("ls /usr/bin/nvidia-uninstall").returncode != 0
+
+    apply(ubuntu, **variables, nvidia_driver_runfile_sha256=digest)
+    assert module_version(ubuntu) == NEW
+
+    done = ubuntu.play(PLAYBOOK, nvidia_driver_state="absent")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert ubuntu.ssh("ls /usr/bin/nvidia-uninstall").returncode != 0
+
+
 def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
     kernel = disguise(ubuntu, "ubuntu-24.04")
     archive = [
@@ -150,59 +177,74 @@ def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
     assert ubuntu.ssh(DPKG).stdout == ""
 
 
-@pytest.fixture(scope="module", params=["rocky-9", "amazon-2023"])
-def dnf(here, key, tmp_path_factory, request):
-    node = Node(here, key, tmp_path_factory.mktemp(request.param))
-    kernel = disguise(node, request.param)
-    streams = [("535-dkms", OLD), ("535-dkms", "535.288.01"), ("580-dkms", NEW), ("580-open", NEW)]
-    if request.param == "amazon-2023":
-        streams = streams[2:]  # NVIDIA's repository for it begins with 555
-    made, modules = packages.cuda_rpm(streams, kernel)
+def rpm_machine(here, key, folder, platform, streams):
+    node = Node(here, key, folder)
+    made, modules = packages.cuda_rpm(streams, disguise(node, platform))
     node.fingerprint = publish(node, "/srv/cuda", made, modules, kind="rpm")
-    node.platform = request.param
+    return node
+
+
+@pytest.fixture(scope="module")
+def rocky(here, key, tmp_path_factory):
+    streams = [("535-dkms", OLD), ("535-dkms", "535.288.01"), ("580-open", NEW)]
+    node = rpm_machine(here, key, tmp_path_factory.mktemp("rocky"), "rocky-9", streams)
     yield node
     here.terminate(node.instance)
 
 
-def test_dnf_takes_the_branchs_stream(dnf):
-    repository = cuda_repository(dnf)
-    if dnf.platform == "amazon-2023":
-        said = refused(dnf, nvidia_driver_repository=repository)
-        assert "Found the streams 580-dkms, 580-open" in said
-        assert "wanted 535-dkms" in said
-        apply(dnf, nvidia_driver_repository=repository, nvidia_driver_branch=580)
-        assert drivers(dnf, RPM) == {NEW}
-    else:
-        apply(dnf, nvidia_driver_repository=repository, nvidia_driver_version="535.288.01")
-        assert drivers(dnf, RPM) == {"535.288.01"}
-    assert "nvidia-driver-cuda" in dnf.read("sudo dnf -q versionlock list")
-    kernel = dnf.read("ls /lib/modules").strip()
-    found = dnf.read(f"sudo modinfo -k {kernel} -F version nvidia").strip()
-    assert found in (NEW, "535.288.01")
-    listed = dnf.read(f"sudo lsinitrd /boot/initramfs-{kernel}.img")
+def test_dnf_takes_the_branchs_stream_and_not_the_newest_release(rocky):
+    apply(rocky, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version="535.288.01")
+    assert drivers(rocky, RPM) == {"535.288.01"}
+    assert module_version(rocky) == "535.288.01"
+    locked = rocky.read("sudo dnf -q versionlock list")
+    assert "nvidia-driver-cuda" in locked
+    assert "kernel-core" in locked
+    listed = rocky.read("sudo lsinitrd /boot/initramfs-*.img")
     assert "etc/modprobe.d/gpukiln-nvidia.conf" in listed
     assert "nouveau" not in listed
 
 
-def test_dnf_moves_to_another_branch_with_open_modules(dnf):
-    variables = {"nvidia_driver_repository": cuda_repository(dnf), "nvidia_driver_branch": 580}
-    apply(dnf, **variables, nvidia_driver_modules="open", nvidia_driver_fabric_manager="always")
-    assert drivers(dnf, RPM) == {NEW}
-    assert "kmod-nvidia-open-dkms" in dnf.read(RPM)
-    assert "kmod-nvidia-latest-dkms" not in dnf.read(RPM)
+def test_dnf_moves_to_another_branch_with_open_modules(rocky):
+    variables = {"nvidia_driver_repository": cuda_repository(rocky), "nvidia_driver_branch": 580}
+    apply(rocky, **variables, nvidia_driver_modules="open", nvidia_driver_fabric_manager="always")
+    assert drivers(rocky, RPM) == {NEW}
+    assert module_version(rocky) == NEW
+    installed = rocky.read(RPM)
+    assert "kmod-nvidia-open-dkms" in installed
+    assert "kmod-nvidia-latest-dkms" not in installed
+    assert "nvidia-fabricmanager" in installed
 
 
-def test_dnf_moves_back(dnf):
-    if dnf.platform == "amazon-2023":
-        apply(dnf, nvidia_driver_repository=cuda_repository(dnf), nvidia_driver_branch=580)
-        assert "kmod-nvidia-latest-dkms" in dnf.read(RPM)
-    else:
-        apply(dnf, nvidia_driver_repository=cuda_repository(dnf), nvidia_driver_version=OLD)
-        assert drivers(dnf, RPM) == {OLD}
-
-
-def test_dnf_removes_it(dnf):
-    done = dnf.play(PLAYBOOK, nvidia_driver_state="absent", nvidia_driver_repository=cuda_repository(dnf))
+def test_dnf_moves_back(rocky):
+    done = rocky.play(PLAYBOOK, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version=OLD)
     assert done.returncode == 0, done.stdout[-6000:]
-    assert dnf.ssh(RPM).stdout == ""
-    assert "nvidia" not in dnf.read("sudo dnf -q versionlock list")
+    assert drivers(rocky, RPM) == {OLD}
+    assert module_version(rocky) == OLD
+
+
+def test_dnf_removes_it(rocky):
+    done = rocky.play(PLAYBOOK, nvidia_driver_state="absent")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert rocky.ssh(RPM).stdout == ""
+    assert "nvidia" not in rocky.read("sudo dnf -q versionlock list")
+
+
+@pytest.fixture(scope="module")
+def amazon(here, key, tmp_path_factory):
+    streams = [("580-dkms", NEW), ("580-open", NEW)]  # NVIDIA's repository for it begins with 555
+    node = rpm_machine(here, key, tmp_path_factory.mktemp("amazon"), "amazon-2023", streams)
+    yield node
+    here.terminate(node.instance)
+
+
+def test_a_branch_that_amazon_linux_does_not_have_is_refused(amazon):
+    said = refused(amazon, nvidia_driver_repository=cuda_repository(amazon))
+    assert "Found the streams 580-dkms, 580-open" in said
+    assert "wanted 535-dkms" in said
+    assert amazon.ssh(RPM).stdout == ""
+
+
+def test_amazon_linux_gets_the_branch_that_it_has(amazon):
+    apply(amazon, nvidia_driver_repository=cuda_repository(amazon), nvidia_driver_branch=580)
+    assert drivers(amazon, RPM) == {NEW}
+    assert module_version(amazon) == NEW

@@ -302,3 +302,36 @@ def _rpms(version: str, *, open_: bool) -> list[Package]:
         Package("nvidia-persistenced", full, files=daemon("nvidia-persistenced")),
         Package(fabric, full, files=daemon("nvidia-fabricmanager")),
     ]
+
+
+RUNFILE = """\
+#!/bin/sh
+# Stands in for NVIDIA's installer: the options that it must be given, and what it leaves.
+set -eu
+case "$*" in
+  *--silent*--dkms*--skip-module-load*--kernel-name=*) ;;
+  *) echo "ERROR: asks questions, or loads a module: $*" >&2; exit 1 ;;
+esac
+for option; do case $option in --kernel-name=*) kernel=${{option#*=}} ;; esac; done
+mkdir -p /usr/src/nvidia-{version}
+{sources}
+: >/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{version}
+dkms install -m nvidia -v {version} -k "$kernel"
+cat >/usr/bin/nvidia-uninstall <<'UNINSTALL'
+#!/bin/sh
+set -eu
+dkms remove -m nvidia -v {version} --all
+rm -r /usr/src/nvidia-{version} /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{version} /usr/bin/nvidia-uninstall
+UNINSTALL
+chmod +x /usr/bin/nvidia-uninstall
+"""
+
+
+def runfile(version: str) -> str:
+    """NVIDIA's installer as a shell script.
+
+    Args:
+        version: The driver's version.
+    """
+    sources = "\n".join(f"cat >{path} <<'SOURCE'\n{text}SOURCE" for path, text in dkms_files(version).items())
+    return RUNFILE.format(version=version, sources=sources)

@@ -61,6 +61,7 @@ def test_what_is_missing() -> None:
         ("E: Held packages were changed and -y was used without --allow-change-held-packages.", "unhold"),
         ("E: Unable to correct problems, you have held broken packages.", "unhold"),
         ("No package matching 'nvtop' is available", "Is a repository missing"),
+        ("no available installation candidate for x=1-*", "Is a repository missing"),
         ("Failed to install some of the specified packages", "Is a repository missing"),
         ("E: Could not get lock /var/lib/dpkg/lock-frontend", "Another package manager"),
         ("Failed to download metadata: Cannot download repomd.xml", "network and proxy"),

@@ -29,7 +29,7 @@ CAUSES = (
         "Install nothing from this repository until its vendor has explained the signature.",
     ),
     (
-        r"No package matching|Unable to locate|no installation candidate|no available version|was not found"
+        r"No package matching|Unable to locate|no (available )?installation candidate|no available version|was not found"
         r"|No package \S+ available|Unable to find a match|specified packages",
         "The node's repositories don't have it: `apt-cache policy NAME` or `dnf --showduplicates list NAME` "
         "shows what they have. Is a repository missing, or its version another one?",

@@ -1,0 +1,85 @@
+"""Stand-ins of engines, container toolkit, persistence daemon and nvtop under their real names.
+
+The engines read their configuration as far as the roles need it: containerd refuses what is no TOML.
+"""
+
+from typing import Any
+
+from standin.packages import UNIT, Package, daemon
+
+CONTAINERD = """\
+#!/usr/bin/python3
+import sys, time, tomllib
+if "dump" not in sys.argv:
+    time.sleep(10**9)
+with open(sys.argv[sys.argv.index("--config") + 1], "rb") as file:
+    print(tomllib.load(file))
+"""
+# What the real one writes names the driver's libraries.
+NVIDIA_CTK = """\
+#!/bin/sh
+for word; do
+  case $word in --output=*) echo "hostPath: /usr/lib/libcuda.so.$(cat /srv/loaded)" >"${word#--output=}" ;; esac
+done
+"""
+# As Ubuntu's: started by udev alone, stopped when unneeded, with persistence off.
+UBUNTU_UNIT = """\
+[Unit]
+Description=stand-in for nvidia-persistenced
+StopWhenUnneeded=true
+[Service]
+ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose
+"""
+SMI = "#!/bin/sh\npgrep -af 'nvidia-persistenced.*--persistence-mode' >/dev/null && echo Enabled || echo Disabled\n"
+DAEMON_JSON = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "runtimeArgs": []}}}\n'
+TOOLKIT = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+
+
+def engines(containerd: str, docker: str) -> list[Package]:
+    """The engines under a platform's names; nothing is started by their installation."""
+    return [
+        Package(
+            containerd,
+            "2.1.5-1",
+            files={**daemon("containerd"), "/usr/bin/containerd": CONTAINERD},
+        ),
+        Package(
+            docker,
+            "28.5.2-1",
+            (containerd,),
+            files={
+                "/usr/bin/dockerd": "#!/bin/sh\nexec sleep infinity\n",
+                "/usr/bin/docker": '#!/bin/sh\necho docker "$@"\n',
+                "/lib/systemd/system/docker.service": UNIT.format(name="dockerd"),
+            },
+        ),
+    ]
+
+
+def toolkit(version: str) -> list[Package]:
+    """NVIDIA's four packages, and what they replaced."""
+    files: dict[str, Any] = {
+        "nvidia-container-toolkit-base": {"/usr/bin/nvidia-ctk": NVIDIA_CTK},
+    }
+    return [
+        *(Package(name, f"{version}-1", files=files.get(name, {})) for name in TOOLKIT),
+        # It owns the file: the file goes with it.
+        Package(
+            "nvidia-docker2",
+            "2.13.0-1",
+            files={"/etc/docker/daemon.json": DAEMON_JSON, "/usr/bin/nvidia-docker": "#!/bin/sh\n"},
+        ),
+    ]
+
+
+def persistence(name: str, unit: str = "") -> Package:
+    """The daemon's package, with the platform's unit and an nvidia-smi that looks at the daemon."""
+    files = daemon("nvidia-persistenced")
+    if unit:
+        files["/lib/systemd/system/nvidia-persistenced.service"] = unit
+    return Package(name, "535.309.01-1", files={**files, "/usr/bin/nvidia-smi": SMI})

@@ -1,0 +1,301 @@
+"""Engines, toolkit, persistence and nvtop on systems whose packages stand in.
+
+What is real and what stands in is said in standin/platforms.py and standin/runtime.py; on Ubuntu Docker and
+containerd are Debian's.
+"""
+
+import json
+import re
+import tomllib
+
+import pytest
+from harness import Node
+from standin import runtime
+from standin.packages import Package
+from standin.platforms import disguise, publish
+
+pytestmark = pytest.mark.e2e
+
+VERSION = "1.19.1"
+PLAYBOOK = """\
+- name: The runtime of a GPU node
+  hosts: all
+  become: true
+  gather_subset: [min]
+  vars_files: ["{root}/components.yaml"]
+  tasks:
+    - name: Install
+      ansible.builtin.include_role: {name: "{{ item }}", tasks_from: install}
+      loop: [nvidia_persistence, container_runtime, nvidia_container_toolkit, nvtop]
+    - name: Run
+      ansible.builtin.include_role: {name: "{{ item }}", tasks_from: runtime}
+      loop: [nvidia_persistence, container_runtime, nvidia_container_toolkit]
+"""
+ENGINES = {"rocky-9": ("containerd.io", "docker-ce"), "amazon-2023": ("containerd", "docker")}
+KATA = {"kata": {"path": "/usr/bin/kata"}}
+
+
+class Site:
+    """A machine with what it installs from.
+
+    Args:
+        node: The machine.
+        platform: What it says it is.
+    """
+
+    def __init__(self, node, platform):
+        self.node, self.platform = node, platform
+        self.is_apt = platform not in ENGINES
+        self.kind = "apt" if self.is_apt else "rpm"
+        disguise(node, platform)
+        vendor = [*runtime.toolkit(VERSION), *runtime.toolkit("1.19.0")[:4]]
+        if self.is_apt:
+            unit = runtime.UBUNTU_UNIT
+            archive = [
+                runtime.persistence("nvidia-compute-utils-535-server", unit),
+                Package("nvtop", "3.0-1"),
+            ]
+        else:
+            archive = [runtime.persistence("nvidia-persistenced")]
+            archive += [Package("python3-dnf-plugin-versionlock", "4.3-1")]
+            engines = runtime.engines(*ENGINES[platform])
+            (vendor if platform == "rocky-9" else archive).extend(engines)
+            vendor += [Package("nvtop", "3.0-1")]
+        self.fingerprint = publish(node, "/srv/vendor", vendor, kind=self.kind)
+        publish(node, "/srv/archive", archive, kind=self.kind)
+        if self.is_apt:
+            listed = "deb [signed-by=/srv/archive/gpgkey] file:/srv/archive /\n"
+            node.write("/etc/apt/sources.list.d/archive.list", listed)
+            node.read("sudo apt-get -q update")
+        else:
+            text = "[archive]\nname=archive\nbaseurl=file:///srv/archive\ngpgcheck=0\n"
+            node.write("/etc/yum.repos.d/archive.repo", text)
+
+    def repository(self, **changed):
+        found = {
+            "url": "file:///srv/vendor",
+            "key_url": "file:///srv/vendor/gpgkey",
+            "key_fingerprint": self.fingerprint,
+            **changed,
+        }
+        return {"apt": {**found, "suite": "/"}, "rpm": {**found, "repo_gpgcheck": True}}
+
+    def play(self, *options, **variables):
+        rpm = {**self.repository()["rpm"], "distributions": ["rocky"]}
+        values = {
+            "nvidia_container_toolkit_repository": self.repository(),
+            "nvidia_container_toolkit_version": VERSION,
+            "container_runtime_repository": {"rpm": rpm},
+            "nvtop_repository": {"rpm": {**rpm, "includepkgs": ["nvtop"]}},
+            **variables,
+        }
+        return self.node.play(PLAYBOOK, *options, **values)
+
+    def converge(self, **variables):
+        """Twice; the second run must change nothing."""
+        done = self.play(**variables)
+        assert done.returncode == 0, done.stdout[-6000:]
+        again = self.play(**variables)
+        assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout[-6000:]
+        return done
+
+    def refused(self, **variables):
+        """What the roles say when they must not go on."""
+        done = self.play(**variables)
+        assert done.returncode == 2, done.stdout[-6000:]
+        return " ".join(done.stdout.split())
+
+    def installed(self):
+        command = "dpkg-query -W -f '${db:Status-Abbrev}|${Package}|${Version}\\n' | grep ^.i"
+        if not self.is_apt:
+            command = "rpm -qa --qf 'ii |%{name}|%{version}-%{release}\\n'"
+        return dict(line.split("|")[1:] for line in self.node.read(command).splitlines())
+
+    def held(self):
+        text = self.node.read("apt-mark showhold" if self.is_apt else "sudo dnf -q versionlock list")
+        return {name for name in runtime.TOOLKIT if re.search(rf"(?m)^{name}(-0:|$)", text)}
+
+    def daemon_json(self):
+        return json.loads(self.node.read("cat /etc/docker/daemon.json"))
+
+
+@pytest.fixture(scope="module", params=["ubuntu-24.04", "rocky-9", "amazon-2023"])
+def site(here, key, tmp_path_factory, request):
+    node = Node(here, key, tmp_path_factory.mktemp(request.param))
+    yield Site(node, request.param)
+    here.terminate(node.instance)
+
+
+def test_a_fresh_node_tells_what_would_change(site):
+    before = site.node.read("ls -R /etc | md5sum"), site.installed()
+    done = site.play("--check", "--diff")
+    assert done.returncode == 0, done.stdout[-6000:]
+    said = done.stdout
+    assert f"+nvidia-container-toolkit {VERSION}" in said
+    assert "+nvtop" in said if site.platform != "amazon-2023" else "nvtop is left out" in said
+    assert '+    "default-runtime": "nvidia",' in said
+    assert (site.node.read("ls -R /etc | md5sum"), site.installed()) == before
+
+
+def test_an_untrusted_key_is_refused(site):
+    said = site.refused(nvidia_container_toolkit_repository=site.repository(key_fingerprint="0" * 40))
+    assert f"Found keys with the fingerprints {site.fingerprint}" in said
+    assert "wanted " + "0" * 40 in said
+    said = site.refused(nvidia_container_toolkit_repository=site.repository(key_url="http://127.0.0.1:1/k"))
+    assert "Found no key for the repository nvidia-container-toolkit at http://127.0.0.1:1/k" in said
+    assert "Check its network" in said
+
+
+def test_an_unreachable_repository_is_taken_away_again(site):
+    said = site.refused(nvidia_container_toolkit_repository=site.repository(url="http://127.0.0.1:1/x"))
+    assert "at http://127.0.0.1:1/x for nvidia-container-toolkit" in said
+    assert re.search("refused|Cannot download", said)
+    assert "was taken away again" in said
+    listed = site.node.read("ls /etc/apt/sources.list.d /etc/yum.repos.d 2>&1 || true")
+    assert "nvidia-container-toolkit" not in listed
+
+
+def test_nvidia_docker2_is_replaced_and_everybodys_keys_stay(site):
+    node = site.node
+    if site.is_apt:
+        node.read("cd /srv/vendor && sudo dpkg -i ./nvidia-docker2_*.deb")
+        node.write("/etc/apt/sources.list.d/nvidia-docker.list", "deb http://127.0.0.1:1 /\n")
+    else:
+        node.read("sudo rpm -i --nodeps /srv/vendor/nvidia-docker2-*.rpm")
+        text = "[nvidia-docker]\nname=x\nbaseurl=http://127.0.0.1:1\nenabled=1\n"
+        node.write("/etc/yum.repos.d/nvidia-docker.repo", text)
+        node.read("sudo sed -i s/enabled=1/enabled=0/ /etc/yum.repos.d/nvidia-docker.repo")
+    runtimes = {**KATA, **json.loads(runtime.DAEMON_JSON)["runtimes"]}
+    node.write("/etc/docker/daemon.json", json.dumps({"log-level": "warn", "runtimes": runtimes}))
+    site.converge(nvidia_docker2=True)
+    found = site.installed()
+    assert "nvidia-docker2" not in found
+    assert {found[name] for name in runtime.TOOLKIT} == {f"{VERSION}-1"}
+    assert site.held() == set(runtime.TOOLKIT)
+    assert "nvidia-docker" not in node.read("ls /etc/apt/sources.list.d /etc/yum.repos.d 2>&1 || true")
+    assert "gpukiln" not in node.read("ls /etc/docker")
+
+    daemon = site.daemon_json()
+    assert (daemon["log-level"], daemon["default-runtime"]) == ("warn", "nvidia")
+    assert set(daemon["runtimes"]) == {"kata", "nvidia"}
+    assert daemon["exec-opts"] == ["native.cgroupdriver=systemd"]
+    if not site.is_apt:  # Docker stands in, and says how it was called
+        assert node.read("nvidia-docker ps") == "docker ps\n"
+        said = node.read("NV_GPU=0,1 nvidia-docker run --rm x")
+        assert said == "docker run --runtime=nvidia --env NVIDIA_VISIBLE_DEVICES=0,1 --rm x\n"
+
+
+def test_the_engines_run_with_the_runtime(site):
+    node = site.node
+    assert node.read("systemctl is-active docker containerd") == "active\nactive\n"
+    assert node.read("systemctl is-enabled docker containerd") == "enabled\nenabled\n"
+    drop_in = tomllib.loads(node.read("cat /etc/containerd/conf.d/99-nvidia.toml"))
+    schema, plugin = (2, "io.containerd.grpc.v1.cri") if site.is_apt else (3, "io.containerd.cri.v1.runtime")
+    assert drop_in["version"] == schema
+    table = drop_in["plugins"][plugin]["containerd"]
+    assert table["default_runtime_name"] == "nvidia"
+    assert table["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
+    if site.is_apt:  # the real one
+        dump = node.read("sudo containerd config dump")
+        assert 'BinaryName = "/usr/bin/nvidia-container-runtime"' in dump
+    found = site.installed()
+    assert set(ENGINES.get(site.platform, ("containerd", "docker.io"))) <= set(found)
+    assert ("nvtop" in found) == (site.platform != "amazon-2023")
+    if site.platform == "rocky-9":
+        assert "includepkgs = nvtop" in node.read("cat /etc/yum.repos.d/epel-nvtop.repo")
+    if not site.is_apt:
+        text = node.read("cat /etc/yum.repos.d/nvidia-container-toolkit.repo")
+        assert "\ngpgcheck = 1" in text
+        assert "\nrepo_gpgcheck = 1" in text
+
+
+def test_the_default_runtime_is_a_choice_for_each_engine(site):
+    choice = {"nvidia_container_toolkit_docker_default": False}
+    site.converge(**choice, nvidia_container_toolkit_containerd_default=False)
+    daemon = site.daemon_json()
+    assert "default-runtime" not in daemon
+    assert "nvidia" in daemon["runtimes"]
+    assert 'default_runtime_name = "runc"' in site.node.read("cat /etc/containerd/conf.d/99-nvidia.toml")
+    assert site.node.ssh("test -e /usr/local/bin/nvidia-docker").returncode != 0
+
+
+def test_another_version_takes_the_place_of_the_held_one(site):
+    site.converge(nvidia_container_toolkit_version="1.19.0")
+    assert {site.installed()[name] for name in runtime.TOOLKIT} == {"1.19.0-1"}
+    assert site.held() == set(runtime.TOOLKIT)
+    said = site.refused(nvidia_container_toolkit_version="1.18.9")
+    assert "in version 1.18.9. The node's repositories don't have it" in said
+    site.converge()
+    assert {site.installed()[name] for name in runtime.TOOLKIT} == {f"{VERSION}-1"}
+
+
+def test_a_broken_daemon_json_is_named_and_kept(site):
+    node = site.node
+    kept = node.read("cat /etc/docker/daemon.json")
+    node.write("/etc/docker/daemon.json", '{"log-level": }')
+    said = site.refused()
+    assert "Found /etc/docker/daemon.json that is no JSON object: Expecting value: line 1 column 15" in said
+    assert node.read("cat /etc/docker/daemon.json") == '{"log-level": }'
+    node.write("/etc/docker/daemon.json", kept)
+
+
+def test_persistence_is_on_where_there_is_a_gpu(site):
+    """A daemon that runs without it, as udev may start it before the role has been there, is started anew."""
+    node = site.node
+    node.read("sudo rm -r /etc/systemd/system/nvidia-persistenced.service.d; sudo systemctl daemon-reload")
+    node.read("sudo touch /run/nvidia-gpu-present; sudo systemctl start nvidia-persistenced || true")
+    site.converge(gpu_presence_found=True, **cdi(node, "535.309.01"))
+    assert "--persistence-mode" in node.read("systemctl show -p ExecStart nvidia-persistenced")
+    assert node.read("systemctl is-active nvidia-persistenced") == "active\n"
+    assert node.read("systemctl is-enabled nvidia-persistenced") == "enabled\n"
+
+
+def cdi(node, version):
+    """Variables for a driver that is loaded."""
+    node.write("/srv/loaded", f"{version}\n")
+    return {
+        "nvidia_container_toolkit_loaded_file": "/srv/loaded",
+        "nvidia_container_toolkit_cdi_file": "/srv/nvidia.yaml",
+    }
+
+
+def test_the_cdi_specification_follows_the_driver(site):
+    node = site.node
+    assert "libcuda.so.535.309.01" in node.read("cat /srv/nvidia.yaml")
+    site.converge(gpu_presence_found=True, **cdi(node, "580.178.04"))
+    assert "libcuda.so.580.178.04" in node.read("cat /srv/nvidia.yaml")
+    node.write("/srv/loaded", "")
+    said = site.refused(gpu_presence_found=True, **cdi(node, ""))
+    assert "Found a GPU and no loaded driver" in said
+
+
+def test_nodeadm_keeps_containerd(site):
+    if site.platform != "amazon-2023":
+        pytest.skip("nodeadm is of EKS's Amazon Linux")
+    node = site.node
+    node.read("sudo touch /usr/bin/nodeadm; sudo rm -r /etc/containerd")
+    site.converge()
+    assert node.ssh("test -e /etc/containerd").returncode != 0
+
+
+def test_a_full_disk_is_named(site):
+    if not site.is_apt:
+        pytest.skip("dnf installs these packages from where they are")
+    site.node.read(
+        "sudo apt-get -qy remove nvtop && sudo mount -t tmpfs -o size=16k tmpfs /var/cache/apt/archives"
+    )
+    said = site.refused()
+    site.node.read("sudo umount /var/cache/apt/archives")
+    assert "Wanted: nvtop. Free space on the node" in said
+
+
+def test_a_held_package_is_named(site):
+    if not site.is_apt:
+        pytest.skip("a lock of dnf hides other versions, which is a missing package for it")
+    node = site.node
+    node.read(
+        "sudo apt-get -qy --allow-change-held-packages remove docker.io && sudo apt-mark hold docker.io"
+    )
+    said = site.refused()
+    node.read("sudo apt-mark unhold docker.io")
+    assert "unhold" in said

@@ -29,8 +29,8 @@ CAUSES = (
         "Install nothing from this repository until its vendor has explained the signature.",
     ),
     (
-        r"No package matching|Unable to locate|no (available )?installation candidate|no available version|was not found"
-        r"|No package \S+ available|Unable to find a match|specified packages",
+        r"No package matching|Unable to locate|no (available )?installation candidate|no available version"
+        r"|was not found|No package \S+ available|Unable to find a match|specified packages",
         "The node's repositories don't have it: `apt-cache policy NAME` or `dnf --showduplicates list NAME` "
         "shows what they have. Is a repository missing, or its version another one?",
     ),

@@ -18,9 +18,8 @@ with open(sys.argv[sys.argv.index("--config") + 1], "rb") as file:
 # What the real one writes names the driver's libraries.
 NVIDIA_CTK = """\
 #!/bin/sh
-for word; do
-  case $word in --output=*) echo "hostPath: /usr/lib/libcuda.so.$(cat /srv/loaded)" >"${word#--output=}" ;; esac
-done
+for word; do file=${word#--output=}; done
+echo "hostPath: /usr/lib/libcuda.so.$(cat /srv/loaded)" >"$file"
 """
 # As Ubuntu's: started by udev alone, stopped when unneeded, with persistence off.
 UBUNTU_UNIT = """\
@@ -30,7 +29,10 @@ StopWhenUnneeded=true
 [Service]
 ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose
 """
-SMI = "#!/bin/sh\npgrep -af 'nvidia-persistenced.*--persistence-mode' >/dev/null && echo Enabled || echo Disabled\n"
+SMI = """\
+#!/bin/sh
+if pgrep -f 'nvidia-persistenced.* --persistence-mode' >/dev/null; then echo Enabled; else echo Disabled; fi
+"""
 DAEMON_JSON = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "runtimeArgs": []}}}\n'
 TOOLKIT = (
     "nvidia-container-toolkit",
@@ -77,9 +79,13 @@ def toolkit(version: str) -> list[Package]:
     ]
 
 
+# As the real one it keeps its arguments.
+PERSISTENCED = "#!/bin/sh\nwhile :; do sleep 60; done\n"
+
+
 def persistence(name: str, unit: str = "") -> Package:
     """The daemon's package, with the platform's unit and an nvidia-smi that looks at the daemon."""
-    files = daemon("nvidia-persistenced")
+    files = daemon("nvidia-persistenced") | {"/usr/bin/nvidia-persistenced": PERSISTENCED}
     if unit:
         files["/lib/systemd/system/nvidia-persistenced.service"] = unit
     return Package(name, "535.309.01-1", files={**files, "/usr/bin/nvidia-smi": SMI})

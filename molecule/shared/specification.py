@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/e2e"))
 
-from standin.packages import specification  # noqa: E402 - found only now
+from standin.packages import specification
 
 module, _, name = sys.argv[1].partition(".")
 make = getattr(importlib.import_module(f"standin.{module}"), name)

@@ -1,15 +1,17 @@
-"""Prints the packages of a stand-in repository, for tests/e2e/standin/build.py: a name, then versions.
+"""Prints which stand-in packages a repository has, for tests/e2e/standin/build.py.
 
-python specification.py cuda_apt 535.309.01 580.178.04
+python specification.py packages.cuda_apt 535.309.01 580.178.04
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/e2e"))
 
-from standin import packages
+from standin.packages import specification
 
-make = getattr(packages, sys.argv[1])
-print(json.dumps(packages.specification(one for version in sys.argv[2:] for one in make(version))))
+module, _, name = sys.argv[1].partition(".")
+make = getattr(importlib.import_module(f"standin.{module}"), name)
+print(json.dumps(specification(one for version in sys.argv[2:] for one in make(version))))

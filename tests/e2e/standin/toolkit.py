@@ -35,5 +35,22 @@ def toolkit(version: str, *, rpm: bool = False) -> list[Package]:
     ]
 
 
+def toolkit_and_nvidia_docker2(version: str) -> list[Package]:
+    """The packages of one release, and the retired one: Docker's settings are a file of its own.
+
+    Args:
+        version: The toolkit's version without the packaging's release.
+
+    Returns:
+        The packages.
+    """
+    settings = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "runtimeArgs": []}}}\n'
+    files: dict[str, str | dict[str, str]] = {
+        "/etc/docker/daemon.json": settings,
+        "/usr/bin/nvidia-docker": "#!/bin/sh\n",
+    }
+    return [*toolkit(version), Package("nvidia-docker2", "2.13.0-1", files=files)]
+
+
 def _nvidia_ctk() -> str:
     return Path(__file__).with_name("nvidia-ctk").read_text()

@@ -5,6 +5,7 @@ What is real and what stands in is said in standin/platforms.py.
 
 import hashlib
 import re
+import subprocess
 
 import pytest
 from harness import Node
@@ -23,6 +24,7 @@ PLAYBOOK = """\
     - name: Install it
       ansible.builtin.include_role: {name: nvidia_driver, tasks_from: install}
 """
+SIGNER = "gpukiln module signing key of"
 OLD, NEW = "535.309.01", "580.178.04"
 
 
@@ -46,10 +48,15 @@ def drivers(node, command):
     return set(re.findall(r"\b[3-9]\d\d\.\d+\.\d+", node.read(command)))
 
 
+def module_field(node, field):
+    """What the module of the one kernel says of itself."""
+    kernel = node.read("ls /lib/modules").strip()
+    return node.read(f"sudo modinfo -k {kernel} -F {field} nvidia").strip()
+
+
 def module_version(node):
     """What the one kernel would load."""
-    kernel = node.read("ls /lib/modules").strip()
-    return node.read(f"sudo modinfo -k {kernel} -F version nvidia").strip()
+    return module_field(node, "version")
 
 
 DPKG = "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*' '*cuda*' | grep ^.i"
@@ -122,6 +129,39 @@ def test_open_modules_by_the_gpus(ubuntu):
     )
     assert drivers(ubuntu, DPKG) == {NEW}
     assert "nvidia-dkms-580-open" in ubuntu.read(DPKG)
+
+
+def test_a_kernel_without_headers_is_named(ubuntu):
+    ubuntu.read("sudo touch /boot/vmlinuz-5.0.0-1-old")
+    variables = {
+        "nvidia_driver_source": "nvidia",
+        "nvidia_driver_branch": 580,
+        "nvidia_driver_modules": "open",
+        "nvidia_driver_repository": cuda_repository(ubuntu),
+    }
+    said = refused(ubuntu, **variables)
+    assert "Kernel 5.0.0-1-old: found module nvidia in version none, wanted 580.178.04" in said
+    assert "linux-headers-RELEASE" in said
+    ubuntu.read("sudo rm -f /boot/*5.0.0-1-old")
+
+
+def test_what_was_built_unsigned_is_signed(ubuntu):
+    assert module_field(ubuntu, "signer") != SIGNER
+    apply(
+        ubuntu,
+        nvidia_driver_source="nvidia",
+        nvidia_driver_branch=580,
+        nvidia_driver_modules="open",
+        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_sign=True,
+        nvidia_driver_certificate_dir=str(ubuntu.folder),
+    )
+    assert module_field(ubuntu, "signer").startswith(SIGNER)
+    [certificate] = ubuntu.folder.glob("*.der")
+    read = ["openssl", "x509", "-inform", "DER", "-noout", "-serial", "-in", certificate]
+    serial = subprocess.run(read, capture_output=True, text=True, check=True).stdout
+    number = serial.strip().partition("=")[2]
+    assert module_field(ubuntu, "sig_key").replace(":", "") == number
 
 
 def test_a_key_with_another_fingerprint_is_refused(ubuntu):

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -158,8 +159,10 @@ def without_a_noted_start(machine: Machine) -> subprocess.Popen[str]:
 def of_another_user(machine: Machine) -> subprocess.Popen[str]:
     if os.geteuid() != 0:
         pytest.skip("starting a process of another user needs root")
-    for folder in (machine.folder, *machine.folder.parents[:3]):
-        folder.chmod(0o755)
+    for folder in (machine.folder, *machine.folder.parents):
+        mode = folder.stat().st_mode
+        if not mode & stat.S_IXOTH:  # pytest's own folders
+            folder.chmod(mode | stat.S_IROTH | stat.S_IXOTH)
     machine.hook("started")
     return machine.hold(job=OURS, uid=65534)
 

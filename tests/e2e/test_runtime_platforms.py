@@ -287,9 +287,9 @@ def test_a_full_disk_and_a_held_package_are_named(site):
     if not site.is_apt:
         pytest.skip("dnf reads these packages where they are, and calls a lock a missing package")
     node = site.node
-    node.read("sudo apt-get -qy remove docker.io && sudo apt-get clean && sudo apt-mark hold docker.io")
+    node.read("sudo apt-get -qy remove docker.io && sudo apt-get clean")
     node.read("sudo mount -t tmpfs -o size=16k tmpfs /var/cache/apt/archives")
     assert "Wanted: docker.io, iptables. Free space on the node" in site.refused()
-    node.read("sudo umount /var/cache/apt/archives")
-    assert "unhold" in site.refused()
+    node.read("sudo umount /var/cache/apt/archives && sudo apt-mark hold docker.io")
+    assert "`apt-mark unhold NAME` lets it move" in site.refused()
     node.read("sudo apt-mark unhold docker.io")

@@ -58,6 +58,8 @@ def play(folder: Path, **environment: str) -> list[dict[str, Any]]:
 def test_a_play_becomes_events(tmp_path: Path) -> None:
     found = play(tmp_path, GPUKILN_EVENTS=str(tmp_path / "events.jsonl"))
     assert [e["event"] for e in found] == ["task_start", "task_end"] * 3 + ["stats"]
+    actions = [e["action"].rpartition(".")[2] for e in found if e["event"] == "task_start"]
+    assert actions == ["debug", "debug", "command"]
     ends = [e for e in found if e["event"] == "task_end"]
     assert [(e["task"], e["status"]) for e in ends] == [
         ("Pass", "ok"),

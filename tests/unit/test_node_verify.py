@@ -1,0 +1,83 @@
+"""node.verify: the real suite on this computer, and on a host that can't be reached."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpukiln.commands.node import _exit_code_of_verdicts
+from gpukiln.verify.target import InventoryTarget
+from gpukiln.verify.verdict import CheckResult, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+INVENTORY = """\
+all:
+  vars: {nobody: 127.0.0.1, ansible_python_interpreter: /usr/bin/python3}
+  hosts:
+    here: {ansible_connection: local}
+    gone: {ansible_host: "{{ nobody }}", ansible_port: 1, ansible_ssh_retries: 0}
+"""
+
+
+def verdict(outcome: str) -> Verdict:
+    return Verdict("a", "node", "2026-01-01T00:00:00Z", 1.0, (CheckResult("x.y", "t", "boot", outcome),))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ([verdict("passed")], 0),
+        ([verdict("passed"), verdict("failed")], 1),
+        ([verdict("failed"), None], 1),
+        ([verdict("passed"), None], 5),
+        ([None], 4),
+    ],
+)
+def test_exit_codes(verdicts, code):
+    assert _exit_code_of_verdicts(verdicts) == code
+
+
+def verify(folder, *options):
+    (folder / "hosts.yml").write_text(INVENTORY)
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).parent / "invoke", "node.verify"),
+            *("--inventory", folder / "hosts.yml", *options, "--json"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "GPUKILN_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done, json.loads(done.stdout) if done.stdout else None
+
+
+def test_each_host_is_judged_or_says_why_not(tmp_path):
+    done, found = verify(tmp_path)
+    gone, here = sorted(found, key=lambda one: one["host"])
+    assert gone["verdict"] is None
+    assert gone["reason"].startswith("gone can't be judged: Task failed: ")
+    assert gone["reason"].endswith("Connection refused")
+    assert here["verdict"]["profile"] == "node"
+    assert sum(here["verdict"]["counts"].values()) > 30
+    assert "here (node): " in done.stderr
+    # this computer may be anything, even a GPU node
+    assert done.returncode == (5 if here["verdict"]["passed"] else 1)
+    [report] = (tmp_path / "home/nodes").glob("*-verify-*/here/results.json")
+    assert json.loads(report.read_text()) == here["verdict"]
+
+
+def test_a_profile_that_is_none(tmp_path):
+    done, _ = verify(tmp_path, "--limit", "here", "--profile", "nodes")
+    assert done.returncode == 2
+    assert "wanted one of image, node, eks-node" in done.stderr
+
+
+def test_hosts_are_reached_as_ansible_reaches_them():
+    target = InventoryTarget("gpu-1", inventory=Path("/a b/hosts.yml"))
+    assert target.hostspec == "ansible://gpu-1?ansible_inventory=/a%20b/hosts.yml&force_ansible=true"
+    assert target.address == "gpu-1 of /a b/hosts.yml"

@@ -3,8 +3,8 @@
     scripts/run python -m bench.converge [--nodes 1,10,50] [--disk FILE]
 
 The nodes are copies of one that Molecule's scenario `default` has converged; with `--disk` that node's disk
-is kept in FILE and used again. Measured on the same running nodes, one after the other, each with the same
-ansible.cfg, inventory and forks:
+is kept in FILE and used again. Measured on the same running nodes, one after the other, twice, each with the
+same ansible.cfg, inventory and forks:
 
     ssh       as many `ssh NODE true` over one open connection: no Ansible at all
     raw       a playbook of as many `raw: true`: Ansible's own cost per task. This is the floor.
@@ -29,6 +29,7 @@ from typing import Any
 
 from bench.fleet import ROOT, Fleet, fleet, make_disk
 
+ROUNDS = 2  # of each the quicker one counts: others work on this machine too
 FORKS = 20  # as ansible.cfg and node.apply have it
 SLOWEST = 15
 INSIDE = "GPUKILN_BENCH_INSIDE"
@@ -147,25 +148,39 @@ def measure(disk: Path, count: int) -> dict[str, float]:
         folder = Path(name)
         with fleet(disk, count, folder) as nodes:
             (work := folder / "work").mkdir()
-            converge, events = play(nodes, ROOT / "ansible/node.yml", work)
-            changed = {event["task"] for event in events if event.get("status") == "changed"}
-            if changed:
-                raise SystemExit(f"the nodes were not converged; these changed something: {sorted(changed)}")
-            ends = on_nodes(events)
-            tasks = len(ends) // count
-            times = {
-                "tasks": tasks,
-                "ssh": ssh_loop(nodes, tasks, work),
-                "raw": play(nodes, many("raw: 'true'", tasks, work), work)[0],
-                "module": play(nodes, many("ping:", tasks, work), work)[0],
-                "converge": converge,
-            }
-    row = "".join(f"{times[name]:9.1f}" for name in ("ssh", "raw", "module", "converge"))
-    ratios = f"{converge / times['raw']:9.2f}{converge / times['module']:10.2f}{converge / count:9.1f}"
-    print(f"{count:5}{tasks:6}{row}{ratios}", flush=True)
+            rounds = [one_round(nodes, work) for _ in range(ROUNDS)]
+    best = {name: min(times[name] for times, _ in rounds) for name in rounds[0][0]}
+    row = "".join(f"{best[name]:10.1f}" for name in ("ssh", "raw", "module", "converge"))
+    ratios = f"{best['converge'] / best['raw']:7.2f}{best['converge'] / best['module']:10.2f}"
+    ends = rounds[-1][1]
+    print(f"{count:5}{len(ends) // count:6}{row}{ratios}{best['converge'] / count:8.1f}", flush=True)
     if count == 1:
-        show_slowest(ends, converge)
-    return times
+        show_slowest(ends, rounds[-1][0]["converge"])
+    return best
+
+
+def one_round(nodes: Fleet, folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Measure everything once.
+
+    Args:
+        nodes: The nodes.
+        folder: For playbooks, logs and sockets.
+
+    Returns:
+        Seconds by name, and what `on_nodes` gives of the converge.
+    """
+    converge, events = play(nodes, ROOT / "ansible/node.yml", folder)
+    if changed := {event["task"] for event in events if event.get("status") == "changed"}:
+        raise SystemExit(f"the nodes were not converged; these changed something: {sorted(changed)}")
+    ends = on_nodes(events)
+    tasks = len(ends) // len(nodes.addresses)
+    times = {
+        "converge": converge,
+        "ssh": ssh_loop(nodes, tasks, folder),
+        "raw": play(nodes, many("raw: 'true'", tasks, folder), folder)[0],
+        "module": play(nodes, many("ping:", tasks, folder), folder)[0],
+    }
+    return times, ends
 
 
 def show_slowest(ends: list[dict[str, Any]], total: float) -> None:
@@ -219,7 +234,7 @@ def compare(disk: Path, counts: list[int]) -> int:
     # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
     Path("/run/netns").mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
-    print("nodes tasks    ssh s    raw s module s converge s   / raw  / module  s/node")
+    print("nodes tasks     ssh s     raw s  module s converge s  / raw  / module  s/node")
     found = {count: measure(disk, count) for count in counts}
     first = counts[0]
     for count in counts[1:]:

@@ -52,6 +52,22 @@ def test_what_is_missing() -> None:
     assert packages.packages_missing(found, ["nvidia-container-toolkit"], "1.19.2") != []
 
 
+def test_the_version_that_apt_is_asked_for() -> None:
+    madison = """\
+    nvtop | 3.1.0-1 | http://mirror bookworm/main amd64 Packages
+     dcgm | 1:4.6.1-2 | file:/srv ./ Packages
+     dcgm | 1:4.6.1-1 | file:/srv ./ Packages
+     dcgm | 4.6.10-1 | file:/srv ./ Packages
+  toolkit | 1.19.2-1 | file:/srv ./ Packages
+  toolkit | 1.19.1-1 | file:/srv ./ Packages
+"""
+    assert packages.packages_exact(madison, ["dcgm"], "4.6.1") == ["dcgm=1:4.6.1-2"]
+    assert packages.packages_exact(madison, ["toolkit", "nvtop"], "1.19.1") == [
+        "toolkit=1.19.1-1",
+        "nvtop=1.19.1",
+    ]
+
+
 @pytest.mark.parametrize(
     ("said", "advice"),
     [

@@ -112,6 +112,26 @@ def packages_missing(found: Found, names: Sequence[str], version: str = "") -> l
     return [name for name in names if name not in here]
 
 
+def packages_exact(madison: str, names: Sequence[str], version: str) -> list[str]:
+    """Name packages with the full version that apt asks for.
+
+    Args:
+        madison: What `apt-cache madison` says: a line a version, `name | version | source`, the newest first.
+        names: The packages wanted.
+        version: The version that each must have, without epoch and revision.
+
+    Returns:
+        For each name `name=version` with epoch and revision, of the newest revision; without both where apt
+        knows none, so that it says so itself.
+    """
+    known: dict[str, str] = {}
+    for line in madison.splitlines():
+        name, full = (part.strip() for part in line.split("|")[:2])
+        if re.fullmatch(rf"(\d+:)?{re.escape(version)}(-[^-]*)?", full):
+            known.setdefault(name, full)
+    return [f"{name}={known.get(name, version)}" for name in names]
+
+
 def package_failure(result: Mapping[str, Any], names: Sequence[str], version: str = "") -> str:
     """Say why packages could not be installed, and what to do.
 
@@ -147,5 +167,6 @@ class FilterModule:
             "packages_of_dpkg": packages_of_dpkg,
             "packages_of_rpm": packages_of_rpm,
             "packages_missing": packages_missing,
+            "packages_exact": packages_exact,
             "package_failure": package_failure,
         }

@@ -1,4 +1,4 @@
-"""What every test shares: which tests this machine can run, and the list of those it did not."""
+"""What every test shares: which tests this machine can run, where, and the list of those it did not."""
 
 import os
 import shutil
@@ -21,6 +21,20 @@ MACHINE_TOOLS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-e2e", action="store_true", help="leave out the tests that start real machines")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Has two processes where the whole suite is asked for: machines mostly wait for each other.
+
+    A module's tests stay in one process. Before pytest-xdist reads these options; never in a process that it
+    started, or each would start two more.
+    """
+    if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("numprocesses") is None:
+        config.option.numprocesses = 2
+        config.option.dist = "loadscope"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -117,15 +117,14 @@ class Here:
 
     def leftovers(self) -> dict[str, list[str]]:
         """What a build must not leave: anything here that is not empty is a leak."""
-        instances = [
-            instance["InstanceId"]
+        known = {
+            instance["InstanceId"]: instance["State"]["Name"]
             for reservation in self.aws("ec2", "describe-instances")["Reservations"]
             for instance in reservation["Instances"]
-            if instance["State"]["Name"] not in ("terminated",)
-        ]
+        }
         groups = self.aws("ec2", "describe-security-groups")["SecurityGroups"]
         return {
-            "instances": instances,
+            "instances": [name for name, state in known.items() if state != "terminated"],
             "key pairs": [
                 key["KeyName"]
                 for key in self.aws("ec2", "describe-key-pairs")["KeyPairs"]
@@ -138,7 +137,8 @@ class Here:
                 line for line in Path("/proc/mounts").read_text().splitlines() if str(self.home) in line
             ],
             "processes": self._children_of_server(),
-            "namespaces": [path.name for path in Path("/run/netns").glob("gk-*")],
+            # other processes' tests have theirs
+            "namespaces": [name for name in known if Path(f"/run/netns/gk-{name}").exists()],
         }
 
 

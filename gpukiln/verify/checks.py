@@ -23,8 +23,11 @@ LAYERS: dict[str, str] = {
     "modules": "every installed kernel has the driver's modules, and nouveau is blocked",
     "boot": "the machine came up with no failed unit",
     "runtime": "Docker and containerd start with their configuration",
-    "gpu": "the driver drives every GPU",
+    "gpu": "the driver drives every GPU, and none reports damage",
+    "compute": "every GPU computes right, and moves data at its link's speed",
     "container": "a container sees the GPU",
+    "multi-gpu": "several GPUs reach each other",
+    "monitoring": "the tools that watch the GPUs work",
 }
 
 
@@ -76,6 +79,9 @@ class Check:
         profiles: Keys of `PROFILES` where the check applies.
         fix: What to do when it fails.
         needs: Keys of `NEEDS`, or `component:<name>`, without which the check is not run.
+        causes: What usually is behind a failure, the likeliest first.
+        after: Ids of checks without whose pass this one means nothing: it is not reached where one of them
+            failed, or was itself not reached.
     """
 
     id: str
@@ -84,6 +90,8 @@ class Check:
     profiles: tuple[str, ...]
     fix: str
     needs: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         match = _ID.match(self.id)
@@ -106,7 +114,15 @@ class Check:
 
 
 def check(
-    *, id: str, title: str, layer: str, profiles: tuple[str, ...], fix: str, needs: tuple[str, ...] = ()
+    *,
+    id: str,
+    title: str,
+    layer: str,
+    profiles: tuple[str, ...],
+    fix: str,
+    needs: tuple[str, ...] = (),
+    causes: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
     """Declare a test function of tests/host as a check.
 
@@ -117,6 +133,8 @@ def check(
         profiles: Keys of `PROFILES` where the check applies.
         fix: What to do when it fails.
         needs: What must be there for the check to be run at all.
+        causes: What usually is behind a failure.
+        after: Checks without whose pass this one means nothing.
 
     Returns:
         A decorator that leaves the function as it is, with its declaration attached.
@@ -131,6 +149,8 @@ def check(
         profiles=tuple(profiles),
         fix=inspect.cleandoc(fix),
         needs=tuple(needs),
+        causes=tuple(causes),
+        after=tuple(after),
     )
 
     def attach(function: Function) -> Function:

@@ -37,8 +37,10 @@ class Facts(Mapping[str, Any]):
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
         self._note = ""
+        self._read: dict[str, None] = {}
 
     def __getitem__(self, section: str) -> Any:
+        self._read[section] = None
         value = self._data[section]
         if isinstance(value, dict) and ERROR in value:
             raise AssertionError(f"the facts about {section} could not be gathered: {value[ERROR]}")
@@ -58,6 +60,15 @@ class Facts(Mapping[str, Any]):
         """Return the note of the last check, and forget it."""
         text, self._note = self._note, ""
         return text
+
+    def take_read(self) -> tuple[str, ...]:
+        """Return the sections that were read since the last call, in that order, and forget them."""
+        names, self._read = tuple(self._read), {}
+        return names
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all that was found."""
+        return dict(self._data)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -79,6 +90,38 @@ class Facts(Mapping[str, Any]):
         if self.record:
             return self.component(name).get("status") in ("installed", "install", "preinstalled")
         return self.has_package(*COMPONENT_PACKAGES.get(name, (name,)))
+
+
+def environment(facts: Facts) -> dict[str, str]:
+    """Say what was judged, as reports show it.
+
+    Args:
+        facts: The facts of the machine.
+
+    Returns:
+        Name to text; what could not be found out is left out.
+    """
+    data = facts.to_dict()
+
+    def get(*path: str) -> str:
+        value: Any = data
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return str(value) if value else ""
+
+    gpus = get("gpus", "pci") and [gpu.get("name") or "NVIDIA GPU" for gpu in data["gpus"]["pci"]]
+    rows = {
+        "host name": get("hostname"),
+        "system": get("os", "title"),
+        "kernel": get("kernel", "running"),
+        "driver": get("driver", "nvidia_smi", "version"),
+        "GPUs": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) if gpus else "none",
+        "machine": get("boot", "virtualization"),
+        "image": get("record", "data", "image"),
+        "image's digest": get("record", "data", "digest"),
+        "image's commit": get("record", "data", "git_commit"),
+    }
+    return {name: text for name, text in rows.items() if text}
 
 
 @dataclass(frozen=True)

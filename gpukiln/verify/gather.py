@@ -21,7 +21,18 @@ import tempfile
 import time
 from typing import Any
 
-from gpukiln.verify.gather_base import identity, keys, leftovers, mtime, need, read, run, secrets
+from gpukiln.verify.gather_base import (
+    evidence,
+    identity,
+    keys,
+    leftovers,
+    mtime,
+    need,
+    read,
+    run,
+    secrets,
+    show,
+)
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
 UNITS = (
@@ -36,7 +47,7 @@ PROBE_IMAGE = "gpukiln-verify:probe"
 
 def record() -> dict[str, Any]:
     """The image's record: {data, error}; exactly one of them is null."""
-    text = read("/etc/gpukiln/image.json")
+    text = show("/etc/gpukiln/image.json")
     if text is None:
         return {"data": None, "error": "/etc/gpukiln/image.json is missing"}
     try:
@@ -49,13 +60,14 @@ def record() -> dict[str, Any]:
 
 
 def os_release() -> dict[str, Any]:
-    """{id, version, family}; family is debian or redhat."""
+    """{id, version, title, family}; family is debian or redhat."""
     values = dict(re.findall(r'(?m)^(\w+)="?(.*?)"?$', read("/etc/os-release") or ""))
     like = {values.get("ID", ""), *values.get("ID_LIKE", "").split()}
     family = (
         "debian" if like & {"debian", "ubuntu"} else "redhat" if like & {"rhel", "fedora", "amzn"} else ""
     )
-    return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""), "family": family}
+    return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""),
+            "title": values.get("PRETTY_NAME", ""), "family": family}  # fmt: skip
 
 
 def kernel() -> dict[str, Any]:
@@ -233,7 +245,7 @@ def docker() -> dict[str, Any]:
     except ValueError:
         said = {}
     path = "/etc/docker/daemon.json"
-    text = read(path)
+    text = show(path)
     problem = None
     try:
         if text is not None and not isinstance(json.loads(text), dict):
@@ -287,7 +299,7 @@ def gpus() -> dict[str, Any]:
     log = need("journalctl", "-k", "-b", "-o", "cat", "--no-pager")
     cdi = {}
     for path in glob.glob("/etc/cdi/*.yaml") + glob.glob("/var/run/cdi/*.yaml"):
-        text = read(path) or ""
+        text = show(path) or ""
         if "nvidia.com/gpu" in text:
             cdi[path] = sorted(set(re.findall(r"libcuda\.so\.(\d+\.\d[\d.]*\d)", text)))
     result.update(
@@ -334,15 +346,18 @@ def main() -> None:
         run("cloud-init", "status", "--wait", timeout=WAIT_S)
     facts: dict[str, Any] = {"schema": 1, "hostname": os.uname().nodename}
     seconds = {}
+    shown = {}
     for section in SECTIONS:
         name = "os" if section is os_release else section.__name__
         started = time.monotonic()
+        evidence.clear()
         try:
             facts[name] = section()
         except Exception as error:
             facts[name] = {"_error": f"{type(error).__name__}: {error}"}
         seconds[name] = round(time.monotonic() - started, 2)
-    facts["seconds"] = seconds
+        shown[name] = evidence[:]
+    facts["seconds"], facts["evidence"] = seconds, shown
     json.dump(facts, sys.stdout)
 
 

@@ -24,10 +24,56 @@ SECRET_PATTERNS = {
     "private key": rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
     "AWS secret access key": rb"(?i)aws_secret_access_key\s*[=:]\s*[\"']?[A-Za-z0-9/+]{40}\b",
 }
+# What a command's output or a file may hold that is nobody else's business: kept as evidence without it.
+PRIVATE = (
+    (
+        re.compile(r"(?s)-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|$)"),
+        "(private key)",
+    ),
+    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), "(access key)"),
+    (re.compile(r"(://)[^/\s:@]+:[^/\s@]+@"), r"\1(user):(password)@"),
+    (
+        re.compile(
+            r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|authorization)\w*[\"']?\s*[=:]\s*)"
+            r"(?:bearer |basic )?[^\s,;}]+"
+        ),
+        r"\1(left out)",
+    ),
+)
+EVIDENCE_CHARS = 4000  # of each output, from its beginning
 SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
 
 
+evidence: list[dict[str, Any]] = []  # what was asked since a section began
+
+
+def redact(text: str) -> str:
+    """A text without passwords, keys and tokens."""
+    for pattern, instead in PRIVATE:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def _shorten(text: str) -> str:
+    more = len(text) - EVIDENCE_CHARS
+    return redact(text[:EVIDENCE_CHARS]) + (f"\n... and {more} more characters" if more > 0 else "")
+
+
 def run(*argv: str, timeout: float = 60, data: bytes | None = None) -> dict[str, Any]:
+    """Run a command and keep what it said as evidence; see `ask`."""
+    said = ask(*argv, timeout=timeout, data=data)
+    evidence.append(
+        {
+            "command": " ".join(argv),
+            "rc": said["rc"],
+            "out": _shorten(said["out"]),
+            "err": redact(said["err"]),
+        }
+    )
+    return said
+
+
+def ask(*argv: str, timeout: float = 60, data: bytes | None = None) -> dict[str, Any]:
     """Run a command; rc 127 when it is missing, 124 when it took longer than `timeout` seconds."""
     env = dict(os.environ, LC_ALL="C", PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     try:
@@ -52,6 +98,13 @@ def need(*argv: str, timeout: float = 60) -> str:
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
+
+
+def show(path: str) -> str | None:
+    """Text of a file, kept as evidence; see `read`."""
+    text = read(path)
+    evidence.append({"file": path, "out": "(missing)" if text is None else _shorten(text)})
+    return text
 
 
 def read(path: str) -> str | None:

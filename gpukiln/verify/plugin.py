@@ -23,10 +23,12 @@ from typing import Any
 
 import pytest
 
+from gpukiln import __version__
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
-from gpukiln.verify.facts import Facts, applies
-from gpukiln.verify.verdict import CheckResult, Outcome, Verdict
+from gpukiln.verify.facts import Facts, applies, environment
+from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
 
+NOT_RUN, NOT_REACHED = "not run: ", "not reached: "  # how a skip says what it stands for
 UNREACHABLE = 4  # exit status when a machine can't be reached or asked
 
 
@@ -39,6 +41,22 @@ class Run:
     results: dict[str, list[CheckResult]] = field(default_factory=dict)
     report_dir: Path | None = None
     started: float = field(default_factory=time.time)
+
+    def what_broke(self, host: str, check: Check, *, first_layer_only: bool) -> str:
+        """Which failure makes a check meaningless; empty where none does.
+
+        Args:
+            host: Id of the host.
+            check: The check that would be next.
+            first_layer_only: Whether every layer after one with a failure is meaningless.
+        """
+        results = self.results.get(host, [])
+        for before in results:
+            if before.id in check.after and before.outcome in ("failed", "not_reached"):
+                return f"{before.id} {'failed' if before.outcome == 'failed' else 'was not reached'}"
+            if first_layer_only and before.outcome == "failed" and before.layer != check.layer:
+                return f"layer {before.layer} is broken"
+        return ""
 
     def emit(self, event: str, **values: Any) -> None:
         """Append one event to checks.jsonl."""
@@ -71,6 +89,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--expect-gpus", type=int, help="GPUs the machine must have (default: the profile's number)"
+    )
+    group.addoption(
+        "--first-broken", action="store_true", help="reach no layer after the first one with a failure"
     )
     group.addoption(
         "--gpukiln-report", type=Path, metavar="DIR", help="write results and facts into this folder"
@@ -193,7 +214,7 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             message = str(getattr(result, "stderr", "") or result).strip()[-1000:]
             run.emit("unreachable", host=name, message=message)
             pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
-        _write(run, "facts", name, dict(run.facts[name]._data), several=_several(request.session))
+        _write(run, "facts", name, run.facts[name].to_dict(), several=_several(request.session))
     return run.facts[name]
 
 
@@ -201,7 +222,9 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
 def _gpukiln_facts(request: pytest.FixtureRequest) -> None:
     """Have the facts at hand for every check, before it is decided whether it applies."""
     if declaration(request.function) is not None:
-        request.getfixturevalue("facts").take_note()
+        found = request.getfixturevalue("facts")
+        found.take_note()
+        found.take_read()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -210,16 +233,21 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     check = check_of(item)
     if check is None:
         return
+    run = item.config.stash[RUN_KEY]
+    if broken := run.what_broke(
+        host_of(item), check, first_layer_only=item.config.getoption("--first-broken")
+    ):
+        pytest.skip(f"{NOT_REACHED}{broken}")
     answer = applies(
         check,
-        item.config.stash[RUN_KEY].facts[host_of(item)],
+        run.facts[host_of(item)],
         profile=item.config.getoption("--profile"),
         expect_gpus=item.config.getoption("--expect-gpus"),
     )
     if answer.answer == "fail":
         pytest.fail(answer.reason, pytrace=False)
     if answer.answer == "not_run":
-        pytest.skip(f"not run: {answer.reason}")
+        pytest.skip(f"{NOT_RUN}{answer.reason}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -246,19 +274,23 @@ def pytest_runtest_makereport(
     check = check_of(item)
     if check is None:
         return report
-    if report.skipped and check.layer in item.config.getoption("--require"):
+    not_reached = report.skipped and _reason(call).startswith(NOT_REACHED)
+    if report.skipped and not not_reached and check.layer in item.config.getoption("--require"):
         report.outcome = "failed"
         report.longrepr = f"{_reason(call)}, and layer {check.layer} is required"
     # Setup counts only when it ends the check; teardown only when it fails.
     if report.when == "call" or (report.when == "setup" and not report.passed) or report.failed:
         run = item.config.stash[RUN_KEY]
-        outcome: Outcome = "passed" if report.passed else "not_run" if report.skipped else "failed"
+        outcome: Outcome = "passed" if report.passed else "failed" if report.failed else "not_run"
+        if not_reached:
+            outcome = "not_reached"
         found = run.facts.get(host_of(item))
         note = found.take_note() if found is not None else ""
-        reason = note if report.passed else _reason(call).removeprefix("not run: ")
+        reason = note if report.passed else _reason(call).removeprefix(NOT_RUN).removeprefix(NOT_REACHED)
         result = CheckResult(
             id=check.id, title=check.title, layer=check.layer, outcome=outcome, reason=reason,
-            fix="" if report.passed else check.fix, duration_s=round(call.duration, 3),
+            fix="" if report.passed else check.fix, causes=check.causes if report.failed else (),
+            evidence=found.take_read() if found is not None else (), duration_s=round(call.duration, 3),
         )  # fmt: skip
         if report.failed and isinstance(
             call.excinfo and call.excinfo.value, AssertionError | pytest.fail.Exception
@@ -304,16 +336,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             started_at=datetime.fromtimestamp(run.started, UTC).isoformat(timespec="seconds"),
             duration_s=round(time.time() - run.started, 3),
             checks=tuple(results),
+            suite_version=__version__,
+            environment=environment(run.facts[host]) if host in run.facts else {},
         )
         _write(run, "results", host, verdict.to_dict(), several=_several(session))
     run.emit("end", exitstatus=int(exitstatus))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Count passed, failed and not run apart."""
+    """Count every outcome apart."""
     for host, results in config.stash[RUN_KEY].results.items():
-        counts = {o: sum(r.outcome == o for r in results) for o in ("passed", "failed", "not_run")}
-        terminalreporter.write_line(
-            f"{host or 'host'}: {counts['passed']} passed, {counts['failed']} failed, "
-            f"{counts['not_run']} not run"
-        )
+        terminalreporter.write_line(f"{host or 'host'}: {counts_text(results)}")

@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from gpukiln.verify.checks import LAYERS
-from gpukiln.verify.verdict import CheckResult, Outcome, Verdict
+from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, count, counts_text
 
 MARKS: dict[Outcome, tuple[str, str]] = {
     "passed": ("passed", "green"),
     "failed": ("FAILED", "bold red"),
     "not_run": ("not run", "yellow"),
+    "not_reached": ("not reached", "magenta"),
 }
 
 
@@ -27,11 +28,9 @@ def _mark(outcome: Outcome) -> Text:
 
 def summary(verdict: Verdict) -> str:
     """One line: the verdict with the three counts apart."""
-    counts = verdict.counts
     return (
         f"{verdict.target} ({verdict.profile}): {'passed' if verdict.passed else 'FAILED'} - "
-        f"{counts['passed']} passed, {counts['failed']} failed, {counts['not_run']} not run "
-        f"in {verdict.duration_s:.0f} s"
+        f"{counts_text(verdict.checks)} in {verdict.duration_s:.0f} s"
     )
 
 
@@ -46,7 +45,9 @@ def table(verdict: Verdict) -> Table:
         checks = [c for c in verdict.checks if c.layer == layer]
         if not checks:
             continue
-        shown.add_row(Text(layer, style="bold"), "", "", Text(f"{title} ({_counts(checks)})", style="dim"))
+        shown.add_row(
+            Text(layer, style="bold"), "", "", Text(f"{title} ({_some_counts(checks)})", style="dim")
+        )
         for check in checks:
             says = check.title if check.outcome == "passed" and not check.reason else check.reason
             if check.outcome == "passed" and check.reason:
@@ -55,11 +56,9 @@ def table(verdict: Verdict) -> Table:
     return shown
 
 
-def _counts(checks: Iterable[CheckResult]) -> str:
-    found = list(checks)
-    words = (("passed", "passed"), ("failed", "failed"), ("not_run", "not run"))
-    numbers = [(sum(c.outcome == o for c in found), word) for o, word in words]
-    return ", ".join(f"{n} {word}" for n, word in numbers if n)
+def _some_counts(checks: Iterable[CheckResult]) -> str:
+    """As `counts_text`, without what did not occur."""
+    return ", ".join(f"{n} {o.replace('_', ' ')}" for o, n in count(checks).items() if n)
 
 
 def fixes(verdict: Verdict) -> Text:
@@ -68,7 +67,10 @@ def fixes(verdict: Verdict) -> Text:
     for check in verdict.failures:
         shown.append(f"\n{check.id}: ", style="bold red")
         shown.append(f"{check.title}\n")
-        shown.append(f"  found: {check.reason}\n  fix:   {check.fix}\n")
+        shown.append(f"  found: {check.reason}\n")
+        for cause in check.causes:
+            shown.append(f"  cause? {cause}\n")
+        shown.append(f"  fix:   {check.fix}\n")
     return shown
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.target import Target
@@ -35,6 +37,7 @@ def run_suite(
     layers: Sequence[str] = (),
     require: Sequence[str] = (),
     expect_gpus: int | None = None,
+    first_broken: bool = False,
     timeout_s: float = 1800,
 ) -> Verdict:
     """Judge a machine.
@@ -48,6 +51,7 @@ def run_suite(
         layers: Only these layers; empty means all.
         require: Layers in which a check that is not run counts as failed.
         expect_gpus: GPUs that the machine must have; None takes the profile's number.
+        first_broken: Whether no layer is reached after the first one with a failure.
         timeout_s: Seconds after which the suite is stopped.
 
     Returns:
@@ -79,6 +83,7 @@ def run_suite(
             f"--junitxml={out_dir / 'junit.xml'}", "-o", f"junit_suite_name=gpukiln-{profile}",
             *(f"--layer={x}" for x in layers), *(f"--require={x}" for x in require),
             *([] if expect_gpus is None else [f"--expect-gpus={expect_gpus}"]),
+            *(["--first-broken"] if first_broken else []),
         ]  # fmt: skip
         status, last = _run(command, log, _Follow(events, on_check, on_start), timeout_s)
     if last.get("event") == "unreachable":
@@ -146,7 +151,7 @@ class _Follow:
             self.on_start(event["title"])
         elif kind == "check_end" and self.on_check:
             fields = {k: event[k] for k in CheckResult.__dataclass_fields__}
-            self.on_check(CheckResult(**fields))
+            self.on_check(TypeAdapter(CheckResult).validate_python(fields))
 
 
 def _run(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-Outcome = Literal["passed", "failed", "not_run"]
-OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run")
-SCHEMA = 1
+Outcome = Literal["passed", "failed", "not_run", "not_reached"]
+OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,12 @@ class CheckResult:
         id: Id of the check.
         title: What is true when it passes.
         layer: Its layer.
-        outcome: `passed`, `failed` or `not_run`; the last is never counted as the first.
-        reason: Why it failed or was not run; for a passed check what was measured, or empty.
+        outcome: `passed`; `failed`; `not_run`: what it needs is legitimately missing; `not_reached`: a check
+            that failed makes it meaningless. The last two are never counted as the first.
+        reason: Why it did not pass; for a passed check what was measured, or empty.
         fix: What to do when it fails.
+        causes: What usually is behind a failure, the likeliest first.
+        evidence: Sections of the facts that it looked at.
         duration_s: Seconds.
     """
 
@@ -32,7 +36,36 @@ class CheckResult:
     outcome: Outcome
     reason: str = ""
     fix: str = ""
+    causes: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
     duration_s: float = 0.0
+
+
+def count(checks: Iterable[CheckResult]) -> dict[Outcome, int]:
+    """Count results.
+
+    Args:
+        checks: The results.
+
+    Returns:
+        How many came out how, for every outcome.
+    """
+    found = list(checks)
+    return {o: sum(c.outcome == o for c in found) for o in OUTCOMES}
+
+
+def counts_text(checks: Iterable[CheckResult]) -> str:
+    """Say how many checks came out how.
+
+    Args:
+        checks: The results.
+
+    Returns:
+        Text such as `34 passed, 0 failed, 9 not run`; not reached is named only where there is one.
+    """
+    counts = count(checks)
+    text = f"{counts['passed']} passed, {counts['failed']} failed, {counts['not_run']} not run"
+    return text + (f", {counts['not_reached']} not reached" if counts["not_reached"] else "")
 
 
 @dataclass(frozen=True)
@@ -45,6 +78,8 @@ class Verdict:
         started_at: UTC, ISO 8601.
         duration_s: Seconds, gathering the facts included.
         checks: The results, in the order of the layers.
+        suite_version: Version of gpukiln whose checks these are.
+        environment: What was judged, by names for people: system, kernel, driver, GPUs, the image's digest.
         schema: Version of this document's form.
     """
 
@@ -53,16 +88,21 @@ class Verdict:
     started_at: str
     duration_s: float
     checks: tuple[CheckResult, ...]
+    suite_version: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property
-    def counts(self) -> dict[str, int]:
-        """How many checks passed, failed and were not run."""
-        return {o: sum(c.outcome == o for c in self.checks) for o in OUTCOMES}
+    def counts(self) -> dict[Outcome, int]:
+        """How many checks passed, failed, were not run, and were not reached."""
+        return count(self.checks)
 
     @property
     def passed(self) -> bool:
-        """Whether something passed and nothing failed. Checks not run do not count either way."""
+        """Whether something passed and nothing failed.
+
+        Checks not run do not count either way; one that was not reached never comes without one that failed.
+        """
         counts = self.counts
         return counts["failed"] == 0 and counts["passed"] > 0
 
@@ -84,6 +124,8 @@ class Verdict:
             "profile": self.profile,
             "started_at": self.started_at,
             "duration_s": round(self.duration_s, 3),
+            "suite_version": self.suite_version,
+            "environment": dict(self.environment),
             "passed": self.passed,
             "counts": self.counts,
             "checks": [asdict(c) for c in self.checks],

@@ -30,7 +30,8 @@ CONFTEST = """
         {gather}
     plugin.gather = gather
 """
-FACTS = """return Facts({"gpus": {"pci": []}, "record": {"data": None, "error": "gone"}})"""
+RECORD = '{"data": None, "error": "gone"}'
+FACTS = f'return Facts({{"gpus": {{"pci": []}}, "record": {RECORD}, "os": {{"title": "Test 1"}}}})'
 CHECKS = """
     import time
     from gpukiln.verify.checks import check
@@ -44,7 +45,7 @@ CHECKS = """
     def test_good(facts):
         facts.note("3 files")
 
-    @check(id="boot.bad", title="bad", layer="boot", **COMMON)
+    @check(id="boot.bad", title="bad", layer="boot", causes=("somebody",), **COMMON)
     def test_bad(facts):
         found = 1
         assert found == 2, "found 1, wanted 2"
@@ -95,7 +96,10 @@ def test_verdict_counts_apart_and_streams_in_layer_order(make: Make) -> None:
         ("boot.bad", "failed", "found 1, wanted 2"),
         ("gpu.there", "not_run", "no GPU"),
     ]
-    assert verdict.counts == {"passed": 1, "failed": 2, "not_run": 1}
+    assert verdict.counts == {"passed": 1, "failed": 2, "not_run": 1, "not_reached": 0}
+    assert verdict.environment == {"GPUs": "none", "system": "Test 1"}
+    assert verdict.checks[1].evidence == ("record",)
+    assert (verdict.checks[2].causes, verdict.checks[0].causes) == (("somebody",), ())
     assert not verdict.passed
     assert verdict.target == "i-1"
     assert verdict.checks[2].fix == "mend it"
@@ -117,6 +121,39 @@ def test_junit_shows_not_run_as_skipped_with_its_reason(make: Make) -> None:
 def test_required_layer_turns_not_run_into_failed(make: Make) -> None:
     verdict = suite.run_suite(TARGET, profile="image", out_dir=make(), layers=["gpu"], require=["gpu"])
     assert [(c.id, c.outcome) for c in verdict.checks] == [("gpu.there", "failed")]
+
+
+def test_what_a_failure_makes_meaningless_is_not_reached(make: Make) -> None:
+    after = """
+    @check(id="runtime.first", title="a", layer="runtime", after=("boot.bad", "hygiene.good"), **COMMON)
+    def test_first(facts):
+        raise AssertionError("must not run")
+
+    @check(id="container.second", title="b", layer="container", after=("runtime.first",), **COMMON)
+    def test_second(facts):
+        raise AssertionError("must not run")
+
+    @check(id="container.other", title="c", layer="container", after=("hygiene.good",), **COMMON)
+    def test_other(facts):
+        pass
+    """
+    out = make(CHECKS + after)
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=out, require=["container"])
+    assert {c.id: (c.outcome, c.reason) for c in verdict.checks[3:]} == {
+        "runtime.first": ("not_reached", "boot.bad failed"),
+        "gpu.there": ("not_run", "no GPU"),
+        "container.second": ("not_reached", "runtime.first was not reached"),
+        "container.other": ("passed", ""),
+    }
+
+
+def test_only_the_first_broken_layer_is_judged_when_asked_for(make: Make) -> None:
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=make(), first_broken=True)
+    assert [(c.id, c.outcome, c.reason) for c in verdict.checks[1:]] == [
+        ("versions.record", "failed", "gone"),
+        ("boot.bad", "not_reached", "layer versions is broken"),
+        ("gpu.there", "not_reached", "layer versions is broken"),
+    ]
 
 
 def test_expected_gpus_are_a_failure_when_missing(make: Make) -> None:

@@ -163,6 +163,7 @@ def list_(_: Any, json: bool = False) -> None:
     from rich.table import Table
 
     from gpukiln.progress import PlainConsole, human_seconds
+    from gpukiln.verify.verdict import counts_text
 
     records = [build.read() for build in _builds().all()]
     if json:
@@ -174,14 +175,14 @@ def list_(_: Any, json: bool = False) -> None:
     for title in ("cloud", "driver", "state", "checks", "took"):
         table.add_column(title)
     for record in records:
-        counts = record.verdict.counts if record.verdict else {}
+        checks = record.verdict.checks if record.verdict else ()
         table.add_row(
             record.build_id,
             record.bake.image_id if record.bake else "-",
             f"{record.plan.cloud} {record.plan.region}",
             record.plan.component("nvidia_driver").version or "-",
             record.state,
-            ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items()) or "-",
+            counts_text(checks) if checks else "-",
             human_seconds(sum(record.durations_s.values())),
         )
     if records:

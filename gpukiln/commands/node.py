@@ -97,54 +97,84 @@ def drift(
     return _exit_code(result)
 
 
+JUDGED = {
+    **{name: COMMON[name] for name in ("inventory", "limit", "json")},
+    "hosts": "ssh://[USER@]HOST[:PORT], local:// or ansible://PATTERN, separated by commas",
+    "profile": "what they are: node, or eks-node for one that was booted from a baked image",
+    "expect_gpus": "GPUs that each must have; without it one at least, 0 where there is none to expect",
+    "forks": "hosts that are judged at the same time",
+}
+
+
 @command(
     help={
-        **{name: COMMON[name] for name in ("inventory", "limit", "json")},
-        "profile": "what they are: node, or eks-node for one that was booted from a baked image",
-        "expect_gpus": "GPUs that each must have; without it one at least, 0 where there is none to expect",
-        "forks": "hosts that are judged at the same time",
+        **JUDGED,
+        "layer": "only these layers of docs/checks.md, separated by commas",
+        "require": "layers in which a check that is not run counts as failed, separated by commas",
     }
 )
 def verify(
     _: Any,
     inventory: str = "",
     limit: str = "",
+    hosts: str = "",
+    profile: str = "node",
+    expect_gpus: int = -1,
+    layer: str = "",
+    require: str = "",
+    forks: int = 4,
+    json: bool = False,
+) -> int:
+    """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
+    return _judge(
+        "verify", hosts, inventory, limit, forks, as_json=json,
+        profile=profile, expect_gpus=None if expect_gpus < 0 else expect_gpus,
+        layers=_words(layer), require=_words(require),
+    )  # fmt: skip
+
+
+@command(help=JUDGED)
+def doctor(
+    _: Any,
+    inventory: str = "",
+    limit: str = "",
+    hosts: str = "",
     profile: str = "node",
     expect_gpus: int = -1,
     forks: int = 4,
     json: bool = False,
 ) -> int:
-    """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
-    from gpukiln.nodes.judge import judge
-    from gpukiln.nodes.playbook import list_hosts
-    from gpukiln.progress import PlainConsole, Progress
-    from gpukiln.verify.report import fixes, render, summary
+    """Find what is wrong with a sick node: the first broken layer, with causes and fixes. Changes nothing."""
+    return _judge(
+        "doctor", hosts, inventory, limit, forks, as_json=json,
+        profile=profile, expect_gpus=None if expect_gpus < 0 else expect_gpus, first_broken=True,
+    )  # fmt: skip
 
-    request = _request("", inventory, limit, forks, "", "", "", check=True, variables={})
-    hosts, run, progress = list_hosts(request), _runs().create("verify"), Progress()
-    with progress.step(f"judge {len(hosts)} host{'s' if len(hosts) > 1 else ''}"):
+
+def _judge(
+    purpose: str, hosts: str, inventory: str, limit: str, forks: int, *, as_json: bool, **how: Any
+) -> int:
+    from gpukiln.errors import UsageError
+    from gpukiln.nodes.hosts import find_targets
+    from gpukiln.nodes.judge import judge
+    from gpukiln.nodes.view import render_judged
+    from gpukiln.progress import PlainConsole, Progress
+
+    if forks < 1:
+        raise UsageError(f"--forks is {forks}, wanted 1 or more")
+    targets = find_targets(hosts, _absolute(inventory) if inventory else None, limit)
+    run, progress = _runs().create(purpose), Progress()
+    with progress.step(f"judge {len(targets)} host{'s' if len(targets) > 1 else ''}"):
         judged = judge(
-            hosts,
-            request.inventory,
-            run.folder,
-            profile=profile,
-            expect_gpus=None if expect_gpus < 0 else expect_gpus,
-            forks=forks,
+            targets, run.folder, **how, forks=forks,
             on_host=lambda host, words: progress.say(f"{host}: {words}"),
-        )
+        )  # fmt: skip
         if not all(one.verdict and one.verdict.passed for one in judged):
             progress.fail()
     console = PlainConsole(stderr=True)
-    for one in judged:
-        if one.verdict is None:
-            console.print(one.reason, style="bold red", markup=False)
-        elif len(judged) == 1:
-            console.print(render(one.verdict))
-        else:
-            console.print(fixes(one.verdict), end="")
-            console.print(summary(one.verdict), markup=False)
+    console.print(render_judged(judged, fixes_only=purpose == "doctor"))
     console.print(f"reports: {run.folder}", soft_wrap=True)
-    if json:
+    if as_json:
         print_json([one.to_dict() for one in judged])
     return _exit_code_of_verdicts([one.verdict for one in judged])
 

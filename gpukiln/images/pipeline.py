@@ -143,10 +143,28 @@ def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progre
                 progress.fail()
         with progress.step("remove the machine"):
             machine.close()
-    tags = {"gpukiln:verdict": "passed" if verdict.passed else "failed", "gpukiln:build-id": record.build_id}
+    tags = {**verdict_tags(verdict), "gpukiln:build-id": record.build_id}
     with explain_aws_errors("write the verdict on the image"):
         cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
     return verdict
+
+
+def verdict_tags(verdict: Verdict) -> dict[str, str]:
+    """Tags by which an image says how it was judged; what is in the image is in `bake.image_tags`.
+
+    Args:
+        verdict: The verdict.
+
+    Returns:
+        Names and values; the values have only characters that every AWS service takes in a tag.
+    """
+    return {
+        "gpukiln:verdict": "passed" if verdict.passed else "failed",
+        "gpukiln:verdict-profile": verdict.profile,
+        "gpukiln:verdict-suite": verdict.suite_version,
+        "gpukiln:verdict-counts": " ".join(f"{outcome}={n}" for outcome, n in verdict.counts.items()),
+        "gpukiln:verdict-digest": verdict.digest,
+    }
 
 
 def clean_up_after_killed(cloud: Cloud, builds: Builds, progress: Progress) -> None:

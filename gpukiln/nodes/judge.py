@@ -1,6 +1,7 @@
 """Judges live nodes with the host suite, as many at a time as the machine that asks can take."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.verify.suite import run_suite
-from gpukiln.verify.target import InventoryTarget
+from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import Verdict
 
 
@@ -17,7 +18,7 @@ class Judgement:
     """What came of one host.
 
     Args:
-        host: The inventory's name.
+        host: Its name, as in the inventory.
         verdict: None where it could not be judged.
         reason: Why not.
     """
@@ -33,23 +34,27 @@ class Judgement:
 
 
 def judge(
-    hosts: list[str],
-    inventory: Path,
+    targets: Sequence[Target],
     folder: Path,
     *,
     profile: str,
-    expect_gpus: int | None,
-    forks: int,
+    layers: Sequence[str] = (),
+    require: Sequence[str] = (),
+    expect_gpus: int | None = None,
+    first_broken: bool = False,
+    forks: int = 1,
     on_host: Callable[[str, str], None],
 ) -> list[Judgement]:
     """Judge every host.
 
     Args:
-        hosts: Names of the inventory.
-        inventory: A file or a folder.
+        targets: The hosts.
         folder: For the reports, one folder a host.
         profile: Key of `checks.PROFILES`.
+        layers: Only these layers; empty means all.
+        require: Layers in which a check that is not run counts as failed.
         expect_gpus: GPUs that each must have; None takes the profile's number.
+        first_broken: Whether no layer is reached after the first one with a failure.
         forks: Hosts that are judged at the same time.
         on_host: Told of a host when it is done.
 
@@ -57,16 +62,20 @@ def judge(
         One judgement a host, in the same order.
 
     Raises:
-        UsageError: The profile is unknown.
+        UsageError: The profile or a layer is unknown.
     """
 
-    def one(host: str) -> Judgement:
+    def one(target: Target) -> Judgement:
+        host = target.title
         try:
             verdict = run_suite(
-                InventoryTarget(host, name=host, inventory=inventory),
+                target,
                 profile=profile,
-                out_dir=folder / host.replace("/", "_"),
+                out_dir=folder / re.sub(r"[^\w.@-]", "_", host),
+                layers=layers,
+                require=require,
                 expect_gpus=expect_gpus,
+                first_broken=first_broken,
             )
         except UnavailableError as error:
             on_host(host, "could not be judged")
@@ -76,7 +85,7 @@ def judge(
 
     with ThreadPoolExecutor(max_workers=forks) as pool:
         try:
-            return list(pool.map(one, hosts))
+            return list(pool.map(one, targets))
         except (GpukilnError, KeyboardInterrupt):
             pool.shutdown(cancel_futures=True)
             raise

@@ -1,12 +1,16 @@
 """Shows what a run did: one row a host or a scenario, and the tasks that took longest."""
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gpukiln.nodes.judge import Judgement
 from gpukiln.nodes.results import HostResult, RunResult, State
 from gpukiln.nodes.scenarios import Outcome, Scenario
 from gpukiln.progress import human_seconds
+from gpukiln.verify import report
 
 STYLES: dict[State, str] = {
     "ok": "green",
@@ -82,6 +86,25 @@ def _failure(host: HostResult) -> Text:
     text = Text(f"\n{host.name}: ", style="bold red")
     text.append(host.failure, style="not bold")
     return text
+
+
+def render_judged(judged: Sequence[Judgement], *, fixes_only: bool = False) -> RenderableType:
+    """What came of judging hosts.
+
+    Args:
+        judged: One a host.
+        fixes_only: Whether what passed is of no interest.
+    """
+    parts: list[RenderableType] = []
+    for one in judged:
+        if one.verdict is None:
+            parts.append(Text(one.reason, style="bold red"))
+        elif len(judged) == 1 and not fixes_only:
+            parts.append(report.render(one.verdict))
+        else:
+            style = "bold green" if one.verdict.passed else "bold red"
+            parts += [report.fixes(one.verdict), Text(report.summary(one.verdict), style=style)]
+    return Group(*parts)
 
 
 def render_scenarios(scenarios: list[Scenario]) -> RenderableType:

@@ -24,6 +24,7 @@ from typing import Any
 from gpukiln.verify.gather_base import (
     evidence,
     identity,
+    init_started,
     keys,
     leftovers,
     mtime,
@@ -197,15 +198,6 @@ def startup_s(text: str) -> float | None:
     return sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(min|ms|s)", found.group(1)))
 
 
-def _pid1_started() -> float:
-    """When this system's init started: the kernel's boot time would be the host's in a container."""
-    btime = re.search(r"(?m)^btime (\d+)$", read("/proc/stat") or "")
-    fields = (read("/proc/1/stat") or "").rpartition(")")[2].split()
-    if not btime or len(fields) < 20:
-        raise RuntimeError("/proc/stat and /proc/1/stat do not tell when init started")
-    return int(btime.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
 def boot() -> dict[str, Any]:
     """How the boot went: {boot_time, state, failed, units, startup_s, journal}."""
     units = {}
@@ -222,7 +214,7 @@ def boot() -> dict[str, Any]:
     with open("/proc/uptime") as file:
         uptime = float(file.read().split()[0])
     return {
-        "boot_time": _pid1_started(),
+        "boot_time": init_started(),
         "uptime_s": uptime,
         "state": run("systemctl", "is-system-running")["out"].strip(),
         "virtualization": run("systemd-detect-virt")["out"].strip(),

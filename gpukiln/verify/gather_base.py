@@ -121,6 +121,15 @@ def mtime(path: str) -> float:
     return os.stat(path).st_mtime
 
 
+def init_started() -> float:
+    """When this system's init started: the kernel's boot time would be the host's in a container."""
+    btime = re.search(r"(?m)^btime (\d+)$", read("/proc/stat") or "")
+    fields = (read("/proc/1/stat") or "").rpartition(")")[2].split()
+    if not btime or len(fields) < 20:
+        raise RuntimeError("/proc/stat and /proc/1/stat do not tell when init started")
+    return int(btime.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def identity() -> dict[str, Any]:
     """What must be this machine's own: {host_keys: {path: mtime}, machine_id, born, cloud_init}.
 
@@ -185,14 +194,18 @@ def keys() -> dict[str, Any]:
 
 
 def leftovers() -> dict[str, list[str]]:
-    """Paths that a build leaves behind: {package_cache, history, build_tools}."""
+    """Paths that a build leaves behind: {package_cache, history, build_tools}.
+
+    Temporary files are the build's when they are older than this boot: Ansible may be what asks now.
+    """
     homes = sorted(set(_homes().values()))
     history = [
         f"{h}/{n}" for h in homes for n in (".bash_history", ".zsh_history", ".python_history", ".lesshst")
     ]
     tools = [p for h in homes for p in glob.glob(f"{h}/.ansible") + glob.glob(f"{h}/.ansible_async")]
     for pattern in ("packer*", "ansible*", ".ansible*", "script_*.sh"):
-        tools += glob.glob(f"/tmp/{pattern}") + glob.glob(f"/var/tmp/{pattern}")
+        found = glob.glob(f"/tmp/{pattern}") + glob.glob(f"/var/tmp/{pattern}")
+        tools += [path for path in found if os.lstat(path).st_mtime < init_started()]
     tools += [p for p in ("/usr/sbin/policy-rc.d", "/usr/local/sbin/policy-rc.d") if os.path.lexists(p)]
     caches = ("/var/cache/apt/archives/*.deb", "/var/cache/apt/archives/partial/*", "/var/cache/dnf/**/*.rpm")
     return {

@@ -62,6 +62,31 @@ class Target:
 
 
 @dataclass(frozen=True)
+class UrlTarget(Target):
+    """A machine as testinfra names it, reached with the user's own SSH configuration and known hosts.
+
+    Args:
+        url: What testinfra's `--hosts` takes.
+    """
+
+    url: str = "local://"
+
+    @property
+    def address(self) -> str:
+        """How it is reached, for people."""
+        return self.url.partition("?")[0]
+
+    @property
+    def hostspec(self) -> str:
+        """What testinfra's `--hosts` takes."""
+        return self.url
+
+    def ssh_config(self) -> str:
+        """Nothing of ours; a question for a password would never be answered."""
+        return "Host *\n  BatchMode yes\nInclude ~/.ssh/config\nInclude /etc/ssh/ssh_config\n"
+
+
+@dataclass(frozen=True)
 class InventoryTarget(Target):
     """A host of an Ansible inventory, reached as Ansible reaches it: jump hosts, keys, variables and all.
 

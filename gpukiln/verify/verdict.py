@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -10,7 +12,7 @@ from pydantic import TypeAdapter
 
 Outcome = Literal["passed", "failed", "not_run", "not_reached"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
-SCHEMA = 2
+SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ class Verdict:
     def not_run(self) -> tuple[CheckResult, ...]:
         """The checks that were not run."""
         return tuple(c for c in self.checks if c.outcome == "not_run")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the document, hexadecimal: ties a tag or a record to one verdict."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that is written as JSON."""

@@ -187,16 +187,20 @@ class Node:
         file.write_text(playbook.replace("{root}", str(ROOT)))
         return self._ansible("ansible-playbook", str(file), *options, **variables)
 
-    def _ansible(
-        self, command: str, *arguments: str, **variables: object
-    ) -> subprocess.CompletedProcess[str]:
-        values = {
-            **variables,
+    def variables(self) -> dict[str, object]:
+        """How Ansible reaches it."""
+        return {
+            "ansible_host": self.instance["PrivateIpAddress"],
             "ansible_user": "admin",
             "ansible_port": self.here.status()["server"]["ssh_port"],
             "ansible_ssh_private_key_file": str(self.key_file),
             "ansible_ssh_common_args": " ".join(SSH_OPTIONS),
         }
+
+    def _ansible(
+        self, command: str, *arguments: str, **variables: object
+    ) -> subprocess.CompletedProcess[str]:
+        values = {**variables, **self.variables()}
         inventory = ("-i", f"{self.instance['PrivateIpAddress']},")
         return subprocess.run(
             [_bin() / command, *inventory, "-e", json.dumps(values), *arguments],

@@ -1,12 +1,15 @@
 """The main command, for real: a Debian 12 GPU node baked, booted with its own kernel, judged, recorded."""
 
+import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 
 import pytest
-from harness import ROOT
+from faults import FAULTS
+from harness import ROOT, Node
 
 from gpukiln.clouds.embedded.disk import mounted_root
 
@@ -67,6 +70,8 @@ def test_the_image_has_its_tags_and_is_encrypted(built, image):
     assert tags["gpukiln:toolkit"] == "left_out"
     assert tags["gpukiln:kernel"] == built[0]["bake"]["kernel"]
     assert tags["gpukiln:verdict"] == "passed"
+    document = json.dumps(built[0]["verdict"], sort_keys=True).encode()
+    assert tags["gpukiln:verdict-digest"] == hashlib.sha256(document).hexdigest()
     assert tags["gpukiln:base"].startswith("debian-12 ami-")
     assert tags["gpukiln:commit"]
     assert image["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is True
@@ -125,6 +130,37 @@ def test_no_secret_is_in_a_log_a_record_or_the_image(here, root, built):
     for place in ("etc/gpukiln", "root", "home", "var/log"):
         files += [file for file in (root / place).rglob("*") if file.is_file() and not file.is_symlink()]
     assert not [str(file) for file in files if SECRETS.search(file.read_bytes())]
+
+
+@pytest.fixture
+def node(here, key, tmp_path, image):
+    """A machine booted from the image, as a container: with this host's kernel."""
+    machine = Node(here, key, tmp_path, image_id=image["ImageId"])
+    yield machine
+    here.terminate(machine.instance)
+
+
+def judge(node):
+    """The checks' results by id, each as a dict."""
+    hosts = node.folder / "hosts.yml"
+    hosts.write_text(json.dumps({"all": {"hosts": {"node": node.variables()}}}))
+    options = ("--inventory", str(hosts), "--profile", "image", "--expect-gpus", "0", "--json")
+    [one] = json.loads(node.here.invoke("node.verify", *options, ok=False).stdout)
+    return {check["id"]: check for check in one["verdict"]["checks"]}
+
+
+def test_the_suite_finds_what_is_broken_on_a_real_machine(node):
+    before = judge(node)
+    # the container has this host's kernel
+    assert [i for i, check in before.items() if check["outcome"] == "failed"] == ["modules.running-kernel"]
+    for command, _ in FAULTS.values():
+        node.read(f"sudo sh -c {shlex.quote(command)}")
+    after = judge(node)
+    for check_id, (_, words) in FAULTS.items():
+        assert before[check_id]["outcome"] == "passed", before[check_id]
+        assert after[check_id]["outcome"] == "failed", after[check_id]
+        assert words in after[check_id]["reason"], after[check_id]
+        assert after[check_id]["evidence"]
 
 
 @pytest.mark.usefixtures("built")

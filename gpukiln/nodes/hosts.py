@@ -1,0 +1,59 @@
+"""Which machines to judge: an inventory's, or such as testinfra's --hosts names them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gpukiln.errors import UsageError
+from gpukiln.nodes.playbook import Request, list_hosts
+from gpukiln.verify.target import InventoryTarget, Target, UrlTarget
+
+_SSH = re.compile(r"ssh://(?:[^@/\s]+@)?(?:\[[0-9a-fA-F:]+\]|[^:/?\s\[\]]+)(?::\d+)?(?:\?\S*)?")
+
+
+def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Target]:
+    """Name the machines to judge.
+
+    Args:
+        hosts: Separated by commas: `ssh://[USER@]HOST[:PORT]`, reached with the user's own SSH configuration;
+            `local://`, this machine; `ansible://PATTERN`, hosts of the inventory. Empty for the whole
+            inventory.
+        inventory: Ansible's; needed for its hosts alone.
+        limit: An Ansible pattern, for the inventory's hosts.
+
+    Returns:
+        Each machine once, in the order given.
+
+    Raises:
+        UsageError: A host is not of these forms, an inventory is missing, or no host is left.
+    """
+    targets: dict[str, Target] = {}
+    for url in [part.strip() for part in hosts.split(",") if part.strip()] or ["ansible://all"]:
+        kind, _, rest = url.partition("://")
+        if kind == "ansible":
+            found: list[Target] = _of_inventory(rest, inventory, limit)
+        elif kind == "local" and not rest:
+            found = [UrlTarget("localhost", name="localhost", url="local://")]
+        elif _SSH.fullmatch(url):
+            separator = "&" if "?" in url else "?"
+            title = rest.partition("?")[0]
+            found = [UrlTarget(title, name=title, url=f"{url}{separator}controlpersist=0&timeout=60")]
+        else:
+            raise UsageError(
+                f"--hosts has {url!r}, wanted ssh://[USER@]HOST[:PORT], local:// or ansible://PATTERN",
+                hint="invoke node.verify --hosts ssh://admin@192.0.2.1,local://",
+            )
+        targets |= {target.title: target for target in found}
+    return list(targets.values())
+
+
+def _of_inventory(pattern: str, inventory: Path | None, limit: str) -> list[Target]:
+    if inventory is None:
+        raise UsageError(
+            "--inventory is missing", hint="name one, or machines: --hosts ssh://USER@HOST or local://"
+        )
+    if pattern not in ("", "all"):
+        limit = f"{pattern}:&{limit}" if limit else pattern
+    names = list_hosts(Request("", inventory, limit=limit))
+    return [InventoryTarget(name, name=name, inventory=inventory) for name in names]

@@ -1,0 +1,76 @@
+"""Which machines --hosts names, and node.doctor on this computer."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpukiln.errors import UsageError
+from gpukiln.nodes.hosts import find_targets
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    file = tmp_path / "hosts.yml"
+    file.write_text("all: {children: {gpus: {hosts: {a: , b: }}, others: {hosts: {c: }}}}\n")
+    return file
+
+
+def test_machines_of_every_kind_each_once(inventory):
+    hosts = "ssh://admin@192.0.2.1:2222,ssh://[2001:db8::1],local://,ansible://gpus,ansible://a"
+    found = find_targets(hosts, inventory)
+    assert [target.title for target in found] == [
+        *("admin@192.0.2.1:2222", "[2001:db8::1]", "localhost", "a", "b"),
+    ]
+    assert found[0].hostspec == "ssh://admin@192.0.2.1:2222?controlpersist=0&timeout=60"
+    assert found[2].hostspec == "local://"
+    assert found[3].hostspec.startswith("ansible://a?ansible_inventory=")
+    assert "StrictHostKeyChecking" not in found[0].ssh_config(), "the user's own known hosts count"
+
+
+def test_an_inventory_alone_is_all_of_it(inventory):
+    assert [target.title for target in find_targets("", inventory)] == ["a", "b", "c"]
+    assert [target.title for target in find_targets("", inventory, "others")] == ["c"]
+    assert [target.title for target in find_targets("ansible://gpus", inventory, "b")] == ["b"]
+
+
+@pytest.mark.parametrize("hosts", ["gpu-1", "ssh://", "ssh://a b", "docker://x", "local://x", "ssh://h:port"])
+def test_what_is_no_host_is_refused(hosts):
+    with pytest.raises(UsageError, match="wanted ssh://"):
+        find_targets(hosts, None)
+
+
+def test_without_an_inventory_hosts_have_to_be_named():
+    with pytest.raises(UsageError, match="--inventory is missing") as caught:
+        find_targets("", None)
+    assert "--hosts" in caught.value.hint
+
+
+def test_the_doctor_stops_at_the_first_broken_layer(tmp_path):
+    """This computer may be anything: with a thousand GPUs expected something is broken on it."""
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).parent / "invoke", "node.doctor", "--hosts", "local://"),
+            *("--expect-gpus", "1000", "--json"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "GPUKILN_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    [judged] = json.loads(done.stdout)
+    checks = judged["verdict"]["checks"]
+    failed = [check for check in checks if check["outcome"] == "failed"]
+    assert len({check["layer"] for check in failed}) == 1
+    later = checks[checks.index(failed[-1]) + 1 :]
+    assert later[-1]["outcome"] == "not_reached"
+    assert {check["outcome"] for check in later} <= {"not_reached", "passed", "not_run"}
+    assert f"\n{failed[0]['id']}: " in done.stderr
+    assert "  fix:   " in done.stderr

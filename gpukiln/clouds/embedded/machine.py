@@ -175,7 +175,7 @@ class Container(Machine):
         return [
             *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no"),
             *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
-            *("--suppress-sync=yes", f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
+            *(f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
             *(f"--network-namespace-path={self.network.path}", "--capability=CAP_NET_ADMIN"),
             *(f"--bind-ro={self.spec.folder}/units/{name}:/run/systemd/{name}" for name in CONTAINER_UNITS),
         ]

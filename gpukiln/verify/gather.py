@@ -33,6 +33,7 @@ from gpukiln.verify.gather_base import (
     secrets,
     show,
 )
+from gpukiln.verify.gather_nvml import name_gpus, nvml_facts, pci_gpus
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
 UNITS = (
@@ -42,6 +43,8 @@ UNITS = (
     "gpukiln-bootstrap.service",
     "nvidia-cdi-refresh.service",
 )
+# A GPU can fall off the bus without a number; NVSwitch's faults are SXids.
+XID = re.compile(r"NVRM: Xid|nvidia-nvswitch\d*: SXid|NVRM: .*fallen off the bus")
 PROBE_IMAGE = "gpukiln-verify:probe"
 
 
@@ -278,14 +281,9 @@ def containerd() -> dict[str, Any]:
 def gpus() -> dict[str, Any]:
     """{pci: [{address, device}], module: loaded version, smi: {rc, out}, rows, xids, cdi: {path: versions}}.
 
-    PCI class 0x0300 is a VGA controller, 0x0302 a 3D controller. Output and status of nvidia-smi are kept
-    together: it prints its errors on stdout.
+    Output and status of nvidia-smi are kept together: it prints its errors on stdout.
     """
-    pci = []
-    for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
-        kind = read(f"{path}/class") or ""
-        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith(("0x0300", "0x0302")):
-            pci.append({"address": os.path.basename(path), "device": (read(f"{path}/device") or "").strip()})
+    pci = pci_gpus()
     loaded = read("/sys/module/nvidia/version")
     result: dict[str, Any] = {"pci": pci, "module": loaded.strip() if loaded else None}
     if not pci:
@@ -305,10 +303,15 @@ def gpus() -> dict[str, Any]:
     result.update(
         smi={"rc": smi["rc"], "out": (smi["out"] + smi["err"])[:2000]},
         rows=[dict(zip(names, row)) for row in cells if len(row) == len(names)],  # noqa: B905
-        xids=[line[:300] for line in log.splitlines() if "NVRM: Xid" in line][:20],
+        xids=[line[:300] for line in log.splitlines() if XID.search(line)][:20],
         cdi=cdi,
     )
     return result
+
+
+def nvml() -> dict[str, Any]:
+    """What NVML says of the GPUs; see gather_nvml.py."""
+    return nvml_facts(pci_gpus())
 
 
 def container() -> dict[str, Any]:
@@ -335,7 +338,7 @@ def container() -> dict[str, Any]:
 
 SECTIONS = (
     record, os_release, kernel, packages, driver, modules, nouveau, dkms, identity, keys, leftovers, secrets,
-    docker, containerd, gpus, container, boot,
+    docker, containerd, gpus, nvml, container, boot,
 )  # fmt: skip
 
 
@@ -357,6 +360,7 @@ def main() -> None:
             facts[name] = {"_error": f"{type(error).__name__}: {error}"}
         seconds[name] = round(time.monotonic() - started, 2)
         shown[name] = evidence[:]
+    name_gpus(facts)
     facts["seconds"], facts["evidence"] = seconds, shown
     json.dump(facts, sys.stdout)
 

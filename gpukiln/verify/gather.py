@@ -33,6 +33,7 @@ from gpukiln.verify.gather_base import (
     secrets,
     show,
 )
+from gpukiln.verify.gather_monitoring import monitoring
 from gpukiln.verify.gather_nvml import name_gpus, nvml_facts, pci_gpus
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
@@ -338,7 +339,7 @@ def container() -> dict[str, Any]:
 
 SECTIONS = (
     record, os_release, kernel, packages, driver, modules, nouveau, dkms, identity, keys, leftovers, secrets,
-    docker, containerd, gpus, nvml, container, boot,
+    docker, containerd, gpus, nvml, container, monitoring, boot,
 )  # fmt: skip
 
 

@@ -4,9 +4,9 @@
     nvml.write_spec(spec, machine)
     subprocess.run(["gpustat"], env=nvml.environment(library, spec))
 
-`machine` is the document that gpukiln/verify/gather_nvml.py makes, so that what was recorded on a real host can
-be replayed. A GPU may have more than that document has, for programs that ask for more: `utilization` {gpu,
-memory}, `fan`, `pstate`, `compute_capability`.
+`machine` is the document that gpukiln/verify/gather_nvml.py makes, so that what was recorded on a real host
+can be replayed. A GPU may have more than that document has, for programs that ask for more: `utilization`
+{gpu, memory}, `fan`, `pstate`, `compute_capability`.
 """
 
 import os
@@ -34,8 +34,9 @@ def build(folder: Path, *, old: bool = False) -> Path:
         subprocess.CalledProcessError: gcc refuses it.
     """
     library = folder / SONAME
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden",
-               f"-Wl,-soname,{SONAME}", *(["-DOLD"] if old else []), "-o", str(library), str(SOURCE)]  # fmt: skip
+    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
+    flags += [f"-Wl,-soname,{SONAME}", *(["-DOLD"] if old else [])]
+    command = ["gcc", *flags, "-o", str(library), str(SOURCE)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return library
 

@@ -1,6 +1,6 @@
 """Gathers the facts of this machine and prints them as JSON. Runs on the judged machine, as root.
 
-It is sent to the machine as text, with gather_base.py, and run by its python3 (3.9 or newer), so it imports
+It is sent to the machine as text, with gather_*.py, and run by its python3 (3.9 or newer), so it imports
 the standard library only and nothing else of this package. It changes nothing, but for a container image of
 its own that it removes.
 Every section is a function below that returns a JSON value; what it raises becomes `{"_error": text}`.

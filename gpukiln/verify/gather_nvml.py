@@ -53,7 +53,7 @@ def pci_gpus() -> list[dict[str, str]]:
 def address(bus_id: str) -> str:
     """A bus id of NVML, 00000000:00:1E.0, as sysfs writes it: 0000:00:1e.0."""
     domain, _colon, rest = bus_id.lower().partition(":")
-    return f"{domain[-4:].rjust(4, '0')}:{rest}"
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 def name_gpus(facts: dict[str, Any]) -> None:

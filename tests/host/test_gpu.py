@@ -3,6 +3,7 @@
 from gpukiln.catalog import xid
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
+from gpukiln.verify.gather_nvml import address
 from gpukiln.verify.gpu_facts import label, nvml_gpus, read
 
 ALL = ("image", "node", "eks-node")
@@ -82,8 +83,8 @@ def test_nvml(facts):
             f"NVML does not work: {found['error']['_error']}; nvidia-smi exits {smi['rc']}; wanted NVML"
         )
     gpus = nvml_gpus(facts)
-    known = {"0000" + p["address"].lower() for p in pci}
-    listed = {str(read(g, "bus_id")).lower() for g in gpus}
+    known = {p["address"].lower() for p in pci}
+    listed = {address(read(g, "bus_id")) for g in gpus}
     assert listed == known, (
         f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(known))}"
     )

@@ -1,6 +1,6 @@
 """What the checks of the GPUs let pass, and why."""
 
-from test_host_suite_faults import judge, machine
+from test_host_suite_faults import CHECKS, judge, machine
 
 from tests.unit.host_gpu_faults import XID_79, gpu
 
@@ -41,3 +41,21 @@ def test_gpus_without_nvlink_need_no_peer_access_and_no_fabric() -> None:
 def test_one_gpu_is_no_failure_of_what_needs_several() -> None:
     assert judge("multi-gpu.p2p", machine()) == ("not_run", "1 GPU, several needed")
     assert judge("multi-gpu.p2p", machine(), expect_gpus=8)[0] == "failed"
+
+
+def test_what_a_check_comes_after_is_a_check_that_comes_before() -> None:
+    order = list(CHECKS)
+    for check_id, (check, _function) in CHECKS.items():
+        for before in check.after:
+            assert before in order, f"{check_id} is after {before}, which is no check"
+            assert order.index(before) < order.index(check_id)
+            assert set(check.profiles) <= set(CHECKS[before][0].profiles)
+
+
+def test_every_check_of_the_gpus_names_causes_and_reads_nothing_before_nvml_works() -> None:
+    """Only what finds out whether the driver and NVML work, and the kernel's log, is judged without them."""
+    layers = ("gpu", "multi-gpu")
+    found = {i: check for i, (check, _function) in CHECKS.items() if check.layer in layers}
+    assert all(check.causes for check in found.values())
+    first = {i for i, check in found.items() if "gpu.nvml" not in check.after}
+    assert first == {"gpu.driver-loaded", "gpu.nvidia-smi", "gpu.nvml", "gpu.xid"}

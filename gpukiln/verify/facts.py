@@ -21,6 +21,7 @@ COMPONENT_PACKAGES = {
     "docker": ("docker.io", "docker-ce", "docker"),
     "containerd": ("containerd", "containerd.io"),
     "nvtop": ("nvtop",),
+    "dcgm": ("datacenter-gpu-manager", "datacenter-gpu-manager-4-core"),
 }
 
 
@@ -29,12 +30,14 @@ class Facts(Mapping[str, Any]):
 
     Args:
         data: Section name to what was found; `{"_error": text}` where gathering failed.
+        profile: Key of `PROFILES` that the machine is judged by; empty is the strictest.
 
     Example:
         `facts["kernel"]["running"]` is `uname -r`; see the docstrings of `gpukiln.verify.gather`.
     """
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: Mapping[str, Any], profile: str = "") -> None:
+        self.profile = profile
         self._data = data
         self._note = ""
         self._read: dict[str, None] = {}
@@ -155,6 +158,8 @@ def applies(check: Check, facts: Facts, *, profile: str, expect_gpus: int | None
     for need in check.needs:
         if need == "gpu":
             found = _gpu(facts, PROFILES[profile].min_gpus if expect_gpus is None else expect_gpus)
+        elif need == "several-gpus":
+            found = _several(facts)
         elif need == "record":
             found = _record(facts, required=PROFILES[profile].needs_record)
         elif need == "dkms":
@@ -174,6 +179,11 @@ def _gpu(facts: Facts, wanted: int) -> Applies:
     if count < wanted:
         return Applies("fail", f"{count} GPUs on the PCI bus, at least {wanted} expected on this machine")
     return RUN if count else Applies("not_run", "no GPU")
+
+
+def _several(facts: Facts) -> Applies:
+    count = len(facts["gpus"]["pci"])
+    return RUN if count > 1 else Applies("not_run", f"{count or 'no'} GPU, several needed")
 
 
 def _record(facts: Facts, *, required: bool) -> Applies:

@@ -1,6 +1,6 @@
 """Gathers the facts of this machine and prints them as JSON. Runs on the judged machine, as root.
 
-It is sent to the machine as text, with gather_base.py, and run by its python3 (3.9 or newer), so it imports
+It is sent to the machine as text, with gather_*.py, and run by its python3 (3.9 or newer), so it imports
 the standard library only and nothing else of this package. It changes nothing, but for a container image of
 its own that it removes.
 Every section is a function below that returns a JSON value; what it raises becomes `{"_error": text}`.
@@ -34,6 +34,8 @@ from gpukiln.verify.gather_base import (
     secrets,
     show,
 )
+from gpukiln.verify.gather_monitoring import monitoring
+from gpukiln.verify.gather_nvml import name_gpus, nvml_facts, pci_gpus
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
 UNITS = (
@@ -43,6 +45,8 @@ UNITS = (
     "gpukiln-bootstrap.service",
     "nvidia-cdi-refresh.service",
 )
+# A GPU can fall off the bus without a number; NVSwitch's faults are SXids.
+XID = re.compile(r"NVRM: Xid|nvidia-nvswitch\d*: SXid|NVRM: .*fallen off the bus")
 PROBE_IMAGE = "gpukiln-verify:probe"
 
 
@@ -270,14 +274,9 @@ def containerd() -> dict[str, Any]:
 def gpus() -> dict[str, Any]:
     """{pci: [{address, device}], module: loaded version, smi: {rc, out}, rows, xids, cdi: {path: versions}}.
 
-    PCI class 0x0300 is a VGA controller, 0x0302 a 3D controller. Output and status of nvidia-smi are kept
-    together: it prints its errors on stdout.
+    Output and status of nvidia-smi are kept together: it prints its errors on stdout.
     """
-    pci = []
-    for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
-        kind = read(f"{path}/class") or ""
-        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith(("0x0300", "0x0302")):
-            pci.append({"address": os.path.basename(path), "device": (read(f"{path}/device") or "").strip()})
+    pci = pci_gpus()
     loaded = read("/sys/module/nvidia/version")
     result: dict[str, Any] = {"pci": pci, "module": loaded.strip() if loaded else None}
     if not pci:
@@ -297,10 +296,15 @@ def gpus() -> dict[str, Any]:
     result.update(
         smi={"rc": smi["rc"], "out": (smi["out"] + smi["err"])[:2000]},
         rows=[dict(zip(names, row)) for row in cells if len(row) == len(names)],  # noqa: B905
-        xids=[line[:300] for line in log.splitlines() if "NVRM: Xid" in line][:20],
+        xids=[line[:300] for line in log.splitlines() if XID.search(line)][:20],
         cdi=cdi,
     )
     return result
+
+
+def nvml() -> dict[str, Any]:
+    """What NVML says of the GPUs; see gather_nvml.py."""
+    return nvml_facts(pci_gpus())
 
 
 def container() -> dict[str, Any]:
@@ -327,7 +331,7 @@ def container() -> dict[str, Any]:
 
 SECTIONS = (
     record, os_release, kernel, packages, driver, modules, nouveau, dkms, identity, keys, leftovers, secrets,
-    docker, containerd, gpus, container, boot,
+    docker, containerd, gpus, nvml, container, monitoring, boot,
 )  # fmt: skip
 
 
@@ -349,6 +353,7 @@ def main() -> None:
             facts[name] = {"_error": f"{type(error).__name__}: {error}"}
         seconds[name] = round(time.monotonic() - started, 2)
         shown[name] = evidence[:]
+    name_gpus(facts)
     facts["seconds"], facts["evidence"] = seconds, shown
     json.dump(facts, sys.stdout)
 

@@ -1,8 +1,20 @@
-"""The driver drives every GPU of the machine."""
+"""The driver drives every GPU of the machine, and none reports damage."""
 
+from gpukiln.catalog import xid
 from gpukiln.verify.checks import check
+from gpukiln.verify.facts import Facts
+from gpukiln.verify.gather_nvml import address
+from gpukiln.verify.gpu_facts import label, nvml_gpus, read
 
 ALL = ("image", "node", "eks-node")
+LIVE = ("node", "eks-node")  # profiles of machines that run somebody's work
+BEFORE = ("gpu.driver-loaded", "gpu.nvml")
+SLOWED = {0x8: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
+          0x80: "hardware power brake"}  # fmt: skip
+
+
+def onoff(value: bool | None) -> str:
+    return "unsupported" if value is None else "on" if value else "off"
 
 
 @check(
@@ -11,6 +23,12 @@ ALL = ("image", "node", "eks-node")
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
+    causes=(
+        "The running kernel has no module: it was updated, and DKMS did not build for it.",
+        "The driver was updated without a reboot.",
+        "The driver's branch or kind of module does not know this GPU.",
+        "Secure Boot refuses an unsigned module.",
+    ),
     fix="`modprobe nvidia` and `dmesg` show why it does not load; after an upgrade of the driver reboot.",
 )
 def test_driver_loaded(facts):
@@ -25,6 +43,8 @@ def test_driver_loaded(facts):
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
+    causes=("The module is not loaded.", "A GPU fell off the bus.", "Libraries and module differ."),
+    after=("gpu.driver-loaded",),
     fix="Exit 9: driver not loaded; 12: library missing; 15: a GPU fell off the bus, reset or replace it; "
     "18: module and libraries differ, reboot.",
 )
@@ -42,28 +62,260 @@ def test_nvidia_smi(facts):
 
 
 @check(
+    id="gpu.nvml",
+    title="NVML lists every GPU of the PCI bus, and none is lost",
+    layer="gpu",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=(
+        "libnvidia-ml.so.1 is missing, or of another version than the module.",
+        "A GPU fell off the bus: power, heat, or a PCIe link; see gpu.xid.",
+        "A GPU is bound to another driver, such as vfio-pci.",
+    ),
+    after=("gpu.driver-loaded",),
+    fix="Lost GPU: reboot the machine, replace the GPU if it comes back. Missing library: install the "
+    "driver's libnvidia-ml1 in the module's version.",
+)
+def test_nvml(facts):
+    found, pci, smi = facts["nvml"], facts["gpus"]["pci"], facts["gpus"]["smi"]
+    if not found["available"] and found["error"]:
+        raise AssertionError(
+            f"NVML does not work: {found['error']['_error']}; nvidia-smi exits {smi['rc']}; wanted NVML"
+        )
+    gpus = nvml_gpus(facts)
+    known = {p["address"].lower() for p in pci}
+    listed = {address(read(g, "bus_id")) for g in gpus}
+    assert listed == known, (
+        f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(known))}"
+    )
+    unnamed = [label(g) for g in gpus if not read(g, "uuid") or not read(g, "name")]
+    assert not unnamed, f"{', '.join(unnamed)} has no name or no UUID, wanted both"
+    facts.note(", ".join(str(read(g, "name")) for g in gpus))
+
+
+@check(
     id="gpu.persistence",
     title="Persistence mode is on for every GPU",
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
+    causes=(
+        "nvidia-persistenced runs with `--no-persistence-mode`, as Ubuntu's unit starts it.",
+        "nvidia-persistenced does not run.",
+    ),
+    after=BEFORE,
     fix="Enable nvidia-persistenced with `--persistence-mode`: Ubuntu's unit starts it with persistence off.",
 )
 def test_persistence(facts):
-    rows = facts["gpus"]["rows"]
-    assert rows, "nvidia-smi lists no GPU"
-    off = [f"{r['bus_id']} {r['persistence']}" for r in rows if r["persistence"] != "Enabled"]
-    assert not off, f"found {', '.join(off)}; wanted Enabled"
+    off = [f"{label(g)} {onoff(m)}" for g in nvml_gpus(facts) if (m := read(g, "persistence")) is not True]
+    assert not off, f"found persistence mode of {', '.join(off)}; wanted on"
+
+
+def xid_report(facts: Facts) -> tuple[list[str], list[str]]:
+    """What the kernel log's Xids say: those that blame the machine, and those that blame what ran on it."""
+    serious, application = [], []
+    for line in facts["gpus"]["xids"]:
+        value = xid.number(line)
+        known = xid.xids().get(value) if value is not None else None
+        text = f"{line.strip()} = {xid.explain(value)}" if value is not None else line.strip()
+        harmless = known is not None and not known.blames_hardware
+        (application if harmless and facts.profile in LIVE else serious).append(text)
+    return serious, application
 
 
 @check(
     id="gpu.xid",
-    title="The kernel log has no Xid error of this boot",
+    title="The kernel log of this boot has no Xid error that blames the machine",
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
-    fix="Look the number up in NVIDIA's Xid catalogue: some are an application's fault, some mean a reset.",
+    causes=(
+        "The GPU, its memory or its link is damaged, or too hot.",
+        "An application made an invalid access (13, 31, 43, 45): a failure of an image, which has run none.",
+    ),
+    after=("gpu.driver-loaded",),
+    fix="Each number's meaning and action are in the failure: reset or drain as it says, and replace a GPU "
+    "that repeats it.",
 )
 def test_xid(facts):
-    found = facts["gpus"]["xids"]
-    assert not found, f"{len(found)} Xid messages: {'; '.join(found[:3])}"
+    serious, application = xid_report(facts)
+    assert not serious, f"{len(serious)} Xid messages, wanted none: {' | '.join(serious[:5])}"
+    if application:
+        facts.note(f"{len(application)} Xid messages of applications: {' | '.join(application[:3])}")
+
+
+@check(
+    id="gpu.ecc",
+    title="ECC is as it will be after the next reset, and no uncorrected error happened since the last",
+    layer="gpu",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=(
+        "`nvidia-smi -e` changed the mode, and the GPU was not reset since.",
+        "A memory cell failed: the row is remapped at the next reset.",
+    ),
+    after=BEFORE,
+    fix="Pending mode: reset the GPU or reboot. Uncorrected errors: drain, reset, and look at "
+    "gpu.memory-repair; replace the GPU if they come again.",
+)
+def test_ecc(facts):
+    notes = []
+    for gpu in nvml_gpus(facts):
+        current, pending = read(gpu, "ecc.current"), read(gpu, "ecc.pending")
+        assert current == pending, (
+            f"{label(gpu)}: ECC is {onoff(current)}, pending {onoff(pending)}; wanted the same"
+        )
+        errors = read(gpu, "ecc.volatile_uncorrected")
+        assert not errors, f"{label(gpu)}: {errors} uncorrected ECC errors since the last reset, wanted 0"
+        corrected, ever = read(gpu, "ecc.volatile_corrected"), read(gpu, "ecc.aggregate_uncorrected")
+        notes += [f"{label(gpu)}: ECC {onoff(current)}"] if not current else []
+        notes += [f"{label(gpu)}: {corrected} corrected"] if corrected else []
+        notes += [f"{label(gpu)}: {ever} uncorrected in its life"] if ever else []
+    facts.note("; ".join(notes))
+
+
+@check(
+    id="gpu.memory-repair",
+    title="No GPU waits for a memory repair, and none failed",
+    layer="gpu",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=("Uncorrectable memory errors.", "The spare rows of a memory bank are used up."),
+    after=BEFORE,
+    fix="Pending: drain and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed: replace the GPU.",
+)
+def test_memory_repair(facts):
+    notes = []
+    for gpu in nvml_gpus(facts):
+        assert not read(gpu, "remapped_rows.failed"), (
+            f"{label(gpu)}: a remapping of memory rows failed, wanted none"
+        )
+        assert not read(gpu, "remapped_rows.pending"), (
+            f"{label(gpu)}: a remapping of memory rows is pending, wanted none"
+        )
+        assert not read(gpu, "retired_pages_pending"), (
+            f"{label(gpu)}: memory pages wait to be retired, wanted none"
+        )
+        repaired = read(gpu, "remapped_rows.uncorrectable")
+        notes += [f"{label(gpu)}: {repaired} rows remapped after uncorrectable errors"] if repaired else []
+    facts.note("; ".join(notes))
+
+
+@check(
+    id="gpu.throttle",
+    title="No GPU is slowed down by heat or power supply",
+    layer="gpu",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=(
+        "A fan, the airflow or the inlet temperature.",
+        "A missing power cable, or the board's power brake.",
+    ),
+    after=BEFORE,
+    fix="`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`: mend cooling or power; idle and the software "
+    "power cap are normal.",
+)
+def test_throttle(facts):
+    seen: dict[str, None] = {}
+    for gpu in nvml_gpus(facts):
+        mask = read(gpu, "throttle.mask") or 0
+        slowed = [name for bit, name in SLOWED.items() if mask & bit]
+        assert not slowed, f"{label(gpu)} is held back by {', '.join(slowed)} (0x{mask:x}), wanted neither"
+        seen.update(dict.fromkeys(read(gpu, "throttle.names") or []))
+    facts.note(", ".join(seen))
+
+
+@check(
+    id="gpu.clocks",
+    title="Every GPU reports its clocks, and is cooler than where it slows down",
+    layer="gpu",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=("Cooling.", "A GPU that came up half: its firmware reports nothing."),
+    after=BEFORE,
+    fix="`nvidia-smi -q -d CLOCK,TEMPERATURE`; mend the cooling, or reset the GPU.",
+)
+def test_clocks(facts):
+    hottest = []
+    for gpu in nvml_gpus(facts):
+        top = read(gpu, "clocks.max_sm")
+        assert top, f"{label(gpu)}: the highest SM clock is {top} MHz, wanted more than 0"
+        now, limit = read(gpu, "temperature.gpu"), read(gpu, "temperature.slowdown")
+        assert now is None or limit is None or now < limit, (
+            f"{label(gpu)} has {now} degrees, wanted less than {limit}, where it slows down"
+        )
+        hottest += [now] if now is not None else []
+    facts.note(f"at most {max(hottest)} degrees" if hottest else "")
+
+
+@check(
+    id="gpu.pcie-link",
+    title="Every GPU's PCIe link has its full width",
+    layer="gpu",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=("The card or a riser is not seated well.", "A damaged lane.", "A slot with fewer lanes."),
+    after=BEFORE,
+    fix="Seat the card again; `lspci -vv` shows LnkCap and LnkSta of every bridge on the way.",
+)
+def test_pcie_link(facts):
+    notes: list[str] = []
+    shown: dict[str, int] = {}
+    virtual = facts["boot"].get("virtualization") or "none"
+    gpus = nvml_gpus(facts)
+    for gpu in gpus:
+        model = str(read(gpu, "name"))
+        shown[model] = max(shown.get(model, 0), read(gpu, "pcie.width") or 0)
+    for gpu in gpus:
+        width, widest = read(gpu, "pcie.width"), read(gpu, "pcie.max_width")
+        narrow = width is not None and widest is not None and width < widest
+        # A virtual machine's link is what its hypervisor shows, the same for every GPU of a model.
+        assert not narrow or (virtual != "none" and width == shown[str(read(gpu, "name"))]), (
+            f"{label(gpu)} has a PCIe link of {width} lanes, wanted {widest}"
+        )
+        notes += [f"{label(gpu)}: {width} of {widest} lanes, as {virtual} shows it"] if narrow else []
+        gen, newest = read(gpu, "pcie.gen"), read(gpu, "pcie.max_gen")
+        if gen is not None and newest is not None and gen < newest:
+            notes.append(f"{label(gpu)}: generation {gen} of {newest} while idle")
+    facts.note("; ".join(notes))
+
+
+@check(
+    id="gpu.mig",
+    title="MIG is as it will be after the next reset, and on only where the record asks for it",
+    layer="gpu",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=("`nvidia-smi -mig` changed the mode, and the GPU was not reset since.",),
+    after=BEFORE,
+    fix="Reset the GPU or reboot for a pending mode; `nvidia-smi -mig 0` where it is not wanted.",
+)
+def test_mig(facts):
+    wanted = facts.component("nvidia_driver").get("mig")
+    for gpu in nvml_gpus(facts):
+        current, pending = read(gpu, "mig.current"), read(gpu, "mig.pending")
+        assert current == pending, (
+            f"{label(gpu)}: MIG is {onoff(current)}, pending {onoff(pending)}; wanted the same"
+        )
+        assert bool(current) == bool(wanted), (
+            f"{label(gpu)}: MIG is {onoff(current)}, wanted {onoff(bool(wanted))}"
+        )
+
+
+@check(
+    id="gpu.idle",
+    title="Nothing uses a GPU of a machine that has just booted",
+    layer="gpu",
+    profiles=("image",),
+    needs=("gpu",),
+    causes=("A service of the image starts a GPU program, or a display server.",),
+    after=BEFORE,
+    fix="Disable the service that starts the process named: an image's GPUs are the user's.",
+)
+def test_idle(facts):
+    busy = [
+        f"{label(gpu)}: {p['name'] or 'a process'} ({p['pid']}, {p['kind']})"
+        for gpu in nvml_gpus(facts)
+        for p in read(gpu, "processes") or []
+    ]
+    assert not busy, f"found {', '.join(busy)}; wanted no process"

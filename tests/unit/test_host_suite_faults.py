@@ -9,6 +9,8 @@ import pytest
 
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts, applies
+from tests.doubles.nvml_machine import made_up_machine
+from tests.unit.host_gpu_faults import GPU_FAULTS
 
 KERNEL = "6.1.0-44-cloud-amd64"
 DRIVER = "535.309.01"
@@ -33,6 +35,8 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "nvidia_driver": {**done, "version": DEBIAN, "branch": 535},
         "docker": done,
         "containerd": done,
+        "nvtop": done,
+        "dcgm": done,
         "nvidia_container_toolkit": {**done, "version": "1.19.1"}
         if toolkit
         else {"status": "left_out", "reason": "its repository can't be reached"},
@@ -85,10 +89,14 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                             "default_runtime": "nvidia" if toolkit else "runc"},
                    "daemon_json": {"present": True, "problem": None, "age_s": 9000.0}},
         "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes},
-        "gpus": {"pci": [{"address": "0000:00:1e.0", "device": "0x1eb8"}] * gpus,
+        "gpus": {"pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
                  "module": DRIVER if gpus else None,
                  "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],
                  "cdi": {"/var/run/cdi/nvidia.yaml": [DRIVER]}},
+        "nvml": made_up_machine(gpus),
+        "monitoring": {"nvtop": {"rc": 0, "out": "nvtop version 3.0.1"}, "dcgm": {
+            "ran": bool(gpus), "rc": 0, "out": "", "problem": None,
+            "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}]}},
         "container": {"ran": bool(gpus), "rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus},
         "boot": {"boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [], "units": units,
                  "startup_s": 37.2, "startup": "", "journal": []},
@@ -123,10 +131,6 @@ def unit(name: str, **values: str) -> Callable[[Data], None]:
 
 def initramfs(**values: Any) -> Callable[[Data], None]:
     return lambda data: data["nouveau"]["initramfs"][KERNEL].update(values)
-
-
-def row(**values: str) -> Callable[[Data], None]:
-    return lambda data: data["gpus"].update(rows=[{**data["gpus"]["rows"][0], **values}])
 
 
 NO_RECORD = put("record", {"data": None, "error": "/etc/gpukiln/image.json is missing"})
@@ -268,23 +272,12 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("gpus/cdi", {}), "no specification"),
         (put("gpus/cdi", {"/etc/cdi/nvidia.yaml": ["535.261.03"]}), "535.261.03"),
     ],
-    "gpu.driver-loaded": [
-        (put("gpus/module", None), "not loaded"),
-        (put("gpus/module", "535.261.03"), "535.261.03"),
-        (put("gpus/pci", []), "0 GPUs"),
-    ],
-    "gpu.nvidia-smi": [
-        (put("gpus/smi", {"rc": 9, "out": "couldn't communicate"}), "exits 9"),
-        (put("gpus/rows", []), "lists 0 GPUs"),
-        (row(persistence="[GPU is lost]"), "can't read"),
-    ],
-    "gpu.persistence": [(row(persistence="Disabled"), "Disabled"), (put("gpus/rows", []), "no GPU")],
-    "gpu.xid": [(put("gpus/xids", ["NVRM: Xid (PCI:0000:00:1e): 79"]), "79")],
     "container.docker-gpu": [
         (put("container", {"ran": True, "rc": 125, "out": "could not select device driver"}), "exits 125"),
         (put("container", {"ran": True, "rc": 0, "out": ""}), "sees 0 GPUs"),
         (put("container", {"ran": False}), "missing"),
     ],
+    **GPU_FAULTS,
 }
 
 
@@ -293,7 +286,7 @@ def judge(
 ) -> tuple[str, str]:
     """Outcome and reason of one check, decided as the plugin does."""
     check, function = CHECKS[check_id]
-    facts = Facts(data)
+    facts = Facts(data, profile)
     try:
         answer = applies(check, facts, profile=profile, expect_gpus=expect_gpus)
         if answer.answer != "run":
@@ -304,6 +297,11 @@ def judge(
     return "passed", facts.take_note()
 
 
+def suitable(check_id: str) -> Data:
+    """A good machine on which the check can be run."""
+    return machine(gpus=2 if "several-gpus" in CHECKS[check_id][0].needs else 1)
+
+
 def test_every_check_has_its_fault() -> None:
     assert set(FAULTS) == set(CHECKS), "a check without a fault, or a fault without a check"
     assert all(FAULTS.values())
@@ -311,7 +309,8 @@ def test_every_check_has_its_fault() -> None:
 
 @pytest.mark.parametrize("check_id", CHECKS)
 def test_a_good_gpu_node_passes(check_id: str) -> None:
-    assert judge(check_id, machine())[0] == "passed", judge(check_id, machine())
+    outcome, reason = judge(check_id, suitable(check_id))
+    assert outcome == "passed", reason
 
 
 @pytest.mark.parametrize("check_id", CHECKS)
@@ -333,7 +332,7 @@ def test_a_machine_without_gpu_and_toolkit_passes_or_is_not_run(check_id: str) -
     ids=[f"{i}-{n}" for i, faults in FAULTS.items() for n, _ in enumerate(faults)],
 )
 def test_fault_is_found(check_id: str, fault: Callable[[Data], Any], words: str) -> None:
-    data = copy.deepcopy(machine())
+    data = copy.deepcopy(suitable(check_id))
     fault(data)
     outcome, reason = judge(check_id, data)
     assert outcome == "failed", f"{check_id} did not notice: {reason}"

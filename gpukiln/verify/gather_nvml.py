@@ -1,0 +1,330 @@
+"""Gathers what NVML says of the machine's GPUs.
+
+Runs on the judged machine beside `gpukiln.verify.gather`, and obeys the same rules. It loads NVIDIA's own
+bindings (pynvml of nvidia-ml-py), which are sent along and imported only where there is a GPU.
+
+A value that a GPU or its driver doesn't have is null. An error that NVML did not have to give is kept as
+`{"_error": text, "code": NVML's number}` in the value's place: a check that reads it fails.
+"""
+
+# ruff: noqa: PTH119, PTH207
+# See gpukiln/verify/gather.py.
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import json
+import os
+import select
+import signal
+import time
+from typing import Any, Callable  # noqa: UP035 - python3.9
+
+from gpukiln.verify.gather_base import read
+
+TIMEOUT_S = 180.0  # a GPU whose firmware hangs costs tens of seconds a call
+NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH = 3, 13, 2, 25
+# Bits of nvmlDeviceGetCurrentClocksEventReasons.
+REASONS = {
+    0x1: "idle", 0x2: "application clocks", 0x4: "software power cap", 0x8: "hardware slowdown",
+    0x10: "sync boost", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake", 0x100: "display clocks",
+}  # fmt: skip
+LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
+P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
+
+
+def pci_gpus() -> list[dict[str, str]]:
+    """NVIDIA's GPUs on the PCI bus: [{address, device}].
+
+    PCI class 0x0300 is a VGA controller, 0x0302 a 3D controller.
+    """
+    found = []
+    for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
+        kind = read(f"{path}/class") or ""
+        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+            device = (read(f"{path}/device") or "").strip()
+            found.append({"address": os.path.basename(path), "device": device})
+    return found
+
+
+def address(bus_id: str) -> str:
+    """A bus id of NVML, 00000000:00:1E.0, as sysfs writes it: 0000:00:1e.0."""
+    domain, _colon, rest = bus_id.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def name_gpus(facts: dict[str, Any]) -> None:
+    """Give the GPUs of the PCI bus (`gpus.pci`) the names by which NVML knows them."""
+    known = {}
+    for gpu in facts.get("nvml", {}).get("gpus", []):
+        if isinstance(gpu.get("bus_id"), str) and isinstance(gpu.get("name"), str):
+            known[address(gpu["bus_id"])] = gpu["name"]
+    for gpu in facts.get("gpus", {}).get("pci", []):
+        if gpu["address"] in known:
+            gpu["name"] = known[gpu["address"]]
+
+
+def nvml_facts(pci: list[dict[str, str]]) -> dict[str, Any]:
+    """What NVML says: {available, error, driver, nvml, cuda_driver, gpus}.
+
+    Args:
+        pci: GPUs of the PCI bus; where there is none nothing is loaded.
+    """
+    if not pci:
+        return {"available": False, "error": None, "driver": None, "nvml": None, "cuda_driver": None,
+                "gpus": []}  # fmt: skip
+    return in_child(read_nvml, TIMEOUT_S)
+
+
+def in_child(function: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
+    """Call a function in a process of its own: a GPU can hang or crash whoever asks for it.
+
+    Raises:
+        RuntimeError: It did not end in time, or ended without an answer.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(function, reader, writer)
+    os.close(writer)
+    text, ends = b"", time.monotonic() + timeout_s
+    with contextlib.closing(os.fdopen(reader, "rb", buffering=0)) as pipe:
+        while select.select([pipe], [], [], max(0.0, ends - time.monotonic()))[0]:
+            part = pipe.read(1 << 16)
+            if not part:
+                break
+            text += part
+        else:
+            os.kill(child, signal.SIGKILL)  # one that waits for the kernel stays, and holds nothing of ours
+            os.waitpid(child, os.WNOHANG)
+            raise RuntimeError(f"NVML gave no answer in {timeout_s:.0f} s")
+    status = os.waitpid(child, 0)[1]
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        raise RuntimeError(f"what asked NVML ended with wait status {status} and no answer") from None
+    if "raised" in answer:
+        raise RuntimeError(answer["raised"])
+    return dict(answer)
+
+
+def _answer(function: Callable[[], dict[str, Any]], reader: int, writer: int) -> None:
+    """The child's part. It lets go of the connection's streams, or a hanging one would keep it open."""
+    try:
+        os.close(reader)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        try:
+            answer = function()
+        except Exception as error:
+            answer = {"raised": f"{type(error).__name__}: {error}"}
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(answer, pipe)
+    finally:
+        os._exit(0)
+
+
+class _Nvml:
+    """Asks pynvml, and turns its errors into values."""
+
+    def __init__(self) -> None:
+        import pynvml  # noqa: PLC0415 - only where there is a GPU
+
+        self.pynvml = pynvml
+
+    def problem(self, error: Any) -> dict[str, Any]:
+        return {"_error": str(error), "code": int(error.value)}
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """Call a function of pynvml by its name."""
+        try:
+            return getattr(self.pynvml, name)(*args)
+        except self.pynvml.NVMLError as error:
+            if error.value in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+                return None
+            return {"_error": f"{name}: {error}", "code": int(error.value)}
+
+    def either(self, newer: tuple[Any, ...], older: tuple[Any, ...]) -> Any:
+        """As `ask`; the older function where the newer one is not there."""
+        found = self.ask(*newer)
+        return self.ask(*older) if found is None else found
+
+
+def _bad(value: Any) -> bool:
+    return isinstance(value, dict) and "_error" in value
+
+
+def _spread(answer: Any, *names: str) -> dict[str, Any]:
+    """One answer of several values, by name; null or the error for each where there is none."""
+    if answer is None or _bad(answer):
+        return dict.fromkeys(names, answer)
+    return dict(zip(names, answer))  # noqa: B905 - python3.9
+
+
+def _whether(value: Any) -> Any:
+    return value if value is None or _bad(value) else bool(value)
+
+
+def _scaled(value: Any, unit: float) -> Any:
+    return value if value is None or _bad(value) else round(value / unit, 1)
+
+
+def read_nvml() -> dict[str, Any]:
+    """Ask NVML for everything; for what is what see `gpu_facts`."""
+    nvml = _Nvml()
+    found: dict[str, Any] = {"available": False, "error": None, "driver": None, "nvml": None,
+                             "cuda_driver": None, "gpus": []}  # fmt: skip
+    try:
+        nvml.pynvml.nvmlInit()
+    except nvml.pynvml.NVMLError as error:
+        return {**found, "error": nvml.problem(error)}
+    cuda = nvml.ask("nvmlSystemGetCudaDriverVersion_v2")
+    count = nvml.ask("nvmlDeviceGetCount")
+    found.update(
+        available=True, driver=nvml.ask("nvmlSystemGetDriverVersion"),
+        nvml=nvml.ask("nvmlSystemGetNVMLVersion"),
+        cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else cuda,
+    )  # fmt: skip
+    if not isinstance(count, int):
+        return {**found, "available": False, "error": count}
+    handles = {i: nvml.ask("nvmlDeviceGetHandleByIndex", i) for i in range(count)}
+    good = {i: h for i, h in handles.items() if h is not None and not _bad(h)}
+    for index, handle in handles.items():
+        if index not in good:
+            missing = {"_error": "NVML gives no handle of it", "code": NOT_SUPPORTED}
+            found["gpus"].append({"index": index, "error": handle or missing})
+            continue
+        peers = [_peer(nvml, i, handle, other) for i, other in good.items() if i != index]
+        found["gpus"].append({**_gpu(nvml, index, handle), "peers": peers})
+    with contextlib.suppress(nvml.pynvml.NVMLError):
+        nvml.pynvml.nvmlShutdown()
+    return found
+
+
+def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
+    """One GPU: clocks in MHz, memory in MiB, power in W, temperature in degrees Celsius."""
+    ask = nvml.ask
+
+    def get(name: str, *args: Any) -> Any:
+        return ask(f"nvmlDeviceGet{name}", handle, *args)
+
+    pci, memory = get("PciInfo"), get("MemoryInfo")
+    gone = pci is None or _bad(pci)
+    no_memory = memory is None or _bad(memory)
+    mode = _spread(get("EccMode"), "current", "pending")
+    rows = _spread(get("RemappedRows"), "correctable", "uncorrectable", "pending", "failed")
+    mask = nvml.either(
+        ("nvmlDeviceGetCurrentClocksEventReasons", handle),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+    )
+    temperature = nvml.either(
+        ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0)
+    )
+    return {
+        "index": index,
+        "error": None,
+        "bus_id": pci if gone else pci.busId,
+        "name": get("Name"),
+        "uuid": get("UUID"),
+        "serial": get("Serial"),
+        "persistence": _whether(get("PersistenceMode")),
+        "ecc": {
+            **{name: _whether(value) for name, value in mode.items()},
+            "volatile_uncorrected": get("TotalEccErrors", 1, 0),
+            "volatile_corrected": get("TotalEccErrors", 0, 0),
+            "aggregate_uncorrected": get("TotalEccErrors", 1, 1),
+            "aggregate_corrected": get("TotalEccErrors", 0, 1),
+        },
+        "remapped_rows": {
+            **rows, "pending": _whether(rows["pending"]), "failed": _whether(rows["failed"]),
+        },
+        "retired_pages_pending": _whether(get("RetiredPagesPendingStatus")),
+        "clocks": {
+            "sm": get("ClockInfo", 1), "mem": get("ClockInfo", 2),
+            "max_sm": get("MaxClockInfo", 1), "max_mem": get("MaxClockInfo", 2),
+        },
+        "throttle": {
+            "mask": mask,
+            "names": [n for b, n in REASONS.items() if mask & b] if isinstance(mask, int) else None,
+        },
+        "temperature": {"gpu": temperature, "slowdown": get("TemperatureThreshold", 1)},
+        "power": {
+            "draw": _scaled(get("PowerUsage"), 1000), "limit": _scaled(get("EnforcedPowerLimit"), 1000),
+        },
+        "pcie": {
+            "gen": get("CurrPcieLinkGeneration"), "width": get("CurrPcieLinkWidth"),
+            "max_gen": get("MaxPcieLinkGeneration"), "max_width": get("MaxPcieLinkWidth"),
+        },
+        "mig": {k: _whether(v) for k, v in _spread(get("MigMode"), "current", "pending").items()},
+        "memory": {
+            "total": memory if no_memory else memory.total >> 20,
+            "used": memory if no_memory else memory.used >> 20,
+        },
+        "nvlinks": _links(nvml, handle),
+        "fabric": _fabric(nvml, handle),
+        "processes": _processes(nvml, handle),
+    }  # fmt: skip
+
+
+def _links(nvml: _Nvml, handle: Any) -> Any:
+    """[{link, state, version, remote_bus_id, errors}], null where the GPU has no NVLink."""
+    links = []
+    for link in range(nvml.pynvml.NVML_NVLINK_MAX_LINKS):
+        state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
+        # No number of links can be asked for on every driver; which are not there are no valid argument.
+        if state is None or (_bad(state) and state["code"] == INVALID_ARGUMENT):
+            continue
+        row: dict[str, Any] = {"link": link, "state": _whether(state), "version": None, "remote_bus_id": None,
+                               "errors": dict.fromkeys(LINK_ERRORS)}  # fmt: skip
+        if row["state"] is True:
+            remote = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            row.update(
+                version=nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link),
+                remote_bus_id=remote if remote is None or _bad(remote) else remote.busId,
+                errors={n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number)
+                        for n, number in LINK_ERRORS.items()},
+            )  # fmt: skip
+        links.append(row)
+    if links and all(_bad(row["state"]) for row in links):
+        return links[0]["state"]
+    return links or None
+
+
+def _fabric(nvml: _Nvml, handle: Any) -> dict[str, Any]:
+    """{state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome}."""
+    info = nvml.pynvml.c_nvmlGpuFabricInfoV_t()
+    answer = nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
+    if answer is None or (_bad(answer) and answer["code"] == VERSION_MISMATCH):
+        info = nvml.pynvml.c_nvmlGpuFabricInfo_t()
+        answer = nvml.ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
+    if answer is None or _bad(answer):
+        return {"state": answer, "status": answer}
+    return {"state": int(info.state), "status": int(info.status)}
+
+
+def _processes(nvml: _Nvml, handle: Any) -> Any:
+    """[{pid, name, kind, memory}] in MiB, null where the GPU does not tell."""
+    rows = []
+    for kind in ("Compute", "Graphics"):
+        name = f"nvmlDeviceGet{kind}RunningProcesses"
+        found = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle))
+        if _bad(found) or (found is None and kind == "Compute"):
+            return found
+        for row in found or []:
+            command, used = nvml.ask("nvmlSystemGetProcessName", row.pid), row.usedGpuMemory
+            rows.append({"pid": row.pid, "name": command if isinstance(command, str) else None,
+                         "kind": kind.lower(), "memory": None if used is None else used >> 20})  # fmt: skip
+    return rows
+
+
+def _peer(nvml: _Nvml, index: int, handle: Any, other: Any) -> dict[str, Any]:
+    """How another GPU is reached, in NVML's numbers: {index, ancestor, p2p: {read, write, nvlink, ...}}."""
+    return {
+        "index": index,
+        "ancestor": nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handle, other),
+        "p2p": {name: nvml.ask("nvmlDeviceGetP2PStatus", handle, other, n) for name, n in P2P.items()},
+    }

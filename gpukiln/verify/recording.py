@@ -1,0 +1,80 @@
+"""Records what NVML says of this host's GPUs, for replaying it where there is none.
+
+    python -m gpukiln.verify.recording > recording.json
+
+Only reads, as root or not, and ends within three minutes. UUIDs and serial numbers are replaced by numbers in
+the order of the GPUs, processes lose their names: nothing in the recording tells one host from another of its
+kind. tests/doubles/nvml.py replays the part `nvml`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from typing import Any
+
+from gpukiln import __version__
+from gpukiln.errors import UnavailableError
+from gpukiln.verify.gather_nvml import in_child, pci_gpus, read_nvml
+
+TIMEOUT_S = 150.0
+SCHEMA = 1
+
+
+def redact(nvml: dict[str, Any]) -> dict[str, Any]:
+    """What NVML said, without what is one host's own.
+
+    Args:
+        nvml: The section `nvml` of the facts; it is left as it is.
+
+    Returns:
+        A copy with other UUIDs and serial numbers, the same each time, and nameless processes.
+    """
+    shown = copy.deepcopy(nvml)
+    pids: dict[int, int] = {}
+    for gpu in shown["gpus"]:
+        for key, form in (("uuid", "GPU-00000000-0000-0000-0000-{:012d}"), ("serial", "{:013d}")):
+            if isinstance(gpu.get(key), str):
+                gpu[key] = form.format(gpu["index"])
+        processes = gpu.get("processes")
+        for process in processes if isinstance(processes, list) else []:
+            number = pids.setdefault(process["pid"], 1000 + len(pids))
+            process.update(pid=number, name=f"process-{number}" if process["name"] else None)
+    return shown
+
+
+def record(pci: list[dict[str, str]]) -> dict[str, Any]:
+    """Make the recording.
+
+    Args:
+        pci: The GPUs of the PCI bus, as `pci_gpus` lists them.
+
+    Returns:
+        {schema, gpukiln, pci, nvml}.
+
+    Raises:
+        UnavailableError: There is no GPU, or NVML gave no answer.
+    """
+    if not pci:
+        raise UnavailableError("found no NVIDIA GPU on the PCI bus", hint="run it on a host with a GPU")
+    try:
+        nvml = in_child(read_nvml, TIMEOUT_S)
+    except RuntimeError as error:
+        raise UnavailableError(str(error), hint="see `dmesg` and `nvidia-smi`") from error
+    return {"schema": SCHEMA, "gpukiln": __version__, "pci": pci, "nvml": redact(nvml)}
+
+
+def main() -> int:
+    """Print the recording; 4 where none can be made."""
+    try:
+        found = record(pci_gpus())
+    except UnavailableError as error:
+        sys.stderr.write(f"{error}; {error.hint}\n")
+        return 4
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

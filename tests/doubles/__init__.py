@@ -1,0 +1,1 @@
+"""Doubles of what a test can't have: libraries that programs load as they are."""

@@ -1,0 +1,47 @@
+"""The tools that watch the GPUs work."""
+
+from gpukiln.verify.checks import check
+
+ALL = ("image", "node", "eks-node")
+FINE = ("pass", "skip", "not run")
+
+
+@check(
+    id="monitoring.nvtop",
+    title="nvtop starts",
+    layer="monitoring",
+    profiles=ALL,
+    needs=("component:nvtop",),
+    causes=("The package is missing, or a library that it needs.",),
+    fix="Install nvtop again; `ldd $(command -v nvtop)` names a missing library.",
+)
+def test_nvtop(facts):
+    found = facts["monitoring"]["nvtop"]
+    assert found["rc"] == 0, f"`nvtop --version` exits {found['rc']}: {found['out']}; wanted 0"
+    facts.note(found["out"])
+
+
+@check(
+    id="monitoring.dcgm",
+    title="DCGM's short diagnostic passes",
+    layer="monitoring",
+    profiles=ALL,
+    needs=("gpu", "component:dcgm"),
+    causes=(
+        "The host engine does not run (nvidia-dcgm.service).",
+        "The diagnostic found a fault: it names the test.",
+    ),
+    after=("gpu.driver-loaded", "gpu.nvml"),
+    fix="`systemctl status nvidia-dcgm`; `dcgmi diag -r 1` tells each test's warning.",
+)
+def test_dcgm(facts):
+    found = facts["monitoring"]["dcgm"]
+    assert found["ran"], "dcgmi is missing, wanted its diagnostic"
+    bad = [f"{t['name']}: {t['status']} {t['warning']}".strip() for t in found["tests"]
+           if t["status"].lower() not in FINE]  # fmt: skip
+    assert not bad, f"`dcgmi diag -r 1` exits {found['rc']}, found {'; '.join(bad)}; wanted pass"
+    assert found["rc"] == 0, f"`dcgmi diag -r 1` exits {found['rc']}: {found['out'].strip()[:300]}"
+    assert not found["problem"], f"`dcgmi diag -r 1 -j`: {found['problem']}"
+    passed = sum(t["status"].lower() == "pass" for t in found["tests"])
+    assert passed, "`dcgmi diag -r 1` ran no test, wanted at least one passed"
+    facts.note(f"{passed} tests passed")

@@ -1,0 +1,170 @@
+"""Faults of the layers gpu, multi-gpu and monitoring: what breaks, and words that the failure must say."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.doubles.nvml_machine import LOST, UNKNOWN
+
+Data = dict[str, Any]
+Fault = Callable[[Data], Any]
+
+
+def gpu(path: str, value: Any, index: int = 0) -> Fault:
+    """A fault of what NVML says of one GPU, at a path such as `ecc/current`."""
+
+    def inject(data: Data) -> None:
+        found = data["nvml"]["gpus"][index]
+        *parents, last = path.split("/")
+        for key in parents:
+            found = found[int(key) if isinstance(found, list) else key]
+        found[last] = value
+
+    return inject
+
+
+def both(*faults: Fault) -> Fault:
+    """Several faults at once."""
+
+    def inject(data: Data) -> None:
+        for fault in faults:
+            fault(data)
+
+    return inject
+
+
+def no_nvml(data: Data) -> None:
+    data["nvml"].update(
+        available=False, gpus=[], error={"_error": "NVML Shared Library Not Found", "code": 12}
+    )
+
+
+def row(**values: str) -> Fault:
+    return lambda data: data["gpus"].update(rows=[{**data["gpus"]["rows"][0], **values}])
+
+
+def gpus(**values: Any) -> Fault:
+    return lambda data: data["gpus"].update(values)
+
+
+def dcgm(**values: Any) -> Fault:
+    return lambda data: data["monitoring"]["dcgm"].update(values)
+
+
+def names(name: str) -> Fault:
+    return both(gpu("name", name), gpu("name", name, 1))
+
+
+XID_79 = "NVRM: Xid (PCI:0000:00:1e): 79, pid=1, GPU has fallen off the bus."
+GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
+    "gpu.driver-loaded": [
+        (gpus(module=None), "not loaded"),
+        (gpus(module="535.261.03"), "535.261.03"),
+        (gpus(pci=[]), "0 GPUs"),
+    ],
+    "gpu.nvidia-smi": [
+        (gpus(smi={"rc": 9, "out": "couldn't communicate"}), "exits 9"),
+        (gpus(rows=[]), "lists 0 GPUs"),
+        (row(persistence="[GPU is lost]"), "can't read"),
+    ],
+    "gpu.nvml": [
+        (no_nvml, "NVML Shared Library Not Found; nvidia-smi exits 0"),
+        (lambda d: d["nvml"].update(available=False), "was not asked"),
+        (lambda d: d["nvml"].update(gpus=[]), "lists no GPU"),
+        (lambda d: d["nvml"].update(gpus=[{"index": 0, "error": LOST}]), "can't reach GPU 0: GPU is lost"),
+        (lambda d: d["gpus"]["pci"].append({"address": "0000:00:1f.0"}), "the PCI bus has"),
+        (gpu("bus_id", "00000000:00:0A.0"), "the PCI bus has"),
+        (gpu("bus_id", LOST), "bus_id: GPU is lost"),
+        (gpu("uuid", None), "no UUID"),
+    ],
+    "gpu.persistence": [
+        (gpu("persistence", False), "GPU 0 (00000000:00:1E.0) off; wanted on"),
+        (gpu("persistence", None), "unsupported"),
+        (gpu("persistence", UNKNOWN), "Unknown Error"),
+        (lambda d: d["nvml"].update(gpus=[]), "no GPU"),
+    ],
+    "gpu.xid": [
+        (gpus(xids=[XID_79]), "Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: device no longer answers on PCIe; restart"),
+        (gpus(xids=["NVRM: GPU at PCI:0000:00:1e has fallen off the bus."]), "Xid 79"),
+        (gpus(xids=["NVRM: Xid (PCI:0000:00:1e): 13, Graphics Exception"]), "restart the application"),
+        (gpus(xids=["NVRM: Xid (PCI:0000:00:1e): 9999, new"]), "look it up"),
+        (gpus(xids=["nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal"]), "SXid"),
+    ],
+    "gpu.ecc": [
+        (gpu("ecc/pending", False), "ECC is on, pending off"),
+        (gpu("ecc/volatile_uncorrected", 3), "3 uncorrected"),
+        (gpu("ecc/current", LOST), "ecc.current: GPU is lost"),
+        (gpu("ecc/volatile_uncorrected", UNKNOWN), "Unknown Error"),
+    ],
+    "gpu.memory-repair": [
+        (gpu("remapped_rows/pending", True), "pending"),
+        (gpu("remapped_rows/failed", True), "failed"),
+        (gpu("retired_pages_pending", True), "wait to be retired"),
+        (gpu("retired_pages_pending", UNKNOWN), "Unknown Error"),
+    ],
+    "gpu.throttle": [
+        (gpu("throttle/mask", 0x48), "hardware slowdown, hardware thermal slowdown (0x48)"),
+        (gpu("throttle/mask", 0x80), "hardware power brake"),
+        (gpu("throttle/mask", 0x20), "software thermal slowdown"),
+        (gpu("throttle/mask", LOST), "GPU is lost"),
+    ],
+    "gpu.clocks": [
+        (gpu("clocks/max_sm", 0), "0 MHz"),
+        (gpu("clocks/max_sm", None), "None MHz"),
+        (gpu("temperature/gpu", 92), "92 degrees, wanted less than 92"),
+        (gpu("temperature/gpu", LOST), "GPU is lost"),
+    ],
+    "gpu.pcie-link": [
+        (gpu("pcie/width", 4), "4 lanes, wanted 16"),
+        (gpu("pcie/width", LOST), "GPU is lost"),
+    ],
+    "gpu.mig": [
+        (gpu("mig/pending", True), "MIG is off, pending on"),
+        (both(gpu("mig/pending", True), gpu("mig/current", True)), "MIG is on, wanted off"),
+        (gpu("mig/current", LOST), "GPU is lost"),
+        (lambda d: d["record"]["data"]["components"]["nvidia_driver"].update(mig=True), "wanted on"),
+    ],
+    "gpu.idle": [
+        (
+            gpu("processes", [{"pid": 7, "name": "Xorg", "kind": "graphics", "memory": 4}]),
+            "Xorg (7, graphics)",
+        ),
+        (gpu("processes", LOST), "GPU is lost"),
+    ],
+    "multi-gpu.topology": [
+        (gpu("peers/0/ancestor", 50), "several switches, back"),
+        (gpu("peers/0/ancestor", None), "level None"),
+        (gpu("peers/0/ancestor", UNKNOWN), "Unknown Error"),
+        (gpu("peers", []), "NVML was not asked"),
+    ],
+    "multi-gpu.p2p": [
+        (gpu("peers/0/p2p/read", 5), "peer read is not supported, wanted ok"),
+        (gpu("peers/0/p2p/write", None), "peer write is not supported"),
+        (gpu("peers/0/p2p/read", LOST), "GPU is lost"),
+        (both(gpu("nvlinks", None), gpu("peers/0/p2p/read", 4)), "disabled by registry key"),
+        (both(gpu("nvlinks", None), gpu("peers/0/p2p/read", 42)), "status 42"),
+    ],
+    "multi-gpu.nvlink": [
+        (gpu("nvlinks/3/state", False), "NVLink 3 of 12 is inactive"),
+        (gpu("nvlinks/3/state", LOST), "NVLink 3: GPU is lost"),
+        (gpu("nvlinks", LOST), "GPU is lost"),
+        (gpu("nvlinks/2/errors/crc_flit", 5), "5 crc_flit errors"),
+        (gpu("nvlinks/2/errors/replay", UNKNOWN), "Unknown Error"),
+        (both(names("NVIDIA A100-PCIE-40GB"), gpu("nvlinks/0/state", False)), "as many on each"),
+        (gpu("nvlinks", None, 1), "as many on each"),
+    ],
+    "multi-gpu.fabric": [
+        (gpu("fabric/state", 2), "state is 2"),
+        (gpu("fabric/status", 999), "status 999"),
+        (gpu("fabric/state", LOST), "GPU is lost"),
+    ],
+    "monitoring.nvtop": [
+        (lambda d: d["monitoring"].update(nvtop={"rc": 127, "out": "nvtop: not found"}), "exits 127")
+    ],
+    "monitoring.dcgm": [
+        (dcgm(ran=False), "dcgmi is missing"),
+        (dcgm(rc=226), "exits 226"),
+        (dcgm(problem="its output is no JSON"), "no JSON"),
+        (dcgm(tests=[]), "ran no test"),
+        (dcgm(tests=[{"name": "nvlink", "status": "Fail", "warning": "link 3"}]), "nvlink: Fail link 3"),
+    ],
+}

@@ -1,0 +1,48 @@
+"""The command that gathers a machine's facts, as it is sent there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from gpukiln.verify.plugin import gather_command
+from tests.doubles import nvml
+from tests.doubles.nvml_machine import made_up_machine
+
+ARGUMENT_MAX = 120 << 10  # bytes; Linux ends at 128 KiB, and ssh and sudo come on top
+
+
+def test_the_command_fits_into_one_argument() -> None:
+    assert len(gather_command().encode()) < ARGUMENT_MAX
+
+
+def test_no_shell_and_no_template_changes_the_command() -> None:
+    command = gather_command()
+    body = command.partition("python3 -c '")[2]
+    assert body.count("'") == 1
+    assert body.endswith("'")
+    assert "{" not in command, "Ansible would take it for a template"
+    assert "\\" not in command
+    packed = next(line for line in body.splitlines() if line.startswith("t="))
+    assert not set("$`!%#") & set(packed.partition(".translate")[0])
+
+
+def test_the_bindings_sent_along_read_nvml_with_no_package_installed(tmp_path: Path) -> None:
+    """As on the judged machine: the interpreter sees neither this checkout nor its environment."""
+    code = gather_command().partition("python3 -c '")[2].rstrip("'")
+    lines = [line for line in code.splitlines() if not line.startswith("exec(S[")]
+    lines += [
+        "import json, sys",
+        "from gpukiln.verify.gather_nvml import nvml_facts",
+        "before = 'pynvml' in sys.modules",
+        "print(json.dumps([before, nvml_facts([]), nvml_facts([{'address': '0000:00:1e.0'}])]))",
+    ]
+    spec = tmp_path / "spec"
+    nvml.write_spec(spec, made_up_machine())
+    env = nvml.environment(nvml.build(tmp_path), spec)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "\n".join(lines)],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [False, made_up_machine(0), made_up_machine()]

@@ -1,0 +1,68 @@
+"""A recording of a host's GPUs: redacted, and the same when it is replayed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpukiln.verify import recording
+from tests.doubles import nvml
+from tests.doubles.nvml_machine import Data, made_up_machine
+
+PCI = [{"address": "0000:00:1e.0", "device": "0x20b0"}]
+RECORD = """
+import json, sys
+from gpukiln.verify.recording import record
+print(json.dumps(record(json.loads(sys.argv[1]))))
+"""
+
+
+def record(library: Path, spec: Path, machine: Data) -> Data:
+    nvml.write_spec(spec, machine)
+    env = {**nvml.environment(library, spec), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", RECORD, json.dumps(PCI)],
+        env=env, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found: Data = json.loads(done.stdout)
+    return found
+
+
+def test_a_recording_names_nobody_and_replays_as_it_was(tmp_path: Path) -> None:
+    library, spec = nvml.build(tmp_path), tmp_path / "spec"
+    machine = made_up_machine()
+    private = {"uuid": "GPU-5e1f", "serial": "1652923000417"}
+    machine["gpus"][0].update(private)
+    machine["gpus"][0]["processes"] = [
+        {"pid": 4242, "name": "/home/eve/train", "kind": "compute", "memory": 9}
+    ]
+    found = record(library, spec, machine)
+    text = json.dumps(found)
+    assert not any(word in text for word in (*private.values(), "4242", "eve"))
+    assert found["pci"] == PCI
+    gpu = found["nvml"]["gpus"][0]
+    assert gpu["processes"] == [{"pid": 1000, "name": "process-1000", "kind": "compute", "memory": 9}]
+    assert {k: v for k, v in gpu.items() if k not in ("uuid", "serial", "processes")} == {
+        k: v for k, v in machine["gpus"][0].items() if k not in ("uuid", "serial", "processes")
+    }
+    assert record(library, spec, found["nvml"]) == found
+
+
+def test_an_error_in_place_of_a_uuid_is_kept() -> None:
+    machine = made_up_machine()
+    machine["gpus"][0]["uuid"] = {"_error": "Unknown Error", "code": 999}
+    machine["gpus"][1] = {"index": 1, "error": {"_error": "GPU is lost", "code": 15}}
+    assert recording.redact(machine)["gpus"][0]["uuid"]["code"] == 999
+    assert recording.redact(machine)["gpus"][1] == machine["gpus"][1]
+
+
+def test_without_a_gpu_there_is_nothing_to_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recording, "pci_gpus", list)
+    assert recording.main() == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "found no NVIDIA GPU on the PCI bus" in err

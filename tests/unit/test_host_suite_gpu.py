@@ -1,0 +1,61 @@
+"""What the checks of the GPUs let pass, and why."""
+
+from test_host_suite_faults import CHECKS, judge, machine
+
+from tests.unit.host_gpu_faults import XID_79, gpu
+
+
+def test_an_application_s_xid_is_noted_on_a_live_node_and_fails_an_image() -> None:
+    data = machine()
+    data["gpus"]["xids"] = ["NVRM: Xid (PCI:0000:00:1e): 31, pid=7, name=train, MMU Fault"]
+    assert judge("gpu.xid", data, profile="image")[0] == "failed"
+    for profile in ("node", "eks-node"):
+        outcome, note = judge("gpu.xid", data, profile=profile)
+        assert outcome == "passed"
+        assert "Xid 31 FIFO_MMU_FAULT: GPU page fault" in note
+    data["gpus"]["xids"].append(XID_79)
+    assert judge("gpu.xid", data, profile="node")[0] == "failed"
+
+
+def test_a_narrow_link_that_a_hypervisor_shows_for_every_gpu_is_noted() -> None:
+    data = machine(gpus=2)
+    data["boot"]["virtualization"] = "kvm"
+    gpu("pcie/width", 8)(data)
+    assert judge("gpu.pcie-link", data)[0] == "failed"
+    gpu("pcie/width", 8, 1)(data)
+    outcome, note = judge("gpu.pcie-link", data)
+    assert outcome == "passed"
+    assert "8 of 16 lanes, as kvm shows it" in note
+
+
+def test_gpus_without_nvlink_need_no_peer_access_and_no_fabric() -> None:
+    data = machine(gpus=2)
+    for found in data["nvml"]["gpus"]:
+        found.update(name="NVIDIA A10G", nvlinks=None, fabric={"state": None, "status": None})
+        found["peers"][0]["p2p"] = dict.fromkeys(found["peers"][0]["p2p"], 1)
+    assert judge("multi-gpu.p2p", data) == ("passed", "0 ways ok; others: chipset not supported")
+    assert judge("multi-gpu.nvlink", data)[0] == "passed"
+    assert judge("multi-gpu.fabric", data) == ("passed", "no GPU has a fabric")
+
+
+def test_one_gpu_is_no_failure_of_what_needs_several() -> None:
+    assert judge("multi-gpu.p2p", machine()) == ("not_run", "1 GPU, several needed")
+    assert judge("multi-gpu.p2p", machine(), expect_gpus=8)[0] == "failed"
+
+
+def test_what_a_check_comes_after_is_a_check_that_comes_before() -> None:
+    order = list(CHECKS)
+    for check_id, (check, _function) in CHECKS.items():
+        for before in check.after:
+            assert before in order, f"{check_id} is after {before}, which is no check"
+            assert order.index(before) < order.index(check_id)
+            assert set(check.profiles) <= set(CHECKS[before][0].profiles)
+
+
+def test_every_check_of_the_gpus_names_causes_and_reads_nothing_before_nvml_works() -> None:
+    """Only what finds out whether the driver and NVML work, and the kernel's log, is judged without them."""
+    layers = ("gpu", "multi-gpu")
+    found = {i: check for i, (check, _function) in CHECKS.items() if check.layer in layers}
+    assert all(check.causes for check in found.values())
+    first = {i for i, check in found.items() if "gpu.nvml" not in check.after}
+    assert first == {"gpu.driver-loaded", "gpu.nvidia-smi", "gpu.nvml", "gpu.xid"}

@@ -61,6 +61,7 @@ PROFILES: dict[str, Profile] = {
 NEEDS: dict[str, str] = {
     "record": "/etc/gpukiln/image.json",
     "gpu": "an NVIDIA GPU on the PCI bus",
+    "several-gpus": "more than one NVIDIA GPU",
     "dkms": "modules built by DKMS",
     "apt": "a Debian or Ubuntu machine",
 }

@@ -155,6 +155,8 @@ def applies(check: Check, facts: Facts, *, profile: str, expect_gpus: int | None
     for need in check.needs:
         if need == "gpu":
             found = _gpu(facts, PROFILES[profile].min_gpus if expect_gpus is None else expect_gpus)
+        elif need == "several-gpus":
+            found = _several_gpus(facts)
         elif need == "record":
             found = _record(facts, required=PROFILES[profile].needs_record)
         elif need == "dkms":
@@ -174,6 +176,11 @@ def _gpu(facts: Facts, wanted: int) -> Applies:
     if count < wanted:
         return Applies("fail", f"{count} GPUs on the PCI bus, at least {wanted} expected on this machine")
     return RUN if count else Applies("not_run", "no GPU")
+
+
+def _several_gpus(facts: Facts) -> Applies:
+    count = len(facts["gpus"]["pci"])
+    return RUN if count > 1 else Applies("not_run", "one GPU" if count else "no GPU")
 
 
 def _record(facts: Facts, *, required: bool) -> Applies:

@@ -1,8 +1,8 @@
 """Gathers the facts of this machine and prints them as JSON. Runs on the judged machine, as root.
 
-It is sent to the machine as text, with gather_base.py, and run by its python3 (3.9 or newer), so it imports
-the standard library only and nothing else of this package. It changes nothing, but for a container image of
-its own that it removes.
+It is sent to the machine as text, with the gather_*.py beside it, and run by its python3 (3.9 or newer), so
+it imports the standard library only and nothing else of this package. It changes nothing, but for a container
+image of its own that it removes.
 Every section is a function below that returns a JSON value; what it raises becomes `{"_error": text}`.
 No secret is ever printed: keys as fingerprints, findings as path and line number.
 """
@@ -28,11 +28,13 @@ from gpukiln.verify.gather_base import (
     leftovers,
     mtime,
     need,
+    pci_gpus,
     read,
     run,
     secrets,
     show,
 )
+from gpukiln.verify.gather_cuda import cuda
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
 UNITS = (
@@ -278,14 +280,9 @@ def containerd() -> dict[str, Any]:
 def gpus() -> dict[str, Any]:
     """{pci: [{address, device}], module: loaded version, smi: {rc, out}, rows, xids, cdi: {path: versions}}.
 
-    PCI class 0x0300 is a VGA controller, 0x0302 a 3D controller. Output and status of nvidia-smi are kept
-    together: it prints its errors on stdout.
+    Output and status of nvidia-smi are kept together: it prints its errors on stdout.
     """
-    pci = []
-    for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
-        kind = read(f"{path}/class") or ""
-        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith(("0x0300", "0x0302")):
-            pci.append({"address": os.path.basename(path), "device": (read(f"{path}/device") or "").strip()})
+    pci = pci_gpus()
     loaded = read("/sys/module/nvidia/version")
     result: dict[str, Any] = {"pci": pci, "module": loaded.strip() if loaded else None}
     if not pci:
@@ -335,7 +332,7 @@ def container() -> dict[str, Any]:
 
 SECTIONS = (
     record, os_release, kernel, packages, driver, modules, nouveau, dkms, identity, keys, leftovers, secrets,
-    docker, containerd, gpus, container, boot,
+    docker, containerd, gpus, cuda, container, boot,
 )  # fmt: skip
 
 

@@ -159,6 +159,9 @@ def gather_command() -> str:
     folder = Path(__file__).parent
     sources = [
         ("gpukiln.verify.gather_base", (folder / "gather_base.py").read_text(encoding="utf-8")),
+        ("gpukiln.verify.gather_child", (folder / "gather_child.py").read_text(encoding="utf-8")),
+        ("gpukiln.verify.gather_ptx", (folder / "gather_ptx.py").read_text(encoding="utf-8")),
+        ("gpukiln.verify.gather_cuda", (folder / "gather_cuda.py").read_text(encoding="utf-8")),
         ("__main__", (folder / "gather.py").read_text(encoding="utf-8")),
     ]
     packed = base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()

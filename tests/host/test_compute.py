@@ -65,7 +65,7 @@ def test_kernel(facts):
     needs=("gpu",),
     causes=(
         "a switch or riser between them has a slower link than the GPU's own",
-        "the memory is that of another socket, or the machine is under load",
+        "a job uses the GPU or the machine's memory at the same time",
         "IOMMU translation, or the link repeats packets: see the AER errors in `dmesg`",
     ),
     after=("compute.kernel",),

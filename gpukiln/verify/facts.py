@@ -183,7 +183,7 @@ def _gpu(facts: Facts, wanted: int) -> Applies:
 
 def _several(facts: Facts) -> Applies:
     count = len(facts["gpus"]["pci"])
-    return RUN if count > 1 else Applies("not_run", f"{count or 'no'} GPU, several needed")
+    return RUN if count > 1 else Applies("not_run", "one GPU" if count else "no GPU")
 
 
 def _record(facts: Facts, *, required: bool) -> Applies:

@@ -1,8 +1,8 @@
 """Gathers the facts of this machine and prints them as JSON. Runs on the judged machine, as root.
 
-It is sent to the machine as text, with gather_*.py, and run by its python3 (3.9 or newer), so it imports
-the standard library only and nothing else of this package. It changes nothing, but for a container image of
-its own that it removes.
+It is sent to the machine as text, with the gather_*.py beside it, and run by its python3 (3.9 or newer), so
+it imports the standard library only and nothing else of this package. It changes nothing, but for a container
+image of its own that it removes.
 Every section is a function below that returns a JSON value; what it raises becomes `{"_error": text}`.
 No secret is ever printed: keys as fingerprints, findings as path and line number.
 """
@@ -17,7 +17,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -29,13 +28,16 @@ from gpukiln.verify.gather_base import (
     leftovers,
     mtime,
     need,
+    pci_gpus,
     read,
     run,
     secrets,
     show,
 )
+from gpukiln.verify.gather_container import container
+from gpukiln.verify.gather_cuda import cuda
 from gpukiln.verify.gather_monitoring import monitoring
-from gpukiln.verify.gather_nvml import name_gpus, nvml_facts, pci_gpus
+from gpukiln.verify.gather_nvml import name_gpus, nvml_facts
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
 UNITS = (
@@ -47,7 +49,6 @@ UNITS = (
 )
 # A GPU can fall off the bus without a number; NVSwitch's faults are SXids.
 XID = re.compile(r"NVRM: Xid|nvidia-nvswitch\d*: SXid|NVRM: .*fallen off the bus")
-PROBE_IMAGE = "gpukiln-verify:probe"
 
 
 def record() -> dict[str, Any]:
@@ -307,31 +308,9 @@ def nvml() -> dict[str, Any]:
     return nvml_facts(pci_gpus())
 
 
-def container() -> dict[str, Any]:
-    """{ran, rc, out}: nvidia-smi -L in a container, where there are a GPU and the nvidia runtime.
-
-    The container's image is made here of this machine's C library alone: no registry is needed, and the
-    tool and the driver's libraries must come from the container toolkit.
-    """
-    tool = run("sh", "-c", "command -v nvidia-ctk && command -v docker")
-    if not gpus()["pci"] or tool["rc"] != 0:
-        return {"ran": False}
-    linked = need("ldd", os.path.realpath("/usr/bin/nvidia-smi"))
-    libraries = set(re.findall(r"(/\S*(?:ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.)\S*)", linked))
-    with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
-        need("tar", "-chf", archive.name, "-C", "/", *sorted(p.lstrip("/") for p in libraries))
-        need("docker", "import", archive.name, PROBE_IMAGE, timeout=120)
-    try:
-        done = run("docker", "run", "--rm", "--network", "none", "--gpus", "all", PROBE_IMAGE,
-                   "nvidia-smi", "-L", timeout=180)  # fmt: skip
-    finally:
-        run("docker", "image", "rm", "-f", PROBE_IMAGE)
-    return {"ran": True, "rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
-
-
 SECTIONS = (
     record, os_release, kernel, packages, driver, modules, nouveau, dkms, identity, keys, leftovers, secrets,
-    docker, containerd, gpus, nvml, container, monitoring, boot,
+    docker, containerd, gpus, nvml, cuda, container, monitoring, boot,
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Runs on the judged machine beside `gpukiln.verify.gather`, and obeys the same rules.
 """
 
-# ruff: noqa: PTH112, PTH113, PTH114, PTH116, PTH118, PTH123, PTH202, PTH207, S108
+# ruff: noqa: PTH112, PTH113, PTH114, PTH116, PTH118, PTH119, PTH123, PTH202, PTH207, S108
 # See gpukiln/verify/gather.py.
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import subprocess
 from typing import Any
 
+PCI = "/sys/bus/pci/devices"
 SECRET_DIRS = ("/root", "/home", "/etc/gpukiln", "/var/log")
 SECRET_PATTERNS = {
     "AWS access key id": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
@@ -128,6 +129,20 @@ def init_started() -> float:
     if not btime or len(fields) < 20:
         raise RuntimeError("/proc/stat and /proc/1/stat do not tell when init started")
     return int(btime.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def pci_gpus() -> list[dict[str, str]]:
+    """NVIDIA's GPUs on the PCI bus: [{address, device}].
+
+    PCI class 0x0300 is a VGA controller, 0x0302 a 3D controller.
+    """
+    found = []
+    for path in sorted(glob.glob(f"{PCI}/*")):
+        kind = read(f"{path}/class") or ""
+        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+            device = (read(f"{path}/device") or "").strip()
+            found.append({"address": os.path.basename(path), "device": device})
+    return found
 
 
 def identity() -> dict[str, Any]:

@@ -4,12 +4,10 @@ The container's image is made here of this machine's C library alone: no registr
 the driver's libraries must come from the container toolkit. What is made is removed again.
 """
 
-# ruff: noqa: PTH123, PTH207
 # See gpukiln/verify/gather.py.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import io
 import json
@@ -19,7 +17,7 @@ import tarfile
 import tempfile
 from typing import Any
 
-from gpukiln.verify.gather_base import need, run
+from gpukiln.verify.gather_base import need, pci_gpus, run
 
 NAME = "gpukiln-verify:probe"
 # containerd and podman give short names a registry's; this one is never asked.
@@ -34,19 +32,10 @@ def container() -> dict[str, Any]:
 
     Empty without a GPU or the container toolkit; an engine that is not installed is not in it.
     """
-    gpus = [p for p in glob.glob("/sys/bus/pci/devices/*") if _is_gpu(p)]
-    if not gpus or run("sh", "-c", "command -v nvidia-ctk")["rc"] != 0:
+    if not pci_gpus() or run("sh", "-c", "command -v nvidia-ctk")["rc"] != 0:
         return {}
     program = os.path.realpath("/usr/bin/nvidia-smi")
     return probe(libraries_of(program), ["nvidia-smi", "-L"])
-
-
-def _is_gpu(path: str) -> bool:
-    def value(name: str) -> str:
-        with open(f"{path}/{name}") as file:
-            return file.read().strip()
-
-    return value("vendor") == "0x10de" and value("class").startswith(("0x0300", "0x0302"))
 
 
 def libraries_of(program: str) -> list[str]:

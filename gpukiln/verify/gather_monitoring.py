@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpukiln.verify.gather_base import run
-from gpukiln.verify.gather_nvml import pci_gpus
+from gpukiln.verify.gather_base import pci_gpus, run
 
 DIAG_TIMEOUT_S = 240  # of level 1, seconds on a healthy machine
 

@@ -7,22 +7,18 @@ A value that a GPU or its driver doesn't have is null. An error that NVML did no
 `{"_error": text, "code": NVML's number}` in the value's place: a check that reads it fails.
 """
 
-# ruff: noqa: PTH119, PTH207
 # See gpukiln/verify/gather.py.
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import json
 import os
 import select
 import signal
 import time
 from typing import Any, Callable  # noqa: UP035 - python3.9
-
-from gpukiln.verify.gather_base import read
 
 TIMEOUT_S = 180.0  # a GPU whose firmware hangs costs tens of seconds a call
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH = 3, 13, 2, 25
@@ -34,20 +30,6 @@ REASONS = {
 }  # fmt: skip
 LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
 P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
-
-
-def pci_gpus() -> list[dict[str, str]]:
-    """NVIDIA's GPUs on the PCI bus: [{address, device}].
-
-    PCI class 0x0300 is a VGA controller, 0x0302 a 3D controller.
-    """
-    found = []
-    for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
-        kind = read(f"{path}/class") or ""
-        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith(("0x0300", "0x0302")):
-            device = (read(f"{path}/device") or "").strip()
-            found.append({"address": os.path.basename(path), "device": device})
-    return found
 
 
 def address(bus_id: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 
 from gpukiln import __version__
 from gpukiln.errors import UnavailableError
-from gpukiln.verify.gather_nvml import in_child, pci_gpus, read_nvml
+from gpukiln.verify.gather_base import pci_gpus
+from gpukiln.verify.gather_nvml import in_child, read_nvml
 
 TIMEOUT_S = 150.0
 SCHEMA = 1

@@ -2,6 +2,7 @@
 
 pytest tests/host --hosts=ssh://admin@192.0.2.1 --profile image
 pytest tests/host --hosts=local:// --profile node --layer versions --layer modules
+pytest tests/host --hosts=local:// --layer gpu --layer compute     (computes on the GPUs, changes nothing)
 
 The user needs passwordless sudo (or is root), the machine needs python3. All facts are gathered in one
 round trip; the checks are functions of these facts.

@@ -1,19 +1,70 @@
-"""A container sees the GPU."""
+"""A container of every engine sees the GPUs."""
+
+import pytest
 
 from gpukiln.verify.checks import check
+
+ALL = ("image", "node", "eks-node")
+TOOLKIT = "component:nvidia_container_toolkit"
+AFTER = ("gpu.driver-loaded", "gpu.nvml")
+CAUSES = (
+    "the CDI specification or the runtime's configuration is of another driver version",
+    "the engine was not restarted after its configuration was written",
+)
+
+
+def sees_all(facts, engine):
+    """Every GPU of the machine is listed in the container."""
+    found = facts["container"][engine]
+    assert found["rc"] == 0, f"nvidia-smi in the container exits {found['rc']}: {found['out'].strip()[:300]}"
+    listed, wanted = found["out"].count("UUID: GPU-"), len(facts["gpus"]["pci"])
+    assert listed == wanted, f"the container sees {listed} GPUs, the machine has {wanted}"
 
 
 @check(
     id="container.docker-gpu",
     title="nvidia-smi in a Docker container lists every GPU",
     layer="container",
-    profiles=("image", "node", "eks-node"),
-    needs=("gpu", "component:docker", "component:nvidia_container_toolkit"),
+    profiles=ALL,
+    needs=("gpu", "component:docker", TOOLKIT),
+    causes=("Docker does not run", *CAUSES),
+    after=(*AFTER, "runtime.docker", "runtime.docker-nvidia"),
     fix="Run `docker run --rm --gpus all IMAGE nvidia-smi -L` and `nvidia-ctk cdi list` on the machine.",
 )
 def test_docker_gpu(facts):
-    found = facts["container"]
-    assert found["ran"], "nvidia-ctk or docker is missing, wanted a container to be started"
-    assert found["rc"] == 0, f"nvidia-smi in the container exits {found['rc']}: {found['out'].strip()[:300]}"
-    listed, wanted = found["out"].count("UUID: GPU-"), len(facts["gpus"]["pci"])
-    assert listed == wanted, f"the container sees {listed} GPUs, the machine has {wanted}"
+    assert "docker" in facts["container"], "nvidia-ctk or docker is missing, wanted a container to be started"
+    sees_all(facts, "docker")
+
+
+@check(
+    id="container.containerd-gpu",
+    title="nvidia-smi in a container of containerd lists every GPU",
+    layer="container",
+    profiles=ALL,
+    needs=("gpu", "component:containerd", TOOLKIT),
+    causes=("nvidia-container-runtime is not on containerd's PATH", *CAUSES),
+    after=(*AFTER, "runtime.containerd", "runtime.containerd-nvidia"),
+    fix="`nvidia-container-runtime --version` and `nvidia-ctk config` on the machine; `nvidia-ctk runtime "
+    "configure --runtime=containerd`, then restart containerd.",
+)
+def test_containerd_gpu(facts):
+    assert "containerd" in facts["container"], (
+        "nvidia-ctk or ctr is missing, wanted a container to be started"
+    )
+    sees_all(facts, "containerd")
+
+
+@check(
+    id="container.podman-cdi",
+    title="nvidia-smi in a Podman container lists every GPU, by CDI",
+    layer="container",
+    profiles=ALL,
+    needs=("gpu", TOOLKIT),
+    causes=CAUSES,
+    after=(*AFTER, "runtime.cdi"),
+    fix="`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`, then `nvidia-ctk cdi list`.",
+)
+def test_podman_cdi(facts):
+    if "podman" not in facts["container"]:
+        pytest.skip("Podman is not installed")
+    sees_all(facts, "podman")

@@ -1,0 +1,34 @@
+"""Several GPUs work together."""
+
+import pytest
+
+from gpukiln.verify.checks import check
+
+
+@check(
+    id="multi-gpu.all-reduce",
+    title="All GPUs add up each other's numbers, and each has the right sum",
+    layer="multi-gpu",
+    profiles=("image", "node", "eks-node"),
+    needs=("gpu", "several-gpus"),
+    causes=(
+        "PCIe access control (ACS) or an IOMMU between the GPUs: peer copies hang or arrive wrong",
+        "error 802 or 999: the fabric manager does not run, or is of another version than the driver",
+        "an NVLink is down, or a GPU's memory is damaged",
+    ),
+    after=("compute.kernel",),
+    fix="`nvidia-smi topo -p2p r` and `nvidia-smi nvlink -s` show the paths. On bare metal switch ACS off "
+    "(or the IOMMU to passthrough); with NVSwitch start nvidia-fabricmanager in the driver's version.",
+)
+def test_all_reduce(facts):
+    found = facts["cuda"]["all_reduce"]
+    busy = [g for g in facts["cuda"]["gpus"] if g["busy"]]
+    if busy and not found["tried"]:
+        pytest.skip(f"a GPU is in use: {found['reason']}")
+    assert found["tried"], f"it was not tried: {found['reason']}"
+    assert not found["error"], f"it ended early: {found['error']}"
+    assert found["ok"], f"{len(found['wrong'])} GPUs have a wrong sum: {'; '.join(found['wrong'])}"
+    staged = [" to ".join(pair) for pair in found["through_host"]]
+    way = f"{found['direct']} of {found['direct'] + len(staged)} copies directly from GPU to GPU"
+    more = f", through the host {', '.join(staged[:4])}{', ...' if len(staged) > 4 else ''}" if staged else ""
+    facts.note(f"{found['elements']} elements in {found['ms']} ms; {way}{more}")

@@ -1,0 +1,92 @@
+"""Every GPU computes right and moves data, shown by CUDA kernels that ran on it."""
+
+import pytest
+
+from gpukiln.verify.checks import check
+from gpukiln.verify.facts import Facts
+
+ALL = ("image", "node", "eks-node")
+# Of the link's theoretical rate. Packets' headers leave 80 to 90 %; half of it means something is wrong.
+SLOWEST = 0.5
+
+
+def title(gpu: dict) -> str:
+    return f"{gpu['bus_id'] or 'GPU ' + str(gpu['index'])}"
+
+
+def leave_out_busy(facts: Facts) -> None:
+    """A check of every GPU is not run where one belongs to somebody else now: nothing is known about it."""
+    busy = [f"{title(g)} is in use: {g['error']}" for g in facts["cuda"]["gpus"] if g["busy"]]
+    if busy:
+        pytest.skip("; ".join(busy))
+
+
+@check(
+    id="compute.kernel",
+    title="A CUDA kernel runs on every GPU, and every element of its result is right",
+    layer="compute",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=(
+        "error 100, 999 or a missing GPU: driver not loaded, no /dev/nvidia-uvm, a GPU off the bus or in MIG "
+        "mode without an instance",
+        "error 802: the fabric manager does not run; 803: the loaded module is of another version than "
+        "libcuda.so.1",
+        "error 221: libnvidia-ptxjitcompiler.so.1 is not installed",
+        "error 214, a wrong element, or a call that does not return: the GPU or its memory is damaged",
+    ),
+    after=("gpu.driver-loaded", "gpu.nvml"),
+    fix="Software first: `dmesg | grep NVRM`, modules and libraries in one version, reboot. Where a wrong "
+    "result, ECC error or hang comes back, drain the node and have the GPU replaced.",
+)
+def test_kernel(facts):
+    found, pci = facts["cuda"], facts["gpus"]["pci"]
+    assert not found["error"], f"CUDA can't be used: {found['error']}"
+    wrong = [f"{title(g)}: {g['error']}" for g in found["gpus"] if not g["ok"] and not g["busy"]]
+    assert not wrong, "; ".join(wrong)
+    seen = {g["bus_id"] for g in found["gpus"]}
+    lost = [p["address"] for p in pci if p["address"] not in seen and len(found["gpus"]) < len(pci)]
+    assert not lost, f"CUDA does not see {', '.join(lost)}; wanted {len(pci)} GPUs"
+    assert not found["xids"], f"while the GPUs computed came {'; '.join(found['xids'][:3])}"
+    leave_out_busy(facts)
+    compared = [g["elements"] for g in found["gpus"]]
+    assert all(compared), f"compared {compared} elements, wanted some of every GPU"
+    facts.note(
+        f"{min(compared)} elements compared; "
+        + ", ".join(f"{title(g)} {g['name']} in {g['kernel_ms']} ms" for g in found["gpus"])
+    )
+
+
+@check(
+    id="compute.bandwidth",
+    title="Host and GPU exchange data at half the link's theoretical rate or more",
+    layer="compute",
+    profiles=ALL,
+    needs=("gpu",),
+    causes=(
+        "a switch or riser between them has a slower link than the GPU's own",
+        "a job uses the GPU or the machine's memory at the same time",
+        "IOMMU translation, or the link repeats packets: see the AER errors in `dmesg`",
+    ),
+    after=("compute.kernel",),
+    fix="`lspci -vv` shows LnkSta of the GPU and of every bridge above it (`lspci -t`); reseat the card, "
+    "try another slot, look for AER errors.",
+)
+def test_bandwidth(facts):
+    gpus = facts["cuda"]["gpus"]
+    assert gpus, "no GPU was measured"
+    leave_out_busy(facts)
+    slow, unknown, shown = [], [], []
+    for gpu in gpus:
+        link = gpu["link"]
+        rates = f"{title(gpu)} {gpu['h2d_gb_s']} GB/s to the GPU, {gpu['d2h_gb_s']} from it"
+        if link["gb_s"] is None:
+            unknown.append(f"{rates} (link {link['speed'] or 'speed?'} x{link['width'] or '?'})")
+            continue
+        said = f"{rates}, link {link['gb_s']} ({link['speed']} x{link['width']})"
+        lowest = min(gpu["h2d_gb_s"], gpu["d2h_gb_s"])
+        (slow if lowest < SLOWEST * link["gb_s"] else shown).append(said)
+    assert not slow, f"{'; '.join(slow)}; wanted at least {SLOWEST:.0%} of the link's rate each way"
+    if unknown:
+        pytest.skip(f"the kernel does not tell the link's rate: {'; '.join(unknown)}")
+    facts.note("; ".join(shown))

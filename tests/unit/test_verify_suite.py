@@ -279,3 +279,9 @@ def test_dkms_status_is_understood(
 ) -> None:
     monkeypatch.setattr(gather, "run", lambda *_argv, **_options: {"rc": 0, "out": line + "\n", "err": ""})
     assert [tuple(r.values()) for r in gather.dkms()["rows"]] == [row]
+
+
+def test_a_check_knows_the_profile(make: Make) -> None:
+    checks = CHECKS.replace('facts.note("3 files")', "facts.note(facts.profile)")
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=make(checks), layers=["hygiene"])
+    assert verdict.checks[0].reason == "image"

@@ -11,7 +11,7 @@ All calls are made in child processes: this one never loads the library, and nev
 Names and numbers are those of cuda.h of CUDA 12.1; NAME_v2 is what its macros make of NAME.
 """
 
-# ruff: noqa: PTH118
+# ruff: noqa: PTH118, PTH207
 # See gpukiln/verify/gather.py.
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import glob
 import os
 import random
 import re
@@ -39,6 +40,8 @@ REPEATS, COPYING_S = 2, 0.4
 INIT_S, GPU_S, ALL_REDUCE_S = 60.0, 15.0, 30.0
 MEMORY, UNAVAILABLE, PEER_ON, NO_PEER = 2, 46, 704, (217, 711)  # CUresult
 COMPUTE_MODE, MAJOR, MINOR, EXCLUSIVE = 20, 75, 76, 3  # CUdevice_attribute, CUcomputemode
+MIG = "/proc/driver/nvidia/capabilities/gpu*/mig/gi[0-9]*"  # one for each instance
+UNKNOWN = ("bus_id", "name", "compute_capability", "error", "kernel_ms", "h2d_gb_s", "d2h_gb_s", "link")
 LOG, LOG_BYTES = 5, 6  # CUjit_option: buffer for errors, and its size
 
 
@@ -132,9 +135,11 @@ def cuda() -> dict[str, Any]:
     error, elements: how many, all compared, kernel_ms, h2d_gb_s, d2h_gb_s, link}]; busy: its memory is taken
     or another process has it to itself, which is no fault. all_reduce: {tried, reason, ok, error, elements,
     ms, direct: how many copies, through_host: pairs of GPUs that need it, wrong: [what]}.
-    xids: Xid messages that came meanwhile.
+    xids: Xid messages that came meanwhile. mig: whether a GPU is divided; then CUDA shows a process
+    one instance and no other GPU (MIG User Guide, "CUDA Device Enumeration").
     """
     result: dict[str, Any] = {"error": None, "driver_version": None, "count": 0, "gpus": [], "xids": [],
+                              "mig": bool(glob.glob(MIG)),
                               "all_reduce": {"tried": False, "reason": "no GPU"}}  # fmt: skip
     if not pci_gpus():
         result["error"] = "no NVIDIA GPU on the PCI bus"
@@ -175,17 +180,7 @@ def _test_gpus(expected: bytes, first: int, tell: Tell) -> None:
     version, count = cuda.number("cuDriverGetVersion"), cuda.number("cuDeviceGetCount")
     tell(count=count, driver_version=f"{version // 1000}.{version % 1000 // 10}")
     for index in range(first, count):
-        unknown = (
-            "bus_id",
-            "name",
-            "compute_capability",
-            "error",
-            "kernel_ms",
-            "h2d_gb_s",
-            "d2h_gb_s",
-            "link",
-        )
-        report = {"index": index, **dict.fromkeys(unknown), "ok": False, "busy": False, "elements": 0}
+        report = {"index": index, **dict.fromkeys(UNKNOWN), "ok": False, "busy": False, "elements": 0}
         tell(limit=GPU_S, gpu=report)
         try:
             _test_gpu(cuda, report, expected)

@@ -25,6 +25,8 @@ def test_all_reduce(facts):
     busy = [g for g in facts["cuda"]["gpus"] if g["busy"]]
     if busy and not found["tried"]:
         pytest.skip(f"a GPU is in use: {found['reason']}")
+    if facts["cuda"]["mig"] and not found["tried"]:
+        pytest.skip(f"MIG is on, which shows a process one GPU: {found['reason']}")
     assert found["tried"], f"it was not tried: {found['reason']}"
     assert not found["error"], f"it ended early: {found['error']}"
     assert found["ok"], f"{len(found['wrong'])} GPUs have a wrong sum: {'; '.join(found['wrong'])}"

@@ -44,10 +44,12 @@ def test_kernel(facts):
     assert not found["error"], f"CUDA can't be used: {found['error']}"
     wrong = [f"{title(g)}: {g['error']}" for g in found["gpus"] if not g["ok"] and not g["busy"]]
     assert not wrong, "; ".join(wrong)
+    assert not found["xids"], f"while the GPUs computed came {'; '.join(found['xids'][:3])}"
     seen = {g["bus_id"] for g in found["gpus"]}
     lost = [p["address"] for p in pci if p["address"] not in seen and len(found["gpus"]) < len(pci)]
+    if lost and found["mig"] and found["gpus"]:
+        pytest.skip(f"MIG is on: CUDA shows a process one instance, and not {', '.join(lost)}")
     assert not lost, f"CUDA does not see {', '.join(lost)}; wanted {len(pci)} GPUs"
-    assert not found["xids"], f"while the GPUs computed came {'; '.join(found['xids'][:3])}"
     leave_out_busy(facts)
     compared = [g["elements"] for g in found["gpus"]]
     assert all(compared), f"compared {compared} elements, wanted some of every GPU"

@@ -102,8 +102,8 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "monitoring": {"nvtop": {"rc": 0, "out": "nvtop version 3.0.1"}, "dcgm": {
             "ran": bool(gpus), "rc": 0, "out": "", "problem": None,
             "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}]}},
-        "cuda": {"error": None, "xids": [], "gpus": [dict(gpu, link=dict(gpu["link"])) for _ in range(gpus)],
-                 "all_reduce": reduced},
+        "cuda": {"error": None, "mig": False, "xids": [], "all_reduce": reduced,
+                 "gpus": [copy.deepcopy(gpu) for _ in range(gpus)]},
         "container": {engine: {"rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus}
                       for engine in ("docker", "containerd", "podman") if gpus},
         "boot": {"boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [], "units": units,
@@ -426,6 +426,17 @@ def test_a_fault_beside_a_gpu_in_use_is_found() -> None:
     cuda(ok=False, busy=True, error="cuMemAlloc_v2: error 2")(data)
     data["cuda"]["gpus"][1].update(ok=False, error="error 214")
     assert judge("compute.kernel", data) == ("failed", "0000:00:1e.0: error 214")
+
+
+def test_a_gpu_hidden_by_mig_is_no_fault_and_no_pass() -> None:
+    data = machine(gpus=2)
+    data["gpus"]["pci"][1] = {"address": "0000:00:1f.0", "device": "0x20b0"}
+    del data["cuda"]["gpus"][1]
+    assert judge("compute.kernel", data) == ("failed", "CUDA does not see 0000:00:1f.0; wanted 2 GPUs")
+    data["cuda"]["mig"] = True
+    assert judge("compute.kernel", data)[0] == "not_run"
+    data["cuda"]["all_reduce"] = {"tried": False, "reason": "one GPU"}
+    assert judge("multi-gpu.all-reduce", data)[0] == "not_run"
 
 
 def test_a_link_that_is_not_known_leaves_its_rate_unjudged() -> None:

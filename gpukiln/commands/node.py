@@ -115,10 +115,10 @@ def verify(
     json: bool = False,
 ) -> int:
     """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
-    from gpukiln.nodes.judge import judge
+    from gpukiln.nodes.judge import judge, write_report
     from gpukiln.nodes.playbook import list_hosts
     from gpukiln.progress import PlainConsole, Progress
-    from gpukiln.verify.report import fixes, render, summary
+    from gpukiln.verify.report import Live, ending, fixes, summary
 
     request = _request("", inventory, limit, forks, "", "", "", check=True, variables={})
     hosts, run, progress = list_hosts(request), _runs().create("verify"), Progress()
@@ -131,6 +131,7 @@ def verify(
             expect_gpus=None if expect_gpus < 0 else expect_gpus,
             forks=forks,
             on_host=lambda host, words: progress.say(f"{host}: {words}"),
+            live=Live(progress) if len(hosts) == 1 else None,
         )
         if not all(one.verdict and one.verdict.passed for one in judged):
             progress.fail()
@@ -139,11 +140,11 @@ def verify(
         if one.verdict is None:
             console.print(one.reason, style="bold red", markup=False)
         elif len(judged) == 1:
-            console.print(render(one.verdict))
+            console.print(ending(one.verdict))
         else:
             console.print(fixes(one.verdict), end="")
             console.print(summary(one.verdict), markup=False)
-    console.print(f"reports: {run.folder}", soft_wrap=True)
+    console.print(f"report: {write_report(judged, run.folder)}", soft_wrap=True)
     if json:
         print_json([one.to_dict() for one in judged])
     return _exit_code_of_verdicts([one.verdict for one in judged])

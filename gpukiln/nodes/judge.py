@@ -1,5 +1,6 @@
 """Judges live nodes with the host suite, as many at a time as the machine that asks can take."""
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.verify.html import Judged, write_html
+from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import InventoryTarget
 from gpukiln.verify.verdict import Verdict
@@ -32,6 +35,30 @@ class Judgement:
         return {"host": self.host, "reason": self.reason, "verdict": judged}
 
 
+def host_folder(folder: Path, host: str) -> Path:
+    """Where the reports of one host are, below those of the run."""
+    return folder / host.replace("/", "_")
+
+
+def write_report(judged: list[Judgement], folder: Path) -> Path:
+    """Write one page of all hosts.
+
+    Args:
+        judged: The judgements.
+        folder: The one that `judge` was given.
+
+    Returns:
+        The page.
+    """
+    machines = []
+    for one in judged:
+        facts = host_folder(folder, one.host) / "facts.json"
+        found = json.loads(facts.read_text(encoding="utf-8")) if one.verdict else {}
+        machines.append(Judged(one.host, one.verdict, found, one.reason))
+    write_html(machines, folder / "report.html")
+    return folder / "report.html"
+
+
 def judge(
     hosts: list[str],
     inventory: Path,
@@ -41,6 +68,7 @@ def judge(
     expect_gpus: int | None,
     forks: int,
     on_host: Callable[[str, str], None],
+    live: Live | None = None,
 ) -> list[Judgement]:
     """Judge every host.
 
@@ -52,6 +80,7 @@ def judge(
         expect_gpus: GPUs that each must have; None takes the profile's number.
         forks: Hosts that are judged at the same time.
         on_host: Told of a host when it is done.
+        live: Told of each check, where there is one host alone.
 
     Returns:
         One judgement a host, in the same order.
@@ -65,8 +94,10 @@ def judge(
             verdict = run_suite(
                 InventoryTarget(host, name=host, inventory=inventory),
                 profile=profile,
-                out_dir=folder / host.replace("/", "_"),
+                out_dir=host_folder(folder, host),
                 expect_gpus=expect_gpus,
+                on_start=live.start if live else None,
+                on_check=live.check if live else None,
             )
         except UnavailableError as error:
             on_host(host, "could not be judged")

@@ -23,6 +23,8 @@ MARKS: dict[Outcome, tuple[str, str]] = {
     "not_reached": ("not reached", "magenta"),
 }
 
+LIVE_CHARS = 110  # of what a check says while others run; all of a failure's words come at the end
+
 
 def _mark(outcome: Outcome) -> Text:
     word, style = MARKS[outcome]
@@ -65,10 +67,12 @@ def _some_counts(checks: Iterable[CheckResult]) -> str:
 def fixes(verdict: Verdict) -> Text:
     """What failed, each with its fix; empty when nothing did."""
     shown = Text()
+    said: dict[str, str] = {}  # one broken thing fails many checks with the same words
     for check in verdict.failures:
         shown.append(f"\n{check.id}: ", style="bold red")
         shown.append(f"{check.title}\n")
-        shown.append(f"  found: {check.reason}\n")
+        first = said.setdefault(check.reason, check.id)
+        shown.append(f"  found: {check.reason if first == check.id else f'the same as {first}'}\n")
         for cause in check.causes:
             shown.append(f"  cause? {cause}\n")
         shown.append(f"  fix:   {check.fix}\n")
@@ -108,11 +112,14 @@ class Live:
             title = LAYERS.get(result.layer, "")
             self.progress.show(Text.assemble("  ", (result.layer, "bold"), ("  " + title, "dim")))
         word, style = MARKS[result.outcome]
+        says = _says(result)
+        if len(says) > LIVE_CHARS:
+            says = says[: LIVE_CHARS - 3] + "..."
         self.progress.show(
             Text.assemble(
-                ("    " + f"{word:11}", style),
+                (f"    {word:11}", style),
                 f" {result.duration_s:6.1f} s  {result.id:32} ",
-                (_says(result), "" if result.outcome == "failed" else "dim"),
+                (says, "" if result.outcome == "failed" else "dim"),
             )
         )
 

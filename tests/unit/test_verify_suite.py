@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import jsonschema
 import pytest
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.verify import gather, suite
 from gpukiln.verify.gather import driver_version, startup_s
+from gpukiln.verify.schema import verdict_schema
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult
 
@@ -105,7 +107,9 @@ def test_verdict_counts_apart_and_streams_in_layer_order(make: Make) -> None:
     assert verdict.checks[2].fix == "mend it"
     assert tuple(seen) == verdict.checks
     assert "gathering facts" in started
-    assert json.loads((out / "results.json").read_text())["counts"] == verdict.counts
+    document = json.loads((out / "results.json").read_text())
+    assert document["counts"] == verdict.counts
+    jsonschema.validate(document, verdict_schema())
     assert (out / "facts.json").exists()
 
 

@@ -34,7 +34,7 @@ PRIVATE = (
     (re.compile(r"(://)[^/\s:@]+:[^/\s@]+@"), r"\1(user):(password)@"),
     (
         re.compile(
-            r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|authorization)\w*[\"']?\s*[=:]\s*)"
+            r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|authorization)\w{0,40}[\"']?\s*[=:]\s*)"
             r"(?!\(left out\))(?:\"[^\"\n]*\"|'[^'\n]*'|(?:bearer |basic )?[^\s,;}]+)"
         ),
         r"\1(left out)",

@@ -41,7 +41,7 @@ def write_junit(
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
     root.set("time", f"{sum(v.duration_s for v in verdicts):.3f}")
     ET.indent(root)
-    write_whole(path, ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n")
+    write_whole(path, ET.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n")
 
 
 def _plain(**attributes: object) -> dict[str, str]:

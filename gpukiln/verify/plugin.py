@@ -346,6 +346,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             ended = run.unreachable.get(host, f"the run ended before {missing} of {len(ids)} checks")
             machines.append(Judged(name or host, reason=ended))
             continue
+        found = run.facts.get(host, Facts({}))
         verdict = Verdict(
             target=name or host,
             profile=session.config.getoption("--profile"),
@@ -353,10 +354,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             duration_s=round(time.time() - run.started, 3),
             checks=tuple(results),
             suite_version=__version__,
-            environment=environment(run.facts[host]) if host in run.facts else {},
+            environment=environment(found) if host in run.facts else {},
         )
         _write(run, "results", host, verdict.to_dict(), several=_several(session))
-        machines.append(Judged(verdict.target, verdict, run.facts[host].to_dict()))
+        machines.append(Judged(verdict.target, verdict, found.to_dict()))
     if run.report_dir is not None and machines:
         write_html(machines, run.report_dir / "report.html")
         write_junit(

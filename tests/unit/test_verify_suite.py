@@ -140,6 +140,13 @@ def test_a_run_that_breaks_leaves_no_report_of_the_run_before(make: Make) -> Non
     assert not (out / "results.json").exists()
 
 
+def test_checks_without_facts_are_failed_and_reported(make: Make) -> None:
+    out = make(gather='raise LookupError("odd")')
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=out, layers=["hygiene"])
+    assert [(c.outcome, c.reason) for c in verdict.checks] == [("failed", "LookupError: odd")]
+    assert "LookupError: odd" in (out / "report.html").read_text()
+
+
 def test_a_verdict_of_some_of_the_checks_is_none(make: Make) -> None:
     stops = """
     @check(id="versions.stop", title="a", layer="versions", **COMMON)

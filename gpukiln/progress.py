@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from rich import progress as rich_progress
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 PIPE_COLUMNS = 200
 HEARTBEAT_S = 60  # seconds of silence after which a plain log says that the work goes on
@@ -121,6 +122,28 @@ class Progress:
             self._bar.update(rich_progress.TaskID(0), description=escape(detail))
         else:
             self._print_detail(detail)
+
+    def doing(self, detail: str) -> None:
+        """As `say`, for what is over at once: a plain log tells it only when it lasts.
+
+        Args:
+            detail: A few words.
+        """
+        if self._bar:
+            self.say(detail)
+        self._detail = detail
+
+    def show(self, line: Text) -> None:
+        """Leave one line above the running step; cut at a terminal's edge, whole in a log.
+
+        Args:
+            line: What is to stay.
+        """
+        self._spoke = time.monotonic()
+        if self.console.is_terminal:
+            self.console.print(line, no_wrap=True, overflow="ellipsis")
+        else:
+            self.console.print(line, soft_wrap=True)
 
     def _print_detail(self, text: str) -> None:
         self._spoke = time.monotonic()

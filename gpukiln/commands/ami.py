@@ -105,11 +105,12 @@ def build(
         return 0
     folder, record = pipeline.build_image(planned, where, _builds(), progress)
     if record.verdict and record.bake:
-        PlainConsole(stderr=True).print(report.render(record.verdict))
+        PlainConsole(stderr=True).print(report.ending(record.verdict))
         _say(
             f"{record.bake.image_id} {record.bake.name}\n"
             f"built and verified in {human_seconds(sum(record.durations_s.values()))}\n"
-            f"record: {folder.record_file}"
+            f"record: {folder.record_file}\n"
+            f"report: {folder.folder / 'verify' / 'report.html'}"
         )
     if json:
         print_json({**record.to_dict(), "built": True})
@@ -150,7 +151,8 @@ def verify(
             durations_s={**record.durations_s, **progress.durations},
         )
         folder.write(record)
-    PlainConsole(stderr=True).print(report.render(verdict))
+    PlainConsole(stderr=True).print(report.ending(verdict))
+    _say(f"report: {folder.folder / 'verify' / 'report.html'}")
     if json:
         print_json(verdict.to_dict())
     pipeline.require_passed(record)

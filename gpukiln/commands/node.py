@@ -156,9 +156,10 @@ def _judge(
 ) -> int:
     from gpukiln.errors import UsageError
     from gpukiln.nodes.hosts import find_targets
-    from gpukiln.nodes.judge import judge
+    from gpukiln.nodes.judge import judge, write_report
     from gpukiln.nodes.view import render_judged
     from gpukiln.progress import PlainConsole, Progress
+    from gpukiln.verify.report import Live
 
     if forks < 1:
         raise UsageError(f"--forks is {forks}, wanted 1 or more")
@@ -168,12 +169,13 @@ def _judge(
         judged = judge(
             targets, run.folder, **how, forks=forks,
             on_host=lambda host, words: progress.say(f"{host}: {words}"),
+            live=Live(progress) if len(targets) == 1 and purpose == "verify" else None,
         )  # fmt: skip
         if not all(one.verdict and one.verdict.passed for one in judged):
             progress.fail()
     console = PlainConsole(stderr=True)
-    console.print(render_judged(judged, fixes_only=purpose == "doctor"))
-    console.print(f"reports: {run.folder}", soft_wrap=True)
+    console.print(render_judged(judged))
+    console.print(f"report: {write_report(judged, run.folder)}", soft_wrap=True)
     if as_json:
         print_json([one.to_dict() for one in judged])
     return _exit_code_of_verdicts([one.verdict for one in judged])

@@ -1,5 +1,6 @@
 """Judges live nodes with the host suite, as many at a time as the machine that asks can take."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.verify.html import Judged, write_html
+from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import Verdict
@@ -33,6 +36,30 @@ class Judgement:
         return {"host": self.host, "reason": self.reason, "verdict": judged}
 
 
+def host_folder(folder: Path, host: str) -> Path:
+    """Where the reports of one host are, below those of the run."""
+    return folder / re.sub(r"[^\w.@-]", "_", host)
+
+
+def write_report(judged: list[Judgement], folder: Path) -> Path:
+    """Write one page of all hosts.
+
+    Args:
+        judged: The judgements.
+        folder: The one that `judge` was given.
+
+    Returns:
+        The page.
+    """
+    machines = []
+    for one in judged:
+        facts = host_folder(folder, one.host) / "facts.json"
+        found = json.loads(facts.read_text(encoding="utf-8")) if one.verdict else {}
+        machines.append(Judged(one.host, one.verdict, found, one.reason))
+    write_html(machines, folder / "report.html")
+    return folder / "report.html"
+
+
 def judge(
     targets: Sequence[Target],
     folder: Path,
@@ -44,6 +71,7 @@ def judge(
     first_broken: bool = False,
     forks: int = 1,
     on_host: Callable[[str, str], None],
+    live: Live | None = None,
 ) -> list[Judgement]:
     """Judge every host.
 
@@ -57,6 +85,7 @@ def judge(
         first_broken: Whether no layer is reached after the first one with a failure.
         forks: Hosts that are judged at the same time.
         on_host: Told of a host when it is done.
+        live: Told of each check, where there is one host alone.
 
     Returns:
         One judgement a host, in the same order.
@@ -71,11 +100,13 @@ def judge(
             verdict = run_suite(
                 target,
                 profile=profile,
-                out_dir=folder / re.sub(r"[^\w.@-]", "_", host),
+                out_dir=host_folder(folder, host),
                 layers=layers,
                 require=require,
                 expect_gpus=expect_gpus,
                 first_broken=first_broken,
+                on_start=live.start if live else None,
+                on_check=live.check if live else None,
             )
         except UnavailableError as error:
             on_host(host, "could not be judged")

@@ -88,23 +88,15 @@ def _failure(host: HostResult) -> Text:
     return text
 
 
-def render_judged(judged: Sequence[Judgement], *, fixes_only: bool = False) -> RenderableType:
-    """What came of judging hosts.
+def render_judged(judged: Sequence[Judgement]) -> RenderableType:
+    """What failed on which host, with causes and fixes, and a summary a host.
 
     Args:
         judged: One a host.
-        fixes_only: Whether what passed is of no interest.
     """
-    parts: list[RenderableType] = []
-    for one in judged:
-        if one.verdict is None:
-            parts.append(Text(one.reason, style="bold red"))
-        elif len(judged) == 1 and not fixes_only:
-            parts.append(report.render(one.verdict))
-        else:
-            style = "bold green" if one.verdict.passed else "bold red"
-            parts += [report.fixes(one.verdict), Text(report.summary(one.verdict), style=style)]
-    return Group(*parts)
+    return Group(
+        *(report.ending(one.verdict) if one.verdict else Text(one.reason, style="bold red") for one in judged)
+    )
 
 
 def render_scenarios(scenarios: list[Scenario]) -> RenderableType:

@@ -35,13 +35,14 @@ PRIVATE = (
     (re.compile(r"(://)[^/\s:@]+:[^/\s@]+@"), r"\1(user):(password)@"),
     (
         re.compile(
-            r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|authorization)\w*[\"']?\s*[=:]\s*)"
-            r"(?:bearer |basic )?[^\s,;}]+"
+            r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|authorization)\w{0,40}[\"']?\s*[=:]\s*)"
+            r"(?!\(left out\))(?:\"[^\"\n]*\"|'[^'\n]*'|(?:bearer |basic )?[^\s,;}]+)"
         ),
         r"\1(left out)",
     ),
 )
 EVIDENCE_CHARS = 4000  # of each output, from its beginning
+REDACT_CHARS = 30000  # of which secrets are looked for: none is cut in two before it is recognised
 SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
 
 
@@ -57,7 +58,9 @@ def redact(text: str) -> str:
 
 def _shorten(text: str) -> str:
     more = len(text) - EVIDENCE_CHARS
-    return redact(text[:EVIDENCE_CHARS]) + (f"\n... and {more} more characters" if more > 0 else "")
+    return redact(text[:REDACT_CHARS])[:EVIDENCE_CHARS] + (
+        f"\n... and {more} more characters" if more > 0 else ""
+    )
 
 
 def run(*argv: str, timeout: float = 60, data: bytes | None = None) -> dict[str, Any]:
@@ -86,7 +89,8 @@ def ask(*argv: str, timeout: float = 60, data: bytes | None = None) -> dict[str,
         return {"rc": 127, "out": "", "err": f"{argv[0]}: not found"}
     except subprocess.TimeoutExpired:
         return {"rc": 124, "out": "", "err": f"{argv[0]}: no answer in {timeout:.0f} s"}
-    return {"rc": done.returncode, "out": _text(done.stdout), "err": _text(done.stderr).strip()[-2000:]}
+    err = redact(_text(done.stderr).strip()[-REDACT_CHARS:])[-2000:]
+    return {"rc": done.returncode, "out": _text(done.stdout), "err": err}
 
 
 def need(*argv: str, timeout: float = 60) -> str:

@@ -6,6 +6,8 @@ each host's facts in one round trip, and writes results while it runs:
     DIR/checks.jsonl     one JSON object a line: gather_start, check_start, check_end, unreachable, end
     DIR/results.json     the verdict (see gpukiln.verify.verdict); results-<host>.json when there are several
     DIR/facts.json       what was found on the machine, the evidence
+    DIR/report.html      all of it for people, every machine on one page
+    DIR/junit.xml        all of it for CI
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ import pytest
 from gpukiln import __version__
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.facts import Facts, applies, environment
+from gpukiln.verify.html import Judged, write_html
+from gpukiln.verify.junit import write_junit
+from gpukiln.verify.text import presentable, write_whole
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
 
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
@@ -43,6 +48,7 @@ class Run:
     suites: list[Path] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
     results: dict[str, list[CheckResult]] = field(default_factory=dict)
+    unreachable: dict[str, str] = field(default_factory=dict)
     report_dir: Path | None = None
     started: float = field(default_factory=time.time)
 
@@ -110,6 +116,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if run.report_dir is not None:
         run.report_dir.mkdir(parents=True, exist_ok=True)
         (run.report_dir / "checks.jsonl").write_text("", encoding="utf-8")
+        for stale in ("report.html", "junit.xml"):
+            (run.report_dir / stale).unlink(missing_ok=True)
 
 
 def check_of(item: pytest.Item) -> Check | None:
@@ -239,6 +247,7 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             # testinfra raises the whole result of an ssh that exits 255.
             result = error.args[0] if error.args else error
             message = str(getattr(result, "stderr", "") or result).strip()[-1000:]
+            run.unreachable[name] = message
             run.emit("unreachable", host=name, message=message)
             pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
         run.facts[name].profile = request.config.getoption("--profile")
@@ -336,7 +345,7 @@ def _reason(call: pytest.CallInfo[None]) -> str:
         text = str(error).split("\nassert ", 1)[0].strip()
     else:
         text = f"{type(error).__name__}: {error}"
-    return re.sub(r"\s+", " ", text)
+    return presentable(re.sub(r"\s+", " ", text))
 
 
 def _several(session: pytest.Session) -> bool:
@@ -347,17 +356,25 @@ def _write(run: Run, kind: str, host: str, data: Any, *, several: bool) -> None:
     if run.report_dir is None:
         return
     suffix = "-" + re.sub(r"[^\w.]+", "_", host) if several else ""
-    path = run.report_dir / f"{kind}{suffix}.json"
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(run.report_dir / f"{kind}{suffix}.json", json.dumps(data, indent=2) + "\n")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the verdicts."""
+    """Write the verdicts and the reports."""
     run = session.config.stash[RUN_KEY]
     name = session.config.getoption("--gpukiln-target")
-    for host, results in run.results.items():
+    wanted: dict[str, set[str]] = {}
+    for item in session.items:
+        if check := check_of(item):
+            wanted.setdefault(host_of(item), set()).add(check.id)
+    machines = []
+    for host, ids in wanted.items():
+        results = run.results.get(host, [])
+        if missing := len(ids - {result.id for result in results}):
+            ended = run.unreachable.get(host, f"the run ended before {missing} of {len(ids)} checks")
+            machines.append(Judged(name or host, reason=ended))
+            continue
+        found = run.facts.get(host, Facts({}))
         verdict = Verdict(
             target=name or host,
             profile=session.config.getoption("--profile"),
@@ -365,9 +382,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             duration_s=round(time.time() - run.started, 3),
             checks=tuple(results),
             suite_version=__version__,
-            environment=environment(run.facts[host]) if host in run.facts else {},
+            environment=environment(found) if host in run.facts else {},
         )
         _write(run, "results", host, verdict.to_dict(), several=_several(session))
+        machines.append(Judged(verdict.target, verdict, found.to_dict()))
+    if run.report_dir is not None and machines:
+        write_html(machines, run.report_dir / "report.html")
+        write_junit(
+            [m.verdict for m in machines if m.verdict],
+            run.report_dir / "junit.xml",
+            not_judged=[(m.target, m.reason) for m in machines if not m.verdict],
+        )
     run.emit("end", exitstatus=int(exitstatus))
 
 

@@ -1,4 +1,4 @@
-"""Shows a verdict: a terminal table grouped by layer, or JSON. JUnit is written by the suite itself."""
+"""Shows a verdict: a terminal table grouped by layer, or JSON. See html.py, junit.py too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gpukiln.progress import Progress
 from gpukiln.verify.checks import LAYERS
+from gpukiln.verify.suite import GATHERING
+from gpukiln.verify.text import write_whole
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, count, counts_text
 
 MARKS: dict[Outcome, tuple[str, str]] = {
@@ -19,6 +22,8 @@ MARKS: dict[Outcome, tuple[str, str]] = {
     "not_run": ("not run", "yellow"),
     "not_reached": ("not reached", "magenta"),
 }
+
+LIVE_CHARS = 110  # of what a check says while others run; all of a failure's words come at the end
 
 
 def _mark(outcome: Outcome) -> Text:
@@ -49,10 +54,8 @@ def table(verdict: Verdict) -> Table:
             Text(layer, style="bold"), "", "", Text(f"{title} ({_some_counts(checks)})", style="dim")
         )
         for check in checks:
-            says = check.title if check.outcome == "passed" and not check.reason else check.reason
-            if check.outcome == "passed" and check.reason:
-                says = f"{check.title}: {check.reason}"
-            shown.add_row(Text(f"  {check.id}"), _mark(check.outcome), f"{check.duration_s:.1f}", Text(says))
+            seconds = f"{check.duration_s:.1f}"
+            shown.add_row(Text(f"  {check.id}"), _mark(check.outcome), seconds, Text(_says(check)))
     return shown
 
 
@@ -64,20 +67,78 @@ def _some_counts(checks: Iterable[CheckResult]) -> str:
 def fixes(verdict: Verdict) -> Text:
     """What failed, each with its fix; empty when nothing did."""
     shown = Text()
+    said: dict[str, str] = {}  # one broken thing fails many checks with the same words
     for check in verdict.failures:
         shown.append(f"\n{check.id}: ", style="bold red")
         shown.append(f"{check.title}\n")
-        shown.append(f"  found: {check.reason}\n")
+        first = said.setdefault(check.reason, check.id)
+        shown.append(f"  found: {check.reason if first == check.id else f'the same as {first}'}\n")
         for cause in check.causes:
             shown.append(f"  cause? {cause}\n")
         shown.append(f"  fix:   {check.fix}\n")
     return shown
 
 
+class Live:
+    """Shows each check as it comes, headed by its layer: `run_suite` calls the methods.
+
+    Args:
+        progress: Whose step is running.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._layer = ""
+
+    def start(self, what: str) -> None:
+        """Tell what is being done now.
+
+        Args:
+            what: As `run_suite` gives it to `on_start`.
+        """
+        if what == GATHERING:
+            self.progress.say(what)
+        else:
+            self.progress.doing(what)
+
+    def check(self, result: CheckResult) -> None:
+        """Show a result.
+
+        Args:
+            result: As `run_suite` gives it to `on_check`.
+        """
+        if result.layer != self._layer:
+            self._layer = result.layer
+            title = LAYERS.get(result.layer, "")
+            self.progress.show(Text.assemble("  ", (result.layer, "bold"), ("  " + title, "dim")))
+        word, style = MARKS[result.outcome]
+        says = _says(result)
+        if len(says) > LIVE_CHARS:
+            says = says[: LIVE_CHARS - 3] + "..."
+        self.progress.show(
+            Text.assemble(
+                (f"    {word:11}", style),
+                f" {result.duration_s:6.1f} s  {result.id:32} ",
+                (says, "" if result.outcome == "failed" else "dim"),
+            )
+        )
+
+
+def _says(check: CheckResult) -> str:
+    if check.outcome != "passed":
+        return check.reason
+    return f"{check.title}: {check.reason}" if check.reason else check.title
+
+
+def ending(verdict: Verdict) -> RenderableType:
+    """What is left to say where `Live` showed every check: fixes and summary."""
+    style = "bold green" if verdict.passed else "bold red"
+    return Group(fixes(verdict), Text(summary(verdict), style=style))
+
+
 def render(verdict: Verdict) -> RenderableType:
     """The whole terminal report: table, fixes, summary."""
-    style = "bold green" if verdict.passed else "bold red"
-    return Group(table(verdict), fixes(verdict), Text(summary(verdict), style=style))
+    return Group(table(verdict), ending(verdict))
 
 
 def to_json(verdict: Verdict) -> str:
@@ -87,6 +148,4 @@ def to_json(verdict: Verdict) -> str:
 
 def write_json(verdict: Verdict, path: Path) -> None:
     """Write the verdict, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(to_json(verdict) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, to_json(verdict) + "\n")

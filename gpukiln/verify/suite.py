@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "tests" / "host"
 JUDGED = (0, 1)  # pytest: all passed, some failed
 POLL_S = 0.1
+GATHERING = "gathering facts"
 
 
 def run_suite(
@@ -45,7 +46,8 @@ def run_suite(
     Args:
         target: The machine; sshd must answer already.
         profile: Key of `checks.PROFILES`.
-        out_dir: Folder for results.json, facts.json, checks.jsonl, junit.xml and verify.log; made if missing.
+        out_dir: Folder for report.html, results.json, facts.json, junit.xml, checks.jsonl and verify.log;
+            made if missing.
         on_check: Called with each result as it comes.
         on_start: Called with what is being done now: gathering the facts, or a check's title.
         layers: Only these layers; empty means all.
@@ -70,7 +72,7 @@ def run_suite(
     out_dir = out_dir.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
     log, events = out_dir / "verify.log", out_dir / "checks.jsonl"
-    for stale in (events, out_dir / "results.json"):
+    for stale in (events, *(out_dir / name for name in ("results.json", "report.html", "junit.xml"))):
         stale.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpukiln-verify-") as scratch:
         config = Path(scratch) / "ssh_config"
@@ -80,7 +82,6 @@ def run_suite(
             "-o", "addopts=", "--rootdir", str(ROOT), f"--basetemp={scratch}/pytest",
             f"--hosts={target.hostspec}", f"--ssh-config={config}", f"--profile={profile}",
             f"--gpukiln-report={out_dir}", f"--gpukiln-target={target.title}",
-            f"--junitxml={out_dir / 'junit.xml'}", "-o", f"junit_suite_name=gpukiln-{profile}",
             *(f"--layer={x}" for x in layers), *(f"--require={x}" for x in require),
             *([] if expect_gpus is None else [f"--expect-gpus={expect_gpus}"]),
             *(["--first-broken"] if first_broken else []),
@@ -146,7 +147,7 @@ class _Follow:
         if kind != "end":
             self.last = event
         if kind == "gather_start" and self.on_start:
-            self.on_start("gathering facts")
+            self.on_start(GATHERING)
         elif kind == "check_start" and self.on_start:
             self.on_start(event["title"])
         elif kind == "check_end" and self.on_check:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,25 @@ def test_each_host_is_judged_or_says_why_not(tmp_path):
     assert done.returncode == (5 if here["verdict"]["passed"] else 1)
     [report] = (tmp_path / "home/nodes").glob("*-verify-*/here/results.json")
     assert json.loads(report.read_text()) == here["verdict"]
+    [page] = (tmp_path / "home/nodes").glob("*-verify-*/report.html")
+    assert f"report: {page}" in done.stderr
+    text = page.read_text()
+    assert "Connection refused" in text
+    assert 'id="m1-versions.driver-agrees"' in text
+    # one line a host: the checks of several at once would be a jumble
+    assert "    FAILED  " not in done.stderr
+
+
+def test_a_host_alone_shows_its_checks_as_they_come(tmp_path):
+    done, [here] = verify(tmp_path, "--limit", "here")
+    shown = [
+        line
+        for line in done.stderr.splitlines()
+        if re.match(r"    (passed|FAILED|not run|not reached) ", line)
+    ]
+    assert [line.split(" s  ")[1].split()[0] for line in shown] == [
+        c["id"] for c in here["verdict"]["checks"]
+    ]
 
 
 def test_a_profile_that_is_none(tmp_path):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gpukiln.progress import Progress
 from gpukiln.verify import catalog, report
+from gpukiln.verify.suite import GATHERING
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 VERDICT = Verdict(
@@ -58,6 +60,56 @@ def test_report_names_every_check_and_each_failure_s_fix() -> None:
     ):
         assert words in text
     assert "i-1 (image): FAILED - 1 passed, 1 failed, 1 not run, 1 not reached in 12 s" in text
+
+
+def live(results: tuple[CheckResult, ...], *, terminal: bool, width: int = 200) -> list[str]:
+    out = io.StringIO()
+    progress = Progress(console=Console(file=out, width=width, force_terminal=terminal, color_system=None))
+    with progress.step("verify"):
+        shown = report.Live(progress)
+        shown.start("No shell history")
+        shown.start(GATHERING)
+        for result in results:
+            shown.start(result.title)
+            shown.check(result)
+    return out.getvalue().splitlines()
+
+
+def test_each_check_is_one_line_below_its_layer_where_there_is_no_terminal() -> None:
+    step, gathering, *lines, end = live(VERDICT.checks, terminal=False)
+    assert [line.split() for line in (step, gathering[-15:])] == [["..", "verify"], ["gathering", "facts"]]
+    assert [line.split()[:5] for line in lines] == [
+        ["hygiene", "nothing", "of", "the", "build"],
+        ["passed", "0.0", "s", "hygiene.history", "No"],
+        ["boot", "the", "machine", "came", "up"],
+        ["FAILED", "0.0", "s", "boot.state", "found"],
+        ["gpu", "the", "driver", "drives", "every"],
+        ["not", "run", "0.0", "s", "gpu.xid"],
+        ["not", "reached", "0.0", "s", "gpu.ecc"],
+    ]
+    assert lines[3].endswith("found [degraded]")
+    assert lines[5].endswith("no GPU")
+    assert end.startswith("ok verify")
+
+
+def test_a_long_reason_stays_one_line() -> None:
+    long = replace(VERDICT.checks[1], reason="x" * 500)
+    for terminal, width in ((False, 80), (True, 80), (True, 40)):
+        lines = [line for line in live((long,), terminal=terminal, width=width) if "FAILED" in line]
+        assert len(lines) == 1
+        assert "x" * 120 not in lines[0]
+        assert not terminal or len(lines[0].rpartition("\r")[2].rpartition("\x1b[2K")[2]) <= width
+
+
+def test_the_ending_says_the_same_thing_once() -> None:
+    out = io.StringIO()
+    twice = (VERDICT.checks[1], replace(VERDICT.checks[1], id="boot.other"))
+    Console(file=out, width=140).print(report.ending(replace(VERDICT, checks=twice)))
+    text = out.getvalue()
+    assert text.count("found [degraded]") == 1
+    assert "found: the same as boot.state" in text
+    assert "hygiene.history" not in text
+    assert "FAILED - 0 passed, 2 failed" in text
 
 
 def test_checks_not_run_are_told_apart_in_a_passed_verdict() -> None:

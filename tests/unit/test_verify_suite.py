@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import jsonschema
 import pytest
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.verify import gather, suite
 from gpukiln.verify.gather import driver_version, startup_s
+from gpukiln.verify.schema import verdict_schema
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult
 
@@ -105,17 +107,57 @@ def test_verdict_counts_apart_and_streams_in_layer_order(make: Make) -> None:
     assert verdict.checks[2].fix == "mend it"
     assert tuple(seen) == verdict.checks
     assert "gathering facts" in started
-    assert json.loads((out / "results.json").read_text())["counts"] == verdict.counts
+    document = json.loads((out / "results.json").read_text())
+    assert document["counts"] == verdict.counts
+    jsonschema.validate(document, verdict_schema())
     assert (out / "facts.json").exists()
 
 
-def test_junit_shows_not_run_as_skipped_with_its_reason(make: Make) -> None:
+def test_every_report_is_left_beside_the_verdict(make: Make) -> None:
     out = make()
     suite.run_suite(TARGET, profile="image", out_dir=out)
+    assert {p.name for p in out.iterdir()} == {
+        *("results.json", "facts.json", "report.html", "junit.xml", "checks.jsonl", "verify.log"),
+    }
+    page = (out / "report.html").read_text()
+    assert "i-1" in page
+    assert "found 1, wanted 2" in page
     root = ET.parse(out / "junit.xml").getroot()[0]  # noqa: S314 - written a moment ago by our own child
-    assert (root.get("failures"), root.get("errors"), root.get("skipped")) == ("2", "0", "1")
-    assert [s.get("message") for s in root.iter("skipped")] == ["not run: no GPU"]
-    assert {p.get("value") for p in root.iter("property")} >= {"gpu.there", "hygiene.good"}
+    assert [c.get("name") for c in root.iter("testcase")] == [
+        *("hygiene.good", "versions.record", "boot.bad", "gpu.there"),
+    ]
+
+
+def test_a_run_that_breaks_leaves_no_report_of_the_run_before(make: Make) -> None:
+    out = make(gather='raise RuntimeError("connection refused")')
+    out.mkdir()
+    for name in ("report.html", "junit.xml", "results.json"):
+        (out / name).write_text("of the run before: passed")
+    with pytest.raises(UnavailableError):
+        suite.run_suite(TARGET, profile="image", out_dir=out)
+    assert "of the run before" not in (out / "report.html").read_text() + (out / "junit.xml").read_text()
+    assert "connection refused" in (out / "report.html").read_text()
+    assert not (out / "results.json").exists()
+
+
+def test_checks_without_facts_are_failed_and_reported(make: Make) -> None:
+    out = make(gather='raise LookupError("odd")')
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=out, layers=["hygiene"])
+    assert [(c.outcome, c.reason) for c in verdict.checks] == [("failed", "LookupError: odd")]
+    assert "LookupError: odd" in (out / "report.html").read_text()
+
+
+def test_a_verdict_of_some_of_the_checks_is_none(make: Make) -> None:
+    stops = """
+    @check(id="versions.stop", title="a", layer="versions", **COMMON)
+    def test_stop(facts):
+        raise KeyboardInterrupt
+    """
+    out = make(CHECKS + stops)
+    with pytest.raises(UnavailableError, match="pytest exits 2"):
+        suite.run_suite(TARGET, profile="image", out_dir=out, layers=["hygiene", "versions"])
+    assert not (out / "results.json").exists()
+    assert "the run ended before 1 of 3 checks" in (out / "report.html").read_text()
 
 
 def test_required_layer_turns_not_run_into_failed(make: Make) -> None:

@@ -12,16 +12,12 @@ each host's facts in one round trip, and writes results while it runs:
 
 from __future__ import annotations
 
-import base64
-import importlib.util
 import json
-import lzma
 import re
 import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +28,10 @@ from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.facts import Facts, applies, environment
 from gpukiln.verify.html import Judged, write_html
 from gpukiln.verify.junit import write_junit
+from gpukiln.verify.packing import gather_command
 from gpukiln.verify.text import presentable, write_whole
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
 
-# Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
-BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
 NOT_RUN, NOT_REACHED = "not run: ", "not reached: "  # how a skip says what it stands for
 UNREACHABLE = 4  # exit status when a machine can't be reached or asked
 
@@ -164,45 +159,6 @@ def _refuse_undeclared(items: list[pytest.Item]) -> None:
             problems.append(f"{where}: check id {check.id} is taken by {seen[check.id]}")
     if problems:
         raise pytest.UsageError("\n".join(sorted(set(problems))))
-
-
-@cache
-def gather_command() -> str:
-    """Shell command that prints a machine's facts; takes root through sudo where it is not root already.
-
-    Linux takes at most 128 KiB for one argument of a program, and all of this is one: the sources, with
-    NVIDIA's bindings of NVML, are packed, and imported from there only when they are needed.
-    """
-    folder = Path(__file__).parent
-    bindings = importlib.util.find_spec("pynvml")
-    if bindings is None or bindings.origin is None:
-        raise RuntimeError("nvidia-ml-py is not installed beside gpukiln, wanted its module pynvml")
-    sources = {
-        "gpukiln": "",
-        "gpukiln.verify": "",
-        **{f"gpukiln.verify.{p.stem}": p.read_text(encoding="utf-8") for p in folder.glob("gather_*.py")},
-        "pynvml": Path(bindings.origin).read_text(encoding="utf-8"),
-        "__main__": (folder / "gather.py").read_text(encoding="utf-8"),
-    }
-    # A small dictionary: the machine has to find the memory for it.
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
-    packed = lzma.compress(json.dumps(sources).encode(), filters=filters)
-    text = base64.b85encode(packed).decode().translate(str.maketrans(BASE85_UNSAFE, BASE85_SAFE))
-    unsafe = ",".join(str(ord(c)) for c in BASE85_UNSAFE)
-    code = "\n".join(
-        (
-            "import base64,importlib.abc,importlib.util as u,json,lzma,sys",
-            f't="{text}".translate(str.maketrans("{BASE85_SAFE}",bytes([{unsafe}]).decode()))',
-            "S=json.loads(lzma.decompress(base64.b85decode(t)))",
-            "class F(importlib.abc.MetaPathFinder,importlib.abc.Loader):",
-            " def find_spec(s,n,p=None,t=None):",
-            '  if n in S: return u.spec_from_loader(n,s,is_package=any(k.startswith(n+".") for k in S))',
-            " def exec_module(s,m): exec(S[m.__name__],m.__dict__)",
-            "sys.meta_path.insert(0,F())",
-            'exec(S["__main__"],sys.modules["__main__"].__dict__)',
-        )
-    )
-    return f"s=; [ $(id -u) = 0 ] || s='sudo -n'; exec $s python3 -c '{code}'"
 
 
 def _unreachable(text: str) -> str:

@@ -16,7 +16,7 @@ from gpukiln.verify.checks import check
         "error 802 or 999: the fabric manager does not run, or is of another version than the driver",
         "an NVLink is down, or a GPU's memory is damaged",
     ),
-    after=("compute.kernel",),
+    after=("gpu.nvml", "compute.kernel"),
     fix="`nvidia-smi topo -p2p r` and `nvidia-smi nvlink -s` show the paths. On bare metal switch ACS off "
     "(or the IOMMU to passthrough); with NVSwitch start nvidia-fabricmanager in the driver's version.",
 )

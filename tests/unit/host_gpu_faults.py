@@ -1,4 +1,4 @@
-"""Faults of the layers gpu, multi-gpu and monitoring: what breaks, and words that the failure must say."""
+"""Faults of the layers that need a GPU: what breaks, and words that the failure must say."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +55,24 @@ def names(name: str) -> Fault:
 
 
 XID_79 = "NVRM: Xid (PCI:0000:00:1e): 79, pid=1, GPU has fallen off the bus."
+
+
+def cuda(**values: Any) -> Callable[[Data], None]:
+    return lambda data: data["cuda"]["gpus"][0].update(values)
+
+
+def put(path: str, value: Any) -> Fault:
+    """A fault: set the value at a path such as `cuda/error`."""
+
+    def inject(data: Data) -> None:
+        *parents, last = path.split("/")
+        for key in parents:
+            data = data[key]
+        data[last] = value
+
+    return inject
+
+
 GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     "gpu.driver-loaded": [
         (gpus(module=None), "not loaded"),
@@ -167,4 +185,33 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (dcgm(tests=[]), "ran no test"),
         (dcgm(tests=[{"name": "nvlink", "status": "Fail", "warning": "link 3"}]), "nvlink: Fail link 3"),
     ],
+    "compute.kernel": [
+        (put("cuda/error", "cuInit: error 999"), "cuInit: error 999"),
+        (cuda(ok=False, error="the kernel's result is wrong"), "0000:00:1e.0: the kernel's result"),
+        (put("cuda/gpus", []), "does not see 0000:00:1e.0"),
+        (put("cuda/xids", ["NVRM: Xid (PCI:0000:00:1e): 48"]), "48"),
+        (cuda(elements=0), "compared [0"),
+    ],
+    "compute.bandwidth": [
+        (cuda(h2d_gb_s=7.5), "7.5 GB/s to the GPU"),
+        (cuda(d2h_gb_s=7.5), "7.5 from it"),
+        (put("cuda/gpus", []), "no GPU"),
+    ],
+    "multi-gpu.all-reduce": [
+        (lambda d: d["cuda"]["all_reduce"].update(tried=False, reason="why"), "not tried: why"),
+        (put("cuda/all_reduce/error", "cuMemcpyPeer does not return"), "does not return"),
+        (lambda d: d["cuda"]["all_reduce"].update(ok=False, wrong=["0000:00:1e.0: x"]), "0000:00:1e.0: x"),
+    ],
+    **{
+        f"container.{check}": [
+            (put(f"container/{engine}", {"rc": 125, "out": "no such device"}), "exits 125: no such device"),
+            (put(f"container/{engine}", {"rc": 0, "out": ""}), "sees 0 GPUs"),
+            *([] if engine == "podman" else [(put("container", {}), "missing")]),
+        ]
+        for check, engine in (
+            ("docker-gpu", "docker"),
+            ("containerd-gpu", "containerd"),
+            ("podman-cdi", "podman"),
+        )
+    },
 }

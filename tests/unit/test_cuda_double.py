@@ -21,7 +21,7 @@ import pytest
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts, applies
 from gpukiln.verify.gather_cuda import ELEMENTS
-from gpukiln.verify.plugin import gather_command
+from gpukiln.verify.packing import gather_command
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = load_checks()

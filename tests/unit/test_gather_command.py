@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpukiln.verify.plugin import gather_command
+from gpukiln.verify.packing import gather_command
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import made_up_machine
 

@@ -141,10 +141,6 @@ def initramfs(**values: Any) -> Callable[[Data], None]:
     return lambda data: data["nouveau"]["initramfs"][KERNEL].update(values)
 
 
-def cuda(**values: Any) -> Callable[[Data], None]:
-    return lambda data: data["cuda"]["gpus"][0].update(values)
-
-
 NO_RECORD = put("record", {"data": None, "error": "/etc/gpukiln/image.json is missing"})
 HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
 
@@ -285,35 +281,6 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("gpus/cdi", {"/etc/cdi/nvidia.yaml": ["535.261.03"]}), "535.261.03"),
     ],
     **GPU_FAULTS,
-    "compute.kernel": [
-        (put("cuda/error", "cuInit: error 999"), "cuInit: error 999"),
-        (cuda(ok=False, error="the kernel's result is wrong"), "0000:00:1e.0: the kernel's result"),
-        (put("cuda/gpus", []), "does not see 0000:00:1e.0"),
-        (put("cuda/xids", ["NVRM: Xid (PCI:0000:00:1e): 48"]), "48"),
-        (cuda(elements=0), "compared [0"),
-    ],
-    "compute.bandwidth": [
-        (cuda(h2d_gb_s=7.5), "7.5 GB/s to the GPU"),
-        (cuda(d2h_gb_s=7.5), "7.5 from it"),
-        (put("cuda/gpus", []), "no GPU"),
-    ],
-    "multi-gpu.all-reduce": [
-        (lambda d: d["cuda"]["all_reduce"].update(tried=False, reason="why"), "not tried: why"),
-        (put("cuda/all_reduce/error", "cuMemcpyPeer does not return"), "does not return"),
-        (lambda d: d["cuda"]["all_reduce"].update(ok=False, wrong=["0000:00:1e.0: x"]), "0000:00:1e.0: x"),
-    ],
-    **{
-        f"container.{check}": [
-            (put(f"container/{engine}", {"rc": 125, "out": "no such device"}), "exits 125: no such device"),
-            (put(f"container/{engine}", {"rc": 0, "out": ""}), "sees 0 GPUs"),
-            *([] if engine == "podman" else [(put("container", {}), "missing")]),
-        ]
-        for check, engine in (
-            ("docker-gpu", "docker"),
-            ("containerd-gpu", "containerd"),
-            ("podman-cdi", "podman"),
-        )
-    },
 }
 
 
@@ -410,42 +377,3 @@ def test_missing_record_is_a_failure_of_an_image_and_not_of_a_node() -> None:
     NO_RECORD(data)
     assert judge("versions.packages", data, profile="image")[0] == "failed"
     assert judge("versions.packages", data, profile="node")[0] == "not_run"
-
-
-@pytest.mark.parametrize("check_id", ["compute.kernel", "compute.bandwidth", "multi-gpu.all-reduce"])
-def test_a_gpu_in_use_is_no_fault_and_no_pass(check_id: str) -> None:
-    data = machine(gpus=2)
-    cuda(ok=False, busy=True, error="cuMemAlloc_v2: error 2", link=None)(data)
-    data["cuda"]["all_reduce"] = {"tried": False, "reason": "cuMemAlloc_v2: error 2"}
-    outcome, reason = judge(check_id, data)
-    assert (outcome, "in use: " in reason) == ("not_run", True)
-
-
-def test_a_fault_beside_a_gpu_in_use_is_found() -> None:
-    data = machine(gpus=2)
-    cuda(ok=False, busy=True, error="cuMemAlloc_v2: error 2")(data)
-    data["cuda"]["gpus"][1].update(ok=False, error="error 214")
-    assert judge("compute.kernel", data) == ("failed", "0000:00:1e.0: error 214")
-
-
-def test_a_gpu_hidden_by_mig_is_no_fault_and_no_pass() -> None:
-    data = machine(gpus=2)
-    data["gpus"]["pci"][1] = {"address": "0000:00:1f.0", "device": "0x20b0"}
-    del data["cuda"]["gpus"][1]
-    assert judge("compute.kernel", data) == ("failed", "CUDA does not see 0000:00:1f.0; wanted 2 GPUs")
-    data["cuda"]["mig"] = True
-    assert judge("compute.kernel", data)[0] == "not_run"
-    data["cuda"]["all_reduce"] = {"tried": False, "reason": "one GPU"}
-    assert judge("multi-gpu.all-reduce", data)[0] == "not_run"
-
-
-def test_a_link_that_is_not_known_leaves_its_rate_unjudged() -> None:
-    data = machine()
-    cuda(link={"speed": "Unknown", "width": "0", "gb_s": None})(data)
-    outcome, reason = judge("compute.bandwidth", data)
-    assert outcome == "not_run"
-    assert "12.3 GB/s to the GPU, 13.1 from it (link Unknown x0)" in reason
-
-
-def test_one_gpu_has_no_other_to_work_with() -> None:
-    assert judge("multi-gpu.all-reduce", machine()) == ("not_run", "one GPU")

@@ -1,8 +1,9 @@
 """What the checks of the GPUs let pass, and why."""
 
+import pytest
 from test_host_suite_faults import CHECKS, judge, machine
 
-from tests.unit.host_gpu_faults import XID_79, gpu
+from tests.unit.host_gpu_faults import XID_79, cuda, gpu
 
 
 def test_an_application_s_xid_is_noted_on_a_live_node_and_fails_an_image() -> None:
@@ -49,7 +50,7 @@ def test_what_a_check_comes_after_is_a_check_that_comes_before() -> None:
         for before in check.after:
             assert before in order, f"{check_id} is after {before}, which is no check"
             assert order.index(before) < order.index(check_id)
-            assert set(check.profiles) <= set(CHECKS[before][0].profiles)
+            assert set(check.profiles) & set(CHECKS[before][0].profiles)
 
 
 def test_every_check_of_the_gpus_names_causes_and_reads_nothing_before_nvml_works() -> None:
@@ -59,3 +60,42 @@ def test_every_check_of_the_gpus_names_causes_and_reads_nothing_before_nvml_work
     assert all(check.causes for check in found.values())
     first = {i for i, check in found.items() if "gpu.nvml" not in check.after}
     assert first == {"gpu.driver-loaded", "gpu.nvidia-smi", "gpu.nvml", "gpu.xid"}
+
+
+@pytest.mark.parametrize("check_id", ["compute.kernel", "compute.bandwidth", "multi-gpu.all-reduce"])
+def test_a_gpu_in_use_is_no_fault_and_no_pass(check_id: str) -> None:
+    data = machine(gpus=2)
+    cuda(ok=False, busy=True, error="cuMemAlloc_v2: error 2", link=None)(data)
+    data["cuda"]["all_reduce"] = {"tried": False, "reason": "cuMemAlloc_v2: error 2"}
+    outcome, reason = judge(check_id, data)
+    assert (outcome, "in use: " in reason) == ("not_run", True)
+
+
+def test_a_fault_beside_a_gpu_in_use_is_found() -> None:
+    data = machine(gpus=2)
+    cuda(ok=False, busy=True, error="cuMemAlloc_v2: error 2")(data)
+    data["cuda"]["gpus"][1].update(ok=False, error="error 214")
+    assert judge("compute.kernel", data) == ("failed", "0000:00:1e.0: error 214")
+
+
+def test_a_gpu_hidden_by_mig_is_no_fault_and_no_pass() -> None:
+    data = machine(gpus=2)
+    data["gpus"]["pci"][1] = {"address": "0000:00:1f.0", "device": "0x20b0"}
+    del data["cuda"]["gpus"][1]
+    assert judge("compute.kernel", data) == ("failed", "CUDA does not see 0000:00:1f.0; wanted 2 GPUs")
+    data["cuda"]["mig"] = True
+    assert judge("compute.kernel", data)[0] == "not_run"
+    data["cuda"]["all_reduce"] = {"tried": False, "reason": "one GPU"}
+    assert judge("multi-gpu.all-reduce", data)[0] == "not_run"
+
+
+def test_a_link_that_is_not_known_leaves_its_rate_unjudged() -> None:
+    data = machine()
+    cuda(link={"speed": "Unknown", "width": "0", "gb_s": None})(data)
+    outcome, reason = judge("compute.bandwidth", data)
+    assert outcome == "not_run"
+    assert "12.3 GB/s to the GPU, 13.1 from it (link Unknown x0)" in reason
+
+
+def test_one_gpu_has_no_other_to_work_with() -> None:
+    assert judge("multi-gpu.all-reduce", machine()) == ("not_run", "one GPU")

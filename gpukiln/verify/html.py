@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from gpukiln.progress import human_seconds
 from gpukiln.verify.checks import LAYERS, PROFILES
-from gpukiln.verify.text import presentable, write_whole
+from gpukiln.verify.text import presentable, presentable_values, write_whole
 from gpukiln.verify.verdict import OUTCOMES, CheckResult, Outcome, Verdict, count
 
 TEMPLATE = "report.html.j2"
@@ -227,7 +227,7 @@ def _section(facts: Mapping[str, Any], name: str) -> Section:
     rows = [_asked(row) for row in asked if isinstance(row, dict)] if isinstance(asked, list) else []
     found = facts[name]
     error = str(found["_error"]) if isinstance(found, dict) and "_error" in found else ""
-    text = "" if rows or error else json.dumps(_presentable(found), indent=1, ensure_ascii=False)
+    text = "" if rows or error else json.dumps(presentable_values(found), indent=1, ensure_ascii=False)
     more = len(text) - FOUND_CHARS
     seconds = _dig(facts, "seconds", name)
     return Section(
@@ -238,15 +238,6 @@ def _section(facts: Mapping[str, Any], name: str) -> Section:
         error=error,
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
     )
-
-
-def _presentable(value: Any) -> Any:
-    """The same with every text made presentable: in a JSON document secrets have other quotes."""
-    if isinstance(value, Mapping):
-        return {key: _presentable(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_presentable(inner) for inner in value]
-    return presentable(value) if isinstance(value, str) else value
 
 
 def _asked(row: Mapping[str, Any]) -> dict[str, Any]:

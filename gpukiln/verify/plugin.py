@@ -29,7 +29,7 @@ from gpukiln.verify.facts import Facts, applies, environment
 from gpukiln.verify.html import Judged, write_html
 from gpukiln.verify.junit import write_junit
 from gpukiln.verify.packing import gather_command
-from gpukiln.verify.text import presentable, write_whole
+from gpukiln.verify.text import presentable, presentable_values, write_whole
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
 
 NOT_RUN, NOT_REACHED = "not run: ", "not reached: "  # how a skip says what it stands for
@@ -207,7 +207,8 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             run.emit("unreachable", host=name, message=message)
             pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
         run.facts[name].profile = request.config.getoption("--profile")
-        _write(run, "facts", name, run.facts[name].to_dict(), several=_several(request.session))
+        shown = presentable_values(run.facts[name].to_dict())
+        _write(run, "facts", name, shown, several=_several(request.session))
     return run.facts[name]
 
 
@@ -338,7 +339,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             duration_s=round(time.time() - run.started, 3),
             checks=tuple(results),
             suite_version=__version__,
-            environment=environment(found) if host in run.facts else {},
+            environment=presentable_values(environment(found)) if host in run.facts else {},
         )
         _write(run, "results", host, verdict.to_dict(), several=_several(session))
         machines.append(Judged(verdict.target, verdict, found.to_dict()))

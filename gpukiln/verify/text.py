@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gpukiln.verify.gather_base import redact
 
@@ -26,6 +28,22 @@ def presentable(text: str) -> str:
     """
     whole = text.encode("utf-8", "replace").decode()  # half a surrogate pair can't be written as UTF-8
     return redact(whole.replace("\r\n", "\n").translate(_PICTURES))
+
+
+def presentable_values(value: Any) -> Any:
+    """Make every text in plain data presentable: in a JSON document secrets would have other quotes.
+
+    Args:
+        value: Dicts, lists, texts, numbers.
+
+    Returns:
+        The same with other texts; keys are left as they are.
+    """
+    if isinstance(value, Mapping):
+        return {key: presentable_values(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [presentable_values(inner) for inner in value]
+    return presentable(value) if isinstance(value, str) else value
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -140,6 +140,24 @@ def test_a_run_that_breaks_leaves_no_report_of_the_run_before(make: Make) -> Non
     assert not (out / "results.json").exists()
 
 
+def test_no_secret_of_a_machine_is_in_any_file_of_the_report(make: Make) -> None:
+    said = "https://bob:hunter2@example.com, token = s3cr3tvalue, AKIAABCDEFGHIJKLMNOP"
+    evidence = f'"evidence": {{"os": [{{"command": "x {said}", "rc": 0, "out": "{said}", "err": ""}}]}}'
+    checks = """
+    @check(id="boot.says", title="a", layer="boot", **COMMON)
+    def test_says(facts):
+        assert "s3cr3tvalue" not in facts["os"]["title"], "found " + facts["os"]["title"]
+    """
+    out = make(CHECKS + checks, FACTS.replace('"Test 1"}', f'"{said}"}}, {evidence}'))
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=out, layers=["boot"])
+    assert verdict.checks[-1].outcome == "failed"  # the check saw what the reports leave out
+    for name in ("report.html", "junit.xml", "results.json", "facts.json", "checks.jsonl", "verify.log"):
+        text = (out / name).read_text()
+        assert "example.com" in text, name
+        for secret in ("hunter2", "s3cr3tvalue", "AKIAABCDEFGHIJKLMNOP"):
+            assert secret not in text, name
+
+
 def test_checks_without_facts_are_failed_and_reported(make: Make) -> None:
     out = make(gather='raise LookupError("odd")')
     verdict = suite.run_suite(TARGET, profile="image", out_dir=out, layers=["hygiene"])

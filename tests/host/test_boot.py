@@ -21,6 +21,10 @@ def expected_units(facts: Facts) -> list[str]:
     title="systemd calls the system running, not degraded",
     layer="boot",
     profiles=ALL,
+    causes=(
+        "a unit failed",
+        "the boot had not ended: a job still waits",
+    ),
     fix="`systemctl --failed` and `systemctl list-jobs` on the machine name what failed or still starts.",
 )
 def test_state(facts):
@@ -33,6 +37,10 @@ def test_state(facts):
     title="No unit failed",
     layer="boot",
     profiles=ALL,
+    causes=(
+        "its configuration is wrong",
+        "what it waits for is missing on this machine",
+    ),
     fix="`systemctl status UNIT` and `journalctl -b -u UNIT` on the machine show why.",
 )
 def test_failed_units(facts):
@@ -45,6 +53,10 @@ def test_failed_units(facts):
     title="The units of a GPU node start at boot",
     layer="boot",
     profiles=ALL,
+    causes=(
+        "the role did not run to its end",
+        "a preset or somebody disabled it",
+    ),
     fix="`systemctl enable UNIT` in the role's install tasks: enable at build, start at boot.",
 )
 def test_units_enabled(facts):
@@ -59,6 +71,10 @@ def test_units_enabled(facts):
     layer="boot",
     profiles=ALL,
     needs=("record",),
+    causes=(
+        "the driver was not ready within the unit's time",
+        "the node is not what user data says it is",
+    ),
     fix="`journalctl -b -u gpukiln-bootstrap` on the machine shows the step that failed.",
 )
 def test_bootstrap(facts):
@@ -75,6 +91,10 @@ def test_bootstrap(facts):
     title="nvidia-persistenced runs where there is a GPU, and is not tried where there is none",
     layer="boot",
     profiles=ALL,
+    causes=(
+        "the drop-in with its condition is missing",
+        "the driver does not load",
+    ),
     fix="Condition the unit on an NVIDIA PCI device (role nvidia_persistence). With a GPU, "
     "`journalctl -b -u nvidia-persistenced` shows why it does not run.",
 )
@@ -94,6 +114,7 @@ def test_persistenced(facts):
     title="The journal has no error of our units",
     layer="boot",
     profiles=ALL,
+    causes=("a unit works, but not all of it",),
     fix="`journalctl -b -p err` on the machine shows the messages with their context.",
 )
 def test_journal(facts):
@@ -106,6 +127,7 @@ def test_journal(facts):
     title="The boot came to its end, and its time was measured",
     layer="boot",
     profiles=ALL,
+    causes=("a unit waits for something that never comes",),
     fix="`systemctl list-jobs` names what still starts; `systemd-analyze critical-chain` what took long.",
 )
 def test_time(facts):

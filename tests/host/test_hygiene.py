@@ -28,6 +28,10 @@ def when(seconds: float) -> str:
     title="The SSH host keys were made by this machine",
     layer="hygiene",
     profiles=BOOTED_FROM_IMAGE,
+    causes=(
+        "the build did not delete the keys that its own machine had made",
+        "cloud-init is off: nobody makes new keys",
+    ),
     fix="Delete /etc/ssh/ssh_host_* at the end of the build (role image_hygiene): every machine booted from "
     "the image shares the keys that are baked in.",
 )
@@ -44,6 +48,10 @@ def test_host_keys(facts):
     title="The machine id was made by this machine",
     layer="hygiene",
     profiles=BOOTED_FROM_IMAGE,
+    causes=(
+        "the build left its own id, and systemd kept it",
+        "D-Bus has a copy that was not removed with it",
+    ),
     fix="Empty /etc/machine-id at the end of the build (role image_hygiene) and make "
     "/var/lib/dbus/machine-id a link to it: systemd fills it at the first boot.",
 )
@@ -63,6 +71,11 @@ def test_machine_id(facts):
     title="cloud-init finished on this machine without an error",
     layer="hygiene",
     profiles=BOOTED_FROM_IMAGE,
+    causes=(
+        "a module of cloud-init failed on this machine",
+        "the build did not run `cloud-init clean`",
+        "the metadata service does not answer",
+    ),
     fix="Read /var/log/cloud-init-output.log on the machine; `cloud-init status --long` names the module.",
 )
 def test_cloud_init(facts):
@@ -79,6 +92,7 @@ def test_cloud_init(facts):
     title="No downloaded packages are in the image",
     layer="hygiene",
     profiles=IMAGE,
+    causes=("a role installed packages after the cache had been emptied",),
     fix="Run `apt-get clean` (or `dnf clean all`) at the end of the build.",
 )
 def test_package_cache(facts):
@@ -91,6 +105,10 @@ def test_package_cache(facts):
     title="Only keys injected at launch may log in",
     layer="hygiene",
     profiles=IMAGE,
+    causes=(
+        "Packer's temporary key was left in the image",
+        "somebody's key was baked in",
+    ),
     fix="Delete authorized_keys of every user at the end of the build: Packer's temporary key is in them.",
 )
 def test_authorized_keys(facts):
@@ -111,6 +129,7 @@ def test_authorized_keys(facts):
     title="No shell history is in the image",
     layer="hygiene",
     profiles=IMAGE,
+    causes=("somebody worked on the build machine by hand",),
     fix="Delete the history files at the end of the build.",
 )
 def test_history(facts):
@@ -123,6 +142,10 @@ def test_history(facts):
     title="No credentials lie in homes, logs or the image's record",
     layer="hygiene",
     profiles=BOOTED_FROM_IMAGE,
+    causes=(
+        "a build step wrote credentials into a home or a log",
+        "somebody worked on the build machine by hand",
+    ),
     fix="Remove the file from the build, and revoke the credential: whoever can launch the image has it.",
 )
 def test_credentials(facts):
@@ -141,6 +164,7 @@ def test_credentials(facts):
     title="No DKMS build directories are in the image",
     layer="hygiene",
     profiles=IMAGE,
+    causes=("the modules were built after the trees had been removed",),
     fix="Delete /var/lib/dkms/*/*/build after the modules are installed; DKMS makes it anew when it builds.",
 )
 def test_dkms_trees(facts):
@@ -153,6 +177,10 @@ def test_dkms_trees(facts):
     title="Nothing of Packer and Ansible is left, and services may start",
     layer="hygiene",
     profiles=IMAGE,
+    causes=(
+        "the build ended before its last role",
+        "somebody used Ansible or Packer on the machine before it was captured",
+    ),
     fix="Delete /tmp/packer*, ~/.ansible and policy-rc.d at the end of the build (role image_hygiene).",
 )
 def test_build_tools(facts):

@@ -11,6 +11,10 @@ ALL = ("image", "node", "eks-node")
     layer="modules",
     profiles=ALL,
     needs=("record",),
+    causes=(
+        "a newer kernel was installed and the boot loader takes the newest",
+        "another kernel was chosen in the boot loader",
+    ),
     fix="Set the default kernel, and hold it: the modules were built for the recorded one.",
 )
 def test_running_kernel(facts):
@@ -24,6 +28,10 @@ def test_running_kernel(facts):
     layer="modules",
     profiles=ALL,
     needs=("record",),
+    causes=(
+        "unattended upgrades installed a kernel",
+        "an old kernel was not removed",
+    ),
     fix="Remove the kernel that was added, or bake again with it: its modules were never checked.",
 )
 def test_installed_kernels(facts):
@@ -36,6 +44,11 @@ def test_installed_kernels(facts):
     title="Every installed kernel has nvidia, nvidia-uvm and nvidia-modeset",
     layer="modules",
     profiles=ALL,
+    causes=(
+        "the headers of the kernel were missing when DKMS wanted to build",
+        "the build failed: see make.log",
+        "a new kernel came without its precompiled modules",
+    ),
     fix="Install the headers of the kernel named and run `dkms autoinstall -k KERNEL`, or remove the kernel.",
 )
 def test_present(facts):
@@ -51,6 +64,8 @@ def test_present(facts):
     title="All modules of all kernels have one version",
     layer="modules",
     profiles=ALL,
+    causes=("a module of an older driver was left in the tree",),
+    after=("modules.present",),
     fix="Remove the old version (`dkms remove`) and build the wanted one for every kernel.",
 )
 def test_version(facts):
@@ -72,6 +87,8 @@ def test_version(facts):
     title="Every module was built for the kernel whose tree it lies in",
     layer="modules",
     profiles=ALL,
+    causes=("the module was copied, or built with other headers",),
+    after=("modules.present",),
     fix="Rebuild with the kernel's own headers: `dkms build --force -k KERNEL`, then `dkms install --force`.",
 )
 def test_vermagic(facts):
@@ -91,6 +108,10 @@ def test_vermagic(facts):
     layer="modules",
     profiles=ALL,
     needs=("dkms",),
+    causes=(
+        "the headers were missing at the build",
+        "a file of the kernel's own is newer than DKMS's",
+    ),
     fix="`dkms status` and the make.log below /var/lib/dkms say why; then `dkms autoinstall -k KERNEL`.",
 )
 def test_dkms(facts):
@@ -113,6 +134,10 @@ def test_dkms(facts):
     title="nouveau is blacklisted and not loaded",
     layer="modules",
     profiles=ALL,
+    causes=(
+        "the blacklist file was removed with the driver's package",
+        "nouveau is in the initramfs and was loaded before the blacklist counted",
+    ),
     fix="Write `blacklist nouveau` and `options nouveau modeset=0` to /etc/modprobe.d, then "
     "rebuild the initramfs and reboot.",
 )
@@ -127,6 +152,7 @@ def test_nouveau_blocked(facts):
     title="nouveau is blacklisted in every kernel's initramfs too",
     layer="modules",
     profiles=ALL,
+    causes=("the initramfs was not rebuilt after the blacklist was written",),
     fix="`update-initramfs -u -k all` (or `dracut -f --regenerate-all`) after writing the blacklist.",
 )
 def test_nouveau_initramfs(facts):

@@ -13,6 +13,10 @@ JOURNAL = "`journalctl -b -u {0}` on the machine shows what the daemon rejects."
     layer="runtime",
     profiles=ALL,
     needs=("component:docker",),
+    causes=(
+        "daemon.json has a key that this version does not know, or one that is a flag of the unit too",
+        "containerd does not run",
+    ),
     fix=JOURNAL.format("docker"),
 )
 def test_docker(facts):
@@ -35,6 +39,10 @@ def test_docker(facts):
     layer="runtime",
     profiles=ALL,
     needs=("component:docker",),
+    causes=(
+        "it was edited by hand, or by a tool that overwrites instead of merging",
+        "it was written after Docker had started",
+    ),
     fix="Merge into /etc/docker/daemon.json, never overwrite it; `dockerd --validate` names a wrong "
     "key. Restart Docker after a change.",
 )
@@ -63,6 +71,7 @@ def test_daemon_json(facts):
     layer="runtime",
     profiles=ALL,
     needs=("component:containerd",),
+    causes=("a file in conf.d is of another schema version than this containerd",),
     fix=JOURNAL.format("containerd"),
 )
 def test_containerd(facts):
@@ -78,6 +87,11 @@ def test_containerd(facts):
     layer="runtime",
     profiles=ALL,
     needs=("component:docker", TOOLKIT),
+    causes=(
+        "`nvidia-ctk runtime configure` did not run, or Docker was not restarted after it",
+        "somebody else's daemon.json took its place",
+    ),
+    after=("runtime.docker",),
     fix="`nvidia-ctk runtime configure --runtime=docker --nvidia-set-as-default`, then restart Docker.",
 )
 def test_docker_nvidia(facts):
@@ -97,6 +111,11 @@ def test_docker_nvidia(facts):
     layer="runtime",
     profiles=("image", "node"),
     needs=("component:containerd", TOOLKIT),
+    causes=(
+        "the drop-in is not imported by the main configuration",
+        "nodeadm rewrote the configuration at boot",
+    ),
+    after=("runtime.containerd",),
     fix="`nvidia-ctk runtime configure --runtime=containerd`, then restart containerd.",
 )
 def test_containerd_nvidia(facts):
@@ -112,6 +131,10 @@ def test_containerd_nvidia(facts):
     layer="runtime",
     profiles=ALL,
     needs=("gpu", TOOLKIT),
+    causes=(
+        "the driver was changed after the specification was made",
+        "nvidia-cdi-refresh did not run at boot",
+    ),
     fix="`systemctl restart nvidia-cdi-refresh`, or "
     "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`.",
 )

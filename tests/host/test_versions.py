@@ -46,6 +46,10 @@ def module_versions(facts: Facts) -> set[str]:
     layer="versions",
     profiles=ALL,
     needs=("record",),
+    causes=(
+        "the image was not built by gpukiln, or its last role did not run",
+        "another version of gpukiln wrote it",
+    ),
     fix="Bake with ansible/image.yml: its last role, image_record, writes /etc/gpukiln/image.json.",
 )
 def test_record(facts):
@@ -63,6 +67,11 @@ def test_record(facts):
     layer="versions",
     profiles=ALL,
     needs=("record",),
+    causes=(
+        "unattended upgrades ran",
+        "somebody installed or removed packages by hand",
+    ),
+    after=("versions.record",),
     fix="Something changed packages after the bake (unattended upgrades, user data): hold them or bake anew.",
 )
 def test_packages(facts):
@@ -86,6 +95,10 @@ def test_packages(facts):
     layer="versions",
     profiles=ALL,
     needs=("record",),
+    causes=(
+        "the repository's package of this branch is a transitional one for a newer branch",
+        "somebody installed another driver",
+    ),
     fix="A transitional package can pull in another branch: install the branch's versioned package name.",
 )
 def test_driver_branch(facts):
@@ -101,6 +114,10 @@ def test_driver_branch(facts):
     title="Kernel module, libraries and nvidia-smi have one version, the recorded one",
     layer="versions",
     profiles=ALL,
+    causes=(
+        "the user space was upgraded and the module was not, or the machine was not rebooted since",
+        "two sources of the driver are mixed: distribution, NVIDIA's repository, .run file",
+    ),
     fix="Install user space and module in one transaction in the same version; after an upgrade of the user "
     "space reboot, so that the new module is loaded.",
 )
@@ -129,6 +146,10 @@ def test_driver_agrees(facts):
     title="nvidia-persistenced is of the driver's branch",
     layer="versions",
     profiles=ALL,
+    causes=(
+        "it comes from another source than the driver",
+        "it was left out by --no-install-recommends",
+    ),
     fix="Install nvidia-persistenced from the source that the driver comes from.",
 )
 def test_persistenced(facts):
@@ -146,6 +167,10 @@ def test_persistenced(facts):
     layer="versions",
     profiles=ALL,
     needs=("component:nvidia_container_toolkit",),
+    causes=(
+        "one of its four packages was upgraded alone",
+        "an old repository is first in the list",
+    ),
     fix="Install the four packages of the toolkit in one transaction with the version pinned.",
 )
 def test_toolkit(facts):
@@ -166,6 +191,10 @@ def test_toolkit(facts):
     layer="versions",
     profiles=ALL,
     needs=("apt",),
+    causes=(
+        "the packages were installed by hand",
+        "somebody lifted the holds for an upgrade and did not set them again",
+    ),
     fix="`apt-mark hold` the packages named: an upgrade of one half of the driver breaks the node until it "
     "reboots. Update by baking a new image.",
 )
@@ -184,6 +213,7 @@ def test_holds(facts):
     title="nvidia-docker2 is absent",
     layer="versions",
     profiles=ALL,
+    causes=("an old playbook or user data installs it",),
     fix="Purge nvidia-docker2: it owns daemon.json, and was replaced by nvidia-container-toolkit in 2023.",
 )
 def test_nvidia_docker2(facts):

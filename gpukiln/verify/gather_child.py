@@ -63,6 +63,28 @@ def in_child(work: Callable[[Tell], None], hear: Callable[[dict[str, Any]], None
     return broken or (f"{at}: the process ended with status {status}" if status else "")
 
 
+def call(function: Callable[[], dict[str, Any]], limit_s: float) -> dict[str, Any]:
+    """Call a function in a child process.
+
+    Args:
+        function: What to call; what it returns is passed on as JSON.
+        limit_s: Seconds that it may take.
+
+    Raises:
+        RuntimeError: It did not end in time, ended without an answer, or raised something.
+    """
+    heard: dict[str, Any] = {}
+
+    def work(tell: Tell) -> None:
+        tell(limit=limit_s, at=function.__name__)
+        tell(answer=function())
+
+    problem = in_child(work, heard.update)
+    if problem or "answer" not in heard:
+        raise RuntimeError(problem or f"{function.__name__} gave no answer")
+    return dict(heard["answer"])
+
+
 def _be_child(work: Callable[[Tell], None], writer: int) -> None:
     """Be the child process: it keeps nobody waiting who reads the parent's output."""
     try:

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import os
-import select
-import signal
-import time
-from typing import Any, Callable  # noqa: UP035 - python3.9
+from typing import Any
+
+from gpukiln.verify.gather_child import call
 
 TIMEOUT_S = 180.0  # a GPU whose firmware hangs costs tens of seconds a call
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH = 3, 13, 2, 25
@@ -58,56 +55,7 @@ def nvml_facts(pci: list[dict[str, str]]) -> dict[str, Any]:
     if not pci:
         return {"available": False, "error": None, "driver": None, "nvml": None, "cuda_driver": None,
                 "gpus": []}  # fmt: skip
-    return in_child(read_nvml, TIMEOUT_S)
-
-
-def in_child(function: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
-    """Call a function in a process of its own: a GPU can hang or crash whoever asks for it.
-
-    Raises:
-        RuntimeError: It did not end in time, or ended without an answer.
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _answer(function, reader, writer)
-    os.close(writer)
-    text, ends = b"", time.monotonic() + timeout_s
-    with contextlib.closing(os.fdopen(reader, "rb", buffering=0)) as pipe:
-        while select.select([pipe], [], [], max(0.0, ends - time.monotonic()))[0]:
-            part = pipe.read(1 << 16)
-            if not part:
-                break
-            text += part
-        else:
-            os.kill(child, signal.SIGKILL)  # one that waits for the kernel stays, and holds nothing of ours
-            os.waitpid(child, os.WNOHANG)
-            raise RuntimeError(f"NVML gave no answer in {timeout_s:.0f} s")
-    status = os.waitpid(child, 0)[1]
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        raise RuntimeError(f"what asked NVML ended with wait status {status} and no answer") from None
-    if "raised" in answer:
-        raise RuntimeError(answer["raised"])
-    return dict(answer)
-
-
-def _answer(function: Callable[[], dict[str, Any]], reader: int, writer: int) -> None:
-    """The child's part. It lets go of the connection's streams, or a hanging one would keep it open."""
-    try:
-        os.close(reader)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
-        try:
-            answer = function()
-        except Exception as error:
-            answer = {"raised": f"{type(error).__name__}: {error}"}
-        with os.fdopen(writer, "w") as pipe:
-            json.dump(answer, pipe)
-    finally:
-        os._exit(0)
+    return call(read_nvml, TIMEOUT_S)
 
 
 class _Nvml:

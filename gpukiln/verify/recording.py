@@ -17,7 +17,8 @@ from typing import Any
 from gpukiln import __version__
 from gpukiln.errors import UnavailableError
 from gpukiln.verify.gather_base import pci_gpus
-from gpukiln.verify.gather_nvml import in_child, read_nvml
+from gpukiln.verify.gather_child import call
+from gpukiln.verify.gather_nvml import read_nvml
 
 TIMEOUT_S = 150.0
 SCHEMA = 1
@@ -60,7 +61,7 @@ def record(pci: list[dict[str, str]]) -> dict[str, Any]:
     if not pci:
         raise UnavailableError("found no NVIDIA GPU on the PCI bus", hint="run it on a host with a GPU")
     try:
-        nvml = in_child(read_nvml, TIMEOUT_S)
+        nvml = call(read_nvml, TIMEOUT_S)
     except RuntimeError as error:
         raise UnavailableError(str(error), hint="see `dmesg` and `nvidia-smi`") from error
     return {"schema": SCHEMA, "gpukiln": __version__, "pci": pci, "nvml": redact(nvml)}

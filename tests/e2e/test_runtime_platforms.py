@@ -278,7 +278,8 @@ def test_nodeadm_keeps_containerd(site):
     if site.platform != "amazon-2023":
         pytest.skip("nodeadm is of EKS's Amazon Linux")
     node = site.node
-    node.read("sudo touch /usr/bin/nodeadm; sudo rm -r /etc/containerd")
+    # and the GPU of the tests before is gone
+    node.read("sudo touch /usr/bin/nodeadm; sudo rm -r /etc/containerd /run/nvidia-gpu-present")
     site.converge()
     assert node.ssh("test -e /etc/containerd").returncode != 0
 

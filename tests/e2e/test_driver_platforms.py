@@ -164,6 +164,24 @@ def test_what_was_built_unsigned_is_signed(ubuntu):
     assert module_field(ubuntu, "sig_key").replace(":", "") == number
 
 
+def test_a_given_pair_takes_the_place_of_the_generated_one(ubuntu):
+    pair = {"key": str(ubuntu.folder / "given.priv"), "certificate": str(ubuntu.folder / "given.der")}
+    subject = ["-subj", "/CN=the fleet's key", "-outform", "DER", "-out", pair["certificate"]]
+    make = ["openssl", "req", "-new", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", pair["key"]]
+    subprocess.run([*make, *subject], check=True, capture_output=True)
+    apply(
+        ubuntu,
+        nvidia_driver_source="nvidia",
+        nvidia_driver_branch=580,
+        nvidia_driver_modules="open",
+        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_sign=True,
+        nvidia_driver_signing_key=pair["key"],
+        nvidia_driver_signing_certificate=pair["certificate"],
+    )
+    assert module_field(ubuntu, "signer") == "the fleet's key"
+
+
 def test_a_key_with_another_fingerprint_is_refused(ubuntu):
     repository = cuda_repository(ubuntu)
     repository["apt"]["key_fingerprint"] = "0" * 40

@@ -11,6 +11,7 @@ import tomllib
 import pytest
 from harness import Node
 from standin import runtime
+from standin.dcgm import dcgm
 from standin.packages import Package
 from standin.platforms import disguise, publish
 
@@ -30,6 +31,17 @@ PLAYBOOK = """\
     - name: Run
       ansible.builtin.include_role: {name: "{{ item }}", tasks_from: runtime}
       loop: [nvidia_persistence, container_runtime, nvidia_container_toolkit]
+"""
+EXTRAS = """\
+- name: DCGM and a CI runner
+  hosts: all
+  become: true
+  gather_subset: [min]
+  vars_files: ["{root}/components.yaml"]
+  tasks:
+    - name: Have both
+      ansible.builtin.include_role: {name: "{{ item }}"}
+      loop: [dcgm, ci_runner]
 """
 ENGINES = {"rocky-9": ("containerd.io", "docker-ce"), "amazon-2023": ("containerd", "docker")}
 KATA = {"kata": {"path": "/usr/bin/kata"}}
@@ -282,6 +294,54 @@ def test_nodeadm_keeps_containerd(site):
     node.read("sudo touch /usr/bin/nodeadm; sudo rm -r /etc/containerd /run/nvidia-gpu-present")
     site.converge()
     assert node.ssh("test -e /etc/containerd").returncode != 0
+
+
+def test_dcgm_and_a_ci_runner(site):
+    """From NVIDIA's repository nothing but DCGM; ccache from where the platform has it."""
+    node = site.node
+    node.read("sudo rm -f /run/nvidia-gpu-present")
+    packages = [*dcgm("1:4.6.1-1", "4.8.4-1"), *dcgm("1:4.6.2-1", "4.8.5-1"), Package("nvtop", "99.0-1")]
+    cuda = {
+        "url": "file:///srv/cuda",
+        "key_url": "file:///srv/cuda/gpgkey",
+        "key_fingerprint": publish(node, "/srv/cuda", packages, kind=site.kind),
+    }
+    ccache = {"url": "file:///srv/ccache", "key_url": "file:///srv/ccache/gpgkey", "repo_gpgcheck": True}
+    variables = {
+        "dcgm_repository": {"apt": {**cuda, "suite": "/"}, "rpm": cuda},
+        "dcgm_driver_source": "distribution",
+        "ci_runner_runners": [{"user": "runner", "folder": "/opt/actions-runner"}],
+    }
+    if not site.is_apt:
+        packages = [Package("ccache", "4.9-1", files={"/usr/bin/ccache": "#!/bin/sh\n"})]
+        packages += [Package("spal-release", "1-1")]
+        ccache["key_fingerprint"] = publish(node, "/srv/ccache", packages, kind="rpm")
+        if site.platform == "amazon-2023":  # there the package spal-release brings the repository
+            text = "[spal]\nname=spal\nbaseurl=file:///srv/ccache\ngpgcheck=0\n"
+            node.write("/etc/yum.repos.d/spal.repo", text)
+        else:
+            variables["ci_runner_epel"] = ccache
+    done = node.play(EXTRAS, **variables)
+    assert done.returncode == 0, done.stdout[-6000:]
+    again = node.play(EXTRAS, **variables)
+    assert re.search(r"changed=0 .*failed=0", again.stdout), changes(again.stdout)
+
+    found = site.installed()
+    wanted = {
+        name: found[name].removeprefix("1:") for name in found if name.startswith("datacenter-gpu-manager")
+    }
+    exporter = wanted.pop("datacenter-gpu-manager-exporter")
+    assert (len(wanted), set(wanted.values()), exporter) == (4, {"4.6.1-1"}, "4.8.4-1")
+    assert "ccache" in found
+    asked = (
+        "apt-cache policy nvtop | grep Candidate"
+        if site.is_apt
+        else "dnf --showduplicates list nvtop || true"
+    )
+    assert "99.0" not in node.read(asked)
+    assert node.read("systemctl is-enabled nvidia-dcgm nvidia-dcgm-exporter") == "enabled\nenabled\n"
+    assert "CCACHE_DIR=/var/cache/ccache" in node.read("sudo cat /opt/actions-runner/.env")
+    assert node.read("stat -c '%U %G %a' /var/cache/ccache") == "root ccache 3770\n"
 
 
 def test_a_full_disk_and_a_held_package_are_named(site):

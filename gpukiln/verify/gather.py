@@ -38,6 +38,7 @@ from gpukiln.verify.gather_container import container
 from gpukiln.verify.gather_cuda import cuda
 from gpukiln.verify.gather_monitoring import monitoring
 from gpukiln.verify.gather_nvml import name_gpus, nvml_facts
+from gpukiln.verify.gather_scripts import SIGNATURE
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
 UNITS = (
@@ -149,6 +150,22 @@ def _modinfo(release: str, name: str) -> dict[str, str] | None:
     values = dict(re.findall(r"(?m)^(\w+):\s*(.*?)\s*$", info["out"]))
     return {"file": values.get("filename", ""), "version": values.get("version", ""),
             "vermagic": values.get("vermagic", "").split(" ")[0]}  # fmt: skip
+
+
+def signatures() -> dict[str, Any]:
+    """{kernel: {rc, out}}: whether it would load the driver's module, by scripts/bootstrap.
+
+    Only kernels that have the module; Debian names it nvidia-current.
+    """
+    found = {}
+    for release in kernel()["installed"]:
+        for name in ("nvidia-current", "nvidia"):
+            if _modinfo(release, name):
+                asked = ("env", f"GPUKILN_KERNEL={release}", "bash", "-s", name)
+                said = run(*asked, data=SIGNATURE.encode())
+                found[release] = {"rc": said["rc"], "out": (said["out"] or said["err"]).strip()[:500]}
+                break
+    return found
 
 
 def nouveau() -> dict[str, Any]:
@@ -309,8 +326,8 @@ def nvml() -> dict[str, Any]:
 
 
 SECTIONS = (
-    record, os_release, kernel, packages, driver, modules, nouveau, dkms, identity, keys, leftovers, secrets,
-    docker, containerd, gpus, nvml, cuda, container, monitoring, boot,
+    record, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity, keys,
+    leftovers, secrets, docker, containerd, gpus, nvml, cuda, container, monitoring, boot,
 )  # fmt: skip
 
 

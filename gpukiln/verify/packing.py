@@ -9,6 +9,8 @@ import lzma
 from functools import cache
 from pathlib import Path
 
+from gpukiln.verify.gather_scripts import SIGNATURE
+
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
 BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
 
@@ -28,6 +30,7 @@ def gather_command() -> str:
         "gpukiln": "",
         "gpukiln.verify": "",
         **{f"gpukiln.verify.{p.stem}": p.read_text(encoding="utf-8") for p in folder.glob("gather_*.py")},
+        "gpukiln.verify.gather_scripts": f"SIGNATURE = {SIGNATURE!r}",
         "pynvml": Path(bindings.origin).read_text(encoding="utf-8"),
         "__main__": (folder / "gather.py").read_text(encoding="utf-8"),
     }

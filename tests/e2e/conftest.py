@@ -1,5 +1,6 @@
 """One embedded cloud for all of these tests, in a folder of its own, removed at the end."""
 
+import itertools
 import subprocess
 import tempfile
 from pathlib import Path
@@ -7,17 +8,35 @@ from pathlib import Path
 import pytest
 from harness import Here
 
+from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded.machines import Machines
+
+REGIONS = ("us-west-2", "us-east-1")
+
 
 @pytest.fixture(scope="session")
-def here():
+def here(worker_id):
     # not below /tmp, which may be memory: a build takes several GiB
     with tempfile.TemporaryDirectory(
         prefix="gpukiln-tests-", dir="/var/tmp", ignore_cleanup_errors=True
-    ) as home:
-        Path(home).chmod(0o755)  # apt reads its lists there as another user
-        cloud = Here(Path(home))
+    ) as folder:
+        home = _apart(Path(folder), 0 if worker_id == "master" else int(worker_id.removeprefix("gw")))
+        for path in (home, home.parent):
+            path.chmod(0o755)  # apt reads its lists there as another user
+        cloud = Here(home)
         yield cloud
         cloud.invoke("cloud.clean", "--images", "--base", "--force")
+
+
+def _apart(folder: Path, worker: int) -> Path:
+    """A home whose cloud shares no address with the one of another process: one has the even networks."""
+    for number in itertools.count():
+        machines = Machines(Layout(folder / str(number)))
+        networks = [int(machines.vpc_cidr(region).split(".")[1]) for region in REGIONS]
+        if {network % 2 for network in networks} == {worker % 2} and len(set(networks)) == len(REGIONS):
+            machines.layout.home.mkdir()
+            return machines.layout.home
+    raise AssertionError("unreachable")
 
 
 @pytest.fixture(scope="session")

@@ -103,6 +103,29 @@ def test_vermagic(facts):
 
 
 @check(
+    id="modules.signature",
+    title="Every kernel would load the driver's module, as far as its signature goes",
+    layer="modules",
+    profiles=ALL,
+    causes=(
+        "Secure Boot is on, and the module was built without a key",
+        "the certificate was not enrolled, or not confirmed on the console at the reboot",
+    ),
+    after=("modules.present",),
+    fix="Set nvidia_driver_sign, enrol the certificate (`mokutil --import CERTIFICATE.der`) and reboot; or "
+    "take the distribution's signed modules.",
+)
+def test_signature(facts):
+    found = facts["signatures"]
+    missing = [kernel for kernel in facts["kernel"]["installed"] if kernel not in found]
+    assert found, f"found no module to ask for on {', '.join(missing) or 'any kernel'}"
+    assert not missing, f"found no module to ask for on {', '.join(missing)}"
+    refused = [said["out"] for said in found.values() if said["rc"] != 0]
+    assert not refused, "; ".join(refused)
+    facts.note("; ".join(said["out"] for said in found.values()))
+
+
+@check(
     id="modules.dkms",
     title="DKMS reports the driver as installed for every kernel",
     layer="modules",

@@ -75,6 +75,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "driver": {"nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER}, "persistenced": "535.171.04",
                    "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]}},
         "modules": {KERNEL: modules},
+        "signatures": {KERNEL: {"rc": 0, "out": "Secure Boot is off and the kernel takes every module"}},
         "nouveau": {"loaded": False, "blacklisted": True, "files": {blacklist: BOOT - 9000}, "initramfs": {
             KERNEL: {"path": f"/boot/initrd.img-{KERNEL}", "rc": 0, "error": "", "mtime": BOOT - 8000,
                      "files": [blacklist], "module": False}}},
@@ -219,6 +220,11 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     ],
     "modules.version": [(module("nvidia_uvm", "version", "535.261.03"), "535.261.03")],
     "modules.vermagic": [(module("nvidia", "vermagic", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
+    "modules.signature": [
+        (put(f"signatures/{KERNEL}", {"rc": 1, "out": "Found no signature on nvidia"}), "no signature"),
+        (put("signatures", {}), f"on {KERNEL}"),
+        (put("signatures", {"6.1.0-1": {"rc": 0, "out": ""}}), f"on {KERNEL}"),
+    ],
     "modules.dkms": [
         (put("dkms/rows", []), "no nvidia module"),
         (lambda d: d["dkms"]["rows"][0].update(state="built"), "built"),

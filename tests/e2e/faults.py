@@ -1,6 +1,6 @@
 """Faults for a machine booted from an image: what breaks it, for the check that must notice.
 
-Each is a shell command run as root on the machine; none is in another one's way.
+Each is a shell command run as root on the machine; none of `FAULTS` is in another one's way.
 """
 
 UNIT = "[Service]\\nType=oneshot\\nExecStart=/bin/false\\n"
@@ -31,11 +31,6 @@ FAULTS = {
         "libcuda.so: 535.309.02",
     ),
     "versions.holds": ("apt-mark unhold nvidia-smi", "nvidia-smi"),
-    "modules.installed-kernels": ("mkdir -p /lib/modules/6.1.0-99-amd64/kernel", "6.1.0-99-amd64"),
-    "modules.present": (
-        f"rm {MODULES}/nvidia-current-modeset.ko && depmod -a $(ls /boot/vmlinuz-* | cut -d- -f2-)",
-        "nvidia_modeset",
-    ),
     "modules.vermagic": (
         f"sed -i 's/vermagic=6\\.1\\.0-../vermagic=6.1.0-00/' {MODULES}/nvidia-current-uvm.ko",
         "6.1.0-00",
@@ -58,5 +53,14 @@ FAULTS = {
     "runtime.containerd": (
         "mkdir -p /etc/containerd && echo 'version = = 2' >/etc/containerd/config.toml",
         "exits 1",
+    ),
+}
+
+# Without a module there is nothing to judge the others by: after all of the above.
+LAST = {
+    "modules.installed-kernels": ("mkdir -p /lib/modules/6.1.0-99-amd64/kernel", "6.1.0-99-amd64"),
+    "modules.present": (
+        f"rm {MODULES}/nvidia-current-modeset.ko && depmod -a $(ls /boot/vmlinuz-* | cut -d- -f2-)",
+        "nvidia_modeset",
     ),
 }

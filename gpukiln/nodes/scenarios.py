@@ -168,11 +168,16 @@ def _molecule(command: str, scenario: Scenario) -> Iterator[subprocess.Popen[str
         yield process
         process.wait()
     finally:
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
+        # All of the group, and not Molecule alone: Ansible needs a moment to end its workers, which have
+        # sessions of their own and would outlive it.
+        with contextlib.suppress(ProcessLookupError):
+            for sign in (signal.SIGTERM, signal.SIGKILL):
                 os.killpg(process.pid, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE_S)
+                deadline = time.monotonic() + PATIENCE_S
+                while time.monotonic() < deadline:
+                    process.poll()
+                    os.killpg(process.pid, 0)  # an error as soon as nobody is left
+                    time.sleep(0.05)
 
 
 def _follow(

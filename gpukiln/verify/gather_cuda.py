@@ -320,6 +320,7 @@ def _all_reduce(tell: Tell) -> None:
     cuda("cuInit", 0)
     devices = [cuda.number("cuDeviceGet", i) for i in range(cuda.number("cuDeviceGetCount"))]
     tell(limit=ALL_REDUCE_S)
+    # No secrets (S311): every run has the same numbers.
     # 26 bits: 64 GPUs' numbers add up without a carry into the next element.
     bits = int.from_bytes(b"\xff\xff\xff\3" * SHARED, "little")
     numbers = [int.from_bytes(random.Random(i).randbytes(4 * SHARED), "little") & bits for i in devices]  # noqa: S311

@@ -3,8 +3,8 @@
     scripts/run python -m bench.converge [--nodes 1,10,50] [--disk FILE]
 
 The nodes are copies of one that Molecule's scenario `default` has converged; with `--disk` that node's disk
-is kept in FILE and used again. Measured on the same running nodes, one after the other, twice, each with the
-same ansible.cfg, inventory and forks:
+is kept in FILE and used again. Measured on the same running nodes, one after the other, `--rounds` times,
+each with the same ansible.cfg, inventory and forks:
 
     ssh       as many `ssh NODE true` over one open connection: no Ansible at all
     raw       a playbook of as many `raw: true`: Ansible's own cost per task. This is the floor.
@@ -29,7 +29,6 @@ from typing import Any
 
 from bench.fleet import ROOT, Fleet, fleet, make_disk
 
-ROUNDS = 2  # of each the quicker one counts: others work on this machine too
 FORKS = 20  # as ansible.cfg and node.apply have it
 SLOWEST = 15
 INSIDE = "GPUKILN_BENCH_INSIDE"
@@ -134,12 +133,13 @@ def ssh_loop(fleet: Fleet, rounds: int, folder: Path) -> float:
     return time.monotonic() - started
 
 
-def measure(disk: Path, count: int) -> dict[str, float]:
+def measure(disk: Path, count: int, rounds: int) -> dict[str, float]:
     """Measure one number of nodes, and print it.
 
     Args:
         disk: Of a converged node.
         count: How many nodes.
+        rounds: How often; of each name the quickest counts.
 
     Returns:
         Seconds by name.
@@ -148,14 +148,14 @@ def measure(disk: Path, count: int) -> dict[str, float]:
         folder = Path(name)
         with fleet(disk, count, folder) as nodes:
             (work := folder / "work").mkdir()
-            rounds = [one_round(nodes, work) for _ in range(ROUNDS)]
-    best = {name: min(times[name] for times, _ in rounds) for name in rounds[0][0]}
+            measured = [one_round(nodes, work) for _ in range(rounds)]
+    best = {name: min(times[name] for times, _ in measured) for name in measured[0][0]}
     row = "".join(f"{best[name]:10.1f}" for name in ("ssh", "raw", "module", "converge"))
     ratios = f"{best['converge'] / best['raw']:7.2f}{best['converge'] / best['module']:10.2f}"
-    ends = rounds[-1][1]
+    ends = measured[-1][1]
     print(f"{count:5}{len(ends) // count:6}{row}{ratios}{best['converge'] / count:8.1f}", flush=True)
     if count == 1:
-        show_slowest(ends, rounds[-1][0]["converge"])
+        show_slowest(ends, measured[-1][0]["converge"])
     return best
 
 
@@ -205,11 +205,14 @@ def main() -> int:
         prog="python -m bench.converge", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--nodes", default="1,10,50", help="numbers of nodes")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="of each measurement; the quickest counts, others work here too"
+    )
     parser.add_argument("--disk", type=Path, help="keep the converged node's disk here, and use it again")
     options = parser.parse_args()
     counts = [int(word) for word in options.nodes.split(",")]
     if os.environ.get(INSIDE):
-        return compare(options.disk, counts)
+        return compare(options.disk, counts, options.rounds)
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as folder:
         disk = (options.disk or Path(folder) / "node.raw").absolute()
         if not disk.exists():
@@ -218,24 +221,26 @@ def main() -> int:
         # In namespaces of its own: whatever way it ends, the machines and mounts end with it.
         unshare = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child=KILL")
         inside = (sys.executable, "-m", "bench.converge", "--nodes", options.nodes, "--disk", str(disk))
+        inside += ("--rounds", str(options.rounds))
         environment = {**os.environ, INSIDE: "1"}
         return subprocess.run(
             [*unshare, "--mount-proc", *inside], cwd=ROOT, env=environment, check=False
         ).returncode
 
 
-def compare(disk: Path, counts: list[int]) -> int:
+def compare(disk: Path, counts: list[int], rounds: int) -> int:
     """Measure each number of nodes, and print how it grows.
 
     Args:
         disk: Of a converged node.
         counts: Numbers of nodes.
+        rounds: How often each is measured.
     """
     # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
     Path("/run/netns").mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
     print("nodes tasks     ssh s     raw s  module s converge s  / raw  / module  s/node")
-    found = {count: measure(disk, count) for count in counts}
+    found = {count: measure(disk, count, rounds) for count in counts}
     first = counts[0]
     for count in counts[1:]:
         grows = {name: found[count][name] / found[first][name] for name in ("raw", "module", "converge")}

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -17,10 +18,18 @@ MACHINE_TOOLS = {
     "sgdisk": "gdisk",
     "grub-mkimage": "grub-common",
 }
+# Module -> the one before it whose image it needs too.
+SAME_IMAGE = {"tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-e2e", action="store_true", help="leave out the tests that start real machines")
+
+
+def pytest_configure() -> None:
+    """A shell has its background ignore Ctrl-C, and so would everything that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,6 +44,21 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("numprocesses") is None:
         config.option.numprocesses = 2
         config.option.dist = "loadscope"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Has the process that baked an image run the other module that needs it: another would bake it again."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where pytest-xdist is
+
+    class OneImage(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = super()._split_scope(nodeid)
+            return SAME_IMAGE.get(module, module)
+
+    return OneImage(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -62,6 +62,11 @@ variable "run_tags" {
   description = "On what exists only while building: instance and volume."
 }
 
+variable "user_data" {
+  type        = string
+  description = "Makes the machine end at its deadline, even when nobody is left to terminate it."
+}
+
 variable "playbook" {
   type = string
 }
@@ -139,6 +144,7 @@ source "amazon-ebs" "node" {
   ssh_port                   = var.ssh_port
   ssh_timeout                = "10m"
   shutdown_behavior          = "terminate"
+  user_data                  = var.user_data
 
   launch_block_device_mappings {
     device_name           = var.root_device

@@ -15,9 +15,6 @@ from gpukiln.catalog.gpus import architectures, gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.load import version_key
 
-ROLE_FAMILIES = ("debian",)
-"""The families that roles/ has tasks for."""
-
 OPEN_SUGGESTED = 560
 """The first branch whose open kernel modules NVIDIA suggests (Driver Installation Guide)."""
 
@@ -98,15 +95,9 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
     board = gpu(instance_type(name).gpu)
     if board.manufacturer != "NVIDIA" or board.arch is None:
         return ()
-    architecture, number = architectures()[board.arch], version_key(driver)[0]
     what = f"the {board.name} of {name} ({board.arch})"
-    if architecture.last_driver and number > architecture.last_driver:
-        message = f"driver {driver} has dropped {what}; the last branch is {architecture.last_driver}"
-        hint = f"--set nvidia_driver.branch={architecture.last_driver}, or leave {name} out"
-        return (Finding("error", "gpu-too-old", message, hint, "NVIDIA Data Center Drivers, matrix"),)
-    if board.min_driver and version_key(driver) < version_key(board.min_driver):
-        message = f"driver {driver} does not know {what}; the first one that does is {board.min_driver}"
-        return (Finding("error", "gpu-too-new", message, _branch_hint(board.min_driver, name), board.source),)
+    if found := check_driver_knows(driver, instance_type(name).gpu, what=what, way_out=f"leave {name} out"):
+        return found
     if board.modules == "open" and modules == "proprietary":
         message = f"proprietary kernel modules can't drive {what}"
         return (Finding("error", "modules-open", message, "--set nvidia_driver.modules=open", board.source),)
@@ -116,6 +107,36 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
         message = f"the open kernel modules of {driver} do not list {what} ({since})"
         hint = "--set nvidia_driver.modules=proprietary"
         return (Finding("error", "modules-proprietary", message, hint, board.source),)
+    return ()
+
+
+def check_driver_knows(driver: str, key: str, *, what: str, way_out: str) -> Findings:
+    """Whether a driver knows a GPU, whatever kind of kernel modules it has.
+
+    Args:
+        driver: The driver's version.
+        key: The GPU, for example a10g.
+        what: The GPU in words, for the message.
+        way_out: What to do instead of taking another driver.
+
+    Returns:
+        Findings of the rules gpu-too-old and gpu-too-new.
+
+    Raises:
+        UsageError: The catalogue does not know the GPU.
+    """
+    board = gpu(key)
+    if board.arch is None:
+        return ()
+    last = architectures()[board.arch].last_driver
+    if last and version_key(driver)[0] > last:
+        message = f"driver {driver} has dropped {what}; the last branch is {last}"
+        hint = f"--set nvidia_driver.branch={last}, or {way_out}"
+        return (Finding("error", "gpu-too-old", message, hint, "NVIDIA Data Center Drivers, matrix"),)
+    if board.min_driver and version_key(driver) < version_key(board.min_driver):
+        message = f"driver {driver} does not know {what}; the first one that does is {board.min_driver}"
+        hint = f"{_branch_hint(board.min_driver)}, or {way_out}"
+        return (Finding("error", "gpu-too-new", message, hint, board.source),)
     return ()
 
 
@@ -167,11 +188,11 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
     return (Finding("error", "fabric-manager", message, hint, "Debian's archive; Fabric Manager user guide"),)
 
 
-def _branch_hint(first_driver: str, name: str) -> str:
+def _branch_hint(first_driver: str) -> str:
     number = version_key(first_driver)[0]
     fit = [row for row in drivers.branches().values() if row.branch >= number and row.type == "LTSB"]
     best = min((row.branch for row in fit), default=number)
-    return f"--set nvidia_driver.branch={best}, or leave {name} out"
+    return f"--set nvidia_driver.branch={best}"
 
 
 def check_driver(driver: str, modules: str, *, today: date) -> Findings:
@@ -216,30 +237,32 @@ def check_driver(driver: str, modules: str, *, today: date) -> Findings:
     return tuple(found)
 
 
-def check_cuda(version: str, driver: str) -> Findings:
+def check_cuda(version: str, driver: str, names: Iterable[str] = ()) -> Findings:
     """Whether a driver runs what was built with a CUDA version.
+
+    A driver that would need a forward-compatibility package in each container is an error too: nothing that
+    is built here brings it.
 
     Args:
         version: The CUDA version, for example "12.1".
         driver: The driver's version.
+        names: The instance types.
 
     Returns:
         Findings of the rules cuda-driver and cuda-minor-version.
 
     Raises:
-        UsageError: The catalogue does not know the CUDA version or the branch.
+        UsageError: The catalogue does not know the CUDA version, the branch or a type.
     """
-    floor, row = cuda.floor(version), drivers.branch(version_key(driver)[0])
-    source = "CUDA Compatibility, chapter Minor Version Compatibility"
-    if version_key(driver) < version_key(floor):
-        message = f"CUDA {version} needs driver {floor} or later; found {driver}"
-        hint = f"a driver from branch {version_key(floor)[0]} on, or an older CUDA"
-        return (Finding("error", "cuda-driver", message, hint, source),)
-    if version_key(version)[:2] > version_key(row.native_cuda):
-        message = f"CUDA {version} is newer than the {row.native_cuda} of driver branch {row.branch}"
-        hint = "it runs, but nothing that is compiled at run time (PTX), nor features of newer drivers"
-        return (Finding("warning", "cuda-minor-version", message, hint, source),)
-    return ()
+    found = cuda.support(version, driver, [instance_type(name).gpu for name in names])
+    if found.way == "native":
+        return ()
+    if found.way == "minor-version":
+        return (Finding("warning", "cuda-minor-version", found.message, found.limits, found.source),)
+    hint = f"a driver from branch {version_key(cuda.floor(version))[0]} on, or an older CUDA"
+    if found.package:
+        hint += f"; containers with {found.package} may run there"
+    return (Finding("error", "cuda-driver", found.message, hint, found.source),)
 
 
 def check_cuda_gpu(version: str, name: str) -> Findings:
@@ -258,19 +281,11 @@ def check_cuda_gpu(version: str, name: str) -> Findings:
         UsageError: The catalogue does not know the type.
     """
     board = gpu(instance_type(name).gpu)
-    if board.manufacturer != "NVIDIA" or board.arch is None:
-        return ()
-    row, wanted = architectures()[board.arch], version_key(version)
-    too_early = wanted[:2] < version_key(row.first_cuda)
-    if not too_early and not (row.last_cuda and wanted[0] > row.last_cuda):
+    if (wanted := cuda.compile_problem(version, instance_type(name).gpu)) is None:
         return ()
     message = f"CUDA {version} can't compile for the {board.name} of {name} ({board.arch})"
-    hint = (
-        f"containers for it need CUDA {row.first_cuda} or later"
-        if too_early
-        else f"stay at {row.last_cuda}.x"
-    )
-    return (Finding("warning", "cuda-gpu", message, hint, "CUDA Toolkit, Driver, and Architecture Matrix"),)
+    hint = f"containers for it need {wanted}"
+    return (Finding("warning", "cuda-gpu", message, hint, cuda.ARCHITECTURE_MATRIX),)
 
 
 def check_container_toolkit(version: str) -> Findings:
@@ -322,7 +337,9 @@ def check_kubernetes(version: str, *, today: date) -> Findings:
     return ()
 
 
-def check_base(name: str, base: Base, *, branch: int, architecture: str) -> Findings:
+def check_base(
+    name: str, base: Base, *, branch: int, architecture: str, keep_build_tools: bool = True
+) -> Findings:
     """Whether an image can be built on a base.
 
     Args:
@@ -330,9 +347,10 @@ def check_base(name: str, base: Base, *, branch: int, architecture: str) -> Find
         base: The base.
         branch: The driver branch that is wanted.
         architecture: The image's.
+        keep_build_tools: Whether compilers stay when the modules are there.
 
     Returns:
-        Findings of the rules base-driver, base-family and base-architecture.
+        Findings of the rules base-driver, base-architecture and base-build-tools.
     """
     found = []
     has = base.driver_preinstalled
@@ -343,13 +361,12 @@ def check_base(name: str, base: Base, *, branch: int, architecture: str) -> Find
         )
         hint = f"take a base without a driver, or --set nvidia_driver.branch={has[0]}"
         found.append(Finding("error", "base-driver", message, hint, base.source))
-    if base.os_family not in ROLE_FAMILIES:
-        message = (
-            f"base {name} is of the {base.os_family} family; the roles support {', '.join(ROLE_FAMILIES)}"
-        )
-        hint = "take eks-ubuntu-22.04 on aws, or debian-12"
-        found.append(Finding("error", "base-family", message, hint, "roles/"))
     if architecture not in base.arch:
         message = f"base {name} is published for {', '.join(base.arch)}; wanted: {architecture}"
         found.append(Finding("error", "base-architecture", message, "", base.source))
+    if not keep_build_tools and (base.os_family != "debian" or has is not None):
+        why = "brings its own driver" if has is not None else "has DKMS as an rpm, which wants a compiler"
+        message = f"base {name} {why}: its build tools can't be removed"
+        hint = "--set nvidia_driver.keep_build_tools=true, or a base of Debian or Ubuntu without a driver"
+        found.append(Finding("error", "base-build-tools", message, hint, "role nvidia_driver"))
     return tuple(found)

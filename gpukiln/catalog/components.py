@@ -72,6 +72,15 @@ class RpmRepository:
     includepkgs: tuple[str, ...] | None = None
     distributions: tuple[str, ...] | None = None
 
+    def root(self, architecture: str) -> str:
+        """The address for one architecture.
+
+        Args:
+            architecture: x86_64 or arm64.
+        """
+        name = {"x86_64": "x86_64", "arm64": "aarch64"}[architecture]
+        return self.url.replace("$basearch", name).rstrip("/")
+
     def probe(self, architecture: str) -> str:
         """The file that dnf reads first.
 
@@ -81,8 +90,7 @@ class RpmRepository:
         Returns:
             Its address.
         """
-        root = self.url.replace("$basearch", {"x86_64": "x86_64", "arm64": "aarch64"}[architecture])
-        return f"{root.rstrip('/')}/repodata/repomd.xml"
+        return f"{self.root(architecture)}/repodata/repomd.xml"
 
 
 @record
@@ -114,6 +122,36 @@ class Repositories:
 
 
 @record
+class Archive:
+    """A file that is fetched.
+
+    Args:
+        url: Its address; {version} and {arch} stand for the component's version and for what `arch` names.
+        sha256: Its checksum for each architecture, 64 hexadecimal digits.
+        arch: What the address calls each architecture.
+    """
+
+    url: str
+    sha256: Mapping[str, str]
+    arch: Mapping[str, str]
+
+
+@record
+class InContainer:
+    """How a container image gets a component, by what it is built from.
+
+    Args:
+        apt: Packages of the component's own apt repository, with their versions.
+        index: Packages of the Python index, with their versions.
+        archive: A file.
+    """
+
+    apt: Mapping[str, str] | None = None
+    index: Mapping[str, str] | None = None
+    archive: Archive | None = None
+
+
+@record
 class Component:
     """Something with a version that goes into an image.
 
@@ -127,11 +165,13 @@ class Component:
         part_of: The component that brings it along where the base image has that one.
         branch: The branch of the driver.
         modules: The kind of the driver's kernel modules; auto: what the GPUs need.
+        keep_build_tools: Whether compilers stay when the driver's modules are there.
         packages: For each distribution the package whose version is the component's version; {branch} in it
             stands for the driver branch, null: this distribution has none.
         open_packages: The same for open kernel modules, where they are other packages.
         repository: The repositories, when it has some of its own.
         optional: Whether it comes only where an image lists it, or a node asks for it.
+        container: How a container image gets it.
     """
 
     source: str
@@ -143,13 +183,15 @@ class Component:
     part_of: str | None = None
     branch: int | None = None
     modules: Literal["proprietary", "open", "auto"] | None = None
+    keep_build_tools: bool | None = None
     packages: Mapping[str, str | None] | None = None
     open_packages: Mapping[str, str | None] | None = None
     repository: Repositories | None = None
     optional: bool = False
+    container: InContainer | None = None
 
 
-SETTABLE = ("version", "branch", "modules")  # beside those of the repository
+SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # beside those of the repository
 LISTS = ("distributions", "includepkgs")
 Components = Mapping[str, Component]
 

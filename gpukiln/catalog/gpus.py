@@ -41,6 +41,7 @@ class Gpu:
         open_first: The first driver whose open modules list it; None: none of them does.
         modules: The kind of kernel module that can drive it.
         nvswitch: Whether machines of eight have NVSwitch, and with it need the fabric manager.
+        data_center: Whether NVIDIA counts it as a data-centre board, for which forward compatibility exists.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Gpu:
     open_first: str | None = None
     modules: Literal["proprietary", "open", "either"] = "either"
     nvswitch: bool = False
+    data_center: bool = True
 
 
 @cache

@@ -1,5 +1,6 @@
 """EC2 instance types with an accelerator."""
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Literal
 
@@ -68,3 +69,20 @@ def instance_type(name: str) -> InstanceType:
     if found := instance_types().get(name):
         return found
     raise unknown("GPU instance type", name, instance_types())
+
+
+def gpus_of(names: Iterable[str]) -> tuple[list[str], bool]:
+    """What the machines have that an image is for.
+
+    Args:
+        names: Instance types.
+
+    Returns:
+        The models of their GPUs, sorted, and whether any of them links its GPUs with NVSwitch.
+
+    Raises:
+        UsageError: The catalogue does not know one.
+    """
+    machines = [instance_type(name) for name in names]
+    switched = any(machine.interconnect == "nvswitch" for machine in machines)
+    return sorted({machine.gpu for machine in machines}), switched

@@ -16,8 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 """The checkout: where components.yaml and ami/ are."""
 
 T = TypeVar("T")
+FOUND_CHARACTERS = 120  # of a wrong value that a message shows
+
+try:
+    from yaml import CSafeLoader as _Loader
+except ImportError:
+    from yaml import SafeLoader as _Loader  # type: ignore[assignment]  # it reads the same, slower
 
 DATA = Path(__file__).resolve().parent / "data"
+
+
+class SafeLoader(_Loader):
+    """Reads plain data; libyaml's where Python has it, which is ten times as fast."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -40,7 +50,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UsageError: The file is missing, is no YAML, or its top is no mapping.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=SafeLoader)  # noqa: S506 - it is safe
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -63,6 +73,11 @@ def data(name: str) -> dict[str, Any]:
     return read_yaml(DATA / f"{name}.yaml")
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)  # slow to make: a file of vulnerabilities has tens of thousands of records
+
+
 def validate(kind: type[T], value: object, *, where: str) -> T:
     """Turn plain data into a typed value.
 
@@ -78,14 +93,21 @@ def validate(kind: type[T], value: object, *, where: str) -> T:
         UsageError: The data does not fit; every mistake is one line of the details.
     """
     try:
-        return TypeAdapter(kind).validate_python(value)
+        valid: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # every type can be hashed
+        return valid
     except ValidationError as error:
         mistakes = tuple(
-            ".".join(str(part) for part in item["loc"]) + f": {item['msg']} (found {item['input']!r})"
+            ".".join(str(part) for part in item["loc"])
+            + f"{': ' if item['loc'] else ''}{item['msg']} (found {_short(item['input'])})"
             for item in error.errors()
         )
         count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
         raise UsageError(f"{where}: {count}: {mistakes[0]}", details=mistakes) from error
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= FOUND_CHARACTERS else f"{text[:FOUND_CHARACTERS]}..."
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
@@ -104,7 +126,7 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     hint = f"did you mean {' or '.join(near)}?" if near else ""
     listed = valid if len(valid) <= 40 else near or valid[:20]
     label = "valid" if len(valid) <= 40 else f"some of the {len(valid)} valid"
-    return UsageError(f"unknown {kind} {name!r}; {label}: {', '.join(listed)}", hint=hint)
+    return UsageError(f"unknown {kind} {name!r}; {label}: {', '.join(listed) or 'none'}", hint=hint)
 
 
 def version_key(version: str) -> tuple[int, ...]:

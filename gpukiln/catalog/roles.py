@@ -30,6 +30,7 @@ class Variable:
         choices: The valid values; empty when any is.
         required: Whether it must be given.
         description: What it is for, a paragraph an item; empty when argument_specs does not know it.
+        keys: What a dictionary may hold: name, whether it must be there, and what it is for.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Variable:
     choices: tuple[Any, ...]
     required: bool
     description: tuple[str, ...]
+    keys: tuple[tuple[str, bool, str], ...]
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,10 @@ def _variable(name: str, option: dict[str, Any], default: Any) -> Variable:
         choices=tuple(option.get("choices", ())),
         required=bool(option.get("required", False)),
         description=tuple([described] if isinstance(described, str) else described),
+        keys=tuple(
+            (key, bool(of.get("required", False)), str(of["description"]))
+            for key, of in option.get("options", {}).items()
+        ),
     )
 
 
@@ -145,12 +151,13 @@ def markdown() -> str:
 
 
 def _row(variable: Variable) -> str:
+    keys = [f"`{key}`{' (required)' if needed else ''}: {what}" for key, needed, what in variable.keys]
     choices = ", ".join(_code(choice) for choice in variable.choices)
     cells = (
         f"`{variable.name}`",
         f"{variable.type}: {choices}" if choices else variable.type,
         "required" if variable.default is NO_DEFAULT else _code(variable.default),
-        " ".join(variable.description),
+        " ".join((*variable.description, *(["Keys:"] if keys else []), *keys)),
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

@@ -19,6 +19,7 @@ class AwsCloud:
     default_base = "eks-ubuntu-22.04"
     strict_sources = True
     has_gpus = True
+    keeps_stages = False
     ssh_port = 22
 
     def __init__(
@@ -40,22 +41,34 @@ class AwsCloud:
 
         return boto3.Session(profile_name=self.profile, region_name=self.region)
 
-    def client(self, service: str) -> Any:
+    def client(self, service: str, *, attempts: int = 8) -> Any:
         """A boto3 client.
 
         Args:
             service: For example "ec2".
+            attempts: How often a call is tried that was throttled or met a fault of the service.
         """
         from botocore.config import Config  # noqa: PLC0415 - slow to import
 
         return self._session.client(
             service,
+            region_name=self.region,
             # a shell that `cloud.env` has pointed at the embedded cloud must not answer for AWS
             config=Config(
-                retries={"mode": "standard", "total_max_attempts": 8},
+                retries={"mode": "standard", "total_max_attempts": attempts},
                 ignore_configured_endpoint_urls=True,  # type: ignore[call-arg]  # the stubs lack it
             ),
         )
+
+    def in_region(self, region: str) -> "AwsCloud":
+        """The same account in another region; a login that asks for a code is asked for once.
+
+        Args:
+            region: Name of the region.
+        """
+        other = AwsCloud(region, profile=self.profile, subnet_id=self.subnet_id, ssh_cidr=self.ssh_cidr)
+        other._session = self._session
+        return other
 
     def environment(self) -> dict[str, str]:
         """Environment in which Packer talks to this account."""

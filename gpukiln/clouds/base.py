@@ -6,6 +6,23 @@ from typing import Any, Protocol
 
 from gpukiln.errors import UnavailableError
 
+ADVICE = {  # error codes of EC2, SSM and STS, with the next step
+    (
+        *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId"),
+        *("UnrecognizedClientException",),
+    ): "the credentials are no longer valid: log in again (aws sso login), then run the same command again",
+    (
+        *("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"),
+    ): "let the role call {call}, then run the same command again",
+    (
+        *("RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyUpdates"),
+    ): "AWS takes no more calls for now: wait a minute, then run the same command again",
+    (
+        *("ResourceLimitExceeded", "AMIQuotaExceeded", "SnapshotLimitExceeded"),
+        *("SnapshotCopyLimitExceeded", "MaxLimitExceeded"),
+    ): "a quota is used up: ask for more, or remove what is old with `invoke ami.prune`",
+}
+
 
 class Cloud(Protocol):
     """An EC2 that machines can be started on: the user's account, or the embedded one."""
@@ -42,11 +59,23 @@ class Cloud(Protocol):
     def has_gpus(self) -> bool:
         """Whether a machine of a GPU instance type has GPUs: then one without is a failure."""
 
-    def client(self, service: str) -> Any:
+    @property
+    def keeps_stages(self) -> bool:
+        """Whether a bake keeps its stages when nothing was said: their snapshots cost nothing here."""
+
+    def client(self, service: str, *, attempts: int = 8) -> Any:
         """A boto3 client.
 
         Args:
             service: For example "ec2".
+            attempts: How often a call is tried that was throttled or met a fault of the service.
+        """
+
+    def in_region(self, region: str) -> "Cloud":
+        """The same cloud, with the same credentials, in another region.
+
+        Args:
+            region: Name of the region.
         """
 
     @property
@@ -98,6 +127,10 @@ def explain_aws_errors(action: str) -> Iterator[None]:
         raise UnavailableError(f"can't {action}: no AWS credentials", hint=hint) from error
     except ClientError as error:
         code, text = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
-        raise UnavailableError(f"can't {action}: {error.operation_name} answered {code}: {text}") from error
+        hint = next((advice for codes, advice in ADVICE.items() if code in codes), "")
+        raise UnavailableError(
+            f"can't {action}: {error.operation_name} answered {code}: {text}",
+            hint=hint.format(call=error.operation_name),
+        ) from error
     except (BotoCoreError, ResponseParserError) as error:
         raise UnavailableError(f"can't {action}: {error}") from error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json
+from gpukiln.commands.cli import command, print_json, say, words
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
     from gpukiln.images.builds import Builds
+    from gpukiln.images.modules import SigningPair
     from gpukiln.images.plan import Plan
 
 CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
@@ -22,6 +23,8 @@ COMMON = {
     "profile": "AWS profile (aws only)",
     "subnet_id": "subnet of the machines that bake and verify (aws only)",
     "ssh_cidr": "who may reach SSH of those machines, for example 203.0.113.7/32 (aws only)",
+    "module_key": "private key (PEM) that kernel modules are signed with, for Secure Boot",
+    "module_certificate": "its certificate (DER), which stays in the image for enrolment",
     "refresh": "fetch package lists again even when they are fresh",
     "json": "print one JSON document to standard output",
 }
@@ -43,31 +46,52 @@ def plan(
     profile: str = "",
     subnet_id: str = "",
     ssh_cidr: str = "",
+    module_key: str = "",
+    module_certificate: str = "",
     refresh: bool = False,
     json: bool = False,
     exit_code: bool = False,
 ) -> int:
     """Show what a build would do, or why it can't work; starts nothing."""
     from gpukiln.images import pipeline
+    from gpukiln.images.cost import cost_lines, estimate
+    from gpukiln.images.modules import signing_pair
 
     where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
-    planned = _plan(where, image, base, instance_types, set, refresh=refresh)
+    signing = signing_pair(module_key, module_certificate)
+    planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
     proven = pipeline.find_proven(planned, where)
+    cost = estimate(planned, _builds().last_durations(planned))
     if json:
-        print_json({**planned.to_dict(), "proven_image": proven["ImageId"] if proven else None})
+        why = [] if proven else pipeline.why_build(planned, _builds())
+        print_json(
+            {
+                **planned.to_dict(),
+                "proven_image": proven["ImageId"] if proven else None,
+                "why_build": why,
+                "cost_estimate": {**cost.to_dict(), "usd": cost.usd} if cost else None,
+            }
+        )
     else:
         _show_plan(planned)
-        if proven:
-            _say(f"nothing to bake: {proven['ImageId']} has this digest")
-        else:
-            _say("`invoke ami.build` would bake it:")
-            for line in pipeline.why_build(planned, _builds()):
-                _say(f"  {line}")
+        for line in cost_lines(cost):
+            say(line)
+        say(_nothing_to_bake(proven) if proven else "`invoke ami.build` would bake it:")
+        if not proven:
+            _say_why(planned)
     return CHANGES_PENDING if exit_code and not proven else 0
 
 
 @command(
-    help=_some(*COMMON, force="build even when a proven image has this digest", dry_run="stop after the plan")
+    help=_some(
+        *COMMON,
+        force="build even when a proven image has this digest",
+        sign_key="private key (PEM) to sign the provenance with",
+        dry_run="stop after the plan",
+        module_cache="keeps compiled kernel modules: a folder, s3://BUCKET/PREFIX or none",
+        stages="on: go on from the last stage that is unchanged, and keep new ones; off: every role runs; "
+        "default: on where snapshots cost nothing, off on aws",
+    )
 )
 def build(
     _: Any,
@@ -80,33 +104,51 @@ def build(
     profile: str = "",
     subnet_id: str = "",
     ssh_cidr: str = "",
+    module_key: str = "",
+    module_certificate: str = "",
     refresh: bool = False,
     force: bool = False,
+    sign_key: str = "",
     dry_run: bool = False,
+    module_cache: str = "",
+    stages: str = "",
     json: bool = False,
 ) -> int:
     """Plan, bake, boot the image in a new machine, judge it, and keep a record of all of it."""
+    from gpukiln.attest.signing import signer_of
+    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images import pipeline
+    from gpukiln.images.bake import Saved
+    from gpukiln.images.module_store import open_store
+    from gpukiln.images.modules import signing_pair
+    from gpukiln.images.stages import stages_of
     from gpukiln.progress import PlainConsole, Progress, human_seconds
     from gpukiln.verify import report
 
-    progress = Progress()
+    progress, signer = Progress(), signer_of(sign_key)
     with progress.step("plan"):
         where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
-        planned = _plan(where, image, base, instance_types, set, refresh=refresh)
+        signing = signing_pair(module_key, module_certificate)
+        planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
+        kept = stages_of(planned, where, stages)
     _show_plan(planned)
     if not force and (proven := pipeline.find_proven(planned, where)):
-        _say(f"nothing to bake: {proven['ImageId']} has this digest and was verified (--force builds anyway)")
+        say(f"{_nothing_to_bake(proven)} (--force builds anyway)")
         if json:
             print_json({"image_id": proven["ImageId"], "built": False, "digest": planned.digest})
         return 0
+    if not force:
+        _say_why(planned)
     if dry_run:
-        _say("dry run: nothing was started")
+        say("dry run: nothing was started")
+        if json:
+            print_json({**planned.to_dict(), "built": False})
         return 0
-    folder, record = pipeline.build_image(planned, where, _builds(), progress)
+    saved = Saved(open_store(module_cache, state_home(), where), kept, signing)
+    folder, record = pipeline.build_image(planned, where, _builds(), progress, saved, signer)
     if record.verdict and record.bake:
         PlainConsole(stderr=True).print(report.ending(record.verdict))
-        _say(
+        say(
             f"{record.bake.image_id} {record.bake.name}\n"
             f"built and verified in {human_seconds(sum(record.durations_s.values()))}\n"
             f"record: {folder.record_file}\n"
@@ -118,21 +160,38 @@ def build(
     return 0
 
 
-@command(help=_some("profile", "subnet_id", "ssh_cidr", "json", build="build id, AMI id or `last`"))
+@command(
+    help=_some(
+        *("profile", "subnet_id", "ssh_cidr", "json"),
+        build="build id, AMI id or `last`",
+        instance_types="GPU machines to try, separated by commas, the best first; default: the plan's first",
+        spot="take a spot instance: cheaper, and EC2 may take it away",
+    )
+)
 def verify(
-    _: Any, build: str, profile: str = "", subnet_id: str = "", ssh_cidr: str = "", json: bool = False
+    _: Any,
+    build: str,
+    instance_types: str = "",
+    spot: bool = False,
+    profile: str = "",
+    subnet_id: str = "",
+    ssh_cidr: str = "",
+    json: bool = False,
 ) -> int:
     """Boot a new machine from an image that was built here, judge it, and update its record."""
     from dataclasses import replace
 
     from gpukiln.errors import UsageError
     from gpukiln.images import pipeline
+    from gpukiln.images.cost import spent
+    from gpukiln.images.plan import check_machines
     from gpukiln.progress import PlainConsole, Progress
     from gpukiln.verify import report
 
     builds = _builds()
     folder = builds.find(build)
     planned = folder.read().plan
+    types = check_machines(planned, words(instance_types))
     cloud = _cloud(planned.cloud, planned.region, profile, subnet_id, ssh_cidr)
     pipeline.clean_up_after_killed(cloud, builds, Progress())
     with folder.locked():
@@ -142,17 +201,24 @@ def verify(
                 f"build {folder.id} has no image: it is {record.state}", hint="`invoke ami.list` shows others"
             )
         progress = Progress(record.durations_s)
-        verdict = pipeline.verify_image(record, record.bake, cloud, folder.folder / "verify", progress)
+        verdict, machine = pipeline.verify_image(
+            *(record, record.bake, cloud, folder.folder / "verify", progress),
+            instance_types=types,
+            spot=spot,
+        )
         record = replace(
             record,
             state="verified",
             verdict=verdict,
             error="",
             durations_s={**record.durations_s, **progress.durations},
+            cost=spent(planned, progress.durations, machine, record.cost),
         )
         folder.write(record)
+        pipeline.attest(folder, record, cloud, progress)
     PlainConsole(stderr=True).print(report.ending(verdict))
-    _say(f"report: {folder.folder / 'verify' / 'report.html'}")
+    say(f"judged on {machine.instance_type} in {machine.zone}{', spot' if machine.spot else ''}")
+    say(f"report: {folder.folder / 'verify' / 'report.html'}")
     if json:
         print_json(verdict.to_dict())
     pipeline.require_passed(record)
@@ -190,13 +256,33 @@ def list_(_: Any, json: bool = False) -> None:
     if records:
         PlainConsole().print(table)
     else:
-        _say("no build yet: `invoke ami.build --region us-west-2` makes the first")
+        say("no build yet: `invoke ami.build --region us-west-2` makes the first")
+
+
+@command(help=_some("json", last="how many builds are compared"))
+def timings(_: Any, last: int = 4, json: bool = False) -> None:
+    """Compare how long each step of the last builds took, newest first."""
+    from gpukiln.images.timings import timings as compare
+    from gpukiln.images.timings import timings_table
+    from gpukiln.progress import PlainConsole
+
+    records = (build.read() for build in _builds().all())
+    rows = compare([record for record in records if record.durations_s][: max(last, 1)])
+    if json:
+        print_json(rows)
+    elif rows:
+        PlainConsole().print(timings_table(rows))
+    else:
+        say("no build has ended yet: `invoke ami.build --region us-west-2` makes the first")
 
 
 @command(help=_some("json", build="build id, AMI id or `last`"))
 def show(_: Any, build: str, json: bool = False) -> None:
     """Show the record of a build: plan, image, verdict, durations."""
+    from gpukiln.images.cost import cost_lines
+    from gpukiln.images.modules import words
     from gpukiln.images.plan_view import plan_table
+    from gpukiln.images.stages import words_of_stage
     from gpukiln.progress import PlainConsole, human_seconds
     from gpukiln.verify.report import render
 
@@ -210,10 +296,16 @@ def show(_: Any, build: str, json: bool = False) -> None:
     if record.bake:
         console.print(f"\n{record.bake.image_id}  {record.bake.name}")
         console.print(f"kernel {record.bake.kernel}, {len(record.bake.packages)} packages\n")
+        if record.bake.stage:
+            console.print(f"{words_of_stage(record.bake.stage)}\n", markup=False)
+        for use in record.bake.modules:
+            console.print(f"{words(use)}\n", markup=False)
     if record.verdict:
         console.print(render(record.verdict))
     for step, seconds in record.durations_s.items():
         console.print(f"{step:24} {human_seconds(seconds):>12}")
+    if record.cost or record.plan.cloud == "embedded":
+        console.print("\n" + "\n".join(cost_lines(record.cost)))
     console.print(
         f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}"
     )
@@ -227,7 +319,16 @@ def _cloud(name: str, region: str, profile: str, subnet_id: str, ssh_cidr: str) 
     )
 
 
-def _plan(where: Cloud, image: str, base: str, instance_types: str, overrides: str, *, refresh: bool) -> Plan:
+def _plan(
+    where: Cloud,
+    image: str,
+    base: str,
+    instance_types: str,
+    overrides: str,
+    *,
+    refresh: bool,
+    signing: SigningPair | None,
+) -> Plan:
     from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images.bake import tool_versions
     from gpukiln.images.plan import make_plan
@@ -238,14 +339,11 @@ def _plan(where: Cloud, image: str, base: str, instance_types: str, overrides: s
         where,
         probes=Probes.real(state_home() / "apt", refresh=refresh),
         base=base or None,
-        instance_types=_words(instance_types),
-        overrides=_words(overrides),
+        instance_types=words(instance_types),
+        overrides=words(overrides),
         tools=tool_versions(),
+        signer=signing.sha256 if signing else "",
     )
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _builds() -> Builds:
@@ -262,7 +360,16 @@ def _show_plan(planned: Plan) -> None:
     PlainConsole(stderr=True).print(plan_table(planned))
 
 
-def _say(text: str) -> None:
-    import sys
+def _nothing_to_bake(proven: dict[str, Any]) -> str:
+    from gpukiln.images.pipeline import when_verified
 
-    print(text, file=sys.stderr)
+    when = when_verified(proven)
+    verified = f"verified on {when[:10]} at {when[11:16]} UTC" if when else "and was verified"
+    return f"nothing to bake: {proven['ImageId']} has this digest, {verified}"
+
+
+def _say_why(planned: Plan) -> None:
+    from gpukiln.images.pipeline import why_build
+
+    for line in why_build(planned, _builds()):
+        say(f"  {line}")

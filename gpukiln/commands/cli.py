@@ -7,23 +7,40 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec
 
-from invoke.tasks import task
+from invoke.parser.argument import Argument
+from invoke.tasks import Task, task
 
-from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.errors import GpukilnError, UnavailableError, UsageError
 
 P = ParamSpec("P")
 INTERRUPTED = 130
 _OS_HINTS = {
     errno.ENOSPC: "`invoke cloud.clean --images` removes images; $GPUKILN_HOME can be another disk",
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
+    errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class Command(Task[Any]):
+    """A task whose numbers are read here: Invoke ends with a traceback where one is none."""
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        """See `Task.get_arguments`."""
+        arguments: list[Argument] = super().get_arguments(ignore_unknown_help)
+        for argument in arguments:
+            if argument.kind is int:
+                argument.kind = str
+        return arguments
 
 
 def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
@@ -37,10 +54,16 @@ def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
     """
 
     def decorate(function: Callable[P, int | None]) -> Any:
+        parameters = inspect.signature(function).parameters.values()
+        numbers = [one.name for one in parameters if type(one.default) is int]
+
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             signal.signal(signal.SIGTERM, _interrupt)
             try:
+                for name in numbers:
+                    if isinstance(typed := kwargs.get(name), str):
+                        kwargs[name] = _number(name, typed)
                 code = function(*args, **kwargs)
                 sys.stdout.flush()
             except GpukilnError as error:
@@ -54,15 +77,30 @@ def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
                 code = 0
             except OSError as error:
                 what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-                print_error(UnavailableError(what, hint=_OS_HINTS.get(error.errno or 0, "")))
+                print_error(UnavailableError(what, hint=_os_hint(error)))
                 code = UnavailableError.exit_code
                 _silence_stdout()
             if code:
                 sys.exit(code)
 
-        return task(**options)(run)
+        return task(klass=Command, **options)(run)
 
     return decorate
+
+
+def _number(option: str, typed: str) -> int:
+    if not typed.isdecimal():
+        raise UsageError(
+            f"--{option.replace('_', '-')} {typed!r} is no whole number", hint="wanted: 0 or more"
+        )
+    return int(typed)
+
+
+def _os_hint(error: OSError) -> str:
+    file = Path(str(error.filename or "."))
+    if error.errno == errno.ENOENT and file.is_relative_to(CHECKOUT):
+        return f"`git checkout -- {file.relative_to(CHECKOUT)}` brings a file of the repository back"
+    return _OS_HINTS.get(error.errno or 0, "")
 
 
 def _silence_stdout() -> None:
@@ -87,6 +125,24 @@ def print_error(error: GpukilnError) -> None:
         print(f"also: {note}", file=sys.stderr)
     if error.hint:
         print(f"next: {error.hint}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Write a line for people, beside the one document that `--json` promises.
+
+    Args:
+        text: The line.
+    """
+    print(text, file=sys.stderr)
+
+
+def words(text: str) -> list[str]:
+    """Read what was typed as a list.
+
+    Args:
+        text: Words separated by commas.
+    """
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def print_json(document: Any) -> None:

@@ -95,6 +95,46 @@ def clean(
         print(f"{'would remove' if dry_run else 'removed'} {line}")
 
 
+@command(
+    help={
+        "cloud": "embedded (this machine, the default) or aws (your account)",
+        "region": "AWS region to look at",
+        "profile": "AWS profile (aws only)",
+        "yes": "remove them; without it they are only listed",
+        "dry_run": "only list them, the default",
+        "json": "print one JSON document to standard output",
+    }
+)
+def sweep(
+    _: Any,
+    cloud: str = "embedded",
+    region: str = REGION,
+    profile: str = "",
+    yes: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
+) -> None:
+    """Find what builds of any machine left past their deadline, by tag, in one region; --yes removes it."""
+    import sys
+
+    from gpukiln.clouds.select import make_cloud
+    from gpukiln.images.leftovers import find_leftovers, remove_leftovers
+
+    where = make_cloud(cloud, region, profile=profile or None)
+    leftovers = find_leftovers(where)
+    for leftover in leftovers:
+        print(leftover, file=sys.stderr)
+    removed = []
+    if not leftovers:
+        print(f"nothing is left in {region}", file=sys.stderr)
+    elif yes and not dry_run:
+        removed = remove_leftovers(where, leftovers, lambda text: print(text, file=sys.stderr))
+    else:
+        print(f"nothing was removed: --yes removes these {len(leftovers)}", file=sys.stderr)
+    if json:
+        print_json({"found": [vars(one) for one in leftovers], "removed": [one.id for one in removed]})
+
+
 @command(help={"instance": "instance id, or `last`"})
 def console(_: Any, instance: str) -> None:
     """Print what a machine wrote on its console; those of machines that are gone are kept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json
+from gpukiln.commands.cli import command, print_json, words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +129,7 @@ def verify(
     return _judge(
         "verify", hosts, inventory, limit, forks, as_json=json,
         profile=profile, expect_gpus=None if expect_gpus < 0 else expect_gpus,
-        layers=_words(layer), require=_words(require),
+        layers=words(layer), require=words(require),
     )  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = F
         else:
             PlainConsole().print(render_scenarios([*scenarios.values()]))
         return 0
-    chosen, others = choose(_words(scenario))
+    chosen, others = choose(words(scenario))
     runs = _runs()
     progress, run = Progress(runs.last_test_durations()), runs.create("test")
     outcomes = []
@@ -257,11 +257,11 @@ def _request(
         raise UsageError("--inventory is missing", hint="ansible/inventory/example.yml is one to copy")
     if forks < 1:
         raise UsageError(f"--forks is {forks}, wanted 1 or more")
-    components = as_plain(apply_overrides(load_components(), _words(overrides)))
-    left_out = _words(leave_out)
+    components = as_plain(apply_overrides(load_components(), words(overrides)))
+    left_out = words(leave_out)
     if unknown := [name for name in left_out if name not in components]:
         raise UsageError(f"there is no component {unknown[0]!r}", hint=f"valid: {', '.join(components)}")
-    if unknown := [name for name in _words(also) if name not in OPTIONAL_ROLES]:
+    if unknown := [name for name in words(also) if name not in OPTIONAL_ROLES]:
         raise UsageError(
             f"there is no optional role {unknown[0]!r}", hint=f"valid: {', '.join(OPTIONAL_ROLES)}"
         )
@@ -274,7 +274,7 @@ def _request(
         variables={
             "components": components,
             **({"gpukiln_left_out": left_out} if left_out else {}),
-            **({"gpukiln_also": _words(also)} if also else {}),
+            **({"gpukiln_also": words(also)} if also else {}),
             **variables,
         },
     )
@@ -346,7 +346,3 @@ def _absolute(path: str) -> Path:
     from pathlib import Path
 
     return Path(path).expanduser().absolute()
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]

@@ -173,7 +173,8 @@ def _write_config(cache: Path, sources: str) -> Path:
     for folder in ("lists/partial", "archives/partial", "empty"):
         (cache / folder).mkdir(parents=True, exist_ok=True)
     _write_private(cache / "archive.sources", sources)
-    (cache / "status").touch()
+    if not (cache / "status").exists():
+        (cache / "status").touch()
     settings = {
         "Dir::Etc::main": "/dev/null",
         "Dir::Etc::parts": cache / "empty",
@@ -201,7 +202,12 @@ def _write_config(cache: Path, sources: str) -> Path:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read: addresses may hold credentials."""
+    """Write a file that only its owner can read: addresses may hold credentials.
+
+    One that is as it should be stays as it is: apt makes its cache anew when what it read has changed.
+    """
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return
     with os.fdopen(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
     ) as file:
@@ -214,10 +220,13 @@ def _apt(config: Path, *command: str) -> str:
     if done.returncode:
         lines = strip_credentials(done.stderr).strip().splitlines()
         wrong = [line for line in lines if line.startswith("E:")] or lines or ["no message"]
+        full = next((line for line in lines if "No space left on device" in line), None)
         raise UnavailableError(
-            f"the Debian mirror can't be asked: {wrong[0]}",
-            hint="check the network and /etc/apt, then try again",
-            details=tuple(lines),
+            f"the Debian mirror can't be asked: {full or wrong[0]}",
+            hint=f"its package lists need 200 MB in {config.parent}; $GPUKILN_HOME can be another disk"
+            if full
+            else "check the network and /etc/apt, then try again",
+            details=tuple(line for line in lines if line != (full or wrong[0])),
         )
     return done.stdout
 

@@ -1,19 +1,28 @@
 """Bake: Packer starts a machine from the base, Ansible configures it, Packer captures its disk."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from gpukiln.catalog.components import as_plain
-from gpukiln.catalog.instance_types import instance_type
+from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.images.builds import Bake, Build
-from gpukiln.images.machines import SshAccess, build_tags, ssh_access, tag_list
+from gpukiln.images.builds import BUILD_TAG, Bake, Build, StageUse
+from gpukiln.images.deadline import shutdown_user_data
+from gpukiln.images.machines import PURPOSE_TAG, SshAccess, build_tags, remove_image, ssh_access, tag_list
+from gpukiln.images.module_store import Store
+from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan, chosen_components
 from gpukiln.images.sources import Decision
+from gpukiln.images.stages import StageKeeper, Stages, stage_variables, words_of_stage
 from gpukiln.progress import Progress
 
 
@@ -28,7 +37,24 @@ def tool_versions() -> dict[str, str]:
     return {"packer": packer_version(), "ansible-core": version("ansible-core")}
 
 
-def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
+@dataclass(frozen=True)
+class Saved:
+    """What a build may take from earlier ones, and keeps for later ones.
+
+    Args:
+        modules: Keeps compiled kernel modules, or None.
+        stages: Snapshots of earlier bakes; None: every role runs.
+        signing: What kernel modules are signed with, or None.
+    """
+
+    modules: Store | None = None
+    stages: Stages | None = None
+    signing: SigningPair | None = None
+
+
+def bake(
+    plan: Plan, cloud: Cloud, build: Build, progress: Progress, saved: Saved, stage: StageUse | None = None
+) -> Bake:
     """Make the image.
 
     Args:
@@ -36,6 +62,8 @@ def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
         cloud: Where.
         build: Its folder; gets the logs and the image's own record.
         progress: Told what is being done.
+        saved: What it may take from earlier builds.
+        stage: What it goes on from; None: from the base.
 
     Returns:
         The image.
@@ -45,18 +73,38 @@ def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
         UnavailableError: The cloud or a tool failed.
     """
     with progress.step("base image"):
-        cloud.prepare(plan.base.id, progress.say)
+        if stage is None:
+            cloud.prepare(plan.base.id, progress.say)
+    cache = None if stage else module_cache(plan, build, saved)
     with progress.step("bake"):
+        if stage:
+            progress.show(Text(words_of_stage(stage)))
+        if cache:
+            cache.offer(lambda line: progress.show(Text(line)))
         packer_folder = build.folder / "packer"
         prepare_template(ROOT / "ami" / plan.image, packer_folder)
         extra_vars = build.folder / "extra-vars.json"
-        extra_vars.write_text(json.dumps(ansible_variables(plan, build), indent=2))
+        keeper = None
+        if saved.stages:
+            keeper = StageKeeper(saved.stages, build, {BUILD_TAG: build.id, PURPOSE_TAG: "bake"}, progress)
+        variables = {
+            **ansible_variables(plan, build, cache, saved.signing),
+            **stage_variables(keeper, stage),
+        }
+        extra_vars.write_text(json.dumps(variables, indent=2))
         events = build.folder / "events.jsonl"
         manifest = build.folder / "manifest.json"
-        with ssh_access(cloud, build.id, purpose="bake", folder=build.folder) as access:
+        with (
+            ssh_access(cloud, build.id, purpose="bake", folder=build.folder) as access,
+            collected(cache, build, progress) as uses,
+        ):
             Packer(
                 packer_folder,
-                packer_variables(plan, cloud, build, access, extra_vars=extra_vars, manifest=manifest),
+                packer_variables(
+                    *(plan, cloud, build, access, stage.image_id if stage else plan.base.id),
+                    extra_vars=extra_vars,
+                    manifest=manifest,
+                ),
                 environment={
                     **cloud.environment(),
                     "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -66,6 +114,7 @@ def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
                 log=build.folder / "packer.log",
                 events=events,
                 say=progress.say,
+                on_task=keeper.on_task if keeper else None,
             ).build()
         image_id = json.loads(manifest.read_text())["builds"][-1]["artifact_id"].split(":")[-1]
         installed = json.loads((build.folder / "image.json").read_text())
@@ -82,7 +131,47 @@ def bake(plan: Plan, cloud: Cloud, build: Build, progress: Progress) -> Bake:
         kernel=installed["kernel"],
         components=installed["components"],
         packages=installed["packages"],
+        modules=tuple(uses),
+        stage=stage,
     )
+
+
+def module_cache(plan: Plan, build: Build, saved: Saved) -> ModuleCache | None:
+    """The cache of kernel modules for a build.
+
+    Args:
+        plan: The plan.
+        build: The build, whose folder gets what is offered to its machine.
+        saved: Where they are kept, and what they are signed with.
+
+    Returns:
+        The cache; None where there is none, or nothing to compile.
+    """
+    driver = plan.component("nvidia_driver")
+    if saved.modules is None or driver.status != "install" or not driver.version:
+        return None
+    certificate = saved.signing.certificate if saved.signing else None
+    return ModuleCache(saved.modules, build.folder / MODULES, driver.version, certificate)
+
+
+@contextmanager
+def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> Iterator[list[ModuleUse]]:
+    """Keep the modules that are compiled meanwhile, of a failed build too.
+
+    Args:
+        cache: The cache, or None.
+        build: The build.
+        progress: Told where the modules came from.
+
+    Yields:
+        A list that gets where they came from.
+    """
+    uses: list[ModuleUse] = []
+    try:
+        yield uses
+    finally:
+        if cache:
+            uses += cache.collect(build.id, lambda line: progress.show(Text(line)))
 
 
 def _finish(cloud: Cloud, image_id: str, installed: dict[str, Any]) -> None:
@@ -90,22 +179,6 @@ def _finish(cloud: Cloud, image_id: str, installed: dict[str, Any]) -> None:
     # Packer 1.6.6 has no option for it: machines from this AMI take IMDSv2 only
     ec2.modify_image_attribute(ImageId=image_id, ImdsSupport={"Value": "v2.0"})
     ec2.create_tags(Resources=[image_id], Tags=tag_list({"gpukiln:kernel": installed["kernel"]}))
-
-
-def remove_image(cloud: Cloud, image_id: str) -> None:
-    """Remove an AMI with its snapshots.
-
-    Args:
-        cloud: Where it is.
-        image_id: The AMI.
-    """
-    with explain_aws_errors(f"remove {image_id}"):
-        ec2 = cloud.client("ec2")
-        for image in ec2.describe_images(ImageIds=[image_id])["Images"]:
-            ec2.deregister_image(ImageId=image_id)
-            for device in image["BlockDeviceMappings"]:
-                if snapshot := device.get("Ebs", {}).get("SnapshotId"):
-                    ec2.delete_snapshot(SnapshotId=snapshot)
 
 
 def image_name(plan: Plan, build: Build) -> str:
@@ -129,6 +202,7 @@ def image_tags(plan: Plan) -> dict[str, str]:
     toolkit = decided.get("nvidia_container_toolkit")
     return {
         "gpukiln:image": plan.image,
+        "gpukiln:kubernetes": plan.kubernetes,
         "gpukiln:digest": plan.digest,
         "gpukiln:driver": plan.component("nvidia_driver").version or "",
         "gpukiln:toolkit": _tag_of(toolkit),
@@ -144,7 +218,14 @@ def _tag_of(decision: Decision | None) -> str:
 
 
 def packer_variables(
-    plan: Plan, cloud: Cloud, build: Build, access: SshAccess, *, extra_vars: Path, manifest: Path
+    plan: Plan,
+    cloud: Cloud,
+    build: Build,
+    access: SshAccess,
+    source_ami: str,
+    *,
+    extra_vars: Path,
+    manifest: Path,
 ) -> dict[str, Any]:
     """Values of the template's variables.
 
@@ -153,13 +234,14 @@ def packer_variables(
         cloud: Where.
         build: The build.
         access: How Packer logs in.
+        source_ami: What the machine is started from: the base, or a stage.
         extra_vars: JSON file for Ansible.
         manifest: File for the result.
     """
     name, driver = image_name(plan, build), plan.component("nvidia_driver").version
     return {
         "region": plan.region,
-        "source_ami": plan.base.id,
+        "source_ami": source_ami,
         "ami_name": name,
         "ami_description": f"{plan.image} with NVIDIA {driver} on {plan.base.name}",
         "instance_type": plan.builder_instance_type,
@@ -171,7 +253,8 @@ def packer_variables(
         "root_device": plan.base.root_device,
         "volume_size_gib": plan.volume_size_gib,
         "tags": {"Name": name, **image_tags(plan)},
-        "run_tags": build_tags(build.id, "bake"),
+        "run_tags": build_tags(build.id, "bake", access.deadline),
+        "user_data": shutdown_user_data(access.deadline),
         "playbook": str(ROOT / "ansible" / "image.yml"),
         "extra_vars_file": str(extra_vars),
         "manifest": str(manifest),
@@ -179,25 +262,41 @@ def packer_variables(
     }
 
 
-def ansible_variables(plan: Plan, build: Build) -> dict[str, Any]:
+def ansible_variables(
+    plan: Plan, build: Build, cache: ModuleCache | None = None, signing: SigningPair | None = None
+) -> dict[str, Any]:
     """What Ansible gets: the components with the plan's overrides, and the plan's decisions.
 
     Args:
         plan: The plan.
         build: The build.
+        cache: Of kernel modules, or None.
+        signing: What they are signed with, or None.
     """
     components = as_plain(chosen_components(ROOT / "components.yaml", plan.overrides, plan.instance_types))
-    machines = [instance_type(name) for name in plan.instance_types]
+    gpus, switched = gpus_of(plan.instance_types)
     return {
         "components": components,
         "gpukiln_fetch_dir": str(build.folder),
+        **({"nvidia_driver_module_cache_dir": str(cache.folder)} if cache else {}),
+        **(
+            {
+                "nvidia_driver_sign": True,
+                "nvidia_driver_signing_key": str(signing.key),
+                "nvidia_driver_signing_certificate": str(signing.certificate),
+                # in memory: what a snapshot has once held can be read from it after it was deleted
+                "nvidia_driver_private_key": "/run/gpukiln-signing/module.key",
+            }
+            if signing
+            else {}
+        ),
         "gpukiln_image": {
             "schema": 1,
             "image": plan.image,
             "digest": plan.digest,
             "git_commit": plan.git_commit,
-            "gpus": sorted({machine.gpu for machine in machines}),
-            "nvswitch": any(machine.interconnect == "nvswitch" for machine in machines),
+            "gpus": gpus,
+            "nvswitch": switched,
             "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "base": {
                 "name": plan.base.name,

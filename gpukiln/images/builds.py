@@ -1,24 +1,35 @@
 """The folder of each build and its record: what was planned, baked and found, and how long each step took."""
 
-import contextlib
-import fcntl
-import json
-import logging
 import re
-import secrets
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpukiln.errors import BusyError, UsageError
+from gpukiln.errors import UsageError
+from gpukiln.images.cost import Cost
+from gpukiln.images.modules import ModuleUse
 from gpukiln.images.plan import Plan
+from gpukiln.records import RecordFolder, RecordFolders
 from gpukiln.verify.verdict import Verdict
 
-log = logging.getLogger(__name__)
 BUILD_TAG = "gpukiln:build"
 STATES = ("running", "baked", "verified", "failed", "aborted")
+
+
+@dataclass(frozen=True)
+class StageUse:
+    """The stage of an earlier build that a bake went on from.
+
+    Args:
+        stage: driver, runtime or configuration.
+        image_id: Its AMI.
+        build_id: The build that kept it.
+    """
+
+    stage: str
+    image_id: str
+    build_id: str
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,8 @@ class Bake:
         kernel: Release of the kernel that it boots.
         components: Per component the status and the version that was really installed.
         packages: Every package with its version.
+        modules: Where the kernel modules came from, one a kernel; empty where a stage brought them.
+        stage: What it went on from; None: from the base.
     """
 
     image_id: str
@@ -40,6 +53,27 @@ class Bake:
     kernel: str
     components: dict[str, Any]
     packages: dict[str, str]
+    modules: tuple[ModuleUse, ...] = ()
+    stage: StageUse | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            **vars(self),
+            "modules": [vars(use) for use in self.modules],
+            "stage": vars(self.stage) if self.stage else None,
+        }
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> "Bake":
+        """Read what `to_dict` wrote, or a version of gpukiln without `modules` or `stage`.
+
+        Args:
+            value: Plain data.
+        """
+        modules = tuple(ModuleUse(**use) for use in value.get("modules", ()))
+        stage = StageUse(**value["stage"]) if value.get("stage") else None
+        return cls(**{**value, "modules": modules, "stage": stage})
 
 
 @dataclass(frozen=True)
@@ -54,6 +88,7 @@ class Record:
         verdict: What the verification found, or None.
         durations_s: Seconds of each step.
         error: Why it failed, or an empty string.
+        cost: What it cost so far; None where it costs nothing.
         schema: Version of this document's form.
     """
 
@@ -64,6 +99,7 @@ class Record:
     verdict: Verdict | None = None
     durations_s: dict[str, float] = field(default_factory=dict)
     error: str = ""
+    cost: Cost | None = None
     schema: int = 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,10 +109,11 @@ class Record:
             "build_id": self.build_id,
             "state": self.state,
             "plan": self.plan.to_dict(),
-            "bake": vars(self.bake) if self.bake else None,
+            "bake": self.bake.to_dict() if self.bake else None,
             "verdict": self.verdict.to_dict() if self.verdict else None,
             "durations_s": self.durations_s,
             "error": self.error,
+            "cost": self.cost.to_dict() if self.cost else None,
         }
 
     @classmethod
@@ -90,76 +127,26 @@ class Record:
             build_id=value["build_id"],
             state=value["state"],
             plan=Plan.from_dict(value["plan"]),
-            bake=Bake(**value["bake"]) if value["bake"] else None,
+            bake=Bake.from_dict(value["bake"]) if value["bake"] else None,
             verdict=Verdict.from_dict(value["verdict"]) if value["verdict"] else None,
-            durations_s=value["durations_s"],
+            durations_s={step: float(seconds) for step, seconds in value["durations_s"].items()},
             error=value["error"],
+            cost=Cost.from_dict(value["cost"]) if value.get("cost") else None,
             schema=value["schema"],
         )
 
 
 @dataclass(frozen=True)
-class Build:
-    """The folder of one build.
+class Build(RecordFolder[Record]):
+    """The folder of one build; it holds plan.json, too."""
 
-    Args:
-        folder: Holds record.json, plan.json, the logs, and the report of the verification in verify/.
-    """
-
-    folder: Path
-
-    @property
-    def id(self) -> str:
-        """Its name."""
-        return self.folder.name
-
-    @property
-    def record_file(self) -> Path:
-        """The record."""
-        return self.folder / "record.json"
-
-    def write(self, record: Record) -> None:
-        """Write the record in one step.
-
-        Args:
-            record: The record.
-        """
-        partial = self.record_file.with_suffix(".partial")
-        partial.write_text(json.dumps(record.to_dict(), indent=2) + "\n")
-        partial.replace(self.record_file)
-
-    def read(self) -> Record:
-        """Read the record.
-
-        Raises:
-            UsageError: It is damaged, or of another version of gpukiln.
-        """
-        try:
-            return Record.from_dict(json.loads(self.record_file.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
-            raise UsageError(
-                f"{self.record_file} can't be read: {error}", hint="remove its folder when it is not needed"
-            ) from error
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the build; the lock goes with the process, however it ends.
-
-        Raises:
-            BusyError: Another process works on it.
-        """
-        with (self.folder / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(
-                    f"build {self.id} is being worked on by another process",
-                    hint="wait for it; `fuser` on its lock file names the process",
-                ) from None
-            yield
+    @staticmethod
+    def parse(document: Mapping[str, Any]) -> Record:
+        """See `RecordFolder.parse`."""
+        return Record.from_dict(dict(document))
 
 
-class Builds:
+class Builds(RecordFolders[Build]):
     """Every build of this machine.
 
     Args:
@@ -167,34 +154,7 @@ class Builds:
     """
 
     def __init__(self, home: Path) -> None:
-        self.folder = home / "builds"
-
-    def create(self, image: str) -> Build:
-        """Make the folder of a new build.
-
-        Args:
-            image: Name of the image.
-        """
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        folder = self.folder / f"{stamp}-{image}-{secrets.token_hex(2)}"
-        folder.mkdir(parents=True)
-        self.folder.chmod(0o700)  # logs, and for a while a private key
-        return Build(folder)
-
-    def all(self) -> list[Build]:
-        """Every build with a readable record, newest first; of the others a warning names the file."""
-        readable = []
-        for folder in sorted(self.folder.glob("*"), reverse=True) if self.folder.exists() else ():
-            build = Build(folder)
-            if not build.record_file.exists():
-                continue
-            try:
-                build.read()
-            except UsageError as error:
-                log.warning("warning: %s", error.message)
-            else:
-                readable.append(build)
-        return readable
+        super().__init__(home / "builds", Build)
 
     def find(self, name: str) -> Build:
         """A build by its id, by its AMI's id, or `last`.
@@ -203,14 +163,17 @@ class Builds:
             name: What was typed.
 
         Raises:
-            UsageError: There is no such build.
+            UsageError: There is no such build, or its record is damaged.
         """
-        builds = self.all()
-        for build in builds:
+        for build in self.folders():
             if name in ("last", build.id):
+                build.read()  # where the last one is damaged, the one before is not what was meant
                 return build
-            if re.fullmatch(r"ami-[0-9a-f]+", name) and (bake := build.read().bake) and bake.image_id == name:
-                return build
+        builds = self.all()
+        if re.fullmatch(r"ami-[0-9a-f]+", name):
+            for build in builds:
+                if (bake := build.read().bake) and bake.image_id == name:
+                    return build
         known = tuple(build.id for build in builds[:5])
         raise UsageError(
             f"there is no build {name!r}" if builds else "nothing was built on this machine yet",
@@ -218,15 +181,20 @@ class Builds:
             details=known,
         )
 
-    def last_durations(self, plan: Plan) -> dict[str, float]:
+    def last_durations(self, plan: Plan, stage: StageUse | None = None) -> dict[str, float]:
         """Seconds of each step in the last finished build of the same image on the same cloud.
 
         Args:
             plan: The plan of the build that begins.
+            stage: What it goes on from; a build that went on from the same stage says more than a later one.
         """
+        found: dict[str, float] = {}
         for build in self.all():
             record = build.read()
             same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
-            if same and record.state in ("verified", "baked"):
+            if not same or record.bake is None or record.state not in ("verified", "baked"):
+                continue
+            found = found or record.durations_s
+            if (record.bake.stage and record.bake.stage.stage) == (stage and stage.stage):
                 return record.durations_s
-        return {}
+        return found

@@ -8,23 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from gpukiln.catalog.components import Components, as_plain
 from gpukiln.catalog.images import ImageDefinition
+from gpukiln.catalog.load import SafeLoader
 from gpukiln.images.bases import ResolvedBase
 from gpukiln.images.sources import Decision
 
 WORDS = {"source", "reason", "review"}  # of a component; they change no image
+WORDS_OF = {
+    "component": "available version of {}",
+    "tool": "version of {}",
+    "base": "base image",
+    "kernel": "available version of the kernel",
+}
 IGNORED_FOLDERS = {"docs", "tests", "molecule", "__pycache__", "inventory", "callback"}
 IGNORED_FILES = {"image.yaml", "node.yml", "drift.yml", "runtime.yml", "argument_specs.yml"}
 """What these hold is in the inputs by value, runs only on live nodes, or only judges what was typed."""
 
 
-class _AnyTag(yaml.SafeLoader):
+class _AnyTag(SafeLoader):
     """Reads Ansible's YAML, whose tags (!unsafe, !vault) the plain loader refuses."""
 
 
-def _any_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+def _any_tag(loader: SafeConstructor, suffix: str, node: yaml.Node) -> Any:
     if isinstance(node, yaml.MappingNode):
         return {suffix: loader.construct_mapping(node, deep=True)}
     if isinstance(node, yaml.SequenceNode):
@@ -154,9 +162,25 @@ def explain_change(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
         before, after = old.get(name), new.get(name)
         if before == after:
             continue
-        if name.startswith("file "):
-            verb = "added" if before is None else "removed" if after is None else "changed"
-            lines.append(f"{verb} {name.removeprefix('file ')}")
+        kind, _, what = name.partition(" ")
+        verb = "added" if before is None else "removed" if after is None else "changed"
+        if kind == "file":
+            lines.append(f"{verb} {_place(what)}")
+        elif kind == "recipe":
+            lines.append(f"{verb} in components.yaml: how {what} is installed")
         else:
-            lines.append(f"{name}: {before or 'absent'} -> {after or 'absent'}")
+            words = WORDS_OF.get(kind, name).format(what)
+            lines.append(f"{words}: {_status(before)} -> {_status(after)}")
     return lines
+
+
+def _place(path: str) -> str:
+    top, _, rest = path.partition("/")
+    owner, _, inner = rest.partition("/")
+    if top == "roles" and inner:
+        return f"role {owner}: {inner}"
+    return f"template of {owner}: {inner}" if top == "ami" and inner else path
+
+
+def _status(value: str | None) -> str:
+    return (value or "absent").removeprefix("install ").replace("left_out", "left out")

@@ -1,22 +1,28 @@
 """Machines and the resources around them that a build starts on a cloud, and their removal by tag."""
 
 import os
+import pwd
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import BUILD_TAG
+from gpukiln.images.deadline import DEADLINE_TAG, deadline_of, deadline_text, shutdown_user_data
+from gpukiln.images.launch import Launched, launch, lost
 from gpukiln.verify.target import Target
 
 GONE = ("terminated", "shutting-down")
 POLL_S = 1.0
 KEY_SUFFIX = ".key"
+OWNER_TAG = "gpukiln:owner"
+PURPOSE_TAG = "gpukiln:purpose"
 
 
 def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
@@ -38,13 +44,52 @@ def tag_specifications(tags: dict[str, str], *resources: str) -> list[dict[str, 
     return [{"ResourceType": resource, "Tags": tag_list(tags)} for resource in resources]
 
 
+def tags_of(resource: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of an image or a snapshot.
+
+    Args:
+        resource: As EC2 describes it.
+    """
+    return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", ())}
+
+
+def snapshots_of(image: Mapping[str, Any]) -> list[str]:
+    """The snapshots that an image points at.
+
+    Args:
+        image: As DescribeImages gives it.
+    """
+    devices = [device.get("Ebs", {}) for device in image.get("BlockDeviceMappings", ())]
+    return [device["SnapshotId"] for device in devices if device.get("SnapshotId")]
+
+
+def remove_image(cloud: Cloud, image_id: str) -> None:
+    """Remove an AMI with its snapshots; one that is gone already is none.
+
+    Args:
+        cloud: Where it is.
+        image_id: The AMI.
+
+    Raises:
+        UnavailableError: The cloud refused.
+    """
+    with explain_aws_errors(f"remove {image_id}"):
+        ec2 = cloud.client("ec2")
+        found = ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image_id]}])["Images"]
+        for image in found:
+            ec2.deregister_image(ImageId=image_id)
+            for snapshot in snapshots_of(image):
+                ec2.delete_snapshot(SnapshotId=snapshot)
+
+
 @dataclass(frozen=True)
 class SshAccess:
-    """What lets this build, and nobody else, log in on its machine."""
+    """What lets this build, and nobody else, log in on its machine, and until when there is one."""
 
     key_name: str
     private_key: Path
     group_id: str
+    deadline: datetime
 
 
 @contextmanager
@@ -63,7 +108,8 @@ def ssh_access(cloud: Cloud, build_id: str, *, purpose: str, folder: Path) -> It
     Raises:
         UnavailableError: The cloud refused.
     """
-    tags = build_tags(build_id, purpose)
+    deadline = deadline_of(purpose)
+    tags = build_tags(build_id, purpose, deadline)
     name = f"gpukiln-{purpose}-{build_id}"
     private_key = folder / f"{purpose}{KEY_SUFFIX}"
     try:
@@ -89,8 +135,12 @@ def ssh_access(cloud: Cloud, build_id: str, *, purpose: str, folder: Path) -> It
                     }
                 ],
             )
-        yield SshAccess(name, private_key, group)
+        yield SshAccess(name, private_key, group, deadline)
     except BaseException as error:
+        if datetime.now(UTC) >= deadline:
+            error.add_note(
+                f"its machine's deadline, {deadline_text(deadline)}, has passed: it shut itself down"
+            )
         try:
             sweep(cloud, build_id)
         except GpukilnError as left:  # the first error is the one to tell; the next build tries again
@@ -108,69 +158,82 @@ def machine_from_image(
     image_id: str,
     *,
     build_id: str,
-    instance_type: str,
+    instance_types: Sequence[str],
     user: str,
     folder: Path,
     say: Callable[[str], None],
+    spot: bool = False,
     timeout_s: float = 900,
-) -> Iterator[Target]:
+) -> Iterator[tuple[Target, Launched]]:
     """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
 
     Args:
         cloud: Where.
         image_id: The AMI.
         build_id: On everything that is made, as a tag.
-        instance_type: Its type.
+        instance_types: The types to try, the best first.
         user: Who logs in.
         folder: Where the private key lies while the machine lives.
         say: Told what is being waited for.
+        spot: Whether it may be a spot instance.
         timeout_s: Seconds until SSH must answer.
 
     Yields:
-        The machine.
+        How to reach the machine, and what it is.
 
     Raises:
+        BusyError: There is no capacity for any of the types now, or EC2 took the machine away.
+        IncompatibleError: The account's quota is too low, or the region has none of the types.
         UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
     """
-    # `gpukiln:machine`: the embedded cloud boots its own kernel, not the fast container
-    tags = {**build_tags(build_id, "verify"), "gpukiln:machine": "vm"}
     with ssh_access(cloud, build_id, purpose="verify", folder=folder) as access:
-        with explain_aws_errors("start a machine from the image"):
-            instance = cloud.client("ec2").run_instances(
-                ImageId=image_id,
-                InstanceType=instance_type,
-                MinCount=1,
-                MaxCount=1,
-                KeyName=access.key_name,
-                SecurityGroupIds=[access.group_id],
-                MetadataOptions={"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
-                InstanceInitiatedShutdownBehavior="terminate",
-                TagSpecifications=tag_specifications(tags, "instance", "volume"),
-                **({"SubnetId": cloud.subnet_id} if cloud.subnet_id else {}),
-            )["Instances"][0]
-        yield _wait_until_reachable(
+        # `gpukiln:machine`: the embedded cloud boots its own kernel, not the fast container
+        tags = {**build_tags(build_id, "verify", access.deadline), "gpukiln:machine": "vm"}
+        launched = launch(
             cloud,
-            instance["InstanceId"],
-            user=user,
-            key=access.private_key,
+            {
+                "ImageId": image_id,
+                "KeyName": access.key_name,
+                "SecurityGroupIds": [access.group_id],
+                "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+                "InstanceInitiatedShutdownBehavior": "terminate",
+                "UserData": shutdown_user_data(access.deadline),
+                "TagSpecifications": tag_specifications(tags, "instance", "volume"),
+            },
+            instance_types=instance_types,
+            spot=spot,
             say=say,
-            timeout_s=timeout_s,
         )
+        target = _wait_until_reachable(
+            cloud, launched.instance_id, user=user, key=access.private_key, say=say, timeout_s=timeout_s
+        )
+        yield target, launched
 
 
-def build_tags(build_id: str, purpose: str) -> dict[str, str]:
+def build_tags(build_id: str, purpose: str, deadline: datetime) -> dict[str, str]:
     """Tags of what exists only while a build runs.
 
     Args:
         build_id: The build.
         purpose: bake or verify.
+        deadline: When it must be gone.
     """
     return {
         BUILD_TAG: build_id,
         "Name": f"gpukiln {purpose} {build_id}",
-        "gpukiln:purpose": purpose,
-        "gpukiln:owner": os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.geteuid()),
+        PURPOSE_TAG: purpose,
+        DEADLINE_TAG: deadline_text(deadline),
+        OWNER_TAG: _owner(),
     }
+
+
+def _owner() -> str:
+    """Who to ask about a machine, and where its build ran."""
+    try:
+        user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user may have no name
+        user = str(os.geteuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _vpc(ec2: Any, subnet_id: str | None) -> str:
@@ -194,6 +257,8 @@ def _wait_until_reachable(
         state = instance["State"]["Name"]
         waited = time.monotonic() - started
         if state in (*GONE, "stopped", "stopping"):
+            if error := lost(instance):
+                raise error
             reason = instance.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(f"{instance_id} is {state} instead of running: {reason}")
         if state == "running" and _speaks_ssh(cloud.address(instance), cloud.ssh_port):

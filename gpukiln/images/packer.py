@@ -77,6 +77,7 @@ class Packer:
         log: File for everything that it prints.
         events: File that Ansible's callback plugin writes, one JSON object a line.
         say: Told each step.
+        on_task: Told the name of each task of Ansible that starts; while it works, no later one is told.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Packer:
         log: Path,
         events: Path,
         say: Callable[[str], None],
+        on_task: Callable[[str], None] | None = None,
     ) -> None:
         self._folder, self._log, self._events, self._say = folder, log, events, say
+        self._on_task = on_task
         self._variables = folder / "variables.pkrvars.json"
         self._variables.write_text(json.dumps(variables, indent=2))
         self._environment = environment
@@ -165,6 +168,8 @@ class Packer:
                     event = json.loads(line)
                     if event["event"] == "task_start":
                         self._say(event["task"])
+                        if self._on_task:
+                            self._on_task(event["task"])
                 elif last_look:
                     return
                 else:

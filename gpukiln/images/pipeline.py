@@ -1,22 +1,36 @@
 """plan -> bake -> verify, with a record of all of it, whatever happens."""
 
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
 
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import BusyError, CheckFailedError, GpukilnError
-from gpukiln.images.bake import bake
+from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, UnavailableError
+from gpukiln.images.bake import Saved, bake
 from gpukiln.images.builds import Bake, Build, Builds, Record
+from gpukiln.images.cost import spent
 from gpukiln.images.digest import explain_change
+from gpukiln.images.launch import Launched
 from gpukiln.images.machines import KEY_SUFFIX, builds_with_leftovers, machine_from_image, sweep, tag_list
+from gpukiln.images.modules import MODULES
 from gpukiln.images.plan import Plan
 from gpukiln.progress import Progress
 from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
+VERIFIED_TAG = "gpukiln:verified-at"
 
 
 def find_proven(plan: Plan, cloud: Cloud) -> dict[str, Any] | None:
@@ -42,6 +56,18 @@ def find_proven(plan: Plan, cloud: Cloud) -> dict[str, Any] | None:
     return found[-1] if found else None
 
 
+def when_verified(image: dict[str, Any]) -> str:
+    """When an image was judged last.
+
+    Args:
+        image: As DescribeImages gives it.
+
+    Returns:
+        ISO 8601 in UTC; empty when its tags do not say it.
+    """
+    return next((tag["Value"] for tag in image.get("Tags", ()) if tag["Key"] == VERIFIED_TAG), "")
+
+
 def why_build(plan: Plan, builds: Builds) -> list[str]:
     """What changed since the last image that was proven.
 
@@ -50,7 +76,7 @@ def why_build(plan: Plan, builds: Builds) -> list[str]:
         builds: Every build of this machine.
 
     Returns:
-        One line a change.
+        A line that names the image, and one line a change; only one when there was none.
     """
     for build in builds.all():
         old = build.read()
@@ -60,19 +86,31 @@ def why_build(plan: Plan, builds: Builds) -> list[str]:
             plan.base.name,
         )
         if same and old.verdict and old.verdict.passed:
+            image = f"{old.bake.image_id if old.bake else 'the image'} of build {old.build_id}"
             changes = explain_change(old.plan.inputs, plan.inputs)
-            return changes or [f"{old.bake.image_id if old.bake else 'its image'} is not there any more"]
+            if not changes:
+                return [f"{image} had this digest, and is not there any more"]
+            return [f"since {image}, verified on {old.verdict.started_at[:10]}:", *changes]
     return ["no image of it was proven on this machine yet"]
 
 
-def build_image(plan: Plan, cloud: Cloud, builds: Builds, progress: Progress) -> tuple[Build, Record]:
-    """Bake an image and verify it on a machine booted from it.
+def build_image(
+    plan: Plan,
+    cloud: Cloud,
+    builds: Builds,
+    progress: Progress,
+    saved: Saved,
+    signer: CryptoSigner | None = None,
+) -> tuple[Build, Record]:
+    """Bake an image, verify it on a machine booted from it, and write its SBOM and provenance.
 
     Args:
         plan: What to build.
         cloud: Where.
         builds: Where the record goes.
         progress: Told what is being done.
+        saved: What it may take from earlier builds, and keeps for later ones.
+        signer: The key to sign the provenance with, or None.
 
     Returns:
         The build and its record; a failed check is in the verdict, not an exception.
@@ -81,27 +119,103 @@ def build_image(plan: Plan, cloud: Cloud, builds: Builds, progress: Progress) ->
         GpukilnError: It could not be baked or verified.
     """
     clean_up_after_killed(cloud, builds, progress)
-    progress = Progress(builds.last_durations(plan), console=progress.console)
+    stage = saved.stages.newest() if saved.stages else None
+    progress = Progress(builds.last_durations(plan, stage), console=progress.console)
     build = builds.create(plan.image)
     with build.locked():
         record = Record(build.id, "running", plan)
         build.write(record)
         try:
-            baked = bake(plan, cloud, build, progress)
+            baked = bake(plan, cloud, build, progress, saved, stage)
             record = replace(record, state="baked", bake=baked, durations_s=progress.durations)
             build.write(record)
-            verdict = verify_image(record, baked, cloud, build.folder / "verify", progress)
-            record = replace(record, state="verified", verdict=verdict, durations_s=progress.durations)
+            verdict, machine = verify_image(record, baked, cloud, build.folder / "verify", progress)
+            record = replace(
+                record,
+                state="verified",
+                verdict=verdict,
+                durations_s=dict(progress.durations),  # what comes after is not in the record
+                cost=spent(plan, progress.durations, machine),
+            )
         except BaseException as error:
             state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             message = error.message if isinstance(error, GpukilnError) else repr(error)
-            build.write(replace(record, state=state, error=message, durations_s=progress.durations))
+            on_demand = Launched("", plan.instance_types[0], "", spot=False)
+            build.write(
+                replace(
+                    record,
+                    state=state,
+                    error=message,
+                    durations_s=progress.durations,
+                    cost=spent(
+                        plan, progress.durations, on_demand if "verify" in progress.durations else None
+                    ),
+                )
+            )
+            if record.bake and isinstance(error, UnavailableError):
+                # it may be for what the stages hold that the image does not boot or can't be reached
+                _end_stages(saved, build, record.bake, progress, proven=False)
             raise
         build.write(record)
+        try:
+            attest(build, record, cloud, progress, signer)
+        finally:
+            _end_stages(saved, build, baked, progress, proven=verdict.passed)
     return build, record
 
 
-def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progress: Progress) -> Verdict:
+def _end_stages(saved: Saved, build: Build, baked: Bake, progress: Progress, *, proven: bool) -> None:
+    """Remove the stages that no build shall go on from; what can't be removed is told and fails no build."""
+    if saved.stages is None:
+        return
+    try:
+        if proven:
+            saved.stages.tidy()
+        else:
+            saved.stages.drop(build.id, baked.stage)
+    except GpukilnError as error:
+        progress.show(Text(f"{error.message}; what is left of stages is not used with `--stages off`"))
+
+
+def attest(
+    build: Build, record: Record, cloud: Cloud, progress: Progress, signer: CryptoSigner | None = None
+) -> None:
+    """Write SBOM and provenance of a judged image beside its record; what is there already stays.
+
+    Args:
+        build: Its folder, locked.
+        record: Its record, written.
+        cloud: Where the image is.
+        progress: Told what is being done.
+        signer: The key to sign the provenance with, or None.
+
+    Raises:
+        GpukilnError: They could not be written; image, record and verdict stay as they are.
+    """
+    from gpukiln.attest.attestation import STATEMENT, write_attestation  # noqa: PLC0415 - slow to import
+
+    if (build.folder / STATEMENT).exists():
+        return
+    try:
+        with progress.step("SBOM and provenance"):
+            write_attestation(build, record, cloud, signer)
+    except GpukilnError as error:
+        error.add_note(
+            f"the image is judged and recorded; `invoke ami.attest {build.id}` writes what is missing"
+        )
+        raise
+
+
+def verify_image(
+    record: Record,
+    baked: Bake,
+    cloud: Cloud,
+    folder: Path,
+    progress: Progress,
+    *,
+    instance_types: Sequence[str] = (),
+    spot: bool = False,
+) -> tuple[Verdict, Launched]:
     """Boot a new machine from an image, judge it, and write the verdict on the image.
 
     Args:
@@ -110,23 +224,28 @@ def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progre
         cloud: Where it is.
         folder: For the report.
         progress: Told what is being done.
+        instance_types: The types to try, the best first; the first of the plan's when empty.
+        spot: Whether the machine may be a spot instance.
 
     Returns:
-        The verdict.
+        The verdict, and the machine that it is about.
 
     Raises:
+        BusyError: There is no capacity for any of the types now.
+        IncompatibleError: The account's quota is too low, or the region has none of the types.
         UnavailableError: No machine could be started, or it could not be reached.
     """
     plan = record.plan
     folder.mkdir(exist_ok=True)
     with ExitStack() as machine:
         with progress.step("boot from the image"):
-            target = machine.enter_context(
+            target, launched = machine.enter_context(
                 machine_from_image(
                     cloud,
                     baked.image_id,
                     build_id=record.build_id,
-                    instance_type=plan.instance_types[0],
+                    instance_types=instance_types or plan.instance_types[:1],
+                    spot=spot,
                     user=plan.base.ssh_user,
                     folder=folder,
                     say=progress.say,
@@ -140,7 +259,7 @@ def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progre
                 out_dir=folder,
                 on_start=live.start,
                 on_check=live.check,
-                expect_gpus=instance_type(plan.instance_types[0]).gpus if cloud.has_gpus else None,
+                expect_gpus=instance_type(launched.instance_type).gpus if cloud.has_gpus else None,
             )
             if not verdict.passed:
                 progress.fail()
@@ -149,7 +268,7 @@ def verify_image(record: Record, baked: Bake, cloud: Cloud, folder: Path, progre
     tags = {**verdict_tags(verdict), "gpukiln:build-id": record.build_id}
     with explain_aws_errors("write the verdict on the image"):
         cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
-    return verdict
+    return verdict, launched
 
 
 def verdict_tags(verdict: Verdict) -> dict[str, str]:
@@ -162,6 +281,7 @@ def verdict_tags(verdict: Verdict) -> dict[str, str]:
         Names and values; the values have only characters that every AWS service takes in a tag.
     """
     return {
+        VERIFIED_TAG: verdict.started_at,
         "gpukiln:verdict": "passed" if verdict.passed else "failed",
         "gpukiln:verdict-profile": verdict.profile,
         "gpukiln:verdict-suite": verdict.suite_version,
@@ -190,6 +310,7 @@ def clean_up_after_killed(cloud: Cloud, builds: Builds, progress: Progress) -> N
                 removed = sweep(cloud, build.id)
                 for key in build.folder.rglob(f"*{KEY_SUFFIX}"):
                     key.unlink()
+                shutil.rmtree(build.folder / MODULES, ignore_errors=True)
                 if unfinished:
                     build.write(replace(record, state="aborted", error="its process was killed"))
         except BusyError:

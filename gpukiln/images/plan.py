@@ -17,6 +17,7 @@ from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.components import Component, apply_overrides, load_components
 from gpukiln.catalog.images import ImageDefinition, load_image
+from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import IncompatibleError, UsageError
@@ -148,6 +149,7 @@ def make_plan(
     instance_types: Sequence[str] = (),
     overrides: Sequence[str] = (),
     tools: Mapping[str, str] | None = None,
+    signer: str = "",
     root: Path = ROOT,
     now: datetime | None = None,
 ) -> Plan:
@@ -163,6 +165,7 @@ def make_plan(
         instance_types: The GPU machines it must run on; the image's own when empty.
         overrides: For example `["nvidia_driver.branch=580"]`.
         tools: The versions of the tools that build, by name; they count in the digest.
+        signer: Checksum of the certificate that kernel modules are signed with; empty: they are not.
         root: The checkout.
         now: The moment to judge ends of support by; the present when None.
 
@@ -188,7 +191,11 @@ def make_plan(
 
     findings = list(
         compat.check_base(
-            base_name, base_facts, branch=driver.branch or 0, architecture=definition.architecture
+            base_name,
+            base_facts,
+            branch=driver.branch or 0,
+            architecture=definition.architecture,
+            keep_build_tools=driver.keep_build_tools is not False,
         )
     )
     findings += check_components(components, definition, types, moment)
@@ -209,6 +216,10 @@ def make_plan(
         probes=probes,
     )
     inputs = image_inputs(root, definition, found, decisions, components, tools or {})
+    gpus, switched = gpus_of(types)  # the driver's role is told
+    inputs["GPUs"] = ", ".join(gpus) + (" with NVSwitch" if switched else "")
+    if signer:
+        inputs["modules' signing certificate"] = signer
     if base_facts.kernel_package and not cloud.strict_sources:
         kernels = probes.candidates([base_facts.kernel_package])
         inputs["kernel"] = kernels.get(base_facts.kernel_package, "unknown")
@@ -301,7 +312,7 @@ def check_components(
     version, modules = driver.version or "", driver.modules or "proprietary"
     findings += compat.check_driver(version, modules, today=moment.date())
     if cuda := components["cuda"].version:
-        findings += compat.check_cuda(cuda, version)
+        findings += compat.check_cuda(cuda, version, types)
     if toolkit := components["nvidia_container_toolkit"].version:
         findings += compat.check_container_toolkit(toolkit)
     for name in types:
@@ -311,6 +322,35 @@ def check_components(
             findings += compat.check_driver_gpu(version, modules, name)
             findings += compat.check_cuda_gpu(cuda, name) if cuda else ()
     return findings
+
+
+def check_machines(plan: Plan, types: Sequence[str]) -> tuple[str, ...]:
+    """Refuse machines on which an image can't work.
+
+    Args:
+        plan: The image's plan.
+        types: Instance types; none is fine.
+
+    Returns:
+        The types, each once.
+
+    Raises:
+        UsageError: The catalogue does not know a type.
+        IncompatibleError: The image's architecture or driver does not fit one of them.
+    """
+    if not types:
+        return ()
+    path = ROOT / "components.yaml"
+    driver = chosen_components(path, plan.overrides, plan.instance_types)["nvidia_driver"]
+    version = plan.component("nvidia_driver").version or ""
+    findings: list[Finding] = []
+    for name in types:
+        own = compat.check_instance_type(name, architecture=plan.architecture)
+        findings += own
+        if all(finding.level == "warning" for finding in own):
+            findings += compat.check_driver_gpu(version, driver.modules or "proprietary", name)
+    refuse(findings)
+    return tuple(dict.fromkeys(types))
 
 
 def refuse(findings: Sequence[Finding]) -> None:

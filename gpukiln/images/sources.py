@@ -1,5 +1,6 @@
 """Decides, before anything runs, where each component comes from and whether it can be had."""
 
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +15,13 @@ from gpukiln.catalog.components import AptRepository, Component, Components, Rpm
 from gpukiln.catalog.load import unknown
 from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.images.apt import candidate_versions, strip_credentials, upstream_version
+from gpukiln.images.rpm import RpmMetadata, read_metadata
 
 PROBE_TIMEOUT_S = 5.0
 ESSENTIAL = "nvidia_driver"
 """The component that a GPU image is never built without."""
+DRIVER_MODULE = "nvidia-driver"
+"""What NVIDIA's rpm repositories call the module whose streams are the driver's branches."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +49,17 @@ class Decision:
 
 @dataclass(frozen=True)
 class Probes:
-    """The two questions to the network, so that a test can answer them.
+    """The questions to the network, so that a test can answer them.
 
     Args:
         unreachable: Takes an address; returns None when it answers, else why not.
         candidates: Takes package names; returns the versions in this machine's Debian mirror.
+        rpm: Takes an rpm repository's address; returns what it has, None where that can't be read.
     """
 
     unreachable: Callable[[str], str | None]
     candidates: Callable[[Sequence[str]], Mapping[str, str]]
+    rpm: Callable[[str], RpmMetadata | None]
 
     @classmethod
     def real(cls, cache: Path, *, refresh: bool = False) -> "Probes":
@@ -63,7 +69,7 @@ class Probes:
             cache: A folder for the private apt state.
             refresh: Whether to fetch package lists that are still fresh.
         """
-        return cls(http_unreachable, partial(candidate_versions, cache=cache, refresh=refresh))
+        return cls(http_unreachable, partial(candidate_versions, cache=cache, refresh=refresh), read_metadata)
 
 
 def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
@@ -137,6 +143,9 @@ def decide(
             decision = _from_base(name, component, base)
         elif repository := _repository(component, base, architecture):
             decision = _from_repository(name, component, repository, architecture, strict, probes)
+            if decision.status == "install" and isinstance(repository, RpmRepository):
+                package = _package(name, component, base, driver_branch)
+                decision = _from_rpm(decision, component, package, probes.rpm(repository.root(architecture)))
         elif name not in packages:
             why = f"no package of it is known for {base.title}"
             decision = _decision(name, component, "left_out", reason=why)
@@ -228,6 +237,36 @@ def _from_repository(
             )
         return _decision(name, component, "left_out", reason=why)
     return _decision(name, component, "install", source=strip_credentials(repository.url))
+
+
+def _from_rpm(
+    decision: Decision, component: Component, package: str | None, repository: RpmMetadata | None
+) -> Decision:
+    """Look for the package in the repository that the decision names."""
+    if repository is None or package is None:
+        return decision
+    name = decision.name
+    streams = repository.streams.get(DRIVER_MODULE, ()) if name == ESSENTIAL else ()
+    stream = f"{component.branch}-{'open' if component.modules == 'open' else 'dkms'}"
+    if streams and stream not in streams:
+        raise IncompatibleError(
+            f"{decision.source} has the streams {', '.join(sorted(streams))} of {DRIVER_MODULE}; "
+            f"wanted: {stream}",
+            hint=f"--set {name}.branch=... to one of these, or another base",
+        )
+    versions = sorted(repository.versions.get(package, ()), key=_numbers)
+    fitting = [found for found in versions if component.version in (None, found.rpartition("-")[0])]
+    if not fitting:
+        has = f"has {package} {', '.join(versions[-5:])}" if versions else f"has no package {package}"
+        raise IncompatibleError(
+            f"{name} {component.version or 'in any version'} is wanted and {decision.source} {has}",
+            hint=f"--set {name}.version=..., or another base",
+        )
+    return replace(decision, package_version=fitting[-1] if component.version else None)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _from_mirror(name: str, component: Component, package: str, found: str | None) -> Decision:

@@ -59,6 +59,15 @@ def markdown() -> str:
         "| Profile | Stands for | GPUs expected |",
         "|---|---|---|",
         *(f"| `{p.name}` | {p.title} | {p.min_gpus or 'none'} |" for p in PROFILES.values()),
+        "",
+        "Two checks compare with what the node itself says is wanted, in `/etc/gpukiln/expected.json`. The",
+        "role gpu_bootstrap writes it, into images and on live nodes, from its variables; where there is no",
+        "such file, the last column holds.",
+        "",
+        "| Check | Variable of gpu_bootstrap | Without it |",
+        "|---|---|---|",
+        "| `gpu.mig` | `gpu_bootstrap_mig`: `disabled`, `enabled`, `any` | only a pending change fails |",
+        "| `compute.bandwidth` | `gpu_bootstrap_bandwidth_share`, of the link's theoretical rate | 0.5 |",
     ]
     for layer, title in LAYERS.items():
         lines += ["", f"## {layer}", "", f"{title[0].upper()}{title[1:]}.", ""]

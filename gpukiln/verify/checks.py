@@ -22,9 +22,9 @@ LAYERS: dict[str, str] = {
     "versions": "packages, libraries and kernel module agree with each other and with the image's record",
     "modules": "every installed kernel has the driver's modules, and nouveau is blocked",
     "boot": "the machine came up with no failed unit",
-    "runtime": "Docker and containerd start with their configuration",
+    "runtime": "container engines start with their configuration; job hooks and caches work",
     "gpu": "the driver drives every GPU, and none reports damage",
-    "compute": "every GPU computes right, and moves data at its link's speed",
+    "compute": "CUDA compiles, every GPU computes right and moves data at its link's speed",
     "container": "a container sees the GPU",
     "multi-gpu": "several GPUs reach each other",
     "monitoring": "the tools that watch the GPUs work",
@@ -54,6 +54,7 @@ PROFILES: dict[str, Profile] = {
         Profile("image", "a machine on its first boot from a baked image", 0, True),
         Profile("node", "a bare-metal node", 1, False),
         Profile("eks-node", "a node of an EKS cluster, booted from a baked image", 1, True),
+        Profile("runner", "a container for GPU jobs, judged from inside as its own user", 0, True),
     )
 }
 
@@ -63,7 +64,9 @@ NEEDS: dict[str, str] = {
     "gpu": "an NVIDIA GPU on the PCI bus",
     "several-gpus": "two GPUs or more",
     "dkms": "modules built by DKMS",
+    "build-tools": "a record that says whether build tools stay",
     "apt": "a Debian or Ubuntu machine",
+    "entrypoint": "a container that its image's entrypoint started",
 }
 
 _ID = re.compile(r"^(?P<layer>[a-z-]+)\.[a-z0-9-]+$")

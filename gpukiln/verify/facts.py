@@ -164,6 +164,10 @@ def applies(check: Check, facts: Facts, *, profile: str, expect_gpus: int | None
             found = _record(facts, required=PROFILES[profile].needs_record)
         elif need == "dkms":
             found = _dkms(facts)
+        elif need == "build-tools":
+            found = _build_tools(facts)
+        elif need == "entrypoint":
+            found = _entrypoint(facts)
         elif need == "apt":
             family = facts["os"]["family"]
             found = RUN if family == "debian" else Applies("not_run", f"no apt on {family or 'this machine'}")
@@ -195,6 +199,19 @@ def _record(facts: Facts, *, required: bool) -> Applies:
 
 def _dkms(facts: Facts) -> Applies:
     return RUN if facts["dkms"]["installed"] else Applies("not_run", "DKMS is not installed here")
+
+
+def _build_tools(facts: Facts) -> Applies:
+    if "keep_build_tools" in facts.component("nvidia_driver"):
+        return RUN
+    return Applies("not_run", "the record does not say whether build tools stay")
+
+
+def _entrypoint(facts: Facts) -> Applies:
+    """Buildah's containers are root file systems: process 1 is the host's."""
+    if facts["runner"]["process_1"].endswith("sleep infinity"):
+        return RUN
+    return Applies("not_run", "no process was started by the entrypoint: a container of Buildah")
 
 
 def _component(facts: Facts, name: str) -> Applies:

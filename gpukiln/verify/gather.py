@@ -16,6 +16,7 @@ import glob
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from typing import Any
@@ -38,6 +39,7 @@ from gpukiln.verify.gather_container import container
 from gpukiln.verify.gather_cuda import cuda
 from gpukiln.verify.gather_monitoring import monitoring
 from gpukiln.verify.gather_nvml import name_gpus, nvml_facts
+from gpukiln.verify.gather_runner import runner, visible_gpus
 from gpukiln.verify.gather_scripts import SIGNATURE
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
@@ -50,6 +52,7 @@ UNITS = (
 )
 # A GPU can fall off the bus without a number; NVSwitch's faults are SXids.
 XID = re.compile(r"NVRM: Xid|nvidia-nvswitch\d*: SXid|NVRM: .*fallen off the bus")
+FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
 
 
 def record() -> dict[str, Any]:
@@ -64,6 +67,16 @@ def record() -> dict[str, Any]:
     if not isinstance(data, dict):
         return {"data": None, "error": "/etc/gpukiln/image.json is not a JSON object"}
     return {"data": data, "error": None}
+
+
+def expected() -> dict[str, Any]:
+    """What the node's GPUs should be: {mig: enabled, disabled or any, bandwidth_share}; null: nobody said it.
+
+    The role gpu_bootstrap writes it.
+    """
+    text = show("/etc/gpukiln/expected.json")
+    said = json.loads(text or "{}")
+    return {key: said.get(key) for key in ("mig", "bandwidth_share")}
 
 
 def os_release() -> dict[str, Any]:
@@ -93,10 +106,15 @@ def packages() -> dict[str, Any]:
             "installed": {n: v for s, n, v in found if s == "installed"},
             "holds": sorted(h.partition(":")[0] for h in holds),
         }
-    rows = need("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n")
+    # Several versions of a kernel are installed at once, and keys count as packages too.
+    versions: dict[str, set[str]] = {}
+    for row in need("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n").splitlines():
+        name, version = row.split("\t")
+        versions.setdefault(name, set()).add(version)
     locks = run("dnf", "versionlock", "list")
     names = [re.sub(r"-[^-]*-[^-]*$", "", line.strip()) for line in locks["out"].splitlines()]
-    return {"installed": dict(r.split("\t") for r in rows.splitlines()), "holds": sorted(filter(None, names))}
+    installed = {name: ", ".join(sorted(found)) for name, found in versions.items()}
+    return {"installed": installed, "holds": sorted(filter(None, names))}
 
 
 def driver() -> dict[str, Any]:
@@ -199,7 +217,10 @@ def nouveau() -> dict[str, Any]:
 
 
 def dkms() -> dict[str, Any]:
-    """{installed, rows: [{module, version, kernel, state}], trees: [build directories left over]}."""
+    """{installed, rows: [{module, version, kernel, state}], trees: [build directories left over], tools}.
+
+    tools is what builds modules: {compilers: paths, make: its path or None}.
+    """
     status = run("dkms", "status")
     rows = []
     for line in status["out"].splitlines():
@@ -208,7 +229,15 @@ def dkms() -> dict[str, Any]:
             module, version, release, _arch, state = found.groups()
             rows.append({"module": module, "version": version, "kernel": release, "state": state})
     return {"installed": status["rc"] != 127, "rows": rows, "rc": status["rc"], "error": status["err"],
-            "trees": sorted(glob.glob("/var/lib/dkms/*/*/build"))}  # fmt: skip
+            "trees": sorted(glob.glob("/var/lib/dkms/*/*/build")),
+            "tools": {"compilers": compilers(), "make": shutil.which("make")}}  # fmt: skip
+
+
+def compilers() -> list[str]:
+    """Paths of C and C++ compilers in the usual folders, under whatever name."""
+    name = re.compile(r"(\w+-linux-gnu-)?(gcc|g\+\+|cc|c\+\+|clang(\+\+)?|tcc)(-[\d.]+)?")
+    files = [file for folder in FOLDERS for file in glob.glob(f"{folder}/*")]
+    return sorted(file for file in files if name.fullmatch(os.path.basename(file)) and os.path.exists(file))
 
 
 def startup_s(text: str) -> float | None:
@@ -326,21 +355,29 @@ def nvml() -> dict[str, Any]:
 
 
 SECTIONS = (
-    record, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity, keys,
-    leftovers, secrets, docker, containerd, gpus, nvml, cuda, container, monitoring, boot,
+    record, expected, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity,
+    keys, leftovers, secrets, docker, containerd, gpus, nvml, cuda, container, monitoring, boot,
 )  # fmt: skip
+# Of a container: nothing booted there, and the host has the log and the driver.
+RUNNER_SECTIONS = {
+    "record": record, "expected": expected, "os": os_release, "runner": runner, "gpus": visible_gpus,
+    "cuda": cuda,
+}  # fmt: skip
 
 
 def main() -> None:
     """Wait for the boot to end, gather every section and print the facts."""
-    run("systemctl", "is-system-running", "--wait", timeout=WAIT_S)
-    if run("cloud-init", "--version")["rc"] == 0:
-        run("cloud-init", "status", "--wait", timeout=WAIT_S)
+    sections = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
+    if sys.argv[1:] == ["runner"]:
+        sections = RUNNER_SECTIONS
+    else:
+        run("systemctl", "is-system-running", "--wait", timeout=WAIT_S)
+        if run("cloud-init", "--version")["rc"] == 0:
+            run("cloud-init", "status", "--wait", timeout=WAIT_S)
     facts: dict[str, Any] = {"schema": 1, "hostname": os.uname().nodename}
     seconds = {}
     shown = {}
-    for section in SECTIONS:
-        name = "os" if section is os_release else section.__name__
+    for name, section in sections.items():
         started = time.monotonic()
         evidence.clear()
         try:
@@ -349,7 +386,8 @@ def main() -> None:
             facts[name] = {"_error": f"{type(error).__name__}: {error}"}
         seconds[name] = round(time.monotonic() - started, 2)
         shown[name] = evidence[:]
-    name_gpus(facts)
+    if "nvml" in facts:
+        name_gpus(facts)
     facts["seconds"], facts["evidence"] = seconds, shown
     json.dump(facts, sys.stdout)
 

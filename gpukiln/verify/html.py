@@ -1,11 +1,14 @@
 """Writes the report that people read: one HTML page that needs nothing beside itself.
 
-The page is made of `report.html.j2`. It holds no script and loads nothing, and its policy allows neither.
+The page is made of `report.html.j2`. It loads nothing. Its one script opens the check that a link leads to,
+and its policy allows that script, by its hash, and no other; without it every link still leads to its check.
 What a machine said is escaped by the template's autoescape and goes through `text.presentable`.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -32,6 +35,19 @@ MEANINGS: dict[Outcome, str] = {
     "not_run": "What the check needs is not on this machine. It says nothing, good or bad.",
     "not_reached": "A check that failed makes this one meaningless. Mend that one first.",
 }
+# A browser scrolls to a closed <details> and leaves it closed.
+SCRIPT = """
+function reveal(hash) {
+  const found = document.getElementById(hash.slice(1));
+  if (found instanceof HTMLDetailsElement) found.open = true;
+}
+addEventListener("hashchange", () => reveal(location.hash));
+addEventListener("click", (event) => {
+  const link = event.target.closest("a[href^='#']");
+  if (link) reveal(link.hash);
+});
+reveal(location.hash);
+"""
 # Packages whose version a person asks for first when a GPU machine misbehaves.
 PACKAGES = re.compile(
     r"(lib|xserver-xorg-video-|linux-modules-|kmod-)?nvidia|lib(cuda|cudnn|nccl)|cuda|datacenter-gpu-manager"
@@ -127,6 +143,8 @@ def _template() -> Template:
         failures=failures,
         evidence=evidence,
         versions=versions,
+        script=Markup(SCRIPT),  # noqa: S704 - the constant above
+        script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
     )
     environment.filters.update(
         took=_took, when=_when, ticks=_ticks, words=lambda name: name.replace("_", " ")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testinfra.backend import BACKENDS, get_backends
 
 from gpukiln import __version__
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
@@ -33,6 +34,10 @@ from gpukiln.verify.text import presentable, presentable_values, write_whole
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
 
 NOT_RUN, NOT_REACHED = "not run: ", "not reached: "  # how a skip says what it stands for
+TESTINFRA_OPTIONS = (
+    *("connection", "ssh_config", "ssh_identity_file", "sudo", "sudo_user"),
+    *("ansible_inventory", "force_ansible"),
+)  # what it reads hosts with
 UNREACHABLE = 4  # exit status when a machine can't be reached or asked
 
 
@@ -71,6 +76,7 @@ class Run:
                 file.write(line + "\n")
 
 
+BACKENDS.setdefault("buildah", "gpukiln.verify.buildah_backend.BuildahBackend")
 RUN_KEY = pytest.StashKey[Run]()
 
 
@@ -113,6 +119,24 @@ def pytest_configure(config: pytest.Config) -> None:
         (run.report_dir / "checks.jsonl").write_text("", encoding="utf-8")
         for stale in ("report.html", "junit.xml"):
             (run.report_dir / stale).unlink(missing_ok=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Refuse a `--hosts` of which a part names no machine: testinfra would judge the others, silently."""
+    options = session.config.option
+    for spec in options.hosts.split(",") if options.hosts is not None else ():
+        why = "no host of the inventory matches" if "://" in spec else "it has no scheme"
+        try:
+            given = {name: getattr(options, name) for name in TESTINFRA_OPTIONS}
+            if (options.connection or "://" in spec) and get_backends([spec], **given):
+                continue
+        except Exception as error:  # each of testinfra's ways to a host raises its own
+            why = " ".join(str(error).split())[-1000:]
+        raise pytest.UsageError(
+            f"--hosts: {spec!r} names no machine: {why}; wanted local://, ssh://[USER@]HOST[:PORT] or "
+            "ansible://PATTERN?ansible_inventory=FILE, several separated by commas"
+        )
 
 
 def check_of(item: pytest.Item) -> Check | None:
@@ -169,17 +193,18 @@ def _unreachable(text: str) -> str:
     return " ".join(found[1].replace("\\n", " ").replace("\\", "").split()).strip("' ")
 
 
-def gather(host: Any) -> Facts:
+def gather(host: Any, profile: str = "") -> Facts:
     """Gather the facts of a machine in one round trip.
 
     Args:
         host: testinfra's host.
+        profile: Key of `PROFILES`.
 
     Raises:
         RuntimeError: The machine can't be reached, or gave no facts.
     """
     try:
-        done = host.run(gather_command())
+        done = host.run(gather_command(profile))
     except AssertionError as error:  # how testinfra says that Ansible did not reach the host
         raise RuntimeError(_unreachable(str(error))) from error
     if done.rc != 0:
@@ -198,7 +223,7 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
     if name not in run.facts:
         run.emit("gather_start", host=name)
         try:
-            run.facts[name] = gather(host)
+            run.facts[name] = gather(host, request.config.getoption("--profile"))
         except RuntimeError as error:
             # testinfra raises the whole result of an ssh that exits 255.
             result = error.args[0] if error.args else error

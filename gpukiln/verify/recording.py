@@ -1,6 +1,6 @@
 """Records what NVML says of this host's GPUs, for replaying it where there is none.
 
-    python -m gpukiln.verify.recording > recording.json
+    scripts/run python -m gpukiln.verify.recording recording.json
 
 Only reads, as root or not, and ends within three minutes. UUIDs and serial numbers are replaced by numbers in
 the order of the GPUs, processes lose their names: nothing in the recording tells one host from another of its
@@ -9,9 +9,13 @@ kind. tests/doubles/nvml.py replays the part `nvml`.
 
 from __future__ import annotations
 
+import argparse
 import copy
+import importlib.util
 import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gpukiln import __version__
@@ -19,6 +23,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.verify.gather_base import pci_gpus
 from gpukiln.verify.gather_child import call
 from gpukiln.verify.gather_nvml import read_nvml
+from gpukiln.verify.text import write_whole
 
 TIMEOUT_S = 150.0
 SCHEMA = 1
@@ -56,10 +61,15 @@ def record(pci: list[dict[str, str]]) -> dict[str, Any]:
         {schema, gpukiln, pci, nvml}.
 
     Raises:
-        UnavailableError: There is no GPU, or NVML gave no answer.
+        UnavailableError: There is no GPU, the bindings are missing, or NVML gave no answer.
     """
     if not pci:
         raise UnavailableError("found no NVIDIA GPU on the PCI bus", hint="run it on a host with a GPU")
+    if importlib.util.find_spec("pynvml") is None:
+        raise UnavailableError(
+            f"{sys.executable} has no NVML bindings (nvidia-ml-py)",
+            hint="run it with scripts/run, which brings them",
+        )
     try:
         nvml = call(read_nvml, TIMEOUT_S)
     except RuntimeError as error:
@@ -67,14 +77,30 @@ def record(pci: list[dict[str, str]]) -> dict[str, Any]:
     return {"schema": SCHEMA, "gpukiln": __version__, "pci": pci, "nvml": redact(nvml)}
 
 
-def main() -> int:
-    """Print the recording; 4 where none can be made."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the recording.
+
+    Args:
+        arguments: Of the command line; the process's own when None.
+
+    Returns:
+        The exit code; 4 where no recording can be made, and then no file is written.
+    """
+    parser = argparse.ArgumentParser(
+        prog="gpukiln.verify.recording", description="Records what NVML says of this host's GPUs."
+    )
+    parser.add_argument("file", nargs="?", type=Path, help="where to write it; left out: standard output")
+    file = parser.parse_args(arguments).file
     try:
-        found = record(pci_gpus())
+        text = json.dumps(record(pci_gpus()), indent=1) + "\n"
     except UnavailableError as error:
-        sys.stderr.write(f"{error}; {error.hint}\n")
-        return 4
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        sys.stderr.write(f"no recording: {error}; {error.hint}\n")
+        return error.exit_code
+    if file is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(file, text)
+        sys.stderr.write(f"wrote {file}\n")
     return 0
 
 

@@ -1,12 +1,13 @@
 """One embedded cloud for all of these tests, in a folder of its own, removed at the end."""
 
 import itertools
+import json
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
-from harness import Here
+from harness import ROOT, Here
 
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import Machines
@@ -26,6 +27,17 @@ def here(worker_id):
         cloud = Here(home)
         yield cloud
         cloud.invoke("cloud.clean", "--images", "--base", "--force")
+
+
+@pytest.fixture(scope="session")
+def built(here):
+    """The GPU image that README's first command makes: its record, and what the command said meanwhile."""
+    command = [str(ROOT / "scripts/run"), "invoke", "ami.build", "--region", "us-west-2", "--json"]
+    done = subprocess.run(
+        command, env=here.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return json.loads(done.stdout), done.stderr
 
 
 def _apart(folder: Path, worker: int) -> Path:

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "/aws/service/debian/release/12/latest/amd64"
@@ -143,7 +146,7 @@ class Here:
 
 
 class Node:
-    """A machine of the embedded cloud that Ansible converges.
+    """A machine of the embedded cloud that Ansible converges; `with` terminates it at the end.
 
     Args:
         here: The tests' cloud.
@@ -155,7 +158,17 @@ class Node:
     def __init__(self, here: Here, key_file: Path, folder: Path, image_id: str = "") -> None:
         self.here, self.key_file, self.folder = here, key_file, folder
         self.instance = here.launch(image_id or here.base_id(), key_file)
-        wait_for(lambda: self.ssh("cloud-init status --wait").returncode == 0)
+        try:
+            wait_for(lambda: self.ssh("cloud-init status --wait").returncode == 0)
+        except BaseException:
+            here.terminate(self.instance)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.here.terminate(self.instance)
 
     def ssh(self, command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
         return self.here.ssh(self.instance, self.key_file, command, stdin)
@@ -205,10 +218,30 @@ class Node:
         return subprocess.run(
             [_bin() / command, *inventory, "-e", json.dumps(values), *arguments],
             env={**self.here.environment, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
+
+
+def copy_checkout(folder: Path, changes: Mapping[str, tuple[str, str]]) -> Path:
+    """A checkout of somebody who changed something.
+
+    Args:
+        folder: Where; it must not be there.
+        changes: Per file a text that it has, and what takes its place.
+
+    Returns:
+        The folder.
+    """
+    ignored = shutil.ignore_patterns(".venv", ".cache", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, folder, ignore=ignored, symlinks=True)
+    for name, (old, new) in changes.items():
+        text = (folder / name).read_text()
+        assert old in text, f"{name} has no {old!r}"
+        (folder / name).write_text(text.replace(old, new))
+    return folder
 
 
 def _bin() -> Path:

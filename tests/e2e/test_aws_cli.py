@@ -1,10 +1,14 @@
 """The AWS CLI talks to the embedded cloud as to EC2, and what it says is what runs."""
 
 import os
+import re
 import subprocess
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from harness import command_lines, processes_of, wait_for
+
+from gpukiln.images.deadline import shutdown_user_data
 
 pytestmark = pytest.mark.e2e
 
@@ -63,6 +67,35 @@ def test_the_console_is_the_machines_own(here, instance):
     assert "Debian GNU/Linux 12" in output
     assert "Debian GNU/Linux 12" in here.invoke("cloud.console", instance["InstanceId"]).stdout
     assert here.invoke("cloud.console", "i-1", ok=False).returncode == 2
+
+
+def test_a_machine_from_a_pointer_ends_itself_at_its_deadline(here, key, base_id, tmp_path):
+    user_data = tmp_path / "user-data"
+    user_data.write_text(shutdown_user_data(datetime.now(UTC) + timedelta(minutes=30)))
+    pointer = "/gpukiln/eks-gpu/1.35/stable/image_id"
+    here.aws("ssm", "put-parameter", "--name", pointer, "--type", "String", "--value", base_id, "--overwrite")
+    mortal = here.launch(
+        *(
+            f"resolve:ssm:{pointer}",
+            key,
+            "--instance-type",
+            "m5.xlarge",
+            "--user-data",
+            f"file://{user_data}",
+        ),
+        *("--instance-initiated-shutdown-behavior", "terminate"),
+    )
+    assert mortal["ImageId"] == base_id
+    wait_for(lambda: here.ssh(mortal, key, "cloud-init status --wait").stdout.strip(".\n") == "status: done")
+    timer = here.ssh(mortal, key, "systemctl show gpukiln-deadline.timer -p ActiveState -p TimersMonotonic")
+    assert "ActiveState=active" in timer.stdout
+    assert re.search(r"OnActiveUSec=2\dmin", timer.stdout)
+    here.ssh(mortal, key, "sudo systemctl start --no-block gpukiln-deadline.service")  # what the timer does
+    here.aws("ec2", "wait", "instance-terminated", "--instance-ids", mortal["InstanceId"])
+    [reservation] = here.aws("ec2", "describe-instances", "--instance-ids", mortal["InstanceId"])[
+        "Reservations"
+    ]
+    assert reservation["Instances"][0]["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
 
 
 def test_an_unknown_image_is_refused_and_starts_nothing(here):

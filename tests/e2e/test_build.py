@@ -6,27 +6,22 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+import tarfile
+from contextlib import ExitStack
 
 import pytest
 from faults import FAULTS, LAST
-from harness import ROOT, Node
+from harness import ROOT, Node, copy_checkout
+from same import differences
 
 from gpukiln.clouds.embedded.disk import mounted_root
+from gpukiln.images import modules
 
 pytestmark = pytest.mark.e2e
 
 DRIVER = "535.309.01"
 SECRETS = re.compile(rb"PRIVATE KEY-----|AKIA[0-9A-Z]{16}|aws_secret_access_key", re.IGNORECASE)
-
-
-@pytest.fixture(scope="module")
-def built(here):
-    command = [str(ROOT / "scripts/run"), "invoke", "ami.build", "--region", "us-west-2", "--json"]
-    done = subprocess.run(
-        command, env=here.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    return json.loads(done.stdout), done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +102,38 @@ def test_the_images_own_record_says_what_is_in_it(built, root):
     assert own["packages"] == built[0]["bake"]["packages"]
 
 
+def test_sbom_and_provenance_are_tied_to_the_image(built, here, image, root):
+    folder = here.home / "builds" / built[0]["build_id"]
+    tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
+    sbom, provenance = ((folder / name).read_bytes() for name in ("sbom.cdx.json", "provenance.intoto.json"))
+    assert tags["gpukiln:sbom-digest"] == hashlib.sha256(sbom).hexdigest()
+    assert tags["gpukiln:provenance-digest"] == hashlib.sha256(provenance).hexdigest()
+    record = hashlib.sha256((root / "etc/gpukiln/image.json").read_bytes()).hexdigest()
+    subjects = json.loads(provenance)["subject"]
+    assert subjects[0]["digest"] == {"amiId": image["ImageId"]}
+    assert subjects[-1] == {"name": "/etc/gpukiln/image.json", "digest": {"sha256": record}}
+    packages = {row["name"]: row for row in json.loads(sbom)["components"] if "purl" in row}
+    assert packages.keys() == built[0]["bake"]["packages"].keys()
+    assert "upstream=glibc" in packages["libc6"]["purl"]
+    assert packages["adduser"]["licenses"][0]["license"]["name"] == "GPL-2+"
+
+
+def test_the_compiled_modules_are_kept_for_the_next_build(here, built, root):
+    [use] = built[0]["bake"]["modules"]
+    kernel = built[0]["bake"]["kernel"]
+    assert (use["kernel"], use["cached"]) == (kernel, False)
+    assert use["reason"] == "the cache had none; they are kept"
+    assert f"modules nvidia-current/{DRIVER} for {kernel}: compiled" in built[1]
+    [file] = (here.home / "modules" / DRIVER).glob("*.json")
+    about = json.loads(file.read_text())
+    assert modules.judge(file.with_suffix(".tar.gz"), about["key"], about["sha256"]) == ""
+    with tarfile.open(file.with_suffix(".tar.gz")) as tar:
+        kept = {tar.extractfile(member).read() for member in tar.getmembers() if member.name.endswith(".ko")}
+    installed = {file.read_bytes() for file in root.glob(f"lib/modules/{kernel}/updates/dkms/nvidia*.ko")}
+    assert kept == installed
+    assert len(installed) == 5
+
+
 def test_nothing_of_the_build_is_in_the_image(root):
     assert (root / "etc/machine-id").read_text().strip() in ("", "uninitialized")
     for pattern in (
@@ -135,9 +162,8 @@ def test_no_secret_is_in_a_log_a_record_or_the_image(here, root, built):
 @pytest.fixture
 def node(here, key, tmp_path, image):
     """A machine booted from the image, as a container: with this host's kernel."""
-    machine = Node(here, key, tmp_path, image_id=image["ImageId"])
-    yield machine
-    here.terminate(machine.instance)
+    with Node(here, key, tmp_path, image_id=image["ImageId"]) as machine:
+        yield machine
 
 
 def judge(node):
@@ -172,7 +198,9 @@ def test_nothing_is_left_running(here):
 
 def test_a_second_build_of_the_same_plan_is_a_no_op_that_says_why(here, built):
     done = here.invoke("ami.build", "--region", "us-west-2")
-    assert f"nothing to bake: {built[0]['bake']['image_id']}" in done.stderr
+    verified = built[0]["verdict"]["started_at"][:10]
+    found = f"nothing to bake: {built[0]['bake']['image_id']} has this digest, verified on {verified}"
+    assert found in done.stderr
     assert here.invoke("ami.plan", "--region", "us-west-2", "--exit-code").returncode == 0
 
 
@@ -180,4 +208,72 @@ def test_list_and_show(here, built):
     assert built[0]["bake"]["image_id"] in here.invoke("ami.list").stdout
     shown = here.invoke("ami.show", "last").stdout
     assert built[0]["bake"]["kernel"] in shown
+    assert "compiled (the cache had none; they are kept)" in shown
+    rows = {row["build_id"]: row for row in json.loads(here.invoke("ami.timings", "--json").stdout)}
+    row = rows[built[0]["build_id"]]
+    assert row["durations_s"] == built[0]["durations_s"]
+    assert row["modules"] == "compiled"
     assert json.loads(here.invoke("ami.show", built[0]["build_id"], "--json").stdout)["state"] == "verified"
+
+
+def test_a_release_gives_another_region_the_very_image(built, here, image):
+    build, kubernetes = built[0]["build_id"], built[0]["plan"]["kubernetes"]
+    regions = ("--regions", "us-west-2,us-east-1")
+    document = json.loads(
+        here.invoke("ami.release", build, "--channel", "candidate", *regions, "--json").stdout
+    )
+    there = {result["region"]: result["image_id"] for result in document["regions"]}
+    assert there["us-west-2"] == image["ImageId"]
+    elsewhere = ("--region", "us-east-1")
+    name = f"/gpukiln/eks-gpu/{kubernetes}/candidate/image_id"
+    parameter = here.aws("ssm", "get-parameter", "--name", name, *elsewhere)["Parameter"]
+    assert parameter["Value"] == there["us-east-1"] != image["ImageId"]
+    [copy] = here.aws("ec2", "describe-images", "--image-ids", parameter["Value"], *elsewhere)["Images"]
+    snapshot = copy["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+    with mounted_root(here.home / f"cloud/snapshots/{snapshot}.raw") as folder:
+        own = json.loads((folder / "etc/gpukiln/image.json").read_text())
+    assert own["digest"] == built[0]["plan"]["digest"]
+    refused = here.invoke("ami.release", build, "--channel", "stable", ok=False)
+    assert refused.returncode == 6
+    assert "versions.toolkit: nvidia_container_toolkit left out" in refused.stderr
+
+
+def bake_only(here, checkout, stages):
+    script = str(ROOT / "tests/e2e/bake_only.py")
+    done = subprocess.run(
+        [sys.executable, script, stages],
+        cwd=checkout,
+        env={**here.environment, "PYTHONPATH": str(checkout)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_a_bake_from_a_stage_is_the_image_that_every_role_makes(here, built, tmp_path):
+    script = "scripts/bootstrap/eks-gpu-bootstrap.sh"  # of a late role
+    changed = copy_checkout(tmp_path / "checkout", {script: ("# Readies a GPU", "# Readies a changed GPU")})
+    late = bake_only(here, changed, "on")
+    assert late["stage"]["stage"] == "runtime"
+    assert late["stage"]["build_id"] == built[0]["build_id"]
+    roles = {task.partition(" : ")[0] for task in late["tasks"] if " : " in task}
+    assert {"gpu_bootstrap", "nvtop", "image_record", "image_hygiene"} <= roles
+    assert not roles & {"nvidia_driver", "container_runtime"}
+    whole = bake_only(here, changed, "off")
+    assert whole["stage"] is None
+    assert [use["cached"] for use in whole["modules"]] == [True]
+    images = here.aws("ec2", "describe-images", "--image-ids", late["image_id"], whole["image_id"])["Images"]
+    disks = [image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"] for image in images]
+    with ExitStack() as mounts:
+        roots = [
+            mounts.enter_context(mounted_root(here.home / f"cloud/snapshots/{disk}.raw")) for disk in disks
+        ]
+        assert "a changed GPU" in (roots[0] / "usr/local/sbin/eks-gpu-bootstrap").read_text()
+        assert differences(*roots) == []
+    for image in images:  # no record knows them
+        here.aws("ec2", "deregister-image", "--image-id", image["ImageId"])
+    for disk in disks:
+        here.aws("ec2", "delete-snapshot", "--snapshot-id", disk)

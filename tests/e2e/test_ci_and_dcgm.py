@@ -72,23 +72,22 @@ def states(node, *units):
 
 @pytest.fixture(scope="module")
 def node(here, key, tmp_path_factory):
-    made = Node(here, key, tmp_path_factory.mktemp("extras"))
-    made.read("sudo apt-get -q update && sudo apt-get -qy install gcc gpg gpg-agent")
-    packages = [
-        *dcgm("1:4.6.1-1", "4.8.4-1"),
-        # What must not come from there, and version 3, which has to go.
-        Package("nvtop", "99.0-1"),
-        Package("datacenter-gpu-manager", "1:3.3.9"),
-    ]
-    repository = {
-        "url": "file:///srv/cuda",
-        "suite": "/",
-        "key_url": "file:///srv/cuda/gpgkey",
-        "key_fingerprint": publish(made, "/srv/cuda", packages),
-    }
-    made.dcgm = {"dcgm_repository": {"apt": repository}}
-    yield made
-    here.terminate(made.instance)
+    with Node(here, key, tmp_path_factory.mktemp("extras")) as made:
+        made.read("sudo apt-get -q update && sudo apt-get -qy install gcc gpg gpg-agent")
+        packages = [
+            *dcgm("1:4.6.1-1", "4.8.4-1"),
+            # What must not come from there, and version 3, which has to go.
+            Package("nvtop", "99.0-1"),
+            Package("datacenter-gpu-manager", "1:3.3.9"),
+        ]
+        repository = {
+            "url": "file:///srv/cuda",
+            "suite": "/",
+            "key_url": "file:///srv/cuda/gpgkey",
+            "key_fingerprint": publish(made, "/srv/cuda", packages),
+        }
+        made.dcgm = {"dcgm_repository": {"apt": repository}}
+        yield made
 
 
 @pytest.fixture(scope="module")

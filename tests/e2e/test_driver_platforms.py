@@ -3,42 +3,36 @@
 What is real and what stands in is said in standin/platforms.py.
 """
 
+import errno
 import hashlib
+import os
 import re
 import subprocess
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from harness import Node
 from standin import packages
-from standin.platforms import disguise, publish
+from standin.platforms import INSTALL_DRIVER, disguise, publish
 
 pytestmark = pytest.mark.e2e
 
-PLAYBOOK = """\
-- name: The driver
-  hosts: all
-  become: true
-  gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
-  tasks:
-    - name: Install it
-      ansible.builtin.include_role: {name: nvidia_driver, tasks_from: install}
-"""
 SIGNER = "gpukiln module signing key of"
 OLD, NEW = "535.309.01", "580.178.04"
 
 
 def apply(node, **variables):
     """Converge twice; the second run must change nothing."""
-    done = node.play(PLAYBOOK, **variables)
+    done = node.play(INSTALL_DRIVER, **variables)
     assert done.returncode == 0, done.stdout[-6000:]
-    again = node.play(PLAYBOOK, **variables)
+    again = node.play(INSTALL_DRIVER, **variables)
     assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout[-6000:]
 
 
 def refused(node, *options, **variables):
     """What the role says when it must not go on."""
-    done = node.play(PLAYBOOK, *options, **variables)
+    done = node.play(INSTALL_DRIVER, *options, **variables)
     assert done.returncode == 2, done.stdout[-6000:]
     return " ".join(done.stdout.split())
 
@@ -65,20 +59,19 @@ RPM = "rpm -qa --qf '%{name} %{version}\\n' | grep -i nvidia"
 
 @pytest.fixture(scope="module")
 def ubuntu(here, key, tmp_path_factory):
-    node = Node(here, key, tmp_path_factory.mktemp("ubuntu"))
-    kernel = disguise(node, "ubuntu-22.04")
-    archive = [
-        *packages.ubuntu_archive(OLD, "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
-        *packages.ubuntu_archive("580.159.03", "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
-    ]
-    publish(node, "/srv/ubuntu", archive)
-    listed = "deb [signed-by=/srv/ubuntu/gpgkey] file:/srv/ubuntu /\n"
-    node.write("/etc/apt/sources.list.d/ubuntu.list", listed)
-    node.read("sudo apt-get -q update")
-    cuda = [*packages.cuda_apt("535.288.01"), *packages.cuda_apt(OLD), *packages.cuda_apt(NEW)]
-    node.fingerprint = publish(node, "/srv/cuda", cuda)
-    yield node
-    here.terminate(node.instance)
+    with Node(here, key, tmp_path_factory.mktemp("ubuntu")) as node:
+        kernel = disguise(node, "ubuntu-22.04")
+        archive = [
+            *packages.ubuntu_archive(OLD, "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
+            *packages.ubuntu_archive("580.159.03", "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
+        ]
+        publish(node, "/srv/ubuntu", archive)
+        listed = "deb [signed-by=/srv/ubuntu/gpgkey] file:/srv/ubuntu /\n"
+        node.write("/etc/apt/sources.list.d/ubuntu.list", listed)
+        node.read("sudo apt-get -q update")
+        cuda = [*packages.cuda_apt("535.288.01"), *packages.cuda_apt(OLD), *packages.cuda_apt(NEW)]
+        node.fingerprint = publish(node, "/srv/cuda", cuda)
+        yield node
 
 
 def cuda_repository(node):
@@ -164,9 +157,12 @@ def test_what_was_built_unsigned_is_signed(ubuntu):
     assert module_field(ubuntu, "sig_key").replace(":", "") == number
 
 
-def test_a_given_pair_takes_the_place_of_the_generated_one(ubuntu):
+@pytest.mark.parametrize("place", ["", "/run/gpukiln-signing/module.key"], ids=["node", "image"])
+def test_a_given_pair_takes_the_place_of_the_one_before(ubuntu, place):
+    """In an image the key is in memory only: a snapshot gives away what its disk once held."""
     pair = {"key": str(ubuntu.folder / "given.priv"), "certificate": str(ubuntu.folder / "given.der")}
-    subject = ["-subj", "/CN=the fleet's key", "-outform", "DER", "-out", pair["certificate"]]
+    name = f"the fleet's key in {'memory' if place else 'a file'}"
+    subject = ["-subj", f"/CN={name}", "-outform", "DER", "-out", pair["certificate"]]
     make = ["openssl", "req", "-new", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", pair["key"]]
     subprocess.run([*make, *subject], check=True, capture_output=True)
     apply(
@@ -178,8 +174,31 @@ def test_a_given_pair_takes_the_place_of_the_generated_one(ubuntu):
         nvidia_driver_sign=True,
         nvidia_driver_signing_key=pair["key"],
         nvidia_driver_signing_certificate=pair["certificate"],
+        **({"nvidia_driver_private_key": place} if place else {}),
     )
-    assert module_field(ubuntu, "signer") == "the fleet's key"
+    assert module_field(ubuntu, "signer") == name
+    ubuntu.read("sudo sync")
+    disk = ubuntu.here.home / "cloud/machines" / ubuntu.instance["InstanceId"] / "volume.raw"
+    key = Path(pair["key"]).read_bytes().splitlines()[1]
+    assert is_in(disk, name.encode())
+    assert is_in(disk, key) is not bool(place)
+
+
+def is_in(disk, wanted):
+    """Whether some bytes are anywhere on a sparse disk, in a file or not."""
+    with disk.open("rb") as file:
+        position, tail = 0, b""
+        while True:
+            try:
+                position = os.lseek(file.fileno(), position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole is left
+                    return False
+                raise
+            found = os.pread(file.fileno(), 1 << 20, position)
+            if wanted in tail + found:
+                return True
+            position, tail = position + len(found), found[-len(wanted) :]
 
 
 def test_a_key_with_another_fingerprint_is_refused(ubuntu):
@@ -193,7 +212,7 @@ def test_a_key_with_another_fingerprint_is_refused(ubuntu):
 
 
 def test_the_removal_leaves_nothing(ubuntu):
-    done = ubuntu.play(PLAYBOOK, nvidia_driver_state="absent")
+    done = ubuntu.play(INSTALL_DRIVER, nvidia_driver_state="absent")
     assert done.returncode == 0, done.stdout[-6000:]
     assert ubuntu.ssh(DPKG).stdout == ""
     assert ubuntu.read("apt-mark showhold") == ""
@@ -216,7 +235,7 @@ def test_nvidias_installer_comes_with_its_checksum_and_goes_again(ubuntu):
     apply(ubuntu, **variables, nvidia_driver_runfile_sha256=digest)
     assert module_version(ubuntu) == NEW
 
-    done = ubuntu.play(PLAYBOOK, nvidia_driver_state="absent")
+    done = ubuntu.play(INSTALL_DRIVER, nvidia_driver_state="absent")
     assert done.returncode == 0, done.stdout[-6000:]
     assert ubuntu.ssh("ls /usr/bin/nvidia-uninstall").returncode != 0
 
@@ -235,19 +254,19 @@ def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
     assert ubuntu.ssh(DPKG).stdout == ""
 
 
+@contextmanager
 def rpm_machine(here, key, folder, platform, streams):
-    node = Node(here, key, folder)
-    made, modules = packages.cuda_rpm(streams, disguise(node, platform))
-    node.fingerprint = publish(node, "/srv/cuda", made, modules, kind="rpm")
-    return node
+    with Node(here, key, folder) as node:
+        made, modules = packages.cuda_rpm(streams, disguise(node, platform))
+        node.fingerprint = publish(node, "/srv/cuda", made, modules, kind="rpm")
+        yield node
 
 
 @pytest.fixture(scope="module")
 def rocky(here, key, tmp_path_factory):
     streams = [("535-dkms", OLD), ("535-dkms", "535.288.01"), ("580-open", NEW)]
-    node = rpm_machine(here, key, tmp_path_factory.mktemp("rocky"), "rocky-9", streams)
-    yield node
-    here.terminate(node.instance)
+    with rpm_machine(here, key, tmp_path_factory.mktemp("rocky"), "rocky-9", streams) as node:
+        yield node
 
 
 def test_dnf_takes_the_branchs_stream_and_not_the_newest_release(rocky):
@@ -274,14 +293,16 @@ def test_dnf_moves_to_another_branch_with_open_modules(rocky):
 
 
 def test_dnf_moves_back(rocky):
-    done = rocky.play(PLAYBOOK, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version=OLD)
+    done = rocky.play(
+        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version=OLD
+    )
     assert done.returncode == 0, done.stdout[-6000:]
     assert drivers(rocky, RPM) == {OLD}
     assert module_version(rocky) == OLD
 
 
 def test_dnf_removes_it(rocky):
-    done = rocky.play(PLAYBOOK, nvidia_driver_state="absent")
+    done = rocky.play(INSTALL_DRIVER, nvidia_driver_state="absent")
     assert done.returncode == 0, done.stdout[-6000:]
     assert rocky.ssh(RPM).stdout == ""
     assert "nvidia" not in rocky.read("sudo dnf -q versionlock list")
@@ -290,9 +311,8 @@ def test_dnf_removes_it(rocky):
 @pytest.fixture(scope="module")
 def amazon(here, key, tmp_path_factory):
     streams = [("580-dkms", NEW), ("580-open", NEW)]  # NVIDIA's repository for it begins with 555
-    node = rpm_machine(here, key, tmp_path_factory.mktemp("amazon"), "amazon-2023", streams)
-    yield node
-    here.terminate(node.instance)
+    with rpm_machine(here, key, tmp_path_factory.mktemp("amazon"), "amazon-2023", streams) as node:
+        yield node
 
 
 def test_a_branch_that_amazon_linux_does_not_have_is_refused(amazon):

@@ -5,11 +5,10 @@ Each test builds from a copy of the repository whose playbook is short and does 
 
 import json
 import os
-import shutil
 import signal
 
 import pytest
-from harness import ROOT, processes_of, wait_for
+from harness import copy_checkout, processes_of, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -29,9 +28,7 @@ def checkout(tmp_path):
     """A function that copies the repository and gives the copy a playbook of one command."""
 
     def make(command):
-        folder = tmp_path / "checkout"
-        ignore = shutil.ignore_patterns(".venv", ".git", ".cache", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, folder, ignore=ignore)
+        folder = copy_checkout(tmp_path / "checkout", {})
         (folder / "ansible/image.yml").write_text(PLAYBOOK.format(command=command))
         return folder
 

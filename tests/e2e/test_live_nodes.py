@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from harness import SSH_OPTIONS, wait_for
+from harness import SSH_OPTIONS, Node
 
 pytestmark = pytest.mark.e2e
 
@@ -12,11 +12,9 @@ LEFT_OUT = "nvidia_driver,nvidia_persistenced,nvidia_container_toolkit"
 
 
 @pytest.fixture(scope="module")
-def node(here, key):
-    started = here.launch(here.base_id(), key)
-    wait_for(lambda: here.ssh(started, key, "cloud-init status --wait").returncode == 0)
-    yield started
-    here.terminate(started)
+def node(here, key, tmp_path_factory):
+    with Node(here, key, tmp_path_factory.mktemp("live")) as made:
+        yield made.instance
 
 
 @pytest.fixture(scope="module")

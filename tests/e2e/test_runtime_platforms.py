@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 from harness import Node
-from standin import runtime
+from standin import image, runtime
 from standin.dcgm import dcgm
 from standin.packages import Package
 from standin.platforms import disguise, publish
@@ -138,9 +138,8 @@ class Site:
 
 @pytest.fixture(scope="module", params=["ubuntu-24.04", "rocky-9", "amazon-2023"])
 def site(here, key, tmp_path_factory, request):
-    node = Node(here, key, tmp_path_factory.mktemp(request.param))
-    yield Site(node, request.param)
-    here.terminate(node.instance)
+    with Node(here, key, tmp_path_factory.mktemp(request.param)) as node:
+        yield Site(node, request.param)
 
 
 def test_a_fresh_node_tells_what_would_change(site):
@@ -354,3 +353,43 @@ def test_a_full_disk_and_a_held_package_are_named(site):
     node.read("sudo umount /var/cache/apt/archives && sudo apt-mark hold docker.io")
     assert "`apt-mark unhold NAME` lets it move" in site.refused()
     node.read("sudo apt-mark unhold docker.io")
+
+
+def test_an_image_carries_its_record_and_nothing_of_its_build(site):
+    """The last of these tests: what it removes, the others would need."""
+    if site.is_apt:
+        pytest.skip("with apt a whole image is baked, in test_build.py")
+    node = site.node
+    components = image.components(VERSION, nvtop=site.platform != "amazon-2023")
+    for path, text in {**image.LEFTOVERS, **image.KEPT}.items():
+        node.write(path, text)
+    installed = site.installed()
+    done = node.play(
+        image.PLAYBOOK,
+        gpukiln_image={"schema": 1, "image": "eks-gpu", "components": components},
+        gpukiln_fetch_dir=str(node.folder),
+        gpu_bootstrap_mig="any",
+        image_hygiene_authorized_keys=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    drift = done.stdout.partition("Tell which packages differ")[2].partition("\nTASK ")[0]
+    assert drift.strip(" ]*\n").startswith("ok:"), drift
+
+    record = json.loads((node.folder / "image.json").read_text())
+    states = {name: said["status"] for name, said in record["components"].items()}
+    assert states == {
+        name: said["status"].replace("install", "installed") for name, said in components.items()
+    }
+    engine = ENGINES[site.platform][1]
+    assert record["components"]["docker"]["package"] == {"name": engine, "version": installed[engine]}
+    several = [name for name, version in record["packages"].items() if ", " in version]
+    assert {**record["packages"], **{name: installed[name] for name in several}} == installed
+    assert record["kernel"] == node.read("ls /lib/modules").strip()
+    assert json.loads(node.read("cat /etc/gpukiln/expected.json"))["mig"] == "any"
+
+    gone = [*image.LEFTOVERS, "/var/lib/cloud/instance", "/root/.ansible"]
+    # `ls` fails for each that is gone, as all of them should be.
+    assert node.read(f"sudo ls -d {' '.join(gone)} 2>/dev/null || true") == ""
+    assert node.read(f"ls {' '.join(image.KEPT)}").split() == list(image.KEPT)
+    assert node.read("sudo ls -A /var/cache/dnf") == ""
+    assert node.read("cat /etc/machine-id") == ""

@@ -49,16 +49,15 @@ def play(node, fingerprint):
 
 @pytest.fixture(scope="module")
 def node(here, key, tmp_path_factory):
-    made = Node(here, key, tmp_path_factory.mktemp("toolkit"))
-    made.read("sudo apt-get -q update && sudo apt-get -qy --no-install-recommends install gpg gpg-agent")
-    # not the newest is wanted
-    made.fingerprint = publish(made, "/srv/stand-in", [*toolkit(VERSION), *toolkit("1.19.2")])
-    made.read(SERVE)
-    # what a node that had nvidia-docker2 once looks like
-    made.write("/etc/apt/sources.list.d/nvidia-docker.list", "deb http://127.0.0.1:8080 /\n")
-    made.write("/etc/docker/daemon.json", '{"log-level": "warn"}\n')
-    yield made
-    here.terminate(made.instance)
+    with Node(here, key, tmp_path_factory.mktemp("toolkit")) as made:
+        made.read("sudo apt-get -q update && sudo apt-get -qy --no-install-recommends install gpg gpg-agent")
+        # not the newest is wanted
+        made.fingerprint = publish(made, "/srv/stand-in", [*toolkit(VERSION), *toolkit("1.19.2")])
+        made.read(SERVE)
+        # what a node that had nvidia-docker2 once looks like
+        made.write("/etc/apt/sources.list.d/nvidia-docker.list", "deb http://127.0.0.1:8080 /\n")
+        made.write("/etc/docker/daemon.json", '{"log-level": "warn"}\n')
+        yield made
 
 
 def test_a_key_with_another_fingerprint_is_refused(node):

@@ -282,24 +282,36 @@ def test_pcie_link(facts):
 
 @check(
     id="gpu.mig",
-    title="MIG is as it will be after the next reset, and on only where the record asks for it",
+    title="MIG is as it will be after the next reset, and as the node's expectations say",
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
-    causes=("`nvidia-smi -mig` changed the mode, and the GPU was not reset since.",),
+    causes=(
+        "`nvidia-smi -mig` changed the mode, and the GPU was not reset since.",
+        "Who divides the GPUs (MIG manager, mig-parted) did not do it, or did it on the wrong node.",
+        "The GPUs are divided on purpose, and gpu_bootstrap_mig does not say so.",
+    ),
     after=BEFORE,
-    fix="Reset the GPU or reboot for a pending mode; `nvidia-smi -mig 0` where it is not wanted.",
+    fix="Reset the GPU or reboot for a pending mode; `nvidia-smi -mig 0` or `1` where the other is wanted; "
+    "`gpu_bootstrap_mig` says what is wanted (role gpu_bootstrap, /etc/gpukiln/expected.json).",
 )
 def test_mig(facts):
-    wanted = facts.component("nvidia_driver").get("mig")
+    """Where no role has said what is wanted, only the pending mode is judged."""
+    wanted = facts["expected"]["mig"]
+    assert wanted in (None, "any", "enabled", "disabled"), (
+        f"/etc/gpukiln/expected.json wants MIG {wanted!r}, wanted there: enabled, disabled or any"
+    )
+    notes = []
     for gpu in nvml_gpus(facts):
         current, pending = read(gpu, "mig.current"), read(gpu, "mig.pending")
         assert current == pending, (
             f"{label(gpu)}: MIG is {onoff(current)}, pending {onoff(pending)}; wanted the same"
         )
-        assert bool(current) == bool(wanted), (
-            f"{label(gpu)}: MIG is {onoff(current)}, wanted {onoff(bool(wanted))}"
+        assert wanted in (None, "any") or bool(current) == (wanted == "enabled"), (
+            f"{label(gpu)}: MIG is {onoff(current)}, wanted {wanted}, as /etc/gpukiln/expected.json says"
         )
+        notes += [f"{label(gpu)}: MIG is on"] if current else []
+    facts.note("; ".join(notes))
 
 
 @check(

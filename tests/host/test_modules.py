@@ -153,6 +153,29 @@ def test_dkms(facts):
 
 
 @check(
+    id="modules.build-tools",
+    title="Compilers are there, or not, as the record says",
+    layer="modules",
+    profiles=ALL,
+    needs=("record", "dkms", "build-tools"),
+    causes=(
+        "somebody installed or removed a compiler; headers of a Debian kernel bring one",
+        "the base image has a compiler outside of its packages",
+    ),
+    fix="With keep_build_tools: `apt-get install gcc make`, or DKMS can't build for a later kernel. Without: "
+    "remove the compilers named; roles/nvidia_driver/files/remove-compilers.sh does, and keeps DKMS.",
+)
+def test_build_tools(facts):
+    tools, keep = facts["dkms"]["tools"], facts.component("nvidia_driver")["keep_build_tools"]
+    found = ", ".join(tools["compilers"])
+    if not keep:
+        assert not found, f"found {found}, wanted no compiler: keep_build_tools is off"
+        return
+    assert found, "found no compiler, wanted one: keep_build_tools is on"
+    assert tools["make"], "found no make, wanted one: keep_build_tools is on"
+
+
+@check(
     id="modules.nouveau-blocked",
     title="nouveau is blacklisted and not loaded",
     layer="modules",

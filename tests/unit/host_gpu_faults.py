@@ -50,6 +50,10 @@ def dcgm(**values: Any) -> Fault:
     return lambda data: data["monitoring"]["dcgm"].update(values)
 
 
+def expected(**values: Any) -> Fault:
+    return lambda data: data["expected"].update(values)
+
+
 def names(name: str) -> Fault:
     return both(gpu("name", name), gpu("name", name, 1))
 
@@ -137,9 +141,13 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     ],
     "gpu.mig": [
         (gpu("mig/pending", True), "MIG is off, pending on"),
-        (both(gpu("mig/pending", True), gpu("mig/current", True)), "MIG is on, wanted off"),
+        (both(gpu("mig/pending", True), gpu("mig/current", True)), "MIG is on, wanted disabled"),
         (gpu("mig/current", LOST), "GPU is lost"),
-        (lambda d: d["record"]["data"]["components"]["nvidia_driver"].update(mig=True), "wanted on"),
+        (expected(mig="enabled"), "MIG is off, wanted enabled, as /etc/gpukiln/expected.json"),
+        (both(expected(mig="enabled"), gpu("mig", dict.fromkeys(("current", "pending")))), "unsupported"),
+        (expected(mig="on"), "wants MIG 'on'"),
+        (both(expected(mig=None), gpu("mig/pending", True)), "MIG is off, pending on"),
+        (put("expected", {"_error": "JSONDecodeError: line 1"}), "could not be gathered: JSONDecodeError"),
     ],
     "gpu.idle": [
         (
@@ -196,6 +204,9 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (cuda(h2d_gb_s=7.5), "7.5 GB/s to the GPU"),
         (cuda(d2h_gb_s=7.5), "7.5 from it"),
         (put("cuda/gpus", []), "no GPU"),
+        (expected(bandwidth_share=0.8), "at least 80% of the link's rate"),
+        (expected(bandwidth_share=1.5), "bandwidth_share 1.5"),
+        (expected(bandwidth_share="half"), "bandwidth_share 'half'"),
     ],
     "multi-gpu.all-reduce": [
         (lambda d: d["cuda"]["all_reduce"].update(tried=False, reason="why"), "not tried: why"),

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 from invoke.context import Context
-from test_builds import proven  # noqa: F401 - a fixture
+from test_builds import BAKE, proven  # noqa: F401 - a fixture
 from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
 from gpukiln.commands import ami
 from gpukiln.images import pipeline
+from gpukiln.images.launch import Launched
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -23,7 +24,7 @@ def judge(request, monkeypatch, capsys):
     builds = request.getfixturevalue("proven")
     tags = []
 
-    def run(*results):
+    def run(*results, is_gone=False):
         def suite(target, *, profile, out_dir, on_check, on_start, expect_gpus):
             assert (target.name, expect_gpus) == ("i-1", None)
             on_start("gathering facts")
@@ -35,15 +36,21 @@ def judge(request, monkeypatch, capsys):
 
         @contextmanager
         def machine(*_args, **_options):
-            yield Target("192.0.2.1", name="i-1")
+            yield Target("192.0.2.1", name="i-1"), Launched("i-1", "g4dn.xlarge", "us-west-2a", False)
 
-        ec2 = SimpleNamespace(create_tags=lambda **options: tags.append(options))
+        image = {"ImageId": BAKE.image_id, "CreationDate": "2026-01-01T00:00:00Z", "BlockDeviceMappings": []}
+        ec2 = SimpleNamespace(
+            create_tags=lambda **options: tags.append(options),
+            describe_images=lambda **_: {"Images": [] if is_gone else [image]},
+        )
         monkeypatch.setattr(pipeline, "run_suite", suite)
         monkeypatch.setattr(pipeline, "machine_from_image", machine)
         monkeypatch.setattr(pipeline, "clean_up_after_killed", lambda *_: None)
         monkeypatch.setattr(ami, "_builds", lambda: builds)
         monkeypatch.setattr(
-            ami, "_cloud", lambda *_: SimpleNamespace(has_gpus=False, client=lambda _name: ec2)
+            ami,
+            "_cloud",
+            lambda *_: SimpleNamespace(region="us-west-2", has_gpus=False, client=lambda _name: ec2),
         )
         code = 0
         try:
@@ -64,6 +71,7 @@ def test_each_check_is_shown_once_and_the_report_is_named(judge):
     page = build.folder / "verify" / "report.html"
     assert f"report: {page}" in shown.splitlines()
     assert page.read_text() == "the page"
+    assert (build.folder / "sbom.cdx.json").exists()
 
 
 def test_a_failure_ends_with_its_causes_and_fix(judge):
@@ -75,6 +83,13 @@ def test_a_failure_ends_with_its_causes_and_fix(judge):
     assert shown.count("found degraded") == 2  # as it came, and at the end with what to do
     assert f"report: {build.folder}/verify/report.html" in shown.splitlines()
     assert build.read().verdict.counts["failed"] == 1
+
+
+def test_without_sbom_the_verdict_stays_and_the_way_to_write_it_is_said(judge):
+    code, shown, build = judge(GOOD, is_gone=True)
+    assert code == 4
+    assert f"`invoke ami.attest {build.id}` writes what is missing" in shown
+    assert build.read().verdict.counts["passed"] == 1
 
 
 def replace_id(check, name):

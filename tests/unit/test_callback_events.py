@@ -46,6 +46,7 @@ def play(folder: Path, **environment: str) -> list[dict[str, Any]]:
             "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
             **environment,
         },
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

@@ -4,7 +4,7 @@ from datetime import date
 
 import pytest
 
-from gpukiln.catalog import compat
+from gpukiln.catalog import compat, cuda
 from gpukiln.catalog.bases import base
 from gpukiln.catalog.compat import Finding
 
@@ -117,6 +117,35 @@ def test_cuda_and_driver(cuda: str, driver: str, expected: list[tuple[str, str]]
 
 
 @pytest.mark.parametrize(
+    ("version", "driver", "gpus", "way", "package"),
+    [
+        ("12.1", "530.30.02", (), "native", None),
+        ("12.1.1", "535.309.01", ("t4",), "native", None),
+        ("11.8", "580.178.04", (), "native", None),
+        ("12.6.3", "560.28.03", (), "native", None),  # the driver of 12.6.0
+        ("12.1", "525.60.13", (), "minor-version", "cuda-compat-12-1"),
+        ("12.1", "525.60.11", ("t4", "v100"), "forward-compat", "cuda-compat-12-1"),
+        ("13.0", "535.309.01", ("t4",), "forward-compat", "cuda-compat-13-0"),
+        ("13.0", "535.309.01", ("t4", "rtx-pro-6000-workstation"), "no", None),
+        ("13.0", "535.309.01", (), "forward-compat", "cuda-compat-13-0"),
+    ],
+)
+def test_the_way_a_driver_runs_cuda(
+    version: str, driver: str, gpus: tuple[str, ...], way: str, package: str | None
+) -> None:
+    found = cuda.support(version, driver, gpus)
+    assert (found.way, found.package) == (way, package)
+    assert bool(found.limits) == (way != "native")
+
+
+def test_a_plan_is_refused_though_a_package_in_the_container_would_help() -> None:
+    (finding,) = compat.check_cuda("13.0", "535.309.01", ["g4dn.xlarge"])
+    assert finding.level == "error"
+    assert "branch 580" in finding.hint
+    assert "cuda-compat-13-0" in finding.hint
+
+
+@pytest.mark.parametrize(
     ("cuda", "name", "expected"),
     [
         ("12.1", "g5.xlarge", []),
@@ -164,15 +193,25 @@ def test_kubernetes(version: str, today: date, expected: list[tuple[str, str]]) 
     [
         ("debian-12", 535, []),
         ("eks-ubuntu-22.04", 535, []),
-        ("eks-al2023-nvidia", 535, [("error", "base-driver"), ("error", "base-family")]),
-        ("eks-al2023-nvidia", 580, [("error", "base-family")]),
-        ("eks-al2023", 535, [("error", "base-family")]),
+        ("eks-al2023-nvidia", 535, [("error", "base-driver")]),
+        ("eks-al2023-nvidia", 580, []),
+        ("eks-al2023", 535, []),
         ("dlami-ubuntu-22.04", 535, [("error", "base-driver")]),
         ("dlami-ubuntu-22.04", 580, []),
     ],
 )
 def test_base(name: str, branch: int, expected: list[tuple[str, str]]) -> None:
     assert rules(compat.check_base(name, base(name), branch=branch, architecture="x86_64")) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("eks-al2023", "has DKMS as an rpm"), ("eks-al2023-nvidia", "brings its own driver"), ("debian-12", "")],
+)
+def test_build_tools_can_not_be_removed_everywhere(name: str, message: str) -> None:
+    found = compat.check_base(name, base(name), branch=580, architecture="x86_64", keep_build_tools=False)
+    assert [message in one.message for one in found] == ([True] if message else [])
+    assert rules(found) == ([("error", "base-build-tools")] if message else [])
 
 
 def test_base_of_another_architecture() -> None:

@@ -98,6 +98,13 @@ def test_a_branch_brings_its_last_release() -> None:
     assert (driver.version, driver.branch) == ("580.178.04", 580)
 
 
+def test_build_tools_stay_unless_told_otherwise() -> None:
+    components = load_components()
+    assert as_plain(components)["nvidia_driver"]["keep_build_tools"] is True
+    changed = apply_overrides(components, ["nvidia_driver.keep_build_tools=false"])
+    assert as_plain(changed)["nvidia_driver"]["keep_build_tools"] is False
+
+
 def test_a_version_brings_its_branch() -> None:
     driver = apply_overrides(load_components(), ["nvidia_driver.version=550.163.01"])["nvidia_driver"]
     assert (driver.version, driver.branch) == ("550.163.01", 550)
@@ -130,6 +137,8 @@ def test_other_values() -> None:
         ("nvidia_driver.branch=620", "no release of driver branch 620", "nvidia_driver.version"),
         ("nvidia_driver.modules=closed", "'proprietary', 'open' or 'auto'", ""),
         ("nvidia_driver.packages=x", "unknown key", ""),
+        ("nvidia_driver.keep_build_tools=some", "valid boolean", ""),
+        ("docker.keep_build_tools=false", "unknown key of docker", ""),
         ("nvidia_driver.from_base=true", "unknown key", ""),
         ("docker.version=26.1.0", "comes in the version of the distribution", "--base"),
         ("nvidia_container_toolkit.repository.apt.url=https://me:secret@x/deb", "holds credentials", "proxy"),

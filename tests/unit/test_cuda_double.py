@@ -35,7 +35,8 @@ gather_base.PCI = gather_cuda.PCI = sys.argv[1]
 gather_cuda.ELEMENTS, gather_cuda.COPYING_S = int(sys.argv[3]), 0.05
 gather_child.os.kill = (lambda *_: None) if sys.argv[4:] else gather_child.os.kill
 gather_cuda.INIT_S = gather_cuda.GPU_S = gather_cuda.ALL_REDUCE_S = float(sys.argv[2])
-print(json.dumps({"cuda": gather_cuda.cuda(), "gpus": {"pci": gather_base.pci_gpus()}}))
+print(json.dumps({"cuda": gather_cuda.cuda(), "gpus": {"pci": gather_base.pci_gpus()},
+                  "expected": {"mig": None, "bandwidth_share": None}}))
 """
 Ask = Callable[..., Facts]
 

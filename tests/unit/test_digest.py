@@ -104,11 +104,13 @@ def test_what_can_not_change_the_image(root: Path, name: str, text: str) -> None
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("roles/nvtop/tasks/install.yml", "- name: Other\n", "changed roles/nvtop/tasks/install.yml"),
-        ("roles/nvtop/tasks/install.yml", "- name: [broken\n", "changed roles/nvtop/tasks/install.yml"),
-        ("roles/nvtop/meta/main.yml", "dependencies: [docker]\n", "changed roles/nvtop/meta/main.yml"),
-        ("roles/nvtop/files/a", "x", "added roles/nvtop/files/a"),
-        ("ami/eks-gpu/image.pkr.hcl", "source {} ", "changed ami/eks-gpu/image.pkr.hcl"),
+        ("roles/nvtop/tasks/install.yml", "- name: Other\n", "changed role nvtop: tasks/install.yml"),
+        ("roles/nvtop/tasks/install.yml", "- name: [broken\n", "changed role nvtop: tasks/install.yml"),
+        ("roles/nvtop/meta/main.yml", "dependencies: [docker]\n", "changed role nvtop: meta/main.yml"),
+        ("roles/nvtop/files/a", "x", "added role nvtop: files/a"),
+        ("roles/nvtop/templates/a.j2", "{{ a }}  # a comment", "added role nvtop: templates/a.j2"),
+        ("ami/eks-gpu/image.pkr.hcl", "source {} ", "changed template of eks-gpu: image.pkr.hcl"),
+        ("ansible/image.yml", "- hosts: gpu", "changed ansible/image.yml"),
     ],
 )
 def test_a_file_that_changes_the_image(root: Path, name: str, text: str, words: str) -> None:
@@ -126,7 +128,7 @@ def test_the_order_of_tasks_and_the_right_to_execute_count(root: Path) -> None:
     tasks.write_text("[b, a]")
     (root / "scripts/bootstrap/gpu.sh").chmod(0o755)
     assert explain_change(before, inputs(root)) == [
-        "changed roles/nvtop/tasks/install.yml",
+        "changed role nvtop: tasks/install.yml",
         "changed scripts/bootstrap/gpu.sh",
     ]
 
@@ -146,9 +148,9 @@ def test_values_are_told_in_words(root: Path) -> None:
         gib=40,
     )
     assert explain_change(inputs(root), after) == [
-        "base: debian-12 ami-1 -> debian-12 ami-2",
-        "component nvtop: install 3.0.1-1 -> install 3.1-1",
-        "tool packer: 1.6.6 -> 1.11.2",
+        "base image: debian-12 ami-1 -> debian-12 ami-2",
+        "available version of nvtop: 3.0.1-1 -> 3.1-1",
+        "version of packer: 1.6.6 -> 1.11.2",
         "volume size: 30 GiB -> 40 GiB",
     ]
 
@@ -160,3 +162,13 @@ def test_how_a_component_is_installed_counts_and_why_does_not(root: Path) -> Non
 
     assert digest_with(packages={"debian": "nvtop-other"}) != inputs(root)
     assert digest_with(reason="another reason", review=date(2030, 1, 1)) == inputs(root)
+
+
+def test_a_kernel_a_recipe_and_what_is_left_out_are_told_in_words() -> None:
+    old = {"kernel": "6.1.1", "recipe nvtop": '{"a":1}', "component dcgm": "left_out 4.2"}
+    new = {"kernel": "6.1.2", "recipe nvtop": '{"a":2}', "component dcgm": "install 4.2-1"}
+    assert explain_change(old, new) == [
+        "available version of dcgm: left out 4.2 -> 4.2-1",
+        "available version of the kernel: 6.1.1 -> 6.1.2",
+        "changed in components.yaml: how nvtop is installed",
+    ]

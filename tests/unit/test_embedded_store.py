@@ -31,7 +31,7 @@ def filled():
         tags={"a": "b"},
         shared_with=("111122223333",),
     )
-    store.add_image(
+    image = store.add_image(
         ec2,
         "ami-1",
         snapshot,
@@ -42,7 +42,9 @@ def filled():
             "tags": {"colour": "blue"},
         },
     )
-    store.add_parameter(ssm, {"name": "/mine", "value": "v1"})
+    image.deprecation_time, image.client_request = "2026-12-01T00:00:00.000Z", {"Name": "one"}
+    ec2.image_block_public_access = "unblocked"
+    store.add_parameter(ssm, {"name": "/mine", "value": "v1", "last_modified": "2026-11-21T00:00:00"})
     store.add_parameter(ssm, {"name": "/mine", "value": "v2", "version": 2})
     store.add_parameter(ssm, {"name": "/aws/service/x", "value": "published anew at every start"})
     return store.dump_region(ec2, ssm)
@@ -59,7 +61,10 @@ def test_round_trip(tmp_path):
     store.load_ssm(ssm, read)
     assert store.dump_region(ec2, ssm) == json.loads(json.dumps(document))
     assert ec2.amis["ami-1"].ebs_snapshot is ec2.snapshots["snap-1"]
+    assert ec2.amis["ami-1"].deprecation_time == "2026-12-01T00:00:00.000Z"
+    assert ec2.image_block_public_access == "unblocked"
     assert ssm.get_parameter("/mine").value == "v2"
+    assert ssm.get_parameter("/mine:1").last_modified_date.isoformat() == "2026-11-21T00:00:00"
     assert [versions[0]["name"] for versions in document["parameters"].values()] == ["/mine"]
 
 

@@ -59,10 +59,36 @@ def test_an_error_in_place_of_a_uuid_is_kept() -> None:
 
 
 def test_without_a_gpu_there_is_nothing_to_record(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(recording, "pci_gpus", list)
-    assert recording.main() == 4
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "found no NVIDIA GPU on the PCI bus" in err
+    file = tmp_path / "recording.json"
+    for arguments in ([], [str(file)]):
+        assert recording.main(arguments) == 4
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "no recording: found no NVIDIA GPU on the PCI bus; run it on a host with a GPU" in err
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [([], 0, "wrote {file}"), (["-S"], 4, "has no NVML bindings (nvidia-ml-py); run it with scripts/run")],
+)
+def test_the_command_writes_a_file(tmp_path: Path, options: list[str], code: int, said: str) -> None:
+    """On the double of a host with two GPUs; -S leaves out every installed package."""
+    library, spec, file = nvml.build(tmp_path), tmp_path / "spec", tmp_path / "recording.json"
+    nvml.write_spec(spec, made_up_machine())
+    command = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        f"from gpukiln.verify import recording; recording.pci_gpus = lambda: {PCI!r}\n"
+        f"sys.exit(recording.main([{str(file)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", *options, "-c", command],
+        env=nvml.environment(library, spec), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert said.format(file=file) in done.stderr
+    assert file.exists() == (code == 0)
+    assert not file.exists() or len(json.loads(file.read_text())["nvml"]["gpus"]) == 2

@@ -11,6 +11,7 @@ from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts, applies
 from tests.doubles.nvml_machine import made_up_machine
 from tests.unit.host_gpu_faults import GPU_FAULTS
+from tests.unit.host_runner_faults import RUNNER_FAULTS, container
 
 KERNEL = "6.1.0-44-cloud-amd64"
 DRIVER = "535.309.01"
@@ -32,7 +33,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         packages |= dict.fromkeys(TOOLKIT, "1.19.1-1")
     done = {"status": "installed"}
     components = {
-        "nvidia_driver": {**done, "version": DEBIAN, "branch": 535},
+        "nvidia_driver": {**done, "version": DEBIAN, "branch": 535, "keep_build_tools": True},
         "docker": done,
         "containerd": done,
         "nvtop": done,
@@ -68,6 +69,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             "base": {}, "components": components, "kernel": KERNEL,
             "kernels": [KERNEL], "packages": dict(packages),
         }},
+        "expected": {"mig": "disabled", "bandwidth_share": None},
         "os": {"id": "debian", "version": "12", "family": "debian"},
         "kernel": {"running": KERNEL, "installed": [KERNEL]},
         "packages": {"installed": dict(packages),
@@ -79,7 +81,8 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "nouveau": {"loaded": False, "blacklisted": True, "files": {blacklist: BOOT - 9000}, "initramfs": {
             KERNEL: {"path": f"/boot/initrd.img-{KERNEL}", "rc": 0, "error": "", "mtime": BOOT - 8000,
                      "files": [blacklist], "module": False}}},
-        "dkms": {"installed": True, "rc": 0, "error": "", "trees": [], "rows": [
+        "dkms": {"installed": True, "rc": 0, "error": "", "trees": [],
+                 "tools": {"compilers": ["/usr/bin/gcc-12"], "make": "/usr/bin/make"}, "rows": [
             {"module": "nvidia-current", "version": DRIVER, "kernel": KERNEL, "state": "installed"}]},
         "identity": {"host_keys": {"/etc/ssh/ssh_host_ed25519_key": BOOT + 15}, "born": BOOT + 12,
                      "machine_id": {"length": 32, "mtime": BOOT + 1, "dbus_agrees": True},
@@ -231,6 +234,11 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (lambda d: d["dkms"]["rows"][0].update(state="installed (WARNING! Diff)"), "WARNING"),
         (put("dkms/rc", 1), "exits 1"),
     ],
+    "modules.build-tools": [
+        (put("dkms/tools/compilers", []), "found no compiler"),
+        (put("dkms/tools/make", None), "found no make"),
+        (put("record/data/components/nvidia_driver/keep_build_tools", False), "found /usr/bin/gcc-12"),
+    ],
     "modules.nouveau-blocked": [
         (put("nouveau/blacklisted", False), "modprobe"),
         (put("nouveau/loaded", True), "loaded"),
@@ -287,6 +295,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("gpus/cdi", {"/etc/cdi/nvidia.yaml": ["535.261.03"]}), "535.261.03"),
     ],
     **GPU_FAULTS,
+    **RUNNER_FAULTS,
 }
 
 
@@ -295,6 +304,8 @@ def judge(
 ) -> tuple[str, str]:
     """Outcome and reason of one check, decided as the plugin does."""
     check, function = CHECKS[check_id]
+    if check_id in RUNNER_FAULTS:
+        profile, expect_gpus = "runner", None
     facts = Facts(data, profile)
     try:
         answer = applies(check, facts, profile=profile, expect_gpus=expect_gpus)
@@ -309,7 +320,9 @@ def judge(
 
 
 def suitable(check_id: str) -> Data:
-    """A good machine on which the check can be run."""
+    """A good machine, or container, on which the check can be run."""
+    if check_id in RUNNER_FAULTS:
+        return container()
     return machine(gpus=2 if "several-gpus" in CHECKS[check_id][0].needs else 1)
 
 
@@ -326,7 +339,8 @@ def test_a_good_gpu_node_passes(check_id: str) -> None:
 
 @pytest.mark.parametrize("check_id", CHECKS)
 def test_a_machine_without_gpu_and_toolkit_passes_or_is_not_run(check_id: str) -> None:
-    outcome, reason = judge(check_id, machine(gpus=0, toolkit=False), expect_gpus=None)
+    data = container() if check_id in RUNNER_FAULTS else machine(gpus=0, toolkit=False)
+    outcome, reason = judge(check_id, data, expect_gpus=None)
     needs = CHECKS[check_id][0].needs
     if "gpu" in needs:
         assert (outcome, reason) == ("not_run", "no GPU")
@@ -355,7 +369,7 @@ def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None
     """Whoever reads the section fails with the reason, and somebody reads each."""
     data = machine()
     data[section] = {"_error": "RuntimeError: tool is broken"}
-    failed = [r for o, r in (judge(i, data) for i in CHECKS) if o == "failed"]
+    failed = [r for o, r in (judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS) if o == "failed"]
     assert failed
     assert all(re.search("tool is broken", r) for r in failed)
 

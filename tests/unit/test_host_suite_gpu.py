@@ -3,6 +3,8 @@
 import pytest
 from test_host_suite_faults import CHECKS, judge, machine
 
+from gpukiln.verify import gather
+from gpukiln.verify.facts import Facts
 from tests.unit.host_gpu_faults import XID_79, cuda, gpu
 
 
@@ -98,6 +100,26 @@ def test_a_link_that_is_not_known_leaves_its_rate_unjudged() -> None:
     outcome, reason = judge("compute.bandwidth", data)
     assert outcome == "not_run"
     assert "12.3 GB/s to the GPU, 13.1 from it (link Unknown x0)" in reason
+
+
+def test_a_divided_gpu_and_a_slow_link_are_right_where_the_node_says_so() -> None:
+    data = machine()
+    data["nvml"]["gpus"][0]["mig"] = {"current": True, "pending": True}
+    cuda(h2d_gb_s=7.5)(data)
+    assert [judge(check, data)[0] for check in ("gpu.mig", "compute.bandwidth")] == ["failed", "failed"]
+    for mig in ("enabled", "any", None):
+        data["expected"] = {"mig": mig, "bandwidth_share": 0.4}
+        assert judge("gpu.mig", data) == ("passed", "GPU 0 (00000000:00:1E.0): MIG is on")
+        assert judge("compute.bandwidth", data)[0] == "passed"
+
+
+def test_a_container_is_asked_for_all_that_the_checks_of_its_gpus_read() -> None:
+    shared = [(c, f) for c, f in CHECKS.values() if {"runner", "node"} <= set(c.profiles)]
+    assert {check.id for check, _ in shared} >= {"compute.kernel", "compute.bandwidth"}
+    for _, function in shared:
+        facts = Facts(machine(gpus=2))
+        function(facts)
+        assert set(facts.take_read()) <= set(gather.RUNNER_SECTIONS)
 
 
 def test_one_gpu_has_no_other_to_work_with() -> None:

@@ -61,7 +61,7 @@ def is_ansible(path: Path) -> bool:
 
 
 def is_workflow(path: Path) -> bool:
-    return path.parent == Path(".github/workflows")
+    return path.parent.name == "workflows"  # of this project, and those that its users copy
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """What a build started is found by its tag and removed, and nothing else (moto is the cloud's API)."""
 
+from datetime import timedelta
+
 import boto3
 import pytest
 from moto import mock_aws
@@ -7,6 +9,7 @@ from moto import mock_aws
 from gpukiln.clouds.select import make_cloud
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.images import machines
+from gpukiln.images.deadline import LIMITS
 from gpukiln.images.machines import builds_with_leftovers, ssh_access, sweep, tag_specifications
 
 
@@ -23,6 +26,7 @@ class Cloud:
 def cloud(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand images, loaded for every test
     with mock_aws():
         yield Cloud()
 
@@ -36,9 +40,11 @@ def start(cloud, build_id):
         Description="test",
         TagSpecifications=tag_specifications(tags, "security-group"),
     )["GroupId"]
-    image = ec2.describe_images()["Images"][0]["ImageId"]
     instance = ec2.run_instances(
-        ImageId=image, MinCount=1, MaxCount=1, TagSpecifications=tag_specifications(tags, "instance")
+        ImageId="ami-0123456789abcdef0",
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=tag_specifications(tags, "instance"),
     )["Instances"][0]["InstanceId"]
     return [instance, f"key-{build_id}", group]
 
@@ -97,6 +103,17 @@ def test_a_failed_clean_up_does_not_hide_the_reason(cloud, tmp_path, monkeypatch
         raise CheckFailedError("the task failed")
     assert "the network is gone" in caught.value.__notes__[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_after_the_deadline_says_that_the_machine_shut_itself_down(cloud, tmp_path, monkeypatch):
+    monkeypatch.setitem(LIMITS, "bake", timedelta(seconds=-1))
+    with (
+        pytest.raises(UnavailableError) as caught,
+        ssh_access(cloud, "one", purpose="bake", folder=tmp_path),
+    ):
+        raise UnavailableError("Packer ended with exit code 1")
+    [note] = caught.value.__notes__
+    assert "it shut itself down" in note
 
 
 @pytest.mark.parametrize(

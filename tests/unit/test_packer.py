@@ -15,6 +15,7 @@ from gpukiln.errors import CheckFailedError, UnavailableError
 from gpukiln.images import packer
 from gpukiln.images.bake import packer_variables
 from gpukiln.images.builds import Builds
+from gpukiln.images.deadline import deadline_of
 from gpukiln.images.machines import SshAccess
 from gpukiln.images.packer import Packer, _parse
 
@@ -109,7 +110,8 @@ def variables(request, tmp_path):
         plan(cloud),
         cloud,
         Builds(tmp_path / "builds").create("eks-gpu"),
-        SshAccess("key", key, "sg-0123"),
+        SshAccess("key", key, "sg-0123", deadline_of("bake")),
+        "ami-0123456789abcdef0",
         extra_vars=tmp_path / "vars.json",
         manifest=tmp_path / "manifest.json",
     )

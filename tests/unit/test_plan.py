@@ -16,6 +16,7 @@ from rich.console import Console
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.plan import Plan, check_region, git_commit, make_plan
 from gpukiln.images.plan_view import plan_table
+from gpukiln.images.rpm import RpmMetadata
 from gpukiln.images.sources import Probes
 
 NOW = datetime(2026, 11, 21, 6, 0, tzinfo=UTC)
@@ -26,8 +27,12 @@ MIRROR = {
     "docker.io": "20.10.24+dfsg1-1+deb12u1+b6",
     "containerd": "1.6.20~ds1-1+deb12u3",
 }
-OFFLINE = Probes(lambda _: "no route", lambda names: {name: MIRROR[name] for name in names if name in MIRROR})
-ONLINE = Probes(lambda _: None, OFFLINE.candidates)
+OFFLINE = Probes(
+    lambda _: "no route",
+    lambda names: {name: MIRROR[name] for name in names if name in MIRROR},
+    lambda _: None,
+)
+ONLINE = Probes(lambda _: None, OFFLINE.candidates, lambda _: None)
 
 
 class MotoCloud:
@@ -107,7 +112,6 @@ def test_the_table_says_what_matters(debian: str) -> None:
         ({"overrides": ["nvidia_container_toolkit.version=1.17.8"]}, "CVE-2026-24260"),
         ({"overrides": ["cuda.version=13.0"]}, "CUDA 13.0 needs driver 580"),
         ({"base": "eks-al2023-nvidia"}, "comes with driver 580; wanted: 535"),
-        ({"base": "eks-al2023"}, "redhat family; the roles support debian"),
         ({"base": "eks-ubuntu-22.04", "overrides": ["kubernetes.version=1.29"]}, "EKS ended Kubernetes 1.29"),
         ({"overrides": ["nvidia_driver.branch=580"]}, "mirror has nvidia-kernel-dkms 535"),
     ],
@@ -115,6 +119,25 @@ def test_the_table_says_what_matters(debian: str) -> None:
 def test_what_can_never_work_is_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(IncompatibleError, match=message):
         plan(**more)
+
+
+def test_amazon_linux_is_planned_by_what_nvidias_repository_has(debian: str) -> None:
+    name = "amazon-eks-node-al2023-x86_64-standard-1.34-v20261101"
+    cloud = MotoCloud("aws")
+    image = cloud.client("ec2").register_image(Name=name)["ImageId"]
+    assert image != debian
+    streams = {"nvidia-driver": frozenset({"580-dkms", "580-open"})}
+    versions = {
+        "kmod-nvidia-latest-dkms": frozenset({"580.178.04-1.amzn2023"}),
+        "nvidia-container-toolkit": frozenset({"1.19.1-1"}),
+    }
+    probes = Probes(ONLINE.unreachable, ONLINE.candidates, lambda _: RpmMetadata(versions, streams))
+    made = plan(cloud, probes=probes, base="eks-al2023", overrides=["nvidia_driver.branch=580"])
+    assert (made.base.id, made.base.ssh_user) == (image, "ec2-user")
+    assert made.inputs["component nvidia_driver"] == "install 580.178.04-1.amzn2023"
+    assert made.component("nvtop").status == "left_out"
+    with pytest.raises(IncompatibleError, match="580-open of nvidia-driver; wanted: 535-dkms"):
+        plan(cloud, probes=probes, base="eks-al2023")
 
 
 def test_a_refusal_asks_nobody() -> None:

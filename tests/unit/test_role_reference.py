@@ -36,6 +36,18 @@ def test_the_reference_is_up_to_date() -> None:
     assert text == roles.markdown(), "run: python -m gpukiln.catalog.roles > docs/roles.md"
 
 
+@pytest.mark.parametrize("role", roles.load_roles(), ids=lambda role: role.name)
+def test_a_readme_leaves_the_variables_to_the_reference(role: roles.Role) -> None:
+    text = (ROOT / "roles" / role.name / "README.md").read_text()
+    assert f"](../../docs/roles.md#{role.name})" in text
+    assert not [line for line in text.splitlines() if line.startswith(f"| `{role.name}_")]
+
+
+def test_the_keys_of_a_dictionary_are_told() -> None:
+    [row] = [line for line in roles.markdown().splitlines() if line.startswith("| `ci_runner_runners`")]
+    assert "Keys: `user` (required): Who it runs as; made when it is missing. `folder`: Where" in row
+
+
 def test_a_sound_role_has_no_mistake(tmp_path: Path) -> None:
     required = {"description": ["One.", "Two."], "required": True}
     options = {"sample_count": GOOD, "sample_name": required}

@@ -275,6 +275,7 @@ def test_a_label_that_no_kubelet_takes_is_refused(label: dict[str, str], tmp_pat
             *("--check", "-e", json.dumps({"gpu_bootstrap_node_labels": label}), str(playbook)),
         ],
         env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

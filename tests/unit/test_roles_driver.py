@@ -44,6 +44,7 @@ def play(tmp_path, tasks, environment=None, **variables):
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             **(environment or {}),
         },
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

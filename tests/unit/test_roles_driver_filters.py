@@ -12,6 +12,12 @@ packages = load("nvidia_driver", "packages")
 gpus = load("nvidia_driver", "gpus")
 
 
+def test_what_a_transaction_would_install() -> None:
+    there = {"dkms": [{"version": "3.0.10-8"}], "kernel": [{"version": "6.1"}, {"version": "6.2"}]}
+    wanted = ["dkms", "dkms=3.0.10-8", "dkms=3.0.11-1", "kernel=6.2", "gcc", "gcc=12"]
+    assert packages.not_installed(wanted, there) == ["dkms=3.0.11-1", "gcc", "gcc=12"]
+
+
 def installed(**versions: str) -> dict[str, list[dict[str, Any]]]:
     return {name.replace("_", "-"): [{"version": version}] for name, version in versions.items()}
 

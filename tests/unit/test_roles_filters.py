@@ -108,6 +108,7 @@ COMPONENTS = {
     "nvidia_driver": {
         "branch": 535,
         "modules": "proprietary",
+        "keep_build_tools": False,
         "packages": {"debian": "nvidia-kernel-dkms", "ubuntu": "nvidia-dkms-{branch}-server"},
     },
     "docker": {"packages": {"debian": "docker.io", "ubuntu": "docker.io"}},
@@ -149,6 +150,67 @@ def test_record_says_what_is_there() -> None:
         "kubernetes": "left_out",
     }
     assert made["components"]["docker"]["version"] == "20.10.24+dfsg1"
+    assert made["components"]["nvidia_driver"]["keep_build_tools"] is False
+    assert "keep_build_tools" not in made["components"]["docker"]
+
+
+def test_record_of_an_rpm_system() -> None:
+    """A package's release belongs to its version, and several kernels are installed at once."""
+    packages = {
+        "docker-ce": [{"version": "28.5.2", "release": "1.el9", "epoch": 3}],
+        "kernel-core": [
+            {"version": "5.14.0", "release": "9.el9"},
+            {"version": "5.14.0", "release": "10.el9"},
+        ],
+    }
+    components = {
+        "docker": {"packages": {"amazon": "docker", "redhat": "docker-ce"}},
+        "nvtop": {"packages": {"amazon": None, "redhat": "nvtop"}},
+    }
+    image = {"components": {name: {"version": None, "status": "install"} for name in components}}
+    made = record.image_record(image, components, "rocky", packages, [], family="redhat")
+    assert made["packages"] == {"docker-ce": "28.5.2-1.el9", "kernel-core": "5.14.0-10.el9, 5.14.0-9.el9"}
+    assert made["components"]["docker"] == {
+        "version": "28.5.2",
+        "status": "installed",
+        "package": {"name": "docker-ce", "version": "28.5.2-1.el9"},
+    }
+    assert made["components"]["nvtop"]["status"] == "install"
+    assert not record.package_drift(made["packages"], packages)
+    del packages["kernel-core"][1]
+    assert record.package_drift(made["packages"], packages) == [
+        "-kernel-core 5.14.0-10.el9, 5.14.0-9.el9",
+        "+kernel-core 5.14.0-9.el9",
+    ]
+    amazon = {"docker": [{"version": "25.0", "release": "1"}], "nvtop": [{"version": "3", "release": "1"}]}
+    made = record.image_record(image, components, "amazon", amazon, [], family="redhat")
+    assert [said["status"] for said in made["components"].values()] == ["installed", "install"]
+
+
+def test_record_has_source_size_and_licences_of_what_is_installed() -> None:
+    dpkg = "libc6\tglibc\t2.36-9\t12986\tamd64\ngone\tgone\t1\t\tall\nempty\tempty\t1\t\tall\n"
+    copyright_lines = (
+        "/usr/share/doc/libc6/copyright:License: LGPL-2.1+\n/usr/share/doc/libc6/copyright:License:  GPL-2+\n"
+        "/usr/share/doc/libc6/copyright:License: GPL-2+\n/usr/share/doc/empty/copyright:License:\n"
+    )
+    packages = {"libc6": [{"version": "2.36-9+b1"}], "empty": [{"version": "1"}]}
+    made = record.image_record(IMAGE, COMPONENTS, "debian", packages, [], dpkg, copyright_lines)
+    assert made["package_details"] == {
+        "empty": {
+            "source": "empty",
+            "source_version": "1",
+            "architecture": "all",
+            "installed_kib": 0,
+            "licenses": [],
+        },
+        "libc6": {
+            "source": "glibc",
+            "source_version": "2.36-9",
+            "architecture": "amd64",
+            "installed_kib": 12986,
+            "licenses": ["GPL-2+", "LGPL-2.1+"],
+        },
+    }
 
 
 def test_record_knows_precompiled_modules() -> None:

@@ -13,6 +13,7 @@ from gpukiln.catalog.bases import base
 from gpukiln.catalog.components import apply_overrides, load_components
 from gpukiln.catalog.images import load_image
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.images.rpm import RpmMetadata
 from gpukiln.images.sources import Decision, Probes, decide, http_unreachable
 
 MIRROR = {
@@ -34,6 +35,7 @@ def decisions(
     overrides: Sequence[str] = (),
     asked: list[str] | None = None,
     more: Sequence[str] = (),
+    rpm: RpmMetadata | None = None,
 ) -> dict[str, Decision]:
     def unreachable(url: str) -> str | None:
         if asked is not None:
@@ -50,7 +52,7 @@ def decisions(
         base(base_name),
         architecture="x86_64",
         strict=strict,
-        probes=Probes(unreachable, candidates),
+        probes=Probes(unreachable, candidates, lambda _: rpm),
     )
     return {decision.name: decision for decision in found}
 
@@ -170,7 +172,7 @@ def test_a_preinstalled_driver_brings_its_daemon() -> None:
 def test_a_distribution_without_a_named_package_is_an_error() -> None:
     components = load_components()
     docker = replace(components["docker"], packages={"debian": "docker.io"})
-    probes = Probes(lambda _: None, lambda _: {})
+    probes = Probes(lambda _: None, lambda _: {}, lambda _: None)
     with pytest.raises(IncompatibleError, match="no package of docker for amazon"):
         decide(
             ["docker"],
@@ -190,8 +192,37 @@ def test_amazon_linux_gets_the_driver_from_nvidias_repository() -> None:
     assert f"{found['nvidia_driver'].source}/repodata/repomd.xml" in asked
 
 
+NVIDIAS = RpmMetadata(
+    versions={
+        "kmod-nvidia-latest-dkms": frozenset({"580.178.04-1.amzn2023", "580.178.04-2.amzn2023", "595.91-1"}),
+        "nvidia-container-toolkit": frozenset({"1.19.1-1", "1.20.0-1"}),
+    },
+    streams={"nvidia-driver": frozenset({"580-dkms", "580-open", "595-open"})},
+)
+
+
+def test_an_rpm_repository_has_the_version_or_it_is_an_error_that_names_what_it_has() -> None:
+    branch = ("nvidia_driver.branch=580",)
+    found = decisions("eks-al2023", strict=True, rpm=NVIDIAS, overrides=branch)
+    assert found["nvidia_driver"].package_version == "580.178.04-2.amzn2023"
+    assert found["nvidia_container_toolkit"].package_version == "1.19.1-1"
+    with pytest.raises(
+        IncompatibleError, match="580-dkms, 580-open, 595-open of nvidia-driver; wanted: 535-dkms"
+    ):
+        decisions("eks-al2023", strict=True, rpm=NVIDIAS)
+    with pytest.raises(IncompatibleError, match="wanted: 595-dkms"):
+        decisions("eks-al2023", strict=True, rpm=NVIDIAS, overrides=["nvidia_driver.branch=595"])
+    version = "nvidia_driver.version=580.1.1"
+    with pytest.raises(
+        IncompatibleError, match=r"580\.1\.1 is wanted and .* has kmod-nvidia-latest-dkms 580"
+    ):
+        decisions("eks-al2023", strict=True, rpm=NVIDIAS, overrides=[version])
+    with pytest.raises(IncompatibleError, match="has no package kmod-nvidia-open-dkms"):
+        decisions("eks-al2023", strict=True, rpm=NVIDIAS, overrides=[*branch, "nvidia_driver.modules=open"])
+
+
 def test_an_unknown_component_of_an_image_is_an_error() -> None:
-    probes = Probes(lambda _: None, lambda _: {})
+    probes = Probes(lambda _: None, lambda _: {}, lambda _: None)
     with pytest.raises(UsageError, match="unknown component 'nvtpo'"):
         decide(
             ["nvtpo"],

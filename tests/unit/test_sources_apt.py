@@ -1,7 +1,9 @@
 """This machine's Debian mirror: its address, and the versions it has."""
 
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,7 +147,8 @@ def publish(archive: Path, version: str) -> str:
         f"Package: nvtop\nVersion: {version}\nArchitecture: amd64\nMaintainer: a <a@b.test>\n"
         f"Filename: ./nvtop.deb\nSize: 1\nSHA256: {'0' * 64}\nDescription: x\n"
     )
-    return f"Types: deb\nURIs: file:{archive}\nSuites: ./\nTrusted: yes\n"
+    # copy:, as file: makes apt's list a link to this file, so that nothing would be kept
+    return f"Types: deb\nURIs: copy:{archive}\nSuites: ./\nTrusted: yes\n"
 
 
 @needs_apt
@@ -153,9 +156,23 @@ def test_candidates_come_from_the_archive_and_lists_are_kept_for_an_hour(archive
     sources, cache = publish(archive, "3.0.1-1"), archive / "cache"
     assert apt.candidate_versions(["nvtop", "none"], cache=cache, sources=sources) == {"nvtop": "3.0.1-1"}
     publish(archive, "3.0.2-1")
+    os.utime(archive / "Packages", (time.time() + 5,) * 2)
     assert apt.candidate_versions(["nvtop"], cache=cache, sources=sources) == {"nvtop": "3.0.1-1"}
     found = apt.candidate_versions(["nvtop"], cache=cache, sources=sources, refresh=True)
     assert found == {"nvtop": "3.0.2-1"}
+
+
+@needs_apt
+def test_apt_reads_its_lists_once(archive: Path) -> None:
+    """It makes its cache anew when what it was made of has another time."""
+    sources, cache = publish(archive, "3.0.1-1"), archive / "cache"
+
+    def times() -> list[int]:
+        assert apt.candidate_versions(["nvtop"], cache=cache, sources=sources) == {"nvtop": "3.0.1-1"}
+        made = [cache / name for name in ("status", "archive.sources", "pkgcache.bin")]
+        return [file.stat().st_mtime_ns for file in made]
+
+    assert times() == times()
 
 
 @needs_apt

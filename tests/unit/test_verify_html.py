@@ -1,6 +1,10 @@
 """The page that people read: what it says, what it must never say, and what a hostile machine can't do."""
 
+import base64
+import hashlib
 import re
+import shutil
+import subprocess
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -69,7 +73,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if not {"style", "script"} & set(self.open):
             self.texts.append(data)
 
     @property
@@ -162,14 +166,32 @@ def test_a_machine_that_was_not_judged_does_not_pass() -> None:
     assert "Not judged b gone" in alone.text
 
 
-def test_the_page_needs_nothing_and_runs_nothing() -> None:
+def test_the_page_needs_nothing_and_runs_its_one_script() -> None:
     text = render([Judged("i-1", VERDICT, FACTS)])
     shown = Page(text)
-    assert not {"script", "link", "img", "iframe", "object", "form"} & {tag for tag, _ in shown.tags}
+    assert not {"link", "img", "iframe", "object", "form"} & {tag for tag, _ in shown.tags}
     assert not re.search(r"https?://|url\(|@import", text)
     assert any("default-src 'none'" in str(a.get("content")) for _tag, a in shown.tags)
+    [script] = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'\"" in text
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
+
+
+@pytest.mark.parametrize("fragment", ["m1-boot.state", "m1-boot"])
+def test_a_link_to_a_check_opens_it(tmp_path: Path, fragment: str) -> None:
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium here")
+    path = tmp_path / "report.html"
+    write_html([Judged("i-1", VERDICT, FACTS)], path)
+    command = [browser, "--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"{path.as_uri()}#{fragment}"], capture_output=True, text=True, check=True, timeout=60
+    )
+    found = [str(a["id"]) for tag, a in Page(done.stdout).tags if tag == "details" and "open" in a]
+    assert found == [fragment] * (fragment == "m1-boot.state")
 
 
 def hostile(value: Any) -> Any:
@@ -193,7 +215,7 @@ def test_a_hostile_machine_adds_no_element() -> None:
     facts = {k: v if k in ("evidence", "seconds") else hostile(v) for k, v in FACTS.items()}
     facts["evidence"] = {"packages": hostile(FACTS["evidence"]["packages"])}
     shown = page(Judged(HOSTILE, bad, facts))
-    assert [tag for tag, _ in shown.tags if tag in ("script", "img")] == []
+    assert [(tag, a) for tag, a in shown.tags if tag in ("script", "img")] == [("script", {})]
     assert not any(name.startswith("on") for _tag, a in shown.tags for name in a)
     structure = [tag for tag, _ in tags if tag in ("details", "section", "pre", "h1", "dt")]
     assert [tag for tag, _ in shown.tags if tag in ("details", "section", "pre", "h1", "dt")] == structure

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import jsonschema
 import pytest
 
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.verify import gather, suite
+from gpukiln.verify import gather, plugin, suite
 from gpukiln.verify.gather import driver_version, startup_s
 from gpukiln.verify.schema import verdict_schema
 from gpukiln.verify.target import Target
@@ -28,7 +30,7 @@ CONFTEST = """
     def pytest_configure(config):
         plugin.add_suite(config, Path(__file__).parent)
         Path(__file__).with_name("pid").write_text(str(os.getpid()))
-    def gather(host):
+    def gather(host, profile):
         {gather}
     plugin.gather = gather
 """
@@ -341,7 +343,51 @@ def test_dkms_status_is_understood(
     assert [tuple(r.values()) for r in gather.dkms()["rows"]] == [row]
 
 
+def test_compilers_are_found_under_every_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("cc", "gcc-12", "x86_64-linux-gnu-gcc-12", "g++", "c++", "clang-16", "clang++", "tcc")
+    for name in (*names, "gcc-ranlib-12", "ccache", "gcov", "cpp-12", "make"):
+        (tmp_path / name).touch()
+    (tmp_path / "gcc").symlink_to("gone")
+    monkeypatch.setattr(gather, "FOLDERS", (str(tmp_path),))
+    assert gather.compilers() == sorted(str(tmp_path / name) for name in names)
+
+
 def test_a_check_knows_the_profile(make: Make) -> None:
     checks = CHECKS.replace('facts.note("3 files")', "facts.note(facts.profile)")
     verdict = suite.run_suite(TARGET, profile="image", out_dir=make(checks), layers=["hygiene"])
     assert verdict.checks[0].reason == "image"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ("", "'' names no machine: it has no scheme; wanted local://"),
+        ("local://,gpu-1", "'gpu-1' names no machine: it has no scheme"),
+        ("bogus://x", "'bogus://x' names no machine: Unknown connection type 'bogus'"),
+    ],
+)
+def test_hosts_that_name_no_machine_are_refused(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, hosts: str, words: str
+) -> None:
+    monkeypatch.setattr(request.config.option, "hosts", hosts)
+    with pytest.raises(pytest.UsageError, match=words):
+        plugin.pytest_collection(request.session)
+    monkeypatch.setattr(request.config.option, "hosts", "local://,ssh://gpu-1")
+    plugin.pytest_collection(request.session)
+
+
+def test_a_group_without_a_host_is_a_usage_error(tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("all: {hosts: {gpu-1: {ansible_connection: local}}}\n")
+    hosts = f"local://,ansible://nobody?ansible_inventory={inventory}"
+    command = [sys.executable, "-m", "pytest", "tests/host", f"--hosts={hosts}"]
+    done = subprocess.run(
+        [*command, f"--gpukiln-report={tmp_path}/out"],
+        cwd=suite.ROOT,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    assert "names no machine: no host of the inventory matches" in done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+    assert not (tmp_path / "out/report.html").exists()

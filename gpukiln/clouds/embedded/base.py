@@ -8,9 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from pathlib import Path
 from gpukiln.clouds.embedded.disk import build_disk, free_bytes, run
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
-from gpukiln.images.apt import debian_sources
+from gpukiln.images.mirror import install_debian, mirror_options, mirror_sources
 
 NAME = "debian-12"
 RELEASE = "bookworm"
@@ -78,7 +76,6 @@ FILES = {
     ),
     "etc/hostname": "localhost\n",
 }
-CARRIED_APT_OPTIONS = re.compile(r"Acquire::(Check-Valid-Until|Check-Date|https?::Proxy)\b")
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,9 @@ def current_base(layout: Layout) -> BaseImage:
     Returns:
         Its ids; its disk may not be built yet.
     """
-    recipe = json.dumps([PACKAGES, FILES, SIZE_GIB, _sources(), _apt_options(), _generation(layout)])
+    recipe = json.dumps(
+        [PACKAGES, FILES, SIZE_GIB, mirror_sources(RELEASE), mirror_options(), _generation(layout)]
+    )
     key = hashlib.sha256(recipe.encode()).hexdigest()[:17]
     return BaseImage(key, f"ami-{key}", f"snap-{key}", f"debian-12-amd64-embedded-{key[:8]}")
 
@@ -166,44 +165,20 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
         with tempfile.TemporaryDirectory(prefix="base-", dir=layout.bases) as folder:
             root = Path(folder) / "root"
             say(f"installing {RELEASE} from this machine's mirror")
-            _install(root, Path(folder) / "debian.sources", log)
+            sources = Path(folder) / "debian.sources"
+            install_debian(RELEASE, root, variant="apt", packages=PACKAGES, sources=sources, log=log)
             say("packing the disk")
             _configure(root)
             build_disk(root, disk, size_gib=SIZE_GIB)
     return disk
 
 
-def _install(root: Path, sources: Path, log: Path) -> None:
-    sources.write_text(_sources())
-    command = [
-        *("mmdebstrap", "--mode=root", "--variant=apt", f"--include={','.join(PACKAGES)}"),
-        *("--aptopt=APT::Install-Recommends false", "--dpkgopt=force-unsafe-io"),
-        *(f"--aptopt={option}" for option in _apt_options()),
-        *("--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
-        *(RELEASE, str(root), str(sources)),
-    ]
-    if shutil.which("eatmydata"):
-        command.insert(0, "eatmydata")
-    with log.open("wb") as output:
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
-            )
-        except FileNotFoundError:
-            raise UnavailableError("mmdebstrap is not installed", hint="apt-get install mmdebstrap") from None
-    if done.returncode:
-        tail = [line for line in log.read_text(errors="replace").splitlines() if line[:2] in ("E:", "W:")]
-        raise UnavailableError(
-            f"the base image can't be built from this machine's mirror (log: {log})", details=tuple(tail[-6:])
-        )
-
-
 def _configure(root: Path) -> None:
     for stale in (root / "etc/apt/sources.list.d").iterdir():
         stale.unlink()
     (root / "etc/apt/sources.list").unlink(missing_ok=True)
-    files = {**FILES, "etc/apt/sources.list.d/debian.sources": _sources()}
-    if options := _apt_options():
+    files = {**FILES, "etc/apt/sources.list.d/debian.sources": mirror_sources(RELEASE)}
+    if options := mirror_options():
         files["etc/apt/apt.conf.d/90mirror"] = "".join(f"{option};\n" for option in options)
     for name, text in files.items():
         target = root / name
@@ -217,28 +192,6 @@ def _configure(root: Path) -> None:
     resolv.symlink_to("../run/systemd/resolve/stub-resolv.conf")
     for unit in ("systemd-networkd", "systemd-resolved", "systemd-timesyncd", "ssh"):
         run("systemctl", f"--root={root}", "enable", unit)
-
-
-def _sources() -> str:
-    """The mirror as Debian's own AMI would name it: main only."""
-    text = debian_sources(RELEASE)
-    if "@" in re.sub(r"^Signed-By:.*$", "", text, flags=re.MULTILINE):
-        raise UnavailableError(
-            "this machine's apt sources hold a user name or password, which must not get into an image",
-            hint="move them to /etc/apt/auth.conf.d and use a mirror or proxy that machines reach without",
-        )
-    return re.sub(r"^Components: .*$", "Components: main", text, flags=re.MULTILINE)
-
-
-def _apt_options() -> list[str]:
-    """This machine's apt settings without which its mirror can't be used; no credentials, no local proxy."""
-    if not shutil.which("apt-config"):
-        return []
-    lines = run("apt-config", "dump").splitlines()
-    kept = [
-        line.rstrip(";") for line in lines if CARRIED_APT_OPTIONS.match(line) and not line.endswith('"";')
-    ]
-    return [line for line in kept if not re.search(r"@|//(localhost|127\.)", line)]
 
 
 def _generation(layout: Layout) -> int:

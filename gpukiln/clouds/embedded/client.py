@@ -17,6 +17,7 @@ from typing import Any
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import UnavailableError
+from gpukiln.images.mirror import NAMESPACES
 
 START_S = 60  # seconds that the server gets to answer
 SERVER = "gpukiln.clouds.embedded.server"
@@ -140,10 +141,7 @@ def _start_server(layout: Layout) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name not in endpoint}
     with layout.server_log.open("ab") as log:
         server = subprocess.Popen(
-            [
-                *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL"),
-                *("--mount-proc", sys.executable, "-m", SERVER, str(layout.home)),
-            ],
+            [*NAMESPACES, sys.executable, "-m", SERVER, str(layout.home)],
             cwd="/",
             env={**environment, "PYTHONPATH": str(_source_root())},
             stdin=subprocess.DEVNULL,

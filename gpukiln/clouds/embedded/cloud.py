@@ -21,12 +21,14 @@ class EmbeddedCloud:
     default_base = base_image.NAME
     strict_sources = False
     has_gpus = False
+    keeps_stages = True
     subnet_id = None
     ssh_cidr = "127.0.0.0/8"
 
     def __init__(self, region: str, *, layout: Layout | None = None) -> None:
         self.region = region
         self.layout = layout or Layout(state_home())
+        self._clients: dict[tuple[str, int], Any] = {}
 
     @functools.cached_property
     def _server(self) -> dict[str, Any]:
@@ -37,23 +39,45 @@ class EmbeddedCloud:
         """Port of SSH on a machine's private address."""
         return int(self._server["ssh_port"])
 
-    def client(self, service: str) -> Any:
-        """A boto3 client of the embedded endpoint.
+    def client(self, service: str, *, attempts: int = 1) -> Any:
+        """A boto3 client of the embedded endpoint; the same one each time, because a new one takes a while.
 
         Args:
             service: For example "ec2".
+            attempts: How often a call is tried that met a fault of the service.
         """
+        key = (service, attempts)
+        if key not in self._clients:
+            self._clients[key] = self._new_client(service, attempts)
+        return self._clients[key]
+
+    @functools.cached_property
+    def _session(self) -> Any:
         import boto3  # noqa: PLC0415 - slow to import
+
+        return boto3.session.Session(region_name=self.region)
+
+    def _new_client(self, service: str, attempts: int) -> Any:
         from botocore.config import Config  # noqa: PLC0415
 
-        return boto3.session.Session(region_name=self.region).client(
-            service,  # type: ignore[call-overload]  # the stubs list every service's name
+        return self._session.client(
+            service,
             region_name=self.region,
             endpoint_url=self._server["url"],
             aws_access_key_id=self.layout.access_key,
             aws_secret_access_key="embedded",  # noqa: S106 - the server looks at the key's id
-            config=Config(read_timeout=600, retries={"total_max_attempts": 1}),
+            config=Config(read_timeout=600, retries={"total_max_attempts": attempts}),
         )
+
+    def in_region(self, region: str) -> "EmbeddedCloud":
+        """The same server in another region.
+
+        Args:
+            region: Name of the region.
+        """
+        other = EmbeddedCloud(region, layout=self.layout)
+        other._server = self._server
+        return other
 
     def environment(self) -> dict[str, str]:
         """Environment in which any AWS tool talks to this cloud."""

@@ -160,7 +160,7 @@ def copy_disk(source: Path, target: Path) -> None:
     """
     partial = target.with_name(target.name + ".partial")
     try:
-        run("cp", "--sparse=always", "--reflink=auto", str(source), str(partial))
+        run("cp", "--sparse=auto", "--reflink=auto", str(source), str(partial))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

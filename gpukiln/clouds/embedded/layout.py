@@ -69,6 +69,11 @@ class Layout:
         """One sparse raw disk a base image."""
         return self.root / "bases"
 
+    @property
+    def registry(self) -> Path:
+        """Container images: blobs by their digest, uploads that are not finished."""
+        return self.root / "registry"
+
     def snapshot(self, snapshot_id: str) -> Path:
         """The disk of a snapshot."""
         return self.snapshots / f"{snapshot_id}.raw"

@@ -160,6 +160,9 @@ class Lifecycle:
             if instance.instance_initiated_shutdown_behavior == "terminate":
                 self._machines.remove(instance.id)
                 self._terminate(instance)
+                if code == 0:
+                    text = "Client.InstanceInitiatedShutdown"
+                    instance.state_reason = StateReason(f"{text}: Instance initiated shutdown", text)
             else:
                 set_state(instance, "stopped")
 

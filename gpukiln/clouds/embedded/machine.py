@@ -24,6 +24,8 @@ CONTAINER_UNITS = {
     # slirp4netns has configured the interface already
     "network/10-eth0.network": (
         f"[Match]\nName=eth0\n[Network]\nAddress={GUEST}/24\nGateway={GATEWAY}\nDNS={NAMESERVER}\n"
+        # nobody advertises a router: waiting for one would take 12 s of every boot
+        "LinkLocalAddressing=no\nIPv6AcceptRA=no\n"
     ),
     "resolved.conf.d/cloud.conf": f"[Resolve]\nDNS={NAMESERVER}\n",
     # the root is mounted already, and its device can't be seen from inside

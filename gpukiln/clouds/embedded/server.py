@@ -41,11 +41,15 @@ class Application:
         layout: The cloud's files.
         machines: Its machines.
         moto: moto's WSGI application.
+        registry: The WSGI application of ECR's images.
         stop: Called to end the server.
     """
 
-    def __init__(self, layout: Layout, machines: Any, moto: Any, stop: Callable[[], None]) -> None:
-        self._layout, self._machines, self._moto, self._stop = layout, machines, moto, stop
+    def __init__(
+        self, layout: Layout, machines: Any, moto: Any, registry: Any, stop: Callable[[], None]
+    ) -> None:
+        self._layout, self._machines, self._stop = layout, machines, stop
+        self._moto, self._registry = moto, registry
         self._access_key = layout.access_key
         self._saving = threading.Lock()
         self.last_request = time.monotonic()
@@ -55,14 +59,21 @@ class Application:
         path = environ.get("PATH_INFO", "")
         if path == "/gpukiln/status":
             return _json(start_response, self.status())
-        if f"Credential={self._access_key}/" not in environ.get("HTTP_AUTHORIZATION", ""):
+        authorization = environ.get("HTTP_AUTHORIZATION", "")
+        # AWS has APIs below /v2/ too; their requests are signed
+        if path.startswith("/v2/") and "Credential=" not in authorization:
+            self.last_request = time.monotonic()
+            answer: Iterable[bytes] = self._registry(environ, start_response)
+            if environ["REQUEST_METHOD"] == "PUT" and "/manifests/" in path:
+                self.save()
+            return answer
+        if f"Credential={self._access_key}/" not in authorization:
             return _refuse(start_response)
         self.last_request = time.monotonic()
         if path == "/gpukiln/stop" and environ["REQUEST_METHOD"] == "POST":
             threading.Thread(target=self._stop).start()
             return _json(start_response, {"stopping": True})
-        answer: Iterable[bytes] = self._moto(environ, start_response)
-        body = list(answer)
+        body = list(self._moto(environ, start_response))
         if environ["REQUEST_METHOD"] != "GET":
             self.save()
         return body
@@ -88,14 +99,17 @@ class Application:
         """Keep what outlives the process, for every region that was touched."""
         from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
         from moto.ec2.models import ec2_backends  # noqa: PLC0415
+        from moto.ecr.models import ecr_backends  # noqa: PLC0415
         from moto.ssm.models import ssm_backends  # noqa: PLC0415
 
-        from gpukiln.clouds.embedded import store  # noqa: PLC0415
+        from gpukiln.clouds.embedded import registry, store  # noqa: PLC0415
 
+        every = [backends[DEFAULT_ACCOUNT_ID] for backends in (ec2_backends, ssm_backends, ecr_backends)]
         with self._saving:
-            for region, ec2 in list(ec2_backends[DEFAULT_ACCOUNT_ID].items()):
-                ssm = ssm_backends[DEFAULT_ACCOUNT_ID][region]
-                store.write_region(self._layout.regions, region, store.dump_region(ec2, ssm))
+            for region in sorted({region for backends in every for region in list(backends)}):
+                ec2, ssm, ecr = (backends[region] for backends in every)
+                document = {**store.dump_region(ec2, ssm), "repositories": registry.dump(ecr)}
+                store.write_region(self._layout.regions, region, document)
 
     def idle(self) -> bool:
         """Whether nobody needs the server."""
@@ -181,13 +195,15 @@ def _serve(layout: Layout, lock: int) -> int:
     )
     from werkzeug.serving import make_server  # noqa: PLC0415
 
-    from gpukiln.clouds.embedded.ec2 import install  # noqa: PLC0415
+    from gpukiln.clouds.embedded import ec2, registry  # noqa: PLC0415
     from gpukiln.clouds.embedded.machines import Machines  # noqa: PLC0415
 
     machines = Machines(layout)
-    install(machines)
+    ec2.install(machines)
+    registry.install(layout)
     stopping = threading.Event()
-    application = Application(layout, machines, DomainDispatcherApplication(create_backend_app), stopping.set)
+    moto = DomainDispatcherApplication(create_backend_app)
+    application = Application(layout, machines, moto, registry.Registry(layout), stopping.set)
     server = make_server(
         "127.0.0.1", _kept_port(layout), application, threaded=True, request_handler=MotoRequestHandler
     )

@@ -21,6 +21,10 @@ IMAGE_FIELDS = (
     *("platform", "image_type", "image_location", "hypervisor", "root_device_type", "root_device_name"),
     *("boot_mode", "instance_id", "launch_permissions"),
 )
+LATER_IMAGE_FIELDS = (  # of image_calls.py; moto's own images lack them
+    *("deprecation_time", "deregistration_protection", "imds_support"),
+    *("source_image_id", "source_image_region", "client_token", "client_request"),
+)
 PARAMETER_FIELDS = (
     *("name", "value", "parameter_type", "description", "allowed_pattern", "keyid", "version", "data_type"),
     *("labels", "tier"),
@@ -39,9 +43,11 @@ def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
     """
     return {
         "schema": 1,
+        "image_block_public_access": getattr(ec2, "image_block_public_access", None),
         "images": {
             image.id: {
                 **{field: getattr(image, field) for field in IMAGE_FIELDS},
+                **{field: vars(image)[field] for field in LATER_IMAGE_FIELDS if field in vars(image)},
                 "creation_date": image.creation_date.isoformat(),
                 "snapshot": image.ebs_snapshot.id,
                 "tags": ec2.tags.get(image.id, {}),
@@ -64,7 +70,13 @@ def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
             for snapshot in ec2.snapshots.values()
         },
         "parameters": {
-            name: [{field: getattr(version, field) for field in PARAMETER_FIELDS} for version in versions]
+            name: [
+                {
+                    **{field: getattr(version, field) for field in PARAMETER_FIELDS},
+                    "last_modified": version.last_modified_date.isoformat(),
+                }
+                for version in versions
+            ]
             for name, versions in ssm._parameters.items()
             if versions
             and not versions[0].name.startswith("/aws/")  # those are published anew at every start
@@ -155,8 +167,11 @@ def add_parameter(ssm: Any, fields: dict[str, Any]) -> None:
 
     Args:
         ssm: moto's SSM backend.
-        fields: Attributes of moto's Parameter.
+        fields: Attributes of moto's Parameter; last_modified as ISO 8601.
     """
+    fields = dict(fields)
+    modified = fields.pop("last_modified", None)
+    when = datetime.fromisoformat(modified) if modified else datetime.now(UTC).replace(tzinfo=None)
     defaults = dict.fromkeys(("description", "allowed_pattern", "keyid"))
     parameter = Parameter(  # type: ignore[abstract]
         account_id=ssm.account_id,
@@ -166,7 +181,7 @@ def add_parameter(ssm: Any, fields: dict[str, Any]) -> None:
             "version": 1,
             "data_type": "text",
             **fields,
-            "last_modified_date": datetime.now(UTC).replace(tzinfo=None),
+            "last_modified_date": when,
         },
     )
     parameter.value = fields["value"]  # a SecureString's value was stored as moto keeps it
@@ -180,6 +195,8 @@ def load_ec2(ec2: Any, document: dict[str, Any]) -> None:
         ec2: moto's EC2 backend of the region.
         document: What `dump_region` returned.
     """
+    if state := document.get("image_block_public_access"):
+        ec2.image_block_public_access = state
     snapshots = {
         snapshot_id: add_snapshot(ec2, snapshot_id, **{**fields, "shared_with": tuple(fields["shared_with"])})
         for snapshot_id, fields in document["snapshots"].items()

@@ -60,9 +60,12 @@ done)
 # Packages: downloads and lists. apt fetches new lists when the folder is old.
 remove_all "downloaded packages" /var/cache/apt/archives/*.deb /var/cache/apt/archives/partial/*
 remove_all "package lists" /var/lib/apt/lists/*_* /var/lib/apt/lists/partial/* /var/lib/apt/lists/auxfiles/*
-[ -n "$dry" ] || touch -d @0 /var/lib/apt/lists
+if [ -z "$dry" ] && [ -d /var/lib/apt/lists ]; then touch -d @0 /var/lib/apt/lists; fi
 remove /var/cache/apt/pkgcache.bin /var/cache/apt/srcpkgcache.bin /var/cache/debconf/*-old /var/lib/dpkg/*-old
 remove /var/lib/apt/periodic/*
+# dnf keeps both in one place. Its history stays: it knows which packages somebody asked for.
+remove_all "downloaded packages" /var/cache/dnf/*/packages/*.rpm
+remove_all "package lists" /var/cache/dnf/* /var/cache/yum/* /var/cache/libdnf5/*
 
 # DKMS: the build trees are as large as the driver's source; modules and registration stay. So does the
 # certificate that a machine's owner enrols; the private key must not be in two places.
@@ -97,8 +100,15 @@ remove $*
 remove /etc/ssh/ssh_host_*
 remove /var/lib/systemd/random-seed /var/lib/systemd/credential.secret /var/lib/urandom/random-seed
 remove /var/lib/dhcp/*.leases /var/lib/dhcp/*.lease /var/lib/dhclient/* /var/lib/NetworkManager/*lease*
+remove /var/lib/NetworkManager/secret_key /var/lib/NetworkManager/seen-bssids /var/lib/NetworkManager/timestamps
+# A subscription's, and the folder that Amazon's agent names after its instance.
+remove /etc/pki/consumer/*.pem /etc/pki/entitlement/*.pem /etc/insights-client/machine-id /var/lib/amazon/ssm/i-*
 remove /etc/udev/rules.d/70-persistent-net.rules /etc/udev/rules.d/70-persistent-cd.rules
 remove /etc/netplan/50-cloud-init.yaml /etc/network/interfaces.d/50-cloud-init* /etc/systemd/network/10-cloud-init-*
+remove /etc/NetworkManager/system-connections/cloud-init-*
+for path in /etc/sysconfig/network-scripts/ifcfg-*; do
+  if grep -qs 'Created by cloud-init' "$path"; then remove "$path"; fi
+done
 # Empty, not missing: systemd fills it at boot. Where it is missing, or says "uninitialized", systemd takes the
 # boot for the machine's first and sets every unit to its preset.
 empty /etc/machine-id

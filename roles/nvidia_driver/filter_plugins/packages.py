@@ -138,6 +138,20 @@ def simulated_strangers(text: str, branch: int) -> list[str]:
     ]
 
 
+def not_installed(wanted: list[str], packages: Packages) -> list[str]:
+    """Name what a transaction would install.
+
+    Args:
+        wanted: NAME or NAME=VERSION, as for apt.
+        packages: The facts of `ansible.builtin.package_facts`.
+
+    Returns:
+        Those that are not there, or in another version.
+    """
+    there = {f"{name}={one['version']}" for name, found in packages.items() for one in found}
+    return [one for one in wanted if one not in packages and one not in there]
+
+
 class FilterModule:
     """What Ansible looks for in this file."""
 
@@ -154,4 +168,5 @@ class FilterModule:
             "driver_packages": driver_packages,
             "driver_strangers": driver_strangers,
             "simulated_strangers": simulated_strangers,
+            "not_installed": not_installed,
         }

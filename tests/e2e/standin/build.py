@@ -170,6 +170,12 @@ def rpm_index(folder, packages, modules, sign, fingerprint):
          str(folder / "repodata/repomd.xml"))  # fmt: skip
 
 
+def gone_already(_function, _path, failure):
+    """The agent removes its sockets while it ends, and gpgconf does not wait for that."""
+    if not issubclass(failure[0], FileNotFoundError):
+        raise failure[1]
+
+
 def main(kind, folder, specification):
     folder = Path(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -192,7 +198,7 @@ def main(kind, folder, specification):
     else:
         rpm_index(folder, wanted["packages"], wanted["modules"], sign, fingerprint)
     run("gpgconf", "--kill", "gpg-agent")
-    shutil.rmtree(home)
+    shutil.rmtree(home, onerror=gone_already)
     print(fingerprint)
 
 

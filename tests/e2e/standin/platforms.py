@@ -37,6 +37,17 @@ RELEASE_FILES = {
 }
 KERNELS = {"rocky-9": "5.14.0-427.el9.x86_64", "amazon-2023": "6.1.112-122.189.amzn2023.x86_64"}
 
+INSTALL_DRIVER = """\
+- name: The driver
+  hosts: all
+  become: true
+  gather_subset: [min]
+  vars_files: ["{root}/components.yaml"]
+  tasks:
+    - name: Install it
+      ansible.builtin.include_role: {name: nvidia_driver, tasks_from: install}
+"""
+
 
 def disguise(node: "Node", platform: str) -> str:
     """Make a machine say that it is another system.

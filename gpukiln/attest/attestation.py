@@ -1,0 +1,288 @@
+"""Writes SBOM and provenance beside a build's record, ties them to the AMI by its tags, and verifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.attest.installed import read_installed
+from gpukiln.attest.provenance import (
+    PREDICATE_TYPE,
+    STATEMENT_TYPE,
+    image_subject,
+    make_statement,
+    snapshot_subject,
+)
+from gpukiln.attest.sbom import make_sbom
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
+from gpukiln.images.builds import Bake, Build, Record
+from gpukiln.images.machines import tag_list
+from gpukiln.verify.text import write_whole
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner, SSlibKey
+
+SBOM, STATEMENT, ENVELOPE = "sbom.cdx.json", "provenance.intoto.json", "provenance.dsse.json"
+SBOM_TAG, STATEMENT_TAG, KEY_TAG = (
+    "gpukiln:sbom-digest",
+    "gpukiln:provenance-digest",
+    "gpukiln:provenance-key",
+)
+UNSIGNED = "none"
+IN_IMAGE = "/etc/gpukiln/image.json"
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """What was written.
+
+    Args:
+        image_id: The AMI.
+        sbom: The SBOM's file.
+        provenance: The statement's file.
+        envelope: The signed envelope's file, or None.
+        tags: The tags that the AMI got.
+    """
+
+    image_id: str
+    sbom: Path
+    provenance: Path
+    envelope: Path | None
+    tags: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "image_id": self.image_id,
+            "sbom": str(self.sbom),
+            "provenance": str(self.provenance),
+            "envelope": str(self.envelope) if self.envelope else None,
+            "tags": self.tags,
+        }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one step of the verification.
+
+    Args:
+        id: Name of the step.
+        outcome: passed, failed or not_run, as for the checks of a machine.
+        says: What was found and what was wanted.
+    """
+
+    id: str
+    outcome: str
+    says: str
+
+
+def baked_image(record: Record) -> Bake:
+    """The image of a build.
+
+    Args:
+        record: The build's record.
+
+    Raises:
+        UsageError: The build has none.
+    """
+    if record.bake is None:
+        raise UsageError(
+            f"build {record.build_id} has no image: it is {record.state}",
+            hint="`invoke ami.list` shows others",
+        )
+    return record.bake
+
+
+def write_attestation(
+    build: Build, record: Record, cloud: Cloud, signer: CryptoSigner | None = None
+) -> Attestation:
+    """Write SBOM and provenance of an image beside its record, and their digests on the AMI.
+
+    A second call writes the same again. An earlier signature stays as long as it is of the same statement.
+
+    Args:
+        build: The build's folder.
+        record: Its record.
+        cloud: Where the image is.
+        signer: The key to sign the provenance with, or None.
+
+    Returns:
+        What was written.
+
+    Raises:
+        UsageError: The build has no image.
+        UnavailableError: The image is gone, or the cloud refused.
+    """
+    from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
+
+    baked = baked_image(record)
+    image = _describe(cloud, baked.image_id)
+    sbom, statement = _documents(build, record, baked, image)
+    write_whole(build.folder / SBOM, sbom)
+    write_whole(build.folder / STATEMENT, statement)
+    envelope = build.folder / ENVELOPE
+    if signer:
+        write_whole(envelope, signing.sign(statement.encode(), signer))
+    elif envelope.exists() and not _holds(envelope, statement):
+        envelope.unlink()
+    tags = {SBOM_TAG: _sha256(sbom), STATEMENT_TAG: _sha256(statement), KEY_TAG: _key_of(envelope)}
+    with explain_aws_errors("write the digests of SBOM and provenance on the image"):
+        cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
+    return Attestation(
+        baked.image_id,
+        build.folder / SBOM,
+        build.folder / STATEMENT,
+        envelope if envelope.exists() else None,
+        tags,
+    )
+
+
+def verify_attestation(
+    build: Build, record: Record, cloud: Cloud, key: SSlibKey | None = None
+) -> list[Finding]:
+    """Check SBOM and provenance against each other, against the AMI and against a key.
+
+    Args:
+        build: The build's folder.
+        record: Its record.
+        cloud: Where the image is.
+        key: The public key that must have signed the provenance; None: the signature is not checked.
+
+    Returns:
+        A finding a step.
+
+    Raises:
+        UsageError: There is no image, or nothing was written for it.
+        UnavailableError: The image is gone, or the cloud can't be asked.
+    """
+    baked = baked_image(record)
+    for name in (SBOM, STATEMENT):
+        if not (build.folder / name).exists():
+            raise UsageError(
+                f"build {build.id} has no {name}", hint=f"`invoke ami.attest {build.id}` writes it"
+            )
+    image = _describe(cloud, baked.image_id)
+    tags = {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
+    sbom = (build.folder / SBOM).read_bytes()
+    statement = (build.folder / STATEMENT).read_bytes()
+    found = [
+        _compare("sbom.tag", f"{SBOM}, by the AMI's tag", _sha256(sbom), tags.get(SBOM_TAG)),
+        _compare(
+            "provenance.tag", f"{STATEMENT}, by the AMI's tag", _sha256(statement), tags.get(STATEMENT_TAG)
+        ),
+    ]
+    try:
+        document = json.loads(statement)
+        found += _compare_statement(document, build, baked, image, _sha256(sbom))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found.append(Finding("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
+    return [*found, _signature(build, statement, key)]
+
+
+def _documents(build: Build, record: Record, baked: Bake, image: dict[str, Any]) -> tuple[str, str]:
+    installed = read_installed(build.folder)
+    sbom = make_sbom(record, baked, installed)
+    subjects = list(_identities(baked, image))
+    if installed.content is not None:
+        subjects.append({"name": IN_IMAGE, "digest": {"sha256": _sha256(installed.content)}})
+    byproduct = {
+        "name": SBOM,
+        "digest": {"sha256": _sha256(sbom)},
+        "mediaType": "application/vnd.cyclonedx+json",
+    }
+    statement = make_statement(
+        record,
+        baked,
+        installed,
+        created_at=image["CreationDate"],
+        subjects=subjects,
+        byproducts=[byproduct],
+    )
+    return sbom, json.dumps(statement, indent=2) + "\n"
+
+
+def _identities(baked: Bake, image: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield image_subject(baked.region, image["ImageId"])
+    for device in image["BlockDeviceMappings"]:
+        if snapshot := device.get("Ebs", {}).get("SnapshotId"):
+            yield snapshot_subject(baked.region, snapshot)
+
+
+def _compare_statement(
+    document: dict[str, Any], build: Build, baked: Bake, image: dict[str, Any], sbom_digest: str
+) -> Iterator[Finding]:
+    kind = f"{document['_type']} {document['predicateType']}"
+    yield _compare("provenance.form", "its kind", kind, f"{STATEMENT_TYPE} {PREDICATE_TYPE}")
+    named = {subject["name"]: subject["digest"] for subject in document["subject"]}
+    about = {name: digest for name, digest in named.items() if name != IN_IMAGE}
+    real = {subject["name"]: subject["digest"] for subject in _identities(baked, image)}
+    yield _compare("provenance.subject", "what it is about", _names(about), _names(real))
+    by_name = {row["name"]: row["digest"] for row in document["predicate"]["runDetails"]["byproducts"]}
+    yield _compare("provenance.sbom", SBOM, sbom_digest, by_name[SBOM]["sha256"])
+    content = read_installed(build.folder).content
+    if content is not None or IN_IMAGE in named:
+        digest = _sha256(content) if content is not None else "absent"
+        wanted = named.get(IN_IMAGE, {}).get("sha256", "absent")
+        yield _compare("provenance.image-record", "image.json", digest, wanted)
+
+
+def _signature(build: Build, statement: bytes, key: SSlibKey | None) -> Finding:
+    step, path = "provenance.signature", build.folder / ENVELOPE
+    if key is None:
+        return Finding(step, "not_run", f"no key was given; it is {'' if path.exists() else 'not '}signed")
+    from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
+
+    if not path.exists():
+        return Finding(step, "failed", f"there is no {ENVELOPE}: nobody signed it")
+    try:
+        envelope = path.read_text()
+        signing.check_signature(envelope, key)
+        if signing.payload_of(envelope) != statement:
+            return Finding(step, "failed", f"what was signed is not {STATEMENT}")
+    except (CheckFailedError, UnicodeDecodeError) as error:
+        return Finding(step, "failed", str(error))
+    return Finding(step, "passed", f"signed by the key {key.keyid}")
+
+
+def _compare(step: str, what: str, found: str, wanted: str | None) -> Finding:
+    if found == wanted:
+        return Finding(step, "passed", f"{what}: {found}")
+    return Finding(step, "failed", f"{what}: found {found}, wanted {wanted or 'a digest, and there is none'}")
+
+
+def _names(identities: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {json.dumps(digest)}" for name, digest in sorted(identities.items()))
+
+
+def _describe(cloud: Cloud, image_id: str) -> dict[str, Any]:
+    with explain_aws_errors(f"look up {image_id}"):
+        filters = [{"Name": "image-id", "Values": [image_id]}]
+        found = cloud.client("ec2").describe_images(Filters=filters)["Images"]
+    if not found:
+        raise UnavailableError(f"{cloud.region} has no image {image_id} any more")
+    image: dict[str, Any] = found[0]
+    return image
+
+
+def _holds(envelope: Path, statement: str) -> bool:
+    from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
+
+    try:
+        return signing.payload_of(envelope.read_text()) == statement.encode()
+    except (CheckFailedError, UnicodeDecodeError):
+        return False
+
+
+def _key_of(envelope: Path) -> str:
+    if not envelope.exists():
+        return UNSIGNED
+    return str(json.loads(envelope.read_text())["signatures"][0]["keyid"])
+
+
+def _sha256(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()

@@ -1,0 +1,119 @@
+"""What is on an image, as the image's own record says it (roles/image_record), and the purl of a package."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packageurl import PackageURL
+
+from gpukiln.catalog.load import record, validate
+from gpukiln.errors import UsageError
+from gpukiln.images.bases import ResolvedBase
+
+IMAGE_RECORD = "image.json"
+NAMESPACES = {"amazon": "amzn"}  # purl-spec, types/rpm: the vendor as os-release's ID names it
+
+
+@record
+class Package:
+    """What is known of an installed package beside its version.
+
+    Args:
+        source: Its source package.
+        source_version: The version of that.
+        architecture: As the package manager names it.
+        installed_kib: Its installed size in KiB.
+        licenses: The licences that its copyright file names; empty where that is not machine-readable.
+    """
+
+    source: str
+    source_version: str
+    architecture: str
+    installed_kib: int
+    licenses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The image's own record, where a build folder has it.
+
+    Args:
+        details: Per package what is known of it; empty for an image baked before this was recorded.
+        built_at: ISO 8601, or an empty string.
+        content: The file's bytes, which are those of /etc/gpukiln/image.json in the image; None: no file.
+    """
+
+    details: dict[str, Package]
+    built_at: str = ""
+    content: bytes | None = None
+
+    def source(self, package: str, version: str) -> tuple[str, str]:
+        """The source package of a package.
+
+        Args:
+            package: Its name.
+            version: Its version, the answer's where nothing is known of it.
+
+        Returns:
+            Name and version of the source; the package's own where it is not known.
+        """
+        known = self.details.get(package)
+        return (known.source, known.source_version) if known else (package, version)
+
+    @property
+    def size_kib(self) -> int | None:
+        """The installed size of all packages in KiB; None where it is not known."""
+        return sum(package.installed_kib for package in self.details.values()) or None
+
+
+def read_installed(folder: Path) -> Installed:
+    """Read the image's own record out of a build's folder.
+
+    Args:
+        folder: The folder of the build.
+
+    Returns:
+        What it says; nothing where there is no such file.
+
+    Raises:
+        UsageError: The file is damaged.
+    """
+    path = folder / IMAGE_RECORD
+    if not path.exists():
+        return Installed({})
+    content = path.read_bytes()
+    try:
+        document: dict[str, Any] = json.loads(content)
+        details = document.get("package_details", {})
+        built_at = document.get("built_at", "")
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"{path} can't be read: {error}", hint="bake the image again") from error
+    return Installed(validate(dict[str, Package], details, where=str(path)), built_at, content)
+
+
+def package_url(base: ResolvedBase, name: str, version: str, installed: Installed) -> PackageURL:
+    """The purl of a package, with the qualifiers by which scanners find its advisories.
+
+    Args:
+        base: The image's base.
+        name: The package.
+        version: Its version.
+        installed: What is known of it.
+
+    Returns:
+        For example `pkg:deb/debian/libc6@2.36-9?arch=amd64&distro=debian-12&upstream=glibc`; `upstream` is
+        the qualifier of Syft and Grype for the source package.
+    """
+    known = installed.details.get(name)
+    qualifiers = {"distro": f"{base.distribution}-{base.release}"}
+    if known:
+        qualifiers["arch"] = known.architecture
+        source, source_version = known.source, known.source_version
+        if source_version != version:
+            qualifiers["upstream"] = f"{source}@{source_version}"
+        elif source != name:
+            qualifiers["upstream"] = source
+    kind = "deb" if base.os_family == "debian" else "rpm"
+    namespace = NAMESPACES.get(base.distribution, base.distribution)
+    return PackageURL(kind, namespace, name, version, qualifiers)

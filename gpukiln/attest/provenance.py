@@ -1,0 +1,176 @@
+"""Where an image comes from, as an in-toto statement with the predicate SLSA provenance v1.
+
+The terms are those of https://slsa.dev/spec/v1.0/provenance; what this build type puts into them, and what
+its two kinds of immutable reference mean, is in docs/attestation.md.
+"""
+
+import json
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from botocore.session import Session
+
+from gpukiln import __version__
+from gpukiln.attest.installed import Installed, package_url
+from gpukiln.attest.sbom import PRESENT
+from gpukiln.images.builds import Bake, Record, StageUse
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "urn:gpukiln:build-type:ami:v1"
+AMI, SNAPSHOT = "amiId", "ebsSnapshotId"
+DIRTY = "-dirty"
+
+Descriptor = dict[str, Any]
+
+
+def make_statement(
+    record: Record,
+    baked: Bake,
+    installed: Installed,
+    *,
+    created_at: str,
+    subjects: list[Descriptor],
+    byproducts: list[Descriptor],
+) -> dict[str, Any]:
+    """Say what an image was built from, by what, and how.
+
+    Args:
+        record: The build's record.
+        baked: The image.
+        installed: What the image's own record says.
+        created_at: When the cloud made the AMI, ISO 8601.
+        subjects: What was built.
+        byproducts: What else the build wrote.
+
+    Returns:
+        An in-toto statement.
+    """
+    plan = record.plan
+    tools = {
+        name.removeprefix("tool "): version
+        for name, version in plan.inputs.items()
+        if name.startswith("tool ")
+    }
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": subjects,
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {
+                    "image": plan.image,
+                    "cloud": plan.cloud,
+                    "region": plan.region,
+                    "base": plan.base.name,
+                    "instanceTypes": list(plan.instance_types),
+                    "kubernetes": plan.kubernetes,
+                    "set": list(plan.overrides),
+                },
+                "internalParameters": {
+                    "architecture": plan.architecture,
+                    "builderInstanceType": plan.builder_instance_type,
+                    "volumeSizeGib": plan.volume_size_gib,
+                },
+                "resolvedDependencies": _dependencies(record, baked, installed),
+            },
+            "runDetails": {
+                "builder": {
+                    "id": f"urn:gpukiln:builder:{plan.cloud}",
+                    "version": {"gpukiln": __version__, **tools},
+                },
+                "metadata": {
+                    "invocationId": record.build_id,
+                    "startedOn": _timestamp(plan.created_at),
+                    "finishedOn": _timestamp(created_at),
+                },
+                "byproducts": byproducts,
+            },
+        },
+    }
+
+
+def image_subject(region: str, image_id: str) -> Descriptor:
+    """An AMI as a subject or a dependency.
+
+    Args:
+        region: Its region.
+        image_id: Its id, which EC2 never gives to another image.
+    """
+    uri = f"arn:{_partition(region)}:ec2:{region}::image/{image_id}"
+    return {"name": image_id, "uri": uri, "digest": {AMI: image_id}}
+
+
+def snapshot_subject(region: str, snapshot_id: str) -> Descriptor:
+    """A snapshot, whose content can't change, as a subject.
+
+    Args:
+        region: Its region.
+        snapshot_id: Its id.
+    """
+    return {
+        "name": snapshot_id,
+        "uri": f"arn:{_partition(region)}:ec2:{region}::snapshot/{snapshot_id}",
+        "digest": {SNAPSHOT: snapshot_id},
+    }
+
+
+@cache
+def _partition(region: str) -> str:
+    return str(Session().get_partition_for_region(region))
+
+
+def _dependencies(record: Record, baked: Bake, installed: Installed) -> list[Descriptor]:
+    plan = record.plan
+    base = {
+        **image_subject(plan.region, plan.base.id),
+        "name": plan.base.image_name or plan.base.name,
+        "annotations": {"base": plan.base.name, "resolvedBy": plan.base.resolved_by},
+    }
+    inputs = {
+        "name": "inputs of the build",
+        "digest": {"sha256": plan.digest},
+        "annotations": {"inputs": dict(plan.inputs)},
+    }
+    stage = _stage(plan.region, baked.stage)
+    return [base, *stage, *_checkout(plan.git_commit), inputs, *_sources(record, baked, installed)]
+
+
+def _stage(region: str, use: StageUse | None) -> list[Descriptor]:
+    """The snapshot of an earlier bake that this one went on from; it was made from the same base."""
+    if use is None:
+        return []
+    annotations = {"stage": use.stage, "build": use.build_id}
+    return [{**image_subject(region, use.image_id), "annotations": annotations}]
+
+
+def _checkout(commit: str | None) -> list[Descriptor]:
+    if not commit:
+        return []
+    digest = {"gitCommit": commit.removesuffix(DIRTY)}
+    changed = commit.endswith(DIRTY)
+    return [{"name": "checkout of gpukiln", "digest": digest, "annotations": {"modified": changed}}]
+
+
+def _sources(record: Record, baked: Bake, installed: Installed) -> list[Descriptor]:
+    found = []
+    for name, component in baked.components.items():
+        package = component.get("package")
+        if component["status"] not in PRESENT or not package:
+            continue
+        annotations = {"source": component["source"], "version": component["version"]}
+        if component["source"].startswith("http"):
+            kind = "apt" if record.plan.base.os_family == "debian" else "rpm"
+            recipe = json.loads(record.plan.inputs.get(f"recipe {name}", "{}"))
+            if used := (recipe.get("repository") or {}).get(kind):
+                annotations["keyFingerprint"] = used["key_fingerprint"]
+        purl = package_url(record.plan.base, package["name"], package["version"], installed)
+        found.append({"name": name, "uri": purl.to_string(), "annotations": annotations})
+    return found
+
+
+def _timestamp(text: str) -> str:
+    moment = datetime.fromisoformat(text).astimezone(UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

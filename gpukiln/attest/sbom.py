@@ -1,0 +1,154 @@
+"""The software bill of materials of an image, as CycloneDX 1.6."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from cyclonedx.model import Property
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.contact import OrganizationalEntity
+from cyclonedx.model.license import DisjunctiveLicense, LicenseAcknowledgement
+from cyclonedx.model.lifecycle import LifecyclePhase, PredefinedLifecycle
+from cyclonedx.model.tool import ToolRepository
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.spdx import fixup_id
+
+from gpukiln import __version__
+from gpukiln.attest.installed import Installed, package_url
+from gpukiln.catalog import drivers
+from gpukiln.images.builds import Bake, Record
+
+DRIVER = "nvidia_driver"
+PRESENT = ("installed", "preinstalled")
+
+
+def make_sbom(record: Record, baked: Bake, installed: Installed) -> str:
+    """Write down what an image is made of: its system, its components and every package.
+
+    Args:
+        record: The build's record.
+        baked: The image.
+        installed: What the image's own record says of its packages.
+
+    Returns:
+        CycloneDX 1.6 as JSON; the same arguments always give the same text.
+    """
+    base = record.plan.base
+    image = Component(
+        type=ComponentType.PLATFORM,
+        name=baked.name,
+        version=baked.image_id,
+        bom_ref=baked.image_id,
+        description=f"{record.plan.image}, an AMI in {baked.region}",
+        properties=[
+            Property(name="gpukiln:build", value=record.build_id),
+            Property(name="gpukiln:digest", value=record.plan.digest),
+            *_left_out(baked),
+        ],
+    )
+    system = Component(
+        type=ComponentType.OPERATING_SYSTEM,
+        name=base.distribution,
+        version=base.release,
+        bom_ref=f"os:{base.distribution}-{base.release}",
+        properties=[
+            Property(name="gpukiln:kernel", value=baked.kernel),
+            Property(name="gpukiln:base-image", value=base.id),
+        ],
+    )
+    packages = {name: _package(record, name, version, installed) for name, version in baked.packages.items()}
+    bom = Bom(
+        serial_number=uuid5(NAMESPACE_URL, f"urn:gpukiln:build:{record.build_id}"),
+        metadata=BomMetaData(
+            component=image,
+            timestamp=datetime.fromisoformat(installed.built_at or record.plan.created_at),
+            lifecycles=[PredefinedLifecycle(LifecyclePhase.BUILD)],
+            tools=ToolRepository(components=list(_tools(record))),
+        ),
+        components=[system, *packages.values()],
+    )
+    bom.register_dependency(image, [system, *packages.values()])
+    for component, package in _components(baked):
+        bom.components.add(component)
+        bom.register_dependency(image, [component])
+        bom.register_dependency(component, [packages[package]] if package in packages else [])
+    return str(JsonV1Dot6(bom).output_as_string(indent=2)) + "\n"
+
+
+def _tools(record: Record) -> Iterator[Component]:
+    yield Component(type=ComponentType.APPLICATION, name="gpukiln", version=__version__)
+    for name, version in record.plan.inputs.items():
+        if name.startswith("tool "):
+            tool = name.removeprefix("tool ")
+            yield Component(type=ComponentType.APPLICATION, name=tool, version=version)
+
+
+def _package(record: Record, name: str, version: str, installed: Installed) -> Component:
+    known = installed.details.get(name)
+    purl = package_url(record.plan.base, name, version, installed)
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=name,
+        version=version,
+        bom_ref=purl.to_string(),
+        purl=purl,
+        licenses=[_license(text) for text in known.licenses] if known else (),
+        properties=[
+            Property(name="gpukiln:source-package", value=known.source),
+            Property(name="gpukiln:source-version", value=known.source_version),
+        ]
+        if known
+        else (),
+    )
+
+
+def _license(text: str) -> DisjunctiveLicense:
+    # Debian's short names are SPDX's only in part: GPL-2+ stays the name that the file has
+    declared = LicenseAcknowledgement.DECLARED
+    if spdx := fixup_id(text):
+        return DisjunctiveLicense(id=spdx, acknowledgement=declared)
+    return DisjunctiveLicense(name=text, acknowledgement=declared)
+
+
+def _components(baked: Bake) -> Iterator[tuple[Component, str]]:
+    for name, found in baked.components.items():
+        if found["status"] not in PRESENT:
+            continue
+        yield _component(name, found), found.get("package", {}).get("name", "")
+        known = drivers.branches().get(found.get("branch") or 0)
+        if name == DRIVER and known:
+            yield (
+                Component(
+                    type=ComponentType.LIBRARY,
+                    name="cuda-driver-api",
+                    version=known.native_cuda,
+                    bom_ref="component:cuda-driver-api",
+                    supplier=OrganizationalEntity(name="NVIDIA"),
+                    description=f"the CUDA version that libcuda of driver branch {known.branch} brings",
+                ),
+                found.get("package", {}).get("name", ""),
+            )
+
+
+def _component(name: str, found: dict[str, Any]) -> Component:
+    nvidia = name.startswith("nvidia_")
+    return Component(
+        type=ComponentType.DEVICE_DRIVER if name == DRIVER else ComponentType.APPLICATION,
+        name=name,
+        version=found["version"],
+        bom_ref=f"component:{name}",
+        supplier=OrganizationalEntity(name="NVIDIA") if nvidia else None,
+        properties=[
+            Property(name=f"gpukiln:{key}", value=str(found[key]))
+            for key in ("status", "source", "branch")
+            if found.get(key)
+        ],
+    )
+
+
+def _left_out(baked: Bake) -> Iterator[Property]:
+    for name, found in baked.components.items():
+        if found["status"] == "left_out":
+            yield Property(name=f"gpukiln:left-out:{name}", value=found["reason"])

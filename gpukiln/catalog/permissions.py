@@ -1,0 +1,75 @@
+"""Which calls of AWS's API each job makes, and on what."""
+
+from functools import cache
+from typing import Literal
+
+from gpukiln.catalog.load import data, record, validate
+
+Caller = Literal["gpukiln", "packer", "skopeo", "ec2"]
+
+
+@record
+class Job:
+    """Something that a role is made for.
+
+    Args:
+        what: The commands that it is.
+        includes: Another job whose calls it makes too, or an empty string.
+    """
+
+    what: str
+    includes: str = ""
+
+
+@record
+class Call:
+    """One call.
+
+    Args:
+        action: As IAM names it, for example ec2:RunInstances.
+        jobs: The jobs that make it; a job that includes one of them makes it too.
+        by: Who makes it.
+    """
+
+    action: str
+    jobs: tuple[str, ...]
+    by: Caller = "gpukiln"
+
+
+@record
+class Statement:
+    """Calls with the same resources and conditions.
+
+    Args:
+        sid: Its name in a policy, letters and digits.
+        resources: Templates of ARNs.
+        calls: The calls.
+        has_tag: A tag that the resource must have.
+        gets_tag: A tag that the request must give.
+        creating: For CreateTags: the calls that make what is tagged.
+        needs: An option without which the statement is left out.
+        through: A service that must make the call on the caller's behalf, or an empty string.
+    """
+
+    sid: str
+    resources: tuple[str, ...]
+    calls: tuple[Call, ...]
+    has_tag: str = ""
+    gets_tag: str = ""
+    creating: tuple[str, ...] = ()
+    needs: Literal["", "kms_keys", "module_cache"] = ""
+    through: str = ""
+
+
+@cache
+def jobs() -> dict[str, Job]:
+    """Every job by its name."""
+    return validate(dict[str, Job], data("permissions")["jobs"], where="permissions.yaml: jobs")
+
+
+@cache
+def statements() -> tuple[Statement, ...]:
+    """Every statement, whatever job it is for."""
+    return validate(
+        tuple[Statement, ...], data("permissions")["statements"], where="permissions.yaml: statements"
+    )

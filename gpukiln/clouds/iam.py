@@ -1,0 +1,209 @@
+"""IAM policies of what gpukiln calls, and who may take the role that has them."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gpukiln.catalog import permissions
+from gpukiln.errors import UsageError
+
+VERSION = "2012-10-17"
+ISSUER = "token.actions.githubusercontent.com"
+_ACCOUNT = re.compile(r"\d{12}")
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_IDS = re.compile(r"\d+/\d+", re.ASCII)
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a policy is narrowed to; everything that is empty stays open.
+
+    Args:
+        account: The account.
+        regions: The regions.
+        channels: The channels that may be moved.
+        repository: The repository of ECR that may be pushed to.
+        kms_keys: ARNs of the keys of --kms-keys; without them the calls on keys are left out.
+        module_cache: The s3://BUCKET/PREFIX of --module-cache; without it the calls of S3 are left out.
+    """
+
+    account: str = ""
+    regions: Sequence[str] = ()
+    channels: Sequence[str] = ()
+    repository: str = ""
+    kms_keys: Sequence[str] = ()
+    module_cache: str = ""
+
+    @property
+    def partition(self) -> str:
+        """The part of AWS where the regions are."""
+        return partition_of(self.regions)
+
+
+def partition_of(regions: Sequence[str]) -> str:
+    """The part of AWS where regions are: aws, aws-cn or aws-us-gov.
+
+    Args:
+        regions: Their names; none means the first.
+
+    Returns:
+        Its name in ARNs.
+
+    Raises:
+        UsageError: They are of several; no role spans two.
+    """
+    found = {_partition(region) for region in regions} or {"aws"}
+    if len(found) > 1:
+        raise UsageError(f"{', '.join(regions)} are of {' and '.join(sorted(found))}: no role spans them")
+    return found.pop()
+
+
+@cache
+def _partition(region: str) -> str:
+    from botocore.session import Session  # noqa: PLC0415 - slow to import
+
+    return str(Session().get_partition_for_region(region))
+
+
+def policy(jobs: Iterable[str], scope: Scope) -> Document:
+    """The least policy for jobs.
+
+    Args:
+        jobs: Names of permissions.yaml, for example build.
+        scope: What it is narrowed to.
+
+    Returns:
+        The policy document.
+
+    Raises:
+        UsageError: There is no such job, or the scope is none.
+    """
+    wanted = _with_included(jobs)
+    _check(scope)
+    statements = []
+    for statement in permissions.statements():
+        if statement.needs and not getattr(scope, statement.needs):
+            continue
+        if actions := sorted({call.action for call in statement.calls if wanted & set(call.jobs)}):
+            statements.append(_statement(statement, actions, scope))
+    return {"Version": VERSION, "Statement": statements}
+
+
+def trust(
+    account: str, repository: str, *, ids: str = "", branch: str = "", environment: str = ""
+) -> Document:
+    """Who may take a role: one repository's workflows on GitHub, on one branch or in one environment.
+
+    Args:
+        account: The account of the role and of its OIDC provider.
+        repository: OWNER/NAME.
+        ids: OWNER-ID/REPOSITORY-ID. GitHub puts them into the subject for repositories that were created or
+            renamed on 2026-07-15 or later or opted in (GitHub changelog, 2026-04-23, "Immutable subject
+            claims for GitHub Actions OIDC tokens").
+        branch: The branch that jobs without an environment must be of.
+        environment: The environment that the job must be in, instead of a branch.
+
+    Returns:
+        The trust policy.
+
+    Raises:
+        UsageError: One of them is malformed, or not exactly one of branch and environment is given.
+    """
+    if not _ACCOUNT.fullmatch(account):
+        raise UsageError(f"{account!r} is no account id", hint="twelve digits: --account 111122223333")
+    if not _REPOSITORY.fullmatch(repository):
+        raise UsageError(f"{repository!r} is no repository", hint="--repository OWNER/NAME")
+    if ids and not _IDS.fullmatch(ids):
+        hint = f"gh api repos/{repository} --jq '\"\\(.owner.id)/\\(.id)\"'"
+        raise UsageError(f"{ids!r} are no ids of owner and repository", hint=hint)
+    if bool(branch) == bool(environment):
+        raise UsageError("wanted: either --branch or --environment", hint="for example --branch main")
+    if wild := [text for text in (branch, environment) if set(text) & set("*?:")]:
+        raise UsageError(f"{wild[0]!r} is no name", hint="a trust policy names one branch or environment")
+    names, numbers = repository.split("/"), ids.split("/") if ids else []
+    parts = [f"{name}@{number}" for name, number in zip(names, numbers, strict=True)] if numbers else names
+    context = f"environment:{environment}" if environment else f"ref:refs/heads/{branch}"
+    return {
+        "Version": VERSION,
+        "Statement": [
+            {
+                "Sid": "GitHubActions",
+                "Effect": "Allow",
+                "Principal": {"Federated": f"arn:aws:iam::{account}:oidc-provider/{ISSUER}"},
+                "Action": "sts:AssumeRoleWithWebIdentity",
+                "Condition": {
+                    "StringEquals": {
+                        f"{ISSUER}:aud": "sts.amazonaws.com",
+                        f"{ISSUER}:sub": f"repo:{'/'.join(parts)}:{context}",
+                    }
+                },
+            }
+        ],
+    }
+
+
+def _with_included(jobs: Iterable[str]) -> set[str]:
+    known = permissions.jobs()
+    wanted = set(jobs)
+    if unknown := wanted - set(known):
+        raise UsageError(
+            f"there is no job {', '.join(sorted(unknown))}",
+            hint="--for takes these, separated by commas",
+            details=tuple(f"{name}: {job.what}" for name, job in known.items()),
+        )
+    if not wanted:
+        raise UsageError("a policy for what?", hint=f"--for {','.join(known)}, or some of these")
+    return wanted | {known[name].includes for name in wanted if known[name].includes}
+
+
+def _check(scope: Scope) -> None:
+    if scope.account and not _ACCOUNT.fullmatch(scope.account):
+        raise UsageError(f"{scope.account!r} is no account id", hint="twelve digits: --account 111122223333")
+    if wrong := [key for key in scope.kms_keys if not re.fullmatch(r"arn:aws[\w-]*:kms:\S+:key/\S+", key)]:
+        raise UsageError(f"{wrong[0]!r} is no ARN of a key", hint="IAM takes the key's ARN, and no alias")
+    if scope.module_cache and not re.fullmatch(r"s3://[a-z0-9.-]+(/.*)?", scope.module_cache):
+        raise UsageError(f"--module-cache {scope.module_cache} is no bucket", hint="s3://BUCKET/PREFIX")
+
+
+def _statement(statement: permissions.Statement, actions: list[str], scope: Scope) -> Document:
+    condition: dict[str, dict[str, Any]] = {}
+    if statement.has_tag:
+        condition.setdefault("Null", {})[f"aws:ResourceTag/{statement.has_tag}"] = "false"
+    if statement.gets_tag:
+        condition.setdefault("Null", {})[f"aws:RequestTag/{statement.gets_tag}"] = "false"
+    if statement.creating:
+        condition.setdefault("StringEquals", {})["ec2:CreateAction"] = list(statement.creating)
+    if statement.through:
+        suffix = "amazonaws.com.cn" if scope.partition == "aws-cn" else "amazonaws.com"
+        services = [f"{statement.through}.{region}.{suffix}" for region in scope.regions or ("*",)]
+        condition.setdefault("StringLike", {})["kms:ViaService"] = services
+    elif scope.regions:
+        condition.setdefault("StringEquals", {})["aws:RequestedRegion"] = list(scope.regions)
+    return {
+        "Sid": statement.sid,
+        "Effect": "Allow",
+        "Action": actions,
+        "Resource": [arn for template in statement.resources for arn in _arns(template, scope)],
+        **({"Condition": condition} if condition else {}),
+    }
+
+
+def _arns(template: str, scope: Scope) -> list[str]:
+    if template == "{key}":
+        return list(scope.kms_keys)
+    bucket, _, prefix = scope.module_cache.removeprefix("s3://").partition("/")
+    prefix = prefix.strip("/")
+    values = {
+        "partition": scope.partition,
+        "region": scope.regions[0] if len(scope.regions) == 1 else "*",
+        "account": scope.account or "*",
+        "repository": scope.repository or "*",
+        "bucket": bucket,
+        "prefix": f"{prefix}/" if prefix else "",
+    }
+    channels = scope.channels or ("*",)
+    return list(dict.fromkeys(template.format(**values, channel=channel) for channel in channels))

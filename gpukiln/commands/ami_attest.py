@@ -1,0 +1,101 @@
+"""Machine images: SBOM and provenance, signed and verified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpukiln.commands.ami import COMMON
+from gpukiln.commands.cli import command, print_json, say
+
+STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
+
+
+@command(
+    help={
+        "build": "build id, AMI id or `last`",
+        "sign_key": "private key (PEM) to sign the provenance with",
+        "verify": "check what was written instead of writing it",
+        "key": "public key (PEM) that must have signed it (with --verify)",
+        "profile": COMMON["profile"],
+        "dry_run": "say what would be written",
+        "json": COMMON["json"],
+    }
+)
+def attest(
+    _: Any,
+    build: str,
+    sign_key: str = "",
+    verify: bool = False,
+    key: str = "",
+    profile: str = "",
+    dry_run: bool = False,
+    json: bool = False,
+) -> int:
+    """Write an image's SBOM and provenance beside its record and their digests on the AMI, or verify them."""
+    from gpukiln.attest import attestation
+    from gpukiln.attest.signing import signer_of
+    from gpukiln.clouds.embedded.layout import state_home
+    from gpukiln.clouds.select import make_cloud
+    from gpukiln.errors import UsageError
+    from gpukiln.images.builds import Builds
+
+    if verify and (sign_key or dry_run):
+        raise UsageError(
+            "--verify changes nothing", hint="leave out --sign-key and --dry-run, or leave out --verify"
+        )
+    if key and not verify:
+        raise UsageError("--key is for --verify", hint="add --verify, or sign with --sign-key")
+    signer = signer_of(sign_key)
+    folder = Builds(state_home()).find(build)
+    record = folder.read()
+    baked = attestation.baked_image(record)
+    if dry_run:
+        if json:
+            print_json({"build": folder.id, "image_id": baked.image_id, "signed": signer is not None})
+        say(
+            f"dry run: would write {attestation.SBOM} and {attestation.STATEMENT} to {folder.folder}"
+            f"{f', sign with {sign_key}' if signer else ''}, and tag {baked.image_id} with their digests"
+        )
+        return 0
+    cloud = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
+    if verify:
+        return _verify(folder, record, cloud, key, json)
+    with folder.locked():
+        written = attestation.write_attestation(folder, record, cloud, signer)
+    if json:
+        print_json(written.to_dict())
+        return 0
+    say(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")
+    say(f"signed: {written.envelope}" if written.envelope else "not signed: --sign-key FILE signs it")
+    say(f"{written.image_id} is tagged with the digests of both")
+    return 0
+
+
+def _verify(folder: Any, record: Any, cloud: Any, key: str, json: bool) -> int:
+    from pathlib import Path
+
+    from rich.text import Text
+
+    from gpukiln.attest import attestation
+    from gpukiln.attest.signing import load_public_key
+    from gpukiln.errors import CheckFailedError
+    from gpukiln.progress import PlainConsole
+
+    public = load_public_key(Path(key)) if key else None
+    found = attestation.verify_attestation(folder, record, cloud, public)
+    console = PlainConsole(stderr=True)
+    for finding in found:
+        outcome = finding.outcome.replace("_", " ")
+        line = Text.assemble((f"{outcome:8}", STYLES[finding.outcome]), f" {finding.id:24} {finding.says}")
+        console.print(line, soft_wrap=True)
+    if json:
+        print_json(
+            {"build": folder.id, "image_id": record.bake.image_id, "findings": [vars(f) for f in found]}
+        )
+    if failed := [finding for finding in found if finding.outcome == "failed"]:
+        raise CheckFailedError(
+            f"{len(failed)} of {len(found)} steps failed for {record.bake.image_id}",
+            hint="don't roll this image out before it is known who changed what",
+            details=tuple(f"{finding.id}: {finding.says}" for finding in failed),
+        )
+    return 0

@@ -1,0 +1,66 @@
+"""IAM: the least policy for each job on AWS, and the trust policy for GitHub's workflows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpukiln.commands.cli import command, print_json, say, words
+
+ACCOUNT = "the account id, twelve digits"
+
+
+@command(
+    help={
+        "for": "jobs, separated by commas: build, verify, release, prune, sweep, push",
+        "account": f"{ACCOUNT}; default: any",
+        "regions": "the regions, separated by commas; default: any",
+        "channels": "the channels that may be moved, separated by commas; default: every",
+        "repository": "the repository of ECR that may be pushed to; default: any",
+        "kms_keys": "ARNs of the keys that ami.release gets with --kms-keys, separated by commas",
+        "module_cache": "the s3://BUCKET/PREFIX that ami.build gets with --module-cache",
+    }
+)
+def policy(
+    _: Any,
+    for_: str,
+    account: str = "",
+    regions: str = "",
+    channels: str = "",
+    repository: str = "",
+    kms_keys: str = "",
+    module_cache: str = "",
+) -> None:
+    """Print the least IAM policy for what gpukiln does on AWS, as JSON."""
+    from gpukiln.clouds.iam import Scope
+    from gpukiln.clouds.iam import policy as make
+    from gpukiln.release.options import region_names
+
+    scope = Scope(
+        account=account,
+        regions=region_names(regions),
+        channels=words(channels),
+        repository=repository,
+        kms_keys=words(kms_keys),
+        module_cache=module_cache,
+    )
+    print_json(make(words(for_), scope))
+
+
+@command(
+    help={
+        "account": ACCOUNT,
+        "repository": "OWNER/NAME on GitHub",
+        "ids": "OWNER-ID/REPOSITORY-ID, for repositories whose subject has them: those since 2026-07-15",
+        "branch": "the branch whose workflows may take the role",
+        "environment": "the environment whose jobs may, instead of a branch",
+    }
+)
+def trust(
+    _: Any, account: str, repository: str, ids: str = "", branch: str = "", environment: str = ""
+) -> None:
+    """Print the trust policy of a role for GitHub's workflows, as JSON."""
+    from gpukiln.clouds.iam import trust as make
+
+    print_json(make(account, repository, ids=ids, branch=branch, environment=environment))
+    if not ids:
+        say("a repository created or renamed since 2026-07-15, or opted in, has ids in its subject: --ids")

@@ -1,0 +1,300 @@
+"""Release: point a channel at a proven image, go back, look, and remove what is not needed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.commands.cli import command, print_json
+
+if TYPE_CHECKING:
+    from gpukiln.clouds.base import Cloud
+    from gpukiln.release.channels import Proof
+    from gpukiln.release.record import Release, Releases
+
+COMMON = {
+    "channel": "a channel of ami/channels.yaml, for example stable",
+    "cloud": "embedded (this machine, the default) or aws (your account)",
+    "profile": "AWS profile (aws only)",
+    "dry_run": "only look, and say what would be done",
+    "json": "print one JSON document to standard output",
+}
+
+
+@command(
+    help={
+        **COMMON,
+        "build": "build id, `last`, or AMI id (with --region and --cloud when another machine built it)",
+        "regions": "where to publish, separated by commas; default: the channel's, or the image's own",
+        "accounts": "accounts that may launch the image, separated by commas",
+        "org": "ARNs of organizations or organizational units that may, separated by commas",
+        "public": "let everybody launch it; the AMI's name has to be typed",
+        "yes_public": "the AMI's name, instead of typing it",
+        "encrypt": "encrypt every region's copy with the account's default key",
+        "kms_keys": "encrypt with these keys, REGION=KEY for every region, separated by commas",
+        "after": "only when this channel points at the build in every one of the regions",
+        "timeout": "minutes that a copy gets",
+        "region": "where the image is, when this machine has no record of it",
+        "cloud": "where the image is; default: as its record says",
+    },
+)
+def release(
+    _: Any,
+    build: str,
+    channel: str,
+    regions: str = "",
+    accounts: str = "",
+    org: str = "",
+    public: bool = False,
+    yes_public: str = "",
+    encrypt: bool = False,
+    kms_keys: str = "",
+    after: str = "",
+    timeout: int = 120,
+    region: str = "",
+    cloud: str = "",
+    profile: str = "",
+    dry_run: bool = False,
+    json: bool = False,
+) -> int:
+    """Copy a proven image, share it, and point a channel at it in every region."""
+    from dataclasses import replace
+
+    from gpukiln.errors import UsageError
+    from gpukiln.progress import Progress
+    from gpukiln.release import publish
+    from gpukiln.release.channels import load_channel, require_proven
+    from gpukiln.release.options import key_by_region, region_names, sharing_with
+    from gpukiln.release.overview import require_pointed
+
+    rules = load_channel(channel)
+    if yes_public and not public:
+        raise UsageError("--yes-public is for --public", hint="add --public, or leave it out")
+    where, proof = _find(build, cloud, region, profile)
+    excused = require_proven(channel, rules, proof, has_gpus=where.has_gpus)
+    chosen = tuple(region_names(regions)) or rules.regions or (proof.region,)
+    wish = publish.Wish(
+        proof=proof,
+        channel_name=channel,
+        channel=rules,
+        regions=chosen,
+        excused={check.id: check.reason for check in excused},
+        sharing=sharing_with(accounts, org, public=public),
+        keys=key_by_region(kms_keys, chosen, encrypt=encrypt),
+        timeout_s=timeout * 60,
+    )
+    if after:
+        load_channel(after)
+        require_pointed(where, replace(wish.pointer, channel=after), proof.build, chosen)
+    if public and not dry_run:
+        _confirm_public(publish.source_image(where, proof)["Name"], chosen, yes_public)
+    done = publish.release(wish, where, _releases(), Progress(), dry_run=dry_run)
+    return _end(done, json=json)
+
+
+REGIONS = "regions to look at, separated by commas; they name the others of a release"
+
+
+@command(
+    help={
+        **COMMON,
+        "regions": f"{REGIONS}; default: where this machine has released",
+        "image": "a folder of ami/",
+        "kubernetes": "Kubernetes version; default: that of components.yaml",
+        "to": "build or AMI id to go back to; default: the release before the current one",
+    }
+)
+def rollback(
+    _: Any,
+    channel: str,
+    regions: str = "",
+    image: str = "eks-gpu",
+    kubernetes: str = "",
+    to: str = "",
+    cloud: str = "embedded",
+    profile: str = "",
+    dry_run: bool = False,
+    json: bool = False,
+) -> int:
+    """Point a channel at the release before, in every region."""
+    from gpukiln.progress import Progress
+    from gpukiln.release.channels import load_channel
+    from gpukiln.release.options import kubernetes_version
+    from gpukiln.release.pointer import Pointer
+    from gpukiln.release.rollback import rollback as go_back
+
+    rules, records = load_channel(channel), _releases()
+    where, chosen = _regions(cloud, regions, profile, records)
+    pointer = Pointer(image, kubernetes or kubernetes_version(), channel)
+    done = go_back(pointer, rules, where, chosen, records, Progress(), to=to, dry_run=dry_run)
+    return _end(done, json=json)
+
+
+@command(
+    help={
+        **{name: COMMON[name] for name in ("cloud", "profile", "json")},
+        "regions": f"{REGIONS}; default: where this machine has released",
+    }
+)
+def channels(
+    _: Any, regions: str = "", cloud: str = "embedded", profile: str = "", json: bool = False
+) -> int:
+    """Show what every channel points at in every region; exit 1 when something is wrong with one."""
+    from gpukiln.progress import PlainConsole
+    from gpukiln.release.overview import look, require_whole
+    from gpukiln.release.view import channels_table
+
+    where, chosen = _regions(cloud, regions, profile, _releases())
+    overview = look(where, chosen)
+    if json:
+        errors = {region: error.message for region, error in overview.errors.items()}
+        print_json({"channels": [row.to_dict() for row in overview.rows], "errors": errors})
+    elif overview.rows:
+        PlainConsole().print(channels_table(overview.rows))
+    elif not overview.errors:
+        print("no channel points at anything yet", file=sys.stderr)
+    require_whole(overview)
+    return 0
+
+
+@command(
+    help={
+        **{name: COMMON[name] for name in ("cloud", "profile", "json")},
+        "regions": "where, separated by commas; default: where this machine has released",
+        "older_than": "days; younger images stay",
+        "keep": "earlier releases of every channel that stay; default: as ami/channels.yaml says",
+        "limit": "images that one run removes in a region, the oldest first",
+        "in_use": "files with ids of images in use, separated by commas: what Karpenter runs, for example",
+        "without_channels": "go on where no channel points at anything",
+        "yes": "remove; without it nothing is removed",
+        "dry_run": "only show them, the default",
+    }
+)
+def prune(
+    _: Any,
+    regions: str = "",
+    older_than: int = 30,
+    keep: int = -1,
+    limit: int = 20,
+    in_use: str = "",
+    without_channels: bool = False,
+    yes: bool = False,
+    cloud: str = "embedded",
+    profile: str = "",
+    dry_run: bool = False,
+    json: bool = False,
+) -> int:
+    """Show which images nobody needs, with a reason for each; --yes removes them with their snapshots."""
+    from gpukiln.progress import PlainConsole, Progress
+    from gpukiln.release import prune as pruning
+    from gpukiln.release.in_use import listed
+    from gpukiln.release.options import words
+    from gpukiln.release.view import prune_table
+
+    records, yes = _releases(), yes and not dry_run
+    where, chosen = _regions(cloud, regions, profile, records)
+    rules = pruning.Rules(
+        older_than_days=older_than,
+        keep=None if keep < 0 else keep,
+        limit=limit,
+        in_use=listed(words(in_use)),
+        without_channels=without_channels,
+    )
+    with Progress().step("look for images that nobody needs" if not yes else "remove what nobody needs"):
+        done = pruning.prune(where, chosen, rules, records, remove=yes)
+    if json:
+        print_json({"removed": yes, "regions": [one.to_dict() for one in done]})
+    else:
+        actions = [
+            action for one in done for action in (*(i.action for i in one.items), *one.leftovers.values())
+        ]
+        if actions:
+            PlainConsole().print(prune_table(done))
+        if not yes:
+            what = "--yes removes what says `remove`" if "remove" in actions else "nothing is to be"
+            print(f"nothing was removed: {what}", file=sys.stderr)
+    pruning.require_complete(done)
+    return 0
+
+
+def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[Cloud, list[str]]:
+    """The cloud, and the regions to look at: those that were typed, or where this machine has released."""
+    from gpukiln.clouds.select import make_cloud
+    from gpukiln.errors import UsageError
+    from gpukiln.release.options import region_names
+
+    chosen = region_names(typed) or records.regions(cloud)
+    if not chosen:
+        raise UsageError(
+            f"this machine has released nothing on {cloud}, so it knows no region to look at",
+            hint="--regions us-west-2: one region of a release is enough, it names the others",
+        )
+    return make_cloud(cloud, chosen[0], profile=profile or None), chosen
+
+
+def _end(done: Release, *, json: bool) -> int:
+    """Show what was done; failed regions are the command's failure."""
+    from gpukiln.progress import PlainConsole
+    from gpukiln.release.record import require_complete
+    from gpukiln.release.view import release_table
+
+    console = PlainConsole(stderr=True)
+    console.print(
+        f"{done.pointer.path}: {done.action} {'to' if done.action == 'rollback' else 'of'} {done.build}"
+    )
+    console.print(release_table(done))
+    if done.not_run:
+        console.print(f"checks not run: {done.not_run}")
+    for check, reason in done.excused.items():
+        console.print(f"[yellow]not proven[/] {check}: {reason}")
+    if done.state == "planned":
+        console.print("dry run: nothing was changed")
+    if json:
+        print_json(done.to_dict())
+    require_complete(done)
+    return 0
+
+
+def _find(build: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Proof]:
+    """The image, its cloud and how it was judged: by this machine's record, or by its tags."""
+    from gpukiln.clouds.embedded.layout import state_home
+    from gpukiln.clouds.select import make_cloud
+    from gpukiln.errors import UsageError
+    from gpukiln.images.builds import Builds
+    from gpukiln.release.by_tags import find_proof
+    from gpukiln.release.channels import proof_from_record
+
+    builds = Builds(state_home())
+    try:
+        record = builds.find(build).read()
+    except UsageError:
+        if not (build.startswith("ami-") and region):
+            raise
+        where = make_cloud(cloud or "embedded", region, profile=profile or None)
+        return where, find_proof(where, build)
+    for name, typed, known in (("cloud", cloud, record.plan.cloud), ("region", region, record.plan.region)):
+        if typed not in ("", known):
+            raise UsageError(
+                f"build {record.build_id} is in {known}, not in {typed}", hint=f"leave out --{name}"
+            )
+    where = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
+    return where, proof_from_record(record)
+
+
+def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:
+    from gpukiln.errors import RefusedError
+
+    if not typed and sys.stdin.isatty():
+        print(f"Everybody will be able to launch {name} in {', '.join(regions)}.", file=sys.stderr)
+        print("Type the AMI's name to go on: ", end="", file=sys.stderr, flush=True)
+        typed = sys.stdin.readline().strip()
+    if typed != name:
+        found = f"{typed!r} is not its name" if typed else "its name was not typed"
+        raise RefusedError(f"{name} is not made public: {found}", hint=f"--public --yes-public {name}")
+
+
+def _releases() -> Releases:
+    from gpukiln.clouds.embedded.layout import state_home
+    from gpukiln.release.record import Releases
+
+    return Releases(state_home())

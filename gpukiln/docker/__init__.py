@@ -1,0 +1,1 @@
+"""Container images: plan, build, verify, push."""

@@ -1,0 +1,253 @@
+"""plan -> context -> build -> verify of a container image, with a record of all of it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gpukiln.catalog.components import apply_overrides, load_components
+from gpukiln.catalog.load import ROOT
+from gpukiln.docker.context import make_context
+from gpukiln.docker.engine import BuildRequest, Engine
+from gpukiln.docker.plan import ContainerPlan
+from gpukiln.docker.records import ContainerBuild, ContainerBuilds, ContainerRecord
+from gpukiln.errors import BusyError, GpukilnError, UnavailableError
+from gpukiln.images.digest import canonical, explain_change
+from gpukiln.images.mirror import install_debian
+from gpukiln.progress import Progress
+
+REPOSITORY = "localhost/gpukiln"
+ADDED_TO_BASE = ("ca-certificates",)
+TAIL_LINES = 15  # of a failed build's log
+
+
+def find_built(plan: ContainerPlan, builds: ContainerBuilds, engine: Engine) -> ContainerBuild | None:
+    """A build of this very plan whose image the engine still has.
+
+    Args:
+        plan: The plan.
+        builds: Every build of this machine.
+        engine: Where the image must be.
+    """
+    for build in builds.of(plan.image):
+        record = build.read()
+        if record.image and record.plan.digest == plan.digest and record.engine == engine.name:
+            found = engine.inspect(record.reference)
+            if found and found.id == record.image.id:
+                return build
+    return None
+
+
+def why_build(plan: ContainerPlan, builds: ContainerBuilds) -> list[str]:
+    """What changed since the last image that was built here.
+
+    Args:
+        plan: The plan.
+        builds: Every build of this machine.
+
+    Returns:
+        One line a change, the first names the image that is compared with.
+    """
+    for build in builds.of(plan.image):
+        old = build.read()
+        if old.image and old.plan.base_name == plan.base_name:
+            changes = explain_change(old.plan.inputs, plan.inputs)
+            if not changes:
+                return [f"the image of build {old.build_id} has this digest, and the engine has it no more"]
+            return [f"since build {old.build_id}:", *(f"  {change}" for change in changes)]
+    return [f"no image of it was built on this machine from {plan.base_name} yet"]
+
+
+def build_container(
+    plan: ContainerPlan,
+    engine: Engine,
+    builds: ContainerBuilds,
+    progress: Progress,
+    *,
+    overrides: Iterable[str] = (),
+    cache_from: Iterable[str] = (),
+    cache_to: Iterable[str] = (),
+) -> tuple[ContainerBuild, ContainerRecord]:
+    """Build a container image.
+
+    Args:
+        plan: What to build.
+        engine: What builds it.
+        builds: Where the record goes.
+        progress: Told what is being done.
+        overrides: As the plan was made with.
+        cache_from: Where layers may be taken from, as the engine names it.
+        cache_to: Where layers are kept, as the engine names it.
+
+    Returns:
+        The build and its record.
+
+    Raises:
+        GpukilnError: It could not be built; the record says why, too.
+    """
+    components = apply_overrides(load_components(), overrides)
+    with _exclusive(builds.home):
+        engine.remove_unfinished(plan.image)
+        for killed in builds.of(plan.image):
+            if (left := killed.read()).state == "running":
+                killed.write(replace(left, state="aborted", error="its process was killed"))
+        build = builds.create(plan.image)
+        record = ContainerRecord(build.id, "running", plan, engine=engine.name)
+        build.write(record)
+        log = build.folder / "build.log"
+        try:
+            with tempfile.TemporaryDirectory(prefix="context-", dir=builds.home) as context:
+                base = _base(plan, engine, builds.home, log, progress)
+                with progress.step("fetch and lay out what goes in"):
+                    make_context(
+                        plan,
+                        Path(context),
+                        cache=builds.home,
+                        component_of=lambda part: components[part.name],
+                        log=log,
+                        say=progress.say,
+                    )
+                reference = f"{REPOSITORY}/{plan.image}:{plan.tag}"
+                with progress.step(f"build with {engine.title}"):
+                    request = BuildRequest(
+                        context=Path(context),
+                        dockerfile=ROOT / "docker" / plan.image / "Dockerfile",
+                        tags=(reference, f"{REPOSITORY}/{plan.image}:{plan.version}"),
+                        arguments={"BASE": base, "CUDA": plan.cuda},
+                        labels=labels(plan, build.id),
+                        platform=plan.platform,
+                        cache_from=tuple(cache_from),
+                        cache_to=tuple(cache_to),
+                    )
+                    _run_build(engine, request, plan.image, log, progress)
+            image = engine.inspect(reference)
+            if image is None:
+                raise UnavailableError(f"{engine.name} built {reference} and has it not (log: {log})")
+            record = replace(
+                record, state="built", reference=reference, image=image, durations_s=dict(progress.durations)
+            )
+        except BaseException as error:
+            state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
+            message = error.message if isinstance(error, GpukilnError) else repr(error)
+            build.write(replace(record, state=state, error=message, durations_s=progress.durations))
+            raise
+        build.write(record)
+    return build, record
+
+
+def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
+    """What the image says of itself to those who list images.
+
+    Args:
+        plan: What is built.
+        build_id: The build.
+
+    Returns:
+        The annotations of the OCI image specification, and ours.
+    """
+    return {
+        "org.opencontainers.image.title": plan.image,
+        "org.opencontainers.image.description": plan.title,
+        "org.opencontainers.image.created": plan.created_at,
+        "org.opencontainers.image.version": plan.version,
+        "org.opencontainers.image.revision": plan.git_commit or "",
+        "org.opencontainers.image.base.name": (plan.base.image or plan.base_name).partition("@")[0],
+        "org.opencontainers.image.base.digest": (plan.base.image or "").partition("@")[2],
+        "gpukiln.build": build_id,
+        "gpukiln.digest": plan.digest,
+        "gpukiln.cuda": plan.cuda,
+        "gpukiln.left-out": ",".join(part.name for part in plan.components if part.status == "left_out"),
+    }
+
+
+def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: Progress) -> str:
+    """The image to start from; one of this machine's mirror is made when the packages have changed."""
+    if plan.base.image or not plan.base.codename:
+        return plan.base.image or ""
+    key = hashlib.sha256(
+        canonical([plan.inputs["mirror"], plan.inputs["base packages"], ADDED_TO_BASE]).encode()
+    ).hexdigest()[:12]
+    reference = f"{REPOSITORY}/{plan.base_name}:{key}"
+    if engine.inspect(reference):
+        return reference
+    with progress.step(f"make the base {plan.base_name} from this machine's mirror"):
+        (home / "bases").mkdir(parents=True, exist_ok=True)
+        tar = home / "bases" / f"{plan.base_name}-{key}.tar"
+        if not tar.exists():
+            partial = tar.with_name(f"partial-{tar.name}")
+            try:
+                install_debian(
+                    plan.base.codename,
+                    partial,
+                    variant="minbase",
+                    packages=ADDED_TO_BASE,
+                    sources=home / "bases" / "debian.sources",
+                    log=log,
+                )
+                partial.rename(tar)
+            finally:
+                partial.unlink(missing_ok=True)
+            for old in tar.parent.glob(f"{plan.base_name}-*.tar"):
+                if old != tar:
+                    old.unlink()
+        engine.load_base(tar, reference)
+    return reference
+
+
+def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, progress: Progress) -> None:
+    """Run the engine; its output goes to the log, its steps to the progress."""
+    environment = {**os.environ, **engine.build_environment()}
+    with (
+        log.open("a") as output,
+        subprocess.Popen(
+            engine.build_command(request),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                output.write(line)
+                output.flush()
+                if line.startswith(("STEP ", "Step ", "[")) or (line.startswith("#") and "] " in line):
+                    progress.doing(line.strip()[:100])
+        except BaseException:
+            os.killpg(process.pid, signal.SIGINT)  # what a RUN started goes, too
+            process.wait()
+            engine.remove_unfinished(image)
+            raise
+    if process.returncode:
+        raise UnavailableError(
+            f"{engine.name} could not build the image: exit {process.returncode} (log: {log})",
+            details=tuple(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]),
+        )
+
+
+@contextmanager
+def _exclusive(home: Path) -> Iterator[None]:
+    """One build at a time; what a killed one left of its context is removed."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                "another docker.build is under way on this machine", hint="wait for it, then try again"
+            ) from None
+        for leftover in home.glob("context-*"):
+            shutil.rmtree(leftover)
+        yield

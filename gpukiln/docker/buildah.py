@@ -1,0 +1,117 @@
+"""Buildah, which needs neither a daemon nor the privileges of a container runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gpukiln.docker.engine import (
+    IMAGE_LABEL,
+    VERIFYING,
+    BuildRequest,
+    Engine,
+    ImageInfo,
+    Layer,
+    ask,
+    buildah_command,
+    call,
+    full_id,
+    instruction,
+    last_line,
+)
+from gpukiln.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Buildah(Engine):
+    """Buildah, with chroot isolation: it needs neither a daemon nor the privileges of a container runtime."""
+
+    name: ClassVar[str] = "buildah"
+
+    @classmethod
+    def find(cls) -> Engine | str:
+        """See `Engine.find`."""
+        if not shutil.which("buildah"):
+            return "buildah is not on PATH"
+        done = ask("buildah", "version", "--json")
+        if done.returncode:
+            return f"buildah does not work: {last_line(done)}"
+        return cls(str(json.loads(done.stdout).get("version", "")))
+
+    def build_command(self, request: BuildRequest) -> list[str]:
+        """See `Engine.build_command`."""
+        return buildah_command("buildah", request)
+
+    def build_environment(self) -> dict[str, str]:
+        """See `Engine.build_environment`."""
+        return {"BUILDAH_ISOLATION": "chroot"}
+
+    def remove_unfinished(self, image: str) -> None:
+        """See `Engine.remove_unfinished`: a signal ends Buildah before it removes its working container."""
+        for row in json.loads(call("buildah", "containers", "--json")) or ():
+            found = ask("buildah", "inspect", row["id"])
+            if found.returncode or row["containername"].startswith(VERIFYING):
+                continue  # somebody else has just removed it; or it is being judged
+            labels = json.loads(found.stdout)["OCIv1"]["config"].get("Labels") or {}
+            if labels.get(IMAGE_LABEL) == image:
+                call("buildah", "rm", row["id"])
+
+    def load_base(self, tar: Path, reference: str) -> None:
+        """See `Engine.load_base`."""
+        container = call("buildah", "from", "scratch").strip()
+        try:
+            call("buildah", "add", "--quiet", container, str(tar), "/")
+            call("buildah", "commit", "--quiet", container, reference)
+        finally:
+            call("buildah", "rm", container)
+
+    def inspect(self, reference: str) -> ImageInfo | None:
+        """See `Engine.inspect`. No command of Buildah tells sizes; the store's list of layers does."""
+        done = ask("buildah", "inspect", "--type=image", reference)
+        if done.returncode:
+            return None
+        found = json.loads(done.stdout)
+        config = found["OCIv1"]
+        sizes = self._layer_sizes()
+        layers = [
+            Layer(instruction(entry.get("created_by", "")), sizes.get(digest, 0))
+            for entry, digest in zip(
+                [one for one in config["history"] if not one.get("empty_layer")],
+                config["rootfs"]["diff_ids"],
+                strict=True,
+            )
+        ]
+        return ImageInfo(
+            id=full_id(found["FromImageID"]),
+            size=sum(layer.size for layer in layers),
+            layers=tuple(layer for layer in layers if layer.size),
+            user=config["config"].get("User") or "root",
+            entrypoint=tuple(config["config"].get("Entrypoint") or ()),
+        )
+
+    def _layer_sizes(self) -> dict[str, int]:
+        store = json.loads(call("buildah", "info"))["store"]
+        index = Path(store["GraphRoot"], f"{store['GraphDriverName']}-layers", "layers.json")
+        rows: list[dict[str, Any]] = json.loads(index.read_text())
+        return {row["diff-digest"]: int(row["diff-size"]) for row in rows if "diff-digest" in row}
+
+    def remove(self, reference: str) -> None:
+        """See `Engine.remove`."""
+        call("buildah", "rmi", reference)
+
+    @contextlib.contextmanager
+    def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
+        """See `Engine.container`. Only a working container: nothing runs in it but what it is asked."""
+        if gpus:
+            raise UsageError("buildah gives containers no GPU", hint="--engine podman or docker")
+        ask("buildah", "rm", name)
+        container = call("buildah", "from", f"--name={name}", reference).strip()
+        try:
+            yield f"buildah://{container}"
+        finally:
+            call("buildah", "rm", container)

@@ -1,0 +1,163 @@
+"""Whether what an image was built with runs on a node: its CUDA version against the driver and the GPUs."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gpukiln.catalog import compat, cuda
+from gpukiln.catalog.compat import Finding
+from gpukiln.catalog.cuda import Support
+from gpukiln.catalog.gpus import gpu
+from gpukiln.catalog.instance_types import instance_type
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
+from gpukiln.images.builds import Record
+
+DRIVER_TAG = "gpukiln:driver"  # see gpukiln.images.bake.image_tags
+
+
+@dataclass(frozen=True)
+class Node:
+    """What an image would run on.
+
+    Args:
+        name: Where this is known from, in words.
+        driver: The driver's version.
+        gpus: Keys of its GPUs; empty when they are not known.
+    """
+
+    name: str
+    driver: str
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether an image runs on a node.
+
+    Args:
+        image: The image's name.
+        cuda: Its CUDA version.
+        node: The node.
+        support: How the driver runs that CUDA version.
+        findings: What is wrong with the GPUs: unknown to the driver, or to this CUDA version's compiler.
+    """
+
+    image: str
+    cuda: str
+    node: Node
+    support: Support
+    findings: tuple[Finding, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+    def require_works(self) -> None:
+        """Stop at what does not work.
+
+        Raises:
+            IncompatibleError: It can never work.
+            CheckFailedError: It works only with a package in the container that nothing here installs.
+        """
+        problems = [(finding.message, finding.hint) for finding in self.findings]
+        newer = "a newer driver on the node, or an image with an older CUDA"
+        if self.support.way == "no":
+            problems.insert(0, (self.support.message, f"{newer}; {self.support.limits}"))
+        where = f"on {self.node.name}"
+        if problems:
+            message, hint = problems[0]
+            others = tuple(text for text, _ in problems[1:])
+            raise IncompatibleError(f"{self.image} can't run {where}: {message}", hint=hint, details=others)
+        if self.support.way == "forward-compat":
+            message = f"{self.image} does not run {where} as it is: {self.support.message}"
+            raise CheckFailedError(message, hint=f"{newer}; or {self.support.limits}")
+
+
+def node_of_record(record: Record) -> Node:
+    """The node that a build of ours makes.
+
+    Args:
+        record: The record of a machine image.
+
+    Raises:
+        UsageError: No image was made.
+    """
+    if record.bake is None:
+        raise UsageError(f"build {record.build_id} has no image: {record.state}")
+    installed = record.bake.components.get("nvidia_driver", {}).get("version")
+    if not installed:
+        raise UsageError(f"{record.bake.image_id} has no NVIDIA driver", hint="name the node's with --driver")
+    return Node(
+        f"{record.bake.image_id} (driver {installed})", installed, gpus_of(record.plan.instance_types)
+    )
+
+
+def node_of_ami(cloud: Cloud, image_id: str) -> Node:
+    """The node that an AMI makes, from its tags.
+
+    Args:
+        cloud: Where it is.
+        image_id: The AMI.
+
+    Raises:
+        UsageError: There is no such AMI, or it is none of ours.
+        UnavailableError: The cloud can't be asked.
+    """
+    with explain_aws_errors(f"look up {image_id}"):
+        images = cloud.client("ec2").describe_images(Filters=[{"Name": "image-id", "Values": [image_id]}])[
+            "Images"
+        ]
+    if not images:
+        raise UsageError(
+            f"{cloud.name} has no AMI {image_id} in {cloud.region}",
+            hint="--cloud and --region say where to look",
+        )
+    tags = {tag["Key"]: tag["Value"] for tag in images[0].get("Tags", ())}
+    if not (driver := tags.get(DRIVER_TAG)):
+        raise UsageError(f"{image_id} has no tag {DRIVER_TAG}", hint="name its driver: --driver VERSION")
+    return Node(f"{image_id} (driver {driver})", driver)
+
+
+def gpus_of(instance_types: Iterable[str]) -> tuple[str, ...]:
+    """Keys of the GPUs of machines, each once.
+
+    Args:
+        instance_types: For example g4dn.xlarge.
+
+    Raises:
+        UsageError: The catalogue does not know a type.
+    """
+    return tuple(dict.fromkeys(instance_type(name).gpu for name in instance_types))
+
+
+def judge(image: str, version: str, node: Node) -> Judgement:
+    """Say whether an image runs on a node, and by which rule.
+
+    Args:
+        image: The image's name.
+        version: Its CUDA version.
+        node: The node.
+
+    Raises:
+        UsageError: The catalogue does not know the CUDA version, the driver's branch or a GPU.
+    """
+    findings: list[Finding] = []
+    for key in node.gpus:
+        board = gpu(key)
+        if board.manufacturer != "NVIDIA":
+            message = f"the {board.name} is {board.manufacturer}'s, and CUDA runs on NVIDIA's GPUs"
+            findings.append(
+                Finding("error", "not-nvidia", message, "a machine with an NVIDIA GPU", board.source)
+            )
+            continue
+        what = f"the {board.name} ({board.arch})"
+        findings += [
+            replace(finding, hint=f"build the node's image with {finding.hint}")
+            for finding in compat.check_driver_knows(node.driver, key, what=what, way_out="take another GPU")
+        ]
+        if wanted := cuda.compile_problem(version, key):
+            message = f"CUDA {version} can't compile for {what}, compute capability {board.cc}"
+            hint = f"an image with {wanted}, or another GPU"
+            findings.append(Finding("error", "cuda-gpu", message, hint, cuda.ARCHITECTURE_MATRIX))
+    return Judgement(image, version, node, cuda.support(version, node.driver, node.gpus), tuple(findings))

@@ -1,0 +1,350 @@
+"""Lays out what a container image is built from: fetched, checked, and where its Dockerfile expects it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from gpukiln.catalog.components import Component
+from gpukiln.catalog.load import ROOT
+from gpukiln.docker.plan import HOOKS, LOCKS, PROGRAMS, ContainerPlan, Part
+from gpukiln.errors import UnavailableError
+
+# Every file of a context has the same time, so that the same content is the same layer.
+EPOCH = 315532800  # 1980-01-01, the first that a zip file can state
+PLATFORMS = {  # tags of the wheels that run there, PEP 600 and PEP 513
+    "x86_64": ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux_2_12",
+               "manylinux2010", "manylinux1"),
+    "arm64": ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014"),
+}  # fmt: skip
+MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
+VERSION = 1  # of how redistributables are laid out
+NVIDIA_FILE = re.compile(r"nvidia/\w+/((?:bin|include|lib|nvvm)/.+)")
+LICENCE = re.compile(r"([\w.-]+)-[\d.]+\.dist-info/(?:licenses/)?(Licen[sc]e.*)", re.IGNORECASE)
+FETCH_TIMEOUT_S = 60.0
+
+
+def make_context(
+    plan: ContainerPlan,
+    folder: Path,
+    *,
+    cache: Path,
+    component_of: Callable[[Part], Component],
+    log: Path,
+    say: Callable[[str], None],
+    root: Path = ROOT,
+) -> None:
+    """Fill the folder that a container engine is sent.
+
+    Args:
+        plan: What is built.
+        folder: An empty folder.
+        cache: Where what was fetched is kept, on the same file system.
+        component_of: Gives the component of a part, for its repository's key.
+        log: Where pip's output goes.
+        say: Told what is being done.
+        root: The checkout.
+
+    Raises:
+        UnavailableError: Something could not be fetched, or has another checksum.
+    """
+    source = root / "docker" / plan.image
+    for name in ("cuda", "cuda-apt", "actions-runner", "python/wheels", "hooks", "bin"):
+        (folder / name).mkdir(parents=True)
+    (folder / "apt-packages").write_text("".join(f"{package}\n" for package in plan.packages))
+    for hook in HOOKS:
+        _copy_script(root / hook, folder / "hooks" / PurePosixPath(hook).name)
+    for program, name in PROGRAMS.items():
+        _copy_script(root / program, folder / "bin" / name)
+    say("fetching Python packages")
+    lines = requirements_for((source / LOCKS["python"]).read_text(), plan.base.python, plan.architecture)
+    wheels = _fetch_wheels(lines, plan, cache, log)
+    for wheel in wheels:
+        _link_or_copy(wheel, folder / "python/wheels" / wheel.name)
+    (folder / "python/requirements.txt").write_text("".join(f"{line.partition(' ')[0]}\n" for line in lines))
+    _add_cuda(plan, source, folder, cache=cache, component_of=component_of, log=log, say=say)
+    for part in plan.components:
+        if part.kind == "archive" and part.status == "install":
+            say(f"fetching {part.name}")
+            _unpack_archive(part, folder / "actions-runner", cache)
+    (folder / "image.json").write_text(json.dumps(image_record(plan), indent=2) + "\n")
+    for path in folder.rglob("*"):
+        os.utime(path, (EPOCH, EPOCH), follow_symlinks=False)
+
+
+def image_record(plan: ContainerPlan) -> dict[str, Any]:
+    """What the image says of itself, in /etc/gpukiln/image.json.
+
+    Args:
+        plan: What is built.
+
+    Returns:
+        Plain data.
+    """
+    return {
+        "schema": 1,
+        "image": plan.image,
+        "digest": plan.digest,
+        "version": plan.version,
+        "git_commit": plan.git_commit,
+        "base": {"name": plan.base_name, "image": plan.base.image, "title": plan.base.title},
+        "cuda": plan.cuda,
+        "user": plan.user,
+        "size_budget_gib": plan.base.size_budget_gib,
+        "components": {
+            part.name: {
+                "status": "installed" if part.status == "install" else part.status,
+                "version": part.version,
+                "packages": part.packages,
+                "source": part.source,
+                "reason": part.reason,
+            }
+            for part in plan.components
+        },
+    }
+
+
+def requirements_for(lock: str, python: str, architecture: str) -> list[str]:
+    """The lines of a lock file that count for one Python.
+
+    Args:
+        lock: A lock file with markers and hashes.
+        python: For example "3.10".
+        architecture: x86_64 or arm64.
+
+    Returns:
+        `name==version --hash=... --hash=...`, one package a line.
+    """
+    environment = {
+        "python_version": python,
+        "python_full_version": f"{python}.20",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": MACHINES[architecture],
+    }
+    found = []
+    for line in lock.replace("\\\n", " ").splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        text, *hashes = line.split("--hash=")
+        requirement = Requirement(text.strip())
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            found.append(
+                " --hash=".join([f"{requirement.name}{requirement.specifier}", *(h.strip() for h in hashes)])
+            )
+    return found
+
+
+def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path) -> list[Path]:
+    """The wheels of a lock file, each checked by its hash; fetched once."""
+    key = hashlib.sha256("\n".join([plan.base.python, plan.platform, *lines]).encode()).hexdigest()[:16]
+    folder = cache / "wheels" / key
+    machine = MACHINES[plan.architecture]
+    if not folder.is_dir():
+        partial = cache / "wheels" / f"{key}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (wanted := partial / "requirements.txt").write_text("\n".join(lines) + "\n")
+        command = [
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--disable-pip-version-check",
+                "--no-input",
+                "--no-deps",
+            ),
+            *(
+                "--require-hashes",
+                "--only-binary=:all:",
+                "--implementation=cp",
+                f"--python-version={plan.base.python}",
+            ),
+            *(f"--platform={tag}_{machine}" for tag in PLATFORMS[plan.architecture]),
+            *("--progress-bar=off", "--no-cache-dir", f"--dest={partial}", f"--requirement={wanted}"),
+        ]
+        with log.open("ab") as output:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+            )
+        if done.returncode:
+            said = log.read_text(errors="replace").splitlines()
+            full = [line for line in said if "No space left on device" in line]
+            shutil.rmtree(partial)
+            raise UnavailableError(
+                f"{len(lines)} Python packages can't be fetched (log: {log})",
+                hint=f"make room in {cache}; $GPUKILN_HOME can be another disk"
+                if full
+                else "check that this machine's pip reaches its index, then try again",
+                details=tuple(full[-1:] or [line for line in said if line.startswith("ERROR")][-3:]),
+            )
+        wanted.unlink()
+        partial.rename(folder)
+    return sorted(folder.glob("*.whl"))
+
+
+def _add_cuda(
+    plan: ContainerPlan,
+    source: Path,
+    folder: Path,
+    *,
+    cache: Path,
+    component_of: Callable[[Part], Component],
+    log: Path,
+    say: Callable[[str], None],
+) -> None:
+    nvidia = [part for part in plan.components if part.kind == "nvidia" and part.status == "install"]
+    pins = [f"{name}={version}" for part in nvidia for name, version in part.packages.items()]
+    (folder / "cuda-packages").write_text("".join(f"{pin}\n" for pin in pins))
+    if nvidia:
+        say("fetching the key of NVIDIA's repository")
+        _add_repository(nvidia[0], component_of(nvidia[0]), plan, folder / "cuda-apt")
+    wanted = {
+        name
+        for part in plan.components
+        if part.kind == "index" and part.status == "install"
+        for name in part.packages
+    }
+    lines = requirements_for((source / LOCKS["cuda"]).read_text(), plan.base.python, plan.architecture)
+    chosen = [line for line in lines if line.partition("==")[0] in wanted]
+    if chosen:
+        say("fetching CUDA's redistributables")
+        key = hashlib.sha256("\n".join([str(VERSION), *chosen]).encode()).hexdigest()[:16]
+        kept = cache / "cuda" / key
+        if not kept.is_dir():
+            wheels = _fetch_wheels(chosen, plan, cache, log)
+            say("unpacking them")
+            partial = kept.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            for wheel in wheels:
+                unpack_redistributable(wheel, partial)
+            partial.rename(kept)
+            shutil.rmtree(wheels[0].parent)
+        shutil.copytree(kept, folder / "cuda", symlinks=True, copy_function=_link_or_copy, dirs_exist_ok=True)
+
+
+def unpack_redistributable(wheel: Path, target: Path) -> None:
+    """Lay the files of one of NVIDIA's wheels out as the toolkit has them.
+
+    Args:
+        wheel: For example nvidia_cuda_nvrtc_cu12-12.1.105-py3-none-manylinux1_x86_64.whl.
+        target: What becomes /usr/local/cuda-12.1: bin, include, lib64, nvvm and licences. Libraries are found
+            by the name that programs are linked with, too.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            licence = LICENCE.fullmatch(member.filename)
+            found = NVIDIA_FILE.fullmatch(member.filename)
+            if member.is_dir() or not (found or licence) or member.filename.endswith("__init__.py"):
+                continue
+            if licence:
+                name = f"licences/{licence[1]}-{licence[2].rpartition('/')[2]}"
+            else:
+                name = re.sub("^lib/", "lib64/", found[1])  # type: ignore[index]  # one of both was found
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as content, path.open("wb") as file:
+                shutil.copyfileobj(content, file, 1 << 20)
+            path.chmod(0o755 if name.startswith(("bin/", "nvvm/bin/")) else 0o644)
+            library = re.fullmatch(r"(lib\w[\w-]*\.so)\.[\d.]+", path.name)
+            if library and not path.with_name(library[1]).exists():
+                path.with_name(library[1]).symlink_to(path.name)
+
+
+def _add_repository(part: Part, component: Component, plan: ContainerPlan, folder: Path) -> None:
+    """Write NVIDIA's repository and its key, whose fingerprint stands in components.yaml."""
+    repository = component.repository.apt if component.repository else None
+    if repository is None:
+        raise UnavailableError(f"components.yaml has no apt repository for {part.name}")
+    names = {"cuda_distribution": plan.base.cuda_distribution,
+             "cuda_arch": {"x86_64": "x86_64", "arm64": "sbsa"}[plan.architecture]}  # fmt: skip
+    key = _fetch(repository.key_url.format(**names))
+    found = key_fingerprints(key)
+    if repository.key_fingerprint not in found:
+        raise UnavailableError(
+            f"the key of {part.name}'s repository has the fingerprint {', '.join(found) or 'of no key'}",
+            hint=f"wanted {repository.key_fingerprint}; does NVIDIA's documentation tell of a new key?",
+        )
+    (folder / "keyrings").mkdir()
+    (folder / "keyrings/gpukiln-cuda.asc").write_bytes(key)
+    (folder / "sources.list.d").mkdir()
+    (folder / "sources.list.d/gpukiln-cuda.sources").write_text(
+        f"Types: deb\nURIs: {part.source}\nSuites: {repository.suite}\n"
+        "Signed-By: /etc/apt/keyrings/gpukiln-cuda.asc\n"
+    )
+
+
+def key_fingerprints(key: bytes) -> list[str]:
+    """Fingerprints of the primary keys in a file.
+
+    Args:
+        key: The file's content, armoured or not.
+
+    Returns:
+        40 hexadecimal digits each; none where there is no key in it.
+    """
+    done = subprocess.run(
+        ["gpg", "--batch", "--with-colons", "--show-keys"], input=key, capture_output=True, check=False
+    )
+    rows = [line.split(":") for line in done.stdout.decode().splitlines()]
+    return [row[9] for before, row in pairwise(rows) if before[0] == "pub" and row[0] == "fpr"]
+
+
+def _unpack_archive(part: Part, target: Path, cache: Path) -> None:
+    ((url, sha256),) = part.packages.items()
+    kept = cache / "archives" / sha256
+    if not kept.exists():
+        content = _fetch(url)
+        if (found := hashlib.sha256(content).hexdigest()) != sha256:
+            raise UnavailableError(
+                f"{url} has the checksum {found}, wanted {sha256}",
+                hint=f"was its version changed without its checksum? see components.yaml, {part.name}",
+            )
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial = kept.with_suffix(".partial")
+        partial.write_bytes(content)
+        partial.rename(kept)
+    with tarfile.open(kept) as archive:
+        archive.extractall(target)  # noqa: S202 - its checksum is the one that was reviewed
+
+
+def _fetch(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as answer:  # noqa: S310 - from components.yaml
+            content: bytes = answer.read()
+            return content
+    except (OSError, ValueError) as error:
+        raise UnavailableError(
+            f"{url} can't be fetched: {error}", hint="check the network, then try again"
+        ) from error
+
+
+def _copy_script(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    target.chmod(0o755)
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Without a copy where the file system allows it."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, target)

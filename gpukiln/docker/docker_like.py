@@ -1,0 +1,179 @@
+"""Docker, with or without BuildKit, and Podman, which takes the same commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from gpukiln.docker.engine import (
+    BuildRequest,
+    Engine,
+    ImageInfo,
+    Layer,
+    ask,
+    buildah_command,
+    call,
+    full_id,
+    instruction,
+    last_line,
+    native_platform,
+)
+from gpukiln.errors import UsageError
+
+
+class DockerLike(Engine):
+    """What Docker and Podman have in common."""
+
+    def remove_unfinished(self, image: str) -> None:
+        """See `Engine.remove_unfinished`: the engine itself removes what a build leaves (--force-rm)."""
+
+    def load_base(self, tar: Path, reference: str) -> None:
+        """See `Engine.load_base`."""
+        call(self.name, "import", str(tar), reference)
+
+    def inspect(self, reference: str) -> ImageInfo | None:
+        """See `Engine.inspect`."""
+        done = ask(self.name, "image", "inspect", reference)
+        if done.returncode:
+            return None
+        found = json.loads(done.stdout)[0]
+        config = found.get("Config") or {}
+        layers = [Layer(instruction(by), size) for by, size in self.history(reference) if size]
+        return ImageInfo(
+            id=full_id(found["Id"]),
+            size=int(found["Size"]),
+            layers=tuple(reversed(layers)),
+            user=config.get("User") or "root",
+            entrypoint=tuple(config.get("Entrypoint") or ()),
+        )
+
+    def history(self, reference: str) -> list[tuple[str, int]]:
+        """What made each layer, and its bytes; the newest first."""
+        form = ("--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}")
+        rows = [line.partition("\t") for line in call(self.name, "history", *form, reference).splitlines()]
+        return [(by, int(size)) for size, _, by in rows]
+
+    def remove(self, reference: str) -> None:
+        """See `Engine.remove`."""
+        call(self.name, "image", "rm", reference)
+
+    @contextlib.contextmanager
+    def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
+        """See `Engine.container`. Started by the image's own entrypoint, so that it is process 1."""
+        options = ("--detach", f"--name={name}", "--network=host", *(self.gpu_options if gpus else ()))
+        ask(self.name, "rm", "--force", name)
+        container = call(self.name, "run", *options, reference, "sleep", "infinity").strip()
+        try:
+            yield f"{self.name}://{container}"
+        finally:
+            call(self.name, "rm", "--force", container)
+
+    gpu_options: ClassVar[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Docker(DockerLike):
+    """Docker.
+
+    Args:
+        version: Of the engine.
+        buildkit: Whether it builds with BuildKit: by the plug-in buildx, or by itself before release 23.
+        buildx: Whether the plug-in is there.
+    """
+
+    name: ClassVar[str] = "docker"
+    gpu_options: ClassVar[tuple[str, ...]] = ("--gpus=all",)
+    buildkit: bool = False
+    buildx: bool = False
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"docker {self.version} {'with' if self.buildkit else 'without'} BuildKit"
+
+    @classmethod
+    def find(cls) -> Engine | str:
+        """See `Engine.find`."""
+        if not shutil.which("docker"):
+            return "docker is not on PATH"
+        done = ask("docker", "version", "--format", "{{.Server.Version}} {{.Client.Version}}")
+        if done.returncode:
+            return f"docker does not answer: {last_line(done)}"
+        version, client = done.stdout.split()
+        buildx = ask("docker", "buildx", "version").returncode == 0
+        # From 23 on the command line needs the plug-in for BuildKit (release notes of Docker Engine 23.0).
+        built_in = int(client.partition(".")[0]) < 23
+        off = os.environ.get("DOCKER_BUILDKIT") == "0"
+        return cls(version, buildkit=(buildx or built_in) and not off, buildx=buildx and not off)
+
+    def build_command(self, request: BuildRequest) -> list[str]:
+        """See `Engine.build_command`."""
+        if not self.buildkit:
+            if request.cache_to:
+                raise UsageError(
+                    "docker without BuildKit keeps no layers elsewhere (--cache-to)",
+                    hint="install docker-buildx",
+                )
+            if request.platform != native_platform():
+                raise UsageError(
+                    f"docker without BuildKit builds for {native_platform()} only",
+                    hint="install docker-buildx",
+                )
+        cache = [f"--cache-from={one}" for one in request.cache_from]
+        if self.buildx:
+            cache += [f"--cache-to={one}" for one in request.cache_to]
+            tool = [
+                "docker",
+                "buildx",
+                "build",
+                "--load",
+                "--progress=plain",
+                f"--platform={request.platform}",
+            ]
+        elif self.buildkit:
+            if request.cache_to:
+                raise UsageError(
+                    "this docker has BuildKit and no buildx, which --cache-to needs",
+                    hint="install docker-buildx",
+                )
+            tool = ["docker", "build", "--progress=plain", f"--platform={request.platform}"]
+        else:
+            tool = ["docker", "build", "--force-rm"]
+        return [*tool, *request.options(), *cache, str(request.context)]
+
+    def build_environment(self) -> dict[str, str]:
+        """See `Engine.build_environment`."""
+        return {"DOCKER_BUILDKIT": "1" if self.buildkit else "0"}
+
+
+@dataclass(frozen=True)
+class Podman(DockerLike):
+    """Podman."""
+
+    name: ClassVar[str] = "podman"
+    gpu_options: ClassVar[tuple[str, ...]] = ("--device=nvidia.com/gpu=all",)
+
+    @classmethod
+    def find(cls) -> Engine | str:
+        """See `Engine.find`."""
+        if not shutil.which("podman"):
+            return "podman is not on PATH"
+        done = ask("podman", "info", "--format", "{{.Version.Version}}")
+        return (
+            cls(done.stdout.strip()) if done.returncode == 0 else f"podman does not work: {last_line(done)}"
+        )
+
+    def history(self, reference: str) -> list[tuple[str, int]]:
+        """See `DockerLike.history`: its templates give sizes for people only."""
+        rows = json.loads(call("podman", "history", "--format=json", reference))
+        return [(row["CreatedBy"], int(row["size"])) for row in rows]
+
+    def build_command(self, request: BuildRequest) -> list[str]:
+        """See `Engine.build_command`."""
+        return buildah_command("podman", request)

@@ -1,0 +1,352 @@
+"""The plan of a container image: what would be built from what, refused here when it can't work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from gpukiln.catalog.components import Component, apply_overrides, as_plain, load_components
+from gpukiln.catalog.containers import ContainerBase, ContainerImage, load_container
+from gpukiln.catalog.load import ROOT, unknown, validate
+from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.images.apt import candidate_versions, upstream_version
+from gpukiln.images.digest import WORDS, canonical, digest, hash_file
+from gpukiln.images.mirror import mirror_options, mirror_sources
+from gpukiln.images.plan import git_commit
+from gpukiln.images.sources import http_unreachable
+
+ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "arm64"}
+# What is in every Debian: when one of these has a new version, the base is made anew.
+BASE_PACKAGES = ("apt", "base-files", "bash", "coreutils", "dpkg", "libc6", "libgnutls30", "libssl3",
+                 "openssl", "passwd", "perl-base", "tar", "util-linux", "zlib1g")  # fmt: skip
+PACKAGE_LIST = "apt-packages"
+HOOKS = (
+    "scripts/hooks/gpu-job-common.sh",
+    "scripts/hooks/gpu-job-started.sh",
+    "scripts/hooks/gpu-job-completed.sh",
+)
+PROGRAMS = {"scripts/bootstrap/nvidia-gpu-processes.sh": "nvidia-gpu-processes"}
+LOCKS = {"python": "python.lock", "cuda": "cuda.lock"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What happens to one component in a container image.
+
+    Args:
+        name: The component.
+        status: install or left_out.
+        version: What components.yaml says, or what the distribution has; None: known only after the build.
+        kind: Where it comes from: apt of the distribution, apt of NVIDIA, the Python index, an archive.
+        packages: Its packages with their versions; the archive's address with its checksum.
+        source: Where it comes from, in words.
+        reason: Why this version, or why it is left out.
+    """
+
+    name: str
+    status: Literal["install", "left_out"]
+    version: str | None
+    kind: Literal["distribution", "nvidia", "index", "archive"]
+    packages: dict[str, str]
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """What would be built, and from what.
+
+    Args:
+        image: The image's name.
+        title: For people.
+        user: Who its processes run as.
+        base_name: The base's name in image.yaml.
+        base: The base.
+        platform: For example linux/amd64.
+        cuda: The CUDA version.
+        components: What happens to each component.
+        packages: The distribution's packages, in the order of installation.
+        digest: The digest over `inputs`.
+        inputs: Everything that can change the image, by name.
+        created_at: When the plan was made, ISO 8601 in UTC.
+        git_commit: The commit of the checkout, with -dirty when files differ from it; None: no commit.
+    """
+
+    image: str
+    title: str
+    user: str
+    base_name: str
+    base: ContainerBase
+    platform: str
+    cuda: str
+    components: tuple[Part, ...]
+    packages: tuple[str, ...]
+    digest: str
+    inputs: dict[str, str]
+    created_at: str
+    git_commit: str | None
+
+    @property
+    def architecture(self) -> str:
+        """x86_64 or arm64."""
+        return ARCHITECTURES[self.platform]
+
+    @property
+    def version(self) -> str:
+        """The tag that people read: CUDA, the day of the plan, its digest; 12.1-20260401-0123abcd."""
+        return f"{self.cuda}-{datetime.fromisoformat(self.created_at):%Y%m%d}-{self.digest[:8]}"
+
+    @property
+    def tag(self) -> str:
+        """The tag that never moves: the first digits of the digest."""
+        return self.digest[:12]
+
+    def part(self, name: str) -> Part | None:
+        """What happens to one component, or None where the image has none of that name."""
+        return next((part for part in self.components if part.name == name), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        plain: dict[str, Any] = TypeAdapter(ContainerPlan).dump_python(self, mode="json")
+        return plain
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> ContainerPlan:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            UsageError: The data is no plan.
+        """
+        return validate(cls, dict(value), where="plan")
+
+
+@dataclass(frozen=True)
+class ContainerProbes:
+    """The questions to the network, so that a test can answer them.
+
+    Args:
+        unreachable: Takes an address; returns None when it answers, else why not.
+        candidates: Takes package names; returns the versions in this machine's Debian mirror.
+    """
+
+    unreachable: Callable[[str], str | None]
+    candidates: Callable[[Sequence[str]], Mapping[str, str]]
+
+    @classmethod
+    def real(cls, cache: Path, *, refresh: bool = False) -> ContainerProbes:
+        """Ask the network.
+
+        Args:
+            cache: A folder for the private apt state.
+            refresh: Whether to fetch package lists that are still fresh.
+        """
+        return cls(http_unreachable, partial(candidate_versions, cache=cache, refresh=refresh))
+
+
+def make_container_plan(
+    name: str,
+    *,
+    probes: ContainerProbes,
+    base: str = "",
+    platform: str = "linux/amd64",
+    overrides: Iterable[str] = (),
+    root: Path = ROOT,
+) -> ContainerPlan:
+    """Decide what a container image would be built from.
+
+    Args:
+        name: A folder of docker/.
+        probes: How the network is asked.
+        base: A base of its image.yaml; empty is the default.
+        platform: What it is built for.
+        overrides: As `--set` takes them.
+        root: The checkout.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: A name or an override does not fit.
+        UnavailableError: A source can't be reached, and the base wants all of them.
+        IncompatibleError: The base can't be built for the platform.
+    """
+    if platform not in ARCHITECTURES:
+        raise unknown("platform", platform, ARCHITECTURES)
+    image = load_container(name, root)
+    start = image.base(base)
+    architecture = ARCHITECTURES[platform]
+    if start.cuda_from == "redistributables" and architecture != "x86_64":
+        raise IncompatibleError(
+            f"base {base} is built for linux/amd64 only: cuda.lock has the checksums of those files",
+            hint="the base with NVIDIA's repository has packages for linux/arm64",
+        )
+    pinned = load_components(root / "components.yaml")
+    components = apply_overrides(pinned, overrides)
+    _check_overrides(name, image, pinned, components)
+    packages = read_packages(root / "docker" / name / PACKAGE_LIST, start.distribution)
+    candidates = probes.candidates([*packages, *BASE_PACKAGES]) if start.distribution == "debian" else {}
+    if start.distribution == "debian" and (absent := [p for p in packages if p not in candidates]):
+        raise UnavailableError(
+            f"this machine's Debian mirror has no package {', '.join(absent)}",
+            hint=f"is its name right in docker/{name}/{PACKAGE_LIST}? --refresh fetches newer package lists",
+        )
+    missing = [one for one in image.components if one not in components]
+    if missing:
+        raise unknown("component", missing[0], components)
+    chosen = {one: components[one] for one in image.components}
+    parts = tuple(
+        _decide(one, component, start, architecture, candidates, probes) for one, component in chosen.items()
+    )
+    inputs = _inputs(root, name, image, base or image.default_base, platform, parts, packages, candidates)
+    inputs |= {
+        f"recipe {one}": canonical(
+            {k: v for k, v in as_plain({one: chosen[one]})[one].items() if k not in WORDS}
+        )
+        for one in chosen
+    }
+    return ContainerPlan(
+        image=name,
+        title=image.title,
+        user=image.user,
+        base_name=base or image.default_base,
+        base=start,
+        platform=platform,
+        cuda=components["cuda"].version or "",
+        components=parts,
+        packages=packages,
+        digest=digest(inputs),
+        inputs=inputs,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        git_commit=git_commit(root),
+    )
+
+
+def _check_overrides(
+    name: str, image: ContainerImage, pinned: Mapping[str, Component], wanted: Mapping[str, Component]
+) -> None:
+    """Refuse what would be written into the plan and change nothing in the image."""
+    for one, component in wanted.items():
+        if component == pinned[one]:
+            continue
+        if one not in image.components:
+            raise unknown(f"component of {name}", one, image.components)
+        if component.version != pinned[one].version:
+            raise UsageError(
+                f"--set {one}.version={component.version}: components.yaml pins the packages and checksums"
+                f" that a container gets {one} by, for {pinned[one].version}",
+                hint="change version and `container` in components.yaml, then `scripts/lock`",
+            )
+
+
+def read_packages(path: Path, distribution: str) -> tuple[str, ...]:
+    """Read docker/<image>/apt-packages.
+
+    Args:
+        path: The file: a package a line, then the distribution where it is only one's, then `# why`.
+        distribution: ubuntu or debian.
+
+    Returns:
+        The packages for the distribution.
+
+    Raises:
+        UsageError: A line has another form.
+    """
+    packages = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) > 2 or words[1:] not in ([], ["ubuntu"], ["debian"]):
+            raise UsageError(f"{path.name}, line {number}: found {line!r}, wanted PACKAGE [ubuntu|debian]")
+        if words[1:] in ([], [distribution]):
+            packages.append(words[0])
+    return tuple(packages)
+
+
+def _decide(
+    name: str,
+    component: Component,
+    base: ContainerBase,
+    architecture: str,
+    candidates: Mapping[str, str],
+    probes: ContainerProbes,
+) -> Part:
+    if component.distribution:
+        return _from_distribution(name, component, base, candidates)
+    ways = component.container
+    if ways is None:
+        raise UsageError(f"components.yaml: {name} has no `container`, which says how an image gets it")
+    part = partial(Part, name, version=component.version, reason=component.reason)
+    if ways.archive:
+        url = ways.archive.url.format(version=component.version, arch=ways.archive.arch[architecture])
+        why = probes.unreachable(url)
+        part = partial(part, kind="archive", packages={url: ways.archive.sha256[architecture]}, source=url)
+    elif ways.apt and base.cuda_from == "nvidia":
+        url = _repository(name, component, base, architecture)
+        why = probes.unreachable(f"{url.rstrip('/')}/InRelease")
+        part = partial(part, kind="nvidia", packages=dict(ways.apt), source=url)
+    else:
+        why = None if ways.index else f"nothing to get it from: {component.source}"
+        packages = dict(ways.index or {})
+        part = partial(part, kind="index", packages=packages, source="the Python index")
+    if why and base.cuda_from == "nvidia":
+        raise UnavailableError(
+            f"the source of {name} can't be used: {why}",
+            hint="check the network, or build what can be had here: --base debian-12",
+        )
+    return part("left_out", reason=why) if why else part("install")
+
+
+def _from_distribution(
+    name: str, component: Component, base: ContainerBase, candidates: Mapping[str, str]
+) -> Part:
+    package = (component.packages or {}).get(base.distribution)
+    if package is None:
+        raise IncompatibleError(f"components.yaml names no package of {name} for {base.distribution}")
+    found = candidates.get(package)
+    version = upstream_version(found).partition("+really")[2] or upstream_version(found) if found else None
+    return Part(
+        name,
+        "install",
+        version=version,
+        kind="distribution",
+        packages={package: found or ""},
+        source=f"{base.distribution} {base.release}: {package}",
+        reason=component.reason,
+    )
+
+
+def _repository(name: str, component: Component, base: ContainerBase, architecture: str) -> str:
+    if component.repository is None or component.repository.apt is None:
+        raise UsageError(f"components.yaml: {name} has packages for apt and no repository for them")
+    cuda_arch = {"x86_64": "x86_64", "arm64": "sbsa"}[architecture]
+    return component.repository.apt.url.format(cuda_distribution=base.cuda_distribution, cuda_arch=cuda_arch)
+
+
+def _inputs(
+    root: Path,
+    name: str,
+    image: ContainerImage,
+    base_name: str,
+    platform: str,
+    parts: Iterable[Part],
+    packages: Iterable[str],
+    candidates: Mapping[str, str],
+) -> dict[str, str]:
+    base = image.bases[base_name]
+    inputs = {"image": f"{name}: {image.title}", "user": image.user, "platform": platform}
+    inputs["base"] = f"{base_name} {base.image or ''}".strip()
+    inputs["size budget"] = f"{base.size_budget_gib} GiB"
+    if base.image is None and base.codename:
+        inputs["mirror"] = canonical([mirror_sources(base.codename), mirror_options()])
+        inputs["base packages"] = canonical({one: candidates.get(one) for one in BASE_PACKAGES})
+    inputs |= {f"component {part.name}": f"{part.status} {part.version or 'any version'}" for part in parts}
+    inputs |= {f"package {package}": candidates.get(package, "as the base has it") for package in packages}
+    files = [f"docker/{name}/Dockerfile", *(f"docker/{name}/{lock}" for lock in LOCKS.values())]
+    return inputs | {f"file {path}": hash_file(root / path) for path in [*files, *HOOKS, *PROGRAMS]}

@@ -1,0 +1,69 @@
+"""Judges a container image: the host suite, inside a container of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpukiln.docker.engine import VERIFYING, has_gpu
+from gpukiln.docker.engines import find_engine
+from gpukiln.docker.records import ContainerBuild, ContainerRecord
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.progress import Progress
+from gpukiln.verify.report import Live
+from gpukiln.verify.suite import run_suite
+from gpukiln.verify.target import UrlTarget
+from gpukiln.verify.verdict import Verdict
+
+PROFILE = "runner"
+
+
+def verify_container(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord, Verdict]:
+    """Judge the image of a build, and write the verdict into its record.
+
+    Args:
+        build: The build.
+        progress: Told what is being done.
+
+    Returns:
+        The record and the verdict.
+
+    Raises:
+        UsageError: The build has no image.
+        UnavailableError: Its engine does not work any more, or has the image no more.
+        BusyError: Another process judges or pushes it.
+    """
+    with build.locked():
+        return _verify(build, progress)
+
+
+def _verify(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord, Verdict]:
+    record = build.read()
+    if record.image is None:
+        raise UsageError(f"build {build.id} has no image: it is {record.state}")
+    engine = find_engine(record.engine)
+    if engine.inspect(record.reference) is None:
+        raise UnavailableError(
+            f"{engine.name} has no image {record.reference} any more",
+            hint=f"`invoke docker.build {record.plan.image}` builds it; each user of buildah and podman has"
+            " images of its own",
+        )
+    live, before = Live(progress), dict(progress.durations)
+    gpus = has_gpu() and engine.name != "buildah"
+    name = f"{VERIFYING}{build.id}"
+    with progress.step("verify"), engine.container(record.reference, name=name, gpus=gpus) as hostspec:
+        verdict = run_suite(
+            UrlTarget(host="", name=record.reference, url=hostspec),
+            profile=PROFILE,
+            out_dir=build.folder / "verify",
+            on_start=live.start,
+            on_check=live.check,
+        )
+        if not verdict.passed:
+            progress.fail()
+    took = {name: seconds for name, seconds in progress.durations.items() if name not in before}
+    record = replace(
+        record, state="verified" if verdict.passed else "failed", verdict=verdict,
+        durations_s={**record.durations_s, **took},
+    )  # fmt: skip
+    build.write(record)
+    return record, verdict

@@ -1,0 +1,181 @@
+"""What a build costs on AWS: machine seconds at the catalogue's price, and the snapshot that stays.
+
+Not in it: the volumes of both machines while they run (30 GiB of gp3 cost about a twentieth of m5.xlarge),
+traffic and tax. The embedded cloud costs nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from gpukiln.catalog.load import record, validate
+from gpukiln.catalog.prices import Price, machine_price, snapshot_price
+from gpukiln.images.launch import Launched
+from gpukiln.images.plan import Plan
+from gpukiln.progress import human_seconds
+
+# When nothing was built here yet. Bake: awslabs/amazon-eks-ami names 45 to 60 minutes; verify: a guess.
+ASSUMED_S = {"bake": 3600.0, "verify": 900.0}
+STEPS = {"bake": ("bake",), "verify": ("boot from the image", "verify", "remove the machine")}
+
+
+@record
+class MachineCost:
+    """One machine's.
+
+    Args:
+        purpose: bake or verify.
+        instance_type: Its type.
+        spot: Whether it was a spot instance, which costs at most the price on demand.
+        seconds: How long it ran.
+        usd: What that costs, or None without a price.
+        as_of: The day of the price, or why there is none.
+    """
+
+    purpose: str
+    instance_type: str
+    spot: bool
+    seconds: float
+    usd: float | None
+    as_of: str
+
+
+@record
+class Cost:
+    """What a build costs.
+
+    Args:
+        basis: Where the durations are from.
+        machines: Every machine.
+        snapshot_gib: Size of the snapshot; AWS counts only what was written.
+        snapshot_usd_month: At most what it costs in a month, or None without a price.
+        snapshot_as_of: The day of that price, or why there is none.
+    """
+
+    basis: str
+    machines: tuple[MachineCost, ...]
+    snapshot_gib: int
+    snapshot_usd_month: float | None
+    snapshot_as_of: str
+
+    @property
+    def usd(self) -> float | None:
+        """What the machines cost together, or None where one has no price."""
+        parts = [machine.usd for machine in self.machines]
+        return round(sum(part or 0 for part in parts), 4) if None not in parts else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        plain: dict[str, Any] = TypeAdapter(Cost).dump_python(self, mode="json")
+        return plain
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "Cost":
+        """Read what `to_dict` wrote.
+
+        Args:
+            value: Plain data.
+
+        Raises:
+            UsageError: The data is none.
+        """
+        return validate(cls, dict(value), where="cost")
+
+
+def estimate(plan: Plan, durations_s: Mapping[str, float]) -> Cost | None:
+    """What a build of a plan will cost.
+
+    Args:
+        plan: The plan.
+        durations_s: Seconds of each step of the last build; empty where there was none.
+
+    Returns:
+        The estimate; None where it costs nothing.
+    """
+    if plan.cloud != "aws":
+        return None
+    known = "bake" in durations_s
+    seconds = {purpose: _seconds(durations_s, purpose) if known else ASSUMED_S[purpose] for purpose in STEPS}
+    basis = "as long as the last build here" if known else "assumed: nothing was built here yet"
+    types = {"bake": plan.builder_instance_type, "verify": plan.instance_types[0]}
+    machines = tuple(_machine(plan, purpose, types[purpose], seconds[purpose]) for purpose in STEPS)
+    return _cost(plan, basis, machines)
+
+
+def spent(
+    plan: Plan, durations_s: Mapping[str, float], machine: Launched | None, before: Cost | None = None
+) -> Cost | None:
+    """What a build, or one more verification of it, cost.
+
+    Args:
+        plan: The plan.
+        durations_s: Seconds of each step that was done now.
+        machine: The machine of the verification; None where none was started.
+        before: What was spent on the build before.
+
+    Returns:
+        The cost; None where it costs nothing.
+    """
+    if plan.cloud != "aws":
+        return None
+    machines = before.machines if before else ()
+    if "bake" in durations_s:
+        machines += (_machine(plan, "bake", plan.builder_instance_type, _seconds(durations_s, "bake")),)
+    if machine:
+        seconds = _seconds(durations_s, "verify")
+        machines += (_machine(plan, "verify", machine.instance_type, seconds, spot=machine.spot),)
+    return _cost(plan, "measured", machines)
+
+
+def cost_lines(cost: Cost | None) -> list[str]:
+    """A cost for people.
+
+    Args:
+        cost: The cost; None is nothing.
+
+    Returns:
+        Lines of text.
+    """
+    if cost is None:
+        return ["cost: none, the embedded cloud is this machine"]
+    total = "not known" if cost.usd is None else f"{_at_most(cost)}{cost.usd:.2f} USD"
+    lines = [f"cost: {total}, machine time {cost.basis}"]
+    for one in cost.machines:
+        price = f"no price: {one.as_of}" if one.usd is None else f"{one.usd:.2f} USD, price of {one.as_of}"
+        spot = " (spot: at most)" if one.spot else ""
+        lines.append(
+            f"  {one.purpose} on {one.instance_type}{spot} for {human_seconds(one.seconds)}: {price}"
+        )
+    month = cost.snapshot_usd_month
+    price = (
+        f"no price: {cost.snapshot_as_of}"
+        if month is None
+        else f"at most {month:.2f} USD a month, price of {cost.snapshot_as_of}"
+    )
+    return [*lines, f"  snapshot of {cost.snapshot_gib} GiB: {price}"]
+
+
+def _at_most(cost: Cost) -> str:
+    return "at most " if any(machine.spot for machine in cost.machines) else ""
+
+
+def _seconds(durations_s: Mapping[str, float], purpose: str) -> float:
+    return round(sum(durations_s.get(step, 0.0) for step in STEPS[purpose]), 1)
+
+
+def _machine(plan: Plan, purpose: str, name: str, seconds: float, *, spot: bool = False) -> MachineCost:
+    price = machine_price(name, plan.region)
+    usd = round(price.usd * seconds / 3600, 4) if price else None
+    return MachineCost(purpose, name, spot, seconds, usd, _as_of(price, name, plan.region))
+
+
+def _cost(plan: Plan, basis: str, machines: tuple[MachineCost, ...]) -> Cost:
+    price = snapshot_price(plan.region)
+    month = round(price.usd * plan.volume_size_gib, 4) if price else None
+    as_of = _as_of(price, "snapshots", plan.region)
+    return Cost(basis, machines, plan.volume_size_gib, month, as_of)
+
+
+def _as_of(price: Price | None, what: str, region: str) -> str:
+    return price.as_of if price else f"the catalogue has none for {what} in {region}"

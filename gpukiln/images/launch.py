@@ -1,0 +1,230 @@
+"""Starts one machine of the first instance type and zone that has one, and says why where none has.
+
+Error codes: Amazon EC2 API reference, "Error codes for the Amazon EC2 API"; which of them another zone may
+cure: aws/karpenter-provider-aws:pkg/errors/errors.go.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, UnavailableError
+
+CAPACITY = frozenset(
+    {
+        "InsufficientInstanceCapacity",
+        "InsufficientHostCapacity",
+        "InsufficientCapacityOnHost",
+        "InsufficientReservedInstanceCapacity",
+        "ReservationCapacityExceeded",
+        "UnfulfillableCapacity",
+        "SpotMaxPriceTooLow",
+        "InsufficientFreeAddressesInSubnet",
+        "Unsupported",  # this zone does not take the type
+    }
+)
+QUOTA = frozenset(
+    {
+        "VcpuLimitExceeded",
+        "InstanceLimitExceeded",
+        "MaxSpotInstanceCountExceeded",
+        "SpotInstanceCountExceeded",
+    }
+)
+PERMISSION = frozenset(
+    {
+        "UnauthorizedOperation",
+        "AccessDenied",
+        "AuthFailure",
+        "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+        "OptInRequired",
+        "PendingVerification",
+    }
+)
+# What EC2 gives as the reason of an instance that it could not keep: (StateReason of DescribeInstances)
+LOST_CAPACITY = frozenset({"Server.InsufficientInstanceCapacity", "Server.SpotInstanceTermination"})
+SPOT = {
+    "MarketType": "spot",
+    "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+}
+# Service Quotas, service ec2, in vCPUs, by the type's first letters: (on demand, spot)
+QUOTA_CODES = {
+    "p6": ("L-417A185B", ""),  # no source gives its spot quota's code
+    "p5": ("L-417A185B", "L-C4BD4855"),
+    "p": ("L-417A185B", "L-7212CCBC"),
+    "g": ("L-DB2E81BA", "L-3819A6DF"),
+}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A machine that was started.
+
+    Args:
+        instance_id: Its id.
+        instance_type: Its type.
+        zone: Its availability zone.
+        spot: Whether it is a spot instance.
+    """
+
+    instance_id: str
+    instance_type: str
+    zone: str
+    spot: bool
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    code: str
+    text: str
+    instance_type: str
+    zone: str
+
+    def __str__(self) -> str:
+        return f"{self.instance_type} in {self.zone}: {self.code}: {self.text}"
+
+
+def launch(
+    cloud: Cloud,
+    request: dict[str, Any],
+    *,
+    instance_types: Sequence[str],
+    spot: bool,
+    say: Callable[[str], None],
+) -> Launched:
+    """Start one machine, of the first type and zone that has capacity.
+
+    Args:
+        cloud: Where.
+        request: Arguments of RunInstances but type, subnet and market.
+        instance_types: What to try, the best first.
+        spot: Whether it may be taken away, for a lower price.
+        say: Told what is tried next.
+
+    Returns:
+        The machine.
+
+    Raises:
+        BusyError: No zone has capacity for any of the types now.
+        IncompatibleError: The account's quota is too low, or the region has none of the types.
+        UnavailableError: Not permitted, or the cloud refused for another reason.
+    """
+    ec2 = cloud.client("ec2")
+    with explain_aws_errors("look for a zone that has the instance type"):
+        subnets = _subnets(ec2, cloud.subnet_id)
+        offers = {name: [zone for zone in _zones(ec2, name) if zone in subnets] for name in instance_types}
+    if not any(offers.values()):
+        raise IncompatibleError(
+            f"{cloud.region} has no zone with {' or '.join(instance_types)}"
+            + (f" and the subnet {cloud.subnet_id}" if cloud.subnet_id else ""),
+            hint="name other types with --instance-types, or another subnet or region",
+        )
+    # EC2 answers "no capacity" as a fault of its own, which boto3 would try again and again in the same zone
+    starter = cloud.client("ec2", attempts=2)
+    market = {"InstanceMarketOptions": SPOT} if spot else {}
+    refusals: list[_Refusal] = []
+    for name, zone in _walk(offers, refusals):
+        try:
+            with explain_aws_errors("start a machine from the image"):
+                instance = starter.run_instances(
+                    **request, **market, InstanceType=name, SubnetId=subnets[zone], MinCount=1, MaxCount=1
+                )["Instances"][0]
+        except UnavailableError as error:
+            refusal = _Refusal(*_answer(error), name, zone)
+            if refusal.code in PERMISSION:
+                raise _not_permitted(refusal, spot) from error
+            if refusal.code not in CAPACITY | QUOTA:
+                raise
+            refusals.append(refusal)
+            say(str(refusal))
+        else:
+            return Launched(instance["InstanceId"], name, zone, spot)
+    raise _nowhere(refusals, spot)
+
+
+def lost(instance: dict[str, Any]) -> GpukilnError | None:
+    """Why EC2 took a machine away, where that is no fault of the image.
+
+    Args:
+        instance: As DescribeInstances gives it.
+
+    Returns:
+        The error to raise, or None.
+    """
+    reason = instance.get("StateReason", {})
+    if reason.get("Code") not in LOST_CAPACITY:
+        return None
+    return BusyError(
+        f"EC2 took {instance['InstanceId']} away: {reason.get('Message', reason['Code'])}",
+        hint="run it again; another of --instance-types, or no --spot, is taken away less often",
+    )
+
+
+def _walk(offers: dict[str, list[str]], refusals: Sequence[_Refusal]) -> Iterator[tuple[str, str]]:
+    """Types and zones in order; a quota counts for a type in every zone, so its other zones are left out."""
+    for name, zones in offers.items():
+        for zone in zones:
+            if any(r.code in QUOTA and r.instance_type == name for r in refusals):
+                break
+            yield name, zone
+
+
+def _zones(ec2: Any, instance_type: str) -> list[str]:
+    found = ec2.describe_instance_type_offerings(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [instance_type]}]
+    )["InstanceTypeOfferings"]
+    return sorted(offer["Location"] for offer in found)
+
+
+def _subnets(ec2: Any, subnet_id: str | None) -> dict[str, str]:
+    """A subnet in each zone where a machine may start."""
+    default = [{"Name": "default-for-az", "Values": ["true"]}]
+    found = ec2.describe_subnets(**({"SubnetIds": [subnet_id]} if subnet_id else {"Filters": default}))
+    return {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in found["Subnets"]}
+
+
+def _answer(error: UnavailableError) -> tuple[str, str]:
+    """EC2's code and text of an error; no code where it was none of EC2's."""
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - slow to import
+
+    cause = error.__cause__
+    if not isinstance(cause, ClientError):
+        return "", error.message
+    answer = cause.response["Error"]
+    return answer.get("Code", ""), answer.get("Message", "")
+
+
+def _not_permitted(refusal: _Refusal, spot: bool) -> UnavailableError:
+    hint = "the role needs ec2:RunInstances, on image, subnet, group and key too, and ec2:CreateTags"
+    if "ServiceLinkedRole" in refusal.code or ("spot" in refusal.text.lower() and spot):
+        hint = (
+            "once for the account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+        )
+    return UnavailableError(f"not permitted to start {refusal}", hint=hint)
+
+
+def _nowhere(refusals: Sequence[_Refusal], spot: bool) -> GpukilnError:
+    details = tuple(map(str, refusals))
+    names = list(dict.fromkeys(refusal.instance_type for refusal in refusals))
+    market = "spot " if spot else ""
+    without = " or leave out --spot" if spot else ""
+    if any(refusal.code in CAPACITY for refusal in refusals):
+        return BusyError(
+            f"no {market}capacity now for {' or '.join(names)}",
+            hint=f"try later, name more --instance-types{without}",
+            details=details,
+        )
+    codes = " and ".join(dict.fromkeys(filter(None, (_quota_code(name, spot) for name in names))))
+    return IncompatibleError(
+        f"the account's {market}quota is too low for {' and '.join(names)}",
+        hint=f"ask for more vCPUs in Service Quotas ({codes or 'service ec2'}), name smaller types{without}",
+        details=details,
+    )
+
+
+def _quota_code(instance_type: str, spot: bool) -> str:
+    for prefix, codes in QUOTA_CODES.items():
+        if instance_type.startswith(prefix):
+            return codes[spot]
+    return ""

@@ -1,0 +1,330 @@
+"""Kernel modules are compiled once: a cache of them, of which nothing is used that was not verified.
+
+An entry is what `dkms mktarball` packed for one kernel. Its name is the SHA-256 of its key: the text in which
+the role nvidia_driver says what the modules are made of (roles/nvidia_driver/files/module-key.sh). Beside the
+archive lies a description with the key and the archive's checksum. A machine that bakes gets a folder with
+the entries that may fit, takes what fits exactly, and leaves there what it had to compile.
+"""
+
+import gzip
+import hashlib
+import json
+import lzma
+import re
+import shutil
+import ssl
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+from gpukiln.errors import GpukilnError, UsageError
+from gpukiln.images.module_store import Store
+
+WANTED = "wanted both: a private key (PEM, without a passphrase) and its certificate (DER)"
+MODULES = "modules"  # folder of a build, as long as its machine bakes
+OFFERED = 4  # newest entries of a driver version that a machine is offered: a kernel each, as a rule
+ARCHIVE, DESCRIPTION, KEY = ".tar.gz", ".json", ".key"
+SIGNED = b"~Module signature appended~\n"  # include/linux/module_signature.h
+SIGNATURE_BYTES = 12  # struct module_signature, whose last four bytes are the signature's length
+OPEN = {".ko": lambda content: content, ".gz": gzip.decompress, ".xz": lzma.decompress}
+
+
+@dataclass(frozen=True)
+class ModuleUse:
+    """Where the modules for one kernel came from.
+
+    Args:
+        kernel: Its release.
+        module: Name and version as DKMS has them.
+        cached: Whether they came from the cache; else they were compiled.
+        reason: In words.
+    """
+
+    kernel: str
+    module: str
+    cached: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class SigningPair:
+    """What kernel modules are signed with, for Secure Boot.
+
+    Args:
+        key: Private key (PEM, without a passphrase).
+        certificate: Certificate (DER).
+    """
+
+    key: Path
+    certificate: Path
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the certificate, by which images and modules are told apart."""
+        return hashlib.sha256(self.certificate.read_bytes()).hexdigest()
+
+
+def signing_pair(key: str, certificate: str) -> SigningPair | None:
+    """The pair that was asked for.
+
+    Args:
+        key: Path of the private key, or empty.
+        certificate: Path of the certificate, or empty.
+
+    Returns:
+        The pair, or None for none.
+
+    Raises:
+        UsageError: One of them is missing, no file, or not what it has to be; or they are no pair.
+    """
+    if not key and not certificate:
+        return None
+    pair = SigningPair(Path(key).expanduser().absolute(), Path(certificate).expanduser().absolute())
+    for option, typed, file in (
+        ("--module-key", key, pair.key),
+        ("--module-certificate", certificate, pair.certificate),
+    ):
+        if not file.is_file() or not typed:
+            raise UsageError(
+                f"{option} {typed or 'is missing'}{' is no file' if typed else ''}",
+                hint=WANTED,
+            )
+    _check_pair(pair)
+    return pair
+
+
+def _check_pair(pair: SigningPair) -> None:
+    """A wrong key would be found only when everything is compiled."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 - slow
+    from cryptography.x509 import load_der_x509_certificate  # noqa: PLC0415 - slow to import
+
+    try:
+        public = load_pem_private_key(pair.key.read_bytes(), None).public_key()
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"--module-key {pair.key} can't be used: {error}", hint=WANTED) from error
+    try:
+        certified = load_der_x509_certificate(pair.certificate.read_bytes()).public_key()
+    except ValueError as error:
+        raise UsageError(
+            f"--module-certificate {pair.certificate} can't be used: {error}", hint=WANTED
+        ) from error
+    if public != certified:
+        raise UsageError(f"{pair.certificate} is not the certificate of {pair.key}", hint=WANTED)
+
+
+def read_key(text: str) -> dict[str, str]:
+    """The parts of a key.
+
+    Args:
+        text: One NAME=VALUE a line.
+    """
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def judge(archive: Path, key: str, sha256: str, certificate: Path | None = None) -> str:
+    """Look for a reason not to use an entry.
+
+    Args:
+        archive: What `dkms mktarball` wrote.
+        key: The text that the entry is named after.
+        sha256: The checksum that its description has.
+        certificate: Of the pair that modules are signed with (DER), where they are.
+
+    Returns:
+        Why it is refused; empty when nothing is wrong with it.
+    """
+    with archive.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        return f"its checksum is {found[:12]}..., wanted {sha256[:12]}..."
+    parts, modules = read_key(key), 0
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                path = PurePosixPath(member.name)
+                if not (member.isfile() or member.isdir()) or path.is_absolute() or ".." in path.parts:
+                    return f"{member.name} in it is no plain file in its place"
+                if ".ko" in path.suffixes and (content := tar.extractfile(member)):
+                    modules += 1
+                    if why := _judge_module(content.read(), path, parts, certificate):
+                        return f"{path.name}: {why}"
+    except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, KeyError) as error:
+        return f"it can't be read: {error!r}"
+    return "" if modules else "no module is in it"
+
+
+def _judge_module(content: bytes, path: PurePosixPath, key: dict[str, str], certificate: Path | None) -> str:
+    if path.suffix not in OPEN:
+        return f"it is compressed as {path.suffix}, wanted one of {', '.join(OPEN)}"
+    content = OPEN[path.suffix](content)
+    kernel, folder = key["kernel"], path.parts[-4:-2]
+    if kernel not in path.parts:
+        return f"it lies in {'/'.join(folder)}, wanted {kernel}"
+    magic = _field(content, b"vermagic").split(" ")[0]
+    if magic != kernel:
+        return f"its vermagic names the kernel {magic or '(none)'}, wanted {kernel}"
+    version = _field(content, b"version")
+    if version and version != key["version"]:
+        return f"its version is {version}, wanted {key['version']}"
+    if key["signer"] == "none":
+        return ""
+    return _judge_signature(content, key["signer"], certificate)
+
+
+def _field(module: bytes, name: bytes) -> str:
+    """A field of the section .modinfo, as `modinfo --field` prints it: strings that end with a zero byte."""
+    found = re.search(rb"\0" + name + rb"=([^\0]*)\0", module)
+    return found[1].decode(errors="replace") if found else ""
+
+
+def _judge_signature(module: bytes, signer: str, certificate: Path | None) -> str:
+    if certificate is None or hashlib.sha256(certificate.read_bytes()).hexdigest() != signer:
+        return "it is signed with another pair than this build's"
+    if not module.endswith(SIGNED):
+        return "it is not signed"
+    body = module[: -len(SIGNED)]
+    length = int.from_bytes(body[-4:], "big")
+    body = body[:-SIGNATURE_BYTES]
+    if not 0 < length < len(body):
+        return "its signature is damaged"
+    with tempfile.TemporaryDirectory() as folder:
+        signature, signed, pem = (Path(folder, name) for name in ("signature", "module", "certificate"))
+        pem.write_text(ssl.DER_cert_to_PEM_cert(certificate.read_bytes()))
+        signature.write_bytes(body[-length:])
+        signed.write_bytes(body[:-length])
+        done = subprocess.run(
+            [
+                *("openssl", "cms", "-verify", "-binary", "-inform", "DER", "-in", str(signature)),
+                *("-content", str(signed), "-certfile", str(pem), "-nointern", "-noverify"),
+                *("-out", "/dev/null"),
+            ],
+            capture_output=True,
+            check=False,
+        )
+    return "its signature is not the certificate's" if done.returncode else ""
+
+
+class ModuleCache:
+    """The cache for one build.
+
+    Args:
+        store: Where the entries are.
+        folder: For the machine that bakes, on this computer; made by `offer`.
+        version: The driver's version.
+        certificate: Of the pair that the modules are signed with (DER), or None.
+    """
+
+    def __init__(self, store: Store, folder: Path, version: str, certificate: Path | None = None) -> None:
+        self._store, self.folder, self._version = store, folder, version
+        self._certificate = certificate
+        self._offered: set[str] = set()
+        self._refused: dict[str, str] = {}
+
+    def offer(self, say: Callable[[str], None]) -> None:
+        """Put the entries into the folder that may fit; what is refused is left out, and told.
+
+        Args:
+            say: Told what is refused.
+
+        Raises:
+            GpukilnError: The store can't be read.
+        """
+        self.folder.mkdir()
+        found = []
+        for name in self._store.names(self._version):
+            if name.endswith(DESCRIPTION):
+                file = self.folder / Path(name).name
+                self._store.get(name, file)
+                try:
+                    about = json.loads(file.read_text())
+                    found.append(
+                        (str(about["created_at"]), file.stem, str(about["key"]), str(about["sha256"]))
+                    )
+                except (ValueError, KeyError, TypeError) as error:
+                    self._refuse(file.stem, f"its description can't be read: {error!r}", say)
+                file.unlink()
+        for _, entry, key, sha256 in sorted(found, reverse=True)[:OFFERED]:
+            archive = self.folder / f"{entry}{ARCHIVE}"
+            try:
+                self._store.get(f"{self._version}/{archive.name}", archive)
+                why = judge(archive, key, sha256, self._certificate)
+                if hashlib.sha256(key.encode()).hexdigest() != entry:
+                    why = "its name is not its key's checksum"
+            except (GpukilnError, OSError) as error:
+                why = str(error)
+            if why:
+                archive.unlink(missing_ok=True)
+                self._refuse(entry, why, say)
+            else:
+                self._offered.add(entry)
+
+    def _refuse(self, entry: str, why: str, say: Callable[[str], None]) -> None:
+        self._refused[entry] = why
+        say(f"refused the modules {entry[:12]} of the cache: {why}")
+
+    def collect(self, build_id: str, say: Callable[[str], None]) -> tuple[ModuleUse, ...]:
+        """Say what the machine took, and keep what it compiled.
+
+        Args:
+            build_id: On what is kept.
+            say: Told both.
+
+        Returns:
+            One a kernel.
+        """
+        uses = []
+        for file in sorted(self.folder.glob(f"*{KEY}")):
+            key = file.read_text()
+            parts = read_key(key)
+            if file.stem in self._offered:
+                reason = f"compiled before with {parts['compiler']}, verified"
+            else:
+                why = self._refused.get(file.stem)
+                reason = f"the cache's was refused: {why}" if why else "the cache had none"
+                reason += f"; {self._keep(file.stem, key, build_id)}"
+            use = ModuleUse(
+                parts["kernel"], f"{parts['module']}/{parts['version']}", file.stem in self._offered, reason
+            )
+            say(words(use))
+            uses.append(use)
+        shutil.rmtree(self.folder)
+        return tuple(uses)
+
+    def _keep(self, entry: str, key: str, build_id: str) -> str:
+        archive = self.folder / f"{entry}{ARCHIVE}"
+        if not archive.exists():
+            return "nothing was kept: they were not compiled to the end"
+        with archive.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if why := judge(archive, key, sha256, self._certificate):
+            return f"they were not kept: {why}"
+        about = {
+            "schema": 1,
+            "key": key,
+            "sha256": sha256,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "build_id": build_id,
+        }
+        description = self.folder / f"{entry}{DESCRIPTION}"
+        try:
+            description.write_text(json.dumps(about, indent=2) + "\n")
+            self._store.put(archive, f"{self._version}/{archive.name}")
+            # last: without it there is no entry
+            self._store.put(description, f"{self._version}/{description.name}")
+        except (GpukilnError, OSError) as error:
+            return f"they were not kept: {error}"
+        return "they are kept"
+
+
+def words(use: ModuleUse) -> str:
+    """Where modules came from, in words.
+
+    Args:
+        use: What is told.
+    """
+    origin = "from the cache" if use.cached else "compiled"
+    return f"modules {use.module} for {use.kernel}: {origin} ({use.reason})"

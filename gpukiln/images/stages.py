@@ -1,0 +1,252 @@
+"""Stages: snapshots of a machine while it is baked, from which a later bake of the same beginning goes on.
+
+A stage is a private AMI, made without a reboot when the roles of the stage have ended. Its key covers what
+the stages up to it are made of, so that a change in a late role starts from the last stage before that role.
+What must be of this build alone (the record, the hygiene) is in no stage.
+"""
+
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from gpukiln.catalog.load import unknown
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.images.builds import Build, StageUse
+from gpukiln.images.digest import canonical
+from gpukiln.images.machines import remove_image, tag_specifications, tags_of
+from gpukiln.images.plan import Plan
+from gpukiln.progress import Progress
+
+STAGES: dict[str, tuple[str, ...]] = {
+    "driver": (),
+    "runtime": (
+        *("role container_runtime", "role nvidia_container_toolkit"),
+        *("component docker", "component containerd", "component nvidia_container_toolkit"),
+    ),
+    "configuration": (
+        *("role nvtop", "role dcgm", "role gpu_bootstrap", "role ci_runner"),
+        *("component nvtop", "component dcgm", "component dcgm_exporter"),
+        *("file scripts/bootstrap", "file scripts/hooks"),
+    ),
+}
+"""In the order of ansible/image.yml, each with the inputs that only it and later ones need. What is named
+nowhere (the base, the tools, the template, shared roles) belongs to the first stage."""
+UNSTAGED = ("role image_record", "role image_hygiene")
+FOLDER = "stages"
+TASK = "Keep the stage "  # as ansible/stage.yml names it
+STAGE_TAG, KEY_TAG, MADE_BY_TAG = "gpukiln:stage", "gpukiln:stage-key", "gpukiln:stage-build"
+CHOICES = ("on", "off")
+KEPT = 2  # of each stage of an image
+
+
+def stage_keys(inputs: Mapping[str, str]) -> dict[str, str]:
+    """What a stage and those before it are made of.
+
+    Args:
+        inputs: Of a plan: everything that can change the image, by name.
+
+    Returns:
+        Per stage, in order, 64 hexadecimal digits.
+    """
+    first = next(iter(STAGES))
+    owned: dict[str, dict[str, str]] = {stage: {} for stage in STAGES}
+    for name, value in inputs.items():
+        what = _owner(name)
+        if what in UNSTAGED:
+            continue
+        stage = next((stage for stage, owners in STAGES.items() if what in owners), first)
+        owned[stage][name] = value
+    keys: dict[str, str] = {}
+    before = ""
+    for stage, own in owned.items():
+        before = hashlib.sha256(canonical([before, stage, own]).encode()).hexdigest()
+        keys[stage] = before
+    return keys
+
+
+def _owner(name: str) -> str:
+    """Whose an input is: `file roles/nvtop/tasks/main.yml` is of `role nvtop`."""
+    kind, _, what = name.partition(" ")
+    if kind == "recipe":
+        return f"component {what}"
+    if kind == "file":
+        top, _, rest = what.partition("/")
+        second = rest.partition("/")[0]
+        return f"role {second}" if top == "roles" else f"file {top}/{second}"
+    return name
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of one build.
+
+    Args:
+        image: The image's name.
+        keys: What `stage_keys` gave.
+        cloud: Where they are.
+    """
+
+    image: str
+    keys: dict[str, str]
+    cloud: Cloud
+
+    def newest(self) -> StageUse | None:
+        """The last stage that is there and has the same beginning; None where there is none.
+
+        Raises:
+            UnavailableError: The cloud could not be asked.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for image in self._all({"state": ["available"], f"tag:{KEY_TAG}": list(self.keys.values())}):
+            found[tags_of(image)[KEY_TAG]] = image
+        for stage, key in reversed(self.keys.items()):
+            if key in found:
+                image = found[key]
+                return StageUse(stage, image["ImageId"], tags_of(image)[MADE_BY_TAG])
+        return None
+
+    def tidy(self) -> None:
+        """Remove all but the newest of each stage of the image.
+
+        Raises:
+            UnavailableError: The cloud refused.
+        """
+        seen: Counter[str] = Counter()
+        for image in reversed(self._all({})):
+            usable = image["State"] != "failed"
+            stage = tags_of(image)[STAGE_TAG]
+            seen[stage] += usable
+            if seen[stage] > KEPT or not usable:
+                remove_image(self.cloud, image["ImageId"])
+
+    def drop(self, build_id: str, used: StageUse | None) -> None:
+        """Remove the stages that a build made and the one it started from: its image was not proven.
+
+        Args:
+            build_id: The build.
+            used: What it started from.
+
+        Raises:
+            UnavailableError: The cloud refused.
+        """
+        for image in self._all({}):
+            if tags_of(image)[MADE_BY_TAG] == build_id or (used and image["ImageId"] == used.image_id):
+                remove_image(self.cloud, image["ImageId"])
+
+    def _all(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+        """Every stage of the image, the oldest first."""
+        wanted = {"tag:gpukiln:image": [self.image], "tag-key": [STAGE_TAG], **filters}
+        with explain_aws_errors("look for stages"):
+            images = self.cloud.client("ec2").describe_images(
+                Owners=["self"], Filters=[{"Name": name, "Values": values} for name, values in wanted.items()]
+            )["Images"]
+        # build ids begin with the time, and tell two of one second apart
+        return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[MADE_BY_TAG]))
+
+
+def stages_of(plan: Plan, cloud: Cloud, choice: str) -> Stages | None:
+    """The stages that a build may use.
+
+    Args:
+        plan: What is built.
+        cloud: Where.
+        choice: `on`, `off` or empty, as typed: then as the cloud has it.
+
+    Returns:
+        The stages; None when every role shall run and nothing shall be kept.
+
+    Raises:
+        UsageError: The choice is another word.
+    """
+    if choice and choice not in CHOICES:
+        raise unknown("choice of --stages", choice, CHOICES)
+    wanted = choice == "on" if choice else cloud.keeps_stages
+    return Stages(plan.image, stage_keys(plan.inputs), cloud) if wanted else None
+
+
+class StageKeeper:
+    """Keeps stages while Ansible runs: it waits for the file that says that its stage was kept.
+
+    Args:
+        stages: The build's.
+        build: Its folder; the files go there.
+        instance: Tag and value of the machine that is baked.
+        progress: Told what is kept, and why something was not.
+    """
+
+    def __init__(self, stages: Stages, build: Build, instance: Mapping[str, str], progress: Progress) -> None:
+        self._stages, self._build, self._instance, self._progress = stages, build, instance, progress
+        self.folder = build.folder / FOLDER
+        self.folder.mkdir()
+
+    def on_task(self, task: str) -> None:
+        """Keep a stage when its task starts; a stage that can't be kept fails no build.
+
+        Args:
+            task: The name of the task that starts.
+        """
+        stage = task.removeprefix(TASK)
+        if stage == task or stage not in self._stages.keys:
+            return
+        try:
+            with explain_aws_errors(f"keep the stage {stage}"):
+                self._keep(stage)
+        except Exception as error:  # whatever it was: later stages must not wait in vain
+            message = error.message if isinstance(error, GpukilnError) else repr(error)
+            self._progress.show(Text(f"{message}; the build goes on without it"))
+        finally:
+            with contextlib.suppress(OSError):  # Ansible's task says that it waited in vain
+                (self.folder / stage).touch()
+
+    def _keep(self, stage: str) -> None:
+        ec2 = self._stages.cloud.client("ec2")
+        filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in self._instance.items()]
+        filters.append({"Name": "instance-state-name", "Values": ["running"]})
+        found = ec2.describe_instances(Filters=filters)["Reservations"]
+        machines = [machine["InstanceId"] for one in found for machine in one["Instances"]]
+        if len(machines) != 1:
+            raise UnavailableError(f"can't keep the stage {stage}: found {len(machines)} machines, wanted 1")
+        tags = {
+            "gpukiln:image": self._stages.image,
+            STAGE_TAG: stage,
+            KEY_TAG: self._stages.keys[stage],
+            MADE_BY_TAG: self._build.id,
+        }
+        ec2.create_image(
+            InstanceId=machines[0],
+            Name=f"gpukiln-stage-{stage}-{self._build.id}",
+            Description=f"{self._stages.image} while it was baked, after the stage {stage}",
+            NoReboot=True,
+            TagSpecifications=tag_specifications(tags, "image", "snapshot"),
+        )
+
+
+def stage_variables(keeper: StageKeeper | None, stage: StageUse | None) -> dict[str, Any]:
+    """What Ansible gets: where it waits for stages to be kept, and which ones are done.
+
+    Args:
+        keeper: What keeps stages, or None.
+        stage: What the bake goes on from, or None.
+    """
+    if keeper is None:
+        return {}
+    names = list(STAGES)
+    done = names[: names.index(stage.stage) + 1] if stage else []
+    # what the stage knows of the archive may be older than the plan
+    fresh = {"apt_sources_lists_valid_s": 0} if stage else {}
+    return {"gpukiln_stages_dir": str(keeper.folder), "gpukiln_stages_done": done, **fresh}
+
+
+def words_of_stage(use: StageUse) -> str:
+    """Say what a bake goes on from.
+
+    Args:
+        use: The stage.
+    """
+    return f"goes on from the stage {use.stage} of build {use.build_id} ({use.image_id})"

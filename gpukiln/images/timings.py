@@ -1,0 +1,70 @@
+"""How long each step of the last builds took, side by side."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from gpukiln.images.builds import Record
+from gpukiln.progress import human_seconds
+
+
+def modules_of(record: Record) -> str:
+    """Where the kernel modules of a build came from: a stage, cache, compiled, or - when that is not known.
+
+    Args:
+        record: The build's record.
+    """
+    if record.bake and record.bake.stage:
+        return f"stage {record.bake.stage.stage}"
+    uses = record.bake.modules if record.bake else ()
+    return ", ".join(sorted({"cache" if use.cached else "compiled" for use in uses})) or "-"
+
+
+def timings(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What is compared, as plain data.
+
+    Args:
+        records: Builds that ended, newest first.
+
+    Returns:
+        One entry a build: its id, state, modules, seconds of each step and of all of them.
+    """
+    return [
+        {
+            "build_id": record.build_id,
+            "image": record.plan.image,
+            "cloud": record.plan.cloud,
+            "state": record.state,
+            "modules": modules_of(record),
+            "durations_s": record.durations_s,
+            "total_s": round(sum(record.durations_s.values()), 1),
+        }
+        for record in records
+    ]
+
+
+def timings_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The same as a table: a step a row, a build a column, and how the newest compares with the one before.
+
+    Args:
+        rows: What `timings` returned.
+    """
+    table = Table(box=None, pad_edge=False)
+    table.add_column("step", no_wrap=True)
+    for row in rows:
+        table.add_column(row["build_id"], justify="right")
+    table.add_column("newest / before", justify="right")
+    steps = dict.fromkeys(step for row in rows for step in row["durations_s"])
+    for step in steps:
+        table.add_row(step, *_cells([row["durations_s"].get(step) for row in rows]))
+    table.add_row("all", *_cells([row["total_s"] for row in rows]), style="bold")
+    table.add_row("state", *(row["state"] for row in rows), "")
+    table.add_row("modules", *(row["modules"] for row in rows), "")
+    return table
+
+
+def _cells(seconds: list[float | None]) -> list[str]:
+    newest, before = (*seconds, None, None)[:2]
+    ratio = f"{newest / before:.2f}" if newest is not None and before else ""
+    return [*("-" if value is None else human_seconds(value) for value in seconds), ratio]

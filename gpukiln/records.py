@@ -1,0 +1,188 @@
+"""Folders with a record: one for each build, of a machine image or of a container image."""
+
+import contextlib
+import fcntl
+import functools
+import json
+import logging
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from gpukiln.errors import BusyError, UsageError
+
+log = logging.getLogger(__name__)
+STAMP = "%Y%m%d-%H%M%S"
+SCHEMA = 1  # of the form of every record
+
+
+class Writable(Protocol):
+    """A record."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+
+
+R = TypeVar("R", bound=Writable)
+
+
+@dataclass(frozen=True)
+class RecordFolder(ABC, Generic[R]):
+    """The folder of one build.
+
+    Args:
+        folder: Holds record.json, the logs, and the report of the verification in verify/.
+    """
+
+    folder: Path
+
+    @staticmethod
+    @abstractmethod
+    def parse(document: Mapping[str, Any]) -> R:
+        """Make a record of what its `to_dict` wrote."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.folder.name
+
+    @property
+    def record_file(self) -> Path:
+        """The record."""
+        return self.folder / "record.json"
+
+    def write(self, record: R) -> None:
+        """Write the record in one step.
+
+        Args:
+            record: The record.
+        """
+        partial = self.record_file.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(record.to_dict(), indent=2) + "\n")
+            partial.replace(self.record_file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def read(self) -> R:
+        """Read the record.
+
+        Raises:
+            UsageError: It is damaged, or of another version of gpukiln.
+        """
+        return self.read_file(self.record_file, hint=f"remove {self.folder} when it is not needed")
+
+    @classmethod
+    def read_file(cls, path: Path, *, hint: str = "wanted: the record.json of a build") -> R:
+        """Read a record from any file.
+
+        Args:
+            path: The file.
+            hint: What to do where it can't be read.
+
+        Raises:
+            UsageError: It is damaged, or of another version of gpukiln.
+        """
+        try:
+            document = json.loads(path.read_text())
+            if document["schema"] != SCHEMA:
+                raise UsageError(f"it has schema {document['schema']}, and this version reads {SCHEMA}")
+            return cls.parse(document)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+            raise UsageError(f"{path} can't be read: {_reason(error)}", hint=hint) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the build; the lock goes with the process, however it ends.
+
+        Raises:
+            BusyError: Another process works on it.
+        """
+        with (self.folder / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(
+                    f"build {self.id} is being worked on by another process",
+                    hint="wait for it; `fuser` on its lock file names the process",
+                ) from None
+            yield
+
+
+F = TypeVar("F", bound=RecordFolder[Any])
+
+
+class RecordFolders(Generic[F]):
+    """Every build of one kind on this machine.
+
+    Args:
+        folder: Where their folders are.
+        kind: What each of them is.
+    """
+
+    def __init__(self, folder: Path, kind: type[F]) -> None:
+        self.folder, self._kind = folder, kind
+
+    def create(self, name: str) -> F:
+        """Make the folder of a new build.
+
+        Args:
+            name: Of what is built.
+        """
+        stamp = datetime.now(UTC).strftime(STAMP)
+        folder = self.folder / f"{stamp}-{name}-{secrets.token_hex(2)}"
+        folder.mkdir(parents=True)
+        self.folder.chmod(0o700)  # logs, and for a while a private key
+        return self._kind(folder)
+
+    def folders(self) -> list[F]:
+        """Every build with a record, newest first; a record may be damaged."""
+        if not self.folder.exists():
+            return []
+        builds = [self._kind(folder) for folder in sorted(self.folder.iterdir(), reverse=True)]
+        return [build for build in builds if build.record_file.exists()]
+
+    def all(self) -> list[F]:
+        """Every build with a readable record, newest first; of the others a warning names the file."""
+        readable = []
+        for build in self.folders():
+            try:
+                build.read()
+            except UsageError as error:
+                _warn(error.message)
+            else:
+                readable.append(build)
+        return readable
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return f"it has another form: {error}" if isinstance(error, TypeError | AttributeError) else str(error)
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Once: a command looks at the builds more than once."""
+    log.warning("warning: %s", message)
+
+
+def build_started(build_id: str) -> datetime | None:
+    """When a build began, by its id.
+
+    Args:
+        build_id: Any text.
+
+    Returns:
+        The moment in UTC, or None where the text is no build's id.
+    """
+    try:
+        return datetime.strptime(build_id[: len("20261121-200000")], STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return None

@@ -1,0 +1,214 @@
+"""What a human needs to know before one image replaces another."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpukiln.images.digest import explain_change
+from gpukiln.release.osv import OsvRecord
+from gpukiln.release.side import Side
+from gpukiln.release.versions import Direction, direction
+from gpukiln.release.vulnerabilities import Vulnerability, known_vulnerabilities
+from gpukiln.verify.verdict import CheckResult, counts_text
+
+ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that both images have in another form, or only one of them has.
+
+    Args:
+        name: What.
+        old: On the older image; None: not there.
+        new: On the newer one; None: not there.
+        direction: Which way it went; None: it did not change.
+    """
+
+    name: str
+    old: str | None
+    new: str | None
+    direction: Direction | None
+
+
+@dataclass(frozen=True)
+class CheckChange:
+    """A check with another result.
+
+    Args:
+        id: The check.
+        title: What is true when it passes.
+        old: Its outcome on the older image, or `absent`.
+        new: Its outcome on the newer one, or `absent`.
+        reason: What the newer one's says, or the older one's where that is absent.
+    """
+
+    id: str
+    title: str
+    old: str
+    new: str
+    reason: str
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether something that was proven is not any more."""
+        return self.old == "passed" or self.new == "failed"
+
+
+@dataclass(frozen=True)
+class Diff:
+    """The difference of two images.
+
+    Args:
+        old: Id of the older image.
+        new: Id of the newer image.
+        facts: Base, kernel, components, sizes, boot time, verdict: also what did not change.
+        packages: The packages that differ.
+        fixed: Vulnerabilities of the older image that the newer one has no more.
+        introduced: Vulnerabilities that only the newer image has.
+        remaining: Vulnerabilities that both have.
+        vulnerability_notes: What was not looked at, and why.
+        checks: The checks whose result changed.
+        durations: Seconds of each step of both builds.
+        inputs: What changed of what the images are built from, a line a change.
+    """
+
+    old: str
+    new: str
+    facts: tuple[Change, ...]
+    packages: tuple[Change, ...]
+    fixed: tuple[Vulnerability, ...]
+    introduced: tuple[Vulnerability, ...]
+    remaining: tuple[Vulnerability, ...]
+    vulnerability_notes: tuple[str, ...]
+    checks: tuple[CheckChange, ...]
+    durations: dict[str, tuple[float | None, float | None]]
+    inputs: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+def compare(old: Side, new: Side, osv: Iterable[OsvRecord] | None = None) -> Diff:
+    """Compare two images.
+
+    Args:
+        old: The image that runs today.
+        new: The image that is to replace it.
+        osv: Vulnerability data of the packages, or None.
+
+    Returns:
+        The difference.
+    """
+    records = None if osv is None else list(osv)
+    before, after = known_vulnerabilities(old, records), known_vulnerabilities(new, records)
+    keys = {row.key for row in before.vulnerabilities}, {row.key for row in after.vulnerabilities}
+    family = _family(old, new)
+    durations = old.record.durations_s, new.record.durations_s
+    return Diff(
+        old=old.baked.image_id,
+        new=new.baked.image_id,
+        facts=tuple(_facts(old, new, family)),
+        packages=tuple(_changes(old.baked.packages, new.baked.packages, family)),
+        fixed=tuple(row for row in before.vulnerabilities if row.key not in keys[1]),
+        introduced=tuple(row for row in after.vulnerabilities if row.key not in keys[0]),
+        remaining=tuple(row for row in after.vulnerabilities if row.key in keys[0]),
+        vulnerability_notes=tuple(dict.fromkeys((*before.notes, *after.notes))),
+        checks=tuple(_checks(old, new)),
+        durations={
+            step: (durations[0].get(step), durations[1].get(step))
+            for step in dict.fromkeys((*durations[0], *durations[1]))
+        },
+        inputs=tuple(explain_change(old.record.plan.inputs, new.record.plan.inputs)),
+    )
+
+
+def _family(old: Side, new: Side) -> str | None:
+    """Whose order of versions holds: none where the images are of different distributions."""
+    bases = old.record.plan.base, new.record.plan.base
+    return old.os_family if bases[0].distribution == bases[1].distribution else None
+
+
+def _changes(old: Mapping[str, str], new: Mapping[str, str], family: str | None) -> Iterator[Change]:
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name), new.get(name)
+        if before != after:
+            yield Change(name, before, after, direction(before, after, family))
+
+
+def _facts(old: Side, new: Side, family: str | None) -> Iterator[Change]:
+    for name, ask in FACTS.items():
+        yield _plain(name, ask(old), ask(new))
+    kernels = old.baked.kernel, new.baked.kernel
+    yield Change("kernel", *kernels, direction(*kernels, family))
+    components = old.baked.components, new.baked.components
+    for name in dict.fromkeys((*components[1], *components[0])):
+        before, after = (_component(side.get(name)) for side in components)
+        versions = old.version(name), new.version(name)
+        way = direction(*versions, family) if before != after else None
+        yield Change(name, before, after, way or ("changed" if before != after else None))
+    for name, measure in MEASURES.items():
+        yield _plain(name, measure(old), measure(new))
+
+
+def _plain(name: str, old: str | None, new: str | None) -> Change:
+    return Change(name, old, new, direction(old, new, None))
+
+
+def _component(found: Mapping[str, Any] | None) -> str | None:
+    if found is None:
+        return None
+    if found["status"] == "left_out":
+        return "left out"
+    return str(found.get("package", {}).get("version") or found.get("version") or "of an unknown version")
+
+
+def _base(side: Side) -> str:
+    base = side.record.plan.base
+    return f"{base.name} {base.id}"
+
+
+def _size(side: Side) -> str | None:
+    size = side.installed.size_kib
+    return f"{size / 1024:.0f} MiB" if size else None
+
+
+def _boot(side: Side) -> str | None:
+    return f"{side.boot_s:.0f} s" if side.boot_s is not None else None
+
+
+def _verdict(side: Side) -> str:
+    verdict = side.record.verdict
+    return counts_text(verdict.checks) if verdict else "not verified"
+
+
+FACTS: dict[str, Callable[[Side], str | None]] = {
+    "build": lambda side: side.record.build_id,
+    "planned at": lambda side: side.record.plan.created_at,
+    "commit": lambda side: side.record.plan.git_commit or "none",
+    "base": _base,
+    "runs on": lambda side: ", ".join(side.record.plan.instance_types),
+}
+MEASURES: dict[str, Callable[[Side], str | None]] = {
+    "root volume": lambda side: f"{side.record.plan.volume_size_gib} GiB",
+    "installed packages": lambda side: str(len(side.baked.packages)),
+    "size of the packages": _size,
+    "first boot": _boot,
+    "checks": _verdict,
+}
+
+
+def _checks(old: Side, new: Side) -> Iterator[CheckChange]:
+    before, after = _results(old), _results(new)
+    for name in dict.fromkeys((*after, *before)):
+        one, other = before.get(name), after.get(name)
+        outcomes = one.outcome if one else ABSENT, other.outcome if other else ABSENT
+        known = other or one
+        if outcomes[0] != outcomes[1] and known:
+            yield CheckChange(name, known.title, *outcomes, known.reason)
+
+
+def _results(side: Side) -> dict[str, CheckResult]:
+    verdict = side.record.verdict
+    return {check.id: check for check in verdict.checks} if verdict else {}

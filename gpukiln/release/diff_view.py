@@ -1,0 +1,211 @@
+"""Shows a difference of images on a terminal or as Markdown: both are made from the same sections."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpukiln.catalog.load import unknown
+from gpukiln.progress import human_seconds
+from gpukiln.release.diff import Change, Diff
+from gpukiln.release.vulnerabilities import Vulnerability
+
+STYLES = {
+    "added": "cyan",
+    "removed": "yellow",
+    "upgraded": "green",
+    "downgraded": "bold red",
+    "changed": "magenta",
+    "worse": "bold red",
+    "better": "green",
+}
+NOTHING = "-"
+SHOWN = 20  # of the vulnerabilities that both images have: an old distribution has hundreds
+FORMATS = ("text", "markdown", "json")
+
+
+def check_format(name: str) -> str:
+    """The format of a command's answer.
+
+    Args:
+        name: What was typed.
+
+    Returns:
+        The same.
+
+    Raises:
+        UsageError: There is no such format.
+    """
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+    return name
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with its title.
+
+    Args:
+        title: What it is about.
+        columns: The heads of the columns.
+        rows: The cells; where the last one is a word of STYLES, its row is coloured by it.
+        notes: Sentences below.
+    """
+
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def sections(diff: Diff) -> list[Section]:
+    """Everything that a difference says, in the order in which a human asks.
+
+    Args:
+        diff: The difference.
+
+    Returns:
+        The sections, those with nothing to say included.
+    """
+    return [
+        Section(f"{diff.old} -> {diff.new}", ("", "old", "new", ""), tuple(map(_row, diff.facts))),
+        *_vulnerabilities(diff),
+        _checks(diff),
+        _packages(diff.packages),
+        _durations(diff),
+        Section("Changed inputs", notes=tuple(_inputs(diff.inputs)) or ("none: both are of the same",)),
+    ]
+
+
+def _inputs(lines: Iterable[str]) -> Iterator[str]:
+    """Of files the number in each folder: the commits say the rest."""
+    files: Counter[str] = Counter()
+    for line in lines:
+        verb, _, what = line.partition(" ")
+        if verb not in ("added", "removed", "changed") or what.startswith("in components.yaml"):
+            yield line
+        else:  # `explain_change` names a role's file `role NAME: FILE`
+            owner, inside, _ = what.partition(": ")
+            files[owner if inside else "/".join(what.split("/")[:2])] += 1
+    for folder, count in files.items():
+        yield f"{folder}: {count} file{'s' if count > 1 else ''}"
+
+
+def _row(change: Change) -> tuple[str, ...]:
+    return (change.name, change.old or NOTHING, change.new or NOTHING, change.direction or "")
+
+
+def _vulnerabilities(diff: Diff) -> Iterator[Section]:
+    yield _vulnerable("Known vulnerabilities fixed", diff.fixed)
+    yield _vulnerable("Known vulnerabilities introduced", diff.introduced)
+    left = _vulnerable("Known vulnerabilities that both have", diff.remaining)
+    more = len(left.rows) - SHOWN
+    notes = (f"and {more} more: --json lists them",) if more > 0 else ()
+    yield Section(left.title, left.columns, left.rows[:SHOWN], (*notes, *diff.vulnerability_notes))
+
+
+def _vulnerable(title: str, rows: Iterable[Vulnerability]) -> Section:
+    cells = tuple(
+        (_names(row), row.severity or NOTHING, row.package, row.version, row.fixed or "not yet", row.summary)
+        for row in rows
+    )
+    columns = ("name", "severity", "in", "version", "fixed in", "about")
+    return Section(f"{title}: {len(cells)}", columns if cells else (), cells)
+
+
+def _names(row: Vulnerability) -> str:
+    return ", ".join((row.id, *(name for name in row.aliases if name not in row.id)))
+
+
+def _checks(diff: Diff) -> Section:
+    rows = tuple(
+        (
+            check.id,
+            check.old.replace("_", " "),
+            check.new.replace("_", " "),
+            check.reason or check.title,
+            "worse" if check.is_worse else "better" if check.new == "passed" else "",
+        )
+        for check in diff.checks
+    )
+    title = f"Checks with another result: {len(rows)}"
+    return Section(title, ("check", "old", "new", "what it says", "") if rows else (), rows)
+
+
+def _packages(changes: tuple[Change, ...]) -> Section:
+    counts = Counter(change.direction for change in changes)
+    said = ", ".join(f"{n} {word}" for word, n in counts.items()) or "the same"
+    rows = tuple(_row(change) for change in changes)
+    return Section(f"Packages: {said}", ("package", "old", "new", "") if rows else (), rows)
+
+
+def _durations(diff: Diff) -> Section:
+    rows = []
+    for step, (old, new) in diff.durations.items():
+        both = (human_seconds(one) if one is not None else NOTHING for one in (old, new))
+        more = f"{new - old:+.0f} s" if old is not None and new is not None else ""
+        rows.append((step, *both, more))
+    return Section("How long the build took", ("step", "old", "new", "difference"), tuple(rows))
+
+
+def to_terminal(parts: Iterable[Section]) -> RenderableType:
+    """Sections for a rich console.
+
+    Args:
+        parts: The sections.
+    """
+    shown: list[RenderableType] = []
+    for part in parts:
+        shown += [Text(f"\n{part.title}" if shown else part.title, style="bold")]
+        if part.rows:
+            shown.append(_table(part))
+        shown += [Text(f"  {note}", style="dim") for note in part.notes]
+    return Group(*shown)
+
+
+def _table(part: Section) -> Table:
+    table = Table(box=None, pad_edge=True, header_style="dim")
+    for number, title in enumerate(part.columns):
+        table.add_column(title, overflow="fold", no_wrap=number == 0 and len(part.columns) < 6)
+    for row in part.rows:
+        table.add_row(*(Text(cell) for cell in row), style=STYLES.get(row[-1], ""))
+    return table
+
+
+def to_markdown(parts: Iterable[Section], *, level: int = 2) -> str:
+    """Sections as Markdown.
+
+    Args:
+        parts: The sections.
+        level: Level of their headings.
+
+    Returns:
+        The text, with an empty line after each section.
+    """
+    lines = []
+    for part in parts:
+        lines += [f"{'#' * level} {markdown(part.title)}", ""]
+        if part.rows:
+            lines += [_cells(part.columns), _cells("---" for _ in part.columns)]
+            lines += [*(_cells(map(markdown, row)) for row in part.rows), ""]
+        if part.notes:
+            lines += [*(f"- {markdown(note)}" for note in part.notes), ""]
+    return "\n".join(lines)
+
+
+def _cells(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def markdown(text: str) -> str:
+    """A text that means only itself in Markdown.
+
+    Args:
+        text: Anything.
+    """
+    for character in "\\`*<|":  # an underscore within a word is only itself
+        text = text.replace(character, f"\\{character}")
+    return " ".join(text.split())

@@ -1,0 +1,297 @@
+"""What a release does to a region's image; each step looks first, so that a second run changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpukiln.errors import UnavailableError
+from gpukiln.images.machines import snapshots_of, tag_list, tag_specifications, tags_of
+from gpukiln.release.regions import Site
+
+SOURCE_TAG = "gpukiln:source-image"
+ENCRYPTION_TAG = "gpukiln:encryption"  # none, default, or the key that the copy was asked for
+COPY_TAGS = (SOURCE_TAG, ENCRYPTION_TAG)
+FIRST_POLL_S, LAST_POLL_S = 0.5, 15.0
+PROTECTED = "enabled"  # enabled-without-cooldown, enabled-with-cooldown (aws-cli's and Terraform's examples)
+PAGE = 200  # images a page; without a size DescribeImages answers with everything at once, and may time out
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Who may launch an image.
+
+    Args:
+        accounts: Account ids.
+        organizations: ARNs of organizations and organizational units.
+        public: Everybody.
+    """
+
+    accounts: tuple[str, ...] = ()
+    organizations: tuple[str, ...] = ()
+    public: bool = False
+
+    @property
+    def permissions(self) -> list[dict[str, str]]:
+        """As EC2 writes launch permissions."""
+        units = [arn for arn in self.organizations if ":ou/" in arn]
+        return [
+            *({"UserId": account} for account in self.accounts),
+            *({"OrganizationArn": arn} for arn in self.organizations if arn not in units),
+            *({"OrganizationalUnitArn": arn} for arn in units),
+            *([{"Group": "all"}] if self.public else []),
+        ]
+
+
+def find_images(site: Site, image_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Images by their ids; one that is gone is not among them.
+
+    Args:
+        site: The region.
+        image_ids: The ids.
+    """
+    ids = sorted(set(image_ids))
+    if not ids:
+        return {}
+    return {image["ImageId"]: image for image in _described(site, "image-id", ids)}
+
+
+def _described(site: Site, name: str, values: list[str], **more: str) -> list[dict[str, Any]]:
+    filters = [{"Name": name, "Values": values}, *({"Name": k, "Values": [v]} for k, v in more.items())]
+    pages = site.ec2.get_paginator("describe_images").paginate(
+        Owners=["self"], IncludeDeprecated=True, Filters=filters, PaginationConfig={"PageSize": PAGE}
+    )
+    return [image for page in pages for image in page["Images"]]
+
+
+def is_encrypted(image: Mapping[str, Any]) -> bool:
+    """Whether any disk of an image is encrypted.
+
+    Args:
+        image: As DescribeImages gives it.
+    """
+    return any(device.get("Ebs", {}).get("Encrypted") for device in image.get("BlockDeviceMappings", ()))
+
+
+def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple[str, list[str]]:
+    """The copies of an image that a region has.
+
+    Args:
+        site: The region.
+        source: The image.
+        key: KMS key that it was to be encrypted with, `default` for the account's, None for none.
+
+    Returns:
+        The copy that is available or on its way, or an empty string; and the ids of those that failed.
+    """
+    wanted = {f"tag:{ENCRYPTION_TAG}": key or "none"}
+    copies = _described(site, f"tag:{SOURCE_TAG}", [source["ImageId"]], **wanted)
+    copies.sort(key=lambda image: (image["State"] != "available", image["CreationDate"], image["ImageId"]))
+    usable = [str(image["ImageId"]) for image in copies if image["State"] in ("available", "pending")]
+    return usable[0] if usable else "", [str(image["ImageId"]) for image in copies if not usable]
+
+
+def copy_of(
+    site: Site, source: Mapping[str, Any], source_region: str, *, key: str | None, tags: Mapping[str, str]
+) -> str:
+    """The copy of an image in a region, started when there is none.
+
+    Args:
+        site: The region.
+        source: The image, as DescribeImages gives it.
+        source_region: Where it is.
+        key: KMS key to encrypt the copy with, `default` for the account's, None for none.
+        tags: Tags of the copy and its snapshots.
+
+    Returns:
+        Its id; it may still be pending.
+    """
+    found, failed = find_copies(site, source, key)
+    if found:
+        return found
+    site.go_on()
+    # The same token gives the same copy, should an answer get lost before its tags can be found. After a copy
+    # that failed it must be another one; the day lets a copy that was removed be made again.
+    about = [source["ImageId"], site.region, key or "none", *failed, f"{datetime.now(UTC):%Y-%m-%d}"]
+    token = hashlib.sha256(" ".join(about).encode()).hexdigest()
+    # a region has every name once
+    is_second = site.region == source_region or failed
+    encryption: dict[str, Any] = {"Encrypted": True} if key else {}
+    if key and key != "default":
+        encryption["KmsKeyId"] = key
+    answer = site.ec2.copy_image(
+        SourceImageId=source["ImageId"],
+        SourceRegion=source_region,
+        Name=f"{source['Name']}-{token[:6]}" if is_second else source["Name"],
+        Description=source.get("Description", ""),
+        ClientToken=token,
+        TagSpecifications=tag_specifications(
+            {**tags, SOURCE_TAG: source["ImageId"], ENCRYPTION_TAG: key or "none"}, "image", "snapshot"
+        ),
+        **encryption,
+    )
+    return str(answer["ImageId"])
+
+
+def wait_until_available(
+    site: Site, image_id: str, *, timeout_s: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Wait for a copy.
+
+    Args:
+        site: The region.
+        image_id: The copy.
+        timeout_s: Seconds that it gets.
+        say: Told what is being waited for.
+
+    Returns:
+        The image.
+
+    Raises:
+        UnavailableError: It failed, it is gone, or it takes too long.
+    """
+    started, delay = time.monotonic(), FIRST_POLL_S
+    while True:
+        image = find_images(site, [image_id]).get(image_id, {"State": "not visible yet"})
+        waited, state = time.monotonic() - started, image["State"]
+        if state == "available":
+            return image
+        if state in ("failed", "error", "invalid", "deregistered"):
+            reason = image.get("StateReason", {}).get("Message", "no reason given")
+            raise UnavailableError(
+                f"{image_id} in {site.region} is {state}: {reason}",
+                hint="run the same command again: it makes a new copy",
+            )
+        if waited > timeout_s:
+            raise UnavailableError(
+                f"{image_id} in {site.region} is still {state} after {timeout_s / 60:.0f} min",
+                hint="the copy goes on in AWS; run the same command again later (--timeout MINUTES)",
+            )
+        say(f"{site.region}: {image_id} is {state}")
+        site.pause(min(delay, max(timeout_s - waited, 0.05)))
+        delay = min(delay * 2, LAST_POLL_S)
+
+
+def ensure_tags(site: Site, image: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
+    """Tag an image and its snapshots, where they lack a tag or say something else.
+
+    Args:
+        site: The region.
+        image: The image.
+        wanted: Names and values.
+    """
+    ids = snapshots_of(image)  # without ids every snapshot would be described
+    snapshots = site.ec2.describe_snapshots(SnapshotIds=ids)["Snapshots"] if ids else []
+    for resource, name in ((image, image["ImageId"]), *((one, one["SnapshotId"]) for one in snapshots)):
+        there = tags_of(resource)
+        if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
+            site.go_on()
+            site.ec2.create_tags(Resources=[name], Tags=tag_list(missing))
+
+
+def ensure_imds(site: Site, image: Mapping[str, Any], source: Mapping[str, Any]) -> None:
+    """Let a copy require IMDSv2 as its source does.
+
+    Args:
+        site: The region.
+        image: The copy.
+        source: The image that it is a copy of.
+    """
+    wanted = source.get("ImdsSupport")
+    if wanted and image.get("ImdsSupport") != wanted:
+        site.go_on()
+        site.ec2.modify_image_attribute(ImageId=image["ImageId"], ImdsSupport={"Value": wanted})
+
+
+def launch_permissions(site: Site, image_id: str) -> list[dict[str, str]]:
+    """Who may launch an image, beside its owner.
+
+    Args:
+        site: The region.
+        image_id: The image.
+    """
+    answer = site.ec2.describe_image_attribute(ImageId=image_id, Attribute="launchPermission")
+    return [dict(permission) for permission in answer["LaunchPermissions"]]
+
+
+def ensure_shared(site: Site, image_id: str, sharing: Sharing) -> None:
+    """Let others launch an image; nobody's permission is taken away.
+
+    Args:
+        site: The region.
+        image_id: The image.
+        sharing: Who.
+    """
+    if not sharing.permissions:
+        return
+    there = launch_permissions(site, image_id)
+    if missing := [permission for permission in sharing.permissions if permission not in there]:
+        site.go_on()
+        site.ec2.modify_image_attribute(ImageId=image_id, LaunchPermission={"Add": missing})
+
+
+def make_live(site: Site, image: Mapping[str, Any]) -> None:
+    """Take away an image's deprecation and protect it from being deregistered.
+
+    A public image keeps its deprecation where it is far off: EC2 gives each one of its own, two years ahead.
+
+    Args:
+        site: The region.
+        image: The image.
+    """
+    deprecation = deprecated_at(image)
+    if deprecation and not (image.get("Public") and deprecation > datetime.now(UTC) + timedelta(366)):
+        site.go_on()
+        site.ec2.disable_image_deprecation(ImageId=image["ImageId"])
+    if not is_protected(image):
+        site.go_on()
+        site.ec2.enable_image_deregistration_protection(ImageId=image["ImageId"])
+
+
+def retire(site: Site, image: Mapping[str, Any], *, after: timedelta) -> None:
+    """Deprecate an image that no channel points at any more, and let it be deregistered.
+
+    Args:
+        site: The region.
+        image: The image.
+        after: When it is to be deprecated; an earlier time that it has already stays.
+    """
+    # EC2 takes no time that has passed, and rounds to the minute
+    at = datetime.now(UTC) + max(after, timedelta(minutes=5))
+    if not (there := deprecated_at(image)) or there > at + timedelta(minutes=5):
+        site.go_on()
+        site.ec2.enable_image_deprecation(ImageId=image["ImageId"], DeprecateAt=at)
+    if is_protected(image):
+        site.go_on()
+        site.ec2.disable_image_deregistration_protection(ImageId=image["ImageId"])
+
+
+def is_protected(image: Mapping[str, Any]) -> bool:
+    """Whether an image can't be deregistered now.
+
+    Args:
+        image: As DescribeImages gives it.
+    """
+    return str(image.get("DeregistrationProtection", "")).startswith(PROTECTED)
+
+
+def deprecated_at(image: Mapping[str, Any]) -> datetime | None:
+    """When an image is deprecated, or was; None: never.
+
+    Args:
+        image: As DescribeImages gives it.
+    """
+    return parse_time(image["DeprecationTime"]) if image.get("DeprecationTime") else None
+
+
+def parse_time(text: str) -> datetime:
+    """A time as EC2 writes it.
+
+    Args:
+        text: ISO 8601, UTC.
+    """
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))

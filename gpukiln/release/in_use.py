@@ -1,0 +1,97 @@
+"""Which images of a region are in use, and by what.
+
+Auto Scaling groups, managed node groups and fleets launch from launch templates or launch configurations. All
+versions of both are read, so what such a group would launch next is among them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import UsageError
+from gpukiln.images.machines import GONE
+from gpukiln.release.regions import Site
+
+_RESOLVE = "resolve:ssm:"  # an image id that a launch template takes from a parameter (EC2 user guide)
+_IMAGE_ID = re.compile(r"ami-[0-9a-f]{8,17}")
+
+
+def images_in_use(site: Site) -> dict[str, list[str]]:
+    """Images that something in the region uses.
+
+    Args:
+        site: The region.
+
+    Returns:
+        Per image id who uses it.
+    """
+    users: defaultdict[str, list[str]] = defaultdict(list)
+    for page in site.ec2.get_paginator("describe_instances").paginate():
+        for instance in (one for reservation in page["Reservations"] for one in reservation["Instances"]):
+            if instance["State"]["Name"] not in GONE:
+                users[instance["ImageId"]].append(f"instance {instance['InstanceId']}")
+    for template in _pages(site.ec2, "describe_launch_templates", "LaunchTemplates"):
+        where = {"LaunchTemplateId": template["LaunchTemplateId"]}
+        for version in _pages(
+            site.ec2, "describe_launch_template_versions", "LaunchTemplateVersions", **where
+        ):
+            if image := version["LaunchTemplateData"].get("ImageId"):
+                who = f"launch template {template['LaunchTemplateName']} version {version['VersionNumber']}"
+                users[_resolved(site, image)].append(who)
+    autoscaling = site.client("autoscaling")
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for group in _pages(autoscaling, "describe_auto_scaling_groups", "AutoScalingGroups"):
+        groups[group.get("LaunchConfigurationName", "")].append(group["AutoScalingGroupName"])
+    for configuration in _pages(autoscaling, "describe_launch_configurations", "LaunchConfigurations"):
+        name = configuration["LaunchConfigurationName"]
+        who = f"launch configuration {name}"
+        if name in groups:
+            who += f" of Auto Scaling group {', '.join(groups[name])}"
+        users[_resolved(site, configuration["ImageId"])].append(who)
+    return dict(users)
+
+
+def _pages(client: Any, operation: str, key: str, **options: Any) -> list[dict[str, Any]]:
+    return [one for page in client.get_paginator(operation).paginate(**options) for one in page[key]]
+
+
+def _resolved(site: Site, image: str) -> str:
+    """The image id behind `resolve:ssm:NAME`, `...:VERSION` or `...:LABEL`; as it is when there is none."""
+    if not image.startswith(_RESOLVE):
+        return image
+    try:
+        answer = site.ssm.get_parameter(Name=image.removeprefix(_RESOLVE))
+    except (site.ssm.exceptions.ParameterNotFound, site.ssm.exceptions.ParameterVersionNotFound):
+        return image
+    return str(answer["Parameter"]["Value"])
+
+
+def listed(files: list[str]) -> dict[str, list[str]]:
+    """Image ids in files of the user's, for example what Karpenter's node classes use.
+
+    Args:
+        files: Paths of text, YAML or JSON files; every image id in them counts.
+
+    Returns:
+        Per image id the files.
+
+    Raises:
+        UsageError: A file can't be read or has no image id: an empty list would protect nothing.
+    """
+    users: defaultdict[str, list[str]] = defaultdict(list)
+    for name in files:
+        try:
+            found = set(_IMAGE_ID.findall(Path(name).read_text()))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--in-use {name} can't be read: {error}") from error
+        if not found:
+            raise UsageError(
+                f"--in-use {name} has no image id in it",
+                hint="kubectl get ec2nodeclasses -o jsonpath='{.items[*].status.amis[*].id}' > FILE",
+            )
+        for image_id in found:
+            users[image_id].append(f"the list {name}")
+    return dict(users)

@@ -1,0 +1,139 @@
+"""Release notes of an image, as Markdown."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from gpukiln.errors import UsageError
+from gpukiln.images.builds import Builds
+from gpukiln.release.diff import FACTS, MEASURES, Diff, compare
+from gpukiln.release.diff_view import SHOWN, markdown, sections, to_markdown
+from gpukiln.release.osv import OsvRecord
+from gpukiln.release.side import Side, side_of
+from gpukiln.verify.verdict import counts_text
+
+
+def predecessor(builds: Builds, side: Side) -> Side | None:
+    """The image that an image follows: the last one before it of the same kind that was proven.
+
+    Args:
+        builds: Every build of this machine.
+        side: The image.
+
+    Returns:
+        The older image, or None.
+    """
+    plan = side.record.plan
+    for build in builds.all():
+        record = build.read()
+        same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
+        older = record.plan.created_at < plan.created_at
+        if same and older and record.bake and record.verdict and record.verdict.passed:
+            return side_of(build.record_file)
+    return None
+
+
+def make_notes(new: Side, old: Side | None, osv: Iterable[OsvRecord] | None = None) -> str:
+    """Write the release notes of an image.
+
+    Args:
+        new: The image.
+        old: The image that it replaces; None: it is the first.
+        osv: Vulnerability data of the packages, or None.
+
+    Returns:
+        Markdown.
+
+    Raises:
+        UsageError: The image was not verified, so there is nothing to release.
+    """
+    verdict = new.record.verdict
+    if verdict is None:
+        raise UsageError(
+            f"{new.baked.image_id} was not verified, so it is not to be released",
+            hint=f"`invoke ami.verify {new.record.build_id}` judges it",
+        )
+    plan, diff = new.record.plan, compare(old or new, new, osv)
+    said = "passed" if verdict.passed else "FAILED: not to be rolled out"
+    lines = [
+        f"# {markdown(new.baked.name)}",
+        "",
+        f"`{new.baked.image_id}` in {new.baked.region} ({plan.cloud}), for {', '.join(plan.instance_types)}."
+        f" Verification {said}: {counts_text(verdict.checks)}.",
+        "",
+        "## Highlights",
+        "",
+        *(f"- {markdown(line)}" for line in _highlights(diff if old else None)),
+        "",
+        "## What is in it",
+        "",
+        "| component | version | from, or why not |",
+        "| --- | --- | --- |",
+        *(f"| {' | '.join(map(markdown, row))} |" for row in _contents(new)),
+        "",
+        "## Before you roll it out",
+        "",
+        *(f"- {markdown(line)}" for line in _cautions(new, diff)),
+        "",
+        *_changes(diff, old),
+        "## Where it comes from",
+        "",
+        f"- base image: {markdown(plan.base.image_name or plan.base.name)} (`{plan.base.id}`)",
+        f"- commit: `{plan.git_commit or 'none'}`",
+        f"- digest of everything that it is built from: `{plan.digest}`",
+        f"- verdict: `{verdict.digest}`",
+        f"- SBOM, provenance and their verification: `invoke ami.attest {new.record.build_id} --verify`",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _changes(diff: Diff, old: Side | None) -> list[str]:
+    if old is None:
+        return []
+    title = f"Changes since {markdown(old.baked.name)} (`{diff.old}`)"
+    return [f"## {title}", "", to_markdown(sections(diff), level=3)]
+
+
+def _highlights(diff: Diff | None) -> Iterator[str]:
+    if diff is None:
+        yield "the first image of its kind that was proven on this machine"
+        return
+    for change in diff.facts:
+        if change.direction and (change.name == "base" or change.name not in {**FACTS, **MEASURES}):
+            yield f"{change.name} {change.direction}: {change.old or 'none'} -> {change.new or 'none'}"
+    if diff.packages:
+        counts = Counter(change.direction for change in diff.packages)
+        yield "packages: " + ", ".join(f"{n} {word}" for word, n in counts.items())
+    else:
+        yield "every package is the same"
+    if diff.fixed:
+        yield f"fixes {', '.join(row.id for row in diff.fixed)}"
+    if worse := [check.id for check in diff.checks if check.is_worse]:
+        yield f"checks that are not passed any more: {', '.join(worse)}"
+
+
+def _contents(side: Side) -> Iterator[tuple[str, str, str]]:
+    yield "kernel", side.baked.kernel, side.record.plan.base.name
+    for name, found in side.baked.components.items():
+        if found["status"] == "left_out":
+            yield name, "left out", found["reason"]
+        else:
+            version = found.get("package", {}).get("version") or found.get("version") or "unknown"
+            yield name, version, found["source"]
+
+
+def _cautions(side: Side, diff: Diff) -> Iterator[str]:
+    for row in diff.introduced:
+        yield f"new: {row.id} in {row.package} {row.version}, fixed in {row.fixed or 'no release yet'}"
+    if diff.remaining:
+        more = f" and {len(diff.remaining) - SHOWN} more" if len(diff.remaining) > SHOWN else ""
+        names = ", ".join(f"{row.id} in {row.package}" for row in diff.remaining[:SHOWN])
+        yield f"not new, but known: {names}{more}"
+    yield from diff.vulnerability_notes
+    for warning in side.record.plan.warnings:
+        yield f"{warning.message}: {warning.hint}" if warning.hint else warning.message
+    if verdict := side.record.verdict:
+        yield from (f"{check.id} failed: {check.reason}" for check in verdict.failures)
+        reasons: dict[str, list[str]] = {}
+        for check in verdict.not_run:
+            reasons.setdefault(check.reason, []).append(check.id)
+        yield from (f"not run ({reason}): {', '.join(names)}" for reason, names in reasons.items())

@@ -1,0 +1,91 @@
+"""What is typed after a release's options, checked before anything is asked of a cloud."""
+
+import re
+from collections.abc import Iterable
+
+from gpukiln.catalog.components import load_components
+from gpukiln.errors import UsageError
+from gpukiln.images.plan import check_region
+from gpukiln.release.images import Sharing
+
+_ORGANIZATION = re.compile(
+    r"arn:aws[a-z-]*:organizations::\d{12}:(organization/o-[a-z0-9]{10,32}|ou/o-[a-z0-9]{10,32}/ou-[a-z0-9-]+)"
+)
+
+
+def words(text: str) -> list[str]:
+    """A list that is separated by commas; what comes twice counts once.
+
+    Args:
+        text: For example `a, b`.
+    """
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def region_names(text: str) -> list[str]:
+    """Names of regions.
+
+    Args:
+        text: Separated by commas.
+
+    Raises:
+        UsageError: AWS has no such region.
+    """
+    return [check_region(name) for name in words(text)]
+
+
+def kubernetes_version() -> str:
+    """The version that a build without options is for."""
+    return load_components()["kubernetes"].version or ""
+
+
+def sharing_with(accounts: str, organizations: str, *, public: bool) -> Sharing:
+    """Who may launch an image.
+
+    Args:
+        accounts: Account ids, separated by commas.
+        organizations: ARNs of organizations and organizational units, separated by commas.
+        public: Everybody.
+
+    Raises:
+        UsageError: An account or ARN is none.
+    """
+    ids, arns = words(accounts), words(organizations)
+    if wrong := [account for account in ids if not re.fullmatch(r"\d{12}", account)]:
+        raise UsageError(f"--accounts: {', '.join(wrong)}: no account id", hint="an account id has 12 digits")
+    if wrong := [arn for arn in arns if not _ORGANIZATION.fullmatch(arn)]:
+        raise UsageError(
+            f"--org: {', '.join(wrong)}: no ARN of an organization or organizational unit",
+            hint="for example arn:aws:organizations::111122223333:organization/o-abcde12345",
+        )
+    return Sharing(tuple(ids), tuple(arns), public)
+
+
+def key_by_region(text: str, regions: Iterable[str], *, encrypt: bool) -> dict[str, str]:
+    """The key that each region's copy is encrypted with.
+
+    Args:
+        text: REGION=KEY, separated by commas.
+        regions: The regions of the release.
+        encrypt: The account's default key for all.
+
+    Returns:
+        Keys by region; `default` is the account's. Empty: nothing is encrypted.
+
+    Raises:
+        UsageError: A region has no key, or a key no region.
+    """
+    pairs = dict(pair.partition("=")[::2] for pair in words(text))
+    if not pairs:
+        return dict.fromkeys(regions, "default") if encrypt else {}
+    if encrypt:
+        raise UsageError("--encrypt and --kms-keys exclude each other", hint="leave out --encrypt")
+    wanted = set(regions)
+    if lacking := sorted(wanted - {region for region, key in pairs.items() if key}):
+        raise UsageError(
+            f"--kms-keys names no key for {', '.join(lacking)}: a key is good in its own region alone",
+            hint=",".join(f"{region}=KEY" for region in sorted(wanted)),
+        )
+    if extra := sorted(set(pairs) - wanted):
+        raise UsageError(f"--kms-keys names {', '.join(extra)}, which the release does not go to")
+    return pairs

@@ -1,0 +1,196 @@
+"""What every channel points at in every region, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from gpukiln.clouds.base import Cloud
+from gpukiln.errors import CheckFailedError, GpukilnError, PartialError, RefusedError
+from gpukiln.release import pointer as pointers
+from gpukiln.release.images import deprecated_at, find_images, is_protected
+from gpukiln.release.pointer import Pointer, Version
+from gpukiln.release.regions import Site, each, make_sites
+
+
+@dataclass(frozen=True)
+class Row:
+    """One channel in one region.
+
+    Args:
+        pointer: Which channel.
+        region: Where.
+        image_id: What it points at, or an empty string where it is missing.
+        build: The build of that image.
+        since: When it was pointed there, ISO 8601.
+        by: Who did it.
+        previous: The build that a rollback goes to, or an empty string.
+        problems: What is wrong, in words.
+    """
+
+    pointer: Pointer
+    region: str
+    image_id: str
+    build: str
+    since: str
+    by: str
+    previous: str
+    problems: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {"parameter": self.pointer.path, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Every channel.
+
+    Args:
+        rows: By channel, then by region.
+        asked: The regions that could be asked.
+        errors: Per region that could not be asked, why.
+    """
+
+    rows: tuple[Row, ...]
+    asked: tuple[str, ...]
+    errors: Mapping[str, GpukilnError]
+
+
+@dataclass(frozen=True)
+class _Found:
+    versions: list[Version]
+    image: dict[str, Any] | None
+
+
+def look(cloud: Cloud, regions: list[str]) -> Overview:
+    """Read every channel.
+
+    Args:
+        cloud: The cloud, in any region.
+        regions: Regions to look at; those that a pointer found there names are added.
+
+    Returns:
+        What was found.
+    """
+    found: dict[str, dict[Pointer, _Found]] = {}
+    errors: dict[str, GpukilnError] = {}
+    asked: list[str] = []
+    while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
+        asked += missing
+        for region, outcome in each(make_sites(cloud, missing), "read the channels", _read).items():
+            if outcome.error:
+                errors[region] = outcome.error
+                continue
+            found[region] = outcome.require()
+            regions = [*regions, *(r for one in found[region].values() for r in one.versions[-1].regions)]
+    rows: list[Row] = []
+    for pointer in sorted({pointer for channels in found.values() for pointer in channels}):
+        here = {region: channels[pointer] for region, channels in found.items() if pointer in channels}
+        belongs = {region for one in here.values() for region in one.versions[-1].regions}
+        newest = max(here.values(), key=lambda one: one.versions[-1].at).versions[-1].build
+        rows += [_row(pointer, region, one, newest) for region, one in here.items()]
+        rows += [
+            Row(pointer, region, "", "", "", "", "", ("the channel is missing here",))
+            for region in sorted(belongs - set(here) - set(errors))
+        ]
+    return Overview(tuple(rows), tuple(found), errors)
+
+
+def require_pointed(cloud: Cloud, pointer: Pointer, build: str, regions: Iterable[str]) -> None:
+    """Refuse what a channel has not had, or does not have any more.
+
+    Args:
+        cloud: The cloud, in any region.
+        pointer: The channel.
+        build: The build that it must point at.
+        regions: In each of these regions.
+
+    Raises:
+        RefusedError: It points at something else, or at nothing, in one of them.
+    """
+    wanted = list(regions)
+    overview = look(cloud, wanted)
+    there = {row.region: row.build for row in overview.rows if row.pointer == pointer}
+    wrong = {region: there.get(region, "") for region in wanted if there.get(region) != build}
+    for region in wrong:
+        if region in overview.errors:
+            raise overview.errors[region]
+    if wrong:
+        raise RefusedError(
+            f"{pointer.channel} does not point at {build} in {', '.join(wrong)}",
+            hint=f"`invoke ami.channels` shows all; release the build to {pointer.channel} first",
+            details=tuple(f"{region}: {other or 'nothing'}" for region, other in wrong.items()),
+        )
+
+
+def _read(site: Site) -> dict[Pointer, _Found]:
+    values = pointers.read_all(site.ssm)
+    images = find_images(site, values.values())
+    return {
+        pointer: _Found(pointers.history(site.ssm, pointer), images.get(image_id))
+        for pointer, image_id in values.items()
+    }
+
+
+def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> Row:
+    releases = pointers.releases(found.versions)
+    current, image = releases[-1], found.image
+    problems = []
+    if current.build != newest:
+        problems.append(f"another region points at {newest or 'an image of no build'}")
+    if not current.build:
+        problems.append("written by hand: no build is known")
+    if image is None:
+        problems.append("the image is gone")
+    else:
+        if image["State"] != "available":
+            problems.append(f"the image is {image['State']}")
+        deprecation = deprecated_at(image)
+        if deprecation and deprecation < datetime.now(UTC):
+            problems.append("the image is deprecated")
+        if not is_protected(image):
+            problems.append("the image can be deregistered")
+    return Row(
+        pointer=pointer,
+        region=region,
+        image_id=current.image_id,
+        build=current.build,
+        since=current.at,
+        by=current.by,
+        previous=releases[-2].build if len(releases) > 1 else "",
+        problems=tuple(problems),
+    )
+
+
+def require_whole(overview: Overview) -> None:
+    """Turn what is wrong into the command's failure.
+
+    Args:
+        overview: What was found.
+
+    Raises:
+        CheckFailedError: A channel differs between regions, or points at what can't be used.
+        PartialError: A region could not be asked.
+        GpukilnError: None could.
+    """
+    wrong = tuple(
+        f"{row.pointer.path} in {row.region}: {problem}" for row in overview.rows for problem in row.problems
+    )
+    if overview.errors and not overview.asked:
+        raise next(iter(overview.errors.values()))
+    if overview.errors:
+        details = tuple(f"{region}: {error.message}" for region, error in overview.errors.items())
+        raise PartialError(
+            f"{', '.join(overview.errors)} could not be asked",
+            details=(*details, *wrong),
+            hint="; ".join(dict.fromkeys(error.hint for error in overview.errors.values() if error.hint)),
+        )
+    if wrong:
+        raise CheckFailedError(
+            f"{len(wrong)} problem{'s' if len(wrong) > 1 else ''} with the channels",
+            details=wrong,
+            hint="`invoke ami.release` again completes a release, `invoke ami.rollback` takes it back",
+        )

@@ -1,0 +1,207 @@
+"""The SSM parameter that is a channel: it holds an image id, and its history tells every release.
+
+Each version's description is a small JSON document (SSM: at most 1024 characters, botocore), so another
+machine can see what was released, and roll it back. SSM keeps the newest 100 versions.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpukiln.errors import UnavailableError
+
+ROOT = "/gpukiln"
+_PATH = re.compile(rf"{ROOT}/(?P<image>[^/]+)/(?P<kubernetes>[^/]+)/(?P<channel>[^/]+)/image_id")
+SETTLE_S = 60.0  # seconds that SSM gets to accept an image id: it looks the image up on its own time
+
+
+@dataclass(frozen=True, order=True)
+class Pointer:
+    """What a parameter's name says.
+
+    Args:
+        image: Name of the image.
+        kubernetes: Kubernetes version.
+        channel: Name of the channel.
+    """
+
+    image: str
+    kubernetes: str
+    channel: str
+
+    @property
+    def path(self) -> str:
+        """The parameter's name."""
+        return f"{ROOT}/{self.image}/{self.kubernetes}/{self.channel}/image_id"
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a pointer.
+
+    Args:
+        image_id: What it points at.
+        build: The build of that image; an empty string where somebody else wrote the version.
+        action: release or rollback.
+        replaces: The image id that it pointed at before, or an empty string.
+        regions: Every region of the release.
+        by: Who did it.
+        at: When, ISO 8601; not kept in the description.
+        number: Number of the version; not kept in the description.
+    """
+
+    image_id: str
+    build: str
+    action: str = "release"
+    replaces: str = ""
+    regions: tuple[str, ...] = ()
+    by: str = ""
+    at: str = ""
+    number: int = 0
+
+    @property
+    def description(self) -> str:
+        """What is kept beside the value."""
+        kept = {
+            name: value for name, value in asdict(self).items() if name not in ("image_id", "at", "number")
+        }
+        return json.dumps(kept, separators=(",", ":"))
+
+
+def _version(parameter: dict[str, Any]) -> Version:
+    try:
+        said = json.loads(parameter.get("Description") or "{}")
+        known = {name: said[name] for name in ("build", "action", "replaces", "by") if name in said}
+        regions = tuple(said.get("regions", ()))
+    except (ValueError, TypeError, AttributeError):  # somebody's own text
+        known, regions = {}, ()
+    at = parameter.get("LastModifiedDate")
+    return Version(
+        image_id=str(parameter["Value"]),
+        regions=regions,
+        at=at.isoformat(timespec="seconds") if at else "",
+        number=int(parameter["Version"]),
+        **{"build": "", **known},
+    )
+
+
+def history(ssm: Any, pointer: Pointer) -> list[Version]:
+    """Every version that SSM still has, oldest first; empty where there is no such parameter.
+
+    Args:
+        ssm: Client of the region.
+        pointer: Which.
+    """
+    versions: list[Version] = []
+    try:
+        for page in ssm.get_paginator("get_parameter_history").paginate(Name=pointer.path):
+            versions += [_version(parameter) for parameter in page["Parameters"]]
+    except ssm.exceptions.ParameterNotFound:
+        return []
+    return sorted(versions, key=lambda version: version.number)
+
+
+def releases(versions: list[Version]) -> list[Version]:
+    """The releases that can be gone back to, oldest first; the last is the current one.
+
+    A rollback takes away what came after the release it went back to. What was written by hand and released
+    afterwards counts as released.
+
+    Args:
+        versions: The history.
+    """
+    stack: list[Version] = []
+    for version in versions:
+        if version.action == "rollback":
+            same = [place for place, old in enumerate(stack) if old.image_id == version.image_id]
+            stack = stack[: same[-1]] if same else stack
+        if not stack or stack[-1].image_id != version.image_id:
+            stack.append(version)
+        elif not stack[-1].build:
+            stack[-1] = version
+    return stack
+
+
+def read_all(ssm: Any) -> dict[Pointer, str]:
+    """Every pointer of a region with its image id.
+
+    Args:
+        ssm: Client of the region.
+    """
+    found: dict[Pointer, str] = {}
+    pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=ROOT, Recursive=True)
+    for page in pages:
+        for parameter in page["Parameters"]:
+            if match := _PATH.fullmatch(parameter["Name"]):
+                found[Pointer(**match.groupdict())] = str(parameter["Value"])
+    return found
+
+
+def write(
+    ssm: Any, pointer: Pointer, version: Version, *, pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Point a channel at an image: one PutParameter, then wait until SSM shows it.
+
+    Args:
+        ssm: Client of the region.
+        pointer: Which.
+        version: What it is to say.
+        pause: Waits so many seconds.
+
+    Raises:
+        UnavailableError: SSM took the call, but not the value: it looks image ids up after it has answered
+            (AWS Systems Manager user guide, parameter-store-ec2-aliases).
+    """
+    ssm.put_parameter(
+        Name=pointer.path,
+        Value=version.image_id,
+        Type="String",
+        DataType="aws:ec2:image",
+        Description=version.description,
+        Overwrite=True,
+    )
+    deadline = time.monotonic() + SETTLE_S
+    while (found := _value(ssm, pointer)) != version.image_id:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"{pointer.path} still says {found or 'nothing'} instead of {version.image_id}",
+                hint="SSM takes only images that this account can use; is ssm's service role able to see it?",
+            )
+        pause(1)
+
+
+def ensure_tags(ssm: Any, pointer: Pointer) -> None:
+    """Tag a pointer's parameter, when it is not.
+
+    Args:
+        ssm: Client of the region.
+        pointer: Which.
+    """
+    which = {"ResourceType": "Parameter", "ResourceId": pointer.path}
+    wanted = {"gpukiln:image": pointer.image, "gpukiln:channel": pointer.channel}
+    there = {tag["Key"]: tag["Value"] for tag in ssm.list_tags_for_resource(**which).get("TagList", ())}
+    if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
+        ssm.add_tags_to_resource(
+            **which, Tags=[{"Key": key, "Value": value} for key, value in missing.items()]
+        )
+
+
+def _value(ssm: Any, pointer: Pointer) -> str:
+    try:
+        return str(ssm.get_parameter(Name=pointer.path)["Parameter"]["Value"])
+    except ssm.exceptions.ParameterNotFound:
+        return ""
+
+
+def who() -> str:
+    """The name of the user who runs this."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

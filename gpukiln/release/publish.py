@@ -1,0 +1,246 @@
+"""Release: copy an image, share it, point the channel at it, retire what it replaces.
+
+Two rules keep a channel whole. No pointer moves before the image is available in every region; and every step
+looks before it acts, so that a second run does what is missing and nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpukiln.clouds.base import Cloud
+from gpukiln.errors import RefusedError, UnavailableError
+from gpukiln.images.machines import tags_of
+from gpukiln.progress import Progress
+from gpukiln.release import pointer as pointers
+from gpukiln.release.channels import Channel, Proof, not_run_tag, require_same_verdict
+from gpukiln.release.images import (
+    COPY_TAGS,
+    Sharing,
+    copy_of,
+    ensure_imds,
+    ensure_shared,
+    ensure_tags,
+    find_copies,
+    find_images,
+    is_encrypted,
+    make_live,
+    wait_until_available,
+)
+from gpukiln.release.pointer import Pointer
+from gpukiln.release.record import RegionResult, Release, Releases, now
+from gpukiln.release.regions import Outcome, Site, each, make_sites
+from gpukiln.release.run import Run, retirement
+
+DEFAULT_KEY = "default"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be released, and how.
+
+    Args:
+        proof: The image.
+        channel_name: The channel's name.
+        channel: Its rules.
+        regions: Where.
+        excused: Checks that were excused: id and reason.
+        sharing: With whom.
+        keys: KMS key by region; `default` for the account's. Empty: no encryption of its own.
+        timeout_s: Seconds that a copy gets.
+    """
+
+    proof: Proof
+    channel_name: str
+    channel: Channel
+    regions: tuple[str, ...]
+    excused: Mapping[str, str]
+    sharing: Sharing
+    keys: Mapping[str, str]
+    timeout_s: float
+
+    @property
+    def pointer(self) -> Pointer:
+        """The parameter."""
+        return Pointer(self.proof.image, self.proof.kubernetes, self.channel_name)
+
+    @property
+    def not_run(self) -> str:
+        """How many checks of each layer were not run."""
+        return not_run_tag(self.proof.not_run, self.proof.not_run_count)
+
+
+def source_image(cloud: Cloud, proof: Proof) -> dict[str, Any]:
+    """The image that is to be released.
+
+    Args:
+        cloud: The cloud, in the image's region.
+        proof: What is known of it.
+
+    Returns:
+        It, as DescribeImages gives it.
+
+    Raises:
+        UnavailableError: It is gone, or not available.
+        RefusedError: Its tags tell of another verdict.
+    """
+    [outcome] = each(
+        make_sites(cloud, [proof.region]),
+        "look up the image",
+        lambda site: find_images(site, [proof.image_id]),
+    ).values()
+    image = outcome.require().get(proof.image_id)
+    if image is None or image["State"] != "available":
+        raise UnavailableError(
+            f"{proof.image_id} in {proof.region} is {image['State'] if image else 'gone'}; wanted: available",
+            hint="`invoke ami.build` makes it again",
+        )
+    require_same_verdict(proof, tags_of(image))
+    return image
+
+
+def release(
+    wish: Wish, cloud: Cloud, records: Releases, progress: Progress, *, dry_run: bool = False
+) -> Release:
+    """Release an image; what fails in a region is in its result, not an exception.
+
+    Args:
+        wish: What, and how.
+        cloud: The cloud, in the image's region.
+        records: Where the record goes.
+        progress: Told what is being done.
+        dry_run: Only look.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RefusedError: A safety rule forbids it; nothing was changed.
+        UnavailableError: The image is not there; nothing was changed.
+        BusyError: Another release runs on this machine.
+    """
+    with records.locked():
+        with progress.step("look at what is there"):
+            source = source_image(cloud, wish.proof)
+            sites = make_sites(cloud, wish.regions)
+            seen = each(sites, "look at the channel", lambda site: _look(site, wish, source))
+        _refuse_left_behind(wish, cloud, seen)
+        for outcome in seen.values():
+            if isinstance(outcome.error, RefusedError):
+                raise outcome.error
+        started = Release(
+            action="release",
+            pointer=wish.pointer,
+            build=wish.proof.build,
+            cloud=cloud.name,
+            regions=tuple(_first(site.region, seen[site.region]) for site in sites),
+            excused=dict(wish.excused),
+            not_run=wish.not_run,
+            started_at=now(),
+        )
+        if dry_run:
+            planned = {r.region: r if r.error else replace(r, state="planned") for r in started.regions}
+            return replace(started.with_results(planned), state="planned")
+        run = Run(started, records, progress, sites)
+        return run.all_steps(
+            "copy, share and protect",
+            lambda site: _prepare(site, wish, source, progress.doing),
+            retire=retirement(wish.channel),
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    image_id: str  # of the image that is there already, or an empty string
+    replaces: str
+    regions: tuple[str, ...]
+
+
+def _look(site: Site, wish: Wish, source: Mapping[str, Any]) -> _Seen:
+    """What stands in the way, and what the channel points at now; changes nothing."""
+    if wish.sharing.public:
+        encrypted = is_encrypted(source) or bool(wish.keys)
+        if encrypted:
+            raise RefusedError(
+                "an encrypted image can't be public: nobody else has the key",
+                hint="leave out --encrypt and --kms-keys, or --public",
+            )
+        state = site.ec2.get_image_block_public_access_state()["ImageBlockPublicAccessState"]
+        if state != "unblocked":
+            raise RefusedError(
+                f"block public access for AMIs is on in {site.region}, so EC2 makes no image public",
+                hint="whoever owns the account must want it off: "
+                f"aws ec2 disable-image-block-public-access --region {site.region}",
+            )
+    key, found = wish.keys.get(site.region), str(source["ImageId"])
+    _refuse_default_key(site.region, wish, key, encrypted=bool(key) or is_encrypted(source))
+    if is_copied(site.region, wish, source):
+        found, _ = find_copies(site, source, key)
+    versions = pointers.history(site.ssm, wish.pointer)
+    current = versions[-1] if versions else None
+    return _Seen(found, current.image_id if current else "", current.regions if current else ())
+
+
+def is_copied(region: str, wish: Wish, source: Mapping[str, Any]) -> bool:
+    """Whether a region gets a copy and not the image itself.
+
+    Args:
+        region: The region.
+        wish: What, and how.
+        source: The image.
+    """
+    key = wish.keys.get(region)
+    if region != wish.proof.region or key is None:
+        return region != wish.proof.region
+    return key != DEFAULT_KEY or not is_encrypted(source)
+
+
+def _refuse_default_key(region: str, wish: Wish, key: str | None, *, encrypted: bool) -> None:
+    """EC2 user guide, "Share an AMI": one that is encrypted with the default key can't be shared."""
+    if encrypted and key in (None, DEFAULT_KEY) and wish.sharing.permissions:
+        raise RefusedError(
+            f"the image in {region} would be encrypted with the account's default key, for itself alone",
+            hint=f"name a key that the others may use: --kms-keys {region}=KEY",
+        )
+
+
+def _first(region: str, outcome: Outcome[_Seen]) -> RegionResult:
+    result = RegionResult(region)
+    if outcome.error:
+        return result.failed(outcome.error)
+    seen = outcome.require()
+    return replace(result, replaces=seen.replaces, image_id=seen.image_id)
+
+
+def _refuse_left_behind(wish: Wish, cloud: Cloud, seen: Mapping[str, Outcome[_Seen]]) -> None:
+    """A release to fewer regions than the last would leave the others at the old image, unseen."""
+    known = {region for outcome in seen.values() if outcome.value for region in outcome.value.regions}
+    others = make_sites(cloud, sorted(known - set(wish.regions)))
+    found = each(others, "look at the channel", lambda site: pointers.history(site.ssm, wish.pointer))
+    if left := [region for region, outcome in found.items() if outcome.error or outcome.value]:
+        raise RefusedError(
+            f"channel {wish.channel_name} also points at an image in {', '.join(left)}",
+            hint=f"--regions {','.join([*wish.regions, *left])}; or end it there: aws ssm delete-parameter "
+            f"--name {wish.pointer.path} --region {left[0]}",
+        )
+
+
+def _prepare(site: Site, wish: Wish, source: Mapping[str, Any], say: Callable[[str], None]) -> str:
+    """The image in a region: available, tagged, shared, protected."""
+    proof, image_id = wish.proof, str(source["ImageId"])
+    kept = {name: value for name, value in tags_of(source).items() if name not in COPY_TAGS}
+    tags = {name: value for name, value in kept.items() if name == "Name" or name.startswith("gpukiln:")}
+    tags["gpukiln:not-run"] = wish.not_run
+    key = wish.keys.get(site.region)
+    if is_copied(site.region, wish, source):
+        image_id = copy_of(site, source, proof.region, key=key, tags=tags)
+    image = wait_until_available(site, image_id, timeout_s=wish.timeout_s, say=say)
+    ensure_tags(site, image, tags)
+    ensure_imds(site, image, source)
+    if is_copied(site.region, wish, source):  # an account can have every new disk encrypted
+        _refuse_default_key(site.region, wish, key, encrypted=is_encrypted(image))
+    ensure_shared(site, image_id, wish.sharing)
+    make_live(site, image)
+    return image_id

@@ -1,0 +1,193 @@
+"""What a release or a rollback did, kept in the state folder; another machine reads the pointers' history."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import BusyError, GpukilnError, PartialError, UnavailableError
+from gpukiln.release.pointer import Pointer
+
+log = logging.getLogger(__name__)
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RegionResult:
+    """How far one region came.
+
+    Args:
+        region: Its name.
+        state: waiting, ready (image available, shared, protected), published, done, failed, or planned in a
+            dry run.
+        published: Whether the channel points at the image.
+        image_id: The image there, or an empty string.
+        replaces: The image that the channel pointed at before, or an empty string.
+        error: Why it failed, or an empty string.
+        hint: The next step after that failure.
+    """
+
+    region: str
+    state: str = "waiting"
+    published: bool = False
+    image_id: str = ""
+    replaces: str = ""
+    error: str = ""
+    hint: str = ""
+
+    def failed(self, error: GpukilnError) -> RegionResult:
+        """The same region after a failure.
+
+        Args:
+            error: What failed.
+        """
+        return replace(self, state="failed", error=error.message, hint=error.hint)
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release or rollback.
+
+    Args:
+        action: release or rollback.
+        pointer: The channel.
+        build: The build it points at now.
+        cloud: aws or embedded.
+        regions: One result a region.
+        state: running, done, partial, failed, interrupted, or planned.
+        excused: Ids of the checks that the channel asks for and that were excused, with the reason.
+        not_run: How many checks of each layer were not run, `none`, or an empty string for a rollback.
+        started_at: UTC, ISO 8601.
+        durations_s: Seconds of each step.
+    """
+
+    action: str
+    pointer: Pointer
+    build: str
+    cloud: str
+    regions: tuple[RegionResult, ...]
+    state: str = "running"
+    excused: dict[str, str] = field(default_factory=dict)
+    not_run: str = ""
+    started_at: str = ""
+    durations_s: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that is written as JSON."""
+        return {"schema": SCHEMA, "parameter": self.pointer.path, **asdict(self)}
+
+    @property
+    def failures(self) -> tuple[RegionResult, ...]:
+        """The regions that failed."""
+        return tuple(result for result in self.regions if result.state == "failed")
+
+    def with_results(self, results: dict[str, RegionResult]) -> Release:
+        """The same with other results of its regions.
+
+        Args:
+            results: By region.
+        """
+        return replace(self, regions=tuple(results[result.region] for result in self.regions))
+
+
+class Releases:
+    """The records of this machine.
+
+    Args:
+        home: The state folder.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "releases"
+
+    def write(self, release: Release) -> Path:
+        """Keep a record in one step; a second run of the same release replaces the first's.
+
+        Args:
+            release: The release.
+
+        Returns:
+            Its file.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"{release.pointer.kubernetes}-{release.pointer.channel}-{release.build}-{release.action}.json"
+        file = self.folder / name
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(release.to_dict(), indent=2) + "\n")
+        partial.replace(file)
+        return file
+
+    def regions(self, cloud: str) -> list[str]:
+        """Every region that this machine has released to on a cloud.
+
+        Args:
+            cloud: aws or embedded.
+        """
+        found: dict[str, None] = {}
+        for file in sorted(self.folder.glob("*.json")):
+            try:
+                document = json.loads(file.read_text())
+                if document["cloud"] == cloud:
+                    found.update(dict.fromkeys(result["region"] for result in document["regions"]))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("warning: %s can't be read, so its regions are not looked at: %s", file, error)
+        return list(found)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One release, rollback or prune of this machine at a time.
+
+        Raises:
+            BusyError: Another one runs.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(
+                    "another release, rollback or prune runs on this machine", hint="wait for its end"
+                ) from None
+            yield
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def require_complete(release: Release) -> None:
+    """Turn regions that failed into the command's failure.
+
+    Args:
+        release: What was done.
+
+    Raises:
+        PartialError: Some regions failed.
+        UnavailableError: All did.
+    """
+    if not release.failures:
+        return
+    published = [result.region for result in release.regions if result.published]
+    kind = (
+        UnavailableError if not published and len(release.failures) == len(release.regions) else PartialError
+    )
+    total = len(release.regions)
+    told = (
+        f"the channel points at {release.build} in {', '.join(published)}"
+        if published
+        else ("the channel was not moved in any region")
+    )
+    hints = dict.fromkeys(result.hint for result in release.failures if result.hint)
+    raise kind(
+        f"{len(release.failures)} of {total} regions failed; {told}",
+        details=tuple(f"{result.region}: {result.error}" for result in release.failures),
+        hint="; ".join(hints) or "run the same command again: it does what is missing and nothing twice",
+    )

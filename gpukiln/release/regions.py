@@ -1,0 +1,130 @@
+"""The same work in several regions at once, with one result each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import GpukilnError, UnavailableError
+
+T = TypeVar("T")
+AT_ONCE = 40  # regions; more than AWS has, for a copy that takes an hour must not make another wait
+_making = threading.Lock()  # boto3 makes clients safely only one after the other
+
+
+@dataclass(frozen=True)
+class Site:
+    """One region of the account.
+
+    Args:
+        region: Its name.
+        ec2: Client of EC2.
+        ssm: Client of SSM.
+        stopping: Set when the command is interrupted: what waits or begins something new gives up.
+        cloud: The cloud in this region.
+    """
+
+    region: str
+    ec2: Any
+    ssm: Any
+    stopping: threading.Event
+    cloud: Cloud
+
+    def client(self, service: str) -> Any:
+        """A client of another service.
+
+        Args:
+            service: For example "autoscaling".
+        """
+        with _making:
+            return self.cloud.client(service)
+
+    def go_on(self) -> None:
+        """Give up when the command is interrupted; called between two changes.
+
+        Raises:
+            UnavailableError: It is.
+        """
+        if self.stopping.is_set():
+            raise UnavailableError("interrupted", hint="run the same command again: it goes on from here")
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the command is interrupted.
+
+        Args:
+            seconds: How long.
+        """
+        self.stopping.wait(seconds)
+        self.go_on()
+
+
+def make_sites(cloud: Cloud, regions: Iterable[str]) -> list[Site]:
+    """Make the clients of regions.
+
+    Args:
+        cloud: The cloud, in any region.
+        regions: Names of regions; one that is named twice counts once.
+    """
+    stopping, sites = threading.Event(), []
+    with explain_aws_errors("reach the cloud"):
+        for region in dict.fromkeys(regions):
+            there = cloud if region == cloud.region else cloud.in_region(region)
+            with _making:
+                sites.append(Site(region, there.client("ec2"), there.client("ssm"), stopping, there))
+    return sites
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What came of one region: a value or an error."""
+
+    value: T | None = None
+    error: GpukilnError | None = None
+
+    def require(self) -> T:
+        """The value.
+
+        Raises:
+            GpukilnError: The work failed.
+        """
+        if self.error:
+            raise self.error
+        return cast(T, self.value)
+
+
+def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[str, Outcome[T]]:
+    """Do the same in every region at once; a failure in one is its own result and stops no other.
+
+    Args:
+        sites: The regions.
+        action: What is tried, for the message of an error of AWS.
+        work: What to do.
+
+    Returns:
+        Per region what came of it.
+
+    Raises:
+        KeyboardInterrupt: After every region has ended its current call.
+    """
+
+    def guarded(site: Site) -> Outcome[T]:
+        try:
+            site.go_on()
+            with explain_aws_errors(f"{action} in {site.region}"):
+                return Outcome(work(site))
+        except GpukilnError as error:
+            return Outcome(error=error)
+
+    chosen = list(sites)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = {site.region: pool.submit(guarded, site) for site in chosen}
+        try:
+            return {region: future.result() for region, future in running.items()}
+        except BaseException:
+            for site in chosen:
+                site.stopping.set()
+            raise

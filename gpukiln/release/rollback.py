@@ -1,0 +1,174 @@
+"""Rollback: every region's pointer goes back to the release before, all to the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpukiln.clouds.base import Cloud
+from gpukiln.errors import RefusedError, UnavailableError, UsageError
+from gpukiln.progress import Progress
+from gpukiln.release import pointer as pointers
+from gpukiln.release.channels import Channel
+from gpukiln.release.images import find_images, make_live
+from gpukiln.release.pointer import Pointer, Version
+from gpukiln.release.record import RegionResult, Release, Releases, now
+from gpukiln.release.regions import Site, each, make_sites
+from gpukiln.release.run import Run, retirement
+
+
+def rollback(
+    pointer: Pointer,
+    channel: Channel,
+    cloud: Cloud,
+    regions: list[str],
+    records: Releases,
+    progress: Progress,
+    *,
+    to: str = "",
+    dry_run: bool = False,
+) -> Release:
+    """Move a channel back; what fails in a region is in its result, not an exception.
+
+    Args:
+        pointer: Which.
+        channel: Its rules.
+        cloud: The cloud, in any region.
+        regions: Regions to look at; those that a pointer found there names are added.
+        records: Where the record goes.
+        progress: Told what is being done.
+        to: Build or image id to go back to; an empty string: the release before the current one.
+        dry_run: Only look.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RefusedError: The regions don't agree on the release to go back to; nothing was changed.
+        UnavailableError: A region can't be asked, or the image is gone there; nothing was changed.
+        UsageError: The channel points at nothing.
+        BusyError: Another release or rollback runs on this machine.
+    """
+    with records.locked():
+        with progress.step("look at what is there"):
+            histories = _histories(pointer, cloud, regions)
+            releases = {region: pointers.releases(versions) for region, versions in histories.items()}
+            target, sites = _target(pointer, releases, to), make_sites(cloud, releases)
+            seen = each(sites, "look up the image", lambda site: _usable(site, target[site.region]))
+            for outcome in seen.values():
+                outcome.require()
+        build = next(iter(target.values())).build
+        current = {region: stack[-1].image_id for region, stack in releases.items()}
+        left = {stack[-1].build for stack in releases.values()} - {build}
+        bad = {v.image_id for versions in histories.values() for v in versions if v.build in left}
+        results = tuple(
+            RegionResult(site.region, image_id=target[site.region].image_id, replaces=current[site.region])
+            for site in sites
+        )
+        started = Release(
+            action="rollback",
+            pointer=pointer,
+            build=build,
+            cloud=cloud.name,
+            regions=results,
+            started_at=now(),
+        )
+        if dry_run:
+            planned = {result.region: replace(result, state="planned") for result in results}
+            return replace(started.with_results(planned), state="planned")
+
+        def revive(site: Site) -> str:
+            image_id = target[site.region].image_id
+            make_live(site, find_images(site, [image_id])[image_id])
+            return image_id
+
+        return Run(started, records, progress, sites).all_steps(
+            "protect the release before",
+            revive,
+            # an image that was rolled back from is not to be launched again
+            retire=retirement(channel, at_once=frozenset(bad)),
+        )
+
+
+def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, list[Version]]:
+    """The history in each region that the channel has; a pointer names all regions of its release."""
+    histories: dict[str, list[Version]] = {}
+    asked: list[str] = []
+    while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
+        asked += missing
+        found = each(
+            make_sites(cloud, missing),
+            "look at the channel",
+            lambda site: pointers.history(site.ssm, pointer),
+        )
+        for region, outcome in found.items():
+            if versions := outcome.require():
+                histories[region] = versions
+                regions = [*regions, *versions[-1].regions]
+    if not histories:
+        raise UsageError(
+            f"{pointer.path} does not exist in {', '.join(asked)}",
+            hint="`invoke ami.channels --regions ...` shows every channel",
+        )
+    return histories
+
+
+def _target(pointer: Pointer, releases: Mapping[str, list[Version]], to: str) -> dict[str, Version]:
+    """The release of each region to go back to: the same build everywhere."""
+    if to:
+        named = {v.build for stack in releases.values() for v in stack if v.image_id == to and v.build}
+        fitting = [build for build in named or {to} if all(_has(stack, build) for stack in releases.values())]
+        why = f"has no release {to!r} in every region"
+    else:
+        fitting = _release_before(releases)
+        why = "differs between its regions"
+        if all(len(stack) < 2 for stack in releases.values()):
+            why = "has no release before this one"
+    if len(fitting) != 1:
+        raise RefusedError(
+            f"{pointer.path} {why}",
+            details=_lines(releases),
+            hint="--to BUILD with a build that every region had, or `ami.release` an earlier one",
+        )
+    return {
+        region: next(version for version in reversed(stack) if version.build == fitting[0])
+        for region, stack in releases.items()
+    }
+
+
+def _has(stack: list[Version], build: str) -> bool:
+    return any(version.build == build for version in stack)
+
+
+def _release_before(releases: Mapping[str, list[Version]]) -> list[str]:
+    """The build to go back to, where the regions leave no doubt.
+
+    Regions that differ were left by a release or a rollback that did not end: a build that some point at
+    and that all others had just before is where all belong.
+    """
+    current = {region: stack[-1].build for region, stack in releases.items()}
+    before = {region: stack[-2].build for region, stack in releases.items() if len(stack) > 1}
+    if len(set(current.values())) == 1:
+        return list(set(before.values())) if len(before) == len(current) and all(before.values()) else []
+    return [
+        build
+        for build in set(current.values())
+        if build and all(build in (current[region], before.get(region)) for region in releases)
+    ]
+
+
+def _lines(releases: Mapping[str, list[Version]]) -> tuple[str, ...]:
+    return tuple(
+        f"{region}: {' <- '.join(version.build or version.image_id for version in reversed(stack[-4:]))}"
+        for region, stack in releases.items()
+    )
+
+
+def _usable(site: Site, version: Version) -> None:
+    image = find_images(site, [version.image_id]).get(version.image_id)
+    if image is None or image["State"] != "available":
+        raise UnavailableError(
+            f"{version.image_id} of {version.build or 'an unknown build'} is "
+            f"{image['State'] if image else 'gone'} in {site.region}",
+            hint="--to BUILD goes further back; `invoke ami.release` publishes another image",
+        )

@@ -1,0 +1,139 @@
+"""The steps that a release and a rollback share: make regions ready, move pointers, retire the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from gpukiln.progress import Progress
+from gpukiln.release import pointer as pointers
+from gpukiln.release.channels import Channel
+from gpukiln.release.images import find_images, retire
+from gpukiln.release.pointer import Version
+from gpukiln.release.record import RegionResult, Release, Releases
+from gpukiln.release.regions import Site, each
+
+
+def retirement(channel: Channel, *, at_once: frozenset[str] = frozenset()) -> Callable[[str], timedelta]:
+    """When a replaced image is deprecated.
+
+    Args:
+        channel: The channel's rules.
+        at_once: Ids of images that nobody is to launch any more.
+
+    Returns:
+        A function of the image id.
+    """
+    return lambda image_id: timedelta(0 if image_id in at_once else channel.deprecate_after_days)
+
+
+class Run:
+    """A release or rollback that is under way: results, record and progress.
+
+    Args:
+        started: What it is before anything was done.
+        records: Where the record goes.
+        progress: Told what is being done.
+        sites: Its regions.
+    """
+
+    def __init__(self, started: Release, records: Releases, progress: Progress, sites: list[Site]) -> None:
+        self._release, self._records, self._progress, self._sites = started, records, progress, sites
+        self._results = {result.region: result for result in started.regions}
+
+    def all_steps(
+        self,
+        title: str,
+        prepare: Callable[[Site], str],
+        *,
+        retire: Callable[[str], timedelta],
+    ) -> Release:
+        """Make every region ready, then move every pointer, then retire what no channel points at any more.
+
+        A region that fails in one step lets the others end that step, and lets no region begin the next.
+
+        Args:
+            title: Of the first step.
+            prepare: Makes the image of a region ready and returns its id.
+            retire: Says of an image id that is replaced when it is deprecated.
+
+        Returns:
+            What was done.
+        """
+        pointer, build = self._release.pointer, self._release.build
+        try:
+            self._keep("running")
+            if (
+                self._step(
+                    title, prepare, lambda result, value: replace(result, state="ready", image_id=value)
+                )
+                and self._step(
+                    f"point {pointer.channel} at {build}",
+                    self._point,
+                    lambda result, _: replace(result, state="published", published=True),
+                )
+                and self._step(
+                    "retire what it replaces",
+                    lambda site: self._retire(site, retire),
+                    lambda result, _: replace(result, state="done"),
+                )
+            ):
+                return self._keep("done")
+        except BaseException:
+            self._keep("interrupted")
+            raise
+        all_failed = len(self._release.failures) == len(self._results)
+        return self._keep("failed" if all_failed else "partial")
+
+    def _point(self, site: Site) -> None:
+        """One PutParameter, unless the parameter says so already: the image, and every region of the release.
+
+        Who knows one region finds the others through it, so one that is added is told to those before.
+        """
+        pointer, wanted = self._release.pointer, self._results[site.region].image_id
+        versions, regions = pointers.history(site.ssm, pointer), tuple(self._results)
+        before, told = (versions[-1].image_id, versions[-1].regions) if versions else ("", ())
+        if before != wanted or set(told) != set(regions):
+            site.go_on()
+            version = Version(
+                wanted, self._release.build, self._release.action, before, regions, pointers.who()
+            )
+            pointers.write(site.ssm, pointer, version, pause=site.pause)
+        pointers.ensure_tags(site.ssm, pointer)
+
+    def _retire(self, site: Site, when: Callable[[str], timedelta]) -> None:
+        """What this channel pointed at and no channel points at any more."""
+        live = set(pointers.read_all(site.ssm).values())
+        old = {version.image_id for version in pointers.history(site.ssm, self._release.pointer)} - live
+        for image_id, image in find_images(site, old).items():
+            retire(site, image, after=when(image_id))
+
+    def _step(
+        self,
+        title: str,
+        work: Callable[[Site], Any],
+        ended: Callable[[RegionResult, Any], RegionResult],
+    ) -> bool:
+        """One step in every region that has not failed yet; says whether none has."""
+        left = [site for site in self._sites if self._results[site.region].state != "failed"]
+        with self._progress.step(f"{title} ({len(left)} of {len(self._sites)} regions)"):
+            for region, outcome in each(left, title, work).items():
+                result = self._results[region]
+                if outcome.error:
+                    self._results[region] = result.failed(outcome.error)
+                    self._progress.fail()
+                else:
+                    self._results[region] = ended(result, outcome.value)
+        self._keep("running")
+        return all(result.state != "failed" for result in self._results.values())
+
+    def _keep(self, state: str) -> Release:
+        self._release = replace(
+            self._release.with_results(self._results),
+            state=state,
+            durations_s=dict(self._progress.durations),
+        )
+        self._records.write(self._release)
+        return self._release

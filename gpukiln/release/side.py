@@ -1,0 +1,94 @@
+"""One of the two images of a comparison: its record and what lies beside it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukiln.attest.attestation import baked_image
+from gpukiln.attest.installed import Installed, read_installed
+from gpukiln.errors import UsageError
+from gpukiln.images.builds import Bake, Build, Builds, Record
+
+
+@dataclass(frozen=True)
+class Side:
+    """An image.
+
+    Args:
+        record: Its record.
+        baked: The image itself.
+        installed: What is known of its packages.
+        boot_s: Seconds of its first boot when it was verified, as systemd counts them; None: not known.
+    """
+
+    record: Record
+    baked: Bake
+    installed: Installed
+    boot_s: float | None
+
+    @property
+    def os_family(self) -> str:
+        """Debian or redhat: whose order of versions holds."""
+        return self.record.plan.base.os_family
+
+    def version(self, component: str) -> str | None:
+        """The version of a component that is on the image.
+
+        Args:
+            component: Its name.
+
+        Returns:
+            The version, or None: the image does not have it, or nobody knows its version.
+        """
+        found = self.baked.components.get(component, {})
+        present = found.get("status") in ("installed", "preinstalled")
+        return str(found["version"]) if present and found.get("version") else None
+
+
+def find_side(builds: Builds, name: str) -> Side:
+    """An image by the name of its build, or by its record.
+
+    Args:
+        builds: Every build of this machine.
+        name: A build id, an AMI id, `last`, a record file, or a folder that holds a record.json.
+
+    Returns:
+        The image.
+
+    Raises:
+        UsageError: There is no such build, its record is damaged, or it has no image.
+    """
+    path = Path(name)
+    if name and path.is_dir():
+        path = path / "record.json"
+    elif not path.is_file():
+        path = builds.find(name).record_file
+    return side_of(path)
+
+
+def side_of(path: Path) -> Side:
+    """Read an image's record and what lies beside it.
+
+    Args:
+        path: The record file.
+
+    Returns:
+        The image.
+
+    Raises:
+        UsageError: A file is damaged, or the build has no image.
+    """
+    record = Build.read_file(path)
+    return Side(record, baked_image(record), read_installed(path.parent), _boot_s(path.parent))
+
+
+def _boot_s(folder: Path) -> float | None:
+    path = folder / "verify" / "facts.json"
+    if not path.exists():
+        return None
+    try:
+        facts = json.loads(path.read_text())
+        seconds = facts.get("facts", facts).get("boot", {}).get("startup_s")
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"{path} can't be read: {error}", hint="`invoke ami.verify` writes it") from error
+    return float(seconds) if seconds is not None else None

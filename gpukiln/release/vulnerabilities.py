@@ -1,0 +1,165 @@
+"""The known vulnerabilities of an image: shipped data for NVIDIA's parts, OSV files for the packages."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpukiln.catalog import drivers
+from gpukiln.catalog.container_toolkit import flaws
+from gpukiln.catalog.load import version_key
+from gpukiln.errors import UsageError
+from gpukiln.release.osv import Affected, OsvRecord, first_fixed, is_affected
+from gpukiln.release.side import Side
+
+DRIVER, TOOLKIT = "nvidia_driver", "nvidia_container_toolkit"
+ECOSYSTEMS = {
+    # the names of https://ossf.github.io/osv-schema/#defined-ecosystems; Amazon Linux has none there
+    "debian": ("Debian:{release}",),
+    "ubuntu": ("Ubuntu:{release}:LTS", "Ubuntu:{release}"),
+    "rocky": ("Rocky Linux:{release}",),
+    "almalinux": ("AlmaLinux:{release}",),
+}
+
+
+@dataclass(frozen=True)
+class Vulnerability:
+    """A known flaw of something on an image.
+
+    Args:
+        id: Its name in the data, for example CVE-2025-23266 or DEBIAN-CVE-2026-1234.
+        package: The component or the source package.
+        version: The version on the image.
+        fixed: The version that mends it; an empty string: none is known.
+        severity: As the data says it, or an empty string.
+        summary: What it is.
+        source: Where that is known from.
+        aliases: Other names of it.
+    """
+
+    id: str
+    package: str
+    version: str
+    fixed: str
+    severity: str
+    summary: str
+    source: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes it the same flaw on two images."""
+        return self.id, self.package
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one image.
+
+    Args:
+        vulnerabilities: Its flaws, sorted by package and name.
+        notes: What was not looked at, and why.
+    """
+
+    vulnerabilities: tuple[Vulnerability, ...]
+    notes: tuple[str, ...]
+
+
+def known_vulnerabilities(side: Side, osv: Iterable[OsvRecord] | None) -> Known:
+    """Find the known flaws of an image.
+
+    Args:
+        side: The image.
+        osv: The records for its packages; None: no file was given, so packages are not looked at.
+
+    Returns:
+        The flaws, and what was not looked at.
+    """
+    notes: list[str] = []
+    found = [*_toolkit(side, notes), *_driver(side, notes)]
+    if osv is None:
+        notes.append("packages were not looked at: no --vulnerabilities FILE was given")
+    else:
+        found += _packages(side, osv, notes)
+    unique = {row.key: row for row in found}
+    ordered = sorted(unique.values(), key=lambda row: (row.package, row.id))
+    return Known(tuple(ordered), tuple(dict.fromkeys(notes)))
+
+
+def _toolkit(side: Side, notes: list[str]) -> Iterator[Vulnerability]:
+    version = side.version(TOOLKIT)
+    if version is None:
+        return
+    try:
+        found = flaws(version)
+    except UsageError as error:
+        notes.append(f"{TOOLKIT} was not looked at: {error.message}")
+        return
+    for row in found:
+        source = f"NVIDIA bulletin {row.bulletin}"
+        yield Vulnerability(row.cve, TOOLKIT, version, row.fixed, row.severity, row.about, source)
+
+
+def _driver(side: Side, notes: list[str]) -> Iterator[Vulnerability]:
+    version = side.version(DRIVER)
+    if version is None:
+        return
+    try:
+        key = version_key(version)
+    except UsageError as error:
+        notes.append(f"{DRIVER} was not looked at: {error.message}")
+        return
+    for bulletin in drivers.bulletins():
+        fixed, source = bulletin.fixed.get(key[0]), f"NVIDIA bulletin {bulletin.bulletin}"
+        if fixed is None:
+            # a branch younger than all that the bulletin names came out after it
+            if key[0] < max(bulletin.fixed):
+                notes.append(f"{source} ({bulletin.month}) names no fix for driver branch {key[0]}")
+        elif key < version_key(fixed):
+            about = f"of the gravest flaws of the driver, {bulletin.month}"
+            for cve in bulletin.cves:
+                yield Vulnerability(cve, DRIVER, version, fixed, "", about, source)
+
+
+def _packages(side: Side, osv: Iterable[OsvRecord], notes: list[str]) -> Iterator[Vulnerability]:
+    base = side.record.plan.base
+    names = [name.format(release=base.release) for name in ECOSYSTEMS.get(base.distribution, ())]
+    if not names:
+        notes.append(f"packages were not looked at: OSV has no data for {base.distribution} {base.release}")
+        return
+    if not side.installed.details:
+        notes.append(
+            f"{side.record.build_id} was baked before source packages were recorded: a flaw of a package"
+            " whose source has another name is missed"
+        )
+    index: dict[str, list[tuple[OsvRecord, Affected]]] = {}
+    for record in osv:
+        for affected in record.affected:
+            if affected.package and affected.package.ecosystem in names:
+                index.setdefault(affected.package.name, []).append((record, affected))
+    if not index:
+        notes.append(f"packages were not looked at: no record is for {' or '.join(names)}")
+        return
+    sources = {side.installed.source(*pair) for pair in side.baked.packages.items()}
+    uncertain = 0
+    for source, version in sorted(sources):
+        for record, affected in index.get(source, ()):
+            match = is_affected(version, affected, side.os_family)
+            uncertain += match is None
+            if match:
+                yield _from_osv(record, affected, source, version, side.os_family)
+    if uncertain:
+        notes.append(f"{uncertain} ranges can't be compared with the versions on {side.record.build_id}")
+
+
+def _from_osv(record: OsvRecord, affected: Affected, source: str, version: str, family: str) -> Vulnerability:
+    said = {**(record.database_specific or {}), **(affected.ecosystem_specific or {})}
+    severity = said.get("severity") or said.get("urgency") or ""
+    return Vulnerability(
+        id=record.id,
+        package=source,
+        version=version,
+        fixed=first_fixed(version, affected, family),
+        severity=severity if isinstance(severity, str) else "",
+        summary=record.summary,
+        source="OSV",
+        aliases=tuple(dict.fromkeys((*record.aliases, *record.upstream))),
+    )

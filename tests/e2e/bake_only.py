@@ -1,0 +1,29 @@
+"""Bakes the checkout that is on PYTHONPATH, without the boot and the checks: bake_only.py on|off.
+
+Prints the bake as JSON, with the tasks that ran. `on` and `off` are those of `ami.build --stages`.
+"""
+
+import json
+import sys
+
+from gpukiln.catalog.load import ROOT
+from gpukiln.clouds.embedded.layout import state_home
+from gpukiln.clouds.select import make_cloud
+from gpukiln.images.bake import Saved, bake, tool_versions
+from gpukiln.images.builds import Builds, Record
+from gpukiln.images.module_store import open_store
+from gpukiln.images.plan import make_plan
+from gpukiln.images.sources import Probes
+from gpukiln.images.stages import stages_of
+from gpukiln.progress import Progress
+
+cloud, home = make_cloud("embedded", "us-west-2"), state_home()
+plan = make_plan("eks-gpu", cloud, probes=Probes.real(home / "apt"), tools=tool_versions(), root=ROOT)
+build = Builds(home).create(plan.image)
+saved = Saved(open_store("", home, cloud), stages_of(plan, cloud, sys.argv[1]))
+stage = saved.stages.newest() if saved.stages else None
+baked = bake(plan, cloud, build, Progress(), saved, stage)
+build.write(Record(build.id, "aborted", plan, error="nobody wanted to judge it"))
+events = map(json.loads, (build.folder / "events.jsonl").read_text().splitlines())
+tasks = [event["task"] for event in events if event["event"] == "task_end" and event["status"] != "skipped"]
+print(json.dumps({**baked.to_dict(), "tasks": tasks}))

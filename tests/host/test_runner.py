@@ -1,0 +1,282 @@
+"""The container that GPU jobs run in has what they need, in the right versions, and nothing else."""
+
+import re
+
+from gpukiln.verify.checks import check
+
+RUNNER = ("runner",)
+GIB = 1 << 30
+PINNED = {"cmake": "cmake", "ninja": "ninja", "ccache": "ccache", "git": "git"}  # tool -> component
+PRESENT = ("gcc", "g++", "python3", "tini")
+
+
+def release(version: str) -> str:
+    """12010 of CUDA's runtime is 12.1."""
+    return f"{int(version) // 1000}.{int(version) % 1000 // 10}"
+
+
+@check(
+    id="hygiene.runner-user",
+    title="Jobs run as a user without root's rights",
+    layer="hygiene",
+    profiles=RUNNER,
+    needs=("record",),
+    causes=("USER is missing in the Dockerfile, or sudo without a password was installed.",),
+    fix="Set USER in the Dockerfile to the user of image.yaml; give it no sudo.",
+)
+def test_user(facts):
+    user, wanted = facts["runner"]["user"], facts.record["user"]
+    found = (user["uid"] != 0, user["name"])
+    assert found == (True, wanted), f"processes run as {user['name']} (uid {user['uid']}), wanted {wanted}"
+    assert not user["root_without_password"], f"{user['name']} becomes root with sudo, without a password"
+
+
+@check(
+    id="hygiene.runner-leftovers",
+    title="No cache, log or temporary file of the build is left",
+    layer="hygiene",
+    profiles=RUNNER,
+    causes=("A RUN of the Dockerfile fetches and does not clean up in the same RUN.",),
+    fix="Remove them in the RUN that makes them: a later one does not make the image smaller.",
+)
+def test_leftovers(facts):
+    found = facts["runner"]["leftovers"]
+    assert not found, f"found {', '.join(found[:5])}{' and more' if len(found) > 5 else ''}; wanted none"
+
+
+@check(
+    id="hygiene.runner-credentials",
+    title="No credential or registration of a runner is in the image",
+    layer="hygiene",
+    profiles=RUNNER,
+    causes=("A build argument or a file of the build's machine went into a layer.",),
+    fix="Take it out of the layer, build again, and revoke it: whoever has the image has it.",
+)
+def test_credentials(facts):
+    found = facts["runner"]["credentials"]
+    assert not found, f"found {', '.join(found[:5])}; wanted none"
+
+
+@check(
+    id="hygiene.runner-writable",
+    title="A job can't change hooks, programs and the record for the next one",
+    layer="hygiene",
+    profiles=RUNNER,
+    causes=("A COPY with --chown, or chmod, gave them to the runner's user.",),
+    fix="Leave them to root; the compiler cache must not be writable by everybody.",
+)
+def test_writable(facts):
+    found = facts["runner"]["writable"]
+    assert not found, f"the runner's user can write {', '.join(found[:5])}; wanted none"
+
+
+@check(
+    id="hygiene.runner-size",
+    title="The image is not larger than its budget",
+    layer="hygiene",
+    profiles=RUNNER,
+    needs=("record",),
+    causes=("A package with many dependencies, or a folder that was copied twice.",),
+    fix="`invoke docker.show` lists the layers by size; raise size_budget_gib of image.yaml if it is wanted.",
+)
+def test_size(facts):
+    found, budget = facts["runner"]["size"]["bytes"] / GIB, facts.record["size_budget_gib"]
+    assert found > 0, "no file was counted"
+    assert found <= budget, f"its files have {found:.2f} GiB, wanted at most {budget}"
+    facts.note(f"{found:.2f} GiB of {budget}")
+
+
+@check(
+    id="versions.runner-tools",
+    title="The build tools are there, in the versions of the record",
+    layer="versions",
+    profiles=RUNNER,
+    needs=("record",),
+    causes=("Another one of the same name comes first on PATH.",),
+    fix="`type -a TOOL` in the container shows which one is found; build the image again.",
+)
+def test_tools(facts):
+    tools, wrong = facts["runner"]["tools"], []
+    for tool in (*PINNED, *PRESENT):
+        if tools[tool]["rc"] != 0:
+            wrong.append(f"{tool} --version exits {tools[tool]['rc']}: {tools[tool]['out']}")
+    for tool, component in PINNED.items():
+        wanted = facts.component(component).get("version")
+        if wanted and not re.search(rf"(?<![\d.]){re.escape(wanted)}(?![\d])", tools[tool]["out"]):
+            wrong.append(f"{tool} says {tools[tool]['out']!r}, wanted {wanted}")
+    assert not wrong, "; ".join(wrong)
+    facts.note(", ".join(tools[tool]["out"] for tool in PINNED))
+
+
+@check(
+    id="versions.runner-python",
+    title="The Python packages can be imported, and agree with each other",
+    layer="versions",
+    profiles=RUNNER,
+    causes=("A package was added without a new lock: scripts/lock.",),
+    fix="`python3 -m pip check` in the container names what does not fit.",
+)
+def test_python(facts):
+    found = facts["runner"]["packages"]
+    broken = [f"{name}: {error}" for name, error in found["imports"].items() if error]
+    assert found["imports"], "no package was imported, wanted some"
+    assert not broken, f"can't be imported: {'; '.join(broken)}"
+    assert found["check"]["rc"] == 0, f"`pip check` says {found['check']['out'].strip()}"
+    facts.note(f"{len(found['installed'])} packages")
+
+
+@check(
+    id="versions.runner-cuda",
+    title="CUDA's libraries load, and are of the version of the record",
+    layer="versions",
+    profiles=RUNNER,
+    needs=("record", "component:cuda"),
+    causes=("A library is not on the linker's path: /etc/ld.so.conf.d/gpukiln-cuda.conf, ldconfig.",),
+    fix="`ldconfig -p | grep cudart` in the container; build the image again.",
+)
+def test_cuda(facts):
+    libraries, wanted = facts["runner"]["libraries"], facts.component("cuda")["version"]
+    broken = [f"{n}: {libraries[n]['error']}" for n in ("cudart", "cublas") if libraries[n]["error"]]
+    nvrtc = facts["runner"]["nvrtc"]
+    broken += [f"nvrtc: {nvrtc['error']}"] * bool(nvrtc["error"])
+    assert not broken, "; ".join(broken)
+    found = {"cudart": release(libraries["cudart"]["version"]), "nvrtc": nvrtc["version"]}
+    other = [f"{name} {version}" for name, version in found.items() if version != wanted]
+    assert not other, f"found {', '.join(other)}; wanted {wanted}"
+    facts.note(f"CUDA {wanted}")
+
+
+@check(
+    id="versions.runner-cudnn",
+    title="cuDNN loads, and is of the version of the record",
+    layer="versions",
+    profiles=RUNNER,
+    needs=("record", "component:cudnn"),
+    after=("versions.runner-cuda",),
+    causes=("Its library of another CUDA, or not on the linker's path.",),
+    fix="`ldconfig -p | grep cudnn` in the container; build the image again.",
+)
+def test_cudnn(facts):
+    found, wanted = facts["runner"]["libraries"]["cudnn"], facts.component("cudnn")["version"]
+    assert not found["error"], f"cuDNN can't be loaded: {found['error']}"
+    number = found["version"]
+    version = f"{number // 1000}.{number % 1000 // 100}.{number % 100}"
+    assert version == wanted, f"found cuDNN {version}, wanted {wanted}"
+    facts.note(version)
+
+
+@check(
+    id="versions.runner-nccl",
+    title="NCCL loads, and is of the version of the record",
+    layer="versions",
+    profiles=RUNNER,
+    needs=("record", "component:nccl"),
+    after=("versions.runner-cuda",),
+    causes=("Its library is not on the linker's path.",),
+    fix="`ldconfig -p | grep nccl` in the container; build the image again.",
+)
+def test_nccl(facts):
+    found, wanted = facts["runner"]["libraries"]["nccl"], facts.component("nccl")["version"]
+    assert not found["error"], f"NCCL can't be loaded: {found['error']}"
+    number = found["version"]
+    version = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+    assert version == wanted, f"found NCCL {version}, wanted {wanted}"
+    facts.note(version)
+
+
+@check(
+    id="versions.actions-runner",
+    title="The actions runner starts, in the version of the record, where the ARC chart looks for it",
+    layer="versions",
+    profiles=RUNNER,
+    needs=("record", "component:actions_runner"),
+    causes=("Its tree is not in the home folder, or libicu is missing.",),
+    fix="`ldd ~/bin/libcoreclr.so` names what is missing; the chart starts /home/runner/run.sh.",
+)
+def test_actions_runner(facts):
+    found, wanted = facts["runner"]["actions_runner"], facts.component("actions_runner")["version"]
+    assert found["present"], "run.sh is not in the runner's home, wanted it there"
+    assert (found["rc"], found["version"]) == (0, wanted), (
+        f"Runner.Listener --version exits {found['rc']}: {found['version']}; wanted {wanted}"
+    )
+    facts.note(found["version"])
+
+
+@check(
+    id="runtime.runner-init",
+    title="Process 1 passes signals on and reaps what jobs leave",
+    layer="runtime",
+    profiles=RUNNER,
+    needs=("entrypoint",),
+    causes=("ENTRYPOINT is not tini.",),
+    fix='ENTRYPOINT ["/usr/bin/tini", "--"] in the Dockerfile.',
+)
+def test_init(facts):
+    found = facts["runner"]["process_1"]
+    assert found.startswith("/usr/bin/tini"), f"process 1 is `{found}`, wanted /usr/bin/tini"
+
+
+@check(
+    id="runtime.ccache",
+    title="The compiler cache works across two builds",
+    layer="runtime",
+    profiles=RUNNER,
+    causes=("CCACHE_DIR is not writable for the runner's user, or its volume is another user's.",),
+    fix="`ccache --show-stats --verbose` in the container; the folder must be the runner's own.",
+)
+def test_ccache(facts):
+    found = facts["runner"]["ccache"]
+    assert not any(found["rc"]), f"ccache and the compiler exit {found['rc']}, wanted 0"
+    assert (found["misses"], found["hits"]) == (1, 1), (
+        f"two builds of one file gave {found['misses']} misses and {found['hits']} hits, wanted 1 and 1"
+    )
+
+
+@check(
+    id="runtime.job-hooks",
+    title="The job hooks are set, and run",
+    layer="runtime",
+    profiles=RUNNER,
+    causes=(
+        "ACTIONS_RUNNER_HOOK_JOB_STARTED or _COMPLETED is not set, or a tool that they call is missing.",
+    ),
+    fix="Run the hook by hand in the container: `bash -e $ACTIONS_RUNNER_HOOK_JOB_STARTED`.",
+)
+def test_hooks(facts):
+    for name, hook in facts["runner"]["hooks"].items():
+        assert hook["path"], f"{name} is not set, wanted a script"
+        assert hook["rc"] == 0, f"{hook['path']} exits {hook['rc']}: {hook['out'].strip()}"
+        assert "gpukiln:" in hook["out"], f"{hook['path']} says nothing, wanted what it found"
+
+
+@check(
+    id="compute.runner-nvrtc",
+    title="NVRTC compiles a kernel, and ptxas assembles it",
+    layer="compute",
+    profiles=RUNNER,
+    needs=("component:cuda",),
+    after=("versions.runner-cuda",),
+    causes=("libnvrtc-builtins is missing beside NVRTC, or ptxas is of another CUDA.",),
+    fix="`ptxas --version` and `ldconfig -p | grep nvrtc` in the container must say the same version.",
+)
+def test_nvrtc(facts):
+    found = facts["runner"]["ptxas"]
+    assert found["rc"] == 0, f"ptxas exits {found['rc']}: {found['out']}"
+    assert found["cubin"], "ptxas wrote no program that has the kernel in it"
+
+
+@check(
+    id="compute.runner-nvcc",
+    title="nvcc compiles and links a program",
+    layer="compute",
+    profiles=RUNNER,
+    needs=("record", "component:cuda_nvcc"),
+    causes=("No host compiler, or one that is too new for this CUDA.",),
+    fix="`nvcc -v` shows which host compiler it calls; CUDA's installation guide lists those it takes.",
+)
+def test_nvcc(facts):
+    found, tool = facts["runner"]["nvcc"], facts["runner"]["tools"]["nvcc"]
+    wanted = facts.component("cuda_nvcc")["version"]
+    assert f"release {wanted}" in tool["out"], f"nvcc says {tool['out']!r}, wanted release {wanted}"
+    assert found["rc"] == 0, f"nvcc exits {found['rc']}: {found['out']}"
+    assert found["program"], "nvcc wrote no program"

@@ -1,0 +1,92 @@
+"""moto's EC2 as an HTTP endpoint that refuses chosen calls, as EC2 does."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from urllib.parse import parse_qsl
+
+import boto3
+from botocore.config import Config
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+Call = dict[str, str]
+REFUSAL = (
+    "<?xml version='1.0' encoding='UTF-8'?><Response><Errors><Error><Code>{}</Code>"
+    "<Message>{}</Message></Error></Errors><RequestID>0</RequestID></Response>"
+)
+
+
+class Endpoint:
+    """An endpoint, with what it was asked.
+
+    Args:
+        url: Where it listens.
+    """
+
+    ssh_port = 0
+    ssh_cidr = "127.0.0.0/8"
+    subnet_id = None
+    name = "aws"
+    region = "us-west-2"
+    has_gpus = True
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.forget()
+        self._clients: dict[tuple[str, int], object] = {}
+        self._moto = DomainDispatcherApplication(create_backend_app)
+
+    def forget(self) -> None:
+        """Refuse nothing, and forget what was asked."""
+        self.calls: list[Call] = []
+        self.refuse: Callable[[Call], tuple[str, str] | None] = lambda _: None
+        self.after: Callable[[Call], None] = lambda _: None
+        self.status = "400 Bad Request"
+
+    def __call__(self, environ, start_response):
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = BytesIO(body)
+        call = dict(parse_qsl(body.decode(errors="replace")))
+        self.calls.append(call)
+        if refusal := self.refuse(call):
+            start_response(self.status, [("Content-Type", "text/xml")])
+            return [REFUSAL.format(*refusal).encode()]
+        answer = list(self._moto(environ, start_response))
+        self.after(call)
+        return answer
+
+    def client(self, service, *, attempts=8):
+        if (service, attempts) not in self._clients:
+            self._clients[service, attempts] = boto3.client(
+                service,
+                region_name=self.region,
+                endpoint_url=self.url,
+                aws_access_key_id="x",
+                aws_secret_access_key="x",  # noqa: S106 - moto takes any
+                config=Config(retries={"mode": "standard", "total_max_attempts": attempts}),
+            )
+        return self._clients[service, attempts]
+
+    def address(self, _instance):
+        return "127.0.0.1"
+
+    def asked(self, action: str) -> list[Call]:
+        return [call for call in self.calls if call.get("Action") == action]
+
+
+@contextmanager
+def serve() -> Iterator[Endpoint]:
+    """Start an endpoint on a free port."""
+    endpoint = Endpoint()
+    server = make_server("127.0.0.1", 0, endpoint, threaded=True)
+    endpoint.url = f"http://127.0.0.1:{server.port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

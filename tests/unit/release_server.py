@@ -1,0 +1,219 @@
+"""The embedded cloud's API without machines, for tests: python release_server.py HOME.
+
+It is gpukiln's own extension of moto, behind a layer that can fail. /test/faults takes a list of faults, and
+/test/calls tells every call since the last time; the cloud knows nothing of either.
+"""
+
+import json
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded.server import MOTO_SETTINGS, Application
+
+ERRORS = {  # kind: status, code
+    "denied": (403, "UnauthorizedOperation"),
+    "expired": (400, "RequestExpired"),
+    "throttled": (503, "RequestLimitExceeded"),
+    "broken": (500, "InternalError"),
+}
+
+
+class Faulty:
+    """Answers with faults where it was told to, else lets the cloud answer.
+
+    A fault is {action, region, kind, skip, times}: it begins after `skip` such calls. Kinds beside ERRORS:
+    `lost` does what is asked and then answers 500; `pending` says of every image that it is pending;
+    `empty` leaves every image out of a listing; `ignored` answers and does nothing.
+    """
+
+    def __init__(self, application):
+        self.application, self.lock = application, threading.Lock()
+        self.faults, self.calls, self.kept = [], [], {}
+
+    def __call__(self, environ, start_response):
+        path = environ["PATH_INFO"]
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if path.startswith("/test/"):
+            return self.control(path.removeprefix("/test/"), body, start_response)
+        action, region = _what(environ, body)
+        fault = self._take(action, region)
+        environ["wsgi.input"] = _Body(body)
+        if fault in ERRORS:
+            return _error(start_response, *ERRORS[fault], environ)
+        if fault == "ignored":
+            start_response("200 OK", [("Content-Length", "2")])
+            return [b"{}"]
+        if fault == "lost":
+            b"".join(self.application(environ, lambda *_: None))
+            return _error(start_response, *ERRORS["broken"], environ)
+        if fault in ("pending", "empty"):
+            return _rewritten(self.application, environ, start_response, fault)
+        return self.application(environ, start_response)
+
+    def _take(self, action, region):
+        with self.lock:
+            kind = ""
+            for fault in self.faults:
+                if fault["action"] != action or fault["region"] not in ("", region):
+                    continue
+                if fault["skip"]:
+                    fault["skip"] -= 1
+                elif fault["times"]:
+                    fault["times"] -= 1
+                    kind = fault["kind"]
+            self.calls.append([region, action, kind])
+            return kind
+
+    def control(self, what, body, start_response):
+        asked = json.loads(body or "{}")
+        answer = {}
+        if what == "faults":
+            self.faults = asked
+        elif what == "calls":
+            answer, self.calls = self.calls, []
+        elif what == "keep":
+            Application.save(self.application)
+            self.kept = {file.name: file.read_text() for file in self.application._layout.regions.iterdir()}
+        elif what == "restore":
+            reset(self.application._layout, self.kept)
+            self.faults, self.calls = [], []
+        elif what == "image":
+            answer = add_image(self.application._layout, **asked)
+        elif what == "state":
+            set_image_state(**asked)
+        elif what == "reset":
+            reset(self.application._layout)
+            self.faults, self.calls = [], []
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [json.dumps(answer).encode()]
+
+
+class Forgetful(Application):
+    """The cloud, which keeps its state only when told to: after each call that takes most of the time."""
+
+    def save(self):
+        pass
+
+
+class _Body:
+    def __init__(self, body):
+        self.body = body
+
+    def read(self, *_):
+        body, self.body = self.body, b""
+        return body
+
+
+def _what(environ, body):
+    scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/", environ.get("HTTP_AUTHORIZATION", ""))
+    target = environ.get("HTTP_X_AMZ_TARGET", "")
+    action = target.split(".")[-1] if target else parse_qs(body.decode()).get("Action", [""])[0]
+    return action, scope[1] if scope else ""
+
+
+def _error(start_response, status, code, environ):
+    if environ.get("HTTP_X_AMZ_TARGET"):
+        names = {"UnauthorizedOperation": "AccessDeniedException", "RequestExpired": "ExpiredTokenException"}
+        text = json.dumps(
+            {"__type": names.get(code, code.replace("RequestLimitExceeded", "ThrottlingException"))}
+        )
+    else:
+        inner = f"<Error><Code>{code}</Code><Message>a test's</Message></Error>"
+        text = f"<Response><Errors>{inner}</Errors></Response>"
+    start_response(f"{status} Error", [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))])
+    return [text.encode()]
+
+
+def _rewritten(application, environ, start_response, fault):
+    kept = []
+    body = b"".join(application(environ, lambda *answer: kept.extend(answer)))
+    if fault == "pending":
+        body = body.replace(b"<imageState>available<", b"<imageState>pending<")
+    else:
+        body = re.sub(rb"<imagesSet>.*</imagesSet>", b"<imagesSet></imagesSet>", body, flags=re.DOTALL)
+    headers = [(name, value) for name, value in kept[1] if name.lower() != "content-length"]
+    start_response(kept[0], [*headers, ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def add_image(layout, *, region, image_id, name, tags, days_old=0, encrypted=False):
+    """An image with a disk of 4 MiB, as if it had been built here some days ago."""
+    from datetime import UTC, datetime, timedelta  # noqa: PLC0415
+
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415
+
+    from gpukiln.clouds.embedded import store  # noqa: PLC0415
+
+    ec2 = ec2_backends[DEFAULT_ACCOUNT_ID][region]
+    snapshot_id = image_id.replace("ami-", "snap-")
+    snapshot = store.add_snapshot(
+        ec2, snapshot_id, size_gib=1, from_ami=image_id, tags=tags, encrypted=encrypted
+    )
+    created = (datetime.now(UTC) - timedelta(days_old)).replace(tzinfo=None).isoformat()
+    fields = {"name": name, "architecture": "x86_64", "virtualization_type": "hvm", "hypervisor": "xen"}
+    fields |= {"root_device_type": "ebs", "root_device_name": "/dev/xvda", "boot_mode": "legacy-bios"}
+    image = store.add_image(
+        ec2, image_id, snapshot, {**fields, "imds_support": "v2.0", "tags": tags, "creation_date": created}
+    )
+    disk = layout.snapshot(snapshot_id)
+    with disk.open("wb") as file:
+        file.write(image_id.encode())
+        file.truncate(4 << 20)
+    return {"ImageId": image.id, "SnapshotId": snapshot_id}
+
+
+def set_image_state(*, region, image_id, state):
+    """As when a copy fails after it was begun."""
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415
+
+    ec2_backends[DEFAULT_ACCOUNT_ID][region].amis[image_id].state = state
+
+
+def reset(layout, regions=None):
+    """A cloud without anything, or as its files said; disks stay as long as it may need them."""
+    from moto.backends import get_backend  # noqa: PLC0415
+
+    for file in (*layout.regions.glob("*.json"), *(() if regions else layout.snapshots.glob("*.raw"))):
+        file.unlink()
+    for name, text in (regions or {}).items():
+        (layout.regions / name).write_text(text)
+    for service in ("ec2", "ssm", "autoscaling", "eks"):
+        for account in get_backend(service).values():
+            account.reset()
+
+
+def main():
+    os.environ.update(MOTO_SETTINGS)
+    layout = Layout(Path(sys.argv[1]))
+    layout.create()
+    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - reads MOTO_SETTINGS when imported
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server  # noqa: PLC0415
+
+    from gpukiln.clouds.embedded import ec2, registry  # noqa: PLC0415
+    from gpukiln.clouds.embedded.lifecycle import Lifecycle, set_state  # noqa: PLC0415
+    from gpukiln.clouds.embedded.machines import Machines  # noqa: PLC0415
+
+    Lifecycle.launch = lambda _, instance: set_state(instance, "running")  # no machine behind an instance
+    machines = Machines(layout)
+    ec2.install(machines)
+    registry.install(layout)
+    moto = DomainDispatcherApplication(create_backend_app)
+    cloud = Forgetful(layout, machines, moto, registry.Registry(layout), lambda: None)
+    server = make_server("127.0.0.1", 0, Faulty(cloud), threaded=True, request_handler=MotoRequestHandler)
+    print(server.port, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

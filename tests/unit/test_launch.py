@@ -1,0 +1,243 @@
+"""A machine to verify on: which types and zones are tried, what a refusal of EC2's means, and that it ends.
+
+The refusals come from the HTTP endpoint, so boto3's own parsing and retries are part of every test.
+"""
+
+import base64
+import re
+import socket
+import threading
+from datetime import UTC, datetime
+
+import pytest
+from endpoint import serve
+from invoke.context import Context
+from moto import mock_aws
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
+from test_builds import BAKE
+from test_plan import MotoCloud, plan
+
+from gpukiln.commands import ami
+from gpukiln.images.builds import Builds, Record
+from gpukiln.images.machines import builds_with_leftovers, machine_from_image
+
+TYPES = ("g4dn.xlarge", "g5.xlarge")
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """moto without its thousand images, with an SSH server behind every address."""
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as sshd:
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+        threading.Thread(target=_greet, args=(sshd,), daemon=True).start()
+        with serve() as endpoint:
+            endpoint.ssh_port = sshd.getsockname()[1]
+            yield endpoint
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """The plan of an image that was baked."""
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+        patch.setattr("gpukiln.catalog.bases.Base.owners_in", lambda *_: ("self",))
+        MotoCloud().client("ec2").register_image(Name="debian-12-amd64-20261101-1")
+        return plan()
+
+
+@pytest.fixture
+def ec2(endpoint):
+    endpoint.forget()
+    return endpoint
+
+
+def _greet(sshd):
+    while True:
+        try:
+            connection, _ = sshd.accept()
+        except OSError:
+            return
+        with connection:
+            connection.sendall(b"SSH-2.0-test\r\n")
+
+
+def boot(ec2, folder, *, spot=False, types=TYPES):
+    """Boot a machine as a verification does; returns what it is, and what EC2 says of it meanwhile."""
+    with machine_from_image(
+        *(ec2, "ami-0123456789abcdef0"),
+        build_id="20261121-100000-eks-gpu-ab12",
+        instance_types=types,
+        user="admin",
+        folder=folder,
+        say=lambda _: None,
+        spot=spot,
+    ) as (_, launched):
+        [reservation] = ec2.client("ec2").describe_instances(InstanceIds=[launched.instance_id])[
+            "Reservations"
+        ]
+    return launched, reservation["Instances"][0]
+
+
+def tried(ec2):
+    subnets = {s["SubnetId"]: s["AvailabilityZone"] for s in ec2.client("ec2").describe_subnets()["Subnets"]}
+    return [(call["InstanceType"], subnets[call["SubnetId"]]) for call in ec2.asked("RunInstances")]
+
+
+def refuse_runs(ec2, code, *, types=TYPES):
+    ec2.refuse = lambda call: (
+        (code, "no") if call.get("Action") == "RunInstances" and call["InstanceType"] in types else None
+    )
+
+
+def test_the_first_type_is_taken_where_it_is_offered(ec2, tmp_path):
+    launched, seen = boot(ec2, tmp_path)
+    assert (launched.instance_type, launched.spot) == ("g4dn.xlarge", False)
+    assert seen["ImageId"] == "ami-0123456789abcdef0"
+    assert seen["Placement"]["AvailabilityZone"] == launched.zone
+    assert len(ec2.asked("RunInstances")) == 1
+    assert builds_with_leftovers(ec2) == set()
+
+
+def test_the_machine_ends_itself_at_its_deadline(ec2, tmp_path):
+    _, seen = boot(ec2, tmp_path)
+    tags = {tag["Key"]: tag["Value"] for tag in seen["Tags"]}
+    assert tags["gpukiln:owner"]
+    [call] = ec2.asked("RunInstances")
+    assert call["InstanceInitiatedShutdownBehavior"] == "terminate"
+    script = base64.b64decode(call["UserData"]).decode()
+    epoch = int(re.search(r"left=\$\(\( (\d+) ", script)[1])
+    assert datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") == tags["gpukiln:deadline"]
+    assert "text/cloud-boothook" in script
+
+
+def test_without_capacity_every_zone_is_tried_and_then_the_next_type(ec2, tmp_path):
+    refuse_runs(ec2, "InsufficientInstanceCapacity", types=TYPES[:1])
+    ec2.status = (
+        "500 Internal Server Error"  # so EC2 answers it, and boto3 tries again what it takes for a fault
+    )
+    launched, _ = boot(ec2, tmp_path)
+    assert launched.instance_type == "g5.xlarge"
+    zones = [zone for name, zone in tried(ec2) if name == "g4dn.xlarge"]
+    assert zones == sorted(zones)
+    assert len(set(zones)) >= 3
+    assert len(zones) == 2 * len(set(zones))
+
+
+def test_a_spot_instance_is_asked_for_once_and_ends_when_interrupted(ec2, tmp_path):
+    launched, _ = boot(ec2, tmp_path, spot=True)
+    assert launched.spot
+    [call] = ec2.asked("RunInstances")
+    assert call["InstanceMarketOptions.MarketType"] == "spot"
+    assert call["InstanceMarketOptions.SpotOptions.SpotInstanceType"] == "one-time"
+
+
+def test_a_quota_counts_in_every_zone(ec2, tmp_path):
+    refuse_runs(ec2, "VcpuLimitExceeded", types=TYPES[:1])
+    launched, _ = boot(ec2, tmp_path)
+    assert launched.instance_type == "g5.xlarge"
+    assert [name for name, _ in tried(ec2)] == ["g4dn.xlarge", "g5.xlarge"]
+
+
+@pytest.fixture
+def verify(planned, ec2, tmp_path, monkeypatch, capsys):
+    """Run ami.verify against the endpoint; returns exit code and standard error."""
+    builds = Builds(tmp_path)
+    build = builds.create("eks-gpu")
+    build.write(Record(build.id, "baked", planned, BAKE))
+    monkeypatch.setattr(ami, "_builds", lambda: builds)
+    monkeypatch.setattr(ami, "_cloud", lambda *_: ec2)
+
+    def run(**options):
+        code = 0
+        try:
+            ami.verify(Context(), build="last", **options)
+        except SystemExit as error:
+            code = error.code
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("refusal", "spot", "exit_code", "words"),
+    [
+        (
+            "InsufficientInstanceCapacity",
+            True,
+            75,
+            ["no spot capacity now", "us-west-2a", "leave out --spot"],
+        ),
+        ("InsufficientInstanceCapacity", False, 75, ["no capacity now for g4dn.xlarge or g5.xlarge"]),
+        ("Unsupported", False, 75, ["no capacity now"]),
+        ("VcpuLimitExceeded", False, 3, ["quota is too low for g4dn.xlarge and g5.xlarge", "L-DB2E81BA"]),
+        ("MaxSpotInstanceCountExceeded", True, 3, ["spot quota is too low", "L-3819A6DF"]),
+        ("UnauthorizedOperation", False, 4, ["not permitted to start g4dn.xlarge", "ec2:RunInstances"]),
+        (
+            "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+            True,
+            4,
+            ["not permitted", "create-service-linked-role --aws-service-name spot.amazonaws.com"],
+        ),
+        ("InvalidParameterValue", False, 4, ["RunInstances answered InvalidParameterValue: no"]),
+    ],
+)
+def test_capacity_quota_and_permission_are_told_apart(ec2, verify, refusal, spot, exit_code, words):
+    refuse_runs(ec2, refusal)
+    code, shown = verify(instance_types=",".join(TYPES), spot=spot)
+    assert code == exit_code, shown
+    for word in words:
+        assert word in shown
+    if exit_code == 4:  # another zone would refuse alike
+        assert len(tried(ec2)) == 1
+    assert builds_with_leftovers(ec2) == set()
+
+
+def test_capacity_of_one_type_and_quota_of_another_is_worth_another_try(ec2, verify):
+    ec2.refuse = lambda call: (
+        ({"g4dn.xlarge": "VcpuLimitExceeded"}.get(call["InstanceType"], "InsufficientInstanceCapacity"), "no")
+        if call.get("Action") == "RunInstances"
+        else None
+    )
+    code, shown = verify(instance_types="g4dn.xlarge,g5.xlarge")
+    assert code == 75
+    assert "VcpuLimitExceeded" in shown
+    assert "InsufficientInstanceCapacity" in shown
+
+
+def test_a_machine_that_ec2_takes_away_is_not_the_images_fault(ec2, verify):
+    """EC2 may accept the call and end the machine before it runs."""
+
+    def lose(call):
+        if call.get("Action") == "RunInstances":
+            backend = ec2_backends[DEFAULT_ACCOUNT_ID][ec2.region]
+            [instance] = [
+                one for reservation in backend.reservations.values() for one in reservation.instances
+            ]
+            text = "Server.SpotInstanceTermination"
+            instance._state.name, instance._state.code = "terminated", 48
+            instance.state_reason = StateReason(f"{text}: Spot instance termination", text)
+
+    ec2.after = lose
+    code, shown = verify(spot=True)
+    assert code == 75, shown
+    assert "Spot instance termination" in shown
+    assert builds_with_leftovers(ec2) == set()
+
+
+def test_a_type_that_the_region_or_the_driver_does_not_know(ec2, verify):
+    code, shown = verify(instance_types="g7.2xlarge")
+    assert code == 3
+    assert "does not know" in shown
+    assert ec2.calls == []
+    code, shown = verify(instance_types="p5.4xlarge,nonsense")
+    assert code == 2
+
+
+def test_a_failed_start_leaves_nothing(ec2, tmp_path):
+    refuse_runs(ec2, "InternalError")
+    with pytest.raises(Exception, match="InternalError"):
+        boot(ec2, tmp_path)
+    assert builds_with_leftovers(ec2) == set()
+    assert list(tmp_path.iterdir()) == []

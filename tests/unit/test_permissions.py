@@ -1,0 +1,386 @@
+"""IAM policies hold what a rehearsal of every job calls, and nothing else: every call is recorded."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+import release_cloud
+from botocore.client import BaseClient
+from endpoint import serve
+from release_cloud import HOME, REGIONS, make_image, quiet, tell, verdict, wish
+
+from gpukiln.attest import attestation
+from gpukiln.catalog import permissions
+from gpukiln.catalog.bases import base
+from gpukiln.catalog.load import ROOT
+from gpukiln.clouds.iam import Scope, policy
+from gpukiln.docker import repository
+from gpukiln.errors import UnavailableError
+from gpukiln.images import bake, machines, pipeline
+from gpukiln.images.bases import resolve_base
+from gpukiln.images.leftovers import find_leftovers, remove_leftovers
+from gpukiln.images.module_store import S3Store
+from gpukiln.release import prune
+from gpukiln.release.channels import load_channel
+from gpukiln.release.images import Sharing
+from gpukiln.release.overview import look
+from gpukiln.release.pointer import Pointer
+from gpukiln.release.publish import release
+from gpukiln.release.record import Releases, require_complete
+from gpukiln.release.rollback import rollback
+
+# IAM's name, where it is none of service:Call (Service Authorization Reference)
+IAM_NAME = {"s3:ListObjectsV2": "s3:ListBucket", "s3:HeadObject": "s3:GetObject"}
+EVERYTHING = Scope(kms_keys=["arn:aws:kms:us-west-2:111122223333:key/1"], module_cache="s3://modules/x")
+RUN = "ec2:RunInstances"
+TAG_KEY = "${TagKey}"
+TAGGED_BY_CALL = (RUN, "ec2:CreateKeyPair", "ec2:CreateSecurityGroup")
+ID = re.compile(r"(ami|snap|i|vol|sg|key)-[0-9a-f]{8,}")
+
+
+class Calls:
+    """What was called for each job, by whom, and with which conditions of IAM met."""
+
+    def __init__(self):
+        self.job, self.made = "", defaultdict(list)
+
+    def note(self, action, by, given, had):
+        """`given` are tags of the request, `had` those of each thing that it names."""
+        self.made[self.job].append((action, by, frozenset(given), [frozenset(tags) for tags in had]))
+
+    def by(self, job, *callers):
+        return {action for action, by, *_ in self.made[job] if by in callers}
+
+
+def texts(value):
+    """Every text in the parameters of a call."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [text for one in value for text in texts(one)]
+    return [value] if isinstance(value, str) else []
+
+
+def given_tags(parameters):
+    groups = [one["Tags"] for one in parameters.get("TagSpecifications", ())] or [parameters.get("Tags", ())]
+    keys = [{tag["Key"] for tag in group} for group in groups]
+    return set.intersection(*keys) if keys else set()
+
+
+def setting_up(calls):
+    """Calls of the test itself."""
+    calls.job = "the test"
+
+
+def make_images(calls, endpoint):
+    """A base image as EC2 has it, and an image of ours."""
+    setting_up(calls)
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415
+
+    ec2, made = endpoint.client("ec2"), []
+    for name in ("base", "ours", "gone"):
+        image_id = ec2.register_image(
+            Name=name,
+            RootDeviceName="/dev/xvda",
+            Architecture="x86_64",
+            VirtualizationType="hvm",
+            BlockDeviceMappings=[{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 8}}],
+        )["ImageId"]
+        backend = ec2_backends["123456789012"]["us-west-2"]
+        backend.amis[image_id].root_device_type = "ebs"
+        made.append(image_id)
+    snapshots = [
+        device["Ebs"]["SnapshotId"]
+        for image in ec2.describe_images(ImageIds=made[1:])["Images"]
+        for device in image["BlockDeviceMappings"]
+    ]
+    ec2.create_tags(Resources=[*made[1:], *snapshots], Tags=[{"Key": "gpukiln:image", "Value": "eks-gpu"}])
+    return made
+
+
+def build(calls, endpoint, images, folder):
+    setting_up(calls)
+    endpoint.client("s3").create_bucket(
+        Bucket="modules", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
+    calls.job = "build"
+    for name in (
+        "eks-ubuntu-22.04",
+        "debian-12",
+    ):  # neither is there: what else is published is asked for too
+        with pytest.raises(UnavailableError, match="has no base"):
+            resolve_base(name, base(name), endpoint, kubernetes="1.34", architecture="x86_64")
+    assert pipeline.find_proven(SimpleNamespace(digest="x"), endpoint) is None
+    machines.builds_with_leftovers(endpoint)
+    with machines.ssh_access(endpoint, "b1", purpose="bake", folder=folder) as access:
+        packer(calls, endpoint, images[0], access, folder)
+    bake._finish(endpoint, images[1], {"kernel": "6.1"})
+    machines.remove_image(endpoint, images[2])
+    store = S3Store(endpoint.client("s3"), "modules", "x")
+    (folder / "module").write_text("a")
+    store.put(folder / "module", "535/module")
+    assert store.names("535") == ["535/module"]
+    store.get("535/module", folder / "again")
+
+
+def packer(calls, endpoint, source, access, folder):
+    """The image's own template, with nothing to log in to and nothing to do on the machine."""
+    if not shutil.which("packer"):
+        pytest.skip("missing packages: packer (scripts/run installs them as root)")
+    [template] = (ROOT / "ami" / "eks-gpu").glob("*.pkr.hcl")
+    text = re.sub(r'(communicator\s*=) "ssh"', r'\1 "none"', template.read_text())
+    text = re.sub(r'  provisioner "ansible" \{\n.*?\n  \}\n', "", text, flags=re.DOTALL)
+    where = folder / "packer"
+    where.mkdir()
+    (where / template.name).write_text(text)
+    tags = machines.build_tags("b1", "bake", access.deadline)
+    variables = {
+        "region": endpoint.region,
+        "source_ami": source,
+        "ami_name": "gpukiln-b1",
+        "ami_description": "a test's",
+        "instance_type": "m5.xlarge",
+        "ssh_username": "admin",
+        "ssh_keypair_name": access.key_name,
+        "ssh_private_key_file": str(access.private_key),
+        "security_group_id": access.group_id,
+        "root_device": "/dev/xvda",
+        "volume_size_gib": 30,
+        "tags": {"gpukiln:image": "eks-gpu"},
+        "run_tags": tags,
+        "user_data": "#!/bin/sh",
+        **dict.fromkeys(("playbook", "extra_vars_file"), "none"),
+        "manifest": str(folder / "manifest.json"),
+        "ec2_endpoint": endpoint.url,
+        "poll_delay_s": 1,
+    }
+    (where / "variables.pkrvars.json").write_text(json.dumps(variables))
+    own = {**os.environ, "CHECKPOINT_DISABLE": "1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    command = ["packer", "build", f"-var-file={where / 'variables.pkrvars.json'}", str(where)]
+    endpoint.forget()
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for call in endpoint.calls:
+        given = {value for name, value in call.items() if re.search(r"\.?Tag\.\d+\.Key$", name)}
+        calls.note(f"ec2:{call['Action']}", "packer", given, [])
+
+
+def verify(calls, endpoint, images, folder):
+    calls.job = "verify"
+    record = SimpleNamespace(
+        build_id="b2",
+        plan=SimpleNamespace(
+            instance_types=["g4dn.xlarge"], base=SimpleNamespace(ssh_user="admin"), profile="image"
+        ),
+    )
+    machines.builds_with_leftovers(endpoint)
+    attestation._describe(endpoint, images[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "run_suite", lambda *_, **__: verdict())
+        patch.setattr(machines, "_speaks_ssh", lambda *_: True)
+        pipeline.verify_image(
+            record, SimpleNamespace(image_id=images[1]), endpoint, folder, quiet(), spot=True
+        )
+        patch.setattr(machines, "_speaks_ssh", lambda *_: False)
+        about = {"build_id": "b3", "instance_types": ["g4dn.xlarge"], "user": "admin", "folder": folder}
+        with pytest.raises(UnavailableError, match="SSH does not answer"):  # its console is asked for
+            machines.machine_from_image(
+                endpoint, images[1], **about, say=lambda _: None, timeout_s=-1
+            ).__enter__()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(endpoint), "subnet_id", some_subnet(calls, endpoint))
+        with machines.ssh_access(endpoint, "b4", purpose="verify", folder=folder):
+            pass
+
+
+def some_subnet(calls, endpoint):
+    setting_up(calls)
+    found = endpoint.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
+    calls.job = "verify"
+    return found
+
+
+def release_twice(calls, records):
+    setting_up(calls)
+    tell("reset")
+    first, second = make_image("b1"), make_image("b2")
+    for region in REGIONS:
+        release_cloud.Cloud(region).client("ec2").disable_image_block_public_access()
+    calls.job = "release"
+    for image_id, build, more in (
+        (first, "b1", {"keys": dict.fromkeys(REGIONS, "alias/x")}),
+        (second, "b2", {"sharing": Sharing(public=True)}),
+    ):
+        require_complete(release(wish(image_id, build, **more), release_cloud.Cloud(), records, quiet()))
+    candidate = Pointer("eks-gpu", "1.34", "candidate")
+    rules = load_channel("candidate")
+    require_complete(rollback(candidate, rules, release_cloud.Cloud(), [HOME], records, quiet()))
+    assert look(release_cloud.Cloud(), list(REGIONS)).rows
+
+
+def remove_old(calls, records):
+    setting_up(calls)
+    old = make_image("b0", days_old=100)
+    ec2, autoscaling = (release_cloud.Cloud().client(name) for name in ("ec2", "autoscaling"))
+    ec2.create_launch_template(
+        LaunchTemplateName="pointed",
+        LaunchTemplateData={"ImageId": f"resolve:ssm:{release_cloud.POINTER.format('candidate')}"},
+    )
+    autoscaling.create_launch_configuration(
+        LaunchConfigurationName="old", ImageId="ami-1", InstanceType="m5.large"
+    )
+    calls.job = "prune"
+    rules = prune.Rules(older_than_days=30, keep=None, limit=20, in_use={}, without_channels=False)
+    done = prune.prune(release_cloud.Cloud(), list(REGIONS), rules, records, remove=True)
+    prune.require_complete(done)
+    assert [item.image_id for one in done for item in one.items if item.action == "removed"] == [old]
+
+
+def sweep(calls, endpoint):
+    setting_up(calls)
+    ec2 = endpoint.client("ec2")
+    tags = machines.build_tags("dead", "bake", datetime.now(UTC) - timedelta(hours=1))
+    tagged = {
+        kind: machines.tag_specifications(tags, kind)
+        for kind in ("instance", "volume", "key-pair", "security-group")
+    }
+    ec2.create_key_pair(KeyName="dead", TagSpecifications=tagged["key-pair"])
+    ec2.create_security_group(GroupName="dead", Description="x", TagSpecifications=tagged["security-group"])
+    zone = ec2.describe_availability_zones()["AvailabilityZones"][0]["ZoneName"]
+    volume = ec2.create_volume(AvailabilityZone=zone, Size=1, TagSpecifications=tagged["volume"])
+    ours = [{"Key": key, "Value": "x"} for key in ("gpukiln:digest", "gpukiln:image")]
+    ec2.create_snapshot(
+        VolumeId=volume["VolumeId"], TagSpecifications=[{"ResourceType": "snapshot", "Tags": ours}]
+    )
+    ec2.run_instances(ImageId="ami-00000001", MinCount=1, MaxCount=1, TagSpecifications=tagged["instance"])
+    calls.job = "sweep"
+    found = find_leftovers(endpoint, now=datetime.now(UTC) + timedelta(days=2))
+    removed = remove_leftovers(endpoint, found, lambda _: None)
+    assert {one.kind for one in removed} == {"instance", "volume", "key pair", "security group", "snapshot"}
+
+
+def push(calls, endpoint):
+    calls.job = "push"
+    repository.find(
+        repository.parse("gpukiln/runner-gpu"), endpoint, create=True, dry_run=False, say=lambda _: None
+    )
+
+
+@contextmanager
+def recording(calls):
+    """Every call that boto3 makes is noted."""
+    direct = BaseClient._make_api_call
+
+    def made(client, operation, parameters):
+        service = client.meta.service_model.service_name
+        action = f"{service}:{operation}"
+        had = tags_of_named(direct, client, operation, parameters) if service == "ec2" else []
+        calls.note(IAM_NAME.get(action, action), "gpukiln", given_tags(parameters), had)
+        if service == "ec2" and "TagSpecifications" in parameters:  # IAM looks at CreateTags too
+            calls.note("ec2:CreateTags", operation, given_tags(parameters), [])
+        return direct(client, operation, parameters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseClient, "_make_api_call", made)
+        yield
+
+
+def tags_of_named(direct, client, operation, parameters):
+    """The tags that everything has which a changing call names."""
+    if operation.startswith("Describe") and operation != "DescribeImageAttribute":
+        return []  # listings
+    had = []
+    for name in (text for text in texts(parameters) if ID.fullmatch(text)):
+        named = [{"Name": "resource-id", "Values": [name]}]
+        had.append({tag["Key"] for tag in direct(client, "DescribeTags", {"Filters": named})["Tags"]})
+    if "KeyName" in parameters and operation != "CreateKeyPair":
+        [pair] = direct(client, "DescribeKeyPairs", {"KeyNames": [parameters["KeyName"]]})["KeyPairs"]
+        had.append({tag["Key"] for tag in pair["Tags"]})
+    return had
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    """The whole rehearsal, once."""
+    calls = Calls()
+    with pytest.MonkeyPatch.context() as patch, recording(calls):
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+        with serve() as endpoint:
+            images = make_images(calls, endpoint)
+            build(calls, endpoint, images, tmp_path_factory.mktemp("build"))
+            verify(calls, endpoint, images, tmp_path_factory.mktemp("verify"))
+            sweep(calls, endpoint)
+            push(calls, endpoint)
+        records = Releases(tmp_path_factory.mktemp("releases"))
+        release_twice(calls, records)
+        remove_old(calls, records)
+    calls.made["build"] += calls.made["verify"]  # a build verifies, as permissions.yaml says too
+    return calls
+
+
+def listed(job, *callers):
+    names = {job, permissions.jobs()[job].includes} - {""}
+    return {
+        call.action
+        for statement in permissions.statements()
+        for call in statement.calls
+        if names & set(call.jobs) and (not callers or call.by in callers)
+    }
+
+
+@pytest.mark.parametrize("job", permissions.jobs())
+def test_a_policy_has_every_call_and_no_other(rehearsed, job):
+    allowed = {
+        action for statement in policy([job], EVERYTHING)["Statement"] for action in statement["Action"]
+    }
+    made = rehearsed.by(job, "gpukiln", "packer")
+    assert made - allowed == set(), "called, and the policy does not allow it"
+    assert rehearsed.by(job, "gpukiln") >= listed(job, "gpukiln"), "nothing calls these"
+    if job == "build":
+        assert rehearsed.by(job, "packer") >= listed(job, "packer"), "Packer calls none of these"
+    assert allowed - made == listed(job, "skopeo", "ec2"), "allowed, and nothing calls it"
+
+
+@pytest.mark.parametrize("job", permissions.jobs())
+def test_the_conditions_hold_for_every_call(rehearsed, job):
+    statements = [one for one in permissions.statements() if any(job_makes(job, call) for call in one.calls)]
+    tagged = 0
+    for action, by, given, had in rehearsed.made[job]:
+        if not action.startswith("ec2:"):
+            continue
+        if by not in ("gpukiln", "packer"):  # the tags of a call that makes something
+            assert by in {name for one in statements for name in one.creating}
+            continue
+        of_action = [one for one in statements if action in {call.action for call in one.calls}]
+        wanted = {one.gets_tag for one in of_action} - {""}
+        has = {one.has_tag for one in of_action} - {""}
+        if action in TAGGED_BY_CALL:
+            assert wanted <= given, f"{by} does not tag with {wanted} in {action}"
+            tagged += 1
+        elif action == "ec2:CreateTags":
+            assert wanted & given or (had and all(has & tags for tags in had)), (
+                f"{by} tags what is none of ours"
+            )
+            tagged += 1
+        elif has and by == "gpukiln":
+            assert had, f"{action} names nothing"
+            assert all(has <= tags for tags in had), f"{action} of what has no tag {has}"
+            tagged += 1
+    assert tagged or job == "push"
+
+
+def job_makes(job, call):
+    return bool({job, permissions.jobs()[job].includes} & set(call.jobs))
+
+
+def test_the_machines_that_packer_stops_and_captures_are_tagged(rehearsed):
+    """It tags them in RunInstances, so `has_tag` holds for what it does with them later."""
+    [given] = [given for action, by, given, _ in rehearsed.made["build"] if (action, by) == (RUN, "packer")]
+    assert "gpukiln:build" in given

@@ -1,0 +1,184 @@
+"""ami.release, rollback, channels and prune as they are typed: exit codes, JSON, refusals, what is asked."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from invoke.context import Context
+from release_cloud import HOME, REGIONS, Cloud, pointed, tags, tell, verdict
+from test_builds import BAKE, proven  # noqa: F401 - a fixture
+from test_plan import debian  # noqa: F401 - a fixture that the other takes
+
+from gpukiln.clouds import select
+from gpukiln.commands import release as commands
+from gpukiln.errors import RefusedError, UsageError
+from gpukiln.images.builds import Builds
+from gpukiln.release.channels import load_channel, load_channels, proof_from_tags, require_proven
+from gpukiln.release.options import key_by_region, region_names, sharing_with
+
+AMI = BAKE.image_id
+NO_GPU = verdict(not_run=[("gpu.xid", "no GPU"), ("runtime.cdi", "no GPU")])
+_KEPT = []
+NO_TOOLKIT = verdict(not_run=[("runtime.docker-nvidia", "left out")])
+
+
+@pytest.fixture
+def typed(request, monkeypatch, capsys, tmp_path):
+    """Run a command on an empty cloud with one proven build; returns its exit code, output and errors."""
+    builds = request.getfixturevalue("proven") if not _KEPT else Builds(tmp_path)
+    if not _KEPT:
+        _KEPT.append(builds.find("last").read())  # a plan takes its time: one does for all
+    elif not builds.all():
+        build = builds.create("eks-gpu")
+        build.write(replace(_KEPT[0], build_id=build.id))
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    monkeypatch.setattr(select, "make_cloud", lambda _name, region, **_: Cloud(region))
+    tell("reset")
+
+    def run(name, *arguments, judged=None, **options):
+        if judged is not None:
+            [build] = builds.all()
+            build.write(replace(build.read(), verdict=judged))
+            about = {"region": HOME, "image_id": AMI, "name": "gpu-image"}
+            tell("image", {"tags": tags(build.id, judged), **about})
+        try:
+            getattr(commands, name)(Context(), *arguments, **options)
+            code = 0
+        except SystemExit as error:
+            code = error.code
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def test_the_whole_way_by_hand(typed):
+    everywhere = {"channel": "candidate", "regions": ",".join(REGIONS)}
+    code, out, err = typed("release", "last", judged=NO_GPU, dry_run=True, **everywhere)
+    assert (code, out) == (0, "")
+    assert "would be moved" in err
+    assert "dry run: nothing was changed" in err
+    assert set(pointed().values()) == {None}
+
+    code, out, err = typed("release", "last", json=True, **everywhere)
+    document = json.loads(out)
+    assert (code, document["state"], document["not_run"]) == (0, "done", "gpu=1 runtime=1")
+    assert document["parameter"] == "/gpukiln/eks-gpu/1.34/candidate/image_id"
+    assert {one["region"]: one["image_id"] for one in document["regions"]} == pointed()
+    assert "checks not run: gpu=1 runtime=1" in err
+
+    code, out, _ = typed("channels")
+    assert code == 0
+    assert all(image_id in out for image_id in pointed().values())
+    code, _, err = typed("rollback", channel="candidate")
+    assert code == 6
+    assert "no release before this one" in err
+    code, out, _ = typed("prune", json=True, yes=True, dry_run=True)
+    found = json.loads(out)
+    assert (code, found["removed"], len(found["regions"])) == (0, False, 2)
+    assert {image["action"] for region in found["regions"] for image in region["images"]} == {"keep"}
+
+    Cloud(HOME).client("ec2").disable_image_deregistration_protection(ImageId=AMI)
+    code, out, err = typed("channels", json=True)
+    assert (code, len(json.loads(out)["channels"])) == (1, 2)
+    assert "the image can be deregistered" in err
+
+
+def test_stable_takes_only_what_was_proven(typed):
+    code, _, err = typed("release", "last", channel="stable", judged=NO_TOOLKIT)
+    assert code == 6
+    assert "runtime.docker-nvidia: left out" in err
+    code, _, err = typed("release", "last", channel="stable", judged=NO_GPU)
+    assert code == 0
+    assert "not proven gpu.xid: no GPU" in err  # this cloud has no GPU: excused, and said
+    code, _, err = typed("release", "last", channel="stable", judged=verdict(failed=[("boot.state", "bad")]))
+    assert code == 6
+    assert "its verdict is not `passed`" in err
+    code, _, err = typed("release", "last", channel="stabel")
+    assert code == 2
+    assert "did you mean stable?" in err
+
+
+def test_a_channel_after_another_one(typed):
+    """What is approved is what the earlier channel still points at."""
+    code, _, err = typed("release", "last", channel="stable", after="candidate", judged=NO_GPU)
+    assert code == 6
+    assert f"{HOME}: nothing" in err
+    assert set(pointed("stable").values()) == {None}
+    assert typed("release", "last", channel="candidate", regions=HOME)[0] == 0
+    code, _, err = typed("release", "last", channel="stable", after="candidate", regions=",".join(REGIONS))
+    assert code == 6
+    assert f"in {REGIONS[1]}" in err
+    assert typed("release", "last", channel="stable", after="candidate")[0] == 0
+    assert pointed("stable")[HOME] == AMI
+    assert typed("release", "last", channel="stable", after="canditate")[0] == 2
+
+
+def test_an_image_of_another_machine_is_known_by_its_tags(typed, tmp_path):
+    typed("channels", judged=NO_GPU)
+    for record in tmp_path.glob("builds/*/record.json"):
+        record.unlink()
+    assert typed("release", AMI, channel="candidate")[0] == 2  # nobody said where it is
+    assert typed("release", AMI, channel="candidate", region=HOME)[0] == 0
+    code, _, err = typed("release", AMI, channel="stable", region=HOME)
+    assert code == 6
+    assert "its tags don't say which" in err
+    assert typed("release", "ami-00000000", channel="stable", region=HOME)[0] == 2
+
+
+def test_nothing_becomes_public_without_its_name(typed, monkeypatch):
+    public = {"channel": "candidate", "public": True}
+    code, _, err = typed("release", "last", judged=NO_GPU, **public)
+    assert code == 6
+    assert "its name was not typed" in err
+    assert "--yes-public gpu-image" in err
+    assert typed("release", "last", yes_public="gpu", **public)[0] == 6
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for answer, expected in (("yes\n", 6), ("gpu-image\n", 0)):
+        Cloud(HOME).client("ec2").disable_image_block_public_access()
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        assert typed("release", "last", **public)[0] == expected
+        assert Cloud(HOME).client("ec2").describe_images(ImageIds=[AMI])["Images"][0]["Public"] is (
+            expected == 0
+        )
+
+
+def test_gpus_that_should_have_been_there_are_not_excused():
+    proof = proof_from_tags(AMI, HOME, tags("b1", NO_GPU))
+    proof = replace(proof, not_run=NO_GPU.not_run)
+    stable = load_channel("stable")
+    assert [check.id for check in require_proven("stable", stable, proof, has_gpus=False)] == [
+        "gpu.xid",
+        "runtime.cdi",
+    ]
+    with pytest.raises(RefusedError, match="2 checks that it asks for were not run"):
+        require_proven("stable", stable, proof, has_gpus=True)
+    assert load_channels()["candidate"].layers == ()
+
+
+def test_options_are_checked_before_anything_is_asked():
+    assert key_by_region("us-west-2=a,us-east-1=b", ("us-west-2", "us-east-1"), encrypt=False) == {
+        "us-west-2": "a",
+        "us-east-1": "b",
+    }
+    assert key_by_region("", ("us-west-2",), encrypt=True) == {"us-west-2": "default"}
+    for text, encrypt, message in (
+        ("us-west-2=a", False, "no key for us-east-1"),
+        ("us-west-2=a,us-east-1=b,eu-west-1=c", False, "eu-west-1"),
+        ("us-west-2=a,us-east-1=b", True, "exclude each other"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            key_by_region(text, ("us-west-2", "us-east-1"), encrypt=encrypt)
+    with pytest.raises(UsageError, match="no account id"):
+        sharing_with("1234", "", public=False)
+    with pytest.raises(UsageError, match="no ARN of an organization"):
+        sharing_with("", "o-abc", public=False)
+    with pytest.raises(UsageError, match="us-wst-2"):
+        region_names("us-east-1,us-wst-2")
+    unit = "arn:aws:organizations::111122223333:ou/o-abcde12345/ou-ab12-11111111"
+    assert sharing_with("", unit, public=False).permissions == [{"OrganizationalUnitArn": unit}]

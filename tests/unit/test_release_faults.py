@@ -1,0 +1,124 @@
+"""Every call of a release fails once: what is left is consistent, and a second run completes it.
+
+The release replaces another one in two regions. Each call that changes something is refused in the one, and
+done with its answer lost in the other. Of the calls that only read each kind fails once.
+"""
+
+from collections import Counter
+
+import pytest
+from release_cloud import (
+    HOME,
+    POINTER,
+    REGIONS,
+    Cloud,
+    fault,
+    images,
+    is_change,
+    make_image,
+    quiet,
+    tell,
+    wish,
+)
+
+from gpukiln.errors import GpukilnError
+from gpukiln.images.machines import tags_of
+from gpukiln.release.images import SOURCE_TAG
+from gpukiln.release.pointer import Pointer, history
+from gpukiln.release.publish import release
+from gpukiln.release.record import Releases, require_complete
+
+COPY = "eu-west-1"
+CANDIDATE = Pointer("eks-gpu", "1.34", "candidate")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    return Releases(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="module")
+def before(records):
+    """A cloud with one release, and the image of the next."""
+    tell("reset")
+    first = make_image("b1")
+    old = run(records, first, "b1")
+    new = make_image("b2")
+    tell("keep")
+    return old, new
+
+
+def run(records, image_id, build):
+    done = release(wish(image_id, build), Cloud(), records, quiet())
+    require_complete(done)
+    return {result.region: result.image_id for result in done.regions}
+
+
+def calls_of_a_release(records, image_id):
+    """Every call as region, action and how many such calls came before it."""
+    tell("restore")
+    run(records, image_id, "b2")
+    seen = Counter()
+    for region, action, _ in tell("calls"):
+        yield region, action, seen[region, action]
+        seen[region, action] += 1
+
+
+def cases(calls):
+    for region, action, earlier in calls:
+        if is_change(action):
+            yield region, action, earlier, "denied" if region == HOME else "lost"
+        if not earlier and (
+            action in ("CopyImage", "DescribeImages") or (region == COPY and not is_change(action))
+        ):
+            yield region, action, earlier, "denied"
+
+
+def require_consistent(old, new, case):
+    """Every pointer names the old or the new image, which is available and can't be deregistered.
+
+    Returns:
+        Per region the images and the id of the one that is pointed at.
+    """
+    state = {}
+    for region in REGIONS:
+        found, name = images(region), POINTER.format("candidate")
+        value = Cloud(region).client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
+        image = found[value]
+        assert tags_of(image).get(SOURCE_TAG, value) in (old[HOME], new), case
+        assert image["State"] == "available", case
+        assert image["DeregistrationProtection"] == "enabled-without-cooldown", case
+        assert "DeprecationTime" not in image, case
+        state[region] = found, value
+    return state
+
+
+def test_every_call_may_fail_once(records, before):
+    old, new = before
+    calls = list(calls_of_a_release(records, new))
+    assert {"CopyImage", "PutParameter", "EnableImageDeprecation"} <= {action for _, action, _ in calls}
+    outcomes = Counter()
+    for region, action, earlier, kind in cases(calls):
+        tell("restore")
+        tell("faults", [fault(action, kind, region, skip=earlier)])
+        case = f"{action} {earlier} in {region}: {kind}"
+        with pytest.raises(GpukilnError) as caught:
+            run(records, new, "b2")
+        outcomes[caught.value.exit_code] += 1
+        assert action in f"{caught.value.message} {caught.value.details}", case
+        require_consistent(old, new, case)
+        there = run(records, new, "b2")
+        assert there[HOME] == new, case
+        for place, (found, value) in require_consistent(old, new, case).items():
+            assert value == there[place], case
+            assert len(found) == 2, case  # one image a release
+            assert found[old[place]]["DeprecationTime"], case
+            assert found[old[place]]["DeregistrationProtection"] == "disabled", case
+            assert len(history(Cloud(place).client("ssm"), CANDIDATE)) == 2, case  # pointed once, not twice
+    print(
+        f"\n{len(calls)} calls, {sum(outcomes.values())} faults: "
+        f"{outcomes[4]} before anything was done (exit 4), {outcomes[5]} in part (exit 5), "
+        "all consistent and completed by a second run"
+    )
+    assert outcomes[5] > 15
+    assert set(outcomes) == {4, 5}

@@ -1,0 +1,247 @@
+"""The shell of the rebuild workflow runs in its order on the embedded cloud, without machines.
+
+`scripts/run` is a stand-in: it starts this checkout's commands without installing anything, and plan, build
+and verify only leave the record there that a real build would leave. Its image is in the cloud already.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from release_cloud import HOME, REGIONS, Cloud, make_image, pointed, quiet, server, tags, tell, verdict, wish
+from test_builds import BAKE, proven  # noqa: F401 - a fixture
+from test_plan import debian  # noqa: F401 - a fixture that the other takes
+
+from gpukiln.release.publish import release
+from gpukiln.release.record import Releases, require_complete
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+REBUILD = yaml.safe_load((ROOT / ".github/workflows/rebuild.yml").read_text())
+PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
+RUN = """\
+#!{python}
+import os, sys
+sys.path[:0] = [{root!r}, {tests!r}]
+import workflow_commands
+sys.exit(workflow_commands.main(sys.argv[2:]))
+"""
+GH = """\
+#!{python}
+import json, os, pathlib, shutil, sys
+asked = sys.argv[1:]
+body = pathlib.Path(asked[asked.index("--body-file") + 1]).read_text() if "--body-file" in asked else ""
+with open({log!r}, "a") as log:
+    log.write(json.dumps([*asked, body]) + "\\n")
+if asked[:2] == ["run", "download"]:
+    kept = pathlib.Path({kept!r}, asked[2] if asked[2].isdigit() else "last")
+    if not kept.exists():
+        sys.exit("no valid artifacts found to download")
+    shutil.copytree(kept, asked[asked.index("--dir") + 1], dirs_exist_ok=True)
+if asked[:2] == ["issue", "list"]:
+    print(os.environ.get("OPEN_ISSUE", ""))
+"""
+
+
+class Runner:
+    """What GitHub does with a job, for the expressions that the workflow has."""
+
+    def __init__(self, folder, home):
+        self.folder, self.kept, self.log = folder, folder / "artifact", folder / "gh.log"
+        self.records, self.ran, self.fails = home / "builds", [], ""
+        self.vars = {"RELEASE_REGIONS": ",".join(REGIONS), "CLOUD": "embedded"}
+        for name, text in (("scripts/run", RUN), ("bin/gh", GH)):
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            about = {"root": str(ROOT), "tests": str(ROOT / "tests" / "unit"), "python": sys.executable}
+            file.write_text(text.format(**about, log=str(self.log), kept=str(self.kept)))
+            file.chmod(0o755)
+        url, layout = server()
+        self.environment = {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "RUNNER_TEMP": str(folder / "temp"),
+            "GITHUB_RUN_ID": "7",
+            "TEST_SERVER": f"{url} {layout.home}",
+        }
+        (folder / "temp").mkdir()
+        self.context = {
+            "github": {"workspace": str(folder), "repository": "octo/images", "run_id": "7", "token": "t"},
+            "vars": self.vars,
+        }
+        self.context["github"]["server_url"] = "https://github.example"
+
+    def value(self, expression):
+        """`a.b.c || 'text'`, and no more of GitHub's language."""
+        for part in map(str.strip, expression.split("||")):
+            if re.fullmatch(r"'[^']*'", part):
+                return part.strip("'")
+            found = self.context
+            for name in part.split("."):
+                found = found.get(name, "")
+                if found == "":
+                    break
+            if found:
+                return found
+        return ""
+
+    def filled(self, text):
+        return re.sub(r"\$\{\{(.*?)\}\}", lambda match: self.value(match[1]), str(text))
+
+    def holds(self, condition, failed):
+        if condition in ("failure()", "always()"):
+            return failed or condition == "always()"
+        if failed:
+            return False
+        if not condition:
+            return True
+        left, operator, right = re.fullmatch(r"(\S+) (==|!=) '(.*)'", condition).groups()
+        return (self.value(left) == right) is (operator == "==")
+
+    def job(self, name, **more):
+        """Run the steps of a job; returns the name of the one that failed, or an empty string."""
+        job = REBUILD["jobs"][name]
+        steps, failed, environment = self.context.setdefault("steps", {}), "", dict(self.environment)
+        steps.clear()
+        for level in (REBUILD["env"], job.get("env", {}), self.vars, more):
+            environment |= {key: self.filled(value) for key, value in level.items()}
+        self.ran = []
+        for step in (step for step in job["steps"] if "run" in step):
+            if not self.holds(step.get("if", ""), failed):
+                continue
+            self.ran.append(step["name"])
+            files = {which: self.folder / "temp" / which for which in ("GITHUB_OUTPUT", "GITHUB_ENV")}
+            for file in files.values():
+                file.write_text("")
+            own = {key: self.filled(value) for key, value in step.get("env", {}).items()}
+            done = subprocess.run(
+                ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+                env={**environment, **own, **{which: str(file) for which, file in files.items()}},
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            said = dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
+            environment |= dict(line.split("=", 1) for line in files["GITHUB_ENV"].read_text().splitlines())
+            steps[step.get("id", step["name"])] = {"outputs": said}
+            if done.returncode:
+                failed = failed or f"{step['name']}: {done.stdout}{done.stderr}"
+        outputs = {key: self.filled(value) for key, value in job.get("outputs", {}).items()}
+        self.context.setdefault("needs", {})[name] = {"outputs": outputs}
+        return failed
+
+    def keep(self, run, record):
+        """An artifact of a run, as `Keep the record` uploads it."""
+        file = self.kept / run / record["build_id"] / "record.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(record))
+
+    def asked(self):
+        """What gh was called with since the last time, bodies last."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def runner(request, tmp_path):
+    """A runner, and the record of a build that has not been made yet."""
+    tell("reset")
+    home = tmp_path / ".cache" / "gpukiln"
+    builds = request.getfixturevalue("proven")
+    [build] = builds.all()
+    judged = verdict(not_run=[("gpu.xid", "no GPU")])
+    record = replace(build.read(), verdict=judged)
+    runner = Runner(tmp_path, home)
+    runner.environment["TEST_RECORD"] = str(tmp_path / "built.json")
+    (tmp_path / "built.json").write_text(json.dumps({**record.to_dict(), "build_id": build.id}))
+    runner.build = build.id
+    build.record_file.unlink()
+    tell("image", {"tags": tags(build.id, judged), "region": HOME, "image_id": BAKE.image_id, "name": "gpu"})
+    return runner
+
+
+def test_a_rebuild_is_released_described_and_promoted(runner):
+    earlier = json.loads((runner.folder / "built.json").read_text())
+    earlier["bake"] |= {"image_id": "ami-0000000000000000a", "kernel": "6.1.0-0-cloud-amd64"}
+    runner.keep("last", earlier)
+    assert runner.job("rebuild") == ""
+    assert runner.ran == ["Plan", "Build", "Verify on other GPUs", "Release to candidate", "Say what changed"]
+    there = pointed("candidate")
+    assert there[HOME] == BAKE.image_id
+    assert set(pointed("stable").values()) == {None}
+    download, label, issue = runner.asked()
+    assert download[:4] == ["run", "download", "--name", "record"]
+    assert label[:3] == ["label", "create", "image-rebuild"]
+    assert issue[:5] == ["issue", "create", "--label", "image-rebuild", "--title"]
+    assert issue[5] == "New image: name"
+    assert "https://github.example/octo/images/actions/runs/7" in issue[-1]
+    assert f"`{BAKE.image_id}` in {HOME}" in issue[-1]
+    assert "(`ami-0000000000000000a`)" in issue[-1]
+    assert "6.1.0-0-cloud-amd64" in issue[-1]
+
+    record = runner.records / runner.build / "record.json"
+    runner.keep("7", json.loads(record.read_text()))  # what `Keep the record` uploads
+    record.unlink()  # the other job runs on another machine
+    assert runner.holds(REBUILD["jobs"]["promote"]["if"], "")
+    assert runner.job("promote") == ""
+    assert pointed("stable") == there
+    [download] = runner.asked()
+    assert download[:5] == ["run", "download", "7", "--name", "record"]
+
+    assert runner.job("rebuild", TEST_PROVEN=BAKE.image_id) == ""  # the week after: nothing to build
+    assert runner.ran == ["Plan", "Release to candidate"]
+    assert runner.asked() == []
+    assert not runner.holds(REBUILD["jobs"]["promote"]["if"], "")
+
+
+def test_what_candidate_does_not_point_at_any_more_is_not_promoted(runner, tmp_path):
+    newer = wish(make_image("newer"), "newer")
+    require_complete(release(newer, Cloud(), Releases(tmp_path), quiet()))
+    runner.keep("7", json.loads((runner.folder / "built.json").read_text()))
+    runner.context["needs"] = {"rebuild": {"outputs": {"build": runner.build}}}
+    assert "candidate does not point at" in runner.job("promote")
+    assert set(pointed("stable").values()) == {None}
+
+
+def test_a_failure_becomes_an_issue_once_and_says_no_account(runner):
+    assert runner.job("rebuild", TEST_FAILS="ami.build").startswith("Build:")
+    assert runner.ran == ["Plan", "Build", "Say what failed"]
+    _, listing, issue = runner.asked()
+    assert listing[:2] == ["issue", "list"]
+    assert issue[:6] == ["issue", "create", "--label", "image-rebuild", "--title", "Rebuild failed: Build"]
+    assert "error: role arn:aws:iam::(account):role/x may not" in issue[-1]
+    assert "next: let it" in issue[-1]
+    assert set(pointed("candidate").values()) == {None}
+
+    assert runner.job("rebuild", TEST_FAILS="ami.plan", OPEN_ISSUE="12").startswith("Plan:")
+    assert runner.asked()[-1][:3] == ["issue", "comment", "12"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_and_permissions_are_named(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] in ({}, {"contents": "read"})
+    for job in workflow["jobs"].values():
+        granted = {name for name, access in job.get("permissions", {}).items() if access == "write"}
+        assert granted <= {"id-token", "issues"}
+        for step in job["steps"]:
+            assert PINNED.fullmatch(step["uses"]) if "uses" in step else "run" in step
+        texts = [step.get("run", "") for step in job["steps"]]
+        assert not [text for text in texts if "${{" in text], "an expression in a script is code of others"
+
+
+def test_versions_of_pinned_actions_are_written_beside_them():
+    lines = [line for path in WORKFLOWS for line in path.read_text().splitlines() if " uses: " in line]
+    assert lines
+    assert all(re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in lines)
+    of_action = {(line.split("uses: ")[1].split("@")[0], line.split("@")[1]) for line in lines}
+    assert len({name for name, _ in of_action}) == len(of_action), "one action in two versions"

@@ -1,0 +1,56 @@
+"""Commands for test_workflows.py, each in a process of its own; what needs machines is a stand-in."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from invoke.context import Context
+from invoke.parser import Parser
+
+from gpukiln.clouds.embedded.layout import Layout, state_home
+from tasks import namespace
+
+
+def plan():
+    """Nothing to build where an image is proven, as TEST_PROVEN says."""
+    proven = os.environ.get("TEST_PROVEN")
+    print(json.dumps({"proven_image": proven}))
+    return 0 if proven else 10
+
+
+def build():
+    """The record that a build would have left; its image is there already."""
+    text = Path(os.environ["TEST_RECORD"]).read_text()
+    file = state_home() / "builds" / json.loads(text)["build_id"] / "record.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return 0
+
+
+STAND_INS = {"ami.plan": plan, "ami.build": build, "ami.verify": lambda: 0}
+
+
+def main(words):
+    """Run one command line, for example ["ami.release", "last", "--channel", "candidate"]."""
+    name = words[0]
+    [found] = Parser(contexts=namespace.to_contexts()).parse_argv(words)  # a wrong option fails here
+    if os.environ.get("TEST_FAILS") == name:
+        print("a step\nerror: role arn:aws:iam::111122223333:role/x may not\nnext: let it", file=sys.stderr)
+        return 4
+    if name in STAND_INS:
+        return STAND_INS[name]()
+    use_server_of_the_test()
+    namespace[name](Context(), **found.as_kwargs)
+    return 0
+
+
+def use_server_of_the_test():
+    """The real commands talk to the cloud that the test started."""
+    import release_cloud  # noqa: PLC0415 - slow to import
+
+    from gpukiln.clouds import select  # noqa: PLC0415
+
+    url, home = os.environ["TEST_SERVER"].split()
+    release_cloud.server = lambda: (url, Layout(Path(home)))
+    select.make_cloud = lambda _name, region, **_: release_cloud.Cloud(region)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,7 +112,7 @@ def run_playbook(
             on_host(*said)
         return False  # Runner need not keep a file of each event
 
-    with logs:
+    with logs, _signals_given_back():
         run = ansible_runner.run(
             private_data_dir=str(folder),
             ident="run",
@@ -135,6 +137,17 @@ def run_playbook(
             details=tuple(output.strip().splitlines()[-8:]),
         )
     return result
+
+
+@contextmanager
+def _signals_given_back() -> Iterator[None]:
+    """Runner leaves handlers by which Ctrl-C does nothing for the rest of the process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class HostLogs:

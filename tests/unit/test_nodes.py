@@ -1,6 +1,7 @@
 """Runs on nodes: real Ansible on hosts of this process, one that fails, one that can't be reached."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,12 @@ def test_check_mode_shows_the_difference_and_changes_nothing(request_of, tmp_pat
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
     console.print(render(result, check=True))
     assert "+new" in console.export_text()
+
+
+def test_ctrl_c_works_after_a_run(request_of, tmp_path):
+    run(request_of(limit="good"), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_a_second_run_changes_nothing(request_of, tmp_path):

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+import boto3
+
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "/aws/service/debian/release/12/latest/amd64"
 KEY_PAIR = "tests"
@@ -83,13 +85,25 @@ class Here:
             "ec2", "run-instances", "--image-id", image_id, "--key-name", KEY_PAIR, *options
         )["Instances"]
         assert instance["State"]["Name"] == "pending"
-        self.aws("ec2", "wait", "instance-running", "--instance-ids", instance["InstanceId"])
+        self._wait("instance_running", instance)
         return instance
 
     def terminate(self, instance) -> None:
-        ids = ("--instance-ids", instance["InstanceId"])
-        self.aws("ec2", "terminate-instances", *ids)
-        self.aws("ec2", "wait", "instance-terminated", *ids)
+        self.aws("ec2", "terminate-instances", "--instance-ids", instance["InstanceId"])
+        self._wait("instance_terminated", instance)
+
+    def _wait(self, state: str, instance) -> None:
+        """As `aws ec2 wait`, which asks every 15 s only."""
+        settings = self.cloud_environment()
+        ec2 = boto3.client(
+            "ec2",
+            region_name=settings["AWS_REGION"],
+            endpoint_url=settings["AWS_ENDPOINT_URL"],
+            aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
+        )
+        often = {"Delay": 1, "MaxAttempts": 600}
+        ec2.get_waiter(state).wait(InstanceIds=[instance["InstanceId"]], WaiterConfig=often)
 
     def ssh(
         self, instance, key_file: Path, command: str, stdin: bytes = b""

@@ -22,7 +22,7 @@ class StageUse:
     """The stage of an earlier build that a bake went on from.
 
     Args:
-        stage: driver, runtime or configuration.
+        stage: driver or runtime.
         image_id: Its AMI.
         build_id: The build that kept it.
     """

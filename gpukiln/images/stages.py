@@ -2,7 +2,8 @@
 
 A stage is a private AMI, made without a reboot when the roles of the stage have ended. Its key covers what
 the stages up to it are made of, so that a change in a late role starts from the last stage before that role.
-What must be of this build alone (the record, the hygiene) is in no stage.
+What must be of this build alone (the record, the hygiene) is in no stage, nor is what takes less time than
+keeping a stage.
 """
 
 import contextlib
@@ -29,15 +30,15 @@ STAGES: dict[str, tuple[str, ...]] = {
         *("role container_runtime", "role nvidia_container_toolkit"),
         *("component docker", "component containerd", "component nvidia_container_toolkit"),
     ),
-    "configuration": (
-        *("role nvtop", "role dcgm", "role gpu_bootstrap", "role ci_runner"),
-        *("component nvtop", "component dcgm", "component dcgm_exporter"),
-        *("file scripts/bootstrap", "file scripts/hooks"),
-    ),
 }
 """In the order of ansible/image.yml, each with the inputs that only it and later ones need. What is named
 nowhere (the base, the tools, the template, shared roles) belongs to the first stage."""
-UNSTAGED = ("role image_record", "role image_hygiene")
+UNSTAGED = (
+    *("role nvtop", "role dcgm", "role gpu_bootstrap", "role ci_runner", "role image_record"),
+    *("role image_hygiene", "component nvtop", "component dcgm", "component dcgm_exporter"),
+    *("file scripts/bootstrap", "file scripts/hooks"),
+)
+"""What runs after the last stage: in less time than keeping another one takes."""
 FOLDER = "stages"
 TASK = "Keep the stage "  # as ansible/stage.yml names it
 STAGE_TAG, KEY_TAG, MADE_BY_TAG = "gpukiln:stage", "gpukiln:stage-key", "gpukiln:stage-build"

@@ -85,14 +85,14 @@ class Here:
             "ec2", "run-instances", "--image-id", image_id, "--key-name", KEY_PAIR, *options
         )["Instances"]
         assert instance["State"]["Name"] == "pending"
-        self._wait("instance_running", instance)
+        self.wait("instance_running", instance)
         return instance
 
     def terminate(self, instance) -> None:
         self.aws("ec2", "terminate-instances", "--instance-ids", instance["InstanceId"])
-        self._wait("instance_terminated", instance)
+        self.wait("instance_terminated", instance)
 
-    def _wait(self, state: str, instance) -> None:
+    def wait(self, state: str, instance) -> None:
         """As `aws ec2 wait`, which asks every 15 s only."""
         settings = self.cloud_environment()
         ec2 = boto3.client(

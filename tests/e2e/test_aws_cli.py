@@ -91,7 +91,7 @@ def test_a_machine_from_a_pointer_ends_itself_at_its_deadline(here, key, base_id
     assert "ActiveState=active" in timer.stdout
     assert re.search(r"OnActiveUSec=2\dmin", timer.stdout)
     here.ssh(mortal, key, "sudo systemctl start --no-block gpukiln-deadline.service")  # what the timer does
-    here.aws("ec2", "wait", "instance-terminated", "--instance-ids", mortal["InstanceId"])
+    here.wait("instance_terminated", mortal)
     [reservation] = here.aws("ec2", "describe-instances", "--instance-ids", mortal["InstanceId"])[
         "Reservations"
     ]
@@ -128,13 +128,21 @@ def test_stop_image_terminate_and_a_new_server(here, instance, key):
     assert here.ssh(instance, key, "echo kept | sudo tee /etc/kept").returncode == 0
     instance_id = instance["InstanceId"]
     here.aws("ec2", "stop-instances", "--instance-ids", instance_id)
-    here.aws("ec2", "wait", "instance-stopped", "--instance-ids", instance_id)
+    here.wait("instance_stopped", instance)
     assert "Reached target" in (here.home / f"cloud/consoles/{instance_id}.log").read_text()
     tags = "ResourceType=image,Tags=[{Key=colour,Value=blue}]"
     image_id = here.aws(
         *("ec2", "create-image", "--instance-id", instance_id, "--name", "kept"),
         *("--tag-specifications", tags),
     )["ImageId"]
+    disk = here.home / f"cloud/machines/{instance_id}/volume.raw"
+    [image] = here.aws("ec2", "describe-images", "--image-ids", image_id)["Images"]
+    snapshot_id = image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+    snapshot = here.home / f"cloud/snapshots/{snapshot_id}.raw"
+    assert disk.samefile(snapshot)
+    here.aws("ec2", "start-instances", "--instance-ids", instance_id)
+    here.wait("instance_running", instance)
+    assert not disk.samefile(snapshot), "what a machine writes later would be in its image"
     here.terminate(instance)
     assert not (here.home / f"cloud/machines/{instance_id}").exists()
     here.aws("ssm", "put-parameter", "--name", "/mine", "--type", "String", "--value", "v1")
@@ -144,15 +152,14 @@ def test_stop_image_terminate_and_a_new_server(here, instance, key):
 
     [image] = here.aws("ec2", "describe-images", "--image-ids", image_id)["Images"]
     assert image["Tags"] == [{"Key": "colour", "Value": "blue"}]
-    snapshot_id = image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
-    [snapshot] = here.aws("ec2", "describe-snapshots", "--snapshot-ids", snapshot_id)["Snapshots"]
-    assert (snapshot["VolumeSize"], snapshot["Encrypted"]) == (10, True)
+    [known] = here.aws("ec2", "describe-snapshots", "--snapshot-ids", snapshot_id)["Snapshots"]
+    assert (known["VolumeSize"], known["Encrypted"]) == (10, True)
     assert here.aws("ssm", "get-parameter", "--name", "/mine")["Parameter"]["Value"] == "v1"
 
     again = here.launch(image_id, key)
     here.aws("ec2", "deregister-image", "--image-id", image_id)
     here.aws("ec2", "delete-snapshot", "--snapshot-id", snapshot_id)
-    assert not (here.home / f"cloud/snapshots/{snapshot_id}.raw").exists()
+    assert not snapshot.exists()
     here.terminate(again)
 
 

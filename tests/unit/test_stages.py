@@ -66,9 +66,9 @@ INPUTS = {
         ("file roles/nvidia_driver/tasks/main.yml", []),
         ("file roles/container_runtime/tasks/main.yml", ["driver"]),
         ("component docker", ["driver"]),
-        ("file roles/nvtop/tasks/main.yml", ["driver", "runtime"]),
-        ("recipe nvtop", ["driver", "runtime"]),
-        ("file scripts/bootstrap/eks-gpu-bootstrap.sh", ["driver", "runtime"]),
+        ("file roles/nvtop/tasks/main.yml", list(STAGES)),
+        ("recipe nvtop", list(STAGES)),
+        ("file scripts/bootstrap/eks-gpu-bootstrap.sh", list(STAGES)),
         ("file roles/image_hygiene/files/image-hygiene.sh", list(STAGES)),
     ],
 )
@@ -117,12 +117,12 @@ def test_the_playbook_runs_each_role_in_the_stage_whose_key_covers_it() -> None:
         assert stage_of_role(role) == stage
         for other in included_by(role):
             assert stages.index(stage_of_role(other)) <= stages.index(stage), f"{role} runs {other}"
-    ordered = [stages.index(stage) for stage in roles.values() if stage]
+    ordered = [stages.index(stage) if stage else len(stages) for stage in roles.values()]
     assert ordered == sorted(ordered)
 
 
 def test_every_name_of_a_stage_is_there() -> None:
-    for owned in STAGES.values():
+    for owned in (*STAGES.values(), UNSTAGED):
         for name in owned:
             kind, _, what = name.partition(" ")
             if kind == "role":
@@ -289,7 +289,7 @@ def build_from_a_stage(
     used = stages.newest()
 
     def baked(_plan: Any, _cloud: Any, build: Build, *_: Any) -> Bake:
-        keep(cloud, build, said, "configuration")
+        keep(cloud, build, said, "runtime")
         return replace(BAKE, stage=used)
 
     def unsigned(*_: Any) -> None:
@@ -313,10 +313,10 @@ def build_from_a_stage(
 @pytest.mark.parametrize(
     ("ending", "raised", "left"),
     [
-        (VERDICT, "no SBOM", ["configuration", "driver"]),
+        (VERDICT, "no SBOM", ["driver", "runtime"]),
         (FAILED, "no SBOM", []),
         (UnavailableError("SSH does not answer"), "SSH does not answer", []),
-        (BusyError("no capacity"), "no capacity", ["configuration", "driver"]),
+        (BusyError("no capacity"), "no capacity", ["driver", "runtime"]),
     ],
     ids=["proven", "failed", "does not boot", "no machine to be had"],
 )
@@ -354,11 +354,12 @@ def test_stages_that_can_not_be_removed_do_not_hide_what_failed(
 def test_what_an_image_that_was_not_proven_came_from_goes(
     cloud: Any, tmp_path: Path, said: io.StringIO
 ) -> None:
-    first = bake(cloud, tmp_path, 1, said, "driver", "runtime")
+    other = bake(cloud, tmp_path, 1, said, "driver", key="other")
+    bake(cloud, tmp_path, 2, said, "driver")
     used = of(cloud, "k").newest()
-    second = bake(cloud, tmp_path, 2, said, "configuration")
-    of(cloud, "k").drop(second.id, used)
-    assert there(cloud) == [f"driver-{first.id}"]
+    build = bake(cloud, tmp_path, 3, said, "runtime")
+    of(cloud, "k").drop(build.id, used)
+    assert there(cloud) == [f"driver-{other.id}"]
 
 
 def test_ansible_is_told_what_is_done(cloud: Any, tmp_path: Path, said: io.StringIO) -> None:

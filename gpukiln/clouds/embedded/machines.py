@@ -143,6 +143,8 @@ class Machines:
             instance: moto's instance.
             machine: Its machine.
         """
+        if machine.spec.disk.stat().st_nlink > 1:  # a snapshot has it too, and must stay as it is
+            copy_disk(machine.spec.disk, machine.spec.disk)
         with ExitStack() as undo:
             undo.callback(machine.network.stop)
             machine.network.start()
@@ -190,10 +192,11 @@ class Machines:
         return machine
 
     def capture(self, instance: Any, snapshot_id: str) -> int:
-        """Copy an instance's disk into a snapshot.
+        """Make an instance's disk a snapshot.
 
         Args:
-            instance: moto's instance; a running one is held still meanwhile.
+            instance: moto's instance. A running one is held still while its disk is copied. The disk of a
+                stopped one is the snapshot, until the instance is started again.
             snapshot_id: The snapshot.
 
         Returns:
@@ -204,15 +207,16 @@ class Machines:
         """
         with self.lock(instance.id):
             machine = self.existing(instance)
-            frozen = machine.running
-            if frozen:
-                machine.freeze()
+            disk, snapshot = machine.spec.disk, self.layout.snapshot(snapshot_id)
+            if not machine.running:
+                os.link(disk, snapshot)
+                return disk.stat().st_size >> 30
+            machine.freeze()
             try:
-                copy_disk(machine.spec.disk, self.layout.snapshot(snapshot_id))
+                copy_disk(disk, snapshot)
             finally:
-                if frozen:
-                    machine.thaw()
-            return machine.spec.disk.stat().st_size >> 30
+                machine.thaw()
+            return disk.stat().st_size >> 30
 
     def _stop_metadata(self, instance_id: str) -> None:
         if server := self._metadata.pop(instance_id, None):

@@ -2,8 +2,8 @@
 
 A stage is a private AMI, made without a reboot when the roles of the stage have ended. Its key covers what
 the stages up to it are made of, so that a change in a late role starts from the last stage before that role.
-What must be of this build alone (the record, the hygiene) is in no stage, nor is what takes less time than
-keeping a stage.
+What must be of this build alone (the record, the hygiene) is in no stage, nor is what is done again in about
+the time that keeping a stage takes.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ UNSTAGED = (
     *("role image_hygiene", "component nvtop", "component dcgm", "component dcgm_exporter"),
     *("file scripts/bootstrap", "file scripts/hooks"),
 )
-"""What runs after the last stage: in less time than keeping another one takes."""
+"""What runs after the last stage, in about the time that keeping another one takes."""
 FOLDER = "stages"
 TASK = "Keep the stage "  # as ansible/stage.yml names it
 STAGE_TAG, KEY_TAG, MADE_BY_TAG = "gpukiln:stage", "gpukiln:stage-key", "gpukiln:stage-build"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -213,6 +214,22 @@ class Node:
         file = self.folder / "site.yml"
         file.write_text(playbook.replace("{root}", str(ROOT)))
         return self._ansible("ansible-playbook", str(file), *options, **variables)
+
+    def converge(self, playbook: str, **variables: object) -> subprocess.CompletedProcess[str]:
+        """Run a playbook twice; the second run must change nothing. Returns the first."""
+        done = self.play(playbook, **variables)
+        assert done.returncode == 0, done.stdout[-6000:]
+        again = self.play(playbook, **variables)
+        tasks = again.stdout.split("\nTASK ")
+        changes = [task for task in tasks if re.search("(?m)^(changed|fatal|failed):", task)]
+        assert re.search(r"changed=0 .*failed=0", again.stdout), changes
+        return done
+
+    def refused(self, playbook: str, *options: str, **variables: object) -> str:
+        """What a playbook says that must not go on, in one line."""
+        done = self.play(playbook, *options, **variables)
+        assert done.returncode == 2, done.stdout[-6000:]
+        return " ".join(done.stdout.split())
 
     def variables(self) -> dict[str, object]:
         """How Ansible reaches it."""

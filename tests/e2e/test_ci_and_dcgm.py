@@ -52,18 +52,6 @@ def apply(node, role, **variables):
     return done
 
 
-def apply_twice(node, role, **variables):
-    apply(node, role, **variables)
-    again = apply(node, role, **variables)
-    assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout[-6000:]
-
-
-def refused(node, role, **variables):
-    done = node.play(PLAYBOOK, role=role, **variables)
-    assert done.returncode == 2, done.stdout[-6000:]
-    return " ".join(done.stdout.split())
-
-
 def states(node, *units):
     names = " ".join(units)
     lines = node.ssh(f"systemctl is-enabled {names}; systemctl is-active {names}").stdout.split()
@@ -118,7 +106,7 @@ def test_dcgm_tells_what_it_would_do(node):
 def test_dcgm_is_installed_and_waits_for_a_gpu(node):
     node.write("/etc/apt/sources.list.d/cuda-debian12.list", OLD_REPOSITORY)
     node.read("sudo apt-get -q update && sudo apt-get -qy install datacenter-gpu-manager")
-    apply_twice(node, "dcgm", **node.dcgm)
+    node.converge(PLAYBOOK, role="dcgm", **node.dcgm)
     held = node.read("apt-mark showhold").split()
     assert "datacenter-gpu-manager-exporter" in held
     assert len([name for name in held if name.startswith("datacenter-gpu-manager-4")]) == 4
@@ -143,13 +131,13 @@ def test_nothing_else_comes_from_that_repository(node):
     ],
 )
 def test_dcgm_says_what_is_wrong(node, variables, reason):
-    assert reason in refused(node, "dcgm", **node.dcgm, **variables)
+    assert reason in node.refused(PLAYBOOK, role="dcgm", **node.dcgm, **variables)
 
 
 @pytest.mark.usefixtures("gpu")
 def test_dcgm_runs_where_there_is_a_gpu(node):
     node.write("/srv/discovery", "1 GPU found.\n")
-    apply_twice(node, "dcgm", **node.dcgm)
+    node.converge(PLAYBOOK, role="dcgm", **node.dcgm)
     assert states(node, "nvidia-dcgm", "nvidia-dcgm-exporter") == [("enabled", "active")] * 2
     assert "127.0.0.1:9400" in node.read("ss -ltn")
 
@@ -157,7 +145,7 @@ def test_dcgm_runs_where_there_is_a_gpu(node):
     counters.write_text("DCGM_FI_DEV_SM_CLOCK 1000\n")
     address = "0.0.0.0:9401"
     variables = {"dcgm_exporter_counters": str(counters), "dcgm_exporter_address": address}
-    apply_twice(node, "dcgm", **node.dcgm, **variables)
+    node.converge(PLAYBOOK, role="dcgm", **node.dcgm, **variables)
     listening = node.read("ss -ltn")
     assert address in listening
     assert ":9400" not in listening
@@ -166,8 +154,8 @@ def test_dcgm_runs_where_there_is_a_gpu(node):
 @pytest.mark.usefixtures("gpu")
 def test_a_gpu_that_dcgm_does_not_see_is_an_error(node):
     node.write("/srv/discovery", "0 GPUs found.\n")
-    assert "Found 0 GPUs by DCGM (0 GPUs found.), wanted the 1 on the PCI bus" in refused(
-        node, "dcgm", **node.dcgm
+    assert "Found 0 GPUs by DCGM (0 GPUs found.), wanted the 1 on the PCI bus" in node.refused(
+        PLAYBOOK, role="dcgm", **node.dcgm
     )
 
 
@@ -208,14 +196,18 @@ def runner(node, gpu):
     node.write("/usr/local/bin/nvidia-smi", SMI)
     node.write("/srv/gpus", "0, GPU-aaaa, 3, 0, No, No\n")
     node.read("sudo chmod +x /opt/actions-runner/job.sh /usr/local/bin/nvidia-smi")
-    apply_twice(node, "ci_runner", **CI)
+    node.converge(PLAYBOOK, role="ci_runner", **CI)
     node.read("sudo chown runner /srv/temp && sudo systemctl daemon-reload")
 
 
 def test_a_wrong_runner_is_refused(node):
-    assert "Found the runner {'user': 'x'}" in refused(node, "ci_runner", ci_runner_runners=[{"user": "x"}])
-    assert "Found no users carol" in refused(node, "ci_runner", ci_runner_ccache_members=["carol"])
-    assert "Found no group docker" in refused(node, "ci_runner", ci_runner_docker=True)
+    assert "Found the runner {'user': 'x'}" in node.refused(
+        PLAYBOOK, role="ci_runner", ci_runner_runners=[{"user": "x"}]
+    )
+    assert "Found no users carol" in node.refused(
+        PLAYBOOK, role="ci_runner", ci_runner_ccache_members=["carol"]
+    )
+    assert "Found no group docker" in node.refused(PLAYBOOK, role="ci_runner", ci_runner_docker=True)
 
 
 @pytest.mark.usefixtures("runner")

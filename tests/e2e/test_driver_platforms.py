@@ -22,21 +22,6 @@ SIGNER = "gpukiln module signing key of"
 OLD, NEW = "535.309.01", "580.178.04"
 
 
-def apply(node, **variables):
-    """Converge twice; the second run must change nothing."""
-    done = node.play(INSTALL_DRIVER, **variables)
-    assert done.returncode == 0, done.stdout[-6000:]
-    again = node.play(INSTALL_DRIVER, **variables)
-    assert re.search(r"changed=0 .*failed=0", again.stdout), again.stdout[-6000:]
-
-
-def refused(node, *options, **variables):
-    """What the role says when it must not go on."""
-    done = node.play(INSTALL_DRIVER, *options, **variables)
-    assert done.returncode == 2, done.stdout[-6000:]
-    return " ".join(done.stdout.split())
-
-
 def drivers(node, command):
     """Driver versions of the installed packages."""
     return set(re.findall(r"\b[3-9]\d\d\.\d+\.\d+", node.read(command)))
@@ -84,14 +69,19 @@ def cuda_repository(node):
 
 
 def test_ubuntu_prefers_canonicals_signed_modules(ubuntu):
-    apply(ubuntu)
+    ubuntu.converge(INSTALL_DRIVER)
     assert drivers(ubuntu, DPKG) == {OLD}
     assert "linux-modules-nvidia-535-server-cloud-amd64" in ubuntu.read("apt-mark showhold")
     assert not ubuntu.read("ls /var/lib/dkms 2>/dev/null || echo").strip()
 
 
 def test_ubuntu_moves_to_another_branch_with_dkms(ubuntu):
-    apply(ubuntu, nvidia_driver_branch=580, nvidia_driver_version="580.159.03", nvidia_driver_build="dkms")
+    ubuntu.converge(
+        INSTALL_DRIVER,
+        nvidia_driver_branch=580,
+        nvidia_driver_version="580.159.03",
+        nvidia_driver_build="dkms",
+    )
     assert drivers(ubuntu, DPKG) == {"580.159.03"}
     assert "linux-modules-nvidia" not in ubuntu.read(DPKG)
     assert module_version(ubuntu) == "580.159.03"
@@ -99,8 +89,8 @@ def test_ubuntu_moves_to_another_branch_with_dkms(ubuntu):
 
 def test_nvidias_repository_gives_the_wanted_release_and_not_the_newest(ubuntu):
     # 580.159.03 is newer than both; of 535 the older of two releases
-    apply(
-        ubuntu,
+    ubuntu.converge(
+        INSTALL_DRIVER,
         nvidia_driver_source="nvidia",
         nvidia_driver_version="535.288.01",
         nvidia_driver_repository=cuda_repository(ubuntu),
@@ -112,8 +102,8 @@ def test_nvidias_repository_gives_the_wanted_release_and_not_the_newest(ubuntu):
 
 
 def test_open_modules_by_the_gpus(ubuntu):
-    apply(
-        ubuntu,
+    ubuntu.converge(
+        INSTALL_DRIVER,
         nvidia_driver_source="nvidia",
         nvidia_driver_branch=580,
         nvidia_driver_modules="auto",
@@ -132,7 +122,7 @@ def test_a_kernel_without_headers_is_named(ubuntu):
         "nvidia_driver_modules": "open",
         "nvidia_driver_repository": cuda_repository(ubuntu),
     }
-    said = refused(ubuntu, **variables)
+    said = ubuntu.refused(INSTALL_DRIVER, **variables)
     assert "Kernel 5.0.0-1-old: found module nvidia in version none, wanted 580.178.04" in said
     assert "linux-headers-RELEASE" in said
     ubuntu.read("sudo rm -f /boot/*5.0.0-1-old")
@@ -140,8 +130,8 @@ def test_a_kernel_without_headers_is_named(ubuntu):
 
 def test_what_was_built_unsigned_is_signed(ubuntu):
     assert module_field(ubuntu, "signer") != SIGNER
-    apply(
-        ubuntu,
+    ubuntu.converge(
+        INSTALL_DRIVER,
         nvidia_driver_source="nvidia",
         nvidia_driver_branch=580,
         nvidia_driver_modules="open",
@@ -165,8 +155,8 @@ def test_a_given_pair_takes_the_place_of_the_one_before(ubuntu, place):
     subject = ["-subj", f"/CN={name}", "-outform", "DER", "-out", pair["certificate"]]
     make = ["openssl", "req", "-new", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", pair["key"]]
     subprocess.run([*make, *subject], check=True, capture_output=True)
-    apply(
-        ubuntu,
+    ubuntu.converge(
+        INSTALL_DRIVER,
         nvidia_driver_source="nvidia",
         nvidia_driver_branch=580,
         nvidia_driver_modules="open",
@@ -204,8 +194,11 @@ def is_in(disk, wanted):
 def test_a_key_with_another_fingerprint_is_refused(ubuntu):
     repository = cuda_repository(ubuntu)
     repository["apt"]["key_fingerprint"] = "0" * 40
-    said = refused(
-        ubuntu, nvidia_driver_source="nvidia", nvidia_driver_branch=580, nvidia_driver_repository=repository
+    said = ubuntu.refused(
+        INSTALL_DRIVER,
+        nvidia_driver_source="nvidia",
+        nvidia_driver_branch=580,
+        nvidia_driver_repository=repository,
     )
     assert ubuntu.fingerprint in said
     assert "wanted " + "0" * 40 in said
@@ -228,11 +221,11 @@ def test_nvidias_installer_comes_with_its_checksum_and_goes_again(ubuntu):
         "nvidia_driver_branch": 580,
         "nvidia_driver_runfile": str(file),
     }
-    said = refused(ubuntu, **variables, nvidia_driver_runfile_sha256="0" * 64)
+    said = ubuntu.refused(INSTALL_DRIVER, **variables, nvidia_driver_runfile_sha256="0" * 64)
     assert f"Found SHA-256 {digest}" in said
     assert ubuntu.ssh("ls /usr/bin/nvidia-uninstall").returncode != 0
 
-    apply(ubuntu, **variables, nvidia_driver_runfile_sha256=digest)
+    ubuntu.converge(INSTALL_DRIVER, **variables, nvidia_driver_runfile_sha256=digest)
     assert module_version(ubuntu) == NEW
 
     done = ubuntu.play(INSTALL_DRIVER, nvidia_driver_state="absent")
@@ -248,7 +241,7 @@ def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
     ]
     publish(ubuntu, "/srv/ubuntu", archive)
     ubuntu.read("sudo apt-get -q update")
-    said = refused(ubuntu, nvidia_driver_build="dkms")
+    said = ubuntu.refused(INSTALL_DRIVER, nvidia_driver_build="dkms")
     assert "Found that apt would install" in said
     assert "580.173.02" in said
     assert ubuntu.ssh(DPKG).stdout == ""
@@ -270,7 +263,9 @@ def rocky(here, key, tmp_path_factory):
 
 
 def test_dnf_takes_the_branchs_stream_and_not_the_newest_release(rocky):
-    apply(rocky, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version="535.288.01")
+    rocky.converge(
+        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version="535.288.01"
+    )
     assert drivers(rocky, RPM) == {"535.288.01"}
     assert module_version(rocky) == "535.288.01"
     locked = rocky.read("sudo dnf -q versionlock list")
@@ -283,7 +278,9 @@ def test_dnf_takes_the_branchs_stream_and_not_the_newest_release(rocky):
 
 def test_dnf_moves_to_another_branch_with_open_modules(rocky):
     variables = {"nvidia_driver_repository": cuda_repository(rocky), "nvidia_driver_branch": 580}
-    apply(rocky, **variables, nvidia_driver_modules="open", nvidia_driver_fabric_manager="always")
+    rocky.converge(
+        INSTALL_DRIVER, **variables, nvidia_driver_modules="open", nvidia_driver_fabric_manager="always"
+    )
     assert drivers(rocky, RPM) == {NEW}
     assert module_version(rocky) == NEW
     installed = rocky.read(RPM)
@@ -316,13 +313,15 @@ def amazon(here, key, tmp_path_factory):
 
 
 def test_a_branch_that_amazon_linux_does_not_have_is_refused(amazon):
-    said = refused(amazon, nvidia_driver_repository=cuda_repository(amazon))
+    said = amazon.refused(INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(amazon))
     assert "Found the streams 580-dkms, 580-open" in said
     assert "wanted 535-dkms" in said
     assert amazon.ssh(RPM).stdout == ""
 
 
 def test_amazon_linux_gets_the_branch_that_it_has(amazon):
-    apply(amazon, nvidia_driver_repository=cuda_repository(amazon), nvidia_driver_branch=580)
+    amazon.converge(
+        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(amazon), nvidia_driver_branch=580
+    )
     assert drivers(amazon, RPM) == {NEW}
     assert module_version(amazon) == NEW

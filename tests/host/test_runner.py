@@ -146,6 +146,16 @@ def test_cuda(facts):
     facts.note(f"CUDA {wanted}")
 
 
+def assert_recorded_version(facts, component, title, major):
+    """A library tells one number: its major version times `major`, its minor one times 100, its patch."""
+    found, wanted = facts["runner"]["libraries"][component], facts.component(component)["version"]
+    assert not found["error"], f"{title} can't be loaded: {found['error']}"
+    number = found["version"]
+    version = f"{number // major}.{number % major // 100}.{number % 100}"
+    assert version == wanted, f"found {title} {version}, wanted {wanted}"
+    facts.note(version)
+
+
 @check(
     id="versions.runner-cudnn",
     title="cuDNN loads, and is of the version of the record",
@@ -157,12 +167,7 @@ def test_cuda(facts):
     fix="`ldconfig -p | grep cudnn` in the container; build the image again.",
 )
 def test_cudnn(facts):
-    found, wanted = facts["runner"]["libraries"]["cudnn"], facts.component("cudnn")["version"]
-    assert not found["error"], f"cuDNN can't be loaded: {found['error']}"
-    number = found["version"]
-    version = f"{number // 1000}.{number % 1000 // 100}.{number % 100}"
-    assert version == wanted, f"found cuDNN {version}, wanted {wanted}"
-    facts.note(version)
+    assert_recorded_version(facts, "cudnn", "cuDNN", 1000)
 
 
 @check(
@@ -176,12 +181,7 @@ def test_cudnn(facts):
     fix="`ldconfig -p | grep nccl` in the container; build the image again.",
 )
 def test_nccl(facts):
-    found, wanted = facts["runner"]["libraries"]["nccl"], facts.component("nccl")["version"]
-    assert not found["error"], f"NCCL can't be loaded: {found['error']}"
-    number = found["version"]
-    version = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
-    assert version == wanted, f"found NCCL {version}, wanted {wanted}"
-    facts.note(version)
+    assert_recorded_version(facts, "nccl", "NCCL", 10000)
 
 
 @check(

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -143,12 +144,10 @@ def _rewritten(application, environ, start_response, fault):
 
 def add_image(layout, *, region, image_id, name, tags, days_old=0, encrypted=False):
     """An image with a disk of 4 MiB, as if it had been built here some days ago."""
-    from datetime import UTC, datetime, timedelta  # noqa: PLC0415
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto reads its settings first
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto reads its settings first
 
-    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
-    from moto.ec2.models import ec2_backends  # noqa: PLC0415
-
-    from gpukiln.clouds.embedded import store  # noqa: PLC0415
+    from gpukiln.clouds.embedded import store  # noqa: PLC0415 - moto reads its settings first
 
     ec2 = ec2_backends[DEFAULT_ACCOUNT_ID][region]
     snapshot_id = image_id.replace("ami-", "snap-")
@@ -170,15 +169,15 @@ def add_image(layout, *, region, image_id, name, tags, days_old=0, encrypted=Fal
 
 def set_image_state(*, region, image_id, state):
     """As when a copy fails after it was begun."""
-    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
-    from moto.ec2.models import ec2_backends  # noqa: PLC0415
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto reads its settings first
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto reads its settings first
 
     ec2_backends[DEFAULT_ACCOUNT_ID][region].amis[image_id].state = state
 
 
 def reset(layout, regions=None):
     """A cloud without anything, or as its files said; disks stay as long as it may need them."""
-    from moto.backends import get_backend  # noqa: PLC0415
+    from moto.backends import get_backend  # noqa: PLC0415 - moto reads its settings first
 
     for file in (*layout.regions.glob("*.json"), *(() if regions else layout.snapshots.glob("*.raw"))):
         file.unlink()
@@ -198,11 +197,11 @@ def main():
         MotoRequestHandler,
         create_backend_app,
     )
-    from werkzeug.serving import make_server  # noqa: PLC0415
+    from werkzeug.serving import make_server  # noqa: PLC0415 - beside moto's
 
-    from gpukiln.clouds.embedded import ec2, registry  # noqa: PLC0415
-    from gpukiln.clouds.embedded.lifecycle import Lifecycle, set_state  # noqa: PLC0415
-    from gpukiln.clouds.embedded.machines import Machines  # noqa: PLC0415
+    from gpukiln.clouds.embedded import ec2, registry  # noqa: PLC0415 - moto reads its settings first
+    from gpukiln.clouds.embedded.lifecycle import Lifecycle, set_state  # noqa: PLC0415 - moto reads its settings first
+    from gpukiln.clouds.embedded.machines import Machines  # noqa: PLC0415 - moto reads its settings first
 
     Lifecycle.launch = lambda _, instance: set_state(instance, "running")  # no machine behind an instance
     machines = Machines(layout)

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 from invoke.context import Context
-from moto import mock_aws
 from test_builds import BAKE, VERDICT
-from test_plan import MotoCloud, plan
+from test_plan import plan_of_a_base
 
 from gpukiln.catalog.images import load_image
 from gpukiln.catalog.instance_types import instance_types
@@ -28,11 +27,7 @@ STEPS = {
 
 @pytest.fixture(scope="module")
 def embedded():
-    with pytest.MonkeyPatch.context() as patch, mock_aws():
-        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-        patch.setattr("gpukiln.catalog.bases.Base.owners_in", lambda *_: ("self",))
-        MotoCloud().client("ec2").register_image(Name="debian-12-amd64-20261101-1")
-        return plan()
+    return plan_of_a_base()
 
 
 @pytest.fixture

@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 import pytest
 from endpoint import serve
 from invoke.context import Context
-from moto import mock_aws
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 from test_builds import BAKE
-from test_plan import MotoCloud, plan
+from test_plan import plan_of_a_base
 
 from gpukiln.commands import ami
 from gpukiln.images.builds import Builds, Record
@@ -40,11 +39,7 @@ def endpoint():
 @pytest.fixture(scope="module")
 def planned():
     """The plan of an image that was baked."""
-    with pytest.MonkeyPatch.context() as patch, mock_aws():
-        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-        patch.setattr("gpukiln.catalog.bases.Base.owners_in", lambda *_: ("self",))
-        MotoCloud().client("ec2").register_image(Name="debian-12-amd64-20261101-1")
-        return plan()
+    return plan_of_a_base()
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def setting_up(calls):
 def make_images(calls, endpoint):
     """A base image as EC2 has it, and an image of ours."""
     setting_up(calls)
-    from moto.ec2.models import ec2_backends  # noqa: PLC0415
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto reads its settings first
 
     ec2, made = endpoint.client("ec2"), []
     for name in ("base", "ours", "gone"):

@@ -59,6 +59,15 @@ def plan(cloud: MotoCloud | None = None, *, probes: Probes = OFFLINE, **more: An
     return make_plan("eks-gpu", cloud or MotoCloud(), probes=probes, now=NOW, **more)
 
 
+def plan_of_a_base() -> Plan:
+    """A plan for an EC2 of its own, which has the base; for modules that look at what is done with a plan."""
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+        patch.setattr("gpukiln.catalog.bases.Base.owners_in", lambda *_: ("self",))
+        MotoCloud().client("ec2").register_image(Name="debian-12-amd64-20261101-1")
+        return plan()
+
+
 def test_a_plan_on_the_embedded_cloud(debian: str) -> None:
     made = plan(tools={"packer": "1.6.6"})
     assert (made.base.name, made.base.id, made.base.ssh_user) == ("debian-12", debian, "admin")

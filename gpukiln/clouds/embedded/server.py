@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -98,11 +99,11 @@ class Application:
     def save(self) -> None:
         """Keep what outlives the process, for every region that was touched."""
         from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
-        from moto.ec2.models import ec2_backends  # noqa: PLC0415
-        from moto.ecr.models import ecr_backends  # noqa: PLC0415
-        from moto.ssm.models import ssm_backends  # noqa: PLC0415
+        from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto is slow to import
+        from moto.ecr.models import ecr_backends  # noqa: PLC0415 - moto is slow to import
+        from moto.ssm.models import ssm_backends  # noqa: PLC0415 - moto is slow to import
 
-        from gpukiln.clouds.embedded import registry, store  # noqa: PLC0415
+        from gpukiln.clouds.embedded import registry, store  # noqa: PLC0415 - moto is slow to import
 
         every = [backends[DEFAULT_ACCOUNT_ID] for backends in (ec2_backends, ssm_backends, ecr_backends)]
         with self._saving:
@@ -193,10 +194,10 @@ def _serve(layout: Layout, lock: int) -> int:
         MotoRequestHandler,
         create_backend_app,
     )
-    from werkzeug.serving import make_server  # noqa: PLC0415
+    from werkzeug.serving import make_server  # noqa: PLC0415 - slow to import
 
-    from gpukiln.clouds.embedded import ec2, registry  # noqa: PLC0415
-    from gpukiln.clouds.embedded.machines import Machines  # noqa: PLC0415
+    from gpukiln.clouds.embedded import ec2, registry  # noqa: PLC0415 - moto is slow to import
+    from gpukiln.clouds.embedded.machines import Machines  # noqa: PLC0415 - moto is slow to import
 
     machines = Machines(layout)
     ec2.install(machines)
@@ -224,8 +225,6 @@ def _serve(layout: Layout, lock: int) -> int:
 
 def _kept_port(layout: Layout) -> int:
     """The port of last time, so that a shell's AWS_ENDPOINT_URL stays right; 0 (any) when it is taken."""
-    import socket  # noqa: PLC0415
-
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         port = int(json.loads(layout.endpoint.read_text())["port"])
         with socket.socket() as probe:

@@ -121,16 +121,17 @@ def build(
     from gpukiln.images.bake import Saved
     from gpukiln.images.module_store import open_store
     from gpukiln.images.modules import signing_pair
-    from gpukiln.images.stages import stages_of
+    from gpukiln.images.stages import stages_of, wants_stages
     from gpukiln.progress import PlainConsole, Progress, human_seconds
     from gpukiln.verify import report
 
     progress, signer = Progress(), signer_of(sign_key)
     with progress.step("plan"):
         where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
+        wanted = wants_stages(where, stages)
         signing = signing_pair(module_key, module_certificate)
         planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
-        kept = stages_of(planned, where, stages)
+        kept = stages_of(planned, where) if wanted else None
     _show_plan(planned)
     if not force and (proven := pipeline.find_proven(planned, where)):
         say(f"{_nothing_to_bake(proven)} (--force builds anyway)")

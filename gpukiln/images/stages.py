@@ -151,24 +151,29 @@ class Stages:
         return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[MADE_BY_TAG]))
 
 
-def stages_of(plan: Plan, cloud: Cloud, choice: str) -> Stages | None:
-    """The stages that a build may use.
+def wants_stages(cloud: Cloud, choice: str) -> bool:
+    """Whether a build goes on from stages, and keeps new ones.
 
     Args:
-        plan: What is built.
         cloud: Where.
         choice: `on`, `off` or empty, as typed: then as the cloud has it.
-
-    Returns:
-        The stages; None when every role shall run and nothing shall be kept.
 
     Raises:
         UsageError: The choice is another word.
     """
     if choice and choice not in CHOICES:
         raise unknown("choice of --stages", choice, CHOICES)
-    wanted = choice == "on" if choice else cloud.keeps_stages
-    return Stages(plan.image, stage_keys(plan.inputs), cloud) if wanted else None
+    return choice == "on" if choice else cloud.keeps_stages
+
+
+def stages_of(plan: Plan, cloud: Cloud) -> Stages:
+    """The stages that a build may go on from.
+
+    Args:
+        plan: What is built.
+        cloud: Where.
+    """
+    return Stages(plan.image, stage_keys(plan.inputs), cloud)
 
 
 class StageKeeper:

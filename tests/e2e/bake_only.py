@@ -14,13 +14,14 @@ from gpukiln.images.builds import Builds, Record
 from gpukiln.images.module_store import open_store
 from gpukiln.images.plan import make_plan
 from gpukiln.images.sources import Probes
-from gpukiln.images.stages import stages_of
+from gpukiln.images.stages import stages_of, wants_stages
 from gpukiln.progress import Progress
 
 cloud, home = make_cloud("embedded", "us-west-2"), state_home()
 plan = make_plan("eks-gpu", cloud, probes=Probes.real(home / "apt"), tools=tool_versions(), root=ROOT)
 build = Builds(home).create(plan.image)
-saved = Saved(open_store("", home, cloud), stages_of(plan, cloud, sys.argv[1]))
+stages = stages_of(plan, cloud) if wants_stages(cloud, sys.argv[1]) else None
+saved = Saved(open_store("", home, cloud), stages)
 stage = saved.stages.newest() if saved.stages else None
 baked = bake(plan, cloud, build, Progress(), saved, stage)
 build.write(Record(build.id, "aborted", plan, error="nobody wanted to judge it"))

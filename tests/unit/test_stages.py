@@ -31,7 +31,7 @@ from gpukiln.images.stages import (
     Stages,
     stage_keys,
     stage_variables,
-    stages_of,
+    wants_stages,
 )
 from gpukiln.progress import Progress
 from gpukiln.verify.verdict import Verdict
@@ -372,16 +372,10 @@ def test_ansible_is_told_what_is_done(cloud: Any, tmp_path: Path, said: io.Strin
 
 
 def test_the_choice(cloud: Any) -> None:
-    @dataclass
-    class Planned:
-        image = "eks-gpu"
-        inputs = INPUTS
-
-    planned: Any = Planned()
-    assert stages_of(planned, cloud, "") is not None
-    assert stages_of(planned, cloud, "off") is None
+    assert wants_stages(cloud, "")
+    assert not wants_stages(cloud, "off")
     cloud.keeps_stages = False
-    assert stages_of(planned, cloud, "") is None
-    assert stages_of(planned, cloud, "on") is not None
+    assert not wants_stages(cloud, "")
+    assert wants_stages(cloud, "on")
     with pytest.raises(UsageError, match=r"yes.*on"):
-        stages_of(planned, cloud, "yes")
+        wants_stages(cloud, "yes")

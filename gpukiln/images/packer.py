@@ -161,11 +161,11 @@ class Packer:
 
     def _follow_events(self, ended: threading.Event) -> None:
         with self._events.open() as file:
-            last_look = False
+            last_look, line = False, ""
             while True:
-                line = file.readline()
+                line += file.readline()  # the last one may be half written: its other half comes later
                 if line.endswith("\n"):
-                    event = json.loads(line)
+                    event, line = json.loads(line), ""
                     if event["event"] == "task_start":
                         self._say(event["task"])
                         if self._on_task:

@@ -31,14 +31,14 @@ def test_lines_are_unescaped():
 def build(tmp_path, monkeypatch):
     """A build with a stand-in for Packer: a script that prints lines, writes events and ends."""
 
-    def make(lines, events, code):
+    def make(lines, events, code, script=""):
         tool = tmp_path / "bin" / "packer"
         tool.parent.mkdir()
         prints = "\n".join(f"printf '%s\\n' '{line}'" for line in lines)
         writes = "\n".join(
             f"printf '%s\\n' '{json.dumps(event)}' >> '{tmp_path}/events.jsonl'" for event in events
         )
-        tool.write_text(f"#!/bin/sh\n{prints}\n{writes}\nexit {code}\n")
+        tool.write_text(f"#!/bin/sh\n{prints}\n{writes}\n{script}\nexit {code}\n")
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(packer, "_path", lambda: f"{tool.parent}:{os.environ['PATH']}")
         monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
@@ -84,6 +84,16 @@ def test_steps_and_tasks_are_told_and_everything_is_logged(build, tmp_path):
     made.build()
     assert sorted(said) == ["Launching a source AWS instance...", "nvtop : Install"]
     assert "Launching a source AWS instance..." in (tmp_path / "packer.log").read_text()
+
+
+def test_an_event_that_is_half_written_when_it_is_read_is_told_when_it_is_whole(build, tmp_path):
+    script = (
+        f"""printf '{{"event": "task_start", "ta' >> '{tmp_path}/events.jsonl'; sleep 1\n"""
+        f"""echo 'sk": "in two halves"}}' >> '{tmp_path}/events.jsonl'"""
+    )
+    made, said = build([], [], 0, script)
+    made.build()
+    assert said == ["in two halves"]
 
 
 class Embedded(MotoCloud):

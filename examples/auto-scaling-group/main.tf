@@ -17,7 +17,7 @@ terraform {
 variable "pointer" {
   type        = string
   description = "The parameter that a release to the channel writes."
-  default     = "/gpukiln/eks-gpu/1.35/stable/image_id"
+  default     = "/gpukiln/eks-gpu/1.34/stable/image_id"
 }
 
 variable "subnet_ids" {

@@ -20,13 +20,15 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 
+from gpukiln.catalog.components import load_components
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.embedded.pointers import resolve_image
 
 EXAMPLES = ROOT / "examples"
 MODULES = ("terraform", "auto-scaling-group")
-POINTER = re.compile(r"/gpukiln/eks-gpu/1\.\d\d/(stable|candidate)/image_id")
+KUBERNETES = load_components()["kubernetes"].version
+POINTER = re.compile(rf"/gpukiln/eks-gpu/{re.escape(KUBERNETES)}/(stable|candidate)/image_id")
 REFERENCE = re.compile(r"\b(var|local|data|aws_[a-z_]+)\.([a-z_0-9]+)(?:\.([a-z_0-9]+))?")
 
 
@@ -245,6 +247,19 @@ def test_a_node_class_that_karpenter_refuses_is_found():
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**node_class["spec"], **change}, NODE_CLASS)
     assert "karpenter.sh/unregistered:NoExecute" in _nodeclass_script()
+
+
+def test_what_people_copy_names_the_kubernetes_version_that_is_built():
+    """A pointer of another version has no value: nothing of it is ever released."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *EXAMPLES.rglob("*.*")]
+    named = {
+        f"{page.relative_to(ROOT)}: {found[0]}"
+        for page in pages
+        if page.suffix in (".md", ".tf", ".yaml", ".yml")
+        for found in re.finditer(r"/gpukiln/eks-gpu/[\d.]+/\w+/image_id", page.read_text())
+    }
+    assert len(named) > 4
+    assert [one for one in sorted(named) if not POINTER.fullmatch(one.split(": ")[1])] == []
 
 
 def test_a_launch_template_with_the_pointer_leads_to_the_image(monkeypatch):

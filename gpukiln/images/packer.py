@@ -17,6 +17,8 @@ from typing import Any
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
+INIT_S = 600  # seconds that `packer init` gets: a plugin has some 100 MB
+INIT_AGAIN_S = (5, 20)  # seconds before it is tried again
 CLEAN_UP_S = 180  # seconds that Packer gets to remove what it started after Ctrl-C
 
 
@@ -58,13 +60,46 @@ def prepare_template(source: Path, folder: Path) -> None:
         return
     for file in (source / "plugins").glob("*.pkr.hcl"):
         shutil.copy(file, folder)
-    done = subprocess.run(["packer", "init", str(folder)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UnavailableError(
-            "Packer's plugins can't be installed",
-            hint="packer init needs the network once",
-            details=tuple(done.stderr.strip().splitlines()[-4:]),
-        )
+    _install_plugins(folder)
+
+
+def _install_plugins(folder: Path) -> None:
+    """`packer init`, which asks GitHub only for plugins that are not in Packer's folder yet.
+
+    GitHub answers 60 calls an hour to all who come from one address without a token, which CI's runners share
+    (hashicorp/packer issues 11259 and 12179; its own advice is PACKER_GITHUB_API_TOKEN).
+    """
+    for wait_s in (*INIT_AGAIN_S, None):
+        try:
+            done = subprocess.run(
+                ["packer", "init", str(folder)],
+                env={**os.environ, "CHECKPOINT_DISABLE": "1"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=INIT_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise UnavailableError(
+                f"Packer's plugins can't be installed: `packer init` did not end in {INIT_S} s",
+                hint="is the network there? packer init needs it once",
+            ) from None
+        if not done.returncode:
+            return
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        limited = any("rate limit" in line.lower() for line in said)
+        if wait_s is None or limited:  # a limit lasts for minutes: more calls would not end it
+            break
+        time.sleep(wait_s)
+    token = os.environ.get("PACKER_GITHUB_API_TOKEN")
+    raise UnavailableError(
+        "Packer's plugins can't be installed",
+        hint="GitHub takes no more calls from this address: set PACKER_GITHUB_API_TOKEN to any token of yours"
+        if limited and not token
+        else "packer init needs the network once; it keeps what it has installed",
+        details=tuple(said[-4:]),
+    )
 
 
 class Packer:

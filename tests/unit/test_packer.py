@@ -96,6 +96,49 @@ def test_an_event_that_is_half_written_when_it_is_read_is_told_when_it_is_whole(
     assert said == ["in two halves"]
 
 
+@pytest.fixture
+def packer_init(tmp_path, monkeypatch):
+    """A stand-in for a Packer with plugins: `init` fails as often as asked and says what was asked."""
+
+    def make(says, fails):
+        tool = tmp_path / "bin" / "packer"
+        tool.parent.mkdir()
+        tool.write_text(
+            "#!/bin/sh\n"
+            "[ $1 = version ] && echo 'Packer v1.15.3' && exit\n"
+            f"echo again >>'{tmp_path}/calls'\n"
+            f"[ $(wc -l <'{tmp_path}/calls') -gt {fails} ] && exit\n"
+            f"echo '{says}' >&2; exit 1\n"
+        )
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+        monkeypatch.setattr(packer, "INIT_AGAIN_S", (0, 0))
+        packer.prepare_template(ROOT / "ami/eks-gpu", tmp_path / "template")
+
+    return make
+
+
+def test_plugins_that_a_network_lost_once_are_asked_for_again(packer_init, tmp_path):
+    packer_init("connection reset by peer", fails=2)
+    assert (tmp_path / "calls").read_text() == "again\n" * 3
+
+
+def test_plugins_that_can_not_be_had_are_an_error_after_three_times(packer_init, tmp_path):
+    with pytest.raises(UnavailableError, match="plugins can't be installed") as caught:
+        packer_init("no such host", fails=9)
+    assert caught.value.details == ("no such host",)
+    assert (tmp_path / "calls").read_text() == "again\n" * 3
+
+
+def test_the_limit_of_github_names_the_token_and_is_not_tried_again(packer_init, tmp_path, monkeypatch):
+    monkeypatch.delenv("PACKER_GITHUB_API_TOKEN", raising=False)
+    with pytest.raises(UnavailableError) as caught:
+        packer_init("* Plugin host rate limited the plugin getter. Try again in 3m52s.", fails=9)
+    assert "PACKER_GITHUB_API_TOKEN" in caught.value.hint
+    assert (tmp_path / "calls").read_text() == "again\n"
+
+
+
 class Embedded(MotoCloud):
     """The variables that `gpukiln.clouds.embedded.cloud` fills, without a server."""
 

@@ -245,3 +245,11 @@ def test_versions_of_pinned_actions_are_written_beside_them():
     assert all(re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in lines)
     of_action = {(line.split("uses: ")[1].split("@")[0], line.split("@")[1]) for line in lines}
     assert len({name for name, _ in of_action}) == len(of_action), "one action in two versions"
+
+
+def test_what_builds_asks_github_for_packers_plugins_with_a_token():
+    """Without one CI's runners share 60 calls an hour with everybody at their address."""
+    steps = REBUILD["jobs"]["rebuild"]["steps"]
+    builds = [step for step in steps if "ami.build" in step.get("run", "")]
+    assert builds
+    assert [step["name"] for step in builds if "PACKER_GITHUB_API_TOKEN" not in step.get("env", {})] == []

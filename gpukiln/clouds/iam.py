@@ -27,7 +27,8 @@ class Scope:
         regions: The regions.
         channels: The channels that may be moved.
         repository: The repository of ECR that may be pushed to.
-        kms_keys: ARNs of the keys of --kms-keys; without them the calls on keys are left out.
+        kms_keys: ARNs of the keys that volumes and copies are encrypted with, but for AWS's own `aws/ebs`;
+            without them the calls on keys are left out.
         module_cache: The s3://BUCKET/PREFIX of --module-cache; without it the calls of S3 are left out.
     """
 

@@ -16,7 +16,7 @@ ACCOUNT = "the account id, twelve digits"
         "regions": "the regions, separated by commas; default: any",
         "channels": "the channels that may be moved, separated by commas; default: every",
         "repository": "the repository of ECR that may be pushed to; default: any",
-        "kms_keys": "ARNs of the keys that ami.release gets with --kms-keys, separated by commas",
+        "kms_keys": "ARNs of the keys of --kms-keys and of the account's default key, separated by commas",
         "module_cache": "the s3://BUCKET/PREFIX that ami.build gets with --module-cache",
     }
 )

@@ -121,6 +121,16 @@ def test_a_policy_is_narrowed_to_account_region_channel_bucket_and_key():
     assert not [one for one in several["Statement"] if one["Sid"] == "UseKeys"]
 
 
+@pytest.mark.parametrize("job", ["build", "verify", "release"])
+def test_what_starts_machines_or_copies_may_use_the_key_of_their_volumes(job):
+    keys = statement_of(policy([job], Scope(kms_keys=[KEY])), "UseKeys")
+    assert keys["Resource"] == [KEY]
+    assert {"kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey"} <= set(keys["Action"])
+    assert not [
+        one for one in policy(["prune"], Scope(kms_keys=[KEY]))["Statement"] if one["Sid"] == "UseKeys"
+    ]
+
+
 @pytest.mark.parametrize("jobs", [*([job] for job in permissions.jobs()), ["build", "release"]])
 def test_a_policy_fits_into_iam(jobs):
     """6,144 characters without white space for a managed policy (IAM user guide, IAM and AWS STS quotas)."""

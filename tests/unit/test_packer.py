@@ -138,7 +138,6 @@ def test_the_limit_of_github_names_the_token_and_is_not_tried_again(packer_init,
     assert (tmp_path / "calls").read_text() == "again\n"
 
 
-
 class Embedded(MotoCloud):
     """The variables that `gpukiln.clouds.embedded.cloud` fills, without a server."""
 

@@ -18,7 +18,11 @@ from gpukiln.errors import UnavailableError
 
 ROOT = "/gpukiln"
 _PATH = re.compile(rf"{ROOT}/(?P<image>[^/]+)/(?P<kubernetes>[^/]+)/(?P<channel>[^/]+)/image_id")
-SETTLE_S = 60.0  # seconds that SSM gets to accept an image id: it looks the image up on its own time
+# Seconds that SSM gets to show an image id. PutParameter answers 200 before it has looked the image up, and
+# nothing says how long that takes (Systems Manager API reference, PutParameter, DataType): a value that comes
+# late must not be told as one that was refused.
+SETTLE_S = 900.0
+LOOK_S = 10.0  # the longest pause between two looks
 
 
 @dataclass(frozen=True, order=True)
@@ -166,14 +170,17 @@ def write(
         Description=version.description,
         Overwrite=True,
     )
-    deadline = time.monotonic() + SETTLE_S
+    deadline, wait_s = time.monotonic() + SETTLE_S, 1.0
     while (found := _value(ssm, pointer)) != version.image_id:
         if time.monotonic() > deadline:
             raise UnavailableError(
-                f"{pointer.path} still says {found or 'nothing'} instead of {version.image_id}",
-                hint="SSM takes only images that this account can use; is ssm's service role able to see it?",
+                f"{pointer.path} still says {found or 'nothing'} instead of {version.image_id}, "
+                f"{SETTLE_S / 60:.0f} minutes after SSM took it",
+                hint="it was refused, or is still being looked up: run the same command again, it completes "
+                "what has come meanwhile. SSM takes only images that this account can use",
             )
-        pause(1)
+        pause(wait_s)
+        wait_s = min(wait_s * 1.5, LOOK_S)
 
 
 def ensure_tags(ssm: Any, pointer: Pointer) -> None:

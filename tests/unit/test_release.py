@@ -276,6 +276,25 @@ def test_a_pointer_that_ssm_does_not_accept_is_a_failure(records, monkeypatch):
     assert "still says nothing instead of" in caught.value.details[0]
 
 
+def test_a_pointer_that_ssm_accepts_after_minutes_is_no_failure(monkeypatch):
+    """The parameter comes into being when SSM has looked the image up, long after its answer."""
+    clock, image_id = [0.0], make_image("b1")
+    ssm = Cloud().client("ssm")
+    put, late = ssm.put_parameter, {}
+    monkeypatch.setattr(pointers.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(ssm, "put_parameter", late.update)
+
+    def pause(seconds):
+        clock[0] += seconds
+        if late and clock[0] > 300:
+            put(**late)
+            late.clear()
+
+    pointers.write(ssm, CANDIDATE, pointers.Version(image_id, "b1"), pause=pause)
+    assert 300 < clock[0] < 320
+    assert pointers.history(ssm, CANDIDATE)[-1].image_id == image_id
+
+
 def test_one_release_runs_at_a_time(records):
     image_id = make_image("b1")
     with records.locked(), pytest.raises(BusyError):

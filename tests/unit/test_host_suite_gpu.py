@@ -20,6 +20,25 @@ def test_an_application_s_xid_is_noted_on_a_live_node_and_fails_an_image() -> No
     assert judge("gpu.xid", data, profile="node")[0] == "failed"
 
 
+def test_what_healthy_nvswitch_machines_log_is_noted_and_what_nobody_has_judged_comes_first() -> None:
+    data = machine()
+    switch = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 22013, {}, Link 28 Minion Link DLREQ interrupt"
+    data["gpus"]["xids"] = [
+        switch.format("Non-fatal"),
+        switch.partition("{")[0] + "Severity 0 Engine instance 28",
+    ]
+    for profile in ("image", "node", "eks-node"):
+        assert judge("gpu.xid", data, profile=profile)[0] == "passed"
+    data["gpus"]["xids"].append("NVRM: Xid (PCI:0000:00:1e): 9999, new")
+    outcome, note = judge("gpu.xid", data, profile="node")
+    assert outcome == "passed"
+    assert note.startswith(
+        "2 that blame no hardware: NVRM: Xid (PCI:0000:00:1e): 9999, new = Xid 9999: not in"
+    )
+    data["gpus"]["xids"].append(switch.format("Fatal"))
+    assert judge("gpu.xid", data, profile="node")[0] == "failed"
+
+
 def test_a_narrow_link_that_a_hypervisor_shows_for_every_gpu_is_noted() -> None:
     data = machine(gpus=2)
     data["boot"]["virtualization"] = "kvm"

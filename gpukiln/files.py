@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write a file in one step that survives the loss of power: readers find the old text or the new one.
+    """Write a file in one step: readers find the old text or the new one, also after a loss of power.
 
     What a killed process leaves is named `.NAME.….partial`, beside the file.
 
@@ -20,13 +20,8 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
             os.fchmod(descriptor, mode)
             file.write(text)
             file.flush()
-            os.fsync(descriptor)
+            os.fdatasync(descriptor)  # before the rename, or the name may outlive what it names
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)  # the name too: fsync(2), NOTES
-    finally:
-        os.close(folder)

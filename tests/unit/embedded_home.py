@@ -23,7 +23,7 @@ def snapshot_id(number: int) -> str:
 
 
 def make_home(folder: Path) -> Layout:
-    """Images 1 and 2 here, of which a channel names 1; image 3 there; the base image everywhere; a repository."""
+    """Images 1 and 2 here, a channel names 1; image 3 there; the base image everywhere; a repository."""
     layout = Layout(folder)
     layout.create()
     base = current_base(layout)

@@ -1,4 +1,4 @@
-"""What says which images the cloud has: written whole, kept twice, made again; never a reason to remove a disk."""
+"""What says which images there are: written whole, kept twice, made again; no reason to remove a disk."""
 
 import json
 

@@ -25,6 +25,7 @@ from gpukiln.clouds.embedded.lifecycle import Lifecycle
 from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.clouds.embedded.pointers import resolve_image
 from gpukiln.clouds.embedded.regions import read_region
+from gpukiln.clouds.embedded.request_checks import extend_requests
 
 
 def install(machines: Machines) -> None:
@@ -38,6 +39,7 @@ def install(machines: Machines) -> None:
     _extend_instances(Lifecycle(machines, terminate=Instance.terminate))
     extend_images(machines)
     extend_image_calls()
+    extend_requests()
 
     def create_default_vpc(self: Any) -> Any:
         vpc = self.create_vpc(cidr_block=machines.vpc_cidr(self.region_name), is_default=True)

@@ -145,7 +145,7 @@ class Gpukiln:
         """Remove its machines, images and base images."""
         if not self._home.exists():
             return
-        command = ["invoke", "cloud.clean", "--images", "--base", "--force"]
+        command = ["invoke", "cloud.clean", "--images", "--base", "--released", "--force", "--yes"]
         with self._log.open("ab") as log:
             subprocess.run(command, cwd=self.tree, env=self._environment, stdout=log, stderr=log, check=True)
 

@@ -216,5 +216,5 @@ def make_disk(disk: Path) -> None:
         ec2.get_waiter("instance_stopped").wait(InstanceIds=[instance], WaiterConfig={"Delay": 1})
         copy_disk(layout.machines / instance / "volume.raw", disk)
     finally:
-        call("invoke", "cloud.clean", "--images", "--base", "--force")
+        call("invoke", "cloud.clean", "--images", "--base", "--released", "--force", "--yes")
         shutil.rmtree(home)

@@ -23,12 +23,12 @@ def _layout() -> Layout:
 def status(_: Any, json: bool = False) -> None:
     """Show the server, its machines and what is kept on disk."""
     from gpukiln.clouds.embedded.client import server_status
-    from gpukiln.clouds.embedded.inventory import kept
+    from gpukiln.clouds.embedded.inventory import kept, problems
 
     layout = _layout()
-    server, disks = server_status(layout), kept(layout)
+    server, disks, wrong = server_status(layout), kept(layout), problems(layout)
     if json:
-        print_json({"home": str(layout.home), "server": server, "disks": disks})
+        print_json({"home": str(layout.home), "server": server, "disks": disks, "problems": wrong})
         return
     print(f"home    {layout.home}")
     print(f"server  {server['url'] if server else 'does not run (any command that needs it starts it)'}")
@@ -37,6 +37,10 @@ def status(_: Any, json: bool = False) -> None:
         print(f"machine {machine['instance_id']} {machine['kind']} {state} {machine['address']}")
     for disk in disks:
         print(f"disk    {disk['snapshot']} {disk['mib']:6} MiB  {disk['image'] or 'no image'}")
+        if disk["problem"]:
+            print(f"        {disk['problem']}")
+    for problem in wrong:
+        print(f"wrong   {problem}")
 
 
 @command(help={"region": "region that the printed settings name"})
@@ -74,25 +78,51 @@ def stop(_: Any, force: bool = False) -> None:
 
 @command(
     help={
-        "images": "also remove every image and snapshot that was made here",
-        "base": "also remove the base images; the next build makes a new one from the mirror",
+        "images": "also every image, snapshot and container image that was made here",
+        "base": "also the base images; the next build makes a new one from the mirror",
+        "released": "also images that a channel or another parameter names, with the parameters",
+        "yes": "remove it; without it nothing is removed",
+        "dry_run": "only show it, the default",
         "force": FORCE,
-        "dry_run": "only say what would be removed",
     }
 )
 def clean(
-    _: Any, images: bool = False, base: bool = False, force: bool = False, dry_run: bool = False
+    _: Any,
+    images: bool = False,
+    base: bool = False,
+    released: bool = False,
+    yes: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
 ) -> None:
-    """End the server, remove machines and leftovers, and on request images and base images."""
-    from gpukiln.clouds.embedded.client import stop_server
-    from gpukiln.clouds.embedded.inventory import clean_disks
+    """Show what can go: leftovers, on request images and bases; --yes ends the server and removes it."""
+    import sys
 
-    layout = _layout()
-    if not dry_run:
+    from gpukiln.clouds.embedded.clean import carry_out, plan_cleaning
+    from gpukiln.clouds.embedded.client import stop_server
+    from gpukiln.clouds.embedded.inventory import problems
+    from gpukiln.errors import UsageError
+
+    if released and not images and not base:
+        raise UsageError("--released says which images go too", hint="together with --images or --base")
+    layout, yes = _layout(), yes and not dry_run
+    for problem in problems(layout):
+        print(f"wrong   {problem}", file=sys.stderr)
+    if yes:
         _refuse_while_machines_run(layout, force=force)
         stop_server(layout)
-    for line in clean_disks(layout, images=images, base=base, dry_run=dry_run):
-        print(f"{'would remove' if dry_run else 'removed'} {line}")
+    cleaning = plan_cleaning(layout, images=images, base=base, released=released)
+    for line in cleaning.kept:
+        print(f"kept    {line}", file=sys.stderr)
+    if yes:
+        carry_out(layout, cleaning)
+    for line in cleaning.lines:
+        print(f"{'removed' if yes else 'would remove'} {line}")
+    if not yes:
+        what = (
+            f"--yes removes these {len(cleaning.lines)}" if cleaning.lines else "there is nothing to remove"
+        )
+        print(f"nothing was removed: {what}", file=sys.stderr)
 
 
 @command(

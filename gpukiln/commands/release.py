@@ -150,7 +150,7 @@ def channels(
         errors = {region: error.message for region, error in overview.errors.items()}
         print_json({"channels": [row.to_dict() for row in overview.rows], "errors": errors})
     elif overview.rows:
-        PlainConsole().print(channels_table(overview.rows))
+        PlainConsole().print(channels_table(overview.rows), crop=False)
     elif not overview.errors:
         print("no channel points at anything yet", file=sys.stderr)
     require_whole(overview)
@@ -209,7 +209,7 @@ def prune(
             action for one in done for action in (*(i.action for i in one.items), *one.leftovers.values())
         ]
         if actions:
-            PlainConsole().print(prune_table(done))
+            PlainConsole().print(prune_table(done), crop=False)
         if not yes:
             what = "--yes removes what says `remove`" if "remove" in actions else "nothing is to be"
             print(f"nothing was removed: {what}", file=sys.stderr)
@@ -242,7 +242,7 @@ def _end(done: Release, *, json: bool) -> int:
     console.print(
         f"{done.pointer.path}: {done.action} {'to' if done.action == 'rollback' else 'of'} {done.build}"
     )
-    console.print(release_table(done))
+    console.print(release_table(done), crop=False)
     if done.not_run:
         console.print(f"checks not run: {done.not_run}")
     for check, reason in done.excused.items():

@@ -26,7 +26,7 @@ def here(worker_id):
             path.chmod(0o755)  # apt reads its lists there as another user
         cloud = Here(home)
         yield cloud
-        cloud.invoke("cloud.clean", "--images", "--base", "--force")
+        cloud.invoke("cloud.clean", "--images", "--base", "--released", "--force", "--yes")
 
 
 @pytest.fixture(scope="session")

@@ -179,7 +179,8 @@ def reset(layout, regions=None):
     """A cloud without anything, or as its files said; disks stay as long as it may need them."""
     from moto.backends import get_backend  # noqa: PLC0415 - moto reads its settings first
 
-    for file in (*layout.regions.glob("*.json"), *(() if regions else layout.snapshots.glob("*.raw"))):
+    disks = () if regions else layout.snapshots.glob("*.raw")
+    for file in (*layout.regions.iterdir(), *layout.snapshots.glob("*.json"), *disks):
         file.unlink()
     for name, text in (regions or {}).items():
         (layout.regions / name).write_text(text)

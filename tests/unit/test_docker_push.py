@@ -27,8 +27,8 @@ from werkzeug.serving import make_server
 
 from gpukiln.clouds.embedded import registry
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded.regions import read_region
 from gpukiln.clouds.embedded.server import MOTO_SETTINGS, Application
-from gpukiln.clouds.embedded.store import read_region
 from gpukiln.commands import docker_push
 from gpukiln.docker import repository as repositories
 from gpukiln.docker.push import Built, Pushed, push, tags_of
@@ -391,7 +391,7 @@ def test_the_registry_keeps_an_immutable_tag_and_everything_outlives_the_server(
         imageTagMutabilityExclusionFilters=[{"filter": "latest*", "filterType": "WILDCARD"}],
         tags=[{"Key": "colour", "Value": "blue"}],
     )
-    kept = read_region(layout.regions, REGION)["repositories"]
+    kept = read_region(layout, REGION)["repositories"]
     assert kept == json.loads(json.dumps(registry.dump(ecr_backends[ACCOUNT][REGION])))
     assert kept["a/exclusion"]["tags"] == [{"Key": "colour", "Value": "blue"}]
     assert registry.dump(ECRBackend(REGION, ACCOUNT)) == kept

@@ -2,13 +2,12 @@
 
 import json
 
-import pytest
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import EC2Backend
 from moto.ssm.models import SimpleSystemManagerBackend
 
-from gpukiln.clouds.embedded import store
-from gpukiln.errors import UnavailableError
+from gpukiln.clouds.embedded import regions, store
+from gpukiln.clouds.embedded.layout import Layout
 
 
 def region():
@@ -52,8 +51,10 @@ def filled():
 
 def test_round_trip(tmp_path):
     document = filled()
-    store.write_region(tmp_path, "us-west-2", document)
-    read = store.read_region(tmp_path, "us-west-2")
+    layout = Layout(tmp_path)
+    layout.create()
+    regions.write_region(layout, "us-west-2", document)
+    read = regions.read_region(layout, "us-west-2")
     ec2, ssm = region()
     ec2.amis.clear()
     ec2.snapshots.clear()
@@ -66,25 +67,3 @@ def test_round_trip(tmp_path):
     assert ssm.get_parameter("/mine").value == "v2"
     assert ssm.get_parameter("/mine:1").last_modified_date.isoformat() == "2026-11-21T00:00:00"
     assert [versions[0]["name"] for versions in document["parameters"].values()] == ["/mine"]
-
-
-def test_an_unchanged_region_is_not_written_again(tmp_path):
-    document = filled()
-    store.write_region(tmp_path, "us-west-2", document)
-    before = (tmp_path / "us-west-2.json").stat().st_mtime_ns
-    store.write_region(tmp_path, "us-west-2", document)
-    assert (tmp_path / "us-west-2.json").stat().st_mtime_ns == before
-
-
-def test_a_region_without_a_file_is_empty(tmp_path):
-    assert store.read_region(tmp_path, "eu-west-1") == {"images": {}, "snapshots": {}, "parameters": {}}
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"images": {"ami-1": {"snapshot": "gone"}}, "snapshots": {}}']
-)
-def test_a_damaged_region_is_named_with_the_way_out(tmp_path, text):
-    (tmp_path / "us-west-2.json").write_text(text)
-    with pytest.raises(UnavailableError, match=r"us-west-2\.json is damaged") as caught:
-        store.read_region(tmp_path, "us-west-2")
-    assert "cloud.clean --images" in caught.value.hint

@@ -17,9 +17,11 @@ from pathlib import Path
 from gpukiln.clouds.embedded.disk import build_disk, free_bytes, run
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
+from gpukiln.files import write_whole
 from gpukiln.images.mirror import install_debian, mirror_options, mirror_sources
 
 NAME = "debian-12"
+BASE_NAME = "debian-12-amd64-embedded-"  # how the name of every base image begins
 RELEASE = "bookworm"
 OWNER = "136693071363"  # Debian's AWS account, as in ami/bases.yaml
 SSM_PARAMETER = "/aws/service/debian/release/12/latest/amd64"
@@ -108,7 +110,7 @@ def current_base(layout: Layout) -> BaseImage:
         [PACKAGES, FILES, SIZE_GIB, mirror_sources(RELEASE), mirror_options(), _generation(layout)]
     )
     key = hashlib.sha256(recipe.encode()).hexdigest()[:17]
-    return BaseImage(key, f"ami-{key}", f"snap-{key}", f"debian-12-amd64-embedded-{key[:8]}")
+    return BaseImage(key, f"ami-{key}", f"snap-{key}", f"{BASE_NAME}{key[:8]}")
 
 
 def is_built(layout: Layout, base: BaseImage) -> bool:
@@ -134,7 +136,8 @@ def refresh(layout: Layout) -> BaseImage:
         The new base image, not built yet; images made from the old one stay.
     """
     layout.create()
-    (layout.bases / "generation").write_text(str(_generation(layout) + 1))
+    check_generation(layout)
+    write_whole(layout.bases / "generation", str(_generation(layout) + 1))
     return current_base(layout)
 
 
@@ -198,6 +201,31 @@ def _generation(layout: Layout) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int((layout.bases / "generation").read_text())
     return 0
+
+
+def check_generation(layout: Layout) -> None:
+    """Refuse to go on with another base image than the one that was published.
+
+    Raises:
+        UnavailableError: The file that says which one it is is damaged.
+    """
+    file = layout.bases / "generation"
+    try:
+        int(file.read_text())
+    except FileNotFoundError:
+        if not file.is_symlink():
+            return  # never refreshed
+        found = "a link to nothing"
+    except OSError as error:
+        found = error.strerror or str(error)
+    except ValueError:
+        found = "no number"
+    else:
+        return
+    raise UnavailableError(
+        f"{file} is damaged ({found}): it says which base image is published",
+        hint="write into it how often `invoke cloud.refresh` ran, or remove it for the first base image",
+    )
 
 
 def remove_unfinished(layout: Layout) -> None:

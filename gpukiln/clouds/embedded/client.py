@@ -2,23 +2,27 @@
 
 import contextlib
 import fcntl
+import http.client
 import json
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded import base as base_image
+from gpukiln.clouds.embedded import regions
+from gpukiln.clouds.embedded.layout import Layout, read_endpoint, set_aside
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import UnavailableError
 from gpukiln.images.mirror import NAMESPACES
 
+log = logging.getLogger(__name__)
 START_S = 60  # seconds that the server gets to answer
 SERVER = "gpukiln.clouds.embedded.server"
 ANOTHER_RUNS = 75  # exit code of a server that finds another one
@@ -42,15 +46,29 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
         layout: The cloud's files.
 
     Returns:
-        Its status with its url, or None when no server runs.
+        Its status with its url, or None when no server of this folder answers: a copied folder names the
+        server of the one that it was copied from.
     """
-    try:
-        url = str(json.loads(layout.endpoint.read_text())["url"])
-        with urllib.request.urlopen(f"{url}/gpukiln/status", timeout=10) as answer:  # noqa: S310 - our own
-            status: dict[str, Any] = json.load(answer)
-    except (OSError, ValueError, KeyError, TypeError):
+    home = layout.identity()
+    if home is None or not (url := read_endpoint(layout).get("url")):
         return None
-    return {**status, "url": url}
+    try:
+        with urllib.request.urlopen(_request(layout, f"{url}/gpukiln/status"), timeout=10) as answer:  # noqa: S310 - our own
+            status: dict[str, Any] = json.load(answer)
+        served = {name: status["home"][name] for name in home}
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException, UnavailableError):
+        return None
+    return {**status, "url": url} if served == home else None
+
+
+def server_runs(layout: Layout) -> bool:
+    """Whether a server of this folder runs, be it that it answers or not."""
+    with contextlib.suppress(FileNotFoundError), layout.server_lock.open("r") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def stop_server(layout: Layout) -> bool:
@@ -63,32 +81,36 @@ def stop_server(layout: Layout) -> bool:
         Whether there was one.
     """
     status = server_status(layout)
-    if status is None:
-        return _kill_server(layout)
-    request = urllib.request.Request(  # noqa: S310 - our own
-        f"{status['url']}/gpukiln/stop",
-        method="POST",
-        headers={"Authorization": f"Credential={layout.access_key}/"},
-    )
-    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10):  # noqa: S310
-        pass
+    if status is None and not _kill_server(layout) and not server_runs(layout):
+        return False
+    if status is not None:
+        request = _request(layout, f"{status['url']}/gpukiln/stop", method="POST")
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10):  # noqa: S310 - our own
+            pass
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        with layout.server_lock.open("a") as lock, contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not server_runs(layout):
             return True
         time.sleep(0.1)
     raise UnavailableError("the embedded cloud's server does not end", hint=f"its log: {layout.server_log}")
 
 
+def _request(layout: Layout, url: str, method: str = "GET") -> urllib.request.Request:
+    headers = {"Authorization": f"Credential={layout.access_key}/"}
+    return urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - our own
+
+
 def _kill_server(layout: Layout) -> bool:
     """End a server that does not answer; its machines and mounts end with its namespaces."""
+    home = layout.identity()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if words[0] == b"unshare" and SERVER.encode() in words and str(layout.home).encode() in words:
-                os.kill(int(folder.name), signal.SIGKILL)
-                return True
+            if words[0] == b"unshare" and SERVER.encode() in words:
+                served = Path(os.fsdecode(words[words.index(SERVER.encode()) + 1]))
+                if home and Layout(served).identity() == home:  # by whatever path
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    return True
     return False
 
 
@@ -109,10 +131,62 @@ def ensure_server(layout: Layout) -> dict[str, Any]:
     with (layout.root / "start.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         status = server_status(layout)
+        if status is None and server_runs(layout):
+            status = _wait_for_answer(layout)
         if status and status["code"] != code_version() and not status["machines"]:
             stop_server(layout)
             status = None
-        return status or _start_server(layout)
+        if status is None:
+            for line in prepare_files(layout):
+                log.warning("warning: %s", line)
+            status = _start_server(layout)
+        return status
+
+
+def prepare_files(layout: Layout) -> list[str]:
+    """Make ready what a server reads when it starts; none may run.
+
+    Returns:
+        What was wrong and what was done.
+
+    Raises:
+        UnavailableError: Something can't be made again.
+    """
+    told = regions.mend(layout)
+    last = read_endpoint(layout)
+    if last and last.get("home") != layout.identity():
+        told.append(f"{layout.home} is a copy: it gets a server, a port and an access key of its own")
+        layout.endpoint.unlink()
+        layout.new_access_key()
+    elif layout.endpoint.is_symlink() or (layout.endpoint.exists() and not last):
+        set_aside(layout.endpoint)
+        told.append(f"{layout.endpoint} was damaged: `invoke cloud.env` prints the new settings of a shell")
+    try:
+        layout.access_key  # noqa: B018 - it is read to see whether it can be
+    except UnavailableError as error:
+        if layout.key_file.is_symlink() or layout.key_file.exists():
+            set_aside(layout.key_file)
+        layout.new_access_key()
+        told.append(
+            f"{error.message}, so another was made: `invoke cloud.env` prints the new settings of a shell"
+        )
+    base_image.check_generation(layout)
+    return told
+
+
+def _wait_for_answer(layout: Layout) -> dict[str, Any] | None:
+    """A server that runs and can't be found writes its address again, or ends when its folder was moved."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and server_runs(layout):
+        if status := server_status(layout):
+            return status
+        time.sleep(0.2)
+    if server_runs(layout):
+        raise UnavailableError(
+            "the embedded cloud's server runs and does not answer",
+            hint=f"`invoke cloud.stop --force` ends it with its machines; its log: {layout.server_log}",
+        )
+    return None
 
 
 def check_host() -> None:

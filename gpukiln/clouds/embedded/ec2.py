@@ -24,6 +24,8 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.lifecycle import Lifecycle
 from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.clouds.embedded.pointers import resolve_image
+from gpukiln.clouds.embedded.regions import read_region
+from gpukiln.clouds.embedded.request_checks import extend_requests
 
 
 def install(machines: Machines) -> None:
@@ -37,6 +39,7 @@ def install(machines: Machines) -> None:
     _extend_instances(Lifecycle(machines, terminate=Instance.terminate))
     extend_images(machines)
     extend_image_calls()
+    extend_requests()
 
     def create_default_vpc(self: Any) -> Any:
         vpc = self.create_vpc(cidr_block=machines.vpc_cidr(self.region_name), is_default=True)
@@ -62,7 +65,7 @@ def _publish_base(layout: Layout) -> None:
 
     def init_ec2(self: Any, region_name: str, account_id: str) -> None:
         ec2_init(self, region_name, account_id)
-        store.load_ec2(self, store.read_region(layout.regions, region_name))
+        store.load_ec2(self, read_region(layout, region_name))
         base = base_image.current_base(layout)
         if base.image_id not in self.amis:
             snapshot = store.add_snapshot(
@@ -91,7 +94,7 @@ def _publish_base(layout: Layout) -> None:
 
     def init_ssm(self: Any, region_name: str, account_id: str) -> None:
         ssm_init(self, region_name, account_id)
-        store.load_ssm(self, store.read_region(layout.regions, region_name))
+        store.load_ssm(self, read_region(layout, region_name))
         image_id = base_image.current_base(layout).image_id
         store.add_parameter(self, {"name": base_image.SSM_PARAMETER, "value": image_id})
 

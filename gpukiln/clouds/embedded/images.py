@@ -8,6 +8,7 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
 
 from gpukiln.clouds.embedded.machines import Machines
+from gpukiln.clouds.embedded.regions import description_file, description_files
 from gpukiln.errors import GpukilnError
 
 
@@ -80,7 +81,9 @@ def extend_images(machines: Machines) -> None:
 
     def delete_snapshot_with_disk(self: Any, snapshot_id: str) -> Any:
         snapshot = delete_snapshot(self, snapshot_id)
-        layout.snapshot(snapshot_id).unlink(missing_ok=True)
+        description_file(layout, snapshot_id, self.region_name).unlink(missing_ok=True)
+        if not description_files(layout, snapshot_id):  # a base image's is other regions' too
+            layout.snapshot(snapshot_id).unlink(missing_ok=True)
         return snapshot
 
     replaced: dict[tuple[type, str], Any] = {

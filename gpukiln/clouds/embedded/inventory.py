@@ -1,89 +1,92 @@
-"""What the embedded cloud keeps on disk, for the commands that show and remove it; needs no server."""
+"""What the embedded cloud keeps on disk, for the commands that show it; needs no server."""
 
-import contextlib
-import fcntl
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from gpukiln.clouds.embedded.base import current_base
+from gpukiln.clouds.embedded import regions
+from gpukiln.clouds.embedded.base import check_generation, current_base
 from gpukiln.clouds.embedded.disk import used_bytes
-from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.errors import RefusedError, UsageError
+from gpukiln.clouds.embedded.layout import DAMAGED, Layout, read_endpoint
+from gpukiln.errors import UnavailableError, UsageError
 
 
-def _images(layout: Layout) -> dict[str, str]:
-    """Names of images by the snapshot that they point at."""
+def every_region(layout: Layout) -> list[regions.Found]:
+    """What each region has, as far as it can be known."""
+    return [regions.look(layout, region) for region in regions.regions_on_disk(layout)]
+
+
+def image_names(found: list[regions.Found]) -> dict[str, str]:
+    """Names of images by their snapshots; of a region that can't be read, by what lies beside its disks."""
     names: dict[str, str] = {}
-    for file in layout.regions.glob("*.json"):
-        # `cloud.clean --images` is the way out of a damaged file
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            for image_id, image in json.loads(file.read_text())["images"].items():
-                names[image["snapshot"]] = f"{image_id} {image['name']} ({file.stem})"
+    for one in found:
+        beside = [description["images"] for description in one.described.values()]
+        for images in [one.document["images"]] if one.document else beside:
+            for image_id, image in images.items():
+                for snapshot in regions.snapshots_of_image(image):
+                    names[snapshot] = f"{image_id} {image['name']} ({one.region})"
     return names
 
 
 def kept(layout: Layout) -> list[dict[str, Any]]:
-    """Every disk that is kept.
-
-    Args:
-        layout: The cloud's files.
+    """Every disk that is kept, or should be.
 
     Returns:
-        Per disk the snapshot, the image that points at it or None, and the size in MiB.
+        Per disk the snapshot, the image that points at it or None, the size in MiB, and what is wrong or "".
     """
-    names = _images(layout)
+    found = every_region(layout)
+    names, known = image_names(found), known_snapshots(found)
+    facts = {name: said["disk"] for one in found for name, said in one.described.items()}
+    disks = {disk.stem: disk for disk in layout.snapshots.glob("*.raw")}
     return [
-        {"snapshot": disk.stem, "image": names.get(disk.stem), "mib": used_bytes(disk) >> 20}
-        for disk in sorted(layout.snapshots.glob("*.raw"))
+        {
+            "snapshot": name,
+            "image": names.get(name),
+            "mib": used_bytes(disks[name]) >> 20 if name in disks and disks[name].is_file() else 0,
+            "problem": (name in facts and regions.disk_problem(layout, name, facts[name]))
+            or _unknown(layout, layout.snapshot(name), known),
+        }
+        for name in sorted({*disks, *facts})
     ]
 
 
-def clean_disks(layout: Layout, *, images: bool, base: bool, dry_run: bool) -> list[str]:
-    """Remove leftovers, and on request what is kept.
+def known_snapshots(found: list[regions.Found]) -> set[str]:
+    """Every snapshot that a region or a description knows."""
+    of_documents = {name for one in found if one.document for name in one.document["snapshots"]}
+    return of_documents | {name for one in found if not one.document for name in one.described}
 
-    Args:
-        layout: The cloud's files; no server may run.
-        images: Remove images and snapshots that were made here.
-        base: Remove base images.
-        dry_run: Only say what would be removed.
 
-    Returns:
-        What was removed.
+def _unknown(layout: Layout, disk: Path, known: set[str]) -> str:
+    if not disk.is_file():
+        return f"{disk} can't be read"
+    if disk.stem in known or disk == layout.snapshot(current_base(layout).snapshot_id):
+        return ""
+    return "no region knows it; it stays until `invoke cloud.clean --images --yes`"
 
-    Raises:
-        RefusedError: The server still runs.
-    """
+
+def problems(layout: Layout) -> list[str]:
+    """What is wrong with the files that say what this cloud has, and what becomes of each."""
+    told = [text for one in every_region(layout) for text in one.problems]
     if not layout.root.exists():
-        return []
-    if not dry_run and _server_runs(layout):
-        raise RefusedError("the embedded cloud's server runs", hint="`invoke cloud.stop` first")
-    base_disk = layout.snapshot(current_base(layout).snapshot_id)
-    doomed: list[Path] = [*layout.machines.glob("*"), *layout.bases.glob("base-*")]
-    doomed += layout.snapshots.glob("*.partial")
-    names = _images(layout)
-    for disk in layout.snapshots.glob("*.raw"):
-        is_base = disk == base_disk or "debian-12-amd64-embedded-" in names.get(disk.stem, "")
-        if base if is_base else (images or disk.stem not in names):
-            doomed.append(disk)
-    if images:
-        doomed += [*layout.regions.glob("*.json"), *layout.registry.parent.glob(layout.registry.name)]
-    lines = []
-    for path in doomed:
-        lines.append(f"{path} {names.get(path.stem, '')}".rstrip())
-        if not dry_run:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return lines
-
-
-def _server_runs(layout: Layout) -> bool:
-    with layout.server_lock.open("a") as lock:
+        return told
+    home, last = layout.identity(), read_endpoint(layout)
+    if last and last.get("home") != home:
+        told.append(
+            f"{layout.home} is a copy: the next start gives it a server, a port and an access key of its own"
+        )
+    elif not last and (layout.endpoint.exists() or layout.endpoint.is_symlink()):
+        told.append(f"{layout.endpoint} is damaged: the server writes it again, as soon as it runs")
+    for check in (lambda: layout.access_key, lambda: check_generation(layout)):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+            check()
+        except UnavailableError as error:
+            told.append(f"{error.message}: {error.hint}")
+    for folder in (layout.root, layout.regions, layout.snapshots, layout.bases):
+        told += [f"{file} was set aside; remove it when nobody wants to look" for file in _set_aside(folder)]
+    return told
+
+
+def _set_aside(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{DAMAGED}*"))
 
 
 def console_file(layout: Layout, instance_id: str) -> Path:

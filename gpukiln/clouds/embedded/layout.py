@@ -1,9 +1,19 @@
 """Where the embedded cloud keeps what outlives its process."""
 
+import json
 import os
+import re
 import secrets
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import UnavailableError
+from gpukiln.files import write_whole
+
+DAMAGED = ".damaged-"  # in the name of what was set aside
+ACCESS_KEY = re.compile(r"embedded[0-9a-f]{16}")
 
 
 def state_home() -> Path:
@@ -79,18 +89,68 @@ class Layout:
         return self.snapshots / f"{snapshot_id}.raw"
 
     @property
+    def key_file(self) -> Path:
+        """Holds the access key."""
+        return self.root / "access-key"
+
+    @property
     def access_key(self) -> str:
-        """The access key id that the server asks for; only who can read this folder knows it."""
-        return (self.root / "access-key").read_text()
+        """The access key id that the server asks for; only who can read this folder knows it.
+
+        Raises:
+            UnavailableError: Its file is damaged: an empty key would let everybody in.
+        """
+        try:
+            key = self.key_file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            key = str(error)
+        if not ACCESS_KEY.fullmatch(key):
+            raise UnavailableError(
+                f"{self.key_file} holds no access key",
+                hint="a server that runs writes it again within seconds, the next start makes a new one",
+            )
+        return key
+
+    def identity(self) -> dict[str, int] | None:
+        """Which folder this cloud's is, whatever leads to it; a copy is another. None when there is none."""
+        try:
+            found = self.root.stat()
+        except OSError:
+            return None
+        return {"device": found.st_dev, "inode": found.st_ino}
 
     def create(self) -> None:
         """Make every folder, readable by nobody else: disks hold whatever a user data script wrote."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
-        key = self.root / "access-key"
-        if not key.exists():
-            partial = key.with_suffix(f".{os.getpid()}")
-            partial.write_text(f"embedded{secrets.token_hex(8)}")
-            partial.replace(key)
+        if not self.key_file.exists():
+            self.new_access_key()
         for folder in (self.regions, self.snapshots, self.machines, self.bases):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def new_access_key(self) -> None:
+        """Make another access key; nobody who knows the old one gets in."""
+        write_whole(self.key_file, f"embedded{secrets.token_hex(8)}")
+
+
+def read_endpoint(layout: Layout) -> dict[str, Any]:
+    """What the last server wrote of itself: url, port, and the folder it served; empty where unreadable."""
+    try:
+        found = json.loads(layout.endpoint.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("url"), str) else {}
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what is damaged, so that another can take its name and somebody can look at it."""
+    aside = path.with_name(f"{path.name}{DAMAGED}{datetime.now(UTC):%Y%m%d-%H%M%S-%f}")
+    path.rename(aside)
+    return aside
+
+
+def write_in_place(path: Path, text: str) -> None:
+    """Write a file whole where a damaged one may be; that one is set aside."""
+    if path.is_symlink() or path.exists():
+        set_aside(path)
+    write_whole(path, text)

@@ -27,7 +27,7 @@ from werkzeug.wrappers import Request, Response
 from werkzeug.wsgi import FileWrapper
 
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.store import read_region
+from gpukiln.clouds.embedded.regions import read_region
 
 USER = "AWS"  # ECR's one user (ECR user guide, Private registry authentication)
 POLICIES = ("lifecycle_policy", "policy")  # attributes of moto's Repository
@@ -62,7 +62,7 @@ def install(layout: Layout) -> None:
 
     def init_ecr(self: Any, region_name: str, account_id: str) -> None:
         init(self, region_name, account_id)
-        load(self, read_region(layout.regions, region_name).get("repositories", {}))
+        load(self, read_region(layout, region_name).get("repositories", {}))
 
     def uri(self: Any) -> str:
         return f"127.0.0.1:{_port(layout)}/{self.region_name}/{self.name}"

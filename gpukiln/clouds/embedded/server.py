@@ -17,19 +17,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from gpukiln.clouds.embedded.base import current_base, remove_unfinished
-from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded.base import remove_unfinished
+from gpukiln.clouds.embedded.layout import Layout, read_endpoint, write_in_place
+from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import GpukilnError
+from gpukiln.files import write_whole
 
 MOTO_SETTINGS = {  # moto reads them when it is imported
     "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
     "MOTO_ENABLE_AMI_VALIDATION": "true",
     "MOTO_ENABLE_KEYPAIR_VALIDATION": "false",
 }
+CHECK_S = 5  # seconds between two looks at what the server needs
 IDLE_S = 1800  # seconds without a machine and without a request before the server ends
 log = logging.getLogger("gpukiln.embedded")
 Start = Callable[..., Any]
@@ -58,30 +62,48 @@ class Application:
     def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
         """Answer one request."""
         path = environ.get("PATH_INFO", "")
-        if path == "/gpukiln/status":
-            return _json(start_response, self.status())
         authorization = environ.get("HTTP_AUTHORIZATION", "")
         # AWS has APIs below /v2/ too; their requests are signed
         if path.startswith("/v2/") and "Credential=" not in authorization:
             self.last_request = time.monotonic()
-            answer: Iterable[bytes] = self._registry(environ, start_response)
             if environ["REQUEST_METHOD"] == "PUT" and "/manifests/" in path:
-                self.save()
-            return answer
-        if f"Credential={self._access_key}/" not in authorization:
-            return _refuse(start_response)
+                return self._change(self._registry, environ, start_response)
+            return self._registry(environ, start_response)  # type: ignore[no-any-return]
+        if refusal := self._refusal(authorization):
+            return _answer(start_response, *refusal)
+        if path == "/gpukiln/status":  # asking how it is does not keep it alive
+            return _json(start_response, self.status())
         self.last_request = time.monotonic()
         if path == "/gpukiln/stop" and environ["REQUEST_METHOD"] == "POST":
             threading.Thread(target=self._stop).start()
             return _json(start_response, {"stopping": True})
-        body = list(self._moto(environ, start_response))
+        return self._change(self._moto, environ, start_response)
+
+    def _refusal(self, authorization: str) -> Refusal | None:
+        """Machines run as root: nobody but who can read the cloud's folder may start one."""
+        if f"Credential={self._access_key}/" in authorization:
+            return unknown_region(authorization)
+        told = "The access key is not this cloud's: `invoke cloud.env` prints the settings"
+        return refusal_of(authorization, 401, "AuthFailure", told)
+
+    def _change(self, application: Any, environ: dict[str, Any], start_response: Start) -> list[bytes]:
+        """Let it be answered, and answer so only when it is on disk."""
+        answered: list[Any] = []
+        body = list(application(environ, lambda *answer: answered.append(answer)))
         if environ["REQUEST_METHOD"] != "GET":
-            self.save()
+            try:
+                self.save()
+            except (OSError, GpukilnError) as error:
+                log.exception("a change is not on disk")
+                told = f"what was done is not on disk: {error}"
+                return _answer(start_response, *internal_error(environ.get("HTTP_AUTHORIZATION", ""), told))
+        start_response(*answered[-1])
         return body
 
     def status(self) -> dict[str, Any]:
         """What `invoke cloud.status` shows."""
         return {
+            "home": {"path": str(self._layout.home), **(self._layout.identity() or {})},
             "code": code_version(),
             "ssh_port": self._machines.ssh_port,
             "machines": [
@@ -103,61 +125,46 @@ class Application:
         from moto.ecr.models import ecr_backends  # noqa: PLC0415 - moto is slow to import
         from moto.ssm.models import ssm_backends  # noqa: PLC0415 - moto is slow to import
 
-        from gpukiln.clouds.embedded import registry, store  # noqa: PLC0415 - moto is slow to import
+        from gpukiln.clouds.embedded import regions, registry, store  # noqa: PLC0415 - moto is slow to import
 
         every = [backends[DEFAULT_ACCOUNT_ID] for backends in (ec2_backends, ssm_backends, ecr_backends)]
         with self._saving:
             for region in sorted({region for backends in every for region in list(backends)}):
                 ec2, ssm, ecr = (backends[region] for backends in every)
                 document = {**store.dump_region(ec2, ssm), "repositories": registry.dump(ecr)}
-                store.write_region(self._layout.regions, region, document)
+                regions.write_region(self._layout, region, document)
 
     def idle(self) -> bool:
         """Whether nobody needs the server."""
         return not self._machines.all() and time.monotonic() - self.last_request > IDLE_S
 
 
-def _refuse(start_response: Start) -> list[bytes]:
-    """Machines run as root: nobody but who can read the cloud's folder may start one."""
-    body = (
-        b"<Response><Errors><Error><Code>AuthFailure</Code><Message>The access key is not this cloud's: "
-        b"`invoke cloud.env` prints the settings</Message></Error></Errors></Response>"
-    )
-    start_response("401 Unauthorized", [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))])
-    return [body]
-
-
 def _json(start_response: Start, document: dict[str, Any]) -> list[bytes]:
-    body = json.dumps(document).encode()
-    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    return _answer(start_response, 200, "application/json", json.dumps(document).encode())
+
+
+def _answer(start_response: Start, status: int, kind: str, body: bytes) -> list[bytes]:
+    line = f"{status} {HTTPStatus(status).phrase}"
+    start_response(line, [("Content-Type", kind), ("Content-Length", str(len(body)))])
     return [body]
 
 
 def sweep(layout: Layout) -> None:
-    """Remove what a killed server left: half-made disks, volumes of machines that are gone.
+    """Remove what a killed server left: half-made disks, volumes of machines that ended with it.
+
+    A disk with a name of its own stays, whoever knows it: `invoke cloud.status` tells of what nobody knows.
 
     Args:
         layout: The cloud's files.
     """
     for folder in layout.machines.iterdir():
         log.info("removing what is left of %s", folder.name)
-        shutil.rmtree(folder)
-    for leftover in layout.snapshots.glob("*.partial"):
-        leftover.unlink()
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    for folder in (layout.root, layout.regions, layout.snapshots):
+        for leftover in folder.glob("*.partial"):
+            log.info("removing %s, which is half written", leftover)
+            leftover.unlink()
     remove_unfinished(layout)
-    from gpukiln.clouds.embedded.store import read_region  # noqa: PLC0415 - moto is slow to import
-
-    known: set[str] = set()
-    for file in layout.regions.glob("*.json"):
-        known |= set(read_region(layout.regions, file.stem)["snapshots"])
-    for disk in layout.snapshots.glob("snap-*.raw"):
-        if disk.stem not in known and len(disk.stem) == len("snap-") + 17 and not _is_base(layout, disk):
-            log.info("removing %s: no region knows it", disk.name)
-            disk.unlink()
-
-
-def _is_base(layout: Layout, disk: Path) -> bool:
-    return disk.stem == current_base(layout).snapshot_id
 
 
 def main() -> int:
@@ -212,10 +219,15 @@ def _serve(layout: Layout, lock: int) -> int:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, lambda *_: stopping.set())
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    layout.endpoint.write_text(json.dumps({"url": f"http://127.0.0.1:{server.port}", "port": server.port}))
+    home, key = layout.identity(), layout.access_key
+    address = {"url": f"http://127.0.0.1:{server.port}", "port": server.port, "home": home}
+    write_whole(layout.endpoint, json.dumps(address))
     log.info("serving on port %s", server.port)
-    while not stopping.wait(5) and not application.idle():
-        pass
+    while not stopping.wait(CHECK_S) and not application.idle():
+        if layout.identity() != home:
+            log.error("%s is not the folder any more that this server was started for", layout.root)
+            break
+        _write_again(layout, address, key)
     log.info("ending")
     server.shutdown()
     for machine in machines.all():
@@ -223,10 +235,28 @@ def _serve(layout: Layout, lock: int) -> int:
     return 0
 
 
+def _write_again(layout: Layout, address: dict[str, Any], key: str) -> None:
+    """What clients need to find this server, where somebody damaged it."""
+    with contextlib.suppress(OSError):  # the disk may be full; the next turn tries again
+        if not read_endpoint(layout):
+            log.warning("%s is damaged, and is written again", layout.endpoint)
+            write_in_place(layout.endpoint, json.dumps(address))
+        try:
+            found = layout.access_key
+        except GpukilnError:
+            found = ""
+        if found != key:
+            log.warning("%s is damaged, and is written again", layout.key_file)
+            write_in_place(layout.key_file, key)
+
+
 def _kept_port(layout: Layout) -> int:
     """The port of last time, so that a shell's AWS_ENDPOINT_URL stays right; 0 (any) when it is taken."""
+    last = read_endpoint(layout)
+    if last.get("home") != layout.identity():
+        return 0  # a copied folder's: the port belongs to the server of the other one
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-        port = int(json.loads(layout.endpoint.read_text())["port"])
+        port = int(last["port"])
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

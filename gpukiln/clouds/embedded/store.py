@@ -1,20 +1,16 @@
-"""What outlives the server's process: images, snapshots, their tags, and parameters, one JSON file a region.
+"""What outlives the server's process: images, snapshots, their tags, and parameters, one document a region.
 
-moto keeps its state in memory. Its objects are made again from the file through moto's own constructors; the
-few attributes that those don't take are set afterwards.
+moto keeps its state in memory. Its objects are made again from the document through moto's own constructors;
+the few attributes that those don't take are set afterwards. `regions.py` keeps the documents.
 """
 
-import json
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from moto.core.utils import utcnow
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.elastic_block_store import Snapshot, Volume
 from moto.ssm.models import Parameter
-
-from gpukiln.errors import UnavailableError
 
 IMAGE_FIELDS = (
     *("name", "description", "owner_id", "owner_alias", "virtualization_type", "architecture", "state"),
@@ -99,7 +95,7 @@ def add_snapshot(
     kms_key_id: str | None = None,
     owner_id: str | None = None,
     from_ami: str | None = None,
-    volume_id: str = "vol-ffffffffffffffff",
+    volume_id: str = "vol-ffffffff",
     shared_with: tuple[str, ...] = (),
     start_time: str | None = None,
     tags: dict[str, str] | None = None,
@@ -218,49 +214,3 @@ def load_ssm(ssm: Any, document: dict[str, Any]) -> None:
             add_parameter(ssm, fields)
     for name, tags in document.get("parameter_tags", {}).items():
         ssm._resource_tags["Parameter"][name].update(tags)
-
-
-def read_region(folder: Path, region: str) -> dict[str, Any]:
-    """Read a region's file.
-
-    Args:
-        folder: The regions' folder.
-        region: Name of the region.
-
-    Returns:
-        The document; an empty one when there is no file.
-
-    Raises:
-        UnavailableError: The file is damaged.
-    """
-    file = folder / f"{region}.json"
-    if not file.exists():
-        return {"images": {}, "snapshots": {}, "parameters": {}}
-    try:
-        document: dict[str, Any] = json.loads(file.read_text())
-        for image in document["images"].values():
-            document["snapshots"][image["snapshot"]]
-        document["parameters"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnavailableError(
-            f"{file} is damaged ({error!r}); it says which images this cloud has",
-            hint="`invoke cloud.clean --images` removes it and them",
-        ) from error
-    return document
-
-
-def write_region(folder: Path, region: str, document: dict[str, Any]) -> None:
-    """Write a region's file in one step, only when it changed.
-
-    Args:
-        folder: The regions' folder.
-        region: Name of the region.
-        document: What `dump_region` returned.
-    """
-    file = folder / f"{region}.json"
-    text = json.dumps(document, indent=1)
-    if file.exists() and file.read_text() == text:
-        return
-    partial = file.with_suffix(".partial")
-    partial.write_text(text)
-    partial.replace(file)

@@ -1,0 +1,152 @@
+"""What `invoke cloud.clean` removes: first a list, then, when somebody said yes, the things on it."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpukiln.clouds.embedded import regions
+from gpukiln.clouds.embedded.base import BASE_NAME, current_base
+from gpukiln.clouds.embedded.client import server_runs
+from gpukiln.clouds.embedded.disk import used_bytes
+from gpukiln.clouds.embedded.inventory import every_region, image_names
+from gpukiln.clouds.embedded.layout import DAMAGED, Layout
+from gpukiln.errors import RefusedError
+
+
+@dataclass
+class Cleaning:
+    """What goes and what stays.
+
+    Args:
+        files: Files and folders to be removed, with what each of them is.
+        documents: Per region its document without what goes.
+        kept: What was asked for and stays, with the reason.
+        changes: What goes that is no file.
+    """
+
+    files: dict[Path, str] = field(default_factory=dict)
+    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        """Everything that goes."""
+        return [*(f"{path}  {what}".rstrip() for path, what in self.files.items()), *self.changes]
+
+
+def plan_cleaning(layout: Layout, *, images: bool, base: bool, released: bool) -> Cleaning:
+    """Find what can go; changes nothing.
+
+    Args:
+        layout: The cloud's files.
+        images: Images, snapshots and container images that were made here.
+        base: Base images.
+        released: Also images that a parameter names, as a channel does, with the parameters.
+
+    Raises:
+        UnavailableError: A region's files are damaged, so nothing says which of its images a channel needs.
+    """
+    done = Cleaning()
+    if not layout.root.exists():
+        return done
+    done.files |= dict.fromkeys(_leftovers(layout), "")
+    if not (images or base):
+        return done
+    found = every_region(layout)
+    names = image_names(found)
+    needed: set[str] = set()
+    for one in found:
+        if one.document is None and released and images:
+            document = regions.empty()
+            done.changes.append(f"region {one.region}: everything; {one.problems[0]}")
+            done.documents[one.region] = document
+        else:
+            document = one.require(layout)
+            if one.problems:
+                done.documents[one.region] = document  # made again, whatever else goes
+            _plan_region(done, one.region, document, images=images, base=base, released=released)
+        needed |= set(done.documents.get(one.region, document)["snapshots"])
+    current = layout.snapshot(current_base(layout).snapshot_id)
+    bases = {name for name, text in names.items() if BASE_NAME in text} | {current.stem}
+    for disk in sorted(layout.snapshots.glob("*.raw")):
+        wanted = base if disk.stem in bases else images
+        if wanted and disk.stem not in needed:
+            mib = used_bytes(disk) >> 20 if disk.is_file() else 0
+            done.files[disk] = f"{names.get(disk.stem, 'no image')}, {mib} MiB"
+    if images and layout.registry.exists():
+        done.files[layout.registry] = "container images"
+    return done
+
+
+def carry_out(layout: Layout, cleaning: Cleaning) -> None:
+    """Remove it. A region's file forgets an image before its disk goes.
+
+    Raises:
+        RefusedError: The server still runs.
+    """
+    if server_runs(layout):
+        raise RefusedError("the embedded cloud's server runs", hint="`invoke cloud.stop` first")
+    for region, document in cleaning.documents.items():
+        regions.write_region(layout, region, document)
+    for path in cleaning.files:
+        for file in (*(regions.description_files(layout, path.stem) if path.suffix == ".raw" else ()), path):
+            shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink(missing_ok=True)
+
+
+def _leftovers(layout: Layout) -> Iterator[Path]:
+    """What a killed server or build left, and what was set aside as damaged."""
+    yield from sorted(layout.machines.glob("*"))
+    yield from sorted(layout.bases.glob("base-*"))
+    for folder in (layout.root, layout.regions, layout.snapshots, layout.bases):
+        yield from sorted({*folder.glob("*.partial"), *folder.glob(f"*{DAMAGED}*")})
+
+
+def _plan_region(
+    done: Cleaning, region: str, document: dict[str, Any], *, images: bool, base: bool, released: bool
+) -> None:
+    pointers = _pointers(document["parameters"])
+    stay: dict[str, Any] = {}
+    for image_id, image in document["images"].items():
+        wanted = base if BASE_NAME in image["name"] else images
+        if wanted and image_id in pointers and not released:
+            named = ", ".join(pointers[image_id])
+            done.kept.append(
+                f"{image_id} {image['name']} ({region}): {named} names it; --released removes it too"
+            )
+        if not wanted or (image_id in pointers and not released):
+            stay[image_id] = image
+    used = {name for image in stay.values() for name in regions.snapshots_of_image(image)}
+    pointed = {name for image in document["images"].values() for name in regions.snapshots_of_image(image)}
+    snapshots = {
+        name: fields
+        for name, fields in document["snapshots"].items()
+        if name in used or (name not in pointed and not images)
+    }
+    left = {**document, "images": stay, "snapshots": snapshots}
+    if images:
+        if document.get("repositories"):
+            done.changes.append(
+                f"region {region}: container repositories {', '.join(document['repositories'])}"
+            )
+        left["repositories"] = {}
+        if released and document["parameters"]:
+            done.changes.append(f"region {region}: parameters {', '.join(document['parameters'])}")
+            left |= {"parameters": {}, "parameter_tags": {}}
+    if left != document:
+        done.documents[region] = left
+        gone = [
+            f"{name} {document['images'][name]['name']}" for name in document["images"] if name not in stay
+        ]
+        done.changes += [f"image {text} ({region})" for text in gone]
+
+
+def _pointers(parameters: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Per image the parameters whose value it is, in any case a channel's."""
+    named: dict[str, list[str]] = {}
+    for name, versions in parameters.items():
+        if versions:
+            named.setdefault(versions[-1]["value"], []).append(name)
+    return named

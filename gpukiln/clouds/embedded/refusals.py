@@ -1,0 +1,62 @@
+"""Answers of the embedded cloud that are errors before any service is asked, in the form of that service.
+
+EC2 answers XML, the services with a JSON protocol (SSM, ECR) an error's type and message.
+"""
+
+import functools
+import json
+import re
+from xml.sax.saxutils import escape
+
+import botocore.session
+
+SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]*)/(?P<service>[^/]*)/")
+Refusal = tuple[int, str, bytes]  # status, content type, body
+
+
+def refusal_of(authorization: str, status: int, code: str, message: str) -> Refusal:
+    """An error as the service answers it that a request is signed for.
+
+    Args:
+        authorization: The request's header.
+        status: The HTTP status.
+        code: The error's code.
+        message: For people.
+    """
+    scope = SCOPE.search(authorization)
+    if scope and scope["service"] != "ec2":
+        body = json.dumps({"__type": code, "message": message})
+        return status, "application/x-amz-json-1.1", body.encode()
+    body = (
+        f"<Response><Errors><Error><Code>{code}</Code><Message>{escape(message)}</Message></Error></Errors>"
+        "<RequestID>00000000-0000-0000-0000-000000000000</RequestID></Response>"
+    )
+    return status, "text/xml", body.encode()
+
+
+def internal_error(authorization: str, message: str) -> Refusal:
+    """What was asked for could not be done to its end."""
+    return refusal_of(authorization, 500, "InternalError", message)
+
+
+def unknown_region(authorization: str) -> Refusal | None:
+    """Refuses a request that is signed for a region that AWS does not have.
+
+    AWS has no endpoint there; one of another region answers so (aws-sdk-php issues 493, 732; aws-sdk-js issue
+    4545).
+    """
+    scope = SCOPE.search(authorization)
+    if scope is None or scope["region"] in _regions():
+        return None
+    code = "AuthFailure" if scope["service"] == "ec2" else "InvalidSignatureException"
+    message = f"Credential should be scoped to a valid region, not '{scope['region']}'."
+    return refusal_of(authorization, 403, code, message)
+
+
+@functools.cache
+def _regions() -> frozenset[str]:
+    session = botocore.session.get_session()
+    partitions = session.get_available_partitions()
+    return frozenset(
+        name for partition in partitions for name in session.get_available_regions("ec2", partition)
+    )

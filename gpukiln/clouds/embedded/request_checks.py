@@ -1,0 +1,231 @@
+"""What EC2 refuses before it does anything and moto does not: a look at each request, by botocore's model.
+
+Codes: AWS, "Error codes for the Amazon EC2 API" (docs.aws.amazon.com/AWSEC2/latest/APIReference,
+errors-overview). Texts are EC2's where somebody has shown them: each names where.
+"""
+
+import functools
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from botocore.exceptions import ParamValidationError
+from botocore.model import OperationNotFoundError
+from moto.core.exceptions import ServiceException
+from moto.core.responses import ActionResult
+from moto.core.utils import get_service_model
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.ec2.responses import EC2Response
+
+from gpukiln.catalog.instance_types import instance_types
+from gpukiln.clouds.embedded.pointers import PREFIX, resolve_image
+
+log = logging.getLogger(__name__)
+IDS = {  # shape of botocore's model: prefix, EC2's code, which it spells in more than one way
+    "ImageId": ("ami", "InvalidAMIID.Malformed"),
+    "InstanceId": ("i", "InvalidInstanceID.Malformed"),
+    "SnapshotId": ("snap", "InvalidSnapshotID.Malformed"),
+    "VolumeId": ("vol", "InvalidVolumeID.Malformed"),
+    "SecurityGroupId": ("sg", "InvalidGroupId.Malformed"),
+    "SubnetId": ("subnet", "InvalidSubnetID.Malformed"),
+    "VpcId": ("vpc", "InvalidVpcID.Malformed"),
+    "NetworkInterfaceId": ("eni", "InvalidNetworkInterfaceId.Malformed"),
+    "LaunchTemplateId": ("lt", "InvalidLaunchTemplateId.Malformed"),
+    "InternetGatewayId": ("igw", "InvalidInternetGatewayId.Malformed"),
+    "RouteTableId": ("rtb", "InvalidRouteTableId.Malformed"),
+}
+NOT_FOUND = {  # prefix: where moto's backend has them, EC2's code; of what moto does not look for itself
+    "eni": ("enis", "InvalidNetworkInterfaceID.NotFound"),
+    "acl": ("network_acls", "InvalidNetworkAclID.NotFound"),
+    "lt": ("launch_templates", "InvalidLaunchTemplateId.NotFound"),
+}
+PAGED = {"DescribeImages": r"\d+", "DescribeSnapshots": r"\d+", "DescribeInstances": r"r-[0-9a-f]+"}
+OWN_TOKENS = ("DescribeIamInstanceProfileAssociations", "DescribeVpcEndpointServices")  # moto looks at theirs
+NAMED_IMAGES = ("CreateImage", "CopyImage", "RegisterImage")
+IMAGE_NAME = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")  # botocore's model, CreateImageRequest$Name
+
+
+def extend_requests() -> None:
+    """Look at each request before moto does; what moto then fails at is an answer too. Call once."""
+    setup_class, call_action = EC2Response.setup_class, EC2Response.call_action
+
+    def dispatch(self: Any, request: Any, full_url: Any = None, headers: Any = None) -> Any:
+        try:
+            setup_class(self, request, full_url, headers)
+            _check(self)
+            return call_action(self)
+        except ServiceException as error:
+            refusal = error
+        except OperationNotFoundError:
+            refusal = EC2ClientError(
+                "InvalidAction", f"The action {self._get_action()} is not valid for this web service."
+            )
+        except NotImplementedError as error:
+            told = str(error).partition(" has not been implemented")[0]
+            refusal = EC2ClientError("UnsupportedOperation", f"The embedded EC2 does not have it: {told}")
+        except (ValueError, ParamValidationError) as error:
+            log.exception("%s", self._get_action())
+            refusal = EC2ClientError("InvalidParameterValue", str(error))
+        except Exception as error:  # a crash would be answered as a page of HTML, which is tried five times
+            log.exception("%s", self._get_action())
+            refusal = EC2ClientError("InternalError", f"{type(error).__name__}: {error}")
+        status, answered, body = self.serialized(ActionResult(refusal))
+        return status, {**answered, "status": str(status)}, body
+
+    EC2Response._dispatch = dispatch  # type: ignore[method-assign]
+
+
+def _check(response: Any) -> None:
+    action, asked = response._get_action(), response.params
+    shape = get_service_model("ec2").operation_model(action).input_shape
+    if shape is None:
+        return
+    for name in shape.required_members:
+        if asked.get(name) in (None, "", []):
+            raise EC2ClientError("MissingParameter", f"The request must contain the parameter {name}")
+    for name, value in _values(shape, asked):
+        _check_value(action, name, value)
+    _check_filters(action, shape, asked)
+    _check_token(response, action, asked.get("NextToken"))
+    ec2 = response.ec2_backend
+    if action == "RunInstances":
+        _check_launch(ec2, asked)
+    if action in NAMED_IMAGES:
+        _check_image_name(ec2, asked)
+    if action == "CreateTags":
+        _check_tagged(ec2, asked["Resources"])
+
+
+def _values(shape: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value of a request with the name of its shape, from the outside in."""
+    yield shape.name, value
+    if shape.type_name == "structure" and isinstance(value, Mapping):
+        for name, member in shape.members.items():
+            if value.get(name) is not None:
+                yield from _values(member, value[name])
+    elif shape.type_name == "list" and isinstance(value, list):
+        for item in value:
+            yield from _values(shape.member, item)
+
+
+def _check_value(action: str, shape: str, value: Any) -> None:
+    if shape in IDS and isinstance(value, str):
+        prefix, code = IDS[shape]
+        if shape == "ImageId" and value.startswith(PREFIX):
+            return
+        if not re.fullmatch(rf"{prefix}-([0-9a-f]{{8}}|[0-9a-f]{{17}})", value):
+            # getmoto/moto, MalformedAMIIdError; SUSE and others show the same for the other kinds
+            raise EC2ClientError(code, f'Invalid id: "{value}" (expecting "{prefix}-...")')
+    if shape == "Tag" and action != "DeleteTags":
+        key, text = value.get("Key") or "", value.get("Value") or ""
+        if key.lower().startswith("aws:"):
+            told = "Tag keys starting with 'aws:' are reserved for internal use"
+            raise EC2ClientError("InvalidParameterValue", told)
+        for what, given, most in (("key", key, 128), ("value", text, 256)):  # user guide, Tag restrictions
+            if len(given) > most:
+                told = f"Tag {what} exceeds the maximum length of {most} characters"
+                raise EC2ClientError("InvalidParameterValue", told)
+
+
+def _check_filters(action: str, shape: Any, asked: Mapping[str, Any]) -> None:
+    for member in ("Filters", "Filter"):
+        known = _filter_names(action, member) if member in shape.members else frozenset()
+        for one in asked.get(member) or [] if known else []:
+            name = one.get("Name") or "null"
+            if name not in known and not (name.startswith("tag:") and "tag" in known):
+                raise EC2ClientError("InvalidParameterValue", f"The filter '{name}' is invalid")
+
+
+@functools.cache
+def _filter_names(action: str, member: str) -> frozenset[str]:
+    """The filters that botocore's documentation of a call lists; empty where it lists none."""
+    shape: Any = get_service_model("ec2").operation_model(action).input_shape
+    text = shape.members[member].documentation
+    names = set(re.findall(r"<li>\s*<p>\s*<code>([^<]+)</code>", text))
+    return frozenset({*names, *(["tag"] if any(name.startswith("tag") for name in names) else [])})
+
+
+def _check_token(response: Any, action: str, token: str | None) -> None:
+    """A token is one that was given before: only these calls give any.
+
+    EC2's code is the same for all and its text is not (karpenter-provider-aws issue 6061, boto3 issue 2673).
+    """
+    if token is None or action in OWN_TOKENS:
+        return
+    known = bool(re.fullmatch(PAGED.get(action, r"(?!)"), token))
+    if known and action == "DescribeInstances":
+        known = token in response.ec2_backend.reservations
+    if not known:
+        told = f"Value ( {token} ) for parameter NextToken is invalid. The token is invalid."
+        raise EC2ClientError("InvalidParameterValue", told)
+
+
+def _check_launch(ec2: Any, asked: Mapping[str, Any]) -> None:
+    fewest, most = int(asked["MinCount"]), int(asked["MaxCount"])
+    for name, number in (("minCount", fewest), ("maxCount", most)):
+        if number < 1:
+            told = f"Value ({number}) for parameter {name} is invalid. Expected a positive integer."
+            raise EC2ClientError("InvalidParameterValue", told)
+    if most < fewest:
+        told = f"The parameter minCount ({fewest}) must not be greater than maxCount ({most})"
+        raise EC2ClientError("InvalidParameterCombination", told)
+    template = asked.get("LaunchTemplate")
+    given = ec2._get_template_from_args(template).data if template else {}
+    image_id = resolve_image(ec2, asked.get("ImageId") or given.get("ImageId") or "", None)
+    if not image_id:
+        raise EC2ClientError("MissingParameter", "The request must contain the parameter ImageId")
+    type_name = asked.get("InstanceType") or given.get("InstanceType") or "m1.small"
+    types: Any = get_service_model("ec2").shape_for("InstanceType")
+    if type_name not in types.enum:
+        raise EC2ClientError("InvalidParameterValue", f"Invalid value '{type_name}' for InstanceType.")
+    [image] = ec2.describe_images(ami_ids=[image_id])
+    runs = _architectures(type_name)
+    if runs and image.architecture and image.architecture not in runs:
+        raise EC2ClientError(  # skypilot issue 6315
+            "InvalidParameterValue",
+            f"The architecture '{runs[0]}' of the specified instance type does not match the architecture "
+            f"'{image.architecture}' of the specified AMI. Specify an instance type and an AMI that have "
+            "matching architectures, and try again. You can use 'describe-instance-types' or "
+            "'describe-images' to discover the architecture of the instance type or AMI.",
+        )
+
+
+def _architectures(type_name: str) -> list[str]:
+    """What an instance type runs, as far as moto or the catalogue know it."""
+    if type_name in INSTANCE_TYPES:
+        runs: list[str] = INSTANCE_TYPES[type_name]["ProcessorInfo"]["SupportedArchitectures"]
+        return runs
+    known = instance_types().get(type_name)
+    return [known.arch] if known else []
+
+
+def _check_image_name(ec2: Any, asked: Mapping[str, Any]) -> None:
+    name, token = asked["Name"], asked.get("ClientToken")
+    if not IMAGE_NAME.fullmatch(name):
+        raise EC2ClientError(
+            "InvalidAMIName.Malformed",
+            "AMI names must be between 3 and 128 characters long, and may contain letters, numbers, "
+            "'(', ')', '.', '-', '/' and '_'",
+        )
+    for image in ec2.amis.values():
+        mine = image.owner_id == ec2.account_id
+        if image.name == name and mine and not (token and image.client_token == token):
+            told = f"AMI name {name} is already in use by AMI {image.id}"
+            raise EC2ClientError("InvalidAMIName.Duplicate", told)
+
+
+def _check_tagged(ec2: Any, resources: list[str]) -> None:
+    for resource in resources:
+        prefix = resource.rpartition("-")[0]
+        for known, code in IDS.values():
+            if prefix == known and not re.fullmatch(r".*-([0-9a-f]{8}|[0-9a-f]{17})", resource):
+                raise EC2ClientError(code, f'Invalid id: "{resource}" (expecting "{prefix}-...")')
+        if prefix == "i" and ec2.get_instance_by_id(resource) is None:
+            told = f"The instance ID '{resource}' does not exist"
+            raise EC2ClientError("InvalidInstanceID.NotFound", told)
+        if prefix in NOT_FOUND:
+            attribute, code = NOT_FOUND[prefix]
+            if resource not in getattr(ec2, attribute):
+                raise EC2ClientError(code, f"The ID '{resource}' does not exist")

@@ -182,18 +182,22 @@ def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
         UnavailableError: The cloud refused.
     """
     removed = []
-    for image in unrecorded_images(cloud, build_id):
-        image_id = image["ImageId"]
-        with explain_aws_errors(f"remove {image_id}"):
-            ec2 = cloud.client("ec2")
+    mine = {IMAGE_TAG: "unrecorded", BUILD_TAG: build_id}
+    with explain_aws_errors(f"remove the image of build {build_id}"):
+        ec2 = cloud.client("ec2")
+        for image in unrecorded_images(cloud, build_id):
+            image_id = image["ImageId"]
             # while an AMI is pending it names no snapshot; EC2 describes those of CreateImage so
             made_for = [{"Name": "description", "Values": [f"Created by CreateImage(*) for {image_id}*"]}]
             found = ec2.describe_snapshots(OwnerIds=["self"], Filters=made_for)["Snapshots"]
-            snapshots = sorted({*snapshots_of(image), *(one["SnapshotId"] for one in found)})
-            # the policy of `cloud.policy` lets only what has the tag be removed
-            ec2.create_tags(Resources=[image_id, *snapshots], Tags=tag_list({IMAGE_TAG: "unrecorded"}))
-        remove_image(cloud, image_id, snapshots)
-        removed.append(image_id)
+            snapshots = {*snapshots_of(image), *(one["SnapshotId"] for one in found)}
+            # the policy of `cloud.policy` lets only what is tagged be removed; and they are found again by it
+            ec2.create_tags(Resources=[image_id, *sorted(snapshots)], Tags=tag_list(mine))
+            ec2.deregister_image(ImageId=image_id)
+            removed.append(image_id)
+        of_build = [{"Name": f"tag:{BUILD_TAG}", "Values": [build_id]}]
+        for one in ec2.describe_snapshots(OwnerIds=["self"], Filters=of_build)["Snapshots"]:
+            ec2.delete_snapshot(SnapshotId=one["SnapshotId"])
     return removed
 
 

@@ -3,7 +3,7 @@
 import os
 import pwd
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -54,13 +54,12 @@ def snapshots_of(image: Mapping[str, Any]) -> list[str]:
     return [device["SnapshotId"] for device in devices if device.get("SnapshotId")]
 
 
-def remove_image(cloud: Cloud, image_id: str, snapshots: Sequence[str] = ()) -> None:
+def remove_image(cloud: Cloud, image_id: str) -> None:
     """Remove an AMI with its snapshots; one that is gone already is none.
 
     Args:
         cloud: Where it is.
         image_id: The AMI.
-        snapshots: More of its snapshots than it names.
 
     Raises:
         UnavailableError: The cloud refused.
@@ -70,7 +69,7 @@ def remove_image(cloud: Cloud, image_id: str, snapshots: Sequence[str] = ()) -> 
         found = ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image_id]}])["Images"]
         for image in found:
             ec2.deregister_image(ImageId=image_id)
-            for snapshot in {*snapshots_of(image), *snapshots}:
+            for snapshot in snapshots_of(image):
                 ec2.delete_snapshot(SnapshotId=snapshot)
 
 

@@ -1,8 +1,20 @@
 """The user's AWS account."""
 
 import functools
+import ipaddress
+import urllib.request
 from collections.abc import Callable
 from typing import Any
+
+from gpukiln.clouds.base import explain_aws_errors
+from gpukiln.errors import UnavailableError, UsageError
+
+# AWS's own answer to "from which address do I come" (IPv4), which its documents use for security groups
+ADDRESS_URL = "https://checkip.amazonaws.com"
+NAME_IT = (
+    "name who may reach SSH of the machines, for example --ssh-cidr 203.0.113.7/32: with a VPN, a bastion "
+    "or a private subnet the network that you come from; 0.0.0.0/0 is everybody"
+)
 
 
 class AwsCloud:
@@ -12,7 +24,7 @@ class AwsCloud:
         region: The region to build in.
         profile: Name of an AWS profile, or None for the environment's.
         subnet_id: Subnet for the machines that build and verify; None takes the default VPC's.
-        ssh_cidr: Who may reach SSH of those machines; None lets everybody who has the build's key.
+        ssh_cidr: Who may reach SSH of those machines; None: the address that this machine has outside.
     """
 
     name = "aws"
@@ -33,7 +45,30 @@ class AwsCloud:
         self.region = region
         self.profile = profile
         self.subnet_id = subnet_id
-        self.ssh_cidr = ssh_cidr or "0.0.0.0/0"
+        self._asked_cidr = ssh_cidr
+
+    @functools.cached_property
+    def ssh_cidr(self) -> str:
+        """Who may reach SSH of the machines, in CIDR form.
+
+        Raises:
+            UsageError: Nobody can tell from which address machines of the subnet are reached.
+            UnavailableError: This machine's address could not be found out.
+        """
+        if self._asked_cidr:
+            return self._asked_cidr
+        if self.subnet_id and not self._gives_public_addresses(self.subnet_id):
+            raise UsageError(
+                f"machines in {self.subnet_id} get no public address, so they are reached from another one "
+                "than this machine has outside",
+                hint=NAME_IT,
+            )
+        return f"{_address_outside()}/32"
+
+    def _gives_public_addresses(self, subnet_id: str) -> bool:
+        with explain_aws_errors(f"look at {subnet_id}"):
+            [subnet] = self.client("ec2").describe_subnets(SubnetIds=[subnet_id])["Subnets"]
+        return bool(subnet["MapPublicIpOnLaunch"])
 
     @functools.cached_property
     def _session(self) -> Any:
@@ -66,7 +101,7 @@ class AwsCloud:
         Args:
             region: Name of the region.
         """
-        other = AwsCloud(region, profile=self.profile, subnet_id=self.subnet_id, ssh_cidr=self.ssh_cidr)
+        other = AwsCloud(region, profile=self.profile, subnet_id=self.subnet_id, ssh_cidr=self._asked_cidr)
         other._session = self._session
         return other
 
@@ -93,3 +128,16 @@ class AwsCloud:
             image_id: The AMI that is going to be started.
             say: Not used.
         """
+
+
+def _address_outside() -> str:
+    """The IPv4 address by which the internet sees this machine; not a proxy's, because SSH takes none."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(ADDRESS_URL, timeout=5) as answer:
+            text = answer.read(100).decode(errors="replace").strip()
+        return str(ipaddress.IPv4Address(text))
+    except (OSError, ValueError) as error:
+        raise UnavailableError(
+            f"this machine's public address can't be found out: {ADDRESS_URL}: {error}", hint=NAME_IT
+        ) from error

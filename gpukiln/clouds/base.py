@@ -53,7 +53,11 @@ class Cloud(Protocol):
 
     @property
     def ssh_cidr(self) -> str:
-        """Who may reach SSH of those machines, in CIDR form; nobody gets in without the build's own key."""
+        """Who may reach SSH of those machines, in CIDR form; nobody gets in without the build's own key.
+
+        Raises:
+            GpukilnError: It can't be found out, and has to be named.
+        """
 
     @property
     def has_gpus(self) -> bool:

@@ -22,7 +22,8 @@ COMMON = {
     "set": "change a component for this build, NAME.FIELD=VALUE, separated by commas",
     "profile": "AWS profile (aws only)",
     "subnet_id": "subnet of the machines that bake and verify (aws only)",
-    "ssh_cidr": "who may reach SSH of those machines, for example 203.0.113.7/32 (aws only)",
+    "ssh_cidr": "who may reach SSH of those machines, for example 203.0.113.7/32; default: this machine's "
+    "public address (aws only)",
     "module_key": "private key (PEM) that kernel modules are signed with, for Secure Boot",
     "module_certificate": "its certificate (DER), which stays in the image for enrolment",
     "refresh": "fetch package lists again even when they are fresh",
@@ -55,9 +56,11 @@ def plan(
     """Show what a build would do, or why it can't work; starts nothing."""
     from gpukiln.images import pipeline
     from gpukiln.images.cost import cost_lines, estimate
+    from gpukiln.images.killed import tell_killed
     from gpukiln.images.modules import signing_pair
 
     where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
+    tell_killed(_builds(), say)
     signing = signing_pair(module_key, module_certificate)
     planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
     proven = pipeline.find_proven(planned, where)
@@ -119,6 +122,7 @@ def build(
     from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images import pipeline
     from gpukiln.images.bake import Saved
+    from gpukiln.images.killed import clean_up_after_killed, tell_killed
     from gpukiln.images.module_store import open_store
     from gpukiln.images.modules import signing_pair
     from gpukiln.images.stages import stages_of, wants_stages
@@ -128,6 +132,10 @@ def build(
     progress, signer = Progress(), signer_of(sign_key)
     with progress.step("plan"):
         where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
+        if dry_run:
+            tell_killed(_builds(), say)
+        else:
+            clean_up_after_killed(where, _builds(), say)
         wanted = wants_stages(where, stages)
         signing = signing_pair(module_key, module_certificate)
         planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
@@ -184,7 +192,9 @@ def verify(
 
     from gpukiln.errors import UsageError
     from gpukiln.images import pipeline
+    from gpukiln.images.access import words_of_access
     from gpukiln.images.cost import spent
+    from gpukiln.images.killed import clean_up_after_killed, scratch
     from gpukiln.images.plan import check_machines
     from gpukiln.progress import PlainConsole, Progress
     from gpukiln.verify import report
@@ -194,8 +204,9 @@ def verify(
     planned = folder.read().plan
     types = check_machines(planned, words(instance_types))
     cloud = _cloud(planned.cloud, planned.region, profile, subnet_id, ssh_cidr)
-    pipeline.clean_up_after_killed(cloud, builds, Progress())
-    with folder.locked():
+    clean_up_after_killed(cloud, builds, say)
+    say(words_of_access(cloud))
+    with folder.locked(), scratch(folder):
         record = folder.read()
         if record.bake is None:
             raise UsageError(
@@ -231,10 +242,13 @@ def list_(_: Any, json: bool = False) -> None:
     """List the builds of this machine, newest first."""
     from rich.table import Table
 
+    from gpukiln.images.killed import killed_builds, tell_killed
     from gpukiln.progress import PlainConsole, human_seconds
     from gpukiln.verify.verdict import counts_text
 
     records = [build.read() for build in _builds().all()]
+    killed = {build.id for build in killed_builds(_builds())}
+    tell_killed(_builds(), say)
     if json:
         print_json([record.to_dict() for record in records])
         return
@@ -250,7 +264,7 @@ def list_(_: Any, json: bool = False) -> None:
             record.bake.image_id if record.bake else "-",
             f"{record.plan.cloud} {record.plan.region}",
             record.plan.component("nvidia_driver").version or "-",
-            record.state,
+            "killed" if record.build_id in killed else record.state,
             counts_text(checks) if checks else "-",
             human_seconds(sum(record.durations_s.values())),
         )
@@ -281,6 +295,7 @@ def timings(_: Any, last: int = 4, json: bool = False) -> None:
 def show(_: Any, build: str, json: bool = False) -> None:
     """Show the record of a build: plan, image, verdict, durations."""
     from gpukiln.images.cost import cost_lines
+    from gpukiln.images.killed import tell_killed
     from gpukiln.images.modules import words
     from gpukiln.images.plan_view import plan_table
     from gpukiln.images.stages import words_of_stage
@@ -289,6 +304,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
 
     folder = _builds().find(build)
     record = folder.read()
+    tell_killed(_builds(), say)
     if json:
         print_json(record.to_dict())
         return

@@ -38,6 +38,7 @@ def attest(
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
+    from gpukiln.images.killed import clean_up_after_killed
 
     if verify and (sign_key or dry_run):
         raise UsageError(
@@ -60,6 +61,7 @@ def attest(
     cloud = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
     if verify:
         return _verify(folder, record, cloud, key, json)
+    clean_up_after_killed(cloud, Builds(state_home()), say, ask=False)
     with folder.locked():
         written = attestation.write_attestation(folder, record, cloud, signer)
     if json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json
+from gpukiln.commands.cli import command, print_json, say
 
 if TYPE_CHECKING:
     from gpukiln.clouds.embedded.layout import Layout
@@ -144,21 +144,26 @@ def sweep(
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    """Find what builds of any machine left past their deadline, by tag, in one region; --yes removes it."""
+    """Find what ended builds left in one region: of this machine at once, of others past their deadline."""
     import sys
 
+    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.clouds.select import make_cloud
-    from gpukiln.images.leftovers import find_leftovers, remove_leftovers
+    from gpukiln.images import killed
+    from gpukiln.images.builds import Builds
+    from gpukiln.images.leftovers import remove_leftovers
 
-    where = make_cloud(cloud, region, profile=profile or None)
-    leftovers = find_leftovers(where)
+    where, builds = make_cloud(cloud, region, profile=profile or None), Builds(state_home())
+    leftovers = killed.find_leftovers_here(where, builds)
     for leftover in leftovers:
         print(leftover, file=sys.stderr)
     removed = []
     if not leftovers:
         print(f"nothing is left in {region}", file=sys.stderr)
     elif yes and not dry_run:
-        removed = remove_leftovers(where, leftovers, lambda text: print(text, file=sys.stderr))
+        gone = killed.clean_up_after_killed(where, builds, say)
+        removed = [one for one in leftovers if one.id in gone]
+        removed += remove_leftovers(where, [one for one in leftovers if one.id not in gone], say)
     else:
         print(f"nothing was removed: --yes removes these {len(leftovers)}", file=sys.stderr)
     if json:

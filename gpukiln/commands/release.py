@@ -86,6 +86,7 @@ def release(
     if after:
         load_channel(after)
         require_pointed(where, replace(wish.pointer, channel=after), proof.build, chosen)
+    _clean_up_after_killed(where, dry_run=dry_run)
     if public and not dry_run:
         _confirm_public(publish.source_image(where, proof)["Name"], chosen, yes_public)
     done = publish.release(wish, where, _releases(), Progress(), dry_run=dry_run)
@@ -200,6 +201,8 @@ def prune(
         in_use=listed(words(in_use)),
         without_channels=without_channels,
     )
+    for region in chosen:
+        _clean_up_after_killed(where.in_region(region), dry_run=not yes)
     with Progress().step("look for images that nobody needs" if not yes else "remove what nobody needs"):
         done = pruning.prune(where, chosen, rules, records, remove=yes)
     if json:
@@ -215,6 +218,20 @@ def prune(
             print(f"nothing was removed: {what}", file=sys.stderr)
     pruning.require_complete(done)
     return 0
+
+
+def _clean_up_after_killed(where: Cloud, *, dry_run: bool) -> None:
+    """A role that releases may not ask EC2 for machines, so records and keys of this machine have to do."""
+    from gpukiln.clouds.embedded.layout import state_home
+    from gpukiln.commands.cli import say
+    from gpukiln.images.builds import Builds
+    from gpukiln.images.killed import clean_up_after_killed, tell_killed
+
+    builds = Builds(state_home())
+    if dry_run:
+        tell_killed(builds, say)
+    else:
+        clean_up_after_killed(where, builds, say, ask=False)
 
 
 def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[Cloud, list[str]]:

@@ -1,7 +1,7 @@
 """Bake: Packer starts a machine from the base, Ansible configures it, Packer captures its disk."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,9 +14,11 @@ from gpukiln.catalog.components import as_plain
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import GpukilnError
+from gpukiln.images.access import SshAccess, ssh_access
 from gpukiln.images.builds import BUILD_TAG, Bake, Build, StageUse
 from gpukiln.images.deadline import shutdown_user_data
-from gpukiln.images.machines import PURPOSE_TAG, SshAccess, build_tags, remove_image, ssh_access, tag_list
+from gpukiln.images.machines import PURPOSE_TAG, build_tags, tag_list
 from gpukiln.images.module_store import Store
 from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
@@ -53,7 +55,14 @@ class Saved:
 
 
 def bake(
-    plan: Plan, cloud: Cloud, build: Build, progress: Progress, saved: Saved, stage: StageUse | None = None
+    plan: Plan,
+    cloud: Cloud,
+    build: Build,
+    progress: Progress,
+    saved: Saved,
+    stage: StageUse | None = None,
+    *,
+    made: Callable[[Bake], None] = lambda _: None,
 ) -> Bake:
     """Make the image.
 
@@ -64,6 +73,7 @@ def bake(
         progress: Told what is being done.
         saved: What it may take from earlier builds.
         stage: What it goes on from; None: from the base.
+        made: Told the image as soon as it is there, before anything else can fail.
 
     Returns:
         The image.
@@ -94,46 +104,40 @@ def bake(
         extra_vars.write_text(json.dumps(variables, indent=2))
         events = build.folder / "events.jsonl"
         manifest = build.folder / "manifest.json"
-        with (
-            ssh_access(cloud, build.id, purpose="bake", folder=build.folder) as access,
-            collected(cache, build, progress) as uses,
-        ):
-            Packer(
-                packer_folder,
-                packer_variables(
-                    *(plan, cloud, build, access, stage.image_id if stage else plan.base.id),
-                    extra_vars=extra_vars,
-                    manifest=manifest,
-                ),
-                environment={
-                    **cloud.environment(),
-                    "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                    "GPUKILN_EVENTS": str(events),
-                    "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
-                },
-                log=build.folder / "packer.log",
-                events=events,
-                say=progress.say,
-                on_task=keeper.on_task if keeper else None,
-            ).build()
-        image_id = json.loads(manifest.read_text())["builds"][-1]["artifact_id"].split(":")[-1]
-        installed = json.loads((build.folder / "image.json").read_text())
-        try:
-            with explain_aws_errors("finish the AMI"):
-                _finish(cloud, image_id, installed)
-        except BaseException:
-            remove_image(cloud, image_id)  # no record would know it
-            raise
-    return Bake(
-        image_id=image_id,
-        name=image_name(plan, build),
-        region=plan.region,
-        kernel=installed["kernel"],
-        components=installed["components"],
-        packages=installed["packages"],
-        modules=tuple(uses),
-        stage=stage,
-    )
+        tell = lambda text: progress.show(Text(text))  # noqa: E731 - one line of one call
+        with ssh_access(cloud, build.id, purpose="bake", say=tell) as access:
+            with collected(cache, build, progress) as uses:
+                Packer(
+                    packer_folder,
+                    packer_variables(
+                        *(plan, cloud, build, access, stage.image_id if stage else plan.base.id),
+                        extra_vars=extra_vars,
+                        manifest=manifest,
+                    ),
+                    environment={
+                        **cloud.environment(),
+                        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                        "GPUKILN_EVENTS": str(events),
+                        "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
+                    },
+                    log=build.folder / "packer.log",
+                    events=events,
+                    say=progress.say,
+                    on_task=keeper.on_task if keeper else None,
+                ).build()
+            installed = json.loads((build.folder / "image.json").read_text())
+            baked = Bake(
+                image_id=json.loads(manifest.read_text())["builds"][-1]["artifact_id"].split(":")[-1],
+                name=image_name(plan, build),
+                region=plan.region,
+                kernel=installed["kernel"],
+                components=installed["components"],
+                packages=installed["packages"],
+                modules=tuple(uses),
+                stage=stage,
+            )
+            made(baked)
+    return baked
 
 
 def module_cache(plan: Plan, build: Build, saved: Saved) -> ModuleCache | None:
@@ -171,14 +175,27 @@ def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> It
         yield uses
     finally:
         if cache:
-            uses += cache.collect(build.id, lambda line: progress.show(Text(line)))
+            try:
+                uses += cache.collect(build.id, lambda line: progress.show(Text(line)))
+            except (OSError, KeyError, GpukilnError) as error:  # the next build compiles them again
+                progress.show(Text(f"the compiled modules were not kept: {error}"))
 
 
-def _finish(cloud: Cloud, image_id: str, installed: dict[str, Any]) -> None:
-    ec2 = cloud.client("ec2")
-    # Packer 1.6.6 has no option for it: machines from this AMI take IMDSv2 only
-    ec2.modify_image_attribute(ImageId=image_id, ImdsSupport={"Value": "v2.0"})
-    ec2.create_tags(Resources=[image_id], Tags=tag_list({"gpukiln:kernel": installed["kernel"]}))
+def finish(cloud: Cloud, baked: Bake) -> None:
+    """Give an image what Packer 1.6.6 has no option for; a second time changes nothing.
+
+    Args:
+        cloud: Where.
+        baked: The image.
+
+    Raises:
+        UnavailableError: The cloud refused.
+    """
+    with explain_aws_errors("finish the AMI"):
+        ec2 = cloud.client("ec2")
+        # machines from this AMI take IMDSv2 only
+        ec2.modify_image_attribute(ImageId=baked.image_id, ImdsSupport={"Value": "v2.0"})
+        ec2.create_tags(Resources=[baked.image_id], Tags=tag_list({"gpukiln:kernel": baked.kernel}))
 
 
 def image_name(plan: Plan, build: Build) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,14 +12,16 @@ from rich.text import Text
 
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, UnavailableError
-from gpukiln.images.bake import Saved, bake
+from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
+from gpukiln.images.access import machine_from_image, words_of_access
+from gpukiln.images.bake import Saved, bake, finish
 from gpukiln.images.builds import Bake, Build, Builds, Record
 from gpukiln.images.cost import spent
 from gpukiln.images.digest import explain_change
+from gpukiln.images.killed import scratch
 from gpukiln.images.launch import Launched
-from gpukiln.images.machines import KEY_SUFFIX, builds_with_leftovers, machine_from_image, sweep, tag_list
-from gpukiln.images.modules import MODULES
+from gpukiln.images.leftovers import remove_unrecorded
+from gpukiln.images.machines import tag_list
 from gpukiln.images.plan import Plan
 from gpukiln.progress import Progress
 from gpukiln.verify.report import Live
@@ -118,16 +119,22 @@ def build_image(
     Raises:
         GpukilnError: It could not be baked or verified.
     """
-    clean_up_after_killed(cloud, builds, progress)
+    progress.show(Text(words_of_access(cloud)))  # or it can't be said: nothing is started then
     stage = saved.stages.newest() if saved.stages else None
     progress = Progress(builds.last_durations(plan, stage), console=progress.console)
     build = builds.create(plan.image)
-    with build.locked():
+    with build.locked(), scratch(build):
         record = Record(build.id, "running", plan)
         build.write(record)
+
+        def made(image: Bake) -> None:
+            nonlocal record
+            record = replace(record, state="baked", bake=image)
+            build.write(record)
+
         try:
-            baked = bake(plan, cloud, build, progress, saved, stage)
-            record = replace(record, state="baked", bake=baked, durations_s=progress.durations)
+            baked = bake(plan, cloud, build, progress, saved, stage, made=made)
+            record = replace(record, durations_s=dict(progress.durations))
             build.write(record)
             verdict, machine = verify_image(record, baked, cloud, build.folder / "verify", progress)
             record = replace(
@@ -140,6 +147,8 @@ def build_image(
         except BaseException as error:
             state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             message = error.message if isinstance(error, GpukilnError) else repr(error)
+            if record.bake is None:
+                _remove_unrecorded(cloud, build, error)
             on_demand = Launched("", plan.instance_types[0], "", spot=False)
             build.write(
                 replace(
@@ -162,6 +171,14 @@ def build_image(
         finally:
             _end_stages(saved, build, baked, progress, proven=verdict.passed)
     return build, record
+
+
+def _remove_unrecorded(cloud: Cloud, build: Build, error: BaseException) -> None:
+    """Packer may have ended while it made an AMI; what can't be removed is told beside the error."""
+    try:
+        remove_unrecorded(cloud, build.id)
+    except GpukilnError as left:
+        error.add_note(f"an AMI that no record knows may be left: {left.message}")
 
 
 def _end_stages(saved: Saved, build: Build, baked: Bake, progress: Progress, *, proven: bool) -> None:
@@ -237,6 +254,7 @@ def verify_image(
     """
     plan = record.plan
     folder.mkdir(exist_ok=True)
+    finish(cloud, baked)
     with ExitStack() as machine:
         with progress.step("boot from the image"):
             target, launched = machine.enter_context(
@@ -247,7 +265,6 @@ def verify_image(
                     instance_types=instance_types or plan.instance_types[:1],
                     spot=spot,
                     user=plan.base.ssh_user,
-                    folder=folder,
                     say=progress.say,
                 )
             )
@@ -288,36 +305,6 @@ def verdict_tags(verdict: Verdict) -> dict[str, str]:
         "gpukiln:verdict-counts": " ".join(f"{outcome}={n}" for outcome, n in verdict.counts.items()),
         "gpukiln:verdict-digest": verdict.digest,
     }
-
-
-def clean_up_after_killed(cloud: Cloud, builds: Builds, progress: Progress) -> None:
-    """Remove what commands of this machine left on a cloud that were killed, or could not clean up.
-
-    Args:
-        cloud: The cloud and region to look at; what is elsewhere waits for the next command there.
-        builds: Every build of this machine.
-        progress: Told what is removed.
-    """
-    with_leftovers = builds_with_leftovers(cloud)
-    for build in builds.all():
-        record = build.read()
-        here = (record.plan.cloud, record.plan.region) == (cloud.name, cloud.region)
-        unfinished = record.state in ("running", "baked")
-        if not here or not (unfinished or build.id in with_leftovers):
-            continue
-        try:
-            with build.locked():
-                removed = sweep(cloud, build.id)
-                for key in build.folder.rglob(f"*{KEY_SUFFIX}"):
-                    key.unlink()
-                shutil.rmtree(build.folder / MODULES, ignore_errors=True)
-                if unfinished:
-                    build.write(replace(record, state="aborted", error="its process was killed"))
-        except BusyError:
-            continue
-        progress.console.print(
-            f"build {build.id} had been killed; removed {', '.join(removed) or 'nothing, nothing was left'}"
-        )
 
 
 def require_passed(record: Record) -> None:

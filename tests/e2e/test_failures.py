@@ -6,6 +6,8 @@ Each test builds from a copy of the repository whose playbook is short and does 
 import json
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 from harness import copy_checkout, processes_of, wait_for
@@ -90,12 +92,20 @@ def test_a_killed_build_is_cleaned_up_by_the_next(here, checkout):
     wait_for(
         lambda: not processes_of(f"-var-file={here.home}/builds"), timeout_s=10
     )  # else it could make an image nobody records
+    [key] = (here.home / "keys").iterdir()
+    found = json.loads(here.invoke("cloud.sweep", "--json").stdout)["found"]  # hours before its deadline
+    kinds = ["instance", "key pair", "security group", "private key"]
+    assert [one["kind"] for one in found] == kinds
+    assert found[0]["id"] == before["instances"][0]
+    assert "killed" in here.invoke("ami.list").stdout
 
     (folder / "ansible/image.yml").write_text(PLAYBOOK.format(command="ls /does-not-exist"))
     done = here.invoke("ami.build", "--region", "us-west-2", cwd=folder, ok=False)
     assert f"removed {before['instances'][0]}" in done.stderr
     assert states(here)[:2] == ["failed", "aborted"]
     assert_nothing_left(here)
+    assert not key.exists()
+    assert not list(Path(tempfile.gettempdir()).glob("gpukiln-*-eks-gpu-*"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from test_builds import BAKE, proven  # noqa: F401 - a fixture
 from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
 from gpukiln.commands import ami
-from gpukiln.images import pipeline
+from gpukiln.images import killed, pipeline
 from gpukiln.images.launch import Launched
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
@@ -41,16 +41,19 @@ def judge(request, monkeypatch, capsys):
         image = {"ImageId": BAKE.image_id, "CreationDate": "2026-01-01T00:00:00Z", "BlockDeviceMappings": []}
         ec2 = SimpleNamespace(
             create_tags=lambda **options: tags.append(options),
+            modify_image_attribute=lambda **_: None,
             describe_images=lambda **_: {"Images": [] if is_gone else [image]},
         )
         monkeypatch.setattr(pipeline, "run_suite", suite)
         monkeypatch.setattr(pipeline, "machine_from_image", machine)
-        monkeypatch.setattr(pipeline, "clean_up_after_killed", lambda *_: None)
+        monkeypatch.setattr(killed, "clean_up_after_killed", lambda *_: [])
         monkeypatch.setattr(ami, "_builds", lambda: builds)
         monkeypatch.setattr(
             ami,
             "_cloud",
-            lambda *_: SimpleNamespace(region="us-west-2", has_gpus=False, client=lambda _name: ec2),
+            lambda *_: SimpleNamespace(
+                region="us-west-2", has_gpus=False, ssh_cidr="192.0.2.1/32", client=lambda _name: ec2
+            ),
         )
         code = 0
         try:

@@ -7,6 +7,7 @@ import base64
 import re
 import socket
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -19,8 +20,9 @@ from test_builds import BAKE
 from test_plan import plan_of_a_base
 
 from gpukiln.commands import ami
+from gpukiln.images.access import machine_from_image
 from gpukiln.images.builds import Builds, Record
-from gpukiln.images.machines import builds_with_leftovers, machine_from_image
+from gpukiln.images.leftovers import builds_with_leftovers
 
 TYPES = ("g4dn.xlarge", "g5.xlarge")
 
@@ -43,7 +45,8 @@ def planned():
 
 
 @pytest.fixture
-def ec2(endpoint):
+def ec2(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     endpoint.forget()
     return endpoint
 
@@ -58,14 +61,13 @@ def _greet(sshd):
             connection.sendall(b"SSH-2.0-test\r\n")
 
 
-def boot(ec2, folder, *, spot=False, types=TYPES):
+def boot(ec2, *, spot=False, types=TYPES):
     """Boot a machine as a verification does; returns what it is, and what EC2 says of it meanwhile."""
     with machine_from_image(
         *(ec2, "ami-0123456789abcdef0"),
         build_id="20261121-100000-eks-gpu-ab12",
         instance_types=types,
         user="admin",
-        folder=folder,
         say=lambda _: None,
         spot=spot,
     ) as (_, launched):
@@ -86,8 +88,8 @@ def refuse_runs(ec2, code, *, types=TYPES):
     )
 
 
-def test_the_first_type_is_taken_where_it_is_offered(ec2, tmp_path):
-    launched, seen = boot(ec2, tmp_path)
+def test_the_first_type_is_taken_where_it_is_offered(ec2):
+    launched, seen = boot(ec2)
     assert (launched.instance_type, launched.spot) == ("g4dn.xlarge", False)
     assert seen["ImageId"] == "ami-0123456789abcdef0"
     assert seen["Placement"]["AvailabilityZone"] == launched.zone
@@ -95,8 +97,8 @@ def test_the_first_type_is_taken_where_it_is_offered(ec2, tmp_path):
     assert builds_with_leftovers(ec2) == set()
 
 
-def test_the_machine_ends_itself_at_its_deadline(ec2, tmp_path):
-    _, seen = boot(ec2, tmp_path)
+def test_the_machine_ends_itself_at_its_deadline(ec2):
+    _, seen = boot(ec2)
     tags = {tag["Key"]: tag["Value"] for tag in seen["Tags"]}
     assert tags["gpukiln:owner"]
     [call] = ec2.asked("RunInstances")
@@ -107,12 +109,12 @@ def test_the_machine_ends_itself_at_its_deadline(ec2, tmp_path):
     assert "text/cloud-boothook" in script
 
 
-def test_without_capacity_every_zone_is_tried_and_then_the_next_type(ec2, tmp_path):
+def test_without_capacity_every_zone_is_tried_and_then_the_next_type(ec2):
     refuse_runs(ec2, "InsufficientInstanceCapacity", types=TYPES[:1])
     ec2.status = (
         "500 Internal Server Error"  # so EC2 answers it, and boto3 tries again what it takes for a fault
     )
-    launched, _ = boot(ec2, tmp_path)
+    launched, _ = boot(ec2)
     assert launched.instance_type == "g5.xlarge"
     zones = [zone for name, zone in tried(ec2) if name == "g4dn.xlarge"]
     assert zones == sorted(zones)
@@ -120,17 +122,17 @@ def test_without_capacity_every_zone_is_tried_and_then_the_next_type(ec2, tmp_pa
     assert len(zones) == 2 * len(set(zones))
 
 
-def test_a_spot_instance_is_asked_for_once_and_ends_when_interrupted(ec2, tmp_path):
-    launched, _ = boot(ec2, tmp_path, spot=True)
+def test_a_spot_instance_is_asked_for_once_and_ends_when_interrupted(ec2):
+    launched, _ = boot(ec2, spot=True)
     assert launched.spot
     [call] = ec2.asked("RunInstances")
     assert call["InstanceMarketOptions.MarketType"] == "spot"
     assert call["InstanceMarketOptions.SpotOptions.SpotInstanceType"] == "one-time"
 
 
-def test_a_quota_counts_in_every_zone(ec2, tmp_path):
+def test_a_quota_counts_in_every_zone(ec2):
     refuse_runs(ec2, "VcpuLimitExceeded", types=TYPES[:1])
-    launched, _ = boot(ec2, tmp_path)
+    launched, _ = boot(ec2)
     assert launched.instance_type == "g5.xlarge"
     assert [name for name, _ in tried(ec2)] == ["g4dn.xlarge", "g5.xlarge"]
 
@@ -140,7 +142,8 @@ def verify(planned, ec2, tmp_path, monkeypatch, capsys):
     """Run ami.verify against the endpoint; returns exit code and standard error."""
     builds = Builds(tmp_path)
     build = builds.create("eks-gpu")
-    build.write(Record(build.id, "baked", planned, BAKE))
+    image_id = ec2.client("ec2").register_image(Name=build.id, RootDeviceName="/dev/xvda")["ImageId"]
+    build.write(Record(build.id, "failed", planned, replace(BAKE, image_id=image_id)))
     monkeypatch.setattr(ami, "_builds", lambda: builds)
     monkeypatch.setattr(ami, "_cloud", lambda *_: ec2)
 
@@ -225,7 +228,7 @@ def test_a_type_that_the_region_or_the_driver_does_not_know(ec2, verify):
     code, shown = verify(instance_types="g7.2xlarge")
     assert code == 3
     assert "does not know" in shown
-    assert ec2.calls == []
+    assert ec2.asked("RunInstances") == []
     code, shown = verify(instance_types="p5.4xlarge,nonsense")
     assert code == 2
 
@@ -233,6 +236,6 @@ def test_a_type_that_the_region_or_the_driver_does_not_know(ec2, verify):
 def test_a_failed_start_leaves_nothing(ec2, tmp_path):
     refuse_runs(ec2, "InternalError")
     with pytest.raises(Exception, match="InternalError"):
-        boot(ec2, tmp_path)
+        boot(ec2)
     assert builds_with_leftovers(ec2) == set()
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "keys").iterdir()) == []

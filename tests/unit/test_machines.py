@@ -1,16 +1,25 @@
 """What a build started is found by its tag and removed, and nothing else (moto is the cloud's API)."""
 
+import os
+import stat
+import threading
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import boto3
 import pytest
 from moto import mock_aws
 
+from gpukiln.clouds import aws
+from gpukiln.clouds.aws import AwsCloud
 from gpukiln.clouds.select import make_cloud
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
-from gpukiln.images import machines
+from gpukiln.images import access
+from gpukiln.images.access import key_files, ssh_access, words_of_access
 from gpukiln.images.deadline import LIMITS
-from gpukiln.images.machines import builds_with_leftovers, ssh_access, sweep, tag_specifications
+from gpukiln.images.leftovers import builds_with_leftovers, sweep
+from gpukiln.images.machines import tag_specifications
 
 
 class Cloud:
@@ -23,12 +32,19 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(monkeypatch):
+def cloud(monkeypatch, tmp_path):
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    monkeypatch.setattr(access, "PAUSES_S", (0.0, 0.0))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand images, loaded for every test
     with mock_aws():
         yield Cloud()
+
+
+@pytest.fixture
+def said():
+    return []
 
 
 def start(cloud, build_id):
@@ -77,39 +93,74 @@ def test_builds_with_something_left_are_found(cloud):
     assert builds_with_leftovers(cloud) == {"two"}
 
 
-def test_access_is_for_one_network_and_one_key_and_ends(cloud, tmp_path):
+def test_access_is_for_one_network_and_one_key_and_ends(cloud, tmp_path, said):
     ec2 = cloud.client("ec2")
-    with ssh_access(cloud, "one", purpose="bake", folder=tmp_path) as access:
-        [group] = ec2.describe_security_groups(GroupIds=[access.group_id])["SecurityGroups"]
+    with ssh_access(cloud, "one", purpose="bake", say=said.append) as entry:
+        [group] = ec2.describe_security_groups(GroupIds=[entry.group_id])["SecurityGroups"]
         [rule] = group["IpPermissions"]
         assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
         assert [entry["CidrIp"] for entry in rule["IpRanges"]] == ["203.0.113.7/32"]
-        assert access.private_key.stat().st_mode & 0o077 == 0
-        assert "PRIVATE KEY" in access.private_key.read_text()
-    assert not access.private_key.exists()
+        assert "PRIVATE KEY" in entry.private_key.read_text()
+        assert key_files("one") == [entry.private_key]
+        assert not list((tmp_path / "builds").rglob("*"))  # which CI uploads
+    assert not entry.private_key.exists()
+    assert said == []
     assert ec2.describe_key_pairs()["KeyPairs"] == []
     assert builds_with_leftovers(cloud) == set()
 
 
-def test_a_failed_clean_up_does_not_hide_the_reason(cloud, tmp_path, monkeypatch):
-    def fails(*_):
-        raise UnavailableError("the network is gone")
+def test_a_key_is_nobody_elses_from_its_first_byte_on(cloud, tmp_path, said, monkeypatch):
+    modes, open_file = [], os.open
 
-    monkeypatch.setattr(machines, "sweep", fails)
+    def watched(path, flags, mode=0o777, **options):
+        number = open_file(path, flags, mode, **options)
+        if Path(path).parent.name == "keys":
+            modes.append((stat.S_IMODE(os.fstat(number).st_mode), bool(flags & os.O_EXCL)))
+        return number
+
+    monkeypatch.setattr(os, "open", watched)
+    before = os.umask(0)
+    try:
+        with ssh_access(cloud, "one", purpose="bake", say=said.append) as entry:
+            assert entry.private_key.parent == tmp_path / "keys"
+            assert stat.S_IMODE(entry.private_key.parent.stat().st_mode) == 0o700
+    finally:
+        os.umask(before)
+    assert modes == [(0o600, True)]
+
+
+def test_a_failed_clean_up_does_not_hide_the_reason(cloud, monkeypatch, said):
+    monkeypatch.setattr(access, "sweep", unreachable)
     with (
         pytest.raises(CheckFailedError, match="the task failed") as caught,
-        ssh_access(cloud, "one", purpose="bake", folder=tmp_path),
+        ssh_access(cloud, "one", purpose="bake", say=said.append),
     ):
         raise CheckFailedError("the task failed")
     assert "the network is gone" in caught.value.__notes__[0]
-    assert not list(tmp_path.iterdir())
+    assert key_files("one") == []
 
 
-def test_a_failure_after_the_deadline_says_that_the_machine_shut_itself_down(cloud, tmp_path, monkeypatch):
+def unreachable(*_):
+    raise UnavailableError("the network is gone")
+
+
+def test_a_clean_up_that_fails_after_success_is_told_and_fails_nothing(cloud, monkeypatch, said):
+    monkeypatch.setattr(access, "sweep", unreachable)
+    with ssh_access(cloud, "one", purpose="bake", say=said.append):
+        pass
+    [line] = said
+    assert "the network is gone" in line
+    assert "cloud.sweep" in line
+    assert key_files("one") == []
+    monkeypatch.undo()
+    assert builds_with_leftovers(cloud) == {"one"}  # as it says: the next sweep finds it
+
+
+def test_a_failure_after_the_deadline_says_that_the_machine_shut_itself_down(cloud, monkeypatch, said):
     monkeypatch.setitem(LIMITS, "bake", timedelta(seconds=-1))
     with (
         pytest.raises(UnavailableError) as caught,
-        ssh_access(cloud, "one", purpose="bake", folder=tmp_path),
+        ssh_access(cloud, "one", purpose="bake", say=said.append),
     ):
         raise UnavailableError("Packer ended with exit code 1")
     [note] = caught.value.__notes__
@@ -130,3 +181,69 @@ def test_a_cloud_that_is_none(options, message):
     with pytest.raises(UsageError) as caught:
         make_cloud(**{"region": "us-west-2", **options})
     assert message in caught.value.message
+
+
+@pytest.fixture
+def checkip(monkeypatch):
+    """What stands in for checkip.amazonaws.com: its answer can be set."""
+
+    class Answers(BaseHTTPRequestHandler):
+        text = b"198.51.100.23\n"
+
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.text)
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(aws, "ADDRESS_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # its address would be the wrong one
+    yield Answers
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("checkip")
+def test_ssh_is_open_to_this_machines_own_address():
+    cloud = AwsCloud("us-west-2")
+    assert cloud.ssh_cidr == "198.51.100.23/32"
+    assert words_of_access(cloud) == "SSH of its machines is open to 198.51.100.23/32"
+
+
+@pytest.mark.usefixtures("checkip")
+def test_everybody_is_let_in_only_when_asked_for_and_it_is_told():
+    assert "to everybody" in words_of_access(AwsCloud("us-west-2", ssh_cidr="0.0.0.0/0"))
+
+
+@pytest.mark.parametrize("answer", [b"<html>a captive portal</html>", b"", b"2001:db8::1"])
+def test_an_answer_that_is_no_address_is_asked_for(checkip, answer):
+    checkip.text = answer
+    with pytest.raises(UnavailableError) as caught:
+        _ = AwsCloud("us-west-2").ssh_cidr
+    assert "--ssh-cidr" in caught.value.hint
+
+
+def test_without_network_the_address_is_asked_for_and_nothing_is_started(cloud, monkeypatch, said):
+    monkeypatch.setattr(aws, "ADDRESS_URL", "http://127.0.0.1:9")
+    there = AwsCloud("us-west-2")
+    with (
+        pytest.raises(UnavailableError, match="public address can't be found out"),
+        ssh_access(there, "one", purpose="bake", say=said.append),
+    ):
+        pass
+    assert builds_with_leftovers(cloud) == set()
+
+
+@pytest.mark.usefixtures("checkip")
+def test_a_subnet_without_public_addresses_needs_the_network_named(cloud):
+    ec2 = cloud.client("ec2")
+    subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    assert AwsCloud("us-west-2", subnet_id=subnet).ssh_cidr == "198.51.100.23/32"
+    ec2.modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": False})
+    with pytest.raises(UsageError, match="no public address") as caught:
+        _ = AwsCloud("us-west-2", subnet_id=subnet).ssh_cidr
+    assert "--ssh-cidr" in caught.value.hint

@@ -23,7 +23,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.iam import Scope, policy
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
-from gpukiln.images import bake, machines, pipeline
+from gpukiln.images import access, leftovers, machines, pipeline
 from gpukiln.images.bases import resolve_base
 from gpukiln.images.leftovers import find_leftovers, remove_leftovers
 from gpukiln.images.module_store import S3Store
@@ -118,11 +118,11 @@ def build(calls, endpoint, images, folder):
         with pytest.raises(UnavailableError, match="has no base"):
             resolve_base(name, base(name), endpoint, kubernetes="1.34", architecture="x86_64")
     assert pipeline.find_proven(SimpleNamespace(digest="x"), endpoint) is None
-    machines.builds_with_leftovers(endpoint)
-    with machines.ssh_access(endpoint, "b1", purpose="bake", folder=folder) as access:
-        packer(calls, endpoint, images[0], access, folder)
-    bake._finish(endpoint, images[1], {"kernel": "6.1"})
+    leftovers.builds_with_leftovers(endpoint)
+    with access.ssh_access(endpoint, "b1", purpose="bake", say=print) as entry:
+        packer(calls, endpoint, images[0], entry, folder)
     machines.remove_image(endpoint, images[2])
+    assert leftovers.remove_unrecorded(endpoint, "b1")  # Packer's, which no record knows here
     store = S3Store(endpoint.client("s3"), "modules", "x")
     (folder / "module").write_text("a")
     store.put(folder / "module", "535/module")
@@ -130,7 +130,7 @@ def build(calls, endpoint, images, folder):
     store.get("535/module", folder / "again")
 
 
-def packer(calls, endpoint, source, access, folder):
+def packer(calls, endpoint, source, entry, folder):
     """The image's own template, with nothing to log in to and nothing to do on the machine."""
     if not shutil.which("packer"):
         pytest.skip("missing packages: packer (scripts/run installs them as root)")
@@ -140,17 +140,17 @@ def packer(calls, endpoint, source, access, folder):
     where = folder / "packer"
     where.mkdir()
     (where / template.name).write_text(text)
-    tags = machines.build_tags("b1", "bake", access.deadline)
+    tags = machines.build_tags("b1", "bake", entry.deadline)
     variables = {
         "region": endpoint.region,
         "source_ami": source,
-        "ami_name": "gpukiln-b1",
+        "ami_name": "gpukiln-eks-gpu-b1",
         "ami_description": "a test's",
         "instance_type": "m5.xlarge",
         "ssh_username": "admin",
-        "ssh_keypair_name": access.key_name,
-        "ssh_private_key_file": str(access.private_key),
-        "security_group_id": access.group_id,
+        "ssh_keypair_name": entry.key_name,
+        "ssh_private_key_file": str(entry.private_key),
+        "security_group_id": entry.group_id,
         "root_device": "/dev/xvda",
         "volume_size_gib": 30,
         "tags": {"gpukiln:image": "eks-gpu"},
@@ -180,23 +180,23 @@ def verify(calls, endpoint, images, folder):
             instance_types=["g4dn.xlarge"], base=SimpleNamespace(ssh_user="admin"), profile="image"
         ),
     )
-    machines.builds_with_leftovers(endpoint)
+    leftovers.builds_with_leftovers(endpoint)
     attestation._describe(endpoint, images[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "run_suite", lambda *_, **__: verdict())
-        patch.setattr(machines, "_speaks_ssh", lambda *_: True)
+        patch.setattr(access, "_speaks_ssh", lambda *_: True)
         pipeline.verify_image(
-            record, SimpleNamespace(image_id=images[1]), endpoint, folder, quiet(), spot=True
+            record, SimpleNamespace(image_id=images[1], kernel="6.1"), endpoint, folder, quiet(), spot=True
         )
-        patch.setattr(machines, "_speaks_ssh", lambda *_: False)
-        about = {"build_id": "b3", "instance_types": ["g4dn.xlarge"], "user": "admin", "folder": folder}
+        patch.setattr(access, "_speaks_ssh", lambda *_: False)
+        about = {"build_id": "b3", "instance_types": ["g4dn.xlarge"], "user": "admin"}
         with pytest.raises(UnavailableError, match="SSH does not answer"):  # its console is asked for
-            machines.machine_from_image(
+            access.machine_from_image(
                 endpoint, images[1], **about, say=lambda _: None, timeout_s=-1
             ).__enter__()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(endpoint), "subnet_id", some_subnet(calls, endpoint))
-        with machines.ssh_access(endpoint, "b4", purpose="verify", folder=folder):
+        with access.ssh_access(endpoint, "b4", purpose="verify", say=print):
             pass
 
 
@@ -260,7 +260,9 @@ def sweep(calls, endpoint):
         VolumeId=volume["VolumeId"], TagSpecifications=[{"ResourceType": "snapshot", "Tags": ours}]
     )
     ec2.run_instances(ImageId="ami-00000001", MinCount=1, MaxCount=1, TagSpecifications=tagged["instance"])
+    killed = ec2.register_image(Name="gpukiln-eks-gpu-b9", RootDeviceName="/dev/xvda")["ImageId"]
     calls.job = "sweep"
+    assert leftovers.remove_unrecorded(endpoint, "b9") == [killed]
     found = find_leftovers(endpoint, now=datetime.now(UTC) + timedelta(days=2))
     removed = remove_leftovers(endpoint, found, lambda _: None)
     assert {one.kind for one in removed} == {"instance", "volume", "key pair", "security group", "snapshot"}
@@ -312,6 +314,7 @@ def rehearsed(tmp_path_factory):
     calls = Calls()
     with pytest.MonkeyPatch.context() as patch, recording(calls):
         patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+        patch.setenv("GPUKILN_HOME", str(tmp_path_factory.mktemp("home")))
         with serve() as endpoint:
             images = make_images(calls, endpoint)
             build(calls, endpoint, images, tmp_path_factory.mktemp("build"))

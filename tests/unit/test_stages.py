@@ -140,6 +140,7 @@ class OneRegion:
     keeps_stages: bool = True
     name: str = "aws"
     region: str = "us-west-2"
+    ssh_cidr: str = "192.0.2.1/32"
 
     clients: dict[str, Any] = field(default_factory=dict)
 
@@ -288,8 +289,9 @@ def build_from_a_stage(
     stages = of(cloud, "k")
     used = stages.newest()
 
-    def baked(_plan: Any, _cloud: Any, build: Build, *_: Any) -> Bake:
+    def baked(_plan: Any, _cloud: Any, build: Build, *_: Any, made: Callable[[Bake], None]) -> Bake:
         keep(cloud, build, said, "runtime")
+        made(replace(BAKE, stage=used))
         return replace(BAKE, stage=used)
 
     def unsigned(*_: Any) -> None:

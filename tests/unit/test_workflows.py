@@ -18,6 +18,8 @@ from release_cloud import HOME, REGIONS, Cloud, make_image, pointed, quiet, serv
 from test_builds import BAKE, proven  # noqa: F401 - a fixture
 from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
+from gpukiln.images import access
+from gpukiln.images.builds import Builds
 from gpukiln.release.publish import release
 from gpukiln.release.record import Releases, require_complete
 
@@ -95,6 +97,8 @@ class Runner:
         return re.sub(r"\$\{\{(.*?)\}\}", lambda match: self.value(match[1]), str(text))
 
     def holds(self, condition, failed):
+        if condition == "cancelled()":
+            return False  # nobody cancels here
         if condition in ("failure()", "always()"):
             return failed or condition == "always()"
         if failed:
@@ -253,3 +257,37 @@ def test_what_builds_asks_github_for_packers_plugins_with_a_token():
     builds = [step for step in steps if "ami.build" in step.get("run", "")]
     assert builds
     assert [step["name"] for step in builds if "PACKER_GITHUB_API_TOKEN" not in step.get("env", {})] == []
+
+
+def uploads():
+    """What every workflow uploads, with its name."""
+    for path in WORKFLOWS:
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            for step in job["steps"]:
+                if step.get("uses", "").startswith("actions/upload-artifact@"):
+                    yield f"{path.name}: {step['name']}", step["with"]["path"].split()
+
+
+@pytest.mark.parametrize(("step", "paths"), uploads())
+def test_artifacts_are_named_files_and_never_folders_or_keys(step, paths):
+    for path in paths:
+        assert Path(path).suffix in (".json", ".jsonl", ".html", ".xml", ".log"), (
+            f"{step} takes all of {path}"
+        )
+        assert "*" not in Path(path).name, f"{step} takes whatever is named like {path}"
+        assert "**" not in path
+        assert "/keys" not in path
+
+
+def test_nothing_of_a_killed_build_that_is_uploaded_holds_its_key(tmp_path, monkeypatch):
+    """As a job that was cancelled leaves it: the key is there, and no pattern of an artifact matches it."""
+    home = tmp_path / ".cache/gpukiln"
+    monkeypatch.setenv("GPUKILN_HOME", str(home))
+    build = Builds(home).create("eks-gpu")
+    key = access._write_key(build.id, "bake", "PRIVATE KEY")
+    (build.folder / "packer.log").write_text("a log")
+    taken = {file for _, paths in uploads() for path in paths for file in tmp_path.glob(path)}
+    assert build.folder / "packer.log" in taken
+    assert key.exists()
+    assert key not in taken
+    assert not [file for file in build.folder.rglob("*") if file.is_file() and "KEY" in file.read_text()]

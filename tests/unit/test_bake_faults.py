@@ -1,0 +1,179 @@
+"""What fails around a bake that has made its image: nothing of it loses the image or calls it failed.
+
+Packer and the suite stand in; the cloud is moto's EC2 behind HTTP, which refuses one call after the other.
+"""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from endpoint import serve
+from rich.console import Console
+from test_builds import VERDICT
+from test_plan import plan_of_a_base
+
+from gpukiln.errors import UnavailableError
+from gpukiln.images import access, pipeline
+from gpukiln.images import bake as baking
+from gpukiln.images.bake import Saved
+from gpukiln.images.builds import Builds
+from gpukiln.images.launch import Launched
+from gpukiln.progress import Progress
+from gpukiln.verify.target import Target
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan_of_a_base()
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+        with serve() as endpoint:
+            yield endpoint
+
+
+class Cache:
+    """Kernel modules that can't be kept."""
+
+    folder = "modules"
+
+    def offer(self, _say):
+        pass
+
+    def collect(self, *_):
+        raise OSError("No space left on device")
+
+
+@pytest.fixture
+def build(endpoint, planned, tmp_path, monkeypatch):
+    """Build an image, with what fails set before; returns what was raised, the record and what was said."""
+    endpoint.forget()
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(access, "PAUSES_S", ())
+    monkeypatch.setattr(type(endpoint), "environment", lambda _: {}, raising=False)
+    monkeypatch.setattr(type(endpoint), "packer_variables", lambda _: {}, raising=False)
+    monkeypatch.setattr(type(endpoint), "prepare", lambda *_: None, raising=False)
+    builds, faults = Builds(tmp_path), {"packer": None}
+
+    class Packer:
+        def __init__(self, folder, variables, **_):
+            self.folder, self.name = folder.parent, variables["ami_name"]
+
+        def build(self):
+            devices = [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 8}}]
+            image_id = endpoint.client("ec2").register_image(
+                Name=self.name, RootDeviceName="/dev/xvda", BlockDeviceMappings=devices
+            )["ImageId"]
+            if faults["packer"]:
+                raise faults["packer"]
+            artifact = {"builds": [{"artifact_id": f"us-west-2:{image_id}"}]}
+            (self.folder / "manifest.json").write_text(json.dumps(artifact))
+            installed = {"kernel": "6.1", "components": {}, "packages": {}}
+            (self.folder / "image.json").write_text(json.dumps(installed))
+
+    @contextmanager
+    def machine(*_args, **_options):
+        yield Target("192.0.2.1", name="i-1"), Launched("i-1", "g4dn.xlarge", "us-west-2a", False)
+
+    monkeypatch.setattr(baking, "Packer", Packer)
+    monkeypatch.setattr(baking, "prepare_template", lambda _, folder: folder.mkdir())
+    monkeypatch.setattr(baking, "module_cache", lambda *_: faults.get("cache"))
+    monkeypatch.setattr(pipeline, "machine_from_image", machine)
+    monkeypatch.setattr(pipeline, "run_suite", lambda *_, **__: VERDICT)
+    monkeypatch.setattr(pipeline, "attest", lambda *_: None)
+
+    def run(**more):
+        faults.update(more)
+        raised, console = (
+            None,
+            Console(width=200, record=True, quiet=False, file=(tmp_path / "said").open("w")),
+        )
+        try:
+            pipeline.build_image(planned, endpoint, builds, Progress(console=console), Saved())
+        except BaseException as error:
+            raised = error
+        [made] = builds.all()
+        return raised, made.read(), console.export_text()
+
+    yield run
+    endpoint.forget()
+    for image in endpoint.client("ec2").describe_images(Owners=["self"])["Images"]:
+        endpoint.client("ec2").deregister_image(ImageId=image["ImageId"])
+
+
+def images(endpoint):
+    return [image["ImageId"] for image in endpoint.client("ec2").describe_images(Owners=["self"])["Images"]]
+
+
+def refusing(*actions):
+    return lambda call: ("UnauthorizedOperation", "no") if call.get("Action") in actions else None
+
+
+def test_an_image_is_recorded_and_proven(build, endpoint):
+    raised, record, said = build()
+    assert raised is None
+    assert (record.state, [record.bake.image_id]) == ("verified", images(endpoint))
+    assert "SSH of its machines is open to 127.0.0.0/8" in said
+
+
+def test_modules_that_cannot_be_kept_fail_no_build(build):
+    raised, record, said = build(cache=Cache())
+    assert raised is None
+    assert record.state == "verified"
+    assert "the compiled modules were not kept: No space left on device" in said
+
+
+@pytest.mark.parametrize("call", ["DeleteSecurityGroup", "DeleteKeyPair", "DescribeInstances"])
+def test_what_cannot_be_removed_after_the_bake_fails_no_build(build, endpoint, call):
+    endpoint.refuse = refusing(call)
+    raised, record, said = build()
+    assert raised is None
+    assert (record.state, [record.bake.image_id]) == ("verified", images(endpoint))
+    assert call in said
+    assert "`invoke cloud.sweep`, removes it" in said
+
+
+def test_ctrl_c_while_it_is_cleaned_up_keeps_the_image(build, endpoint, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(access, "sweep", stopped)
+    raised, record, _ = build()
+    assert isinstance(raised, KeyboardInterrupt)
+    assert (record.state, [record.bake.image_id]) == ("aborted", images(endpoint))
+
+
+def test_an_image_that_cannot_be_finished_is_recorded_for_another_try(build, endpoint):
+    endpoint.refuse = refusing("ModifyImageAttribute")
+    raised, record, _ = build()
+    assert "ModifyImageAttribute" in raised.message
+    assert (record.state, [record.bake.image_id]) == ("failed", images(endpoint))
+
+
+def test_an_image_that_packer_did_not_come_to_name_goes(build, endpoint):
+    raised, record, _ = build(packer=UnavailableError("Packer ended with exit code 137"))
+    assert "137" in raised.message
+    assert (record.state, record.bake, images(endpoint)) == ("failed", None, [])
+
+
+def test_where_that_is_refused_it_is_told_beside_the_reason(build, endpoint):
+    endpoint.refuse = refusing("DeregisterImage")
+    raised, record, _ = build(packer=UnavailableError("Packer ended with exit code 137"))
+    assert "137" in raised.message
+    assert "an AMI that no record knows may be left" in "".join(raised.__notes__)
+    assert record.state == "failed"
+
+
+def test_without_an_address_nothing_is_started(build, endpoint, monkeypatch, tmp_path):
+    def unknown(_):
+        raise UnavailableError("can't be found out", hint="--ssh-cidr")
+
+    monkeypatch.setattr(type(endpoint), "ssh_cidr", property(unknown))
+    with pytest.raises(ValueError, match="not enough values"):  # no record
+        build()
+    assert endpoint.calls == []
+    assert not (tmp_path / "builds").exists()

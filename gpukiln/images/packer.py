@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
+from gpukiln.redact import Lines
+from gpukiln.verify.text import open_private
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
 CLEAN_UP_S = 180  # seconds that Packer gets to remove what it started after Ctrl-C
@@ -146,9 +148,11 @@ class Packer:
             raise self._failure(code)
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
-        with self._log.open("a") as log:
+        redacted = Lines()
+        with open_private(self._log, "a") as log:
             for line in process.stdout or ():
                 kind, text = _parse(line)
+                text = redacted(text)
                 try:
                     log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
                     log.flush()

@@ -43,8 +43,8 @@ class Facts(Mapping[str, Any]):
     """The facts of one machine, by section.
 
     Args:
-        data: Section name to what was found; `{"_error": text}` where gathering failed, `{"_not_reached": text}`
-            where it was not done.
+        data: Section name to what was found; `{"_error": text}` where gathering failed,
+            `{"_not_reached": text}` where it was not done.
         profile: Key of `PROFILES` that the machine is judged by; empty is the strictest.
 
     Example:

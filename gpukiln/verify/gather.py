@@ -8,7 +8,7 @@ Every section is a function below that returns a JSON value; what it raises beco
 No secret is ever printed: keys as fingerprints, findings as path and line number.
 """
 
-# ruff: noqa: PTH110, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
 # os.path and glob are lighter than pathlib on an emulated machine; temporary folders are only looked at.
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def gpus() -> dict[str, Any]:
 
     driver is the kernel driver that has the GPU; lost: the GPU does not answer on the bus any more.
     Output and status of nvidia-smi are kept together: it prints its errors on stdout.
-    """  # noqa: D205, D212
+    """  # noqa: D205
     pci = [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()]
     loaded = read("/sys/module/nvidia/version")
     result: dict[str, Any] = {"pci": pci, "module": loaded.strip() if loaded else None,
@@ -412,8 +412,8 @@ RUNNER_SECTIONS = {
 def main() -> None:
     """Wait for the boot to end, gather every section and print the facts.
 
-    Arguments: the profile, or `-`; a mark that nobody can guess, on a line of its own before the facts and one
-    after them: what the login shell prints is not ours; and the seconds that all of it may take, or `-`.
+    Arguments: the profile, or `-`; a mark that nobody can guess, on a line of its own before the facts and
+    on one after them: what the login shell prints is not ours; and the seconds that it may take, or `-`.
     """
     profile, mark, seconds = sys.argv[1:]
     watch.start(None if seconds == "-" else float(seconds))

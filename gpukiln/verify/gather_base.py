@@ -32,8 +32,16 @@ TIMED_OUT = 124  # as timeout(1)
 HUNG_S = 10  # with less time than this, and less than a tool may take, silence says nothing of it
 SECTION_S = 120  # for which a section may be silent beside its commands
 END_S = 2.0  # for a killed process to go
-STATES = {"D": "waits in the kernel, can't be killed", "S": "sleeps", "R": "runs", "T": "stopped", "Z": "ended"}
-KERNEL_TROUBLE = re.compile(r"NVRM|Xid|nvidia-nvswitch|blocked for more than|nouveau .*(?:fail|error|timeout)")
+STATES = {
+    "D": "waits in the kernel, can't be killed",
+    "S": "sleeps",
+    "R": "runs",
+    "T": "stopped",
+    "Z": "ended",
+}
+KERNEL_TROUBLE = re.compile(
+    r"NVRM|Xid|nvidia-nvswitch|blocked for more than|nouveau .*(?:fail|error|timeout)"
+)
 SECRET_DIRS = ("/root", "/home", "/etc/gpukiln", "/var/log")
 SECRET_PATTERNS = {
     "AWS access key id": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
@@ -106,7 +114,9 @@ def ask(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool 
     except subprocess.TimeoutExpired:
         state = process_state(process.pid)
         out, ended = _end(process)
-        told = f"no answer in {limit:.0f} s; {state}, {'and was killed' if ended else 'and can not be killed'}"
+        told = (
+            f"no answer in {limit:.0f} s; {state}, {'and was killed' if ended else 'and can not be killed'}"
+        )
         if waits:
             return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {told}"}
         if limit < min(timeout, HUNG_S):

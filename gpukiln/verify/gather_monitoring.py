@@ -8,7 +8,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpukiln.verify.gather_base import NOT_REACHED, NotReachedError, driver_answers, pci_gpus, run, unless_hung
+from gpukiln.verify.gather_base import (
+    NOT_REACHED,
+    NotReachedError,
+    driver_answers,
+    pci_gpus,
+    run,
+    unless_hung,
+)
 
 DIAG_TIMEOUT_S = 240  # of level 1, seconds on a healthy machine
 

@@ -28,9 +28,9 @@ from testinfra.backend import BACKENDS, get_backends
 from gpukiln import __version__
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.facts import Facts, applies, environment
+from gpukiln.verify.gather_base import NotReachedError
 from gpukiln.verify.html import Judged, write_html
 from gpukiln.verify.junit import write_junit
-from gpukiln.verify.gather_base import NotReachedError
 from gpukiln.verify.packing import NO_PYTHON, facts_in, gather_command
 from gpukiln.verify.text import presentable, presentable_values, write_whole
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text

@@ -1,4 +1,4 @@
-"""One sentence that says how a machine stands with its GPUs and their driver, before any check is looked at."""
+"""One sentence that says how a machine stands with its GPUs and their driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def situation(facts: Mapping[str, Any]) -> str:
         if said := trouble(look):
             return said
     if look.smi_code:
-        return f"{look.gpus}, driver {look.loaded} is loaded, and nvidia-smi fails with exit code {look.smi_code}."
+        return f"{look.gpus}; driver {look.loaded} is loaded, and nvidia-smi exits {look.smi_code}."
     return f"{look.gpus}, and driver {look.loaded} is loaded, in the version of its libraries."
 
 
@@ -51,7 +51,11 @@ class _Look:
         self.modules = {
             kernel: (found or {}).get("nvidia") for kernel, found in (self.get("modules") or {}).items()
         }
-        versions = [self.smi_version, *self.libraries, *(m.get("version") for m in self.modules.values() if m)]
+        versions = [
+            self.smi_version,
+            *self.libraries,
+            *(m.get("version") for m in self.modules.values() if m),
+        ]
         self.installed: str | None = next(filter(None, versions), None)
 
     def get(self, *path: str) -> Any:
@@ -69,7 +73,9 @@ class _Look:
 
 def _gpus(pci: list[dict[str, Any]]) -> str:
     names = ", ".join(dict.fromkeys(str(gpu["name"]) for gpu in pci if gpu.get("name")))
-    return f"{len(pci)} NVIDIA GPU{'s' if len(pci) > 1 else ''} on the PCI bus" + (f" ({names})" if names else "")
+    return f"{len(pci)} NVIDIA GPU{'s' if len(pci) > 1 else ''} on the PCI bus" + (
+        f" ({names})" if names else ""
+    )
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -86,7 +92,8 @@ def _hangs(look: _Look) -> str:
         where = look.gpus if look.pci else "no NVIDIA GPU on the PCI bus"
         return f"{driver[0]['tool']} hangs ({driver[0]['told']}): {where}, {loaded}{said}."
     if tools:
-        return f"{_listed(t['tool'] for t in tools)} hang{'s' if len(tools) == 1 else ''}: {tools[0]['told']}{said}."
+        names = _listed(t["tool"] for t in tools)
+        return f"{names} hang{'s' if len(tools) == 1 else ''}: {tools[0]['told']}{said}."
     return ""
 
 
@@ -150,11 +157,13 @@ def _mismatch(look: _Look) -> str:
     others = [v for v in (look.smi_version, *look.libraries) if v and v != look.loaded]
     if others:
         return (
-            f"{look.gpus}; driver {look.loaded} is loaded, and its libraries are of version {_listed(others)}: "
-            "the machine was not rebooted after an upgrade, or two sources of the driver are mixed."
+            f"{look.gpus}; driver {look.loaded} is loaded, and its libraries are of version "
+            f"{_listed(others)}: the machine was not rebooted after an upgrade, or two sources are mixed."
         )
     if look.smi_code == MISMATCH:
-        return f"{look.gpus}; driver {look.loaded} is loaded, and nvidia-smi finds libraries of another version."
+        return (
+            f"{look.gpus}; driver {look.loaded} is loaded, and nvidia-smi finds libraries of another version."
+        )
     if look.smi_version is None and not look.libraries and look.get("driver") is not None:
         return f"{look.gpus}; driver {look.loaded} is loaded, and its libraries and nvidia-smi are missing."
     return ""

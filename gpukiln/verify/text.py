@@ -64,7 +64,7 @@ def open_private(path: Path, mode: str = "wb") -> IO[Any]:
         return number
 
     encoding = None if "b" in mode else "utf-8"
-    return open(path, mode, encoding=encoding, opener=opener)  # noqa: PTH123 - Path.open has no opener
+    return open(path, mode, encoding=encoding, opener=opener)
 
 
 def write_whole(path: Path, text: str) -> None:

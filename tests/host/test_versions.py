@@ -53,13 +53,13 @@ def smi_version(facts: Facts) -> str | None:
     layer="versions",
     profiles=(*ALL, "runner"),
     causes=(
-        "nvidia-smi, NVML: the driver waits for a GPU whose firmware hangs, or that fell off the bus; state D "
-        "is a wait in the kernel, which no signal ends",
+        "nvidia-smi, NVML: the driver waits for a GPU whose firmware hangs or that fell off the bus; D is "
+        "a wait in the kernel, which no signal ends",
         "kmod, dkms: another process holds the module's or the package manager's lock",
         "docker, ctr: the daemon hangs; a file system (NFS) does not answer",
     ),
-    fix="`dmesg | grep -e NVRM -e Xid -e blocked` and `cat /proc/PID/stack` on the machine show what it waits "
-    "for. A GPU that hangs the driver: drain the node, reboot, and replace the GPU if it comes back.",
+    fix="`dmesg | grep -e NVRM -e Xid -e blocked` and `cat /proc/PID/stack` on the machine show what it "
+    "waits for. A GPU that hangs the driver: drain the node, reboot, and replace the GPU if it comes back.",
 )
 def test_answers(facts):
     """What a tool that hangs would have told is not reached; that it hangs is a finding of its own."""
@@ -79,11 +79,11 @@ def test_answers(facts):
 )
 def test_driver_installed(facts):
     """A part of it is enough: whether its parts agree is the next question."""
-    found = facts["driver"]
-    if NOT_REACHED in found["nvidia_smi"] or found["nvidia_smi"]["version"] or any(found["libraries"].values()):
+    smi, libraries = facts["driver"]["nvidia_smi"], facts["driver"]["libraries"]
+    if NOT_REACHED in smi or smi["version"] or any(libraries.values()):
         return
     assert facts["gpus"]["module"] or module_versions(facts), (
-        "no driver is installed: nvidia-smi, libcuda.so.1, libnvidia-ml.so.1 and the kernel's module are missing"
+        "no driver is installed: nvidia-smi, libcuda.so.1, libnvidia-ml.so.1 and the module are missing"
     )
 
 

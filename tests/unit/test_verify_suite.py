@@ -180,7 +180,11 @@ def test_what_the_time_or_a_hanging_tool_left_open_is_not_reached_and_no_pass(ma
         raise AssertionError("must not run")
     """
     verdict = suite.run_suite(
-        TARGET, profile="image", out_dir=make(CHECKS + checks, gather), layers=["hygiene"], require=["hygiene"]
+        TARGET,
+        profile="image",
+        out_dir=make(CHECKS + checks, gather),
+        layers=["hygiene"],
+        require=["hygiene"],
     )
     assert {c.id: (c.outcome, c.reason) for c in verdict.checks} == {
         "hygiene.good": ("passed", "3 files"),

@@ -39,7 +39,8 @@ def _redactor() -> Any:
     """The project's one redactor, by its path: nothing else of the checkout need be importable here."""
     path = Path(__file__).resolve().parents[3] / "gpukiln" / "redact.py"
     spec = importlib.util.spec_from_file_location("gpukiln_redact", path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} can't be loaded")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.redact

@@ -33,7 +33,7 @@ HUNG_S = 10  # with less time than this, and less than a tool may take, silence 
 SECTION_S = 120  # for which a section may be silent beside its commands
 END_S = 2.0  # for a killed process to go
 STATES = {
-    "D": "waits in the kernel, can't be killed",
+    "D": "waits in the kernel",
     "S": "sleeps",
     "R": "runs",
     "T": "stopped",
@@ -114,9 +114,8 @@ def ask(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool 
     except subprocess.TimeoutExpired:
         state = process_state(process.pid)
         out, ended = _end(process)
-        told = (
-            f"no answer in {limit:.0f} s; {state}, {'and was killed' if ended else 'and can not be killed'}"
-        )
+        how = "and was killed" if ended else "and can't be killed"
+        told = f"no answer in {limit:.0f} s; {state}, {how}"
         if waits:
             return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {told}"}
         if limit < min(timeout, HUNG_S):

@@ -92,17 +92,19 @@ def drift(
     request = _request("drift.yml", inventory, limit, forks, set, leave_out, also, check=True, variables={})
     run, result = _run("drift", request)
     _report(run, result, request, as_json=json)
-    if any(host.changes for host in result.hosts.values()):
+    if any(host.changes for host in result.hosts.values()) and not result.stopped:
         return 1
     return _exit_code(result)
 
 
+LEAST_SECONDS = 10  # a suite needs some to start, and a machine to answer
 JUDGED = {
     **{name: COMMON[name] for name in ("inventory", "limit", "json")},
     "hosts": "ssh://[USER@]HOST[:PORT], local:// or ansible://PATTERN, separated by commas",
     "profile": "what they are: node, or eks-node for one that was booted from a baked image",
     "expect_gpus": "GPUs that each must have; without it one at least, 0 where there is none to expect",
     "forks": "hosts that are judged at the same time",
+    "max_seconds": "end within so many seconds, whatever hangs: what was not looked at is not reached",
 }
 
 
@@ -123,11 +125,12 @@ def verify(
     layer: str = "",
     require: str = "",
     forks: int = 4,
+    max_seconds: int = 1800,
     json: bool = False,
 ) -> int:
     """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
     return _judge(
-        "verify", hosts, inventory, limit, forks, as_json=json,
+        "verify", hosts, inventory, limit, forks, max_seconds, as_json=json,
         profile=profile, expect_gpus=None if expect_gpus < 0 else expect_gpus,
         layers=words(layer), require=words(require),
     )  # fmt: skip
@@ -142,18 +145,29 @@ def doctor(
     profile: str = "node",
     expect_gpus: int = -1,
     forks: int = 4,
+    max_seconds: int = 300,
     json: bool = False,
 ) -> int:
-    """Find what is wrong with a sick node: the first broken layer, with causes and fixes. Changes nothing."""
+    """Find what is wrong with a sick node: how it stands, and the first broken layer. Changes nothing."""
     return _judge(
-        "doctor", hosts, inventory, limit, forks, as_json=json,
+        "doctor", hosts, inventory, limit, forks, max_seconds, as_json=json,
         profile=profile, expect_gpus=None if expect_gpus < 0 else expect_gpus, first_broken=True,
     )  # fmt: skip
 
 
 def _judge(
-    purpose: str, hosts: str, inventory: str, limit: str, forks: int, *, as_json: bool, **how: Any
+    purpose: str,
+    hosts: str,
+    inventory: str,
+    limit: str,
+    forks: int,
+    max_seconds: int,
+    *,
+    as_json: bool,
+    **how: Any,
 ) -> int:
+    from time import monotonic
+
     from gpukiln.errors import UsageError
     from gpukiln.nodes.hosts import find_targets
     from gpukiln.nodes.judge import judge, write_report
@@ -163,11 +177,14 @@ def _judge(
 
     if forks < 1:
         raise UsageError(f"--forks is {forks}, wanted 1 or more")
+    if max_seconds < LEAST_SECONDS:
+        raise UsageError(f"--max-seconds is {max_seconds}, wanted {LEAST_SECONDS} or more")
+    until = monotonic() + max_seconds
     targets = find_targets(hosts, _absolute(inventory) if inventory else None, limit)
     run, progress = _runs().create(purpose), Progress()
     with progress.step(f"judge {len(targets)} host{'s' if len(targets) > 1 else ''}"):
         judged = judge(
-            targets, run.folder, **how, forks=forks,
+            targets, run.folder, **how, forks=forks, max_seconds=until - monotonic(),
             on_host=lambda host, words: progress.say(f"{host}: {words}"),
             live=Live(progress) if len(targets) == 1 and purpose == "verify" else None,
         )  # fmt: skip
@@ -228,10 +245,11 @@ def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = F
 def _exit_code_of_verdicts(verdicts: list[Verdict | None]) -> int:
     from gpukiln.errors import CheckFailedError, PartialError, UnavailableError
 
-    if any(verdict and not verdict.passed for verdict in verdicts):
+    if any(verdict and verdict.failures for verdict in verdicts):
         return CheckFailedError.exit_code
-    if None not in verdicts:
+    if all(verdict and verdict.passed for verdict in verdicts):
         return 0
+    # neither wrong nor well: a host could not be judged, or the time was up before all of it was
     return PartialError.exit_code if any(verdicts) else UnavailableError.exit_code
 
 
@@ -325,14 +343,16 @@ def _report(run: Run, result: RunResult, request: Request, *, as_json: bool) -> 
 
 
 def _exit_code(result: RunResult) -> int:
-    from gpukiln.errors import CheckFailedError, PartialError
+    from gpukiln.errors import CheckFailedError, PartialError, UnavailableError
 
     if result.stopped:
         raise KeyboardInterrupt
     if not result.unfinished:
         return 0
-    done = len(result.hosts) - len(result.unfinished)
-    return PartialError.exit_code if done else CheckFailedError.exit_code
+    if len(result.unfinished) < len(result.hosts):
+        return PartialError.exit_code
+    reached = any(host.state == "failed" for host in result.hosts.values())
+    return CheckFailedError.exit_code if reached else UnavailableError.exit_code
 
 
 def _runs() -> Any:

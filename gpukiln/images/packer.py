@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
+from gpukiln.redact import Lines
+from gpukiln.verify.text import open_private
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
 INIT_S = 600  # seconds that `packer init` gets: a plugin has some 100 MB
@@ -181,9 +183,11 @@ class Packer:
             raise self._failure(code)
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
-        with self._log.open("a") as log:
+        redacted = Lines()
+        with open_private(self._log, "a") as log:
             for line in process.stdout or ():
                 kind, text = _parse(line)
+                text = redacted(text)
                 try:
                     log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
                     log.flush()

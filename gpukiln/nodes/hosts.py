@@ -26,9 +26,16 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
         Each machine once, in the order given.
 
     Raises:
-        UsageError: A host is not of these forms, an inventory is missing, or no host is left.
+        UsageError: A host is not of these forms, an inventory is missing or needless, or no host is left.
     """
     targets: dict[str, Target] = {}
+    of_inventory = not hosts.strip(", ") or "ansible://" in hosts
+    if not of_inventory and (inventory is not None or limit):
+        raise UsageError(
+            f"--hosts {hosts} names no host of an inventory, and "
+            f"{'--inventory' if inventory else '--limit'} is given",
+            hint=f"leave one of them out, or name the inventory's hosts too: --hosts {hosts},ansible://all",
+        )
     for url in [part.strip() for part in hosts.split(",") if part.strip()] or ["ansible://all"]:
         kind, _, rest = url.partition("://")
         if kind == "ansible":

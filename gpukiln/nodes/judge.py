@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,10 +11,13 @@ from typing import Any
 
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.verify.html import Judged, write_html
-from gpukiln.verify.report import Live
-from gpukiln.verify.suite import run_suite
+from gpukiln.verify.report import Live, state
+from gpukiln.verify.situation import situation
+from gpukiln.verify.suite import MAX_SECONDS, run_suite
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import Verdict
+
+WORTHWHILE_S = 5.0  # of time left, for beginning with a host
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,23 @@ class Judgement:
         host: Its name, as in the inventory.
         verdict: None where it could not be judged.
         reason: Why not.
+        situation: One sentence: how it stands with its GPUs and their driver; empty where it was not judged.
     """
 
     host: str
     verdict: Verdict | None = None
     reason: str = ""
+    situation: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         judged = self.verdict.to_dict() if self.verdict else None
-        return {"host": self.host, "reason": self.reason, "verdict": judged}
+        return {
+            "host": self.host,
+            "reason": self.reason,
+            "situation": self.situation,
+            "verdict": judged,
+        }
 
 
 def host_folder(folder: Path, host: str) -> Path:
@@ -53,11 +64,15 @@ def write_report(judged: list[Judgement], folder: Path) -> Path:
     """
     machines = []
     for one in judged:
-        facts = host_folder(folder, one.host) / "facts.json"
-        found = json.loads(facts.read_text(encoding="utf-8")) if one.verdict else {}
+        found = _facts(folder, one.host) if one.verdict else {}
         machines.append(Judged(one.host, one.verdict, found, one.reason))
     write_html(machines, folder / "report.html")
     return folder / "report.html"
+
+
+def _facts(folder: Path, host: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((host_folder(folder, host) / "facts.json").read_text(encoding="utf-8"))
+    return found
 
 
 def judge(
@@ -70,6 +85,7 @@ def judge(
     expect_gpus: int | None = None,
     first_broken: bool = False,
     forks: int = 1,
+    max_seconds: float = MAX_SECONDS,
     on_host: Callable[[str, str], None],
     live: Live | None = None,
 ) -> list[Judgement]:
@@ -84,6 +100,8 @@ def judge(
         expect_gpus: GPUs that each must have; None takes the profile's number.
         first_broken: Whether no layer is reached after the first one with a failure.
         forks: Hosts that are judged at the same time.
+        max_seconds: Seconds within which all of them are: what was not looked at by then is not reached, and
+            a host whose turn had not come is not judged.
         on_host: Told of a host when it is done.
         live: Told of each check, where there is one host alone.
 
@@ -93,9 +111,15 @@ def judge(
     Raises:
         UsageError: The profile or a layer is unknown.
     """
+    until = time.monotonic() + max_seconds
 
     def one(target: Target) -> Judgement:
-        host = target.title
+        host, left = target.title, until - time.monotonic()
+        if left < WORTHWHILE_S:
+            on_host(host, "not reached")
+            return Judgement(
+                host, reason=f"{host} was not reached: the {max_seconds:.0f} s of --max-seconds were up"
+            )
         try:
             verdict = run_suite(
                 target,
@@ -105,14 +129,15 @@ def judge(
                 require=require,
                 expect_gpus=expect_gpus,
                 first_broken=first_broken,
+                max_seconds=left,
                 on_start=live.start if live else None,
                 on_check=live.check if live else None,
             )
         except UnavailableError as error:
             on_host(host, "could not be judged")
             return Judgement(host, reason=error.message)
-        on_host(host, "passed" if verdict.passed else "failed")
-        return Judgement(host, verdict)
+        on_host(host, state(verdict))
+        return Judgement(host, verdict, situation=situation(_facts(folder, host)))
 
     with ThreadPoolExecutor(max_workers=forks) as pool:
         try:

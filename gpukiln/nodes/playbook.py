@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +17,10 @@ from typing import Any
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.nodes.results import Collector, RunResult
+from gpukiln.redact import redact, redact_value
+from gpukiln.verify.text import open_private
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -103,18 +110,28 @@ def run_playbook(
     import ansible_runner  # noqa: PLC0415 - slow to import
 
     collector = Collector(hosts)
-    logs = HostLogs(folder / "hosts")
+    tail: deque[str] = deque(maxlen=8)
 
     def take(event: dict[str, Any]) -> bool:
+        if event.get("stdout"):
+            lines = redact(ANSI.sub("", event["stdout"])).splitlines()
+            log.writelines(f"{line}\n" for line in lines)
+            tail.extend(line for line in lines if line.strip())
         logs.write(event)
         said = collector.take(event)
         if said:
             on_host(*said)
         return False  # Runner need not keep a file of each event
 
-    with logs, _signals_given_back():
+    # What Runner itself keeps, the environment and Ansible's whole output, goes with the temporary folder.
+    with (
+        tempfile.TemporaryDirectory(prefix="gpukiln-ansible-") as scratch,
+        open_private(folder / "ansible.log", "w") as log,
+        HostLogs(folder / "hosts") as logs,
+        _signals_given_back(),
+    ):
         run = ansible_runner.run(
-            private_data_dir=str(folder),
+            private_data_dir=scratch,
             ident="run",
             playbook=str(ROOT / "ansible" / request.playbook),
             inventory=str(request.inventory),
@@ -125,8 +142,6 @@ def run_playbook(
             event_handler=take,
             quiet=True,
         )
-    output = run.stdout.read() if run.stdout else ""
-    (folder / "ansible.log").write_text(output)
     result = collector.result
     result.stopped = run.status == "canceled"
     reached = any(host.state != "not_reached" for host in result.hosts.values())
@@ -134,7 +149,7 @@ def run_playbook(
         raise UnavailableError(
             "ansible-playbook failed before it came to a host",
             hint=f"full log: {folder / 'ansible.log'}",
-            details=tuple(output.strip().splitlines()[-8:]),
+            details=tuple(tail),
         )
     return result
 
@@ -151,7 +166,7 @@ def _signals_given_back() -> Iterator[None]:
 
 
 class HostLogs:
-    """One readable file a host, written as its events come.
+    """One file a host, written as its events come; without secrets, and nobody else may read it.
 
     Args:
         folder: Where they go.
@@ -159,6 +174,7 @@ class HostLogs:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
         self._folder = folder
         self._files: dict[str, Any] = {}
 
@@ -182,10 +198,11 @@ class HostLogs:
             return
         host = str(data["host"]).replace("/", "_")
         if host not in self._files:
-            self._files[host] = (self._folder / f"{host}.log").open("a", buffering=1)
+            self._files[host] = open_private(self._folder / f"{host}.log", "a")
         role = f"{data['role']} : " if data.get("role") else ""
         ending = kind.removeprefix("runner_on_")
         self._files[host].write(f"{data.get('end', '')} {ending} {role}{data.get('task', '')}\n")
         if ending != "skipped":
             answer = {k: v for k, v in (data.get("res") or {}).items() if not k.startswith("_ansible")}
-            self._files[host].write(json.dumps(answer, indent=1, default=str) + "\n")
+            self._files[host].write(json.dumps(redact_value(answer), indent=1, default=str) + "\n")
+        self._files[host].flush()

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from gpukiln.redact import redact_value
+
 State = Literal["ok", "changed", "failed", "unreachable", "not_reached"]
 # Ansible Runner's names of the events that end a task on a host
 ENDINGS = {
@@ -107,17 +109,18 @@ class Collector:
         task, answer = _task_name(data), data.get("res") or {}
         if ending == "item":
             # the diffs of a loop come with its items
-            self._diffs[host.name, task] = self._diffs.get((host.name, task), "") + _diff(answer)
+            before = self._diffs.get((host.name, task), "")
+            self._diffs[host.name, task] = before + _diff(redact_value(answer))
             return None
         self._count(host, task, float(data.get("duration") or 0))
         said = None
         if ending == "ok" and answer.get("changed"):
-            diff = self._diffs.pop((host.name, task), "") or _diff(answer)
+            diff = self._diffs.pop((host.name, task), "") or _diff(redact_value(answer))
             host.changes.append(Change(task, diff))
             said = host.name, f"changed: {task}"
         elif ending != "ok" and not data.get("ignore_errors"):
             host.state = "unreachable" if ending == "unreachable" else "failed"
-            host.failure = f"{task}: {_message(answer)}"
+            host.failure = f"{task}: {_message(redact_value(answer))}"
             said = host.name, f"{host.state}: {task}"
         return said
 

@@ -10,6 +10,7 @@ from typing import Any
 from gpukiln.errors import UsageError
 from gpukiln.nodes.playbook import Request
 from gpukiln.nodes.results import RunResult
+from gpukiln.verify.text import write_whole
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,7 @@ class Run:
         Args:
             document: Plain data.
         """
-        partial = self.file.with_suffix(".partial")
-        partial.write_text(json.dumps(document, indent=2) + "\n")
-        partial.replace(self.file)
+        write_whole(self.file, json.dumps(document, indent=2) + "\n")
 
     def read(self) -> dict[str, Any]:
         """The document that was written."""
@@ -77,14 +76,16 @@ class Runs:
         self.folder = home / "nodes"
 
     def create(self, purpose: str) -> Run:
-        """Make the folder of a new run.
+        """Make the folder of a new run, which nobody else may read.
 
         Args:
-            purpose: apply, drift, verify or test.
+            purpose: apply, drift, verify, doctor or test.
         """
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         folder = self.folder / f"{stamp}-{purpose}-{secrets.token_hex(2)}"
         folder.mkdir(parents=True)
+        for private in (self.folder, folder):
+            private.chmod(0o700)
         return Run(folder)
 
     def find(self, name: str) -> Run:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from gpukiln.catalog.load import ROOT, read_yaml, unknown
 from gpukiln.errors import UnavailableError
+from gpukiln.redact import Lines
+from gpukiln.verify.text import open_private
 
 FOLDER = ROOT / "molecule"
 STEP = re.compile(r"INFO +\[\S+ > (\w+)\] Executing$")
@@ -125,14 +127,14 @@ def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> O
     Raises:
         UnavailableError: Molecule is missing.
     """
-    outcome, started = Outcome(scenario.name, log=str(log)), time.monotonic()
+    outcome, started, redacted = Outcome(scenario.name, log=str(log)), time.monotonic(), Lines()
     try:
-        with log.open("w", encoding="utf-8") as file, _molecule("test", scenario) as molecule:
-            _follow(molecule, outcome, file.write, say)
+        with open_private(log, "w") as file, _molecule("test", scenario) as molecule:
+            _follow(molecule, outcome, lambda line: file.write(redacted(line)), say)
     except BaseException:  # Ctrl-C; at its own end Molecule removes the machine itself
         say("removing its machine")
-        with log.open("a", encoding="utf-8") as file, _molecule("destroy", scenario) as molecule:
-            file.writelines(molecule.stdout or ())
+        with open_private(log, "a") as file, _molecule("destroy", scenario) as molecule:
+            file.writelines(redacted(line) for line in molecule.stdout or ())
         raise
     outcome.seconds = round(time.monotonic() - started, 1)
     if molecule.returncode == 0:

@@ -89,14 +89,17 @@ def _failure(host: HostResult) -> Text:
 
 
 def render_judged(judged: Sequence[Judgement]) -> RenderableType:
-    """What failed on which host, with causes and fixes, and a summary a host.
+    """How each host stands, what failed on it, with causes and fixes, and a summary.
 
     Args:
         judged: One a host.
     """
-    return Group(
-        *(report.ending(one.verdict) if one.verdict else Text(one.reason, style="bold red") for one in judged)
-    )
+    parts: list[RenderableType] = []
+    for one in judged:
+        if one.situation:
+            parts.append(Text.assemble((f"{one.host}: ", "bold"), one.situation))
+        parts.append(report.ending(one.verdict) if one.verdict else Text(one.reason, style="bold red"))
+    return Group(*parts)
 
 
 def render_scenarios(scenarios: list[Scenario]) -> RenderableType:

@@ -1,7 +1,8 @@
 """What was found on a machine, and whether a check can be run with it.
 
 The facts are gathered by `gpukiln.verify.gather`, in one round trip. Each section stands alone: one that
-could not be gathered fails the checks that read it, with the reason, and no other.
+could not be gathered fails the checks that read it, with the reason, and no other. Of one that was not
+reached, because a tool hangs or the time was up, nothing is known: its checks are not reached either.
 """
 
 from __future__ import annotations
@@ -11,9 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpukiln.verify.checks import PROFILES, Check
+from gpukiln.verify.gather_base import NOT_REACHED, NotReachedError
 
 RECORD_PATH = "/etc/gpukiln/image.json"
 ERROR = "_error"
+
+
+def known(value: Any) -> Any:
+    """A value of the facts.
+
+    Raises:
+        NotReachedError: Nothing is known of it: the tool that tells it hangs, or the time was up.
+    """
+    if isinstance(value, dict) and NOT_REACHED in value:
+        raise NotReachedError(value[NOT_REACHED])
+    return value
+
 
 # Package by which a component is recognised on a machine that has no record.
 COMPONENT_PACKAGES = {
@@ -29,7 +43,8 @@ class Facts(Mapping[str, Any]):
     """The facts of one machine, by section.
 
     Args:
-        data: Section name to what was found; `{"_error": text}` where gathering failed.
+        data: Section name to what was found; `{"_error": text}` where gathering failed,
+            `{"_not_reached": text}` where it was not done.
         profile: Key of `PROFILES` that the machine is judged by; empty is the strictest.
 
     Example:
@@ -44,7 +59,7 @@ class Facts(Mapping[str, Any]):
 
     def __getitem__(self, section: str) -> Any:
         self._read[section] = None
-        value = self._data[section]
+        value = known(self._data[section])
         if isinstance(value, dict) and ERROR in value:
             raise AssertionError(f"the facts about {section} could not be gathered: {value[ERROR]}")
         return value

@@ -9,38 +9,45 @@ Runs on the judged machine beside `gpukiln.verify.gather`, and obeys the same ru
 from __future__ import annotations
 
 import base64
+import contextlib
 import glob
 import hashlib
 import json
 import os
 import pwd
 import re
+import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpukiln.redact import redact
+
 PCI = "/sys/bus/pci/devices"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NOT_REACHED = "_not_reached"  # what stands in a value's place where nothing is known of it
+TIMED_OUT = 124  # as timeout(1)
+HUNG_S = 10  # with less time than this, and less than a tool may take, silence says nothing of it
+SECTION_S = 120  # for which a section may be silent beside its commands
+END_S = 2.0  # for a killed process to go
+STATES = {
+    "D": "waits in the kernel",
+    "S": "sleeps",
+    "R": "runs",
+    "T": "stopped",
+    "Z": "ended",
+}
+KERNEL_TROUBLE = re.compile(
+    r"NVRM|Xid|nvidia-nvswitch|blocked for more than|nouveau .*(?:fail|error|timeout)"
+)
 SECRET_DIRS = ("/root", "/home", "/etc/gpukiln", "/var/log")
 SECRET_PATTERNS = {
     "AWS access key id": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
     "private key": rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
     "AWS secret access key": rb"(?i)aws_secret_access_key\s*[=:]\s*[\"']?[A-Za-z0-9/+]{40}\b",
 }
-# What a command's output or a file may hold that is nobody else's business: kept as evidence without it.
-PRIVATE = (
-    (
-        re.compile(r"(?s)-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|$)"),
-        "(private key)",
-    ),
-    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), "(access key)"),
-    (re.compile(r"(://)[^/\s:@]+:[^/\s@]+@"), r"\1(user):(password)@"),
-    (
-        re.compile(
-            r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|authorization)\w{0,40}[\"']?\s*[=:]\s*)"
-            r"(?!\(left out\))(?:\"[^\"\n]*\"|'[^'\n]*'|(?:bearer |basic )?[^\s,;}]+)"
-        ),
-        r"\1(left out)",
-    ),
-)
 EVIDENCE_CHARS = 4000  # of each output, from its beginning
 REDACT_CHARS = 30000  # of which secrets are looked for: none is cut in two before it is recognised
 SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
@@ -49,11 +56,12 @@ SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
 evidence: list[dict[str, Any]] = []  # what was asked since a section began
 
 
-def redact(text: str) -> str:
-    """A text without passwords, keys and tokens."""
-    for pattern, instead in PRIVATE:
-        text = pattern.sub(instead, text)
-    return text
+class NotReachedError(RuntimeError):
+    """Nothing is known of what was to be found out, good or bad: a tool hangs, or the time was up."""
+
+
+class HungError(NotReachedError):
+    """A tool gave no answer."""
 
 
 def _shorten(text: str) -> str:
@@ -63,34 +71,184 @@ def _shorten(text: str) -> str:
     )
 
 
-def run(*argv: str, timeout: float = 60, data: bytes | None = None) -> dict[str, Any]:
+def run(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool = False) -> dict[str, Any]:
     """Run a command and keep what it said as evidence; see `ask`."""
-    said = ask(*argv, timeout=timeout, data=data)
-    evidence.append(
-        {
-            "command": " ".join(argv),
-            "rc": said["rc"],
-            "out": _shorten(said["out"]),
-            "err": redact(said["err"]),
-        }
-    )
+    row: dict[str, Any] = {"command": " ".join(argv), "rc": TIMED_OUT, "out": "", "err": ""}
+    evidence.append(row)
+    try:
+        said = ask(*argv, timeout=timeout, data=data, waits=waits)
+    except NotReachedError as error:
+        row["err"] = str(error)
+        raise
+    row.update(rc=said["rc"], out=_shorten(said["out"]), err=redact(said["err"]))
     return said
 
 
-def ask(*argv: str, timeout: float = 60, data: bytes | None = None) -> dict[str, Any]:
-    """Run a command; rc 127 when it is missing, 124 when it took longer than `timeout` seconds."""
-    env = dict(os.environ, LC_ALL="C", PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+def ask(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool = False) -> dict[str, Any]:
+    """Run a command; rc 127 when it is missing.
+
+    One that gives no answer within `timeout` seconds is ended with all that it started, and its tool is not
+    asked again: every further question would cost as long. With `waits` it is a command that waits for
+    something: rc 124 when that did not come in time.
+
+    Raises:
+        HungError: The tool gave no answer.
+        NotReachedError: The time for all of this was up.
+    """
+    env = dict(os.environ, LC_ALL="C", PATH=PATH)
+    tool = _tool(argv)
+    if tool in watch.hung:
+        said = watch.hung[tool]
+        raise HungError(f"{said['tool']} hangs ({said['command']}), and was not asked again")
+    limit = watch.limit(timeout)
     try:
-        done = subprocess.run(
-            argv, input=data, stdin=None if data else subprocess.DEVNULL, capture_output=True,
-            timeout=timeout, env=env, check=False,
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE if data else subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=env, start_new_session=True,
         )  # fmt: skip
     except FileNotFoundError:
         return {"rc": 127, "out": "", "err": f"{argv[0]}: not found"}
+    watch.alive(limit + 2 * END_S + 1, group=process.pid)
+    try:
+        out, said_err = process.communicate(data, timeout=limit)
     except subprocess.TimeoutExpired:
-        return {"rc": 124, "out": "", "err": f"{argv[0]}: no answer in {timeout:.0f} s"}
-    err = redact(_text(done.stderr).strip()[-REDACT_CHARS:])[-2000:]
-    return {"rc": done.returncode, "out": _text(done.stdout), "err": err}
+        state = process_state(process.pid)
+        out, ended = _end(process)
+        how = "and was killed" if ended else "and can't be killed"
+        told = f"no answer in {limit:.0f} s; {state}, {how}"
+        if waits:
+            return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {told}"}
+        if limit < min(timeout, HUNG_S):
+            raise NotReachedError(watch.time_up()) from None
+        name = os.path.basename(tool or argv[0])
+        watch.hung[tool] = {"tool": name, "command": " ".join(argv)[:200], "told": told}
+        watch.alive(SECTION_S, group=0, hung=watch.hung)
+        raise HungError(f"{name} hangs: `{' '.join(argv)[:200]}`: {told}") from None
+    watch.alive(SECTION_S, group=0)
+    err = redact(_text(said_err).strip()[-REDACT_CHARS:])[-2000:]
+    return {"rc": process.returncode, "out": _text(out), "err": err}
+
+
+def unless_hung(*argv: str, timeout: float = 60) -> dict[str, Any]:
+    """As `run`; `{"_not_reached": why}` where the tool gives no answer."""
+    try:
+        return run(*argv, timeout=timeout)
+    except NotReachedError as error:
+        return {NOT_REACHED: str(error)}
+
+
+class Watch:
+    """Which tools hang, and until when everything has to be done."""
+
+    def __init__(self) -> None:
+        self.hung: dict[str, dict[str, str]] = {}  # by a tool's real path
+        self.seconds = 0.0
+        self.until: float | None = None  # on the monotonic clock
+        self.tell: Callable[..., None] | None = None  # the process that watches this one
+
+    def start(self, seconds: float | None) -> None:
+        """Have everything end after some seconds; None for no limit."""
+        self.seconds = seconds or 0.0
+        self.until = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        return float("inf") if self.until is None else self.until - time.monotonic()
+
+    def limit(self, seconds: float) -> float:
+        """So many seconds, or what is left of the time; NotReachedError where nothing is."""
+        left = self.left()
+        if left <= 0:
+            raise NotReachedError(self.time_up())
+        return min(seconds, left)
+
+    def time_up(self) -> str:
+        """Why nothing more is looked at."""
+        return f"the {self.seconds:.0f} s that gathering facts may take were up"
+
+    def alive(self, limit: float, **more: Any) -> None:
+        """Say that this process goes on, and is silent for `limit` seconds at most."""
+        if self.tell is not None:
+            self.tell(limit=limit, **more)
+
+
+watch = Watch()
+
+
+def _tool(argv: Sequence[str]) -> str:
+    """The real path of what a command line starts: modprobe and lsmod are both kmod."""
+    words = [word for word in argv if word != "env" and "=" not in word.partition("/")[0]] or list(argv)
+    return os.path.realpath(shutil.which(words[0], path=PATH) or words[0])
+
+
+def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
+    """Kill a command with all that it started: what it said, and whether it is gone.
+
+    What waits in the kernel can't be killed: it is left to itself.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=END_S)[0], True
+    except subprocess.TimeoutExpired as late:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return late.output or b"", process.poll() is not None
+
+
+def process_state(group: int) -> str:
+    """What a process group does now, for people: the one of its processes that waits deepest."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        text = read(path)  # None where it ended meanwhile
+        name, _, rest = (text or "").partition("(")[2].rpartition(")")
+        fields = rest.split()
+        if len(fields) > 3 and group in (int(fields[2]), int(path.split("/")[2])):
+            found.append((fields[0] == "D", int(path.split("/")[2]), name, fields[0]))
+    if not found:
+        return "its process is gone, and its output is held open by another one"
+    _deep, pid, name, state = max(found)
+    try:
+        where = (read(f"/proc/{pid}/wchan") or "").strip("0\n ")
+    except OSError:
+        where = ""
+    means = STATES.get(state, "")
+    return f"process {pid} ({name}) is in state {state}{f' ({means})' if means else ''}" + (
+        f", in the kernel's {where}" if where else ""
+    )
+
+
+def driver_answers() -> None:
+    """Raise where the driver hangs: what goes through it would hang too."""
+    for found in watch.hung.values():
+        if found["tool"] in ("nvidia-smi", "NVML"):
+            raise HungError(f"{found['tool']} hangs, and so would this: it was not tried")
+
+
+def kernel_says() -> list[str]:
+    """The last lines of the kernel log about the driver or a task that hangs; empty where it can't be read.
+
+    Read without journalctl, which may be what hangs; each read of /dev/kmsg is one record
+    (Linux, Documentation/ABI/testing/dev-kmsg).
+    """
+    lines = []
+    try:
+        device = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        while True:
+            try:
+                record = os.read(device, 8192)
+            except BrokenPipeError:  # overwritten while we read: the next one follows
+                continue
+            lines.append(_text(record).partition(";")[2].splitlines()[0])
+    except (OSError, IndexError):  # BlockingIOError: no more
+        pass
+    finally:
+        os.close(device)
+    return [redact(line)[:300] for line in lines if KERNEL_TROUBLE.search(line)][-3:]
 
 
 def need(*argv: str, timeout: float = 60) -> str:
@@ -138,12 +296,12 @@ def init_started() -> float:
 def pci_gpus() -> list[dict[str, str]]:
     """NVIDIA's GPUs on the PCI bus: [{address, device}].
 
-    PCI class 0x0300 is a VGA controller, 0x0302 a 3D controller.
+    PCI class 0x03 is a display controller: 0x0300 VGA, 0x0302 3D.
     """
     found = []
     for path in sorted(glob.glob(f"{PCI}/*")):
         kind = read(f"{path}/class") or ""
-        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith("0x03"):
             device = (read(f"{path}/device") or "").strip()
             found.append({"address": os.path.basename(path), "device": device})
     return found

@@ -15,23 +15,38 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gpukiln.verify.gather_base import HungError, NotReachedError, process_state, watch
+
 START_S = 10.0  # until the child says how long it may take
 END_S = 2.0  # for a child to go once it is done, or killed
 PR_SET_PDEATHSIG = 1  # prctl(2)
 Tell = Callable[..., None]
 
 
-def in_child(work: Callable[[Tell], None], hear: Callable[[dict[str, Any]], None]) -> str:
+class Hang(str):
+    """How a child process ended that had to be given up."""
+
+    __slots__ = ()
+
+
+def in_child(
+    work: Callable[[Tell], None], hear: Callable[[dict[str, Any]], None], grace_s: float = 0.0
+) -> str:
     """Run something in a child process, and wait no longer than it said it may take.
 
     Args:
         work: What to run; given a function that tells keyword arguments to `hear`. `limit`: seconds from now
             on; `at`: what is being called.
         hear: Given each message.
+        grace_s: For how long it may go on when the time of `watch` is up.
 
     Returns:
-        How it ended, for people; empty where it ended well.
+        How it ended, for people; empty where it ended well; a `Hang` where it did not end.
+
+    Raises:
+        NotReachedError: The time was up.
     """
+    watch.limit(0)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -39,13 +54,17 @@ def in_child(work: Callable[[Tell], None], hear: Callable[[dict[str, Any]], None
     os.close(writer)
     limit, at, broken, rest = START_S, "the start", "", b""
     deadline = time.monotonic() + limit
+    watch.alive(limit + 2 * END_S + 1)
     try:
         while True:
-            left = deadline - time.monotonic()
+            left = min(deadline - time.monotonic(), watch.left() + grace_s)
             if left <= 0 or not select.select([reader], [], [], left)[0]:
+                state = process_state(pid)
                 gone = _end(pid) is not None
                 killed = "killed" if gone else "and can't be killed"
-                return f"{at} does not return in {limit:.0f} s, {killed}"
+                if deadline - time.monotonic() > 0:
+                    raise NotReachedError(watch.time_up())
+                return Hang(f"{at} does not return in {limit:.0f} s, {killed}: {state}")
             data = os.read(reader, 1 << 16)
             if not data:
                 break
@@ -56,6 +75,7 @@ def in_child(work: Callable[[Tell], None], hear: Callable[[dict[str, Any]], None
                 if "limit" in message:
                     limit = message["limit"]
                     deadline = time.monotonic() + limit
+                    watch.alive(limit + 2 * END_S + 1)
                 hear(message)
     finally:
         os.close(reader)
@@ -71,7 +91,8 @@ def call(function: Callable[[], dict[str, Any]], limit_s: float) -> dict[str, An
         limit_s: Seconds that it may take.
 
     Raises:
-        RuntimeError: It did not end in time, ended without an answer, or raised something.
+        HungError: It did not end in time.
+        RuntimeError: It ended without an answer, or raised something.
     """
     heard: dict[str, Any] = {}
 
@@ -80,6 +101,8 @@ def call(function: Callable[[], dict[str, Any]], limit_s: float) -> dict[str, An
         tell(answer=function())
 
     problem = in_child(work, heard.update)
+    if isinstance(problem, Hang):
+        raise HungError(problem)
     if problem or "answer" not in heard:
         raise RuntimeError(problem or f"{function.__name__} gave no answer")
     return dict(heard["answer"])

@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 from typing import Any
 
-from gpukiln.verify.gather_base import need, pci_gpus, run
+from gpukiln.verify.gather_base import NOT_REACHED, NotReachedError, driver_answers, need, pci_gpus, run
 
 NAME = "gpukiln-verify:probe"
 # containerd and podman give short names a registry's; this one is never asked.
@@ -32,6 +32,7 @@ def container() -> dict[str, Any]:
 
     Empty without a GPU or the container toolkit; an engine that is not installed is not in it.
     """
+    driver_answers()
     if not pci_gpus() or run("sh", "-c", "command -v nvidia-ctk")["rc"] != 0:
         return {}
     program = os.path.realpath("/usr/bin/nvidia-smi")
@@ -56,8 +57,11 @@ def probe(paths: list[str], command: list[str]) -> dict[str, Any]:
         archive.flush()
         for name, start in engines.items():
             if run("sh", "-c", f"command -v {tools.get(name, name)}")["rc"] == 0:
-                done = start(archive.name, command)
-                found[name] = {"rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
+                try:
+                    done = start(archive.name, command)
+                    found[name] = {"rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
+                except NotReachedError as error:
+                    found[name] = {NOT_REACHED: str(error)}
     return found
 
 

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpukiln.verify.gather_base import PCI, pci_gpus, read, run
+from gpukiln.verify.gather_base import NOT_REACHED, PCI, driver_answers, pci_gpus, read, unless_hung
 from gpukiln.verify.gather_child import Tell, in_child
 from gpukiln.verify.gather_ptx import PTX, ROUNDS, TILE, hashed
 
@@ -141,6 +141,7 @@ def cuda() -> dict[str, Any]:
     result: dict[str, Any] = {"error": None, "driver_version": None, "count": 0, "gpus": [], "xids": [],
                               "mig": bool(glob.glob(MIG)),
                               "all_reduce": {"tried": False, "reason": "no GPU"}}  # fmt: skip
+    driver_answers()
     if not pci_gpus():
         result["error"] = "no NVIDIA GPU on the PCI bus"
         return result
@@ -167,8 +168,9 @@ def cuda() -> dict[str, Any]:
             break
     result["gpus"] = [gpus[i] for i in sorted(gpus)]
     result["all_reduce"] = _all_reduce_or_why_not(result)
-    log = run("journalctl", "-k", "-b", "-o", "cat", "--no-pager", "--since", f"@{int(began)}")
-    result["xids"] = [line[:300] for line in log["out"].splitlines() if "NVRM: Xid" in line][:20]
+    log = unless_hung("journalctl", "-k", "-b", "-o", "cat", "--no-pager", "--since", f"@{int(began)}")
+    lines = log.get("out", "").splitlines()
+    result["xids"] = log if NOT_REACHED in log else [line[:300] for line in lines if "NVRM: Xid" in line][:20]
     return result
 
 

@@ -8,20 +8,33 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpukiln.verify.gather_base import pci_gpus, run
+from gpukiln.verify.gather_base import (
+    NOT_REACHED,
+    NotReachedError,
+    driver_answers,
+    pci_gpus,
+    run,
+    unless_hung,
+)
 
 DIAG_TIMEOUT_S = 240  # of level 1, seconds on a healthy machine
 
 
 def monitoring() -> dict[str, Any]:
     """{nvtop: {rc, out}, dcgm: {ran, rc, out, problem, tests}}; DCGM is asked only where there is a GPU."""
-    nvtop = run("nvtop", "--version")
-    return {"nvtop": {"rc": nvtop["rc"], "out": (nvtop["out"] + nvtop["err"]).strip()[:300]},
-            "dcgm": _dcgm() if pci_gpus() else {"ran": False}}  # fmt: skip
+    nvtop = unless_hung("nvtop", "--version", timeout=20)
+    if NOT_REACHED not in nvtop:
+        nvtop = {"rc": nvtop["rc"], "out": (nvtop["out"] + nvtop["err"]).strip()[:300]}
+    try:
+        dcgm = _dcgm() if pci_gpus() else {"ran": False}
+    except NotReachedError as error:
+        dcgm = {NOT_REACHED: str(error)}
+    return {"nvtop": nvtop, "dcgm": dcgm}
 
 
 def _dcgm() -> dict[str, Any]:
     """The short diagnostic: its exit status, and every test's outcome."""
+    driver_answers()
     if run("dcgmi", "--version")["rc"] == 127:
         return {"ran": False}
     done = run("dcgmi", "diag", "-r", "1", "-j", timeout=DIAG_TIMEOUT_S)

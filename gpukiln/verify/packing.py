@@ -11,18 +11,50 @@ from pathlib import Path
 
 from gpukiln.verify.gather_scripts import SIGNATURE
 
+NO_PYTHON = 127
+# To standard error, as the shell itself would; a subshell ends itself alone.
+NO_PYTHON_SAYS = f"exec sh -c 'echo python3: not found >&2; exit {NO_PYTHON}'"
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
 BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
 
 
-@cache
-def gather_command(profile: str = "") -> str:
+def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None = None) -> str:
     """Shell command that prints a machine's facts; takes root through sudo where it is not root already.
 
     A container of the profile runner is judged as its own user sees it, without root.
 
     Args:
         profile: Key of `gpukiln.verify.checks.PROFILES`.
+        mark: Stands on a line of its own before the facts and after them; see `facts_in`.
+        max_seconds: Within which it ends, whatever hangs; None for no limit.
+    """
+    limit = "-" if max_seconds is None else f"{max_seconds:.0f}"
+    become = "" if profile == "runner" else "[ $(id -u) = 0 ] || s='sudo -n'; "
+    return (
+        f"command -v python3 >/dev/null || {NO_PYTHON_SAYS}; s=; {become}"
+        f"exec $s python3 -c '{_code()}' {profile or '-'} {mark} {limit}"
+    )
+
+
+def facts_in(output: str, mark: str) -> str:
+    """The facts in what the command printed: a login shell may print something before it and after it.
+
+    Args:
+        output: All of it.
+        mark: The one that the command was given.
+
+    Raises:
+        ValueError: They are not in it.
+    """
+    parts = output.split(f"\n{mark}\n")
+    if len(parts) != 3:
+        raise ValueError("no facts are in what the machine printed")
+    return parts[1]
+
+
+@cache
+def _code() -> str:
+    """The program that gathers the facts.
 
     Linux takes at most 128 KiB for one argument of a program, and all of this is one: the sources, with
     NVIDIA's bindings of NVML, are packed, and imported from there only when they are needed.
@@ -34,6 +66,7 @@ def gather_command(profile: str = "") -> str:
     sources = {
         "gpukiln": "",
         "gpukiln.verify": "",
+        "gpukiln.redact": (folder.parent / "redact.py").read_text(encoding="utf-8"),
         **{f"gpukiln.verify.{p.stem}": p.read_text(encoding="utf-8") for p in folder.glob("gather_*.py")},
         "gpukiln.verify.gather_scripts": f"SIGNATURE = {SIGNATURE!r}",
         "pynvml": Path(bindings.origin).read_text(encoding="utf-8"),
@@ -44,7 +77,7 @@ def gather_command(profile: str = "") -> str:
     packed = lzma.compress(json.dumps(sources).encode(), filters=filters)
     text = base64.b85encode(packed).decode().translate(str.maketrans(BASE85_UNSAFE, BASE85_SAFE))
     unsafe = ",".join(str(ord(c)) for c in BASE85_UNSAFE)
-    code = "\n".join(
+    return "\n".join(
         (
             "import base64,importlib.abc,importlib.util as u,json,lzma,sys",
             f't="{text}".translate(str.maketrans("{BASE85_SAFE}",bytes([{unsafe}]).decode()))',
@@ -57,6 +90,3 @@ def gather_command(profile: str = "") -> str:
             'exec(S["__main__"],sys.modules["__main__"].__dict__)',
         )
     )
-    if profile == "runner":
-        return f"exec python3 -c '{code}' runner"
-    return f"s=; [ $(id -u) = 0 ] || s='sudo -n'; exec $s python3 -c '{code}'"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, field
@@ -27,9 +28,10 @@ from testinfra.backend import BACKENDS, get_backends
 from gpukiln import __version__
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.facts import Facts, applies, environment
+from gpukiln.verify.gather_base import NotReachedError
 from gpukiln.verify.html import Judged, write_html
 from gpukiln.verify.junit import write_junit
-from gpukiln.verify.packing import gather_command
+from gpukiln.verify.packing import NO_PYTHON, facts_in, gather_command
 from gpukiln.verify.text import presentable, presentable_values, write_whole
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
 
@@ -107,6 +109,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gpukiln-report", type=Path, metavar="DIR", help="write results and facts into this folder"
     )
+    group.addoption(
+        "--gpukiln-until", type=float, metavar="TIME",
+        help="seconds since the epoch when every machine must have told its facts",
+    )  # fmt: skip
     group.addoption("--gpukiln-target", metavar="NAME", help="what the report calls the machine")
 
 
@@ -193,26 +199,45 @@ def _unreachable(text: str) -> str:
     return " ".join(found[1].replace("\\n", " ").replace("\\", "").split()).strip("' ")
 
 
-def gather(host: Any, profile: str = "") -> Facts:
+def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Facts:
     """Gather the facts of a machine in one round trip.
 
     Args:
         host: testinfra's host.
         profile: Key of `PROFILES`.
+        max_seconds: Within which the machine has to have gathered them; None for no limit.
 
     Raises:
         RuntimeError: The machine can't be reached, or gave no facts.
     """
+    mark = secrets.token_hex(16)
+    code, stdout, stderr = _ask(host, gather_command(profile, mark, max_seconds))
+    if code == NO_PYTHON or "The module interpreter" in stderr:
+        said = " ".join(stderr.split())[-300:]
+        raise RuntimeError(f"it has no python3 ({said}): install Python 3.9 or newer on it")
+    if code != 0:
+        raise RuntimeError(f"gathering facts exits {code}: {(stderr or stdout).strip()[-1000:]}")
     try:
-        done = host.run(gather_command(profile))
-    except AssertionError as error:  # how testinfra says that Ansible did not reach the host
-        raise RuntimeError(_unreachable(str(error))) from error
-    if done.rc != 0:
-        raise RuntimeError(f"gathering facts exits {done.rc}: {done.stderr.strip()[-1000:]}")
-    try:
-        return Facts(json.loads(done.stdout))
+        return Facts(json.loads(facts_in(stdout, mark)))
     except ValueError as error:
-        raise RuntimeError(f"the machine's facts are no JSON ({error}): {done.stdout[:200]!r}") from error
+        raise RuntimeError(f"the machine gave no facts ({error}): {stdout[:200]!r}") from error
+
+
+def _ask(host: Any, command: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command; 255 of ssh itself is an error of this function."""
+    backend = host.backend
+    if getattr(backend, "force_ansible", False):
+        try:
+            said = backend.run_ansible("shell", module_args=command, check=False)
+        except AssertionError as error:  # how testinfra says that Ansible did not reach the host
+            raise RuntimeError(_unreachable(str(error))) from error
+        if "stdout" in said:
+            return said["rc"], said["stdout"], said["stderr"]
+        # Ansible's module itself failed, such as without a Python to run it
+        told = "; ".join(str(said[key]).strip() for key in ("msg", "module_stderr") if said.get(key))
+        return said.get("rc") or 1, str(said.get("module_stdout", "")), told or str(said)
+    done = host.run(command)
+    return done.rc, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -223,11 +248,16 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
     if name not in run.facts:
         run.emit("gather_start", host=name)
         try:
-            run.facts[name] = gather(host, request.config.getoption("--profile"))
-        except RuntimeError as error:
+            until = request.config.getoption("--gpukiln-until")
+            left = None if until is None else max(until - time.time(), 0)
+            run.facts[name] = gather(host, request.config.getoption("--profile"), left)
+        except Exception as error:  # whatever breaks here, no check of this machine can be judged
             # testinfra raises the whole result of an ssh that exits 255.
             result = error.args[0] if error.args else error
-            message = str(getattr(result, "stderr", "") or result).strip()[-1000:]
+            text = str(getattr(result, "stderr", "") or result).strip()
+            if not isinstance(error, RuntimeError):
+                text = f"{type(error).__name__}: {text}"
+            message = presentable(text[-1000:])
             run.unreachable[name] = message
             run.emit("unreachable", host=name, message=message)
             pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
@@ -246,12 +276,19 @@ def _gpukiln_facts(request: pytest.FixtureRequest) -> None:
         found.take_read()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call(item: pytest.Item) -> None:
-    """Keep a check from running where what it needs is missing."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Keep a check from running where what it needs is missing, or nothing is known of what it judges."""
     check = check_of(item)
-    if check is None:
-        return
+    try:
+        if check is not None:
+            _leave_out(item, check)
+        return (yield)
+    except NotReachedError as error:
+        pytest.skip(f"{NOT_REACHED}{error}")
+
+
+def _leave_out(item: pytest.Item, check: Check) -> None:
     run = item.config.stash[RUN_KEY]
     if broken := run.what_broke(
         host_of(item), check, first_layer_only=item.config.getoption("--first-broken")

@@ -31,10 +31,18 @@ def _mark(outcome: Outcome) -> Text:
     return Text(word, style=style)
 
 
+def state(verdict: Verdict) -> str:
+    """One word: `passed`, `failed`, or `incomplete` where nothing failed and not all could be looked at."""
+    if verdict.passed:
+        return "passed"
+    return "incomplete" if verdict.counts["not_reached"] and not verdict.failures else "failed"
+
+
 def summary(verdict: Verdict) -> str:
-    """One line: the verdict with the three counts apart."""
+    """One line: the verdict with the counts apart."""
+    word = state(verdict)
     return (
-        f"{verdict.target} ({verdict.profile}): {'passed' if verdict.passed else 'FAILED'} - "
+        f"{verdict.target} ({verdict.profile}): {word if verdict.passed else word.upper()} - "
         f"{counts_text(verdict.checks)} in {verdict.duration_s:.0f} s"
     )
 

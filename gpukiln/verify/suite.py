@@ -19,12 +19,16 @@ from pydantic import TypeAdapter
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.target import Target
+from gpukiln.verify.text import open_private
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "tests" / "host"
 JUDGED = (0, 1)  # pytest: all passed, some failed
 POLL_S = 0.1
+MAX_SECONDS = 1800.0
+# Of the time that judging may take: for checks and reports after the facts; for stopping it all.
+REPORT_S, STOP_S = 8.0, 1.0
 GATHERING = "gathering facts"
 
 
@@ -39,7 +43,7 @@ def run_suite(
     require: Sequence[str] = (),
     expect_gpus: int | None = None,
     first_broken: bool = False,
-    timeout_s: float = 1800,
+    max_seconds: float = MAX_SECONDS,
 ) -> Verdict:
     """Judge a machine.
 
@@ -54,7 +58,8 @@ def run_suite(
         require: Layers in which a check that is not run counts as failed.
         expect_gpus: GPUs that the machine must have; None takes the profile's number.
         first_broken: Whether no layer is reached after the first one with a failure.
-        timeout_s: Seconds after which the suite is stopped.
+        max_seconds: Seconds within which this returns, whatever hangs: what was not looked at by then is not
+            reached.
 
     Returns:
         The verdict. A failed check is no error here.
@@ -69,8 +74,10 @@ def run_suite(
         raise UnavailableError(
             f"the host suite is missing: {SUITE}", hint="run from a checkout of the repository"
         )
+    reserve_s = min(REPORT_S, max_seconds / 2)
     out_dir = out_dir.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
+    out_dir.chmod(0o700)  # evidence of a machine is nobody else's business
     log, events = out_dir / "verify.log", out_dir / "checks.jsonl"
     for stale in (events, *(out_dir / name for name in ("results.json", "report.html", "junit.xml"))):
         stale.unlink(missing_ok=True)
@@ -85,8 +92,9 @@ def run_suite(
             *(f"--layer={x}" for x in layers), *(f"--require={x}" for x in require),
             *([] if expect_gpus is None else [f"--expect-gpus={expect_gpus}"]),
             *(["--first-broken"] if first_broken else []),
+            f"--gpukiln-until={time.time() + max_seconds - reserve_s:.3f}",
         ]  # fmt: skip
-        status, last = _run(command, log, _Follow(events, on_check, on_start), timeout_s)
+        status, last = _run(command, log, _Follow(events, on_check, on_start), max_seconds - STOP_S)
     if last.get("event") == "unreachable":
         raise UnavailableError(
             f"{target.title} can't be judged: {last['message']}",
@@ -94,7 +102,7 @@ def run_suite(
         )
     if status is None:
         raise UnavailableError(
-            f"the host suite did not end within {timeout_s:.0f} s; "
+            f"{target.title} can't be judged: the host suite did not end within {max_seconds:.0f} s; "
             f"last: {last.get('id', last.get('event', 'nothing'))}",
             hint=f"see {log}",
         )
@@ -168,10 +176,10 @@ def _run(
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])  # ansible
     deadline = time.monotonic() + timeout_s
-    with log.open("wb") as file:
+    with open_private(log) as file:
         child = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True, umask=0o077,
         )  # fmt: skip
         try:
             while child.poll() is None and time.monotonic() < deadline:
@@ -187,7 +195,7 @@ def _run(
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
     """End the process group: pytest and the ssh below it."""
-    for sign, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+    for sign, patience_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from gpukiln.verify.gather_base import redact
+from gpukiln.redact import redact, redact_value
 
 # Control characters as their pictures: neither HTML nor XML may hold them. Marks that change the direction of
 # the text around them could make a report say something else than it does.
@@ -24,14 +25,13 @@ def presentable(text: str) -> str:
         text: Anything that a machine said.
 
     Returns:
-        It without secrets (`gather_base.redact`) and with every character that XML can't hold replaced.
+        It without secrets (`gpukiln.redact`) and with every character that XML can't hold replaced.
     """
-    whole = text.encode("utf-8", "replace").decode()  # half a surrogate pair can't be written as UTF-8
-    return redact(whole.replace("\r\n", "\n").translate(_PICTURES))
+    return redact(_printable(text))
 
 
 def presentable_values(value: Any) -> Any:
-    """Make every text in plain data presentable: in a JSON document secrets would have other quotes.
+    """Make every text in plain data presentable, and leave out what stands under a secret's name.
 
     Args:
         value: Dicts, lists, texts, numbers.
@@ -39,15 +39,36 @@ def presentable_values(value: Any) -> Any:
     Returns:
         The same with other texts; keys are left as they are.
     """
+    return redact_value(_printable_values(value))
+
+
+def _printable(text: str) -> str:
+    whole = text.encode("utf-8", "replace").decode()  # half a surrogate pair can't be written as UTF-8
+    return whole.replace("\r\n", "\n").translate(_PICTURES)
+
+
+def _printable_values(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: presentable_values(inner) for key, inner in value.items()}
+        return {key: _printable_values(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [presentable_values(inner) for inner in value]
-    return presentable(value) if isinstance(value, str) else value
+        return [_printable_values(inner) for inner in value]
+    return _printable(value) if isinstance(value, str) else value
+
+
+def open_private(path: Path, mode: str = "wb") -> IO[Any]:
+    """Open a file for writing that nobody else may read, whatever the umask and whatever it was before."""
+
+    def opener(name: str, flags: int) -> int:
+        number = os.open(name, flags, 0o600)
+        os.fchmod(number, 0o600)
+        return number
+
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=opener)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step.
+    """Write a file in one step; nobody else may read it.
 
     Args:
         path: The file; its folder exists.
@@ -58,7 +79,8 @@ def write_whole(path: Path, text: str) -> None:
     """
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, encoding="utf-8")
+        with open_private(part, "w") as file:
+            file.write(text)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

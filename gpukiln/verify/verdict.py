@@ -24,7 +24,8 @@ class CheckResult:
         title: What is true when it passes.
         layer: Its layer.
         outcome: `passed`; `failed`; `not_run`: what it needs is legitimately missing; `not_reached`: a check
-            that failed makes it meaningless. The last two are never counted as the first.
+            that failed makes it meaningless, a tool hangs, or the time was up. The last two are never counted
+            as the first.
         reason: Why it did not pass; for a passed check what was measured, or empty.
         fix: What to do when it fails.
         causes: What usually is behind a failure, the likeliest first.
@@ -101,12 +102,12 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether something passed and nothing failed.
+        """Whether something passed, and nothing failed or was not reached.
 
-        Checks not run do not count either way; one that was not reached never comes without one that failed.
+        Checks not run do not count either way. Some are not reached without a failure: the time was up.
         """
         counts = self.counts
-        return counts["failed"] == 0 and counts["passed"] > 0
+        return counts["failed"] == counts["not_reached"] == 0 and counts["passed"] > 0
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:

@@ -2,7 +2,7 @@
 
 from gpukiln.catalog import xid
 from gpukiln.verify.checks import check
-from gpukiln.verify.facts import Facts
+from gpukiln.verify.facts import Facts, known
 from gpukiln.verify.gather_nvml import address
 from gpukiln.verify.gpu_facts import label, nvml_gpus, read
 
@@ -32,8 +32,9 @@ def onoff(value: bool | None) -> str:
     fix="`modprobe nvidia` and `dmesg` show why it does not load; after an upgrade of the driver reboot.",
 )
 def test_driver_loaded(facts):
-    loaded, wanted = facts["gpus"]["module"], facts["driver"]["nvidia_smi"]["version"]
+    loaded = facts["gpus"]["module"]
     assert loaded, "/sys/module/nvidia/version is missing: the module is not loaded"
+    wanted = known(facts["driver"]["nvidia_smi"])["version"]
     assert loaded == wanted, f"module {loaded} is loaded, wanted {wanted}, the user space's version"
 
 
@@ -49,7 +50,7 @@ def test_driver_loaded(facts):
     "18: module and libraries differ, reboot.",
 )
 def test_nvidia_smi(facts):
-    smi, rows, pci = facts["gpus"]["smi"], facts["gpus"]["rows"], facts["gpus"]["pci"]
+    smi, rows, pci = known(facts["gpus"]["smi"]), known(facts["gpus"]["rows"]), facts["gpus"]["pci"]
     assert smi["rc"] == 0, f"nvidia-smi exits {smi['rc']}: {smi['out'].strip()[:300]}"
     assert len(rows) == len(pci), f"nvidia-smi lists {len(rows)} GPUs, the PCI bus has {len(pci)}"
     lost = [
@@ -77,16 +78,16 @@ def test_nvidia_smi(facts):
     "driver's libnvidia-ml1 in the module's version.",
 )
 def test_nvml(facts):
-    found, pci, smi = facts["nvml"], facts["gpus"]["pci"], facts["gpus"]["smi"]
+    found, pci, smi = facts["nvml"], facts["gpus"]["pci"], known(facts["gpus"]["smi"])
     if not found["available"] and found["error"]:
         raise AssertionError(
             f"NVML does not work: {found['error']['_error']}; nvidia-smi exits {smi['rc']}; wanted NVML"
         )
     gpus = nvml_gpus(facts)
-    known = {p["address"].lower() for p in pci}
+    there = {p["address"].lower() for p in pci}
     listed = {address(read(g, "bus_id")) for g in gpus}
-    assert listed == known, (
-        f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(known))}"
+    assert listed == there, (
+        f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(there))}"
     )
     unnamed = [label(g) for g in gpus if not read(g, "uuid") or not read(g, "name")]
     assert not unnamed, f"{', '.join(unnamed)} has no name or no UUID, wanted both"
@@ -118,7 +119,7 @@ def xid_report(facts: Facts) -> tuple[list[str], list[str]]:
     seen on healthy machines.
     """
     serious, others = [], []
-    for event in xid.events(facts["gpus"]["xids"]):
+    for event in xid.events(known(facts["gpus"]["xids"])):
         unprovoked = facts.profile not in LIVE and not event.switch
         (serious if event.blames_hardware or unprovoked else others).append(event)
     # an unknown one first: nobody has judged it

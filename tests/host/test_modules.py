@@ -49,13 +49,16 @@ def test_installed_kernels(facts):
         "the build failed: see make.log",
         "a new kernel came without its precompiled modules",
     ),
+    after=("versions.driver-installed",),
     fix="Install the headers of the kernel named and run `dkms autoinstall -k KERNEL`, or remove the kernel.",
 )
 def test_present(facts):
     missing = [
         f"{m} for {k}" for k, found in facts["modules"].items() for m, info in found.items() if not info
     ]
-    assert facts["modules"], "found no installed kernel in /lib/modules"
+    assert facts["modules"], (
+        "no kernel is installed here (nothing in /lib/modules), wanted the one that runs: is it a container?"
+    )
     assert not missing, f"missing {', '.join(missing)}; wanted three modules for every installed kernel"
 
 
@@ -203,7 +206,7 @@ def test_nouveau_blocked(facts):
 )
 def test_nouveau_initramfs(facts):
     found = facts["nouveau"]
-    assert found["initramfs"], "found no installed kernel to look at the initramfs of"
+    assert found["initramfs"], "no kernel is installed here, wanted one to look at the initramfs of"
     for kernel, image in found["initramfs"].items():
         assert image["rc"] == 0, f"the initramfs of {kernel} can't be listed: {image['error']}"
         carried = image["files"]

@@ -1,6 +1,7 @@
 """The tools that watch the GPUs work."""
 
 from gpukiln.verify.checks import check
+from gpukiln.verify.facts import known
 
 ALL = ("image", "node", "eks-node")
 FINE = ("pass", "skip", "not run")
@@ -16,7 +17,7 @@ FINE = ("pass", "skip", "not run")
     fix="Install nvtop again; `ldd $(command -v nvtop)` names a missing library.",
 )
 def test_nvtop(facts):
-    found = facts["monitoring"]["nvtop"]
+    found = known(facts["monitoring"]["nvtop"])
     assert found["rc"] == 0, f"`nvtop --version` exits {found['rc']}: {found['out']}; wanted 0"
     facts.note(found["out"])
 
@@ -35,7 +36,7 @@ def test_nvtop(facts):
     fix="`systemctl status nvidia-dcgm`; `dcgmi diag -r 1` tells each test's warning.",
 )
 def test_dcgm(facts):
-    found = facts["monitoring"]["dcgm"]
+    found = known(facts["monitoring"]["dcgm"])
     assert found["ran"], "dcgmi is missing, wanted its diagnostic"
     bad = [f"{t['name']}: {t['status']} {t['warning']}".strip() for t in found["tests"]
            if t["status"].lower() not in FINE]  # fmt: skip

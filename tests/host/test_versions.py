@@ -3,7 +3,8 @@
 import re
 
 from gpukiln.verify.checks import check
-from gpukiln.verify.facts import Facts
+from gpukiln.verify.facts import Facts, known
+from gpukiln.verify.gather_base import NOT_REACHED
 
 ALL = ("image", "node", "eks-node")
 TOOLKIT = (
@@ -12,6 +13,7 @@ TOOLKIT = (
     "libnvidia-container-tools",
     "libnvidia-container1",
 )
+INSTALLED = ("versions.driver-installed",)
 RECORD_KEYS = ("schema", "image", "digest", "built_at", "base", "components", "kernel", "kernels", "packages")
 
 
@@ -38,6 +40,51 @@ def driver_packages(facts: Facts, version: str) -> list[str]:
 
 def module_versions(facts: Facts) -> set[str]:
     return {m["nvidia"]["version"] for m in facts["modules"].values() if m["nvidia"]}
+
+
+def smi_version(facts: Facts) -> str | None:
+    version: str | None = known(facts["driver"]["nvidia_smi"])["version"]
+    return version
+
+
+@check(
+    id="versions.answers",
+    title="Every tool that was asked answers",
+    layer="versions",
+    profiles=(*ALL, "runner"),
+    causes=(
+        "nvidia-smi, NVML: the driver waits for a GPU whose firmware hangs or that fell off the bus; D is "
+        "a wait in the kernel, which no signal ends",
+        "kmod, dkms: another process holds the module's or the package manager's lock",
+        "docker, ctr: the daemon hangs; a file system (NFS) does not answer",
+    ),
+    fix="`dmesg | grep -e NVRM -e Xid -e blocked` and `cat /proc/PID/stack` on the machine show what it "
+    "waits for. A GPU that hangs the driver: drain the node, reboot, and replace the GPU if it comes back.",
+)
+def test_answers(facts):
+    """What a tool that hangs would have told is not reached; that it hangs is a finding of its own."""
+    found = facts["hung"]
+    said = [f"{one['tool']} hangs: `{one['command']}`: {one['told']}" for one in found["tools"]]
+    kernel = f"; the kernel last said: {' | '.join(found['kernel'])}" if found["kernel"] else ""
+    assert not said, f"{'; '.join(said)}{kernel}"
+
+
+@check(
+    id="versions.driver-installed",
+    title="The NVIDIA driver is installed",
+    layer="versions",
+    profiles=ALL,
+    causes=("no driver was installed yet", "it was removed, or an upgrade of its packages broke off"),
+    fix="`invoke node.apply --inventory FILE` installs it on a live node; an image gets it at its build.",
+)
+def test_driver_installed(facts):
+    """A part of it is enough: whether its parts agree is the next question."""
+    smi, libraries = facts["driver"]["nvidia_smi"], facts["driver"]["libraries"]
+    if NOT_REACHED in smi or smi["version"] or any(libraries.values()):
+        return
+    assert facts["gpus"]["module"] or module_versions(facts), (
+        "no driver is installed: nvidia-smi, libcuda.so.1, libnvidia-ml.so.1 and the module are missing"
+    )
 
 
 @check(
@@ -99,11 +146,12 @@ def test_packages(facts):
         "the repository's package of this branch is a transitional one for a newer branch",
         "somebody installed another driver",
     ),
+    after=INSTALLED,
     fix="A transitional package can pull in another branch: install the branch's versioned package name.",
 )
 def test_driver_branch(facts):
     branch = facts.component("nvidia_driver").get("branch")
-    found = module_versions(facts) | {facts["driver"]["nvidia_smi"]["version"] or "none"}
+    found = module_versions(facts) | {smi_version(facts) or "none"}
     assert branch, "the record names no driver branch"
     other = sorted(v for v in found if v.split(".")[0] != str(branch))
     assert not other, f"found driver {', '.join(other)}, wanted branch {branch}"
@@ -118,12 +166,13 @@ def test_driver_branch(facts):
         "the user space was upgraded and the module was not, or the machine was not rebooted since",
         "two sources of the driver are mixed: distribution, NVIDIA's repository, .run file",
     ),
+    after=INSTALLED,
     fix="Install user space and module in one transaction in the same version; after an upgrade of the user "
     "space reboot, so that the new module is loaded.",
 )
 def test_driver_agrees(facts):
     found = {f"module for {k}": (m["nvidia"] or {}).get("version") for k, m in facts["modules"].items()}
-    found["nvidia-smi"] = facts["driver"]["nvidia_smi"]["version"]
+    found["nvidia-smi"] = smi_version(facts)
     for name, versions in facts["driver"]["libraries"].items():
         found[name] = versions[0] if len(versions) == 1 else " and ".join(versions) or None
     if facts["gpus"]["module"]:
@@ -136,7 +185,7 @@ def test_driver_agrees(facts):
         for what, version in found.items()
         if version != wanted or not wanted
     ]
-    assert facts["modules"], "found no kernel in /lib/modules to look for a module of"
+    assert facts["modules"], "no kernel is installed here, wanted one to look for the driver's module of"
     assert not wrong, f"found {', '.join(wrong)}; wanted {wanted or 'one version'} everywhere"
     facts.note(str(wanted))
 
@@ -150,10 +199,11 @@ def test_driver_agrees(facts):
         "it comes from another source than the driver",
         "it was left out by --no-install-recommends",
     ),
+    after=INSTALLED,
     fix="Install nvidia-persistenced from the source that the driver comes from.",
 )
 def test_persistenced(facts):
-    found, driver = facts["driver"]["persistenced"], facts["driver"]["nvidia_smi"]["version"]
+    found, driver = known(facts["driver"]["persistenced"]), smi_version(facts)
     assert found, "nvidia-persistenced is missing, wanted it installed"
     assert driver, "nvidia-smi names no version to compare with"
     # Debian packages 535.171.04 beside driver 535.309.01: the protocol is stable within a branch.
@@ -195,16 +245,18 @@ def test_toolkit(facts):
         "the packages were installed by hand",
         "somebody lifted the holds for an upgrade and did not set them again",
     ),
+    after=INSTALLED,
     fix="`apt-mark hold` the packages named: an upgrade of one half of the driver breaks the node until it "
     "reboots. Update by baking a new image.",
 )
 def test_holds(facts):
-    version = facts["driver"]["nvidia_smi"]["version"]
-    driver = driver_packages(facts, version) if version else []
+    version = smi_version(facts)
+    assert version, "nvidia-smi names no version by which the driver's packages are known"
+    driver = driver_packages(facts, version)
     kernels = [f"linux-image-{k}" for k in facts["kernel"]["installed"]]
     wanted = driver + [k for k in kernels if k in facts["packages"]["installed"]]
     free = [name for name in wanted if name not in facts["packages"]["holds"]]
-    assert driver, f"found no driver package of version {version}"
+    assert driver, f"no installed package is of version {version}, which nvidia-smi names"
     assert not free, f"{len(free)} of {len(wanted)} packages not on hold: {', '.join(free)}"
 
 

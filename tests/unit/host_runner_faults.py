@@ -24,6 +24,7 @@ def container() -> Data:
         }},
         "os": {"id": "debian", "version": "12", "family": "debian"},
         "gpus": {"pci": [], "module": None, "xids": []},
+        "hung": {"tools": [], "kernel": []},
         "runner": {
             "user": {"uid": 1001, "name": "runner", "home": "/home/runner", "root_without_password": False},
             "process_1": "/usr/bin/tini -- sleep infinity",

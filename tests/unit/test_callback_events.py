@@ -99,11 +99,19 @@ def test_secrets_are_removed() -> None:
     said = events.failure_message({"msg": text})
     assert "hunter2" not in said
     assert key_id not in said
-    assert "http://mirror.example.com/x" in said
+    assert "http://(left out)@mirror.example.com/x" in said
+
+
+def test_a_key_that_the_cut_leaves_without_its_beginning_is_removed() -> None:
+    key = f"{'-' * 5}BEGIN OPENSSH PRIVATE KEY{'-' * 5}\n" + "hunter2\n" * 40
+    said = events.failure_message({"msg": "m", "stderr": key})
+    assert "hunter2" not in said
+    item = {"item": {"password": "hunter2"}, "failed": True, "msg": "no"}
+    assert "hunter2" not in events.failure_message({"results": [item]})
 
 
 def test_long_output_keeps_its_end() -> None:
     said = events.failure_message({"msg": "m", "stderr": "\n".join(f"line {n}" for n in range(100))})
     assert said.endswith("line 99")
     assert "line 10\n" not in said
-    assert len(events.clean("x" * 10_000)) < 5000
+    assert len(events.failure_message({"msg": "x" * 10_000})) < 5000

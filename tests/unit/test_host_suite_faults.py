@@ -9,110 +9,12 @@ import pytest
 
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts, applies
-from tests.doubles.nvml_machine import made_up_machine
+from gpukiln.verify.gather_base import NotReachedError
 from tests.unit.host_gpu_faults import GPU_FAULTS
+from tests.unit.host_machine import BOOT, DRIVER, KERNEL, TOOLKIT, Data, machine
 from tests.unit.host_runner_faults import RUNNER_FAULTS, container
 
-KERNEL = "6.1.0-44-cloud-amd64"
-DRIVER = "535.309.01"
-DEBIAN = f"{DRIVER}-0+deb12u1"
-TOOLKIT = ("nvidia-container-toolkit", "nvidia-container-toolkit-base",
-           "libnvidia-container-tools", "libnvidia-container1")  # fmt: skip
-BOOT = 1_760_000_000.0
 CHECKS = load_checks()
-Data = dict[str, Any]
-
-
-def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
-    """Facts of a machine without a fault, as gpukiln/verify/gather.py prints them."""
-    packages = {"nvidia-kernel-dkms": DEBIAN, "nvidia-smi": DEBIAN, "libcuda1": DEBIAN,
-                "docker.io": "20.10.24",
-                "nvidia-persistenced": "535.171.04-1~deb12u1", "containerd": "1.6.20",
-                f"linux-image-{KERNEL}": "6.1.170-1"}  # fmt: skip
-    if toolkit:
-        packages |= dict.fromkeys(TOOLKIT, "1.19.1-1")
-    done = {"status": "installed"}
-    components = {
-        "nvidia_driver": {**done, "version": DEBIAN, "branch": 535, "keep_build_tools": True},
-        "docker": done,
-        "containerd": done,
-        "nvtop": done,
-        "dcgm": done,
-        "nvidia_container_toolkit": {**done, "version": "1.19.1"}
-        if toolkit
-        else {"status": "left_out", "reason": "its repository can't be reached"},
-    }
-    unit = {"LoadState": "loaded", "UnitFileState": "enabled", "ActiveState": "active", "SubState": "running",
-            "Result": "success", "ConditionResult": "yes",
-            "ActiveEnterTimestampMonotonic": "20000000"}  # fmt: skip
-    names = ("nvidia-persistenced", "docker", "containerd", "gpukiln-bootstrap", "nvidia-cdi-refresh")
-    units = {f"{n}.service": dict(unit) for n in names}
-    if not gpus:
-        units["nvidia-persistenced.service"] |= {"ActiveState": "inactive", "ConditionResult": "no"}
-    modules = {
-        m: {"file": f"/lib/modules/{KERNEL}/{m}.ko", "version": DRIVER, "vermagic": KERNEL}
-        for m in ("nvidia", "nvidia_uvm", "nvidia_modeset")
-    }
-    row = {"bus_id": "00000000:00:1E.0", "name": "Tesla T4", "uuid": "GPU-1", "driver": DRIVER,
-           "persistence": "Enabled"}  # fmt: skip
-    gpu = {"index": 0, "bus_id": "0000:00:1e.0", "name": "Tesla T4", "ok": True, "busy": False, "error": None,
-           "elements": 1 << 24, "kernel_ms": 9.0, "h2d_gb_s": 12.3, "d2h_gb_s": 13.1,
-           "link": {"speed": "8.0 GT/s PCIe", "width": "16", "gb_s": 15.75}}  # fmt: skip
-    reduced = {"tried": True, "reason": "", "ok": True, "error": None, "wrong": [], "elements": 1 << 20,
-               "ms": 3.0, "direct": 2, "through_host": []}  # fmt: skip
-    blacklist = "/etc/modprobe.d/nvidia-blacklists-nouveau.conf"
-    runtimes = ["nvidia", "runc"] if toolkit else ["runc"]
-    return {
-        "record": {"error": None, "data": {
-            "schema": 1, "image": "eks-gpu", "digest": "d", "git_commit": "c",
-            "built_at": "2025-10-09T08:00:00+00:00",
-            "base": {}, "components": components, "kernel": KERNEL,
-            "kernels": [KERNEL], "packages": dict(packages),
-        }},
-        "expected": {"mig": "disabled", "bandwidth_share": None},
-        "os": {"id": "debian", "version": "12", "family": "debian"},
-        "kernel": {"running": KERNEL, "installed": [KERNEL]},
-        "packages": {"installed": dict(packages),
-                     "holds": [f"linux-image-{KERNEL}", "nvidia-kernel-dkms", "nvidia-smi", "libcuda1"]},
-        "driver": {"nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER}, "persistenced": "535.171.04",
-                   "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]}},
-        "modules": {KERNEL: modules},
-        "signatures": {KERNEL: {"rc": 0, "out": "Secure Boot is off and the kernel takes every module"}},
-        "nouveau": {"loaded": False, "blacklisted": True, "files": {blacklist: BOOT - 9000}, "initramfs": {
-            KERNEL: {"path": f"/boot/initrd.img-{KERNEL}", "rc": 0, "error": "", "mtime": BOOT - 8000,
-                     "files": [blacklist], "module": False}}},
-        "dkms": {"installed": True, "rc": 0, "error": "", "trees": [],
-                 "tools": {"compilers": ["/usr/bin/gcc-12"], "make": "/usr/bin/make"}, "rows": [
-            {"module": "nvidia-current", "version": DRIVER, "kernel": KERNEL, "state": "installed"}]},
-        "identity": {"host_keys": {"/etc/ssh/ssh_host_ed25519_key": BOOT + 15}, "born": BOOT + 12,
-                     "machine_id": {"length": 32, "mtime": BOOT + 1, "dbus_agrees": True},
-                     "cloud_init": {"installed": True, "status": "done",
-                                    "detail": "DataSourceEc2", "errors": []}},
-        "keys": {"injected": ["SHA256:launch"], "authorized": [
-            {"user": "admin", "path": "/home/admin/.ssh/authorized_keys", "fingerprint": "SHA256:launch",
-             "comment": "key"}]},
-        "leftovers": {"package_cache": [], "history": [], "build_tools": []},
-        "secrets": {"found": [], "files": 20, "complete": True},
-        "docker": {"installed": True, "validate": None,
-                   "info": {"rc": 0, "error": "", "version": "20.10.24", "errors": [], "runtimes": runtimes,
-                            "default_runtime": "nvidia" if toolkit else "runc"},
-                   "daemon_json": {"present": True, "problem": None, "age_s": 9000.0}},
-        "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes},
-        "gpus": {"pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
-                 "module": DRIVER if gpus else None,
-                 "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],
-                 "cdi": {"/var/run/cdi/nvidia.yaml": [DRIVER]}},
-        "nvml": made_up_machine(gpus),
-        "monitoring": {"nvtop": {"rc": 0, "out": "nvtop version 3.0.1"}, "dcgm": {
-            "ran": bool(gpus), "rc": 0, "out": "", "problem": None,
-            "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}]}},
-        "cuda": {"error": None, "mig": False, "xids": [], "all_reduce": reduced,
-                 "gpus": [copy.deepcopy(gpu) for _ in range(gpus)]},
-        "container": {engine: {"rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus}
-                      for engine in ("docker", "containerd", "podman") if gpus},
-        "boot": {"boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [], "units": units,
-                 "startup_s": 37.2, "startup": "", "journal": []},
-    }  # fmt: skip
 
 
 def put(path: str, value: Any) -> Callable[[Data], None]:
@@ -145,6 +47,15 @@ def initramfs(**values: Any) -> Callable[[Data], None]:
     return lambda data: data["nouveau"]["initramfs"][KERNEL].update(values)
 
 
+def no_driver(data: Data) -> None:
+    """Nothing of it, as on a fresh machine."""
+    data["driver"].update(nvidia_smi={"rc": 127, "first_line": "", "version": None}, persistenced=None)
+    data["driver"]["libraries"] = {"libnvidia-ml.so": [], "libcuda.so": []}
+    data["gpus"]["module"] = None
+    data["modules"] = {kernel: dict.fromkeys(found) for kernel, found in data["modules"].items()}
+
+
+HANGS = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "told": "no answer in 20 s; process 3 is D"}
 NO_RECORD = put("record", {"data": None, "error": "/etc/gpukiln/image.json is missing"})
 HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
 
@@ -189,6 +100,11 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (lambda d: d["packages"]["installed"].pop("libcuda1"), "libcuda1 is missing"),
         (put("record/data/packages", {}), "names no package"),
     ],
+    "versions.answers": [
+        (put("hung/tools", [HANGS]), "nvidia-smi hangs: `nvidia-smi -h`: no answer in 20 s"),
+        (put("hung", {"tools": [HANGS], "kernel": ["NVRM: Xid: 119, timeout"]}), "last said: NVRM: Xid: 119"),
+    ],
+    "versions.driver-installed": [(no_driver, "no driver is installed: nvidia-smi")],
     "versions.driver-branch": [
         (put("driver/nvidia_smi/version", "580.178.04"), "580.178.04"),
         (module("nvidia", "version", "580.178.04"), "580.178.04"),
@@ -219,7 +135,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "modules.installed-kernels": [(put("kernel/installed", [KERNEL, "6.1.0-45-cloud-amd64"]), "6.1.0-45")],
     "modules.present": [
         (module("nvidia_uvm", "", None), f"nvidia_uvm for {KERNEL}"),
-        (put("modules", {}), "no installed kernel"),
+        (put("modules", {}), "no kernel is installed here"),
     ],
     "modules.version": [(module("nvidia_uvm", "version", "535.261.03"), "535.261.03")],
     "modules.vermagic": [(module("nvidia", "vermagic", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
@@ -247,7 +163,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (initramfs(files=[]), "has no modprobe.d file"),
         (initramfs(rc=1, error="corrupt"), "corrupt"),
         (initramfs(mtime=BOOT - 9999), "older"),
-        (put("nouveau/initramfs", {}), "no installed kernel"),
+        (put("nouveau/initramfs", {}), "no kernel is installed here"),
     ],
     "boot.state": [(put("boot/state", "degraded"), "degraded")],
     "boot.failed-units": [(put("boot/failed", ["nvidia-persistenced.service"]), "nvidia-persistenced")],
@@ -316,6 +232,8 @@ def judge(
         return "failed", str(error)
     except pytest.skip.Exception as reason:
         return "not_run", str(reason)
+    except NotReachedError as reason:
+        return "not_reached", str(reason)
     return "passed", facts.take_note()
 
 
@@ -372,6 +290,36 @@ def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None
     failed = [r for o, r in (judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS) if o == "failed"]
     assert failed
     assert all(re.search("tool is broken", r) for r in failed)
+
+
+@pytest.mark.parametrize("section", [s for s in machine() if s != "record"])
+def test_a_section_that_was_not_reached_neither_passes_nor_fails(section: str) -> None:
+    data = machine()
+    data[section] = {"_not_reached": "kmod hangs"}
+    found = {i: judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS}
+    assert "not_reached" in {outcome for outcome, _ in found.values()}
+    assert {reason for outcome, reason in found.values() if outcome == "not_reached"} == {"kmod hangs"}
+    assert "failed" not in {outcome for outcome, _ in found.values()}, found
+
+
+def test_a_tool_that_hangs_is_not_called_missing() -> None:
+    """What nvidia-smi would have told is not known, and nobody installed another driver."""
+    data, hangs = machine(), {"_not_reached": "nvidia-smi hangs"}
+    data["driver"].update(nvidia_smi=hangs, persistenced=hangs)
+    data["gpus"].update(smi=hangs, rows=hangs, xids=hangs)
+    for section in ("nvml", "cuda", "container"):
+        data[section] = hangs
+    data["monitoring"] = {"nvtop": hangs, "dcgm": hangs}
+    data["hung"]["tools"] = [HANGS]
+    found = {i: judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS}
+    assert [i for i, (outcome, _) in found.items() if outcome == "failed"] == ["versions.answers"]
+    unknown = {i for i, (outcome, _) in found.items() if outcome == "not_reached"}
+    assert unknown >= {
+        "versions.driver-branch", "versions.driver-agrees", "versions.persistenced", "versions.holds",
+        "gpu.driver-loaded", "gpu.nvidia-smi", "gpu.nvml", "gpu.xid", "compute.kernel",
+        "container.docker-gpu", "monitoring.nvtop", "monitoring.dcgm",
+    }  # fmt: skip
+    assert found["versions.driver-installed"][0] == "passed"
 
 
 def test_a_second_boot_of_the_same_instance_is_fine() -> None:

@@ -5,7 +5,6 @@ import hashlib
 import re
 import shutil
 import subprocess
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -280,18 +279,6 @@ def test_no_secret_reaches_evidence_or_page(tmp_path: Path, said: str, secret: s
     text = render([Judged("i-1", bad, facts)])
     assert secret not in text
     assert "found " in text
-
-
-@pytest.mark.parametrize("said", SECRETS, ids=range(len(SECRETS)))
-def test_what_was_redacted_once_stays_as_it_is(said: str) -> None:
-    assert gather_base.redact(gather_base.redact(said)) == gather_base.redact(said)
-
-
-def test_redacting_takes_no_longer_for_text_made_to_take_long() -> None:
-    started = time.monotonic()
-    for text in ("token" * 200_000, "token" + " " * 200_000, "a" * 1_000_000, "://a:" * 100_000):
-        gather_base.redact(text)
-    assert time.monotonic() - started < 20
 
 
 def test_a_secret_at_the_cut_is_left_out() -> None:

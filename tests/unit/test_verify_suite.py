@@ -30,7 +30,7 @@ CONFTEST = """
     def pytest_configure(config):
         plugin.add_suite(config, Path(__file__).parent)
         Path(__file__).with_name("pid").write_text(str(os.getpid()))
-    def gather(host, profile):
+    def gather(host, profile, max_seconds):
         {gather}
     plugin.gather = gather
 """
@@ -160,11 +160,52 @@ def test_no_secret_of_a_machine_is_in_any_file_of_the_report(make: Make) -> None
             assert secret not in text, name
 
 
-def test_checks_without_facts_are_failed_and_reported(make: Make) -> None:
-    out = make(gather='raise LookupError("odd")')
-    verdict = suite.run_suite(TARGET, profile="image", out_dir=out, layers=["hygiene"])
-    assert [(c.outcome, c.reason) for c in verdict.checks] == [("failed", "LookupError: odd")]
+def test_a_machine_whose_facts_break_the_suite_is_not_judged(make: Make) -> None:
+    out = make(gather='raise LookupError("odd, token=s3cr3t")')
+    with pytest.raises(UnavailableError, match="i-1 can't be judged: LookupError: odd") as caught:
+        suite.run_suite(TARGET, profile="image", out_dir=out, layers=["hygiene"])
+    assert "s3cr3t" not in caught.value.message
     assert "LookupError: odd" in (out / "report.html").read_text()
+
+
+def test_what_the_time_or_a_hanging_tool_left_open_is_not_reached_and_no_pass(make: Make) -> None:
+    gather = FACTS.replace('{"title": "Test 1"}', '{"_not_reached": "the 5 s were up"}')
+    checks = """
+    @check(id="hygiene.os", title="a", layer="hygiene", **COMMON)
+    def test_os(facts):
+        assert facts["os"]
+
+    @check(id="hygiene.apt", title="b", layer="hygiene", needs=("apt",), **COMMON)
+    def test_apt(facts):
+        raise AssertionError("must not run")
+    """
+    verdict = suite.run_suite(
+        TARGET,
+        profile="image",
+        out_dir=make(CHECKS + checks, gather),
+        layers=["hygiene"],
+        require=["hygiene"],
+    )
+    assert {c.id: (c.outcome, c.reason) for c in verdict.checks} == {
+        "hygiene.good": ("passed", "3 files"),
+        "hygiene.os": ("not_reached", "the 5 s were up"),
+        "hygiene.apt": ("not_reached", "the 5 s were up"),
+    }
+    assert verdict.counts["failed"] == 0
+    assert not verdict.passed
+
+
+def test_nobody_else_may_read_what_was_found(make: Make) -> None:
+    before = os.umask(0)
+    try:
+        out = make()
+        suite.run_suite(TARGET, profile="image", out_dir=out)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (out, *out.iterdir())}
+    assert modes.pop("out") == 0o700
+    assert len(modes) == 6
+    assert set(modes.values()) == {0o600}, modes
 
 
 def test_a_verdict_of_some_of_the_checks_is_none(make: Make) -> None:
@@ -263,8 +304,8 @@ def test_unreachable_machine_is_no_failed_check(make: Make) -> None:
 def test_a_hung_machine_ends_at_the_timeout(make: Make) -> None:
     out = make(gather='import time; time.sleep(60); raise RuntimeError("late")')
     started = time.monotonic()
-    with pytest.raises(UnavailableError, match="did not end within 3 s; last: gather_start"):
-        suite.run_suite(TARGET, profile="image", out_dir=out, timeout_s=3)
+    with pytest.raises(UnavailableError, match="did not end within 4 s; last: gather_start"):
+        suite.run_suite(TARGET, profile="image", out_dir=out, max_seconds=4)
     assert time.monotonic() - started < 20
     assert child_is_gone(out)
 

@@ -12,11 +12,12 @@ status is ok, changed, failed, ignored, skipped or unreachable. A loop is one ta
 items.
 """
 
+import importlib.util
 import json
 import os
-import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
@@ -32,28 +33,23 @@ DOCUMENTATION = """
 MESSAGE_LIMIT = 4000
 TAIL_LINES = 15
 CENSORED = "the output is hidden because the task handles secrets (no_log)"
-SECRETS = (
-    (re.compile(r"(?<=://)[^/\s@:]+:[^/\s@]+@"), ""),
-    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), "[AWS key]"),
-    (re.compile(r"(?i)\b((?:[\w-]*(?:password|passwd|secret|token|_key))\s*[=:]\s*)\S+"), r"\1[hidden]"),
-    (
-        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S),
-        "[key]",
-    ),
-)
 
 
-def clean(text: str) -> str:
-    """Remove secrets from a text, and keep its end where it is long.
+def _redactor() -> Any:
+    """The project's one redactor, by its path: nothing else of the checkout need be importable here."""
+    path = Path(__file__).resolve().parents[3] / "gpukiln" / "redact.py"
+    spec = importlib.util.spec_from_file_location("gpukiln_redact", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} can't be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.redact
 
-    Args:
-        text: Any text.
 
-    Returns:
-        At most `MESSAGE_LIMIT` characters.
-    """
-    for pattern, replacement in SECRETS:
-        text = pattern.sub(replacement, text)
+redact = _redactor()
+
+
+def _end_of(text: str) -> str:
     return text if len(text) <= MESSAGE_LIMIT else "..." + text[-MESSAGE_LIMIT:]
 
 
@@ -73,17 +69,19 @@ def failure_message(result: Mapping[str, Any]) -> str:
     failed = [item for item in items if item.get("failed") or item.get("unreachable")]
     if failed:
         label = "_ansible_item_label"
-        parts = [f"{item.get(label, item.get('item', 'item'))}: {failure_message(item)}" for item in failed]
-        return clean("\n".join(parts))
-    lines = [str(result.get("msg") or result.get("reason") or "").strip()]
+        names = [redact(str(item.get(label, item.get("item", "item")))) for item in failed]
+        parts = [f"{name}: {failure_message(item)}" for name, item in zip(names, failed, strict=True)]
+        return _end_of("\n".join(parts))
+    # Redacted before it is cut: what is left of a private key would not be recognised.
+    lines = [redact(str(result.get("msg") or result.get("reason") or "").strip())]
     said = str(result.get("stderr") or result.get("module_stderr") or "").strip()
     said = said or str(result.get("stdout") or result.get("module_stdout") or "").strip()
-    tail = "\n".join(said.splitlines()[-TAIL_LINES:])
+    tail = "\n".join(redact(said).splitlines()[-TAIL_LINES:])
     if result.get("rc") not in (None, 0):
         lines.append(f"exit code {result['rc']}")
     if tail and tail not in lines[0]:
         lines.append(tail)
-    return clean("\n".join(line for line in lines if line) or "no message")
+    return _end_of("\n".join(line for line in lines if line) or "no message")
 
 
 class CallbackModule(CallbackBase):

@@ -1,0 +1,182 @@
+"""Takes secrets out of text and data before they are kept or shown.
+
+It is sent to judged machines (`gpukiln.verify.packing`) and loaded by Ansible's callback by its path, so it
+imports the standard library only and runs on Python 3.9.
+
+What a secret is: the value beside a name that says so (`password`, `X_TOKEN`, `--api-key`, `Authorization:`),
+and what has a secret's form whatever stands beside it (keys, tokens, a URL's user). Hiding too much costs a
+word of a log, hiding too little an account: a value ends at the last place where it can end. Names of files,
+digests, UUIDs and serial numbers stay. Every pattern takes time linear in the text's length: what it scans it
+consumes, or the scan has a limit.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+HIDDEN = "(left out)"
+
+_WORDS = (
+    r"(?:password|passphrase|(?<!etc/)passwd|secret|token|api[_-]?key|access[_-]?key"
+    r"|private[_-]?key|signing[_-]?key|encryption[_-]?key|account[_-]?key|auth[_-]?key|ssh[_-]?pass)"
+)
+# What ends in one of these is about a secret and is none: token_url, secret_name, --password-stdin.
+_ABOUT = "".join(
+    f"(?<![_-]{word})"
+    for word in "file path dir stdin name arn url uri type count length age".split()  # noqa: SIM905
+)
+_NAME = rf"{_WORDS}[\w.-]{{0,40}}{_ABOUT}"
+# Quotes may be escaped: a document may be a string of another document.
+_QUOTE = r"\\{0,8}[\"']"
+_QUOTED = rf"(?P<q>{_QUOTE})(?P<quoted>.*?)(?P<end>(?<!\\)(?P=q)(?=[\s,;:}}\])>&|\\]|$)|$)"
+_BARE = (
+    r"(?!\(left out\)|(?:null|true|false|None|True|False)\b)[^\s\"'\\{\[,;]\S*?"
+    rf"(?=[,;]?(?:{_QUOTE}(?:[\s,;:}}\])]|$)|\s|$)|[,}}\]][\"'{{}}\],])"
+)
+_VALUE = rf"(?:{_QUOTED}|{_BARE})"
+_HEADER = (
+    r"(?:(?:proxy-)?authorization|(?:set-)?cookie|x-api-key|x-auth-token|x-vault-token|x-amz-security-token)"
+)
+_NOT_YET = rf"(?!\s{{0,20}}(?:{_QUOTE})?\(left out\))"
+
+
+def _keep_quotes(found: re.Match[str]) -> str:
+    if found["q"]:
+        return f"{found['name']}{found['q']}{HIDDEN if found['quoted'] else ''}{found['end']}"
+    return f"{found['name']}{HIDDEN}"
+
+
+_FORMS = "|".join(
+    (
+        r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # AWS access keys
+        r"\bgh[pousr]_[A-Za-z0-9]{20,255}|\bgithub_pat_\w{20,255}|\bglpat-[\w-]{20,100}",
+        r"\bxox[abeoprs]-[\w-]{10,255}|\bhf_[A-Za-z0-9]{20,100}|\bnvapi-[\w-]{20,255}",
+        r"\bnpm_[A-Za-z0-9]{30,60}|\bpypi-AgE[\w-]{40,1000}|\bdckr_pat_[\w-]{20,60}|\bsk-[\w-]{20,255}",
+        r"(?<![\w.-])eyJ[\w-]{5,}(?:\.[\w-]+){2,4}",  # JSON web tokens
+    )
+)
+# In this order: later ones see what earlier ones left.
+_RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
+    (
+        # PEM, OpenSSH and PGP; in a JSON string its lines end in \n written out. Without an end: all of it.
+        re.compile(
+            r"(?s)-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+            r".*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)"
+        ),
+        "(private key left out)",
+    ),
+    # The host tells where it was tried; a long user alone is a token (https://TOKEN@github.com).
+    (re.compile(r"(?<=://)(?:[^/\s:@\"']{0,200}:[^/\s\"']{1,1000}|[\w-]{20,255})@"), f"{HIDDEN}@"),
+    (re.compile(_FORMS), HIDDEN),
+    (
+        # A header on a line of its own (curl -v has > and < before it), and one within quotes.
+        re.compile(rf"(?im)^(?P<name>[<>* \t]{{0,20}}{_HEADER}:){_NOT_YET}[ \t]{{0,20}}[^\n]+"),
+        rf"\g<name> {HIDDEN}",
+    ),
+    (
+        re.compile(
+            rf"(?i)(?P<name>\b{_HEADER}(?:{_QUOTE})?\s{{0,20}}[:=])"
+            rf"{_NOT_YET}(?P<q>\s{{0,20}}(?:{_QUOTE})?)[^\n\"'\\]+"
+        ),
+        rf"\g<name>\g<q>{HIDDEN}",
+    ),
+    # With a digit, a dot or a sign: "bearer authentication failed" has none.
+    (re.compile(r"(?i)(\bbearer\s{1,20})(?=[\w~+/-]{0,200}[\d.=])[\w.~+/=-]{8,}"), rf"\1{HIDDEN}"),
+    (
+        # YAML's block of lines that are indented more than their name.
+        re.compile(
+            rf"(?im)^(?P<in>[ \t]{{0,80}})(?P<name>(?:- )?[\"']?[\w.-]{{0,80}}?{_NAME}[\"']?:)"
+            r"[ \t]*[|>][-+\d]*[ \t]*\n(?:(?P=in)[ \t]+[^\n]*(?:\n|\Z)|[ \t]*\n)+"
+        ),
+        rf"\g<in>\g<name> {HIDDEN}\n",
+    ),
+    (
+        # A line of YAML or of a question: all that follows the name, which may be several words.
+        re.compile(
+            rf"(?im)^(?P<name>[ \t]{{0,80}}(?:- )?[\w.-]{{0,80}}?{_NAME}:[ \t]+)"
+            r"(?!\(left out\))[^\s\"'{\[|>][^\n]*"
+        ),
+        rf"\g<name>{HIDDEN}",
+    ),
+    (
+        re.compile(rf"(?im)(?P<name>{_NAME}(?:{_QUOTE})?\s{{0,20}}(?:=>|[=:])\s{{0,20}}){_VALUE}"),
+        _keep_quotes,
+    ),
+    # On command lines, also as a list of words.
+    (
+        re.compile(
+            rf"(?im)(?P<name>(?<![\w-])--?[\w-]{{0,40}}?{_NAME}(?:{_QUOTE},)?[ \t]{{1,20}}(?!-)){_VALUE}"
+        ),
+        _keep_quotes,
+    ),
+    (
+        re.compile(
+            rf"(?im)(?P<name>\bsshpass(?:{_QUOTE},)?[ \t]{{1,20}}(?:{_QUOTE})?-p(?:{_QUOTE},)?[ \t]*){_VALUE}"
+        ),
+        _keep_quotes,
+    ),
+    (
+        re.compile(
+            rf"(?im)(?P<name>(?<![\w-])-(?:u|-user|-proxy-user)[ =]{{1,20}}(?:{_QUOTE})?[^\s:\"']{{1,200}}:)"
+            r"(?!\(left out\))[^\s\"'\\]+"
+        ),
+        rf"\g<name>{HIDDEN}",
+    ),
+    # netrc, and Docker's config.json
+    (
+        re.compile(r"(?i)(\blogin\s{1,20}\S{1,200}\s{1,20}password\s{1,20})(?!\(left out\))\S+"),
+        rf"\1{HIDDEN}",
+    ),
+    (re.compile(rf"(?i)(\bauth{_QUOTE}\s{{0,20}}:\s{{0,20}}{_QUOTE})[\w+/=-]{{4,}}"), rf"\1{HIDDEN}"),
+)
+_SECRET_NAME = re.compile(rf"(?i){_NAME}$|^(?:{_HEADER}|auth)$")
+_SECRET_OPTION = re.compile(rf"(?i)^--?[\w-]{{0,40}}{_NAME}$")
+_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+
+
+def redact(text: str) -> str:
+    """A text without secrets; what was redacted once stays as it is."""
+    for pattern, instead in _RULES:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def redact_value(value: Any) -> Any:
+    """Plain data without secrets: each text redacted, and what stands under a secret's name left out."""
+    if isinstance(value, dict):
+        return {key: _under(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        shown = [redact_value(inner) for inner in value]
+        for at, before in enumerate(value[:-1]):
+            if isinstance(before, str) and _SECRET_OPTION.match(before) and isinstance(value[at + 1], str):
+                shown[at + 1] = HIDDEN if not value[at + 1].startswith("-") else shown[at + 1]
+        return shown
+    return redact(value) if isinstance(value, str) else value
+
+
+def _under(name: str, value: Any) -> Any:
+    if not _SECRET_NAME.search(name) or isinstance(value, (bool, float, dict)) or value in (None, "", []):
+        return redact_value(value)
+    if isinstance(value, (list, tuple)):
+        return [_under(name, inner) for inner in value]
+    return HIDDEN
+
+
+class Lines:
+    """Redacts a log that comes line by line: a private key is recognised by lines before its own."""
+
+    def __init__(self) -> None:
+        self._in_key = False
+
+    def __call__(self, line: str) -> str:
+        """The line, with the line end that it came with."""
+        if self._in_key:
+            ends = _KEY_ENDS.search(line)
+            self._in_key = ends is None
+            return redact(line[ends.end() :]) if ends else ""
+        shown = redact(line)
+        begins = [found.end() for found in _KEY_BEGINS.finditer(line)]
+        self._in_key = bool(begins) and _KEY_ENDS.search(line, begins[-1]) is None
+        return shown + "\n" if self._in_key and line.endswith("\n") else shown

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
@@ -34,7 +35,7 @@ def packer_version() -> str:
     # Debian's prints `Packer v1.6.6`, with a notice below when a newer one exists
     found = re.search(
         r"v?(\d+\.\d+\.\d+)",
-        subprocess.run(["packer", "version"], capture_output=True, text=True, check=True).stdout,
+        programs.run(["packer", "version"], limit_s=programs.QUICK_S).stdout.decode(errors="replace"),
     )
     if not found:
         raise UnavailableError("`packer version` printed no version")
@@ -58,12 +59,12 @@ def prepare_template(source: Path, folder: Path) -> None:
         return
     for file in (source / "plugins").glob("*.pkr.hcl"):
         shutil.copy(file, folder)
-    done = subprocess.run(["packer", "init", str(folder)], capture_output=True, text=True, check=False)
+    done = programs.run(["packer", "init", str(folder)], limit_s=programs.NETWORK_S)
     if done.returncode:
         raise UnavailableError(
             "Packer's plugins can't be installed",
             hint="packer init needs the network once",
-            details=tuple(done.stderr.strip().splitlines()[-4:]),
+            details=tuple(done.stderr.decode(errors="replace").strip().splitlines()[-4:]),
         )
 
 

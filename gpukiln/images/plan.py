@@ -1,6 +1,5 @@
 """The plan of an image: what would be built from what, refused here when it can't work."""
 
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from botocore.loaders import create_loader
 from botocore.regions import EndpointResolver
 from pydantic import TypeAdapter
 
+from gpukiln import programs
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.compat import Finding
@@ -20,7 +20,7 @@ from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate
 from gpukiln.clouds.base import Cloud
-from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.sources import Decision, Probes, decide
@@ -387,12 +387,10 @@ def git_commit(root: Path) -> str | None:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False
-            )
-        except OSError:
+            done = programs.run(["git", "-C", str(root), *arguments], limit_s=programs.QUICK_S)
+        except (OSError, UnavailableError):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
 
     commit = git("rev-parse", "--verify", "-q", "HEAD")
     return f"{commit}-dirty" if commit and git("status", "--porcelain") else commit

@@ -19,6 +19,10 @@ POLL_S = 0.5
 FULL_BYTES = 64 << 10
 """With less than this a disk is full: programs wait for room, or fail, at their next write."""
 MIB = 1 << 20
+ROOM_HINT = (
+    "make room there (`invoke cloud.clean --images` removes images), or let $GPUKILN_HOME name a folder on"
+    " another disk"
+)
 
 
 def run(
@@ -62,7 +66,8 @@ def run(
         )
     except FileNotFoundError:
         raise UnavailableError(
-            f"{command[0]} is not installed", hint="scripts/run installs what is missing: call it through that"
+            f"{command[0]} is not installed",
+            hint="scripts/run installs what is missing: call it through that",
         ) from None
     deadline = time.monotonic() + limit_s
     try:
@@ -108,9 +113,8 @@ def disk_full(folder: Path, needs_mib: int = 0) -> UnavailableError:
     total = shutil.disk_usage(folder).total
     needs = f", about {needs_mib} MiB are needed" if needs_mib else ""
     return UnavailableError(
-        f"the disk of {folder} is full: {_size(free_bytes(folder))} of {_size(total)} are free{needs}",
-        hint="make room there (`invoke cloud.clean --images` removes images), or let $GPUKILN_HOME name a folder"
-        " on another disk",
+        f"no room on the disk of {folder}: {_size(free_bytes(folder))} of {_size(total)} are free{needs}",
+        hint=ROOM_HINT,
     )
 
 

@@ -15,7 +15,7 @@ from gpukiln import programs
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.compat import Finding
-from gpukiln.catalog.components import Component, apply_overrides, load_components
+from gpukiln.catalog.components import Component, apply_overrides, check_on_nodes, load_components
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate
@@ -184,7 +184,8 @@ def make_plan(
     _check_choice(f"ami/{image}/image.yaml: required layer", definition.required_layers, LAYERS)
     types = tuple(dict.fromkeys(instance_types or definition.instance_types))
     components = chosen_components(root / "components.yaml", overrides, types)
-    _check_choice("components.yaml lacks", [], components, needed=(*NEEDED, *definition.components))
+    _check_choice("components.yaml lacks", [], components, needed=NEEDED)
+    check_on_nodes(components, definition.components, f"ami/{image}/image.yaml")
     base_name = base or cloud.default_base
     base_facts = find_base(base_name)
     driver, kubernetes = components["nvidia_driver"], components["kubernetes"].version or ""

@@ -188,6 +188,8 @@ class Component:
         from_base: Whether it comes only with the base image, so that nothing installs it.
         part_of: The component that brings it along where the base image has that one.
         branch: The branch of the driver.
+        newest: Whether the newest version that the base's sources have of the branch is wanted, and `version`
+            is only the newest that the catalogue knows.
         modules: The kind of the driver's kernel modules; auto: what the GPUs need.
         keep_build_tools: Whether compilers stay when the driver's modules are there.
         packages: For each distribution the package whose version is the component's version; {branch} in it
@@ -207,6 +209,7 @@ class Component:
     from_base: bool = False
     part_of: str | None = None
     branch: int | None = None
+    newest: bool = False
     modules: Literal["proprietary", "open", "auto"] | None = None
     keep_build_tools: bool | None = None
     packages: Mapping[str, PackageName | None] | None = None
@@ -283,8 +286,8 @@ def check_on_nodes(components: Components, names: Iterable[str], where: str) -> 
 def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[str, Component]:
     """Change components for one build.
 
-    A driver branch without a version means the last release of that branch that the catalogue knows;
-    a driver version without a branch means its own branch.
+    A driver branch without a version means the newest release of that branch that the base's sources have, or
+    the catalogue knows where they are not asked; a driver version without a branch means its own branch.
 
     Args:
         components: What components.yaml says.
@@ -343,7 +346,7 @@ def _agreeing_driver(after: Component, given: Mapping[str, str]) -> Component:
                 f"no release of driver branch {after.branch} is known",
                 hint="name one: --set nvidia_driver.version=...",
             )
-        after = replace(after, version=latest)
+        after = replace(after, version=latest, newest=True)
     elif "nvidia_driver.branch" not in given and after.version:
         head = after.version.partition(".")[0]
         after = replace(after, branch=int(head) if head.isdigit() else after.branch)

@@ -74,7 +74,7 @@ class Packer:
     Args:
         folder: Folder of the prepared template.
         variables: Values of the template's variables.
-        environment: Added to the process's environment.
+        environment: Added to the process's environment; what is empty is taken out of it.
         log: File for everything that it prints.
         events: File that Ansible's callback plugin writes, one JSON object a line.
         say: Told each step.
@@ -100,6 +100,10 @@ class Packer:
         self._errors: list[str] = []
         self._log_error: OSError | None = None
 
+    def _whole_environment(self) -> dict[str, str]:
+        whole = {**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": _path(), **self._environment}
+        return {name: value for name, value in whole.items() if value or name not in self._environment}
+
     def build(self) -> None:
         """Run it to its end.
 
@@ -111,7 +115,7 @@ class Packer:
         self._events.touch()
         process = subprocess.Popen(
             ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
-            env={**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": _path(), **self._environment},
+            env=self._whole_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -16,6 +16,7 @@ from gpukiln.catalog import compat
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.components import Component, apply_overrides, check_on_nodes, load_components
+from gpukiln.catalog.driver_bases import with_bases
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate
@@ -23,7 +24,7 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
-from gpukiln.images.sources import Decision, Probes, decide
+from gpukiln.images.sources import Decision, Probes, decide, with_found_driver
 from gpukiln.verify.checks import LAYERS, PROFILES
 
 NEEDED = ("nvidia_driver", "nvidia_container_toolkit", "cuda", "kubernetes")  # by the rules of compatibility
@@ -203,6 +204,7 @@ def make_plan(
     findings += compat.check_fabric_manager(base_name, base_facts, types)
     if base_facts.has_kubernetes:
         findings += compat.check_kubernetes(kubernetes, today=moment.date())
+    findings = with_bases(findings, driver, base_facts)
     refuse(findings)
 
     found = resolve_base(
@@ -216,6 +218,7 @@ def make_plan(
         strict=cloud.strict_sources,
         probes=probes,
     )
+    components = with_found_driver(components, decisions)
     inputs = image_inputs(root, definition, found, decisions, components, tools or {})
     gpus, switched = gpus_of(types)  # the driver's role is told
     inputs["GPUs"] = ", ".join(gpus) + (" with NVSwitch" if switched else "")
@@ -383,7 +386,7 @@ def git_commit(root: Path) -> str | None:
         root: The checkout.
 
     Returns:
-        The commit, with -dirty when files differ from it; None where there is no git or no commit.
+        The commit, with -dirty when files differ from it; None where there is none.
     """
 
     def git(*arguments: str) -> str | None:

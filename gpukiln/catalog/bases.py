@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown, validate
 from gpukiln.errors import UsageError
+
+Published = Annotated[str, template("kubernetes", "arch")]
 
 
 @record
@@ -37,9 +39,9 @@ class Base:
     release: str
     os_family: Literal["debian", "redhat"]
     arch: Mapping[str, str]
-    ssm: str
+    ssm: Published
     owners: tuple[str, ...]
-    name: str
+    name: Published
     ssh_user: str
     root_device: str
     source: str

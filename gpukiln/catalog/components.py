@@ -7,13 +7,37 @@ from datetime import date
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, StringConstraints, TypeAdapter
 
 from gpukiln.catalog import drivers
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown, validate
 from gpukiln.errors import UsageError
+
+
+def _address(text: str) -> str:
+    if not re.match(r"(https?://[^/\s]|file:///)\S*$", text):
+        raise ValueError("wanted: an http, https or file address")
+    return text
+
+
+def _hexadecimal(digits: int, of: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(rf"[{of}]{{{digits}}}", text):
+            raise ValueError(f"wanted: {digits} digits of {of.replace('-', ' to ')}, without spaces")
+        return text
+
+    return AfterValidator(check)
+
+
+Architecture = Annotated[str, StringConstraints(pattern="^(x86_64|arm64)$")]
+Fingerprint = Annotated[str, _hexadecimal(40, "0-9A-F")]
+"""Of an OpenPGP key of version 4 (RFC 4880), as `gpg --show-keys` prints it: the roles compare the two."""
+Sha256 = Annotated[str, _hexadecimal(64, "0-9a-f")]
+Address = AfterValidator(_address)
+RepositoryAddress = Annotated[str, template("cuda_distribution", "cuda_arch"), Address]
+PackageName = Annotated[str, template("branch")]
 
 
 @record
@@ -30,9 +54,9 @@ class AptRepository:
         distributions: Where the component comes from here; None: wherever apt is.
     """
 
-    url: str
-    key_url: str
-    key_fingerprint: str
+    url: RepositoryAddress
+    key_url: RepositoryAddress
+    key_fingerprint: Fingerprint
     suite: str = "/"
     component: str | None = None
     distributions: tuple[str, ...] | None = None
@@ -65,9 +89,9 @@ class RpmRepository:
         distributions: Where the component comes from here; None: wherever dnf is.
     """
 
-    url: str
-    key_url: str
-    key_fingerprint: str
+    url: RepositoryAddress
+    key_url: RepositoryAddress
+    key_fingerprint: Fingerprint
     repo_gpgcheck: bool = False
     includepkgs: tuple[str, ...] | None = None
     distributions: tuple[str, ...] | None = None
@@ -131,9 +155,9 @@ class Archive:
         arch: What the address calls each architecture.
     """
 
-    url: str
-    sha256: Mapping[str, str]
-    arch: Mapping[str, str]
+    url: Annotated[str, template("version", "arch"), Address]
+    sha256: Mapping[Architecture, Sha256]
+    arch: Mapping[Architecture, str]
 
 
 @record
@@ -164,6 +188,8 @@ class Component:
         from_base: Whether it comes only with the base image, so that nothing installs it.
         part_of: The component that brings it along where the base image has that one.
         branch: The branch of the driver.
+        newest: Whether the newest version that the base's sources have of the branch is wanted, and `version`
+            is only the newest that the catalogue knows.
         modules: The kind of the driver's kernel modules; auto: what the GPUs need.
         keep_build_tools: Whether compilers stay when the driver's modules are there.
         packages: For each distribution the package whose version is the component's version; {branch} in it
@@ -171,6 +197,7 @@ class Component:
         open_packages: The same for open kernel modules, where they are other packages.
         repository: The repositories, when it has some of its own.
         optional: Whether it comes only where an image lists it, or a node asks for it.
+        container_only: Whether no role installs it, so that machine images can't have it.
         container: How a container image gets it.
     """
 
@@ -182,12 +209,14 @@ class Component:
     from_base: bool = False
     part_of: str | None = None
     branch: int | None = None
+    newest: bool = False
     modules: Literal["proprietary", "open", "auto"] | None = None
     keep_build_tools: bool | None = None
-    packages: Mapping[str, str | None] | None = None
-    open_packages: Mapping[str, str | None] | None = None
+    packages: Mapping[str, PackageName | None] | None = None
+    open_packages: Mapping[str, PackageName | None] | None = None
     repository: Repositories | None = None
     optional: bool = False
+    container_only: bool = False
     container: InContainer | None = None
 
 
@@ -210,11 +239,14 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
     """
     document = read_yaml(path)
     if set(document) != {"components"}:
-        raise UsageError(f"{path.name} has the keys {sorted(document)}; wanted: components")
+        raise UsageError(f"{path.name} has the keys {', '.join(map(str, document))}; wanted: components")
     components = validate(dict[str, Component], document["components"], where=path.name)
     for name, component in components.items():
         if (component.version is None) != component.distribution:
             raise UsageError(f"{path.name}: {name} needs either a version or `distribution: true`")
+        archive = component.container.archive if component.container else None
+        if archive and set(archive.arch) != set(archive.sha256):
+            raise UsageError(f"{path.name}: the archive of {name} needs arch and sha256 of the same machines")
     if driver := components.get("nvidia_driver"):
         _check_driver(driver, path.name)
     return components
@@ -228,11 +260,34 @@ def _check_driver(driver: Component, where: str) -> None:
         raise UsageError(f"{where}: driver version {driver.version} is not of branch {driver.branch}")
 
 
+def check_on_nodes(components: Components, names: Iterable[str], where: str) -> None:
+    """Refuse components that a machine image can't have.
+
+    Args:
+        components: What components.yaml and the overrides say.
+        names: Those of the image.
+        where: The image's file, for the message.
+
+    Raises:
+        UsageError: One is unknown, or goes into containers only.
+    """
+    on_nodes = [name for name, component in components.items() if not component.container_only]
+    for name in names:
+        if name not in components:
+            raise unknown(f"component in {where}:", name, on_nodes)
+        if name not in on_nodes:
+            raise UsageError(
+                f"{where}: {name} goes into containers only, no role installs it on a machine; "
+                f"valid: {', '.join(on_nodes)}",
+                hint="take it out there; docker/runner-gpu/image.yaml is an image that has it",
+            )
+
+
 def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[str, Component]:
     """Change components for one build.
 
-    A driver branch without a version means the last release of that branch that the catalogue knows;
-    a driver version without a branch means its own branch.
+    A driver branch without a version means the newest release of that branch that the base's sources have, or
+    the catalogue knows where they are not asked; a driver version without a branch means its own branch.
 
     Args:
         components: What components.yaml says.
@@ -291,7 +346,7 @@ def _agreeing_driver(after: Component, given: Mapping[str, str]) -> Component:
                 f"no release of driver branch {after.branch} is known",
                 hint="name one: --set nvidia_driver.version=...",
             )
-        after = replace(after, version=latest)
+        after = replace(after, version=latest, newest=True)
     elif "nvidia_driver.branch" not in given and after.version:
         head = after.version.partition(".")[0]
         after = replace(after, branch=int(head) if head.isdigit() else after.branch)

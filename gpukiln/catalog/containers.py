@@ -1,8 +1,11 @@
 """docker/<image>/image.yaml: what a container image is, and what it can be built from."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import PositiveFloat, StringConstraints
 
 from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
 from gpukiln.errors import UsageError
@@ -27,9 +30,9 @@ class ContainerBase:
     title: str
     distribution: Literal["ubuntu", "debian"]
     release: str
-    python: str
+    python: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")]
     cuda_from: Literal["nvidia", "redistributables"]
-    size_budget_gib: float
+    size_budget_gib: PositiveFloat
     image: str | None = None
     codename: str | None = None
 
@@ -99,6 +102,6 @@ def load_container(name: str, root: Path = ROOT) -> ContainerImage:
     for base_name, base in image.bases.items():
         if base.image is None and base.codename is None:
             raise UsageError(f"{where}: base {base_name} needs an image by digest, or a codename of Debian")
-        if base.image is not None and "@sha256:" not in base.image:
-            raise UsageError(f"{where}: base {base_name}: {base.image!r} has no digest (NAME@sha256:...)")
+        if base.image is not None and not re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", base.image):
+            raise UsageError(f"{where}: base {base_name}: {base.image!r} has no digest (NAME@sha256:HEX)")
     return image

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
+from gpukiln.catalog.instance_types import every_instance_type
 from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.catalog.prices import machine_price
 from gpukiln.errors import UsageError
 
 MIN_GIB = 8  # the embedded base image's size
@@ -65,6 +67,10 @@ def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
         raise UsageError(f"ami/{name}/image.yaml has no component nvidia_driver; a GPU image needs one")
     if not image.instance_types:
         raise UsageError(f"ami/{name}/image.yaml names no instance type; the image is verified on the first")
+    builder = image.builder_instance_type
+    # what has a price exists: botocore's model takes a while to read
+    if machine_price(builder, "us-east-1") is None and builder not in every_instance_type():
+        raise unknown(f"builder_instance_type in ami/{name}/image.yaml:", builder, every_instance_type())
     if not MIN_GIB <= image.volume_size_gib <= MAX_GIB:
         found = f"{image.volume_size_gib} GiB"
         raise UsageError(f"ami/{name}/image.yaml: volume_size_gib is {found}; wanted {MIN_GIB} to {MAX_GIB}")

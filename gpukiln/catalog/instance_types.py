@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Literal
 
+from botocore.loaders import create_loader
+
 from gpukiln.catalog.load import data, record, unknown, validate
 
 
@@ -69,6 +71,13 @@ def instance_type(name: str) -> InstanceType:
     if found := instance_types().get(name):
         return found
     raise unknown("GPU instance type", name, instance_types())
+
+
+@cache
+def every_instance_type() -> frozenset[str]:
+    """The names of all that EC2 has, with a GPU and without, as this botocore's model of it lists them."""
+    model = create_loader().load_service_model("ec2", "service-2")
+    return frozenset(model["shapes"]["InstanceType"]["enum"]) | set(instance_types())
 
 
 def gpus_of(names: Iterable[str]) -> tuple[list[str], bool]:

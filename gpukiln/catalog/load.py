@@ -1,5 +1,6 @@
 """Reads a YAML file into typed values, and says what is wrong with it in one line a mistake."""
 
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from gpukiln.errors import UsageError
 
@@ -17,6 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 T = TypeVar("T")
 FOUND_CHARACTERS = 120  # of a wrong value that a message shows
+MAX_DEPTH = 50  # levels of a document
+
+_REPR = reprlib.Repr()  # of what aliases make huge, too
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 4 * FOUND_CHARACTERS
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = 20
+_REPR.maxlevel = 4
 
 try:
     from yaml import CSafeLoader as _Loader
@@ -27,7 +34,60 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 class SafeLoader(_Loader):
-    """Reads plain data; libyaml's where Python has it, which is ten times as fast."""
+    """Reads plain data; libyaml's where Python has it, which is ten times as fast.
+
+    Of two equal keys PyYAML takes the last in silence, against YAML 1.2.2, 3.2.1.3; here they are a mistake.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._looked_at: set[int] = set()
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A value; PyYAML lets what Python says of a day or a number pass as it is."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            kind = str(node.tag).rpartition(":")[2]
+            found = repr(node.value) if isinstance(node, yaml.ScalarNode) else "this"
+            why = f": {error}" if isinstance(error, ValueError) else ""
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{_short(found, quote=False)} is no {kind}{why}", node.start_mark
+            ) from error
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Called for every mapping, for some twice; merged keys (`<<`) may be overridden."""
+        if id(node) not in self._looked_at:
+            self._looked_at.add(id(node))
+            seen: set[Any] = set()
+            for key, _ in node.value:
+                if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
+                    continue
+                value = self.construct_object(key)
+                if value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {_short(value)} stands there twice", key.start_mark
+                    )
+                seen.add(value)
+        super().flatten_mapping(node)
+
+
+def template(*names: str) -> AfterValidator:
+    """What a text must fit in which names in braces stand for something.
+
+    Args:
+        names: Those that are known.
+    """
+
+    def check(text: str) -> str:
+        try:
+            text.format(**dict.fromkeys(names, "x"))
+        except (ValueError, LookupError, AttributeError) as error:
+            known = ", ".join(f"{{{name}}}" for name in names)
+            raise ValueError(f"it may hold {known} and no other braces") from error
+        return text
+
+    return AfterValidator(check)
 
 
 @dataclass_transform(frozen_default=True)
@@ -50,14 +110,36 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UsageError: The file is missing, is no YAML, or its top is no mapping.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=SafeLoader)  # noqa: S506 - it is safe
+        text = path.read_text(encoding="utf-8")
+        _check_depth(text)
+        document = yaml.load(text, Loader=SafeLoader)  # noqa: S506 - it is safe
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        if isinstance(error, yaml.constructor.ConstructorError) and mark:
+            raise UsageError(f"{path}, line {mark.line + 1}: {error.problem}") from error
         raise UsageError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{path} holds a {type(document).__name__}; wanted: a mapping")
     return document
+
+
+def _check_depth(text: str) -> None:
+    """Libyaml's composer calls itself for each level, and ends Python with a segmentation fault."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):  # which does not
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"it is nested deeper than {MAX_DEPTH} levels",
+                event.start_mark,  # type: ignore[arg-type]  # the stubs know another class of libyaml's
+            )
 
 
 @cache
@@ -105,8 +187,8 @@ def validate(kind: type[T], value: object, *, where: str) -> T:
         raise UsageError(f"{where}: {count}: {mistakes[0]}", details=mistakes) from error
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def _short(value: object, *, quote: bool = True) -> str:
+    text = _REPR.repr(value) if quote else str(value)
     return text if len(text) <= FOUND_CHARACTERS else f"{text[:FOUND_CHARACTERS]}..."
 
 

@@ -2,12 +2,14 @@
 
 import functools
 import ipaddress
+import socket
 import urllib.request
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from gpukiln.clouds.base import explain_aws_errors
-from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.errors import RefusedError, UnavailableError, UsageError
 
 # AWS's own answer to "from which address do I come" (IPv4), which its documents use for security groups
 ADDRESS_URL = "https://checkip.amazonaws.com"
@@ -15,6 +17,31 @@ NAME_IT = (
     "name who may reach SSH of the machines, for example --ssh-cidr 203.0.113.7/32: with a VPN, a bastion "
     "or a private subnet the network that you come from; 0.0.0.0/0 is everybody"
 )
+
+
+def refuse_this_computer(endpoint: str, service: str) -> None:
+    """Refuse an endpoint on this computer: in a shell that `cloud.env` has set up it is the embedded cloud's.
+
+    Args:
+        endpoint: Its address.
+        service: The service that is reached there.
+
+    Raises:
+        RefusedError: It leads to this computer.
+    """
+    host = urlsplit(endpoint).hostname or ""
+    if host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws")):
+        return
+    try:
+        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return  # nobody answers there: the first call says so
+    if any(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+        raise RefusedError(
+            f"--cloud aws is your account, and {service} is to be reached at {endpoint}, on this computer",
+            hint="unset AWS_ENDPOINT_URL and the keys that `cloud.env` has set (or mend endpoint_url in AWS's"
+            " config file), or take --cloud embedded",
+        )
 
 
 class AwsCloud:
@@ -85,15 +112,19 @@ class AwsCloud:
         """
         from botocore.config import Config  # noqa: PLC0415 - slow to import
 
-        return self._session.client(
-            service,
-            region_name=self.region,
-            # a shell that `cloud.env` has pointed at the embedded cloud must not answer for AWS
-            config=Config(
-                retries={"mode": "standard", "total_max_attempts": attempts},
-                ignore_configured_endpoint_urls=True,  # type: ignore[call-arg]  # the stubs lack it
-            ),
-        )
+        retries: Any = {"mode": "standard", "total_max_attempts": attempts}
+        client = self._session.client(service, region_name=self.region, config=Config(retries=retries))
+        refuse_this_computer(client.meta.endpoint_url, service)
+        return client
+
+    def _private_endpoint(self) -> str:
+        """The address of EC2 that environment or config file name, or an empty string."""
+        from botocore.config import Config  # noqa: PLC0415 - slow to import
+
+        ignoring = Config(ignore_configured_endpoint_urls=True)  # type: ignore[call-arg]  # the stubs lack it
+        usual = self._session.client("ec2", region_name=self.region, config=ignoring).meta.endpoint_url
+        found = str(self.client("ec2").meta.endpoint_url)
+        return "" if found == usual else found
 
     def in_region(self, region: str) -> "AwsCloud":
         """The same account in another region; a login that asks for a code is asked for once.
@@ -110,8 +141,13 @@ class AwsCloud:
         return {"AWS_REGION": self.region, **({"AWS_PROFILE": self.profile} if self.profile else {})}
 
     def packer_variables(self) -> dict[str, Any]:
-        """Values of the template's variables that say which cloud it is."""
-        return {}
+        """Values of the template's variables that say which cloud it is.
+
+        The SDK of Packer 1.6.6 (aws-sdk-go 1) reads no endpoint from environment or config file
+        (aws/aws-sdk-go issue 4942), that of newer plugins (aws-sdk-go-v2) does: told, both take this one.
+        """
+        endpoint = self._private_endpoint()
+        return {"ec2_endpoint": endpoint} if endpoint else {}
 
     def address(self, instance: dict[str, Any]) -> str:
         """Where SSH reaches an instance.

@@ -7,12 +7,15 @@ from functools import cache
 from typing import Any
 
 from gpukiln.catalog import permissions
+from gpukiln.catalog.load import unknown
 from gpukiln.errors import UsageError
 
 VERSION = "2012-10-17"
 ISSUER = "token.actions.githubusercontent.com"
 _ACCOUNT = re.compile(r"\d{12}")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+# CreateRepository of ECR's API reference, repositoryName
+_ECR_NAME = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 _IDS = re.compile(r"\d+/\d+", re.ASCII)
 
 Document = dict[str, Any]
@@ -150,10 +153,10 @@ def trust(
 def _with_included(jobs: Iterable[str]) -> set[str]:
     known = permissions.jobs()
     wanted = set(jobs)
-    if unknown := wanted - set(known):
+    if wrong := sorted(wanted - set(known)):
         raise UsageError(
-            f"there is no job {', '.join(sorted(unknown))}",
-            hint="--for takes these, separated by commas",
+            f"there is no job {', '.join(wrong)}",
+            hint=unknown("job", wrong[0], known).hint or "--for takes these, separated by commas",
             details=tuple(f"{name}: {job.what}" for name, job in known.items()),
         )
     if not wanted:
@@ -164,6 +167,11 @@ def _with_included(jobs: Iterable[str]) -> set[str]:
 def _check(scope: Scope) -> None:
     if scope.account and not _ACCOUNT.fullmatch(scope.account):
         raise UsageError(f"{scope.account!r} is no account id", hint="twelve digits: --account 111122223333")
+    if scope.repository and not _ECR_NAME.fullmatch(scope.repository):
+        raise UsageError(
+            f"{scope.repository!r} is no repository of ECR",
+            hint="its name without the registry, for example --repository gpukiln/runner-gpu",
+        )
     if wrong := [key for key in scope.kms_keys if not re.fullmatch(r"arn:aws[\w-]*:kms:\S+:key/\S+", key)]:
         raise UsageError(f"{wrong[0]!r} is no ARN of a key", hint="IAM takes the key's ARN, and no alias")
     if scope.module_cache and not re.fullmatch(r"s3://[a-z0-9.-]+(/.*)?", scope.module_cache):

@@ -9,7 +9,6 @@ import errno
 import functools
 import inspect
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -19,12 +18,14 @@ from typing import Any, ParamSpec
 from invoke.parser.argument import Argument
 from invoke.tasks import Task, task
 
+from gpukiln.commands import streams
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
+from gpukiln.programs import ROOM_HINT
 
 P = ParamSpec("P")
 INTERRUPTED = 130
 _OS_HINTS = {
-    errno.ENOSPC: "`invoke cloud.clean --images` removes images; $GPUKILN_HOME can be another disk",
+    errno.ENOSPC: ROOM_HINT,
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }
@@ -60,32 +61,41 @@ def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             signal.signal(signal.SIGTERM, _interrupt)
-            try:
-                for name in numbers:
-                    if isinstance(typed := kwargs.get(name), str):
-                        kwargs[name] = _number(name, typed)
-                code = function(*args, **kwargs)
-                sys.stdout.flush()
-            except GpukilnError as error:
-                print_error(error)
-                code = error.exit_code
-            except KeyboardInterrupt:
-                print("interrupted", file=sys.stderr)
-                code = INTERRUPTED
-            except BrokenPipeError:
-                _silence_stdout()
-                code = 0
-            except OSError as error:
-                what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-                print_error(UnavailableError(what, hint=_os_hint(error)))
-                code = UnavailableError.exit_code
-                _silence_stdout()
-            if code:
-                sys.exit(code)
+            with streams.errors_anywhere():
+                if code := _end(work, *args, **kwargs):
+                    sys.exit(code)
+
+        def work(*args: P.args, **kwargs: P.kwargs) -> int | None:
+            for name in numbers:
+                if isinstance(typed := kwargs.get(name), str):
+                    kwargs[name] = _number(name, typed)
+            return function(*args, **kwargs)
 
         return task(klass=Command, **options)(run)
 
     return decorate
+
+
+def _end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int:
+    """Do the work; its errors become a message and an exit code."""
+    try:
+        with streams.output_named():
+            return work(*args, **kwargs) or 0
+    except GpukilnError as error:
+        print_error(error)
+        if isinstance(error, streams.OutputError):
+            streams.forget_output()
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head`: who reads has enough
+        streams.forget_output()
+        return 0
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print_error(UnavailableError(what, hint=_os_hint(error)))
+        return UnavailableError.exit_code
 
 
 def _number(option: str, typed: str) -> int:
@@ -101,11 +111,6 @@ def _os_hint(error: OSError) -> str:
     if error.errno == errno.ENOENT and file.is_relative_to(CHECKOUT):
         return f"`git checkout -- {file.relative_to(CHECKOUT)}` brings a file of the repository back"
     return _OS_HINTS.get(error.errno or 0, "")
-
-
-def _silence_stdout() -> None:
-    """What is still buffered for an output that is closed or full must not fail again at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(*_: object) -> None:

@@ -51,7 +51,7 @@ def env(_: Any, region: str = REGION) -> None:
     from gpukiln.clouds.select import make_cloud
 
     for name, value in make_cloud("embedded", region).environment().items():
-        print(f"export {name}={shlex.quote(value)}")
+        print(f"export {name}={shlex.quote(value)}" if value else f"unset {name}")
 
 
 def _refuse_while_machines_run(layout: Layout, *, force: bool) -> None:

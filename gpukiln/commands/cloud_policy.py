@@ -33,8 +33,11 @@ def policy(
     """Print the least IAM policy for what gpukiln does on AWS, as JSON."""
     from gpukiln.clouds.iam import Scope
     from gpukiln.clouds.iam import policy as make
+    from gpukiln.release.channels import load_channel
     from gpukiln.release.options import region_names
 
+    for channel in words(channels):
+        load_channel(channel)
     scope = Scope(
         account=account,
         regions=region_names(regions),

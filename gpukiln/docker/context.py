@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import urllib.request
@@ -19,6 +18,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from gpukiln import programs
 from gpukiln.catalog.components import Component
 from gpukiln.catalog.load import ROOT
 from gpukiln.docker.plan import HOOKS, LOCKS, PROGRAMS, ContainerPlan, Part
@@ -181,20 +181,21 @@ def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path)
             *(f"--platform={tag}_{machine}" for tag in PLATFORMS[plan.architecture]),
             *("--progress-bar=off", "--no-cache-dir", f"--dest={partial}", f"--requirement={wanted}"),
         ]
-        with log.open("ab") as output:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
-            )
+        try:
+            with log.open("ab") as output:
+                done = programs.run(command, limit_s=programs.LONG_S, folder=partial, output=output)
+        except UnavailableError:
+            shutil.rmtree(partial)
+            raise
         if done.returncode:
             said = log.read_text(errors="replace").splitlines()
-            full = [line for line in said if "No space left on device" in line]
             shutil.rmtree(partial)
+            if any("No space left on device" in line for line in said):
+                raise programs.disk_full(cache)
             raise UnavailableError(
                 f"{len(lines)} Python packages can't be fetched (log: {log})",
-                hint=f"make room in {cache}; $GPUKILN_HOME can be another disk"
-                if full
-                else "check that this machine's pip reaches its index, then try again",
-                details=tuple(full[-1:] or [line for line in said if line.startswith("ERROR")][-3:]),
+                hint="check that this machine's pip reaches its index, then try again",
+                details=tuple([line for line in said if line.startswith("ERROR")][-3:]),
             )
         wanted.unlink()
         partial.rename(folder)
@@ -301,8 +302,8 @@ def key_fingerprints(key: bytes) -> list[str]:
     Returns:
         40 hexadecimal digits each; none where there is no key in it.
     """
-    done = subprocess.run(
-        ["gpg", "--batch", "--with-colons", "--show-keys"], input=key, capture_output=True, check=False
+    done = programs.run(
+        ["gpg", "--batch", "--with-colons", "--show-keys"], limit_s=programs.QUICK_S, given=key
     )
     rows = [line.split(":") for line in done.stdout.decode().splitlines()]
     return [row[9] for before, row in pairwise(rows) if before[0] == "pub" and row[0] == "fpr"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from gpukiln import programs
 from gpukiln.errors import UnavailableError
 
 PROBE_TIMEOUT_S = 20.0
@@ -178,16 +179,9 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
         command: The command.
     """
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PROBE_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"no answer in {PROBE_TIMEOUT_S:.0f} s")
+        return as_text(programs.run(command, limit_s=PROBE_TIMEOUT_S))
+    except UnavailableError as error:
+        return subprocess.CompletedProcess(command, 124, "", error.message)
 
 
 def call(*command: str) -> str:
@@ -202,13 +196,19 @@ def call(*command: str) -> str:
     Raises:
         UnavailableError: It failed.
     """
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = as_text(programs.run(command, limit_s=programs.LONG_S))
     if done.returncode:
         raise UnavailableError(
             f"`{' '.join(command[:3])}` exits {done.returncode}: {last_line(done)}",
             details=tuple(done.stderr.strip().splitlines()[-5:-1]),
         )
     return done.stdout
+
+
+def as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:
+    """What a command said, as text."""
+    out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -284,6 +284,8 @@ def _decide(
         raise UsageError(f"components.yaml: {name} has no `container`, which says how an image gets it")
     part = partial(Part, name, version=component.version, reason=component.reason)
     if ways.archive:
+        if architecture not in ways.archive.arch:
+            raise IncompatibleError(f"components.yaml names no archive of {name} for {architecture}")
         url = ways.archive.url.format(version=component.version, arch=ways.archive.arch[architecture])
         why = probes.unreachable(url)
         part = partial(part, kind="archive", packages={url: ways.archive.sha256[architecture]}, source=url)

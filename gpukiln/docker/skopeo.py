@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpukiln import programs
 from gpukiln.errors import UnavailableError, UsageError
 
 TRANSPORTS = {"docker": "docker-daemon:", "podman": "containers-storage:", "buildah": "containers-storage:"}
@@ -124,9 +125,7 @@ class Skopeo:
         return found
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        done = subprocess.run(
-            ["skopeo", *arguments], capture_output=True, check=False, stdin=subprocess.DEVNULL
-        )
+        done = programs.run(["skopeo", *arguments], limit_s=programs.LONG_S)
         with self._log.open("ab") as log:
             log.write(f"$ skopeo {' '.join(arguments)}\n".encode())
             log.write(done.stderr if arguments[0] == "inspect" else done.stdout + done.stderr)

@@ -8,12 +8,12 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpukiln import programs
 from gpukiln.errors import UnavailableError
 
 ETC = Path("/etc/apt")
@@ -21,6 +21,8 @@ RELEASES = ("bullseye", "bookworm", "trixie", "forky")
 COMPONENTS = "main contrib non-free non-free-firmware"
 MAX_AGE_S = 3600
 """How long fetched package lists count as fresh, in seconds."""
+LISTS_MIB = 150
+"""What the lists of Debian 12 with its security suite take, and apt's index of them: 123 MiB in 2026."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,9 @@ def candidate_versions(
         digest = hashlib.sha256(text.encode()).hexdigest()
         if refresh or not _is_fresh(stamp, digest):
             stamp.unlink(missing_ok=True)
-            _apt(config, "apt-get", "-qq", "update", "--error-on=any")
+            there = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+            needs = LISTS_MIB - there // programs.MIB if sources is None else 1
+            _apt(config, "apt-get", "-qq", "update", "--error-on=any", needs_mib=max(1, needs))
             stamp.write_text(digest, encoding="utf-8")
         return parse_policy(_apt(config, "apt-cache", "policy", *packages))
 
@@ -193,12 +197,24 @@ def _write_config(cache: Path, sources: str) -> Path:
         "Acquire::http::Timeout": "20",
         "Acquire::https::Timeout": "20",
     }
-    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
+    dump = apt_settings()
     network = re.findall(r"^Acquire::(?:https?|ftp|tor).*$", dump, flags=re.MULTILINE | re.IGNORECASE)
     ours = [f'{key} "{value}";' for key, value in settings.items()]
     path = cache / "apt.conf"
     _write_private(path, "\n".join([*network, *ours, ""]))
     return path
+
+
+def apt_settings() -> str:
+    """This machine's settings of apt, as `apt-config dump` prints them."""
+    done = programs.run(["apt-config", "dump"], limit_s=programs.QUICK_S)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise UnavailableError(
+            f"apt can't read its settings: {said[0] if said else f'exit {done.returncode}'}",
+            hint="mend /etc/apt/apt.conf and /etc/apt/apt.conf.d: `apt-config dump` shows what is wrong",
+        )
+    return done.stdout.decode(errors="replace")
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -214,21 +230,26 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _apt(config: Path, *command: str) -> str:
-    environment = {**os.environ, "APT_CONFIG": str(config), "LC_ALL": "C"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def _apt(config: Path, *command: str, needs_mib: int = 0) -> str:
+    """Run apt; with `needs_mib` it writes beside its configuration, where it waits forever on a full disk."""
+    done = programs.run(
+        command,
+        limit_s=programs.NETWORK_S if needs_mib else programs.QUICK_S,
+        folder=config.parent if needs_mib else None,
+        needs_mib=needs_mib,
+        environment={**os.environ, "APT_CONFIG": str(config), "LC_ALL": "C"},
+    )
     if done.returncode:
-        lines = strip_credentials(done.stderr).strip().splitlines()
+        lines = strip_credentials(done.stderr.decode(errors="replace")).strip().splitlines()
+        if any("No space left on device" in line for line in lines):
+            raise programs.disk_full(config.parent, needs_mib)
         wrong = [line for line in lines if line.startswith("E:")] or lines or ["no message"]
-        full = next((line for line in lines if "No space left on device" in line), None)
         raise UnavailableError(
-            f"the Debian mirror can't be asked: {full or wrong[0]}",
-            hint=f"its package lists need 200 MB in {config.parent}; $GPUKILN_HOME can be another disk"
-            if full
-            else "check the network and /etc/apt, then try again",
-            details=tuple(line for line in lines if line != (full or wrong[0])),
+            f"the Debian mirror can't be asked: {wrong[0]}",
+            hint="check the network and /etc/apt, then try again",
+            details=tuple(line for line in lines if line != wrong[0]),
         )
-    return done.stdout
+    return done.stdout.decode()
 
 
 def parse_policy(text: str) -> dict[str, str]:

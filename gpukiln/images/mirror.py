@@ -2,12 +2,12 @@
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpukiln import programs
 from gpukiln.errors import UnavailableError
-from gpukiln.images.apt import debian_sources
+from gpukiln.images.apt import apt_settings, debian_sources
 
 NAMESPACES = (
     *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL"),
@@ -42,8 +42,7 @@ def mirror_options() -> list[str]:
     """This machine's apt settings without which its mirror can't be used; no credentials, no local proxy."""
     if not shutil.which("apt-config"):
         return []
-    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
-    lines = dump.splitlines()
+    lines = apt_settings().splitlines()
     kept = [line.rstrip(";") for line in lines if CARRIED_OPTIONS.match(line) and not line.endswith('"";')]
     return [line for line in kept if not re.search(r"@|//(localhost|127\.)", line)]
 
@@ -78,9 +77,13 @@ def install_debian(
     if shutil.which("eatmydata"):
         command.insert(0, "eatmydata")
     with log.open("wb") as output:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
+        # beside the target lies what becomes of it: the disk, or the image
+        done = programs.run(command, limit_s=programs.LONG_S, folder=target.parent, output=output)
     if done.returncode:
-        tail = [line for line in log.read_text(errors="replace").splitlines() if line[:2] in ("E:", "W:")]
+        said = log.read_text(errors="replace")
+        if "No space left on device" in said:
+            raise programs.disk_full(target.parent)
+        tail = [line for line in said.splitlines() if line[:2] in ("E:", "W:")]
         raise UnavailableError(
             f"no Debian can be installed from this machine's mirror (log: {log})", details=tuple(tail[-6:])
         )

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
 from gpukiln.redact import Lines
 from gpukiln.verify.text import open_private
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
-INIT_S = 600  # seconds that `packer init` gets: a plugin has some 100 MB
 INIT_AGAIN_S = (5, 20)  # seconds before it is tried again
 CLEAN_UP_S = 180  # seconds that Packer gets to remove what it started after Ctrl-C
 
@@ -38,7 +38,7 @@ def packer_version() -> str:
     # Debian's prints `Packer v1.6.6`, with a notice below when a newer one exists
     found = re.search(
         r"v?(\d+\.\d+\.\d+)",
-        subprocess.run(["packer", "version"], capture_output=True, text=True, check=True).stdout,
+        programs.run(["packer", "version"], limit_s=programs.QUICK_S).stdout.decode(errors="replace"),
     )
     if not found:
         raise UnavailableError("`packer version` printed no version")
@@ -72,24 +72,14 @@ def _install_plugins(folder: Path) -> None:
     (hashicorp/packer issues 11259 and 12179; its own advice is PACKER_GITHUB_API_TOKEN).
     """
     for wait_s in (*INIT_AGAIN_S, None):
-        try:
-            done = subprocess.run(
-                ["packer", "init", str(folder)],
-                env={**os.environ, "CHECKPOINT_DISABLE": "1"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=INIT_S,
-            )
-        except subprocess.TimeoutExpired:
-            raise UnavailableError(
-                f"Packer's plugins can't be installed: `packer init` did not end in {INIT_S} s",
-                hint="is the network there? packer init needs it once",
-            ) from None
+        done = programs.run(
+            ["packer", "init", str(folder)],
+            limit_s=programs.NETWORK_S,
+            environment={**os.environ, "CHECKPOINT_DISABLE": "1"},
+        )
         if not done.returncode:
             return
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
         limited = any("rate limit" in line.lower() for line in said)
         if wait_s is None or limited:  # a limit lasts for minutes: more calls would not end it
             break
@@ -110,7 +100,7 @@ class Packer:
     Args:
         folder: Folder of the prepared template.
         variables: Values of the template's variables.
-        environment: Added to the process's environment.
+        environment: Added to the process's environment; what is empty is taken out of it.
         log: File for everything that it prints.
         events: File that Ansible's callback plugin writes, one JSON object a line.
         say: Told each step.
@@ -136,6 +126,10 @@ class Packer:
         self._errors: list[str] = []
         self._log_error: OSError | None = None
 
+    def _whole_environment(self) -> dict[str, str]:
+        whole = {**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": _path(), **self._environment}
+        return {name: value for name, value in whole.items() if value or name not in self._environment}
+
     def build(self) -> None:
         """Run it to its end.
 
@@ -147,7 +141,7 @@ class Packer:
         self._events.touch()
         process = subprocess.Popen(
             ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
-            env={**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": _path(), **self._environment},
+            env=self._whole_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,5 @@
 """The plan of an image: what would be built from what, refused here when it can't work."""
 
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,18 +11,20 @@ from botocore.loaders import create_loader
 from botocore.regions import EndpointResolver
 from pydantic import TypeAdapter
 
+from gpukiln import programs
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.compat import Finding
-from gpukiln.catalog.components import Component, apply_overrides, load_components
+from gpukiln.catalog.components import Component, apply_overrides, check_on_nodes, load_components
+from gpukiln.catalog.driver_bases import with_bases
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate
 from gpukiln.clouds.base import Cloud
-from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
-from gpukiln.images.sources import Decision, Probes, decide
+from gpukiln.images.sources import Decision, Probes, decide, with_found_driver
 from gpukiln.verify.checks import LAYERS, PROFILES
 
 NEEDED = ("nvidia_driver", "nvidia_container_toolkit", "cuda", "kubernetes")  # by the rules of compatibility
@@ -184,7 +185,8 @@ def make_plan(
     _check_choice(f"ami/{image}/image.yaml: required layer", definition.required_layers, LAYERS)
     types = tuple(dict.fromkeys(instance_types or definition.instance_types))
     components = chosen_components(root / "components.yaml", overrides, types)
-    _check_choice("components.yaml lacks", [], components, needed=(*NEEDED, *definition.components))
+    _check_choice("components.yaml lacks", [], components, needed=NEEDED)
+    check_on_nodes(components, definition.components, f"ami/{image}/image.yaml")
     base_name = base or cloud.default_base
     base_facts = find_base(base_name)
     driver, kubernetes = components["nvidia_driver"], components["kubernetes"].version or ""
@@ -202,6 +204,7 @@ def make_plan(
     findings += compat.check_fabric_manager(base_name, base_facts, types)
     if base_facts.has_kubernetes:
         findings += compat.check_kubernetes(kubernetes, today=moment.date())
+    findings = with_bases(findings, driver, base_facts)
     refuse(findings)
 
     found = resolve_base(
@@ -215,6 +218,7 @@ def make_plan(
         strict=cloud.strict_sources,
         probes=probes,
     )
+    components = with_found_driver(components, decisions)
     inputs = image_inputs(root, definition, found, decisions, components, tools or {})
     gpus, switched = gpus_of(types)  # the driver's role is told
     inputs["GPUs"] = ", ".join(gpus) + (" with NVSwitch" if switched else "")
@@ -382,17 +386,15 @@ def git_commit(root: Path) -> str | None:
         root: The checkout.
 
     Returns:
-        The commit, with -dirty when files differ from it; None where there is no git or no commit.
+        The commit, with -dirty when files differ from it; None where there is none.
     """
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False
-            )
-        except OSError:
+            done = programs.run(["git", "-C", str(root), *arguments], limit_s=programs.QUICK_S)
+        except (OSError, UnavailableError):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
 
     commit = git("rev-parse", "--verify", "-q", "HEAD")
     return f"{commit}-dirty" if commit and git("status", "--porcelain") else commit

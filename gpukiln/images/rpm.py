@@ -125,6 +125,6 @@ def _streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
             if isinstance(document, dict) and document.get("document") == "modulemd":
                 data = document["data"]
                 found.setdefault(str(data["name"]), set()).add(str(data["stream"]))
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UnavailableError(f"{strip_credentials(root)} has a broken list of modules: {error}") from error
     return {name: frozenset(streams) for name, streams in found.items()}

@@ -12,6 +12,7 @@ from typing import Literal
 
 from gpukiln.catalog.bases import Base
 from gpukiln.catalog.components import AptRepository, Component, Components, RpmRepository
+from gpukiln.catalog.driver_bases import bases_with
 from gpukiln.catalog.load import unknown
 from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.images.apt import candidate_versions, strip_credentials, upstream_version
@@ -150,7 +151,7 @@ def decide(
             why = f"no package of it is known for {base.title}"
             decision = _decision(name, component, "left_out", reason=why)
         elif look_up:
-            decision = _from_mirror(name, component, packages[name], versions.get(packages[name]))
+            decision = _from_mirror(name, component, base, packages[name], versions.get(packages[name]))
         else:
             where = f"{component.source}: {packages[name]}, its version resolved at build time"
             decision = _decision(name, component, "install", source=where)
@@ -255,30 +256,60 @@ def _from_rpm(
             hint=f"--set {name}.branch=... to one of these, or another base",
         )
     versions = sorted(repository.versions.get(package, ()), key=_numbers)
-    fitting = [found for found in versions if component.version in (None, found.rpartition("-")[0])]
+    fitting = [found for found in versions if _fits(component, found.rpartition("-")[0])]
     if not fitting:
         has = f"has {package} {', '.join(versions[-5:])}" if versions else f"has no package {package}"
+        wanted = (
+            f"of branch {component.branch}" if component.newest else component.version or "in any version"
+        )
         raise IncompatibleError(
-            f"{name} {component.version or 'in any version'} is wanted and {decision.source} {has}",
+            f"{name} {wanted} is wanted and {decision.source} {has}",
             hint=f"--set {name}.version=..., or another base",
         )
-    return replace(decision, package_version=fitting[-1] if component.version else None)
+    if component.version is None:
+        return decision
+    return replace(decision, version=fitting[-1].rpartition("-")[0], package_version=fitting[-1])
+
+
+def _fits(component: Component, version: str) -> bool:
+    """Whether a source's version is one that is wanted."""
+    if component.newest:
+        return version.partition(".")[0] == str(component.branch)
+    return component.version in (None, version)
+
+
+def with_found_driver(components: Components, decisions: Iterable[Decision]) -> dict[str, Component]:
+    """The components with the driver's version that was found, where any of its branch was wanted."""
+    found = {decision.name: decision.version for decision in decisions}.get(ESSENTIAL)
+    if not found:
+        return dict(components)
+    return {**components, ESSENTIAL: replace(components[ESSENTIAL], version=found)}
 
 
 def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def _from_mirror(name: str, component: Component, package: str, found: str | None) -> Decision:
+def _from_mirror(name: str, component: Component, base: Base, package: str, found: str | None) -> Decision:
     if found is None:
         why = f"this machine's Debian mirror has no package {package}"
         if name == ESSENTIAL:
             raise UnavailableError(why, hint="the driver is in non-free; does the mirror carry it?")
         return _decision(name, component, "left_out", reason=why)
-    if component.version and upstream_version(found) != component.version:
-        has = upstream_version(found)
+    has = upstream_version(found)
+    if not _fits(component, has):
+        branch = f"branch {component.branch} of " if component.newest else ""
+        version = "" if component.newest else f" {component.version}"
+        hint = f"--set {name}.version={has}, or another base"
+        if component.branch and has.partition(".")[0] != str(component.branch):
+            others = " or ".join(bases_with(component, component.branch))
+            hint = (
+                f"{base.title} has no other; --cloud aws has bases with {component.branch}: --base {others}"
+            )
         raise IncompatibleError(
-            f"{name} {component.version} is wanted and this machine's Debian mirror has {package} {found}",
-            hint=f"--set {name}.version={has}, or another base",
+            f"{branch}{name}{version} is wanted and this machine's Debian mirror has {package} {found}",
+            hint=hint,
         )
+    if component.newest:
+        component = replace(component, version=has)
     return _decision(name, component, "install", source=f"Debian archive: {package}", package_version=found)

@@ -293,12 +293,12 @@ def require_complete(done: list[RegionPrune]) -> None:
         done: What was found and done.
 
     Raises:
-        RefusedError: Every region was refused.
+        GpukilnError: No region could be looked at, all for the same kind of reason.
         PartialError: Some of it failed.
     """
     errors = [one.error for one in done if one.error]
-    if len(errors) == len(done) and all(isinstance(error, RefusedError) for error in errors):
-        raise RefusedError(
+    if len(errors) == len(done) and len({error.exit_code for error in errors}) == 1:  # nothing was done
+        raise type(errors[0])(
             errors[0].message, hint=errors[0].hint, details=tuple(error.message for error in errors[1:])
         )
     lines = [f"{one.region}: {one.error.message}" for one in done if one.error]
@@ -309,7 +309,7 @@ def require_complete(done: list[RegionPrune]) -> None:
         lines += [f"{one.region}: {snapshot} was not removed" for snapshot in left]
     if lines:
         raise PartialError(
-            f"{len(lines)} things failed",
+            f"{len(lines)} thing{'s' if len(lines) > 1 else ''} failed",
             details=tuple(lines),
             hint="; ".join(dict.fromkeys(error.hint for error in errors if error.hint))
             or "run the same command again: it finishes what was begun",

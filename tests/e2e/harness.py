@@ -59,6 +59,7 @@ class Here:
 
     def cloud_environment(self) -> dict[str, str]:
         lines = self.invoke("cloud.env").stdout.splitlines()
+        lines = [line for line in lines if not line.startswith("unset ")]
         settings = dict(line.removeprefix("export ").split("=", 1) for line in lines)
         return {**self.environment, **{name: value.strip("'") for name, value in settings.items()}}
 

@@ -73,7 +73,9 @@ def test_a_plan_on_the_embedded_cloud(debian: str) -> None:
     assert (made.base.name, made.base.id, made.base.ssh_user) == ("debian-12", debian, "admin")
     assert made.component("nvidia_driver").package_version == "535.309.01-0+deb12u1"
     assert made.component("nvidia_container_toolkit").status == "left_out"
-    assert [warning.rule for warning in made.warnings] == ["driver-end-of-life"]
+    [warning] = made.warnings
+    assert warning.rule == "driver-end-of-life"
+    assert "--set nvidia_driver.branch=580 --cloud aws --base eks-ubuntu-22.04 or " in warning.hint
     assert made.instance_types == ("g4dn.xlarge", "g5.xlarge")
     assert made.created_at == "2026-11-21T06:00:00+00:00"
     assert made.inputs["tool packer"] == "1.6.6"
@@ -182,6 +184,7 @@ def test_on_aws_a_source_must_be_reachable() -> None:
     made = plan(MotoCloud("aws"), probes=ONLINE)
     assert made.component("kubernetes").status == "preinstalled"
     assert [warning.rule for warning in made.warnings] == ["driver-end-of-life", "kubernetes-ends-soon"]
+    assert made.warnings[0].hint.endswith(": --set nvidia_driver.branch=580")
     with pytest.raises(UnavailableError, match="no route"):
         plan(MotoCloud("aws"))
 

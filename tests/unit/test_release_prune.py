@@ -3,7 +3,7 @@
 import pytest
 from release_cloud import HOME, Cloud, changes, fault, images, make_image, quiet, server, tell, wish
 
-from gpukiln.errors import PartialError, RefusedError, UsageError
+from gpukiln.errors import PartialError, RefusedError, UnavailableError, UsageError
 from gpukiln.release import prune as pruning
 from gpukiln.release.in_use import listed
 from gpukiln.release.prune import Rules, prune, require_complete
@@ -127,11 +127,11 @@ def test_a_listing_that_is_empty_or_cut_short_removes_nothing(records, monkeypat
         clean(records)
     monkeypatch.setattr(pruning, "PAGE", 2)
     tell("faults", [fault("DescribeImages", "broken", skip=1)])  # the second page
-    with pytest.raises(PartialError, match="1 things failed"):
+    with pytest.raises(UnavailableError, match="can't prune in us-west-2: DescribeImages"):
         clean(records)
     for action in ("DescribeInstances", "DescribeLaunchTemplates", "DescribeLaunchConfigurations"):
         tell("faults", [fault(action, "denied")])
-        with pytest.raises(PartialError, match="1 things failed"):
+        with pytest.raises(UnavailableError, match=f"can't prune in us-west-2: {action}"):
             clean(records)
     assert {*old, live} == set(images(HOME))
     assert {image for image, (action, _) in clean(records).items() if action == "removed"} == set(old)
@@ -145,7 +145,7 @@ def test_a_run_that_was_cut_off_is_finished_by_the_next(records, call, kind):
     publish(records, "live")
     doomed = make_image("old", days_old=90)
     tell("faults", [fault(call, kind)])
-    with pytest.raises(PartialError, match="1 things failed"):
+    with pytest.raises(PartialError, match="1 thing failed"):
         clean(records)
     tell("faults", [])
     clean(records)
@@ -157,7 +157,7 @@ def test_a_failed_region_is_its_own_result(records):
     publish(records, "live")
     doomed = make_image("old", days_old=90)
     tell("faults", [fault("DescribeInstances", "denied", "eu-west-1")])
-    with pytest.raises(PartialError, match="1 things failed"):
+    with pytest.raises(PartialError, match="1 thing failed"):
         clean(records, regions=(HOME, "eu-west-1"))
     assert doomed not in images(HOME)
 

@@ -14,7 +14,7 @@ from gpukiln.catalog.components import apply_overrides, load_components
 from gpukiln.catalog.images import load_image
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.rpm import RpmMetadata
-from gpukiln.images.sources import Decision, Probes, decide, http_unreachable
+from gpukiln.images.sources import Decision, Probes, decide, http_unreachable, with_found_driver
 
 MIRROR = {
     "nvidia-kernel-dkms": "535.309.01-0+deb12u1",
@@ -132,6 +132,34 @@ def test_another_driver_in_the_mirror_is_an_error_that_names_it() -> None:
     with pytest.raises(IncompatibleError, match=r"has nvidia-kernel-dkms 535\.261\.03-1") as caught:
         decisions(mirror=MIRROR | {"nvidia-kernel-dkms": "535.261.03-1"})
     assert "--set nvidia_driver.version=535.261.03" in caught.value.hint
+
+
+def test_a_branch_is_the_newest_version_of_it_that_the_mirror_has() -> None:
+    mirror = MIRROR | {"nvidia-kernel-dkms": "580.82.07-1"}
+    driver = decisions(mirror=mirror, overrides=["nvidia_driver.branch=580"])["nvidia_driver"]
+    assert (driver.version, driver.package_version) == ("580.82.07", "580.82.07-1")
+
+
+def test_a_branch_that_the_base_can_not_have_is_refused_with_the_bases_that_can() -> None:
+    with pytest.raises(
+        IncompatibleError, match=r"branch 580 of nvidia_driver is wanted and .* 535\."
+    ) as caught:
+        decisions(overrides=["nvidia_driver.branch=580"])
+    for name in ("eks-ubuntu-22.04", "eks-al2023", "eks-al2023-nvidia", "dlami-ubuntu-22.04"):
+        assert name in caught.value.hint.split()
+    assert "debian-12" not in caught.value.hint
+
+
+def test_a_branch_is_the_newest_version_of_it_that_an_rpm_repository_has() -> None:
+    kmod = frozenset({"580.65.06-1.el9", "580.105.08-1.el9", "580.99.01-1.el9", "595.45.04-1.el9"})
+    found = RpmMetadata({"kmod-nvidia-latest-dkms": kmod, "nvidia-container-toolkit": {"1.19.1-1"}}, {})
+    probes = Probes(lambda _: None, lambda _: {}, lambda _: found)
+    components = apply_overrides(load_components(), ["nvidia_driver.branch=580"])
+    [driver] = decide(
+        ["nvidia_driver"], components, base("eks-al2023"), architecture="x86_64", strict=True, probes=probes
+    )
+    assert (driver.version, driver.package_version) == ("580.105.08", "580.105.08-1.el9")
+    assert with_found_driver(components, [driver])["nvidia_driver"].version == "580.105.08"
 
 
 def test_open_modules_are_another_package() -> None:

@@ -211,8 +211,9 @@ def check_host() -> None:
 
 
 def _start_server(layout: Layout) -> dict[str, Any]:
-    endpoint = dict.fromkeys(("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_CONFIG_FILE"))
-    environment = {name: value for name, value in os.environ.items() if name not in endpoint}
+    # The server's own clients must not look at the user's AWS account.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     with layout.server_log.open("ab") as log:
         server = subprocess.Popen(
             [*NAMESPACES, sys.executable, "-m", SERVER, str(layout.home)],

@@ -1,12 +1,24 @@
 """The embedded cloud as the code above it sees one."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded.client import ensure_server
 from gpukiln.clouds.embedded.layout import Layout, state_home
+
+NO_CONFIG = {"profile": None, "config_file": os.devnull, "credentials_file": os.devnull}
+UNSET = (  # of the user's own cloud; each would win over what leads to this one
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_SESSION_TOKEN",
+    "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
+    "AWS_USE_FIPS_ENDPOINT",
+    "AWS_USE_DUALSTACK_ENDPOINT",
+    *(f"AWS_ENDPOINT_URL_{service}" for service in ("EC2", "SSM", "STS", "ECR", "EBS", "AUTO_SCALING")),
+)
 
 
 class EmbeddedCloud:
@@ -54,8 +66,11 @@ class EmbeddedCloud:
     @functools.cached_property
     def _session(self) -> Any:
         import boto3  # noqa: PLC0415 - slow to import
+        from botocore.session import Session  # noqa: PLC0415
 
-        return boto3.session.Session(region_name=self.region)
+        # The user's profile, config and credentials are of another cloud, and may not even be there.
+        nobody = {name: (None, None, value, None) for name, value in NO_CONFIG.items()}
+        return boto3.session.Session(region_name=self.region, botocore_session=Session(nobody))
 
     def _new_client(self, service: str, attempts: int) -> Any:
         from botocore.config import Config  # noqa: PLC0415
@@ -66,7 +81,12 @@ class EmbeddedCloud:
             endpoint_url=self._server["url"],
             aws_access_key_id=self.layout.access_key,
             aws_secret_access_key="embedded",  # noqa: S106 - the server looks at the key's id
-            config=Config(read_timeout=600, retries={"total_max_attempts": attempts}),
+            config=Config(
+                read_timeout=600,
+                retries={"total_max_attempts": attempts},
+                use_fips_endpoint=False,
+                use_dualstack_endpoint=False,
+            ),
         )
 
     def in_region(self, region: str) -> "EmbeddedCloud":
@@ -80,7 +100,7 @@ class EmbeddedCloud:
         return other
 
     def environment(self) -> dict[str, str]:
-        """Environment in which any AWS tool talks to this cloud."""
+        """Environment in which any AWS tool talks to this cloud; what is empty has to be unset."""
         return {
             "AWS_ENDPOINT_URL": str(self._server["url"]),
             "AWS_ACCESS_KEY_ID": self.layout.access_key,
@@ -88,6 +108,7 @@ class EmbeddedCloud:
             "AWS_DEFAULT_REGION": self.region,
             "AWS_REGION": self.region,
             "AWS_EC2_METADATA_DISABLED": "true",
+            **dict.fromkeys(UNSET, ""),
         }
 
     def packer_variables(self) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""Programs that hang, or wait on a full disk, are ended and named."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpukiln import programs
+from gpukiln.errors import UnavailableError
+from gpukiln.images import apt
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_what_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"sleep 1000 & echo $! >{pid}; wait"
+    with pytest.raises(UnavailableError, match=r"`sh -c .*` did not end in 1 s"):
+        programs.run(["sh", "-c", script], limit_s=1)
+    deadline = time.monotonic() + 10
+    stat = Path("/proc", pid.read_text().strip(), "stat")
+    while stat.exists() and " Z " not in stat.read_text():
+        assert time.monotonic() < deadline, "what it started is still there"
+        time.sleep(0.05)
+
+
+def test_output_input_and_status_are_given_back(tmp_path: Path) -> None:
+    done = programs.run(["sh", "-c", "cat; echo wrong >&2; exit 3"], limit_s=10, given=b"x" * 100_000)
+    assert (done.returncode, len(done.stdout), done.stderr) == (3, 100_000, b"wrong\n")
+    with (tmp_path / "log").open("wb") as log:
+        programs.run(["sh", "-c", "echo a; echo b >&2"], limit_s=10, folder=tmp_path, output=log)
+    assert (tmp_path / "log").read_text() == "a\nb\n"
+
+
+def test_what_is_not_installed_is_told() -> None:
+    with pytest.raises(UnavailableError, match="no-such-tool is not installed"):
+        programs.run(["no-such-tool"], limit_s=1)
+
+
+@needs_root
+def test_a_program_that_waits_for_room_is_ended(small_disk: Path) -> None:
+    script = f"head -c 1000000 /dev/zero >{small_disk}/a; exec sleep 1000"
+    with pytest.raises(UnavailableError, match=f"disk of {small_disk}: . KiB of 300 KiB are free"):
+        programs.run(["sh", "-c", script], limit_s=60, folder=small_disk)
+
+
+@needs_root
+def test_apt_does_not_wait_on_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    """Apt 2.6 waits forever in the middle of `update` where its lists have no room."""
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "Packages").write_bytes(os.urandom(500_000).hex().encode())
+    sources = f"Types: deb\nURIs: copy:{archive}\nSuites: ./\nTrusted: yes\n"
+    for given in (sources, None):  # what turns out to be too large, and what is known to be
+        with pytest.raises(UnavailableError, match="no room on the disk") as caught:
+            apt.candidate_versions(["nvtop"], cache=small_disk / "apt", sources=given)
+        assert "MiB are needed" in caught.value.message
+        assert "GPUKILN_HOME" in caught.value.hint

@@ -1,0 +1,43 @@
+"""Standard output that is closed, full or read by nobody: told in one line, with the right code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpukiln.catalog.load import ROOT
+
+CLOSED = "error: standard output is closed\n"
+FULL = "error: standard output can't be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "told"),
+    [
+        (">/dev/full", 4, FULL),
+        (">&-", 4, CLOSED),
+        ("| head -n 1", 0, ""),
+        ("2>&1 | true", 0, ""),
+        ("2>/dev/full >/dev/null", 0, ""),
+        ("2>&- >/dev/null", 0, ""),
+        (">&- 2>&-", 4, ""),
+    ],
+)
+def test_what_can_not_be_written_is_told(tmp_path: Path, redirected: str, code: int, told: str) -> None:
+    # says something to both, and prints more than a pipe holds
+    (tmp_path / "tasks.py").write_text(
+        "from gpukiln.commands.cli import command, print_json, say\n"
+        "@command()\ndef work(_):\n"
+        "    say('working')\n    print_json(['x' * 100] * 10_000)\n    say('worked')\n"
+    )
+    script = f"set -o pipefail; {sys.executable} -m invoke work {redirected}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert told in done.stderr
+    assert ("error" in done.stderr) is bool(told)
+    assert "cloud.clean" not in done.stderr

@@ -60,8 +60,13 @@ class Layout:
         return self.root / "snapshots"
 
     @property
+    def volumes(self) -> Path:
+        """One sparse raw disk a volume, beside it its description."""
+        return self.root / "volumes"
+
+    @property
     def machines(self) -> Path:
-        """One folder an instance: volume, console log."""
+        """One folder an instance, for as long as it is there."""
         return self.root / "machines"
 
     @property
@@ -78,6 +83,10 @@ class Layout:
         """The disk of a snapshot."""
         return self.snapshots / f"{snapshot_id}.raw"
 
+    def volume(self, volume_id: str) -> Path:
+        """The disk of a volume."""
+        return self.volumes / f"{volume_id}.raw"
+
     @property
     def access_key(self) -> str:
         """The access key id that the server asks for; only who can read this folder knows it."""
@@ -92,5 +101,5 @@ class Layout:
             partial = key.with_suffix(f".{os.getpid()}")
             partial.write_text(f"embedded{secrets.token_hex(8)}")
             partial.replace(key)
-        for folder in (self.regions, self.snapshots, self.machines, self.bases):
+        for folder in (self.regions, self.snapshots, self.volumes, self.machines, self.bases):
             folder.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.base import current_base, remove_unfinished
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.version import code_version
@@ -103,7 +104,7 @@ class Application:
         from moto.ecr.models import ecr_backends  # noqa: PLC0415 - moto is slow to import
         from moto.ssm.models import ssm_backends  # noqa: PLC0415 - moto is slow to import
 
-        from gpukiln.clouds.embedded import registry, store  # noqa: PLC0415 - moto is slow to import
+        from gpukiln.clouds.embedded import registry, store, volumes  # noqa: PLC0415 - moto is slow to import
 
         every = [backends[DEFAULT_ACCOUNT_ID] for backends in (ec2_backends, ssm_backends, ecr_backends)]
         with self._saving:
@@ -111,6 +112,7 @@ class Application:
                 ec2, ssm, ecr = (backends[region] for backends in every)
                 document = {**store.dump_region(ec2, ssm), "repositories": registry.dump(ecr)}
                 store.write_region(self._layout.regions, region, document)
+                volumes.save(self._layout, ec2)
 
     def idle(self) -> bool:
         """Whether nobody needs the server."""
@@ -145,6 +147,7 @@ def sweep(layout: Layout) -> None:
     for leftover in layout.snapshots.glob("*.partial"):
         leftover.unlink()
     remove_unfinished(layout)
+    volume_files.sweep(layout)
     from gpukiln.clouds.embedded.store import read_region  # noqa: PLC0415 - moto is slow to import
 
     known: set[str] = set()
@@ -220,6 +223,8 @@ def _serve(layout: Layout, lock: int) -> int:
     server.shutdown()
     for machine in machines.all():
         machines.remove(machine.spec.instance_id)
+    application.save()
+    volume_files.sweep(layout)
     return 0
 
 

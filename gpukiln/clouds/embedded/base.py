@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpukiln.clouds.embedded.block_devices import GUEST_FILES
 from gpukiln.clouds.embedded.disk import build_disk, free_bytes, run
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
@@ -77,6 +78,7 @@ FILES = {
         "GRUB_CMDLINE_LINUX='console=tty0 console=ttyS0,115200'\n"
     ),
     "etc/hostname": "localhost\n",
+    **GUEST_FILES,
 }
 
 
@@ -187,6 +189,7 @@ def _configure(root: Path) -> None:
         target = root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
+        target.chmod(0o755 if text.startswith("#!") else 0o644)
     for key in (root / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     (root / "etc/machine-id").write_text("")

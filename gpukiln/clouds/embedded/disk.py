@@ -23,6 +23,7 @@ ROOT_START = 4096  # sectors
 ROOT_OFFSET = ROOT_START * SECTOR  # bytes
 BIOS_BOOT_TYPE = "21686148-6449-6E6F-744E-656564454649"
 LINUX_ROOT_TYPE = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"
+ROOM = 2 << 30  # bytes to be free beyond a copy before a disk is copied
 GRUB_MODULES = [
     "biosdisk",
     "part_gpt",
@@ -94,7 +95,7 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
         run("sfdisk", "--quiet", "--no-reread", str(partial), stdin=table)
         run(
             *("mkfs.ext4", "-q", "-F", "-b", "4096", "-U", root_uuid, "-L", "root", "-d", str(root)),
-            *("-E", f"offset={ROOT_OFFSET},lazy_itable_init=1", str(partial), f"{_root_kib(partial)}k"),
+            *("-E", f"offset={ROOT_OFFSET},lazy_itable_init=1", str(partial), f"{root_kib(partial)}k"),
         )
         _install_grub(partial)
         partial.replace(disk)
@@ -102,8 +103,12 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _root_kib(disk: Path) -> int:
-    """Size of the root partition in KiB, in whole 4 KiB blocks."""
+def root_kib(disk: Path) -> int:
+    """Size of the root partition in KiB, in whole 4 KiB blocks.
+
+    Args:
+        disk: A raw disk with a root.
+    """
     table = json.loads(run("sfdisk", "--json", str(disk)))["partitiontable"]
     sectors = next(int(part["size"]) for part in table["partitions"] if part["start"] == ROOT_START)
     return sectors // 8 * 4
@@ -178,15 +183,28 @@ def grow_disk(disk: Path, size_gib: int) -> None:
     """
     if disk.stat().st_size >= size_gib << 30:
         return
-    os.truncate(disk, size_gib << 30)
-    run("sgdisk", "--move-second-header", str(disk))
-    run("sfdisk", "--quiet", "--no-reread", "-N", "1", str(disk), stdin=", +\n")
+    grow_root_partition(disk, size_gib)
     loop = run("losetup", "--find", "--show", "--offset", str(ROOT_OFFSET), str(disk)).strip()
     try:
         run("e2fsck", "-f", "-p", loop)
-        run("resize2fs", loop, f"{_root_kib(disk)}K")
+        run("resize2fs", loop, f"{root_kib(disk)}K")
     finally:
         run("losetup", "--detach", loop)
+
+
+def grow_root_partition(disk: Path, size_gib: int) -> None:
+    """Enlarge a disk and its root partition, not the file system in it.
+
+    Args:
+        disk: A raw disk with a root.
+        size_gib: The size wanted, in GiB.
+
+    Raises:
+        UnavailableError: A tool is missing or failed.
+    """
+    os.truncate(disk, size_gib << 30)
+    run("sgdisk", "--move-second-header", str(disk))
+    run("sfdisk", "--quiet", "--no-reread", "-N", "1", str(disk), stdin=", +\n")
 
 
 def mount_root(disk: Path, mountpoint: Path) -> None:
@@ -231,6 +249,24 @@ def used_bytes(disk: Path) -> int:
         Allocated bytes.
     """
     return disk.stat().st_blocks * SECTOR
+
+
+def require_room(folder: Path, need: int) -> None:
+    """Refuse to write what would leave too little free.
+
+    Args:
+        folder: Where it would be written.
+        need: Its bytes.
+
+    Raises:
+        UnavailableError: There is less.
+    """
+    need, free = need + ROOM, free_bytes(folder)
+    if free < need:
+        raise UnavailableError(
+            f"{free >> 20} MiB are free in {folder}, {need >> 20} MiB are needed",
+            hint="`invoke cloud.clean --images` removes images that are not needed",
+        )
 
 
 def free_bytes(folder: Path) -> int:

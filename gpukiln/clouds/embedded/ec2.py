@@ -11,13 +11,15 @@ from typing import Any
 
 from moto.core.types import Base64EncodedString
 from moto.core.utils import utcnow
+from moto.ec2.exceptions import MissingParameterError, UnvailableAMIIdError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses.general import General
+from moto.ec2.responses.instances import InstanceResponse
 from moto.ssm.models import SimpleSystemManagerBackend
 
 from gpukiln.clouds.embedded import base as base_image
-from gpukiln.clouds.embedded import store
+from gpukiln.clouds.embedded import launch_devices, store, volumes
 from gpukiln.clouds.embedded.image_calls import extend_image_calls
 from gpukiln.clouds.embedded.images import extend_images
 from gpukiln.clouds.embedded.layout import Layout
@@ -37,6 +39,7 @@ def install(machines: Machines) -> None:
     layout = machines.layout
     _publish_base(layout)
     _extend_instances(Lifecycle(machines, terminate=Instance.terminate))
+    volumes.extend_volumes(machines)
     extend_images(machines)
     extend_image_calls()
     extend_requests()
@@ -66,6 +69,7 @@ def _publish_base(layout: Layout) -> None:
     def init_ec2(self: Any, region_name: str, account_id: str) -> None:
         ec2_init(self, region_name, account_id)
         store.load_ec2(self, read_region(layout, region_name))
+        volumes.load(layout, self)
         base = base_image.current_base(layout)
         if base.image_id not in self.amis:
             snapshot = store.add_snapshot(
@@ -111,16 +115,30 @@ def _extend_instances(lifecycle: Lifecycle) -> None:
             # EC2 takes the zone's default subnet; moto would take an address outside of every VPC
             zone = kwargs.get("placement") or f"{self.region_name}a"
             kwargs["subnet_id"] = next(iter(self.subnets[zone]))
+        named = kwargs.get("launch_template")
+        template = self._get_template_from_args(named).data if named else {}
+        wanted = image_id or template.get("ImageId")
+        if not wanted:
+            raise MissingParameterError("ImageId")
+        self.describe_images(ami_ids=[wanted])  # moto's refusals
+        image = self.amis.get(wanted)
+        if image is None:  # moto finds those that were deregistered too
+            raise UnvailableAMIIdError(wanted)
+        asked = (template.get("BlockDeviceMappings"), kwargs.get("block_device_mappings"))
+        devices = launch_devices.merged(image, *(mappings or [] for mappings in asked))
+        for device in devices:  # what moto refuses is refused before there is an instance
+            self.volumes.pop(launch_devices.create_volume(self, "", device["Ebs"]).id)
+        kwargs["block_device_mappings"] = []  # moto would leave out the image's own
+        tags = (kwargs.get("tags") or {}).get("volume", {})
         reservation = run_instances(self, image_id, *args, **kwargs)
         for instance in reservation.instances:
+            for device in devices:
+                volume = launch_devices.create_volume(self, instance.availability_zone, device["Ebs"])
+                volume.add_tags(tags)
+                ends = bool(device["Ebs"].get("DeleteOnTermination", True))
+                self.attach_volume(volume.id, instance.id, device["DeviceName"], ends)
             lifecycle.launch(instance)
         return reservation
-
-    def setup_defaults(self: Any) -> None:
-        ami = self.ec2_backend.amis.get(self.image_id)
-        size = ami.ebs_snapshot.volume.size if ami else base_image.SIZE_GIB
-        volume = self.ec2_backend.create_volume(size=size, zone_name=self._placement.zone)
-        self.ec2_backend.attach_volume(volume.id, self.id, self.root_device_name, True)
 
     _replace(EC2Backend, run_instances=run_and_boot)
     _replace(
@@ -129,8 +147,13 @@ def _extend_instances(lifecycle: Lifecycle) -> None:
         stop=_method(lifecycle.stop),
         terminate=_method(lifecycle.terminate),
         reboot=_method(lifecycle.reboot),
-        setup_defaults=setup_defaults,
     )
+    # moto would refuse a change of what the image maps, and does not know the defaults
+    _replace(InstanceResponse, _parse_block_device_mapping=_block_device_mappings)
+
+
+def _block_device_mappings(self: Any) -> Any:
+    return self._get_param("BlockDeviceMappings", [])
 
 
 def _method(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

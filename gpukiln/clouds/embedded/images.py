@@ -1,15 +1,19 @@
-"""Puts disks behind moto's images and snapshots: an AMI's disk is what its machines boot."""
+"""Puts disks behind moto's images and snapshots: an AMI's disks are what its machines begin with."""
 
 import os
 from typing import Any
 
+from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
+from moto.ec2.responses import EC2Response
 
+from gpukiln.clouds.embedded.launch_devices import CODE, mapping_of_image, merged
+from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.clouds.embedded.regions import description_file, description_files
-from gpukiln.errors import GpukilnError
+from gpukiln.clouds.embedded.volumes import Members, as_answer, as_captured
 
 
 def extend_images(machines: Machines) -> None:
@@ -18,45 +22,115 @@ def extend_images(machines: Machines) -> None:
     Args:
         machines: Where machines run.
     """
-    layout = machines.layout
-    create_image, copy_image = EC2Backend.create_image, EC2Backend.copy_image
-    create_snapshot, delete_snapshot = EC2Backend.create_snapshot, EC2Backend.delete_snapshot
+    for extension in (_images(machines), _registration(), _copies(machines), _snapshots(machines)):
+        for (owner, name), member in extension.items():
+            setattr(owner, name, member)
+
+
+def _images(machines: Machines) -> Members:
+    backend_create_image, create_snapshot = EC2Backend.create_image, EC2Backend.create_snapshot
 
     def create_image_with_disk(
-        self: Any, instance_id: str, name: str, description: str, tag_specifications: list[dict[str, Any]]
+        self: Any,
+        instance_id: str,
+        name: str,
+        description: str,
+        tag_specifications: list[dict[str, Any]],
+        mappings: list[dict[str, Any]] | None = None,
     ) -> Any:
         instance = self.get_instance(instance_id)
-        snapshot_tags = {
-            tag["Key"]: tag["Value"]
-            for specification in tag_specifications
-            if specification["ResourceType"] == "snapshot"
-            for tag in specification["Tags"]
-        }
+        if instance.state not in ("running", "stopped"):
+            raise EC2ClientError("IncorrectState", f"{instance_id} is {instance.state}")
+        snapshot_tags = _tags_of(tag_specifications, "snapshot")
+        left_out = {entry["DeviceName"] for entry in mappings or () if entry.get("NoDevice") is not None}
         others = [one for one in tag_specifications if one["ResourceType"] != "snapshot"]
-        image = create_image(self, instance_id, name, description, others)
-        snapshot = image.ebs_snapshot
+        image: Any = backend_create_image(self, instance_id, name, description, others)
+        made = {image.ebs_snapshot.id: image.ebs_snapshot}
+        captured = {}
         try:
-            size = _capture(machines, instance, snapshot.id)
+            image.root_device_name = instance.root_device_name
+            for device, attached in instance.get_block_device_mapping:
+                volume = self.volumes[attached.volume_id]
+                if device == instance.root_device_name:
+                    captured[image.ebs_snapshot.id] = volume
+                    _describe_as_captured(self, instance, image, volume)
+                elif device not in left_out:
+                    snapshot = create_snapshot(
+                        self, volume.id, image.ebs_snapshot.description, None, image.id
+                    )
+                    as_captured(snapshot)
+                    made[snapshot.id], captured[snapshot.id] = snapshot, volume
+                    image.devices = [*image.devices, _device(device, snapshot, attached, volume)]
+            image.devices = merged(image, mappings or [])[1:]
+            with as_answer("the disk can't be captured"):
+                machines.capture(captured)
         except BaseException:
             self.amis.pop(image.id, None)
-            self.snapshots.pop(snapshot.id, None)
+            for snapshot_id in made:
+                self.snapshots.pop(snapshot_id, None)
             raise
-        snapshot.volume.size = size
-        snapshot.add_tags(snapshot_tags)
-        _describe_as_captured(self, instance, image)
+        for snapshot in made.values():
+            snapshot.add_tags(snapshot_tags)
         return image
 
-    def create_snapshot_with_disk(
-        self: Any, volume_id: str, description: str, owner_id: str | None = None, from_ami: str | None = None
-    ) -> Any:
-        snapshot = create_snapshot(self, volume_id, description, owner_id, from_ami)
-        attachment = snapshot.volume.attachment
-        if from_ami is None and attachment is not None:
-            try:
-                _capture(machines, attachment.instance, snapshot.id)
-            except BaseException:
-                self.snapshots.pop(snapshot.id, None)
-                raise
+    def create_image(self: Any) -> ActionResult:
+        self.error_on_dryrun()
+        image = self.ec2_backend.create_image(
+            self._get_param("InstanceId"),
+            self._get_param("Name"),
+            self._get_param("Description", ""),
+            tag_specifications=self._get_param("TagSpecifications", []),
+            mappings=self._get_param("BlockDeviceMappings", []),
+        )
+        return ActionResult({"ImageId": image.id})
+
+    return {
+        (EC2Backend, "create_image"): create_image_with_disk,
+        (EC2Response, "create_image"): create_image,
+        (Ami, "devices"): (),
+        (Ami, "block_device_mappings"): property(mapping_of_image),
+    }
+
+
+def _registration() -> Members:
+    backend_register_image = EC2Backend.register_image
+
+    def register_image(self: Any) -> ActionResult:
+        """RegisterImage: of snapshots, the root's among them."""
+        ec2, mappings = self.ec2_backend, self._get_param("BlockDeviceMappings", [])
+        root_device = self._get_param("RootDeviceName") or "/dev/sda1"
+        snapshots = [
+            entry.get("Ebs", {}).get("SnapshotId") for entry in mappings if entry["DeviceName"] == root_device
+        ]
+        if not snapshots or not snapshots[0]:
+            raise EC2ClientError(CODE, "No root snapshot specified in device mapping.")
+        root = ec2.get_snapshot(snapshots[0])
+        self.error_on_dryrun()
+        image: Any = backend_register_image(ec2, self._get_param("Name"), self._get_param("Description", ""))
+        ec2.snapshots.pop(image.ebs_snapshot.id)
+        image.ebs_snapshot, image.root_device_name, image.root_device_type = root, root_device, "ebs"
+        image.architecture = self._get_param("Architecture") or "x86_64"
+        image.virtualization_type = self._get_param("VirtualizationType") or "hvm"
+        image.boot_mode = self._get_param("BootMode") or "legacy-bios"
+        try:
+            image.devices = merged(image, mappings)[1:]
+        except BaseException:
+            ec2.amis.pop(image.id)
+            raise
+        for snapshot_id in _snapshot_ids(image):  # it can't be deleted before the image is deregistered
+            ec2.snapshots[snapshot_id].from_ami = image.id
+        image.add_tags(_tags_of(self._get_param("TagSpecifications", []), "image"))
+        return ActionResult({"ImageId": image.id})
+
+    return {(EC2Response, "register_image"): register_image}
+
+
+def _copies(machines: Machines) -> Members:
+    copy_image, copy_snapshot = EC2Backend.copy_image, EC2Backend.copy_snapshot
+
+    def copy_snapshot_with_disk(self: Any, source_snapshot_id: str, *args: Any, **kwargs: Any) -> Any:
+        snapshot = copy_snapshot(self, source_snapshot_id, *args, **kwargs)
+        _second_name(machines.layout, source_snapshot_id, snapshot.id)
         return snapshot
 
     def copy_image_with_disk(
@@ -66,69 +140,125 @@ def extend_images(machines: Machines) -> None:
         name: str | None = None,
         description: str | None = None,
     ) -> Any:
-        image = copy_image(self, source_image_id, source_region, name, description)
+        image: Any = copy_image(self, source_image_id, source_region, name, description)
         from moto.ec2.models import ec2_backends  # noqa: PLC0415 - it exists only after moto has loaded
 
-        source = ec2_backends[self.account_id][source_region].amis[source_image_id]
+        source: Any = ec2_backends[self.account_id][source_region].amis[source_image_id]
         for field in ("root_device_type", "root_device_name", "hypervisor", "boot_mode", "imds_support"):
             setattr(image, field, getattr(source, field))
         vars(image).update(source_image_id=source_image_id, source_image_region=source_region)
         image.ebs_snapshot.volume.size = source.ebs_snapshot.volume.size
-        disk = layout.snapshot(source.ebs_snapshot.id)
-        if disk.exists():  # snapshots never change, so a second name is a copy
-            os.link(disk, layout.snapshot(image.ebs_snapshot.id))
+        _second_name(machines.layout, source.ebs_snapshot.id, image.ebs_snapshot.id)
+        for entry in source.devices:
+            ebs = dict(entry["Ebs"])
+            if snapshot_id := ebs.get("SnapshotId"):
+                copied = self.copy_snapshot(snapshot_id, source_region, f"Copied for {image.id}", None)
+                ebs["SnapshotId"], copied.from_ami = copied.id, image.id
+            image.devices = [*image.devices, {**entry, "Ebs": ebs}]
         return image
+
+    return {
+        (EC2Backend, "copy_image"): copy_image_with_disk,
+        (EC2Backend, "copy_snapshot"): copy_snapshot_with_disk,
+    }
+
+
+def _snapshots(machines: Machines) -> Members:
+    create_snapshot, delete_snapshot = EC2Backend.create_snapshot, EC2Backend.delete_snapshot
+
+    def create_snapshot_with_disk(
+        self: Any, volume_id: str, description: str, owner_id: str | None = None, from_ami: str | None = None
+    ) -> Any:
+        snapshot = create_snapshot(self, volume_id, description, owner_id, from_ami)
+        if from_ami is None:
+            _capture_all(machines, self, [snapshot])
+        return snapshot
+
+    def create_snapshots_with_disks(
+        self: Any, instance_spec: dict[str, Any], description: str, tags: dict[str, str]
+    ) -> Any:
+        """CreateSnapshots: of every volume of an instance, as of one moment."""
+        instance = self.get_instance(instance_spec["InstanceId"])
+        left_out = set(instance_spec.get("ExcludeDataVolumeIds", ()))
+        made = [
+            create_snapshot(self, attached.volume_id, description)
+            for device, attached in instance.get_block_device_mapping
+            if attached.volume_id not in left_out
+            and not (instance_spec.get("ExcludeBootVolume") and device == instance.root_device_name)
+        ]
+        _capture_all(machines, self, made)
+        for snapshot in made:
+            snapshot.add_tags(tags)
+        return made
 
     def delete_snapshot_with_disk(self: Any, snapshot_id: str) -> Any:
         snapshot = delete_snapshot(self, snapshot_id)
+        layout = machines.layout
         description_file(layout, snapshot_id, self.region_name).unlink(missing_ok=True)
         if not description_files(layout, snapshot_id):  # a base image's is other regions' too
             layout.snapshot(snapshot_id).unlink(missing_ok=True)
         return snapshot
 
-    replaced: dict[tuple[type, str], Any] = {
-        (EC2Backend, "create_image"): create_image_with_disk,
-        (EC2Backend, "copy_image"): copy_image_with_disk,
+    return {
         (EC2Backend, "create_snapshot"): create_snapshot_with_disk,
+        (EC2Backend, "create_snapshots"): create_snapshots_with_disks,
         (EC2Backend, "delete_snapshot"): delete_snapshot_with_disk,
-        (Ami, "block_device_mappings"): property(_block_device_mappings),
     }
-    for (owner, name), member in replaced.items():
-        setattr(owner, name, member)
 
 
-def _capture(machines: Machines, instance: Any, snapshot_id: str) -> int:
-    """Copy a machine's disk; what fails is an answer of EC2's and not a crash of the server."""
+def _capture_all(machines: Machines, ec2: Any, snapshots: list[Any]) -> None:
+    volumes = {snapshot.id: snapshot.volume for snapshot in snapshots}
+    for snapshot in snapshots:
+        as_captured(snapshot)
     try:
-        return machines.capture(instance, snapshot_id)
-    except (OSError, GpukilnError) as error:
-        raise EC2ClientError("InternalError", f"the disk can't be captured: {error}") from error
+        with as_answer("the disk can't be captured"):
+            machines.capture(volumes)
+    except BaseException:
+        for snapshot in snapshots:
+            ec2.snapshots.pop(snapshot.id, None)
+        raise
 
 
-def _describe_as_captured(ec2: Any, instance: Any, image: Any) -> None:
+def _second_name(layout: Layout, snapshot_id: str, copy_id: str) -> None:
+    """Snapshots never change, so a copy is a second name."""
+    disk = layout.snapshot(snapshot_id)
+    if disk.exists():
+        os.link(disk, layout.snapshot(copy_id))
+
+
+def _tags_of(specifications: list[dict[str, Any]], kind: str) -> dict[str, str]:
+    return {
+        tag["Key"]: tag["Value"]
+        for specification in specifications
+        if specification["ResourceType"] == kind
+        for tag in specification["Tags"]
+    }
+
+
+def _snapshot_ids(image: Any) -> list[str]:
+    found = [entry["Ebs"].get("SnapshotId") for entry in mapping_of_image(image)]
+    return [snapshot_id for snapshot_id in found if snapshot_id]
+
+
+def _device(device: str, snapshot: Any, attached: Any, volume: Any) -> dict[str, Any]:
+    return {
+        "DeviceName": device,
+        "Ebs": {
+            "SnapshotId": snapshot.id,
+            "VolumeSize": volume.size,
+            "DeleteOnTermination": bool(attached.delete_on_termination),
+            "VolumeType": volume.volume_type,
+            "Encrypted": bool(volume.encrypted),
+        },
+    }
+
+
+def _describe_as_captured(ec2: Any, instance: Any, image: Any, volume: Any) -> None:
     """Moto describes every image alike; EC2 says what the instance and its root volume are."""
-    root = dict(instance.get_block_device_mapping).get(instance.root_device_name)
-    if root is not None:
-        volume, snapshot = ec2.volumes[root.volume_id], image.ebs_snapshot
-        snapshot.volume.id = volume.id
-        snapshot.encrypted, snapshot.kms_key_id = bool(volume.encrypted), volume.kms_key_id
+    snapshot = image.ebs_snapshot
+    snapshot.volume.id, snapshot.volume.size = volume.id, volume.size
+    snapshot.encrypted, snapshot.kms_key_id = bool(volume.encrypted), volume.kms_key_id
     image.root_device_type = "ebs"
-    image.root_device_name = instance.root_device_name
     source = ec2.amis.get(instance.image_id)
     if source is not None:
         image.hypervisor, image.boot_mode = source.hypervisor, source.boot_mode
-
-
-def _block_device_mappings(self: Any) -> list[dict[str, Any]]:
-    return [
-        {
-            "DeviceName": self.root_device_name,
-            "Ebs": {
-                "SnapshotId": self.ebs_snapshot.id,
-                "VolumeSize": self.ebs_snapshot.volume.size,
-                "DeleteOnTermination": True,
-                "VolumeType": "gp3",
-                "Encrypted": self.ebs_snapshot.encrypted,
-            },
-        }
-    ]

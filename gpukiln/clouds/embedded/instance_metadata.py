@@ -22,7 +22,7 @@ def describe_instance(instance: Any) -> InstanceMetadata:
     tree: dict[str, Any] = {
         "ami-id": instance.image_id,
         "ami-launch-index": instance.ami_launch_index,
-        "block-device-mapping": {"ami": instance.root_device_name, "root": instance.root_device_name},
+        "block-device-mapping": _block_devices(instance),
         "hostname": hostname,
         "instance-action": "none",
         "instance-id": instance.id,
@@ -72,3 +72,11 @@ def describe_instance(instance: Any) -> InstanceMetadata:
         },
         tokens_required=options.http_tokens == "required",
     )
+
+
+def _block_devices(instance: Any) -> dict[str, str]:
+    """Root and data volumes (AWS, "Instance metadata categories": ami, root, ebsN)."""
+    root = instance.root_device_name
+    others = [device for device, _ in instance.get_block_device_mapping if device != root]
+    numbered = {f"ebs{number}": device.removeprefix("/dev/") for number, device in enumerate(others, 1)}
+    return {"ami": root, **numbered, "root": root}

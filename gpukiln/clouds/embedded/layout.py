@@ -70,8 +70,13 @@ class Layout:
         return self.root / "snapshots"
 
     @property
+    def volumes(self) -> Path:
+        """One sparse raw disk a volume, beside it its description."""
+        return self.root / "volumes"
+
+    @property
     def machines(self) -> Path:
-        """One folder an instance: volume, console log."""
+        """One folder an instance, for as long as it is there."""
         return self.root / "machines"
 
     @property
@@ -87,6 +92,10 @@ class Layout:
     def snapshot(self, snapshot_id: str) -> Path:
         """The disk of a snapshot."""
         return self.snapshots / f"{snapshot_id}.raw"
+
+    def volume(self, volume_id: str) -> Path:
+        """The disk of a volume."""
+        return self.volumes / f"{volume_id}.raw"
 
     @property
     def key_file(self) -> Path:
@@ -125,7 +134,7 @@ class Layout:
         self.root.chmod(0o700)
         if not self.key_file.exists():
             self.new_access_key()
-        for folder in (self.regions, self.snapshots, self.machines, self.bases):
+        for folder in (self.regions, self.snapshots, self.volumes, self.machines, self.bases):
             folder.mkdir(parents=True, exist_ok=True)
 
     def new_access_key(self) -> None:

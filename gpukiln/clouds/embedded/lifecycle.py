@@ -64,7 +64,11 @@ class Lifecycle:
             # cloud-init takes a token only where the firmware says EC2, and a container shows no firmware:
             # tokens work there but can't be required, and DescribeInstances says so
             instance.metadata_options.http_tokens = "optional"
-        self._in_background(instance, lambda: self._boot(instance, self._machines.create(instance)))
+        self._in_background(
+            instance,
+            lambda: self._boot(instance, self._machines.create(instance)),
+            failed=lambda reason: self._give_up(instance, reason),
+        )
 
     def start(self, instance: Any) -> InstanceState:
         """Boot a stopped machine again.
@@ -78,6 +82,7 @@ class Lifecycle:
         before = _state(instance)
         if before.name == "stopped":
             set_state(instance, "pending")
+            instance._reason, instance.state_reason = "", StateReason()
             self._in_background(instance, lambda: self._boot(instance, self._machines.existing(instance)))
         return before
 
@@ -102,7 +107,7 @@ class Lifecycle:
         return before
 
     def terminate(self, instance: Any) -> InstanceState:
-        """Remove a machine and its disk.
+        """Remove a machine, and the volumes that end with it.
 
         Args:
             instance: moto's instance.
@@ -112,14 +117,13 @@ class Lifecycle:
         """
         before = _state(instance)
 
-        def work() -> None:
-            self._machines.remove(instance.id)
-            set_state(instance, "terminated")
-
         if before.name not in ("terminated", "shutting-down"):
-            self._terminate(instance)
             set_state(instance, "shutting-down")
-            self._in_background(instance, work)
+            self._in_background(
+                instance,
+                lambda: self._end(instance),
+                failed=lambda reason: set_state(instance, "terminated", reason=reason),
+            )
         return before
 
     def reboot(self, instance: Any) -> None:
@@ -149,7 +153,8 @@ class Lifecycle:
         """A machine that ends by itself is stopped, or terminated where the launch said so."""
         process = machine.process
         code = process.wait() if process else None
-        with self._machines.lock(instance.id):
+
+        def work() -> None:
             if instance._state.name != "running" or machine.process is not process:
                 return
             self._machines.stop(instance.id, clean=False)
@@ -158,28 +163,54 @@ class Lifecycle:
                 self._boot(instance, machine)
                 return
             if instance.instance_initiated_shutdown_behavior == "terminate":
-                self._machines.remove(instance.id)
-                self._terminate(instance)
+                self._end(instance)
                 if code == 0:
                     text = "Client.InstanceInitiatedShutdown"
                     instance.state_reason = StateReason(f"{text}: Instance initiated shutdown", text)
             else:
                 set_state(instance, "stopped")
 
-    def _in_background(self, instance: Any, work: Callable[[], None]) -> None:
-        def guarded() -> None:
-            with self._machines.lock(instance.id):
-                try:
-                    work()
-                except Exception as error:  # the thread's end: DescribeInstances must tell it
-                    log.exception("%s", instance.id)
-                    details = (
-                        "; ".join([*error.details, error.hint]) if isinstance(error, GpukilnError) else ""
-                    )
-                    set_state(instance, "terminated", reason=f"{error} {details}".strip())
-                    self._machines.remove(instance.id)
+        self._guarded(instance, work, failed=lambda reason: self._pull_the_plug(instance, reason))
 
-        threading.Thread(target=guarded, name=instance.id).start()
+    def _end(self, instance: Any, reason: str = "") -> None:
+        """The machine first: a volume that stays is free only when nobody writes to it any more."""
+        try:
+            self._machines.remove(instance.id)
+        finally:
+            self._terminate(instance)
+            set_state(instance, "terminated", reason=reason)
+
+    def _give_up(self, instance: Any, reason: str) -> None:
+        """Nobody has written to what a launch made that failed, so it keeps no volume."""
+        for _, attached in instance.get_block_device_mapping:
+            attached.delete_on_termination = True
+        self._end(instance, reason)
+
+    def _pull_the_plug(self, instance: Any, reason: str) -> None:
+        """A machine that could not be started, stopped or booted again is stopped, with all that it has."""
+        try:
+            self._machines.stop(instance.id, clean=False)
+        finally:
+            set_state(instance, "stopped", reason=reason)
+
+    def _in_background(
+        self, instance: Any, work: Callable[[], None], *, failed: Callable[[str], None] | None = None
+    ) -> None:
+        told = failed or (lambda reason: self._pull_the_plug(instance, reason))
+        threading.Thread(target=self._guarded, args=(instance, work, told), name=instance.id).start()
+
+    def _guarded(self, instance: Any, work: Callable[[], None], failed: Callable[[str], None]) -> None:
+        """A thread's work; DescribeInstances tells why it failed."""
+        with self._machines.lock(instance.id):
+            try:
+                work()
+            except Exception as error:  # the thread's end: nobody above would tell it
+                log.exception("%s", instance.id)
+                details = "; ".join([*error.details, error.hint]) if isinstance(error, GpukilnError) else ""
+                try:
+                    failed(f"{error} {details}".strip())
+                except Exception:
+                    log.exception("%s: cleaning up", instance.id)
 
 
 def _state(instance: Any) -> InstanceState:

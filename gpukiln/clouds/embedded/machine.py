@@ -1,11 +1,10 @@
-"""Machines that boot from a disk: a container (systemd-nspawn) is fast, a virtual machine (QEMU) proves."""
+"""A machine that boots from a disk: what a container and a virtual machine have in common."""
 
 import contextlib
-import json
+import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -13,24 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpukiln.clouds.embedded import accelerator
-from gpukiln.clouds.embedded.disk import mount_root, run
-from gpukiln.clouds.embedded.network import GATEWAY, GUEST, NAMESERVER, MachineNetwork
+from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.disk import run
+from gpukiln.clouds.embedded.network import MachineNetwork
 from gpukiln.errors import UnavailableError
 
+log = logging.getLogger(__name__)
 Kind = Literal["container", "vm"]
-# Files that a container sees below /run/systemd, so that its disk need not know that it is one.
-CONTAINER_UNITS = {
-    # slirp4netns has configured the interface already
-    "network/10-eth0.network": (
-        f"[Match]\nName=eth0\n[Network]\nAddress={GUEST}/24\nGateway={GATEWAY}\nDNS={NAMESERVER}\n"
-        # nobody advertises a router: waiting for one would take 12 s of every boot
-        "LinkLocalAddressing=no\nIPv6AcceptRA=no\n"
-    ),
-    "resolved.conf.d/cloud.conf": f"[Resolve]\nDNS={NAMESERVER}\n",
-    # the root is mounted already, and its device can't be seen from inside
-    "system/systemd-remount-fs.service.d/container.conf": "[Unit]\nConditionVirtualization=!container\n",
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +28,8 @@ class MachineSpec:
     Args:
         instance_id: The EC2 instance it stands for.
         kind: Container or virtual machine.
-        folder: The machine's own folder; its disk is volume.raw in it.
+        folder: The machine's own folder.
+        root: The root volume.
         console: File that gets the console's output.
         address: Private IPv4 address in 127.0.0.0/8.
         ssh_port: Port of that address that leads to SSH.
@@ -51,16 +40,12 @@ class MachineSpec:
     instance_id: str
     kind: Kind
     folder: Path
+    root: AttachedDisk
     console: Path
     address: str
     ssh_port: int
     vcpus: int = 2
     memory_mib: int = 2048
-
-    @property
-    def disk(self) -> Path:
-        """The root volume."""
-        return self.folder / "volume.raw"
 
 
 class Machine(ABC):
@@ -75,6 +60,7 @@ class Machine(ABC):
         self.spec = spec
         self.network = network
         self.process: subprocess.Popen[bytes] | None = None
+        self.disks: dict[str, AttachedDisk] = {}  # by volume id, beside the root
 
     @property
     def running(self) -> bool:
@@ -113,7 +99,11 @@ class Machine(ABC):
             timeout_s: Seconds to wait before the plug is pulled.
         """
         if self.process and self.running:
-            self._ask_to_shut_down()
+            try:
+                self._ask_to_shut_down()
+            except (OSError, UnavailableError) as error:  # perhaps it ends just now
+                log.warning("%s can't be asked to shut down: %s", self.spec.instance_id, error)
+                timeout_s = min(timeout_s, 5)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout_s)
         self.kill()
@@ -122,27 +112,74 @@ class Machine(ABC):
         """Pull the plug."""
         if self.process and self.running:
             # a container outlives its nspawn; with its first process the kernel ends all of it
-            children = _children(self.process.pid)
-            for pid in (*children, self.process.pid):
+            below = children(self.process.pid)
+            for pid in (*below, self.process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
-            for child in children:  # the server is the first process of its namespace and inherits them
+            for child in below:  # the server is the first process of its namespace and inherits them
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(child, 0)
         self.release()
 
+    def attach(self, disk: AttachedDisk) -> None:
+        """Give the machine another disk, now where it runs.
+
+        Args:
+            disk: The volume.
+
+        Raises:
+            UnavailableError: It does not take it.
+        """
+        if self.running:
+            self._plug(disk)
+        self.disks[disk.volume_id] = disk
+
+    def detach(self, volume_id: str, *, force: bool) -> bool:
+        """Take a disk away.
+
+        Args:
+            volume_id: Its volume; the root can't be taken.
+            force: Also while the machine uses it.
+
+        Returns:
+            Whether the machine has given it back.
+        """
+        disk = self.disks[volume_id]
+        if self.running and not self._unplug(disk, force=force):
+            return False
+        del self.disks[volume_id]
+        return True
+
+    def resize(self, volume_id: str) -> None:
+        """Let a running machine see the new size of a disk whose file has grown.
+
+        Args:
+            volume_id: The root volume or one of `disks`.
+        """
+        if self.running:
+            self._resize(self.disks.get(volume_id, self.spec.root))
+
     @abstractmethod
     def release(self) -> None:
-        """Give back what a running machine holds: mounts, sockets."""
+        """Give back what a running machine holds: mounts, sockets, loop devices."""
 
     @abstractmethod
-    def freeze(self) -> None:
-        """Hold writes to the disk so that a copy of it is consistent."""
+    def frozen(self, volume_ids: set[str]) -> contextlib.AbstractContextManager[None]:
+        """Writes to disks are held for the length of a block, so that copies of them are consistent.
+
+        Args:
+            volume_ids: Their volumes.
+        """
 
     @abstractmethod
-    def thaw(self) -> None:
-        """Let writes go on."""
+    def _plug(self, disk: AttachedDisk) -> None: ...
+
+    @abstractmethod
+    def _unplug(self, disk: AttachedDisk, *, force: bool) -> bool: ...
+
+    @abstractmethod
+    def _resize(self, disk: AttachedDisk) -> None: ...
 
     @abstractmethod
     def _prepare(self) -> None: ...
@@ -152,142 +189,6 @@ class Machine(ABC):
 
     @abstractmethod
     def _ask_to_shut_down(self) -> None: ...
-
-
-class Container(Machine):
-    """systemd-nspawn on the mounted disk: boots in seconds, with the host's kernel."""
-
-    @property
-    def _root(self) -> Path:
-        return self.spec.folder / "root"
-
-    def _mount(self) -> None:
-        mount_root(self.spec.disk, self._root)
-
-    def _prepare(self) -> None:
-        self._mount()
-        for name, text in CONTAINER_UNITS.items():
-            file = self.spec.folder / "units" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-
-    def _command(self) -> list[str]:
-        # Writes are not synced one by one: the disk is copied only after a clean stop or a freeze, and the
-        # disk of a machine that died is thrown away.
-        return [
-            *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no"),
-            *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
-            *(f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
-            *(f"--network-namespace-path={self.network.path}", "--capability=CAP_NET_ADMIN"),
-            *(f"--bind-ro={self.spec.folder}/units/{name}:/run/systemd/{name}" for name in CONTAINER_UNITS),
-        ]
-
-    def _ask_to_shut_down(self) -> None:
-        if self.process:
-            self.process.send_signal(signal.SIGTERM)  # nspawn passes an orderly shutdown on to PID 1
-
-    def release(self) -> None:
-        """Unmount the disk."""
-        if self._root.is_mount():
-            # processes of the container may need a moment to die after nspawn has ended
-            for _ in range(50):
-                if (
-                    subprocess.run(["umount", str(self._root)], capture_output=True, check=False).returncode
-                    == 0
-                ):
-                    return
-                time.sleep(0.1)
-            run("umount", "--lazy", str(self._root))
-
-    def freeze(self) -> None:
-        """Freeze the file system."""
-        run("fsfreeze", "--freeze", str(self._root))
-
-    def thaw(self) -> None:
-        """Thaw the file system."""
-        run("fsfreeze", "--unfreeze", str(self._root))
-
-
-class VirtualMachine(Machine):
-    """QEMU on the raw disk: its own bootloader, kernel and hardware."""
-
-    @property
-    def _control(self) -> Path:
-        return self.spec.folder / "qmp.sock"
-
-    def _prepare(self) -> None:
-        (self.spec.folder / "resolv.conf").write_text(f"nameserver {NAMESERVER}\n")
-
-    def _command(self) -> list[str]:
-        spec = self.spec
-        mac = "06:" + ":".join(spec.instance_id[-10:][i : i + 2] for i in range(0, 10, 2))
-        # by a UUID that starts with ec2 a guest knows where it is, as on Nitro
-        digits = "ec2" + spec.instance_id.removeprefix("i-").rjust(29, "0")
-        uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-        qemu = [
-            *("qemu-system-x86_64", *accelerator.arguments(), "-smp", str(spec.vcpus)),
-            *("-m", str(spec.memory_mib), "-display", "none", "-nodefaults", "-no-user-config"),
-            *(
-                "-smbios",
-                f"type=1,manufacturer=Amazon EC2,product=gpukiln embedded,uuid={uuid},serial={uuid}",
-            ),
-            *("-drive", f"file={spec.disk},format=raw,if=none,id=root,cache=unsafe,discard=unmap"),
-            *("-device", "virtio-blk-pci,drive=root"),
-            *("-netdev", f"user,id=net,net=10.0.3.0/24,hostfwd=tcp:{GUEST}:22-:22"),
-            *("-device", f"virtio-net-pci,netdev=net,mac={mac}"),
-            *("-device", "virtio-rng-pci", "-serial", "stdio"),
-            *("-qmp", f"unix:{self._control},server=on,wait=off"),
-        ]
-        # QEMU's own resolver reads /etc/resolv.conf: inside the namespace only slirp4netns' answers.
-        enter = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
-        return [
-            *("nsenter", f"--net={self.network.path}", "unshare", "--mount", "--propagation", "private"),
-            *("sh", "-c", enter, str(spec.folder / "resolv.conf"), *qemu),
-        ]
-
-    def _qmp(self, command: str) -> None:
-        with socket.socket(socket.AF_UNIX) as control:
-            control.settimeout(10)
-            control.connect(str(self._control))
-            stream = control.makefile("rw")
-            stream.readline()  # the greeting
-            for request in ("qmp_capabilities", command):
-                stream.write(json.dumps({"execute": request}) + "\n")
-                stream.flush()
-                while "return" not in (answer := json.loads(stream.readline())):
-                    if "error" in answer:
-                        raise UnavailableError(f"QEMU refused {request}: {answer['error']['desc']}")
-
-    def _ask_to_shut_down(self) -> None:
-        with contextlib.suppress(OSError):  # it may end between the question and the call
-            self._qmp("system_powerdown")
-
-    def release(self) -> None:
-        """Remove the control socket."""
-        self._control.unlink(missing_ok=True)
-
-    def freeze(self) -> None:
-        """Pause the machine."""
-        self._qmp("stop")
-
-    def thaw(self) -> None:
-        """Let the machine go on."""
-        self._qmp("cont")
-
-
-def make_machine(spec: MachineSpec) -> Machine:
-    """A machine of the kind asked for, not started.
-
-    Args:
-        spec: What to boot.
-
-    Returns:
-        The machine.
-    """
-    network = MachineNetwork(
-        f"gk-{spec.instance_id}", spec.folder, address=spec.address, ssh_port=spec.ssh_port
-    )
-    return (VirtualMachine if spec.kind == "vm" else Container)(spec, network)
 
 
 def remove_folder(folder: Path) -> None:
@@ -302,8 +203,12 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=False)
 
 
-def _children(pid: int) -> list[int]:
-    """Children of a process, of all of its threads (proc(5): /proc/PID/task/TID/children)."""
+def children(pid: int) -> list[int]:
+    """Children of a process, of all of its threads (proc(5): /proc/PID/task/TID/children).
+
+    Args:
+        pid: The process.
+    """
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

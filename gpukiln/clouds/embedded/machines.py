@@ -4,20 +4,23 @@ import os
 import shutil
 import threading
 import zlib
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from gpukiln.clouds.embedded import base as base_image
-from gpukiln.clouds.embedded.disk import copy_disk, free_bytes, grow_disk, used_bytes
+from gpukiln.clouds.embedded import volume_files
+from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.container import Container
+from gpukiln.clouds.embedded.disk import copy_disk, grow_root_partition, require_room, used_bytes
 from gpukiln.clouds.embedded.instance_metadata import describe_instance
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machine import Machine, MachineSpec, make_machine, remove_folder
+from gpukiln.clouds.embedded.machine import Machine, MachineSpec, remove_folder
 from gpukiln.clouds.embedded.metadata import MetadataServer
-from gpukiln.clouds.embedded.network import free_ssh_port
+from gpukiln.clouds.embedded.network import MachineNetwork, free_ssh_port
+from gpukiln.clouds.embedded.virtual_machine import VirtualMachine
 from gpukiln.errors import UnavailableError
 
 MACHINE_TAG = "gpukiln:machine"  # "container" (the default) or "vm"
-ROOM = 2 << 30  # bytes to be free beyond a copy before a disk is copied
 
 
 def is_vm(instance: Any) -> bool:
@@ -88,7 +91,7 @@ class Machines:
         return file.read_bytes()[-65536:] if file.exists() else b""
 
     def create(self, instance: Any) -> Machine:
-        """Make the disk of a new instance.
+        """Make the disks of a new instance's volumes.
 
         Args:
             instance: moto's instance.
@@ -97,41 +100,47 @@ class Machines:
             Its machine, not started.
 
         Raises:
-            UnavailableError: The AMI has no disk here, or the disk can't be copied.
+            UnavailableError: The AMI has no disk here, or a disk can't be made; none is left then.
         """
-        ami = instance.ec2_backend.amis.get(instance.image_id)
-        if ami is None:
-            raise UnavailableError(f"{instance.image_id} is not an AMI of the embedded cloud")
-        source = self.layout.snapshot(ami.ebs_snapshot.id)
         base = base_image.current_base(self.layout)
-        if not source.exists() and ami.ebs_snapshot.id == base.snapshot_id:
-            base_image.build_base(self.layout, base)
-        if not source.exists():
-            raise UnavailableError(f"{ami.id} points at {ami.ebs_snapshot.id}, which has no disk")
-        need, free = used_bytes(source) + ROOM, free_bytes(self.layout.machines)
-        if free < need:
-            raise UnavailableError(
-                f"{free >> 20} MiB are free in {self.layout.machines}, {need >> 20} MiB are needed",
-                hint="`invoke cloud.clean --images` removes images that are not needed",
-            )
-        consoles = self.layout.root / "consoles"
-        consoles.mkdir(exist_ok=True)
-        spec = MachineSpec(
-            instance_id=instance.id,
-            kind="vm" if is_vm(instance) else "container",
-            folder=self.layout.machines / instance.id,
-            console=consoles / f"{instance.id}.log",
-            address=instance.private_ip,
-            ssh_port=self.ssh_port,
-            vcpus=os.cpu_count() or 1,
-        )
-        spec.folder.mkdir(parents=True)
+        root, others = None, []
         with ExitStack() as undo:
+            for device, attached in instance.get_block_device_mapping:
+                volume = instance.ec2_backend.volumes[attached.volume_id]
+                source = self.layout.snapshot(volume.snapshot_id) if volume.snapshot_id else None
+                is_root = device == instance.root_device_name
+                if is_root and volume.snapshot_id == base.snapshot_id:
+                    base_image.build_base(self.layout, base)
+                file = volume_files.make_disk(
+                    self.layout, volume.id, size_gib=volume.size, source=source, bootable=is_root
+                )
+                undo.callback(file.unlink)
+                disk = AttachedDisk(volume.id, device, file)
+                if is_root:
+                    root = disk
+                else:
+                    others.append(disk)
+            if root is None:
+                raise UnavailableError(f"{instance.id} has no root volume")
+            consoles = self.layout.root / "consoles"
+            consoles.mkdir(exist_ok=True)
+            spec = MachineSpec(
+                instance_id=instance.id,
+                kind="vm" if is_vm(instance) else "container",
+                folder=self.layout.machines / instance.id,
+                root=root,
+                console=consoles / f"{instance.id}.log",
+                address=instance.private_ip,
+                ssh_port=self.ssh_port,
+                vcpus=os.cpu_count() or 1,
+            )
+            spec.folder.mkdir(parents=True)
             undo.callback(shutil.rmtree, spec.folder)
-            copy_disk(source, spec.disk)
-            sizes = [device.size for _, device in instance.get_block_device_mapping if device.size]
-            grow_disk(spec.disk, max(sizes, default=0))
-            machine = make_machine(spec)
+            network = MachineNetwork(
+                f"gk-{instance.id}", spec.folder, address=spec.address, ssh_port=spec.ssh_port
+            )
+            machine = (VirtualMachine if spec.kind == "vm" else Container)(spec, network)
+            machine.disks = {disk.volume_id: disk for disk in others}
             undo.pop_all()
         self._by_id[instance.id] = machine
         return machine
@@ -143,8 +152,8 @@ class Machines:
             instance: moto's instance.
             machine: Its machine.
         """
-        if machine.spec.disk.stat().st_nlink > 1:  # a snapshot has it too, and must stay as it is
-            copy_disk(machine.spec.disk, machine.spec.disk)
+        for disk in (machine.spec.root, *machine.disks.values()):
+            volume_files.make_writable(disk.file)
         with ExitStack() as undo:
             undo.callback(machine.network.stop)
             machine.network.start()
@@ -168,7 +177,7 @@ class Machines:
             machine.network.stop()
 
     def remove(self, instance_id: str) -> None:
-        """Remove a machine with its disk.
+        """Remove a machine; its volumes stay.
 
         Args:
             instance_id: Its instance.
@@ -191,32 +200,84 @@ class Machines:
             raise UnavailableError(f"{instance.id} has no machine: it is {instance.state}")
         return machine
 
-    def capture(self, instance: Any, snapshot_id: str) -> int:
-        """Make an instance's disk a snapshot.
+    def attach(self, instance: Any, volume_id: str, device: str) -> None:
+        """Give a machine a volume.
 
         Args:
-            instance: moto's instance. A running one is held still while its disk is copied. The disk of a
-                stopped one is the snapshot, until the instance is started again.
-            snapshot_id: The snapshot.
-
-        Returns:
-            Size of the disk in GiB.
+            instance: moto's instance.
+            volume_id: The volume.
+            device: The name asked for.
 
         Raises:
-            UnavailableError: It has no machine, or the copy failed.
+            UnavailableError: It has no machine, or that does not take it.
         """
         with self.lock(instance.id):
-            machine = self.existing(instance)
-            disk, snapshot = machine.spec.disk, self.layout.snapshot(snapshot_id)
-            if not machine.running:
-                os.link(disk, snapshot)
-                return disk.stat().st_size >> 30
-            machine.freeze()
-            try:
-                copy_disk(disk, snapshot)
-            finally:
-                machine.thaw()
-            return disk.stat().st_size >> 30
+            machine, file = self.existing(instance), self.layout.volume(volume_id)
+            volume_files.make_writable(file)
+            machine.attach(AttachedDisk(volume_id, device, file))
+
+    def detach(self, instance: Any, volume_id: str, *, force: bool) -> bool:
+        """Take a volume from a machine.
+
+        Args:
+            instance: moto's instance.
+            volume_id: The volume.
+            force: Also while the machine uses it.
+
+        Returns:
+            Whether it has given it back; a machine that is gone has.
+        """
+        with self.lock(instance.id):
+            machine = self.get(instance.id)
+            return machine is None or machine.detach(volume_id, force=force)
+
+    def grow(self, volume: Any, size_gib: int) -> None:
+        """Enlarge a volume; a machine that it is attached to sees it.
+
+        Args:
+            volume: moto's volume.
+            size_gib: The size wanted in GiB.
+
+        Raises:
+            UnavailableError: The machine does not take it.
+        """
+        file, instance = self.layout.volume(volume.id), volume.attachment and volume.attachment.instance
+        with self.lock(instance.id if instance else volume.id):
+            machine = self.get(instance.id) if instance else None
+            volume_files.make_writable(file)
+            if isinstance(machine, Container) and machine.spec.root.volume_id == volume.id:
+                grow_root_partition(file, size_gib)
+            else:
+                volume_files.grow_file(file, size_gib)
+            if machine:
+                machine.resize(volume.id)
+
+    def capture(self, volumes: dict[str, Any]) -> None:
+        """Make volumes' disks snapshots, all as of one moment.
+
+        Args:
+            volumes: moto's volumes by the snapshots' ids. A running machine that has them is held still for
+                it. Other disks are the snapshots, until somebody writes to them again.
+
+        Raises:
+            UnavailableError: A copy failed; no snapshot is left then.
+        """
+        instances = {volume.attachment.instance for volume in volumes.values() if volume.attachment}
+        if len(instances) > 1:
+            raise UnavailableError("the volumes of two machines are not captured at once")
+        instance = next(iter(instances), None)
+        with self.lock(instance.id if instance else min(volumes)), ExitStack() as undo:
+            machine = self.get(instance.id) if instance else None
+            runs = machine is not None and machine.running
+            if runs:
+                need = sum(used_bytes(self.layout.volume(volume.id)) for volume in volumes.values())
+                require_room(self.layout.snapshots, need)
+            with machine.frozen({v.id for v in volumes.values()}) if machine and runs else nullcontext():
+                for snapshot_id, volume in volumes.items():
+                    disk, snapshot = self.layout.volume(volume.id), self.layout.snapshot(snapshot_id)
+                    undo.callback(snapshot.unlink, missing_ok=True)
+                    copy_disk(disk, snapshot) if runs and volume.attachment else os.link(disk, snapshot)
+            undo.pop_all()
 
     def _stop_metadata(self, instance_id: str) -> None:
         if server := self._metadata.pop(instance_id, None):

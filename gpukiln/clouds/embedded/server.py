@@ -21,6 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.base import remove_unfinished
 from gpukiln.clouds.embedded.layout import Layout, read_endpoint, write_in_place
 from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
@@ -125,7 +126,12 @@ class Application:
         from moto.ecr.models import ecr_backends  # noqa: PLC0415 - moto is slow to import
         from moto.ssm.models import ssm_backends  # noqa: PLC0415 - moto is slow to import
 
-        from gpukiln.clouds.embedded import regions, registry, store  # noqa: PLC0415 - moto is slow to import
+        from gpukiln.clouds.embedded import (  # noqa: PLC0415 - moto is slow to import
+            regions,
+            registry,
+            store,
+            volumes,
+        )
 
         every = [backends[DEFAULT_ACCOUNT_ID] for backends in (ec2_backends, ssm_backends, ecr_backends)]
         with self._saving:
@@ -133,6 +139,7 @@ class Application:
                 ec2, ssm, ecr = (backends[region] for backends in every)
                 document = {**store.dump_region(ec2, ssm), "repositories": registry.dump(ecr)}
                 regions.write_region(self._layout, region, document)
+                volumes.save(self._layout, ec2)
 
     def idle(self) -> bool:
         """Whether nobody needs the server."""
@@ -165,6 +172,7 @@ def sweep(layout: Layout) -> None:
             log.info("removing %s, which is half written", leftover)
             leftover.unlink()
     remove_unfinished(layout)
+    volume_files.sweep(layout)
 
 
 def main() -> int:
@@ -232,6 +240,8 @@ def _serve(layout: Layout, lock: int) -> int:
     server.shutdown()
     for machine in machines.all():
         machines.remove(machine.spec.instance_id)
+    application.save()
+    volume_files.sweep(layout)
     return 0
 
 

@@ -17,9 +17,9 @@ IMAGE_FIELDS = (
     *("platform", "image_type", "image_location", "hypervisor", "root_device_type", "root_device_name"),
     *("boot_mode", "instance_id", "launch_permissions"),
 )
-LATER_IMAGE_FIELDS = (  # of image_calls.py; moto's own images lack them
+LATER_IMAGE_FIELDS = (  # of image_calls.py and images.py; moto's own images lack them
     *("deprecation_time", "deregistration_protection", "imds_support"),
-    *("source_image_id", "source_image_region", "client_token", "client_request"),
+    *("source_image_id", "source_image_region", "client_token", "client_request", "devices"),
 )
 PARAMETER_FIELDS = (
     *("name", "value", "parameter_type", "description", "allowed_pattern", "keyid", "version", "data_type"),

@@ -1,0 +1,133 @@
+"""A machine as a virtual one (QEMU) on its raw disk: what it runs is proven."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gpukiln.clouds.embedded import accelerator
+from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.machine import Machine
+from gpukiln.clouds.embedded.network import GUEST, NAMESERVER
+from gpukiln.clouds.embedded.qmp import Qmp
+from gpukiln.errors import UnavailableError
+
+UNPLUG_S = 10  # seconds that a guest gets to give a device back before it is asked again
+
+
+class VirtualMachine(Machine):
+    """QEMU on the raw disk: its own bootloader, kernel and hardware."""
+
+    @property
+    def _control(self) -> Path:
+        return self.spec.folder / "qmp.sock"
+
+    def _prepare(self) -> None:
+        (self.spec.folder / "resolv.conf").write_text(f"nameserver {NAMESERVER}\n")
+
+    def _command(self) -> list[str]:
+        spec = self.spec
+        mac = "06:" + ":".join(spec.instance_id[-10:][i : i + 2] for i in range(0, 10, 2))
+        # by a UUID that starts with ec2 a guest knows where it is, as on Nitro
+        digits = "ec2" + spec.instance_id.removeprefix("i-").rjust(29, "0")
+        uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        qemu = [
+            *("qemu-system-x86_64", *accelerator.arguments(), "-smp", str(spec.vcpus)),
+            *("-m", str(spec.memory_mib), "-display", "none", "-nodefaults", "-no-user-config"),
+            *(
+                "-smbios",
+                f"type=1,manufacturer=Amazon EC2,product=gpukiln embedded,uuid={uuid},serial={uuid}",
+            ),
+            # the root disk of a machine that died is thrown away: its writes need not be flushed
+            *("-blockdev", json.dumps(spec.root.qemu_node(durable=False))),
+            *("-device", json.dumps({**spec.root.qemu_device, "bootindex": 0})),
+            *(word for disk in self.disks.values() for word in _qemu_arguments(disk)),
+            *("-netdev", f"user,id=net,net=10.0.3.0/24,hostfwd=tcp:{GUEST}:22-:22"),
+            *("-device", f"virtio-net-pci,netdev=net,mac={mac}"),
+            *("-device", "virtio-rng-pci", "-serial", "stdio"),
+            *("-qmp", f"unix:{self._control},server=on,wait=off"),
+        ]
+        # QEMU's own resolver reads /etc/resolv.conf: inside the namespace only slirp4netns' answers.
+        enter = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
+        return [
+            *("nsenter", f"--net={self.network.path}", "unshare", "--mount", "--propagation", "private"),
+            *("sh", "-c", enter, str(spec.folder / "resolv.conf"), *qemu),
+        ]
+
+    def _ask_to_shut_down(self) -> None:
+        with Qmp(self._control) as qemu:
+            qemu.execute("system_powerdown")
+
+    def release(self) -> None:
+        """Remove the control socket."""
+        self._control.unlink(missing_ok=True)
+
+    def _plug(self, disk: AttachedDisk) -> None:
+        with Qmp(self._control) as qemu:
+            qemu.execute("blockdev-add", **disk.qemu_node(durable=True))
+            try:
+                qemu.execute("device_add", **disk.qemu_device)
+            except UnavailableError:
+                qemu.execute("blockdev-del", **{"node-name": disk.serial})
+                raise
+
+    def _unplug(self, disk: AttachedDisk, *, force: bool) -> bool:
+        with Qmp(self._control) as qemu:
+            qemu.execute("device_del", id=disk.serial)  # asks the guest, which may still be booting
+            if _within(UNPLUG_S, lambda: not _has_device(qemu, disk)):
+                # the device is given back a moment before its file is
+                return _within(UNPLUG_S, lambda: _deleted_node(qemu, disk))
+            if not force:
+                return False
+            # the guest keeps a device without a disk: it reads nothing and writes fail
+            hole = f"hole-{disk.serial}"
+            with contextlib.suppress(UnavailableError):  # it has one since the last time
+                qemu.execute("blockdev-add", **{"driver": "null-co", "node-name": hole, "read-only": True})
+            path = f"/machine/peripheral/{disk.serial}"
+            qemu.execute("qom-set", path=path, property="drive", value=hole)
+            return _within(UNPLUG_S, lambda: _deleted_node(qemu, disk))
+
+    def _resize(self, disk: AttachedDisk) -> None:
+        with Qmp(self._control) as qemu:
+            size = disk.file.stat().st_size
+            qemu.execute("block_resize", **{"node-name": disk.serial, "size": size})
+
+    @contextlib.contextmanager
+    def frozen(self, volume_ids: set[str]) -> Iterator[None]:
+        """Pause the machine."""
+        del volume_ids
+        with Qmp(self._control) as qemu:
+            qemu.execute("stop")
+        try:
+            yield
+        finally:
+            with Qmp(self._control) as qemu:
+                qemu.execute("cont")
+
+
+def _qemu_arguments(disk: AttachedDisk) -> tuple[str, ...]:
+    node, device = json.dumps(disk.qemu_node(durable=True)), json.dumps(disk.qemu_device)
+    return ("-blockdev", node, "-device", device)
+
+
+def _has_device(qemu: Qmp, disk: AttachedDisk) -> bool:
+    found = qemu.execute("qom-list", path="/machine/peripheral")
+    return disk.serial in [entry["name"] for entry in found]
+
+
+def _deleted_node(qemu: Qmp, disk: AttachedDisk) -> bool:
+    try:
+        qemu.execute("blockdev-del", **{"node-name": disk.serial})
+    except UnavailableError:  # still in use
+        return False
+    return True
+
+
+def _within(seconds: float, question: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not question():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.e2e
 
 SIGNER = "gpukiln module signing key of"
 OLD, NEW = "535.309.01", "580.178.04"
+FLAVOUR = "cloud-amd64"
 
 
 def drivers(node, command):
@@ -45,15 +46,9 @@ RPM = "rpm -qa --qf '%{name} %{version}\\n' | grep -i nvidia"
 @pytest.fixture(scope="module")
 def ubuntu(here, key, tmp_path_factory):
     with Node(here, key, tmp_path_factory.mktemp("ubuntu")) as node:
-        kernel = disguise(node, "ubuntu-22.04")
-        archive = [
-            *packages.ubuntu_archive(OLD, "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
-            *packages.ubuntu_archive("580.159.03", "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
-        ]
-        publish(node, "/srv/ubuntu", archive)
+        node.kernel = disguise(node, "ubuntu-22.04")
         listed = "deb [signed-by=/srv/ubuntu/gpgkey] file:/srv/ubuntu /\n"
         node.write("/etc/apt/sources.list.d/ubuntu.list", listed)
-        node.read("sudo apt-get -q update")
         cuda = [*packages.cuda_apt("535.288.01"), *packages.cuda_apt(OLD), *packages.cuda_apt(NEW)]
         node.fingerprint = publish(node, "/srv/cuda", cuda)
         yield node
@@ -68,11 +63,37 @@ def cuda_repository(node):
     return {"apt": {**repository, "suite": "/"}, "rpm": repository}
 
 
+def archive(node, *made):
+    """What Ubuntu's archive has from now on."""
+    publish(node, "/srv/ubuntu", made)
+    node.read("sudo apt-get -q update")
+
+
+def test_precompiled_modules_of_another_release_give_way_to_dkms(ubuntu):
+    driver = packages.ubuntu_archive(OLD, "0ubuntu0.22.04.1", ubuntu.kernel, FLAVOUR, modules="535.288.01")
+    archive(ubuntu, *driver)
+    said = " ".join(ubuntu.converge(INSTALL_DRIVER).stdout.split())
+    assert (
+        f"linux-modules-nvidia-535-server-{FLAVOUR} does not go with driver {OLD}: its packages can't be"
+        in said
+    )
+    assert "nvidia-kernel-common-535-server (<= 535.288.01-1)" in said
+    assert drivers(ubuntu, DPKG) == {OLD}
+    assert "linux-modules-nvidia" not in ubuntu.read(DPKG)
+    assert module_version(ubuntu) == OLD
+
+
 def test_ubuntu_prefers_canonicals_signed_modules(ubuntu):
+    """Also where DKMS stood in for them."""
+    versions = (OLD, "580.159.03")
+    made = [packages.ubuntu_archive(one, "0ubuntu0.22.04.1", ubuntu.kernel, FLAVOUR) for one in versions]
+    archive(ubuntu, *made[0], *made[1])
     ubuntu.converge(INSTALL_DRIVER)
+    assert "nvidia-dkms" not in ubuntu.read(DPKG)
+    assert "/kernel/nvidia-535-server/" in ubuntu.read(f"sudo modinfo -k {ubuntu.kernel} -n nvidia")
     assert drivers(ubuntu, DPKG) == {OLD}
     assert "linux-modules-nvidia-535-server-cloud-amd64" in ubuntu.read("apt-mark showhold")
-    assert not ubuntu.read("ls /var/lib/dkms 2>/dev/null || echo").strip()
+    assert not ubuntu.read("ls -d /var/lib/dkms/nvidia 2>/dev/null || echo").strip()
 
 
 def test_ubuntu_moves_to_another_branch_with_dkms(ubuntu):
@@ -235,16 +256,37 @@ def test_nvidias_installer_comes_with_its_checksum_and_goes_again(ubuntu):
 
 def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
     kernel = disguise(ubuntu, "ubuntu-24.04")
-    archive = [
-        *packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", kernel, "cloud-amd64"),
-        *packages.ubuntu_transitional(OLD, "0ubuntu0.24.04.2", "580"),
-    ]
-    publish(ubuntu, "/srv/ubuntu", archive)
-    ubuntu.read("sudo apt-get -q update")
+    driver = packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", kernel, FLAVOUR)
+    archive(ubuntu, *driver, *packages.ubuntu_transitional(OLD, "0ubuntu0.24.04.2", "580"))
     said = ubuntu.refused(INSTALL_DRIVER, nvidia_driver_build="dkms")
     assert "Found that apt would install" in said
     assert "580.173.02" in said
     assert ubuntu.ssh(DPKG).stdout == ""
+
+
+def test_a_purged_kernel_leaves_what_its_updates_come_by(ubuntu):
+    """The modules bring a newer kernel than the base's, which goes; the last of this machine's tests."""
+    newer = "6.1.999-1-cloud-amd64"
+    archive(ubuntu, *packages.ubuntu_kernel(ubuntu.kernel, FLAVOUR, "9.1"))
+    ubuntu.read(f"sudo apt-get -qy install linux-{FLAVOUR}")
+    driver = packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", newer, FLAVOUR)
+    archive(ubuntu, *driver, packages.ubuntu_image(newer), *packages.ubuntu_kernel(newer, FLAVOUR, "9.2"))
+    variables = {
+        "nvidia_driver_branch": 580,
+        "nvidia_driver_version": "580.173.02",
+        "nvidia_driver_purge_other_kernels": True,
+    }
+    said = ubuntu.refused(INSTALL_DRIVER, **variables)
+    assert f"Found that kernel {ubuntu.kernel}, which has no module, would take linux-{FLAVOUR}" in said
+    assert "nvidia_driver_upgrade_kernel: true brings them to the newest kernel first" in said
+    ubuntu.read(f"test -e /boot/vmlinuz-{ubuntu.kernel}")
+
+    ubuntu.converge(INSTALL_DRIVER, **variables, nvidia_driver_upgrade_kernel=True)
+    assert ubuntu.read("ls /boot/vmlinuz-*").split() == [f"/boot/vmlinuz-{newer}"]
+    names = [f"linux-{FLAVOUR}", f"linux-image-{FLAVOUR}", f"linux-headers-{FLAVOUR}"]
+    found = ubuntu.read(f"dpkg-query -W -f '${{db:Status-Abbrev}}${{Version}}\\n' {' '.join(names)}")
+    assert found.split() == ["ii", "9.2"] * 3
+    assert set(names) <= set(ubuntu.read("apt-mark showhold").split())
 
 
 @contextmanager

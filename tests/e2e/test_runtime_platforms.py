@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 from harness import Node
+from joined import join_script_is_outlived
 from standin import image, runtime
 from standin.dcgm import dcgm
 from standin.packages import Package
@@ -299,6 +300,12 @@ def test_nodeadm_keeps_containerd(site):
     node.read("sudo touch /usr/bin/nodeadm; sudo rm -r /etc/containerd")
     site.converge()
     assert node.ssh("test -e /etc/containerd").returncode != 0
+
+
+def test_the_runtime_outlives_ubuntus_join_script(site):
+    if site.platform != "ubuntu-24.04":
+        pytest.skip("bootstrap.sh is of Ubuntu's EKS images")
+    join_script_is_outlived(site)
 
 
 def test_dcgm_and_a_ci_runner(site):

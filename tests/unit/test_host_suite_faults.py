@@ -205,7 +205,6 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("docker/info/runtimes", ["runc"]), "runc"),
         (put("docker/info/default_runtime", "runc"), "default runtime is runc"),
     ],
-    "runtime.containerd-nvidia": [(put("containerd/runtimes", ["runc"]), "runc")],
     "runtime.cdi": [
         (put("gpus/cdi", {}), "no specification"),
         (put("gpus/cdi", {"/etc/cdi/nvidia.yaml": ["535.261.03"]}), "535.261.03"),

@@ -20,7 +20,7 @@ FULL_BYTES = 64 << 10
 """With less than this a disk is full: programs wait for room, or fail, at their next write."""
 MIB = 1 << 20
 ROOM_HINT = (
-    "make room there (`invoke cloud.clean --images` removes images), or let $GPUKILN_HOME name a folder on"
+    "make room there (`invoke cloud.clean --images` shows what can go), or let $GPUKILN_HOME name a folder on"
     " another disk"
 )
 

@@ -265,7 +265,7 @@ def require_room(folder: Path, need: int) -> None:
     if free < need:
         raise UnavailableError(
             f"{free >> 20} MiB are free in {folder}, {need >> 20} MiB are needed",
-            hint="`invoke cloud.clean --images` removes images that are not needed",
+            hint="`invoke cloud.clean --images` shows images that can go",
         )
 
 

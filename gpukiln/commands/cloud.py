@@ -24,11 +24,12 @@ def status(_: Any, json: bool = False) -> None:
     """Show the server, its machines and what is kept on disk."""
     from gpukiln.clouds.embedded.client import server_status
     from gpukiln.clouds.embedded.inventory import kept
+    from gpukiln.clouds.embedded.volume_files import kept as kept_volumes
 
     layout = _layout()
-    server, disks = server_status(layout), kept(layout)
+    server, disks, volumes = server_status(layout), kept(layout), kept_volumes(layout)
     if json:
-        print_json({"home": str(layout.home), "server": server, "disks": disks})
+        print_json({"home": str(layout.home), "server": server, "disks": disks, "volumes": volumes})
         return
     print(f"home    {layout.home}")
     print(f"server  {server['url'] if server else 'does not run (any command that needs it starts it)'}")
@@ -37,6 +38,11 @@ def status(_: Any, json: bool = False) -> None:
         print(f"machine {machine['instance_id']} {machine['kind']} {state} {machine['address']}")
     for disk in disks:
         print(f"disk    {disk['snapshot']} {disk['mib']:6} MiB  {disk['image'] or 'no image'}")
+    for volume in volumes:
+        size = (
+            "can't be read" if volume["size_gib"] is None else f"{volume['size_gib']} GiB, {volume['zone']}"
+        )
+        print(f"volume  {volume['volume']} {volume['mib']:6} MiB  {size}, {volume['attached_to'] or 'free'}")
 
 
 @command(help={"region": "region that the printed settings name"})

@@ -68,6 +68,7 @@ def clean_disks(layout: Layout, *, images: bool, base: bool, dry_run: bool) -> l
         if base if is_base else (images or disk.stem not in names):
             doomed.append(disk)
     if images:
+        doomed += layout.volumes.glob("vol-*")
         doomed += [*layout.regions.glob("*.json"), *layout.registry.parent.glob(layout.registry.name)]
     lines = []
     for path in doomed:

@@ -196,9 +196,11 @@ def test_the_machines_end_keeps_what_was_to_be_kept(here, machine):
     assert m.refused("describe_volumes", VolumeIds=[volumes["/dev/sdb"]]) == "InvalidVolume.NotFound"
     assert loop_devices(here.home) == []
     if not m.is_vm:
-        _a_machine_of_its_image_has_its_data_until_the_server_is_killed(here, m)
+        # of the image's machine its second disk is left, as of the machine that the image is of
+        other = _a_machine_of_its_image_has_its_data_until_the_server_is_killed(here, m)
         left = {row["volume"]: row["size_gib"] for row in here.status()["volumes"]}
-        assert left == {m.data: 2, m.again: 3, volumes["/dev/xvda"]: 8}
+        assert left == {m.data: 2, m.again: 3, volumes["/dev/xvda"]: 8, other: 3}
+        m.client.delete_volume(VolumeId=other)
         assert m.volume(m.data)["Tags"] == [{"Key": "colour", "Value": "blue"}]
     for volume in (m.data, m.again, volumes["/dev/xvda"]):
         m.client.delete_volume(VolumeId=volume)
@@ -208,6 +210,12 @@ def test_the_machines_end_keeps_what_was_to_be_kept(here, machine):
 
 def _a_machine_of_its_image_has_its_data_until_the_server_is_killed(here, m):
     other = here.launch(m.image, m.key)
+    [kept] = m.client.describe_volumes(
+        Filters=[
+            {"Name": "attachment.instance-id", "Values": [other["InstanceId"]]},
+            {"Name": "attachment.device", "Values": ["/dev/sdf"]},
+        ]
+    )["Volumes"]
     wait_for(lambda: here.ssh(other, m.key, "sudo mount /dev/sdf /mnt").returncode == 0)
     assert here.ssh(other, m.key, "cat /mnt/file").stdout == "one\n"
     assert len(loop_devices(here.home)) == 3  # its root's too
@@ -215,3 +223,4 @@ def _a_machine_of_its_image_has_its_data_until_the_server_is_killed(here, m):
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: loop_devices(here.home) == [], 20)
     here.cloud_environment()  # starts the next one
+    return kept["VolumeId"]

@@ -211,10 +211,11 @@ def make_disk(disk: Path) -> None:
         layout = Layout(home)
         ec2 = EmbeddedCloud("us-west-2", layout=layout).client("ec2")
         [reservation] = ec2.describe_instances()["Reservations"]
-        instance = reservation["Instances"][0]["InstanceId"]
+        [described] = reservation["Instances"]
+        instance, [root] = described["InstanceId"], described["BlockDeviceMappings"]
         ec2.stop_instances(InstanceIds=[instance])
         ec2.get_waiter("instance_stopped").wait(InstanceIds=[instance], WaiterConfig={"Delay": 1})
-        copy_disk(layout.machines / instance / "volume.raw", disk)
+        copy_disk(layout.volume(root["Ebs"]["VolumeId"]), disk)
     finally:
         call("invoke", "cloud.clean", "--images", "--base", "--released", "--force", "--yes")
         shutil.rmtree(home)

@@ -24,11 +24,21 @@ def status(_: Any, json: bool = False) -> None:
     """Show the server, its machines and what is kept on disk."""
     from gpukiln.clouds.embedded.client import server_status
     from gpukiln.clouds.embedded.inventory import kept, problems
+    from gpukiln.clouds.embedded.volume_files import kept as kept_volumes
 
     layout = _layout()
     server, disks, wrong = server_status(layout), kept(layout), problems(layout)
+    volumes = kept_volumes(layout)
     if json:
-        print_json({"home": str(layout.home), "server": server, "disks": disks, "problems": wrong})
+        print_json(
+            {
+                "home": str(layout.home),
+                "server": server,
+                "disks": disks,
+                "volumes": volumes,
+                "problems": wrong,
+            }
+        )
         return
     print(f"home    {layout.home}")
     print(f"server  {server['url'] if server else 'does not run (any command that needs it starts it)'}")
@@ -39,6 +49,11 @@ def status(_: Any, json: bool = False) -> None:
         print(f"disk    {disk['snapshot']} {disk['mib']:6} MiB  {disk['image'] or 'no image'}")
         if disk["problem"]:
             print(f"        {disk['problem']}")
+    for volume in volumes:
+        size = (
+            "can't be read" if volume["size_gib"] is None else f"{volume['size_gib']} GiB, {volume['zone']}"
+        )
+        print(f"volume  {volume['volume']} {volume['mib']:6} MiB  {size}, {volume['attached_to'] or 'free'}")
     for problem in wrong:
         print(f"wrong   {problem}")
 
@@ -81,6 +96,7 @@ def stop(_: Any, force: bool = False) -> None:
         "images": "also every image, snapshot and container image that was made here",
         "base": "also the base images; the next build makes a new one from the mirror",
         "released": "also images that a channel or another parameter names, with the parameters",
+        "volumes": "also volumes, with what was written on them",
         "yes": "remove it; without it nothing is removed",
         "dry_run": "only show it, the default",
         "force": FORCE,
@@ -91,11 +107,12 @@ def clean(
     images: bool = False,
     base: bool = False,
     released: bool = False,
+    volumes: bool = False,
     yes: bool = False,
     dry_run: bool = False,
     force: bool = False,
 ) -> None:
-    """Show what can go: leftovers, on request images and bases; --yes ends the server and removes it."""
+    """Show what can go: leftovers, on request images, bases, volumes; --yes ends the server and removes it."""
     import sys
 
     from gpukiln.clouds.embedded.clean import carry_out, plan_cleaning
@@ -111,7 +128,7 @@ def clean(
     if yes:
         _refuse_while_machines_run(layout, force=force)
         stop_server(layout)
-    cleaning = plan_cleaning(layout, images=images, base=base, released=released)
+    cleaning = plan_cleaning(layout, images=images, base=base, released=released, volumes=volumes)
     for line in cleaning.kept:
         print(f"kept    {line}", file=sys.stderr)
     if yes:

@@ -94,6 +94,19 @@ class Here:
         self.aws("ec2", "terminate-instances", "--instance-ids", instance["InstanceId"])
         self.wait("instance_terminated", instance)
 
+    def root_disk(self, instance) -> Path:
+        """The file that is a machine's root volume."""
+        [reservation] = self.aws("ec2", "describe-instances", "--instance-ids", instance["InstanceId"])[
+            "Reservations"
+        ]
+        [described] = reservation["Instances"]
+        [volume_id] = [
+            device["Ebs"]["VolumeId"]
+            for device in described["BlockDeviceMappings"]
+            if device["DeviceName"] == described["RootDeviceName"]
+        ]
+        return self.home / f"cloud/volumes/{volume_id}.raw"
+
     def wait(self, state: str, instance) -> None:
         """As `aws ec2 wait`, which asks every 15 s only."""
         settings = self.cloud_environment()

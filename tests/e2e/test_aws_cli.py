@@ -135,7 +135,7 @@ def test_stop_image_terminate_and_a_new_server(here, instance, key):
         *("ec2", "create-image", "--instance-id", instance_id, "--name", "kept"),
         *("--tag-specifications", tags),
     )["ImageId"]
-    disk = here.home / f"cloud/machines/{instance_id}/volume.raw"
+    disk = here.root_disk(instance)
     [image] = here.aws("ec2", "describe-images", "--image-ids", image_id)["Images"]
     snapshot_id = image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
     snapshot = here.home / f"cloud/snapshots/{snapshot_id}.raw"
@@ -145,6 +145,7 @@ def test_stop_image_terminate_and_a_new_server(here, instance, key):
     assert not disk.samefile(snapshot), "what a machine writes later would be in its image"
     here.terminate(instance)
     assert not (here.home / f"cloud/machines/{instance_id}").exists()
+    assert not disk.exists()
     here.aws("ssm", "put-parameter", "--name", "/mine", "--type", "String", "--value", "v1")
 
     here.invoke("cloud.stop")

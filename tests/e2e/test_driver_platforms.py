@@ -189,7 +189,7 @@ def test_a_given_pair_takes_the_place_of_the_one_before(ubuntu, place):
     )
     assert module_field(ubuntu, "signer") == name
     ubuntu.read("sudo sync")
-    disk = ubuntu.here.home / "cloud/machines" / ubuntu.instance["InstanceId"] / "volume.raw"
+    disk = ubuntu.here.root_disk(ubuntu.instance)
     key = Path(pair["key"]).read_bytes().splitlines()[1]
     assert is_in(disk, name.encode())
     assert is_in(disk, key) is not bool(place)

@@ -37,7 +37,9 @@ class Cleaning:
         return [*(f"{path}  {what}".rstrip() for path, what in self.files.items()), *self.changes]
 
 
-def plan_cleaning(layout: Layout, *, images: bool, base: bool, released: bool) -> Cleaning:
+def plan_cleaning(
+    layout: Layout, *, images: bool, base: bool, released: bool, volumes: bool = False
+) -> Cleaning:
     """Find what can go; changes nothing.
 
     Args:
@@ -45,6 +47,7 @@ def plan_cleaning(layout: Layout, *, images: bool, base: bool, released: bool) -
         images: Images, snapshots and container images that were made here.
         base: Base images.
         released: Also images that a parameter names, as a channel does, with the parameters.
+        volumes: Volumes, with what somebody wrote on them.
 
     Raises:
         UnavailableError: A region's files are damaged, so nothing says which of its images a channel needs.
@@ -53,6 +56,11 @@ def plan_cleaning(layout: Layout, *, images: bool, base: bool, released: bool) -
     if not layout.root.exists():
         return done
     done.files |= dict.fromkeys(_leftovers(layout), "")
+    if volumes:
+        done.files |= {
+            file: f"volume, {used_bytes(file) >> 20} MiB" if file.suffix == ".raw" else ""
+            for file in sorted(layout.volumes.glob("vol-*"))
+        }
     if not (images or base):
         return done
     found = every_region(layout)
@@ -100,7 +108,7 @@ def _leftovers(layout: Layout) -> Iterator[Path]:
     """What a killed server or build left, and what was set aside as damaged."""
     yield from sorted(layout.machines.glob("*"))
     yield from sorted(layout.bases.glob("base-*"))
-    for folder in (layout.root, layout.regions, layout.snapshots, layout.bases):
+    for folder in (layout.root, layout.regions, layout.snapshots, layout.volumes, layout.bases):
         yield from sorted({*folder.glob("*.partial"), *folder.glob(f"*{DAMAGED}*")})
 
 

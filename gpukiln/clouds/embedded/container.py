@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.container_devices import ContainerDevices
-from gpukiln.clouds.embedded.disk import mount_root, root_kib, run
+from gpukiln.clouds.embedded.disk import fit_root, mount_root, run
 from gpukiln.clouds.embedded.machine import Machine, MachineSpec, children
 from gpukiln.clouds.embedded.network import GATEWAY, GUEST, NAMESERVER, MachineNetwork
 from gpukiln.errors import UnavailableError
@@ -43,6 +43,7 @@ class Container(Machine):
         mount_root(self.spec.root.file, self._root)
 
     def _prepare(self) -> None:
+        fit_root(self.spec.root.file)
         self._mount()
         for name, text in CONTAINER_UNITS.items():
             file = self.spec.folder / "units" / name
@@ -81,13 +82,10 @@ class Container(Machine):
         return self._devices.remove(self._init(), disk, force=force)
 
     def _resize(self, disk: AttachedDisk) -> None:
-        if disk is not self.spec.root:
-            return self._devices.resize(disk)
-        # inside, the root's device can't be seen, so that nobody there could grow its file system
-        loop = run("findmnt", "--noheadings", "--output=SOURCE", "--mountpoint", str(self._root)).strip()
-        run("losetup", "--set-capacity", loop)
-        run("resize2fs", loop, f"{root_kib(disk.file)}K")
-        return None
+        if (
+            disk is not self.spec.root
+        ):  # the root's device can't be seen from inside: it grows at the next start
+            self._devices.resize(disk)
 
     def _init(self) -> int:
         """The container's first process, once it is one: until then it has this host's devices."""

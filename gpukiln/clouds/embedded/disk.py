@@ -6,7 +6,6 @@ Debian's cloud images), and the ext4 root file system in partition 1, last on th
 
 import contextlib
 import json
-import os
 import shutil
 import struct
 import subprocess
@@ -23,6 +22,7 @@ ROOT_START = 4096  # sectors
 ROOT_OFFSET = ROOT_START * SECTOR  # bytes
 BIOS_BOOT_TYPE = "21686148-6449-6E6F-744E-656564454649"
 LINUX_ROOT_TYPE = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"
+GROWTH = 64 << 20  # bytes behind the root partition that are worth to be taken; volumes grow by whole GiB
 ROOM = 2 << 30  # bytes to be free beyond a copy before a disk is copied
 GRUB_MODULES = [
     "biosdisk",
@@ -171,40 +171,25 @@ def copy_disk(source: Path, target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def grow_disk(disk: Path, size_gib: int) -> None:
-    """Enlarge a disk and its root file system; a size that is not larger changes nothing.
+def fit_root(disk: Path) -> None:
+    """Let the root partition and its file system reach the end of a disk that has grown.
 
     Args:
         disk: A raw disk that is not in use.
-        size_gib: The size wanted, in GiB.
 
     Raises:
         UnavailableError: A tool is missing or failed.
     """
-    if disk.stat().st_size >= size_gib << 30:
+    if disk.stat().st_size - (root_kib(disk) * 1024 + ROOT_OFFSET) < GROWTH:
         return
-    grow_root_partition(disk, size_gib)
+    run("sgdisk", "--move-second-header", str(disk))
+    run("sfdisk", "--quiet", "--no-reread", "-N", "1", str(disk), stdin=", +\n")
     loop = run("losetup", "--find", "--show", "--offset", str(ROOT_OFFSET), str(disk)).strip()
     try:
         run("e2fsck", "-f", "-p", loop)
         run("resize2fs", loop, f"{root_kib(disk)}K")
     finally:
         run("losetup", "--detach", loop)
-
-
-def grow_root_partition(disk: Path, size_gib: int) -> None:
-    """Enlarge a disk and its root partition, not the file system in it.
-
-    Args:
-        disk: A raw disk with a root.
-        size_gib: The size wanted, in GiB.
-
-    Raises:
-        UnavailableError: A tool is missing or failed.
-    """
-    os.truncate(disk, size_gib << 30)
-    run("sgdisk", "--move-second-header", str(disk))
-    run("sfdisk", "--quiet", "--no-reread", "-N", "1", str(disk), stdin=", +\n")
 
 
 def mount_root(disk: Path, mountpoint: Path) -> None:

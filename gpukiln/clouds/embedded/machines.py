@@ -11,7 +11,7 @@ from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.container import Container
-from gpukiln.clouds.embedded.disk import copy_disk, grow_root_partition, require_room, used_bytes
+from gpukiln.clouds.embedded.disk import copy_disk, require_room, used_bytes
 from gpukiln.clouds.embedded.instance_metadata import describe_instance
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machine import Machine, MachineSpec, remove_folder
@@ -245,10 +245,7 @@ class Machines:
         with self.lock(instance.id if instance else volume.id):
             machine = self.get(instance.id) if instance else None
             volume_files.make_writable(file)
-            if isinstance(machine, Container) and machine.spec.root.volume_id == volume.id:
-                grow_root_partition(file, size_gib)
-            else:
-                volume_files.grow_file(file, size_gib)
+            volume_files.grow_file(file, size_gib)
             if machine:
                 machine.resize(volume.id)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpukiln.clouds.embedded.disk import (
     copy_disk,
-    grow_disk,
+    fit_root,
     require_room,
     used_bytes,
 )
@@ -47,10 +47,9 @@ def make_disk(
             disk.touch()
         else:
             copy_disk(source, disk)
+        grow_file(disk, size_gib)
         if bootable:
-            grow_disk(disk, size_gib)
-        else:
-            grow_file(disk, size_gib)
+            fit_root(disk)
     except BaseException:
         disk.unlink(missing_ok=True)
         raise

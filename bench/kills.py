@@ -63,7 +63,7 @@ MOMENTS = (
     Moment("image_hygiene :", 3.0),
     Moment("Stopping the source instance"),
     Moment("Creating AMI", 0.5),
-    Moment("AMI: ami-", 1.0),
+    Moment("Waiting for AMI to become ready", 1.0),
     Moment("Adding tags to AMI"),
     Moment("ok bake"),
     Moment(".. boot from the image", 8.0),

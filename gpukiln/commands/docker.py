@@ -149,11 +149,13 @@ def list_(_: Any, json: bool = False) -> None:
     """List the container builds of this machine, newest first."""
     from rich.table import Table
 
+    from gpukiln.docker.build import is_under_way
     from gpukiln.docker.view import human_size
     from gpukiln.progress import PlainConsole, human_seconds
     from gpukiln.verify.verdict import counts_text
 
     records = [build.read() for build in _builds().all()]
+    running = "running" if is_under_way(_builds()) else "killed"
     if json:
         print_json([record.to_dict() for record in records])
         return
@@ -165,7 +167,7 @@ def list_(_: Any, json: bool = False) -> None:
             record.build_id,
             record.reference.rpartition("/")[2] or record.plan.image,
             record.plan.base_name,
-            record.state,
+            running if record.state == "running" else record.state,
             human_size(record.image.size) if record.image else "-",
             counts_text(record.verdict.checks) if record.verdict else "-",
             human_seconds(sum(record.durations_s.values())),

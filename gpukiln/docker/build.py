@@ -97,8 +97,10 @@ def build_container(
     components = apply_overrides(load_components(), overrides)
     with _exclusive(builds.home):
         engine.remove_unfinished(plan.image)
-        for killed in builds.of(plan.image):
+        for killed in builds.all():
             if (left := killed.read()).state == "running":
+                if left.engine == engine.name:
+                    engine.remove_unfinished(left.plan.image)
                 killed.write(replace(left, state="aborted", error="its process was killed"))
         build = builds.create(plan.image)
         record = ContainerRecord(build.id, "running", plan, engine=engine.name)
@@ -237,9 +239,21 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
         )
 
 
+def is_under_way(builds: ContainerBuilds) -> bool:
+    """Whether a build runs on this machine; else one whose record says so was killed.
+
+    Args:
+        builds: Every build of this machine.
+    """
+    try:
+        with _locked(builds.home):
+            return False
+    except BusyError:
+        return True
+
+
 @contextmanager
-def _exclusive(home: Path) -> Iterator[None]:
-    """One build at a time; what a killed one left of its context is removed."""
+def _locked(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("a") as lock:
         try:
@@ -248,6 +262,13 @@ def _exclusive(home: Path) -> Iterator[None]:
             raise BusyError(
                 "another docker.build is under way on this machine", hint="wait for it, then try again"
             ) from None
+        yield
+
+
+@contextmanager
+def _exclusive(home: Path) -> Iterator[None]:
+    """One build at a time; what a killed one left of its context is removed."""
+    with _locked(home):
         for leftover in home.glob("context-*"):
             shutil.rmtree(leftover)
         yield

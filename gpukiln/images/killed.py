@@ -152,11 +152,21 @@ def clean_up_after_killed(
             continue
         except GpukilnError as error:
             say(f"build {build.id} has ended, and not all that it left could be removed: {error.message}")
-    for folder in builds.folder.glob("*"):  # killed before it had a record
-        began = build_started(folder.name)
-        if began and not (folder / "record.json").exists() and datetime.now(UTC) - began > NEW:
-            shutil.rmtree(folder)
+    _remove_empty(builds)
     return removed
+
+
+def _remove_empty(builds: Builds) -> None:
+    """Remove the folders of builds that were killed before they had a record; one that holds more stays."""
+    for folder in builds.folder.glob("*"):
+        began = build_started(folder.name)
+        if not began or datetime.now(UTC) - began < NEW:
+            continue
+        inside = list(folder.iterdir())
+        if {file.name for file in inside} <= {"lock", "record.partial"}:
+            for file in inside:
+                file.unlink()
+            folder.rmdir()
 
 
 def _clean(build: Build, cloud: Cloud, say: Callable[[str], None]) -> list[str]:

@@ -150,14 +150,18 @@ def test_the_key_of_a_verification_that_was_killed_goes(ec2, home, planned):
     assert build.read().state == "verified"
 
 
-def test_a_folder_without_a_record_goes_unless_it_is_new(ec2, home):
+def test_an_empty_folder_without_a_record_goes_unless_it_is_new(ec2, home):
     old, new = (
         home / "builds" / f"{at:%Y%m%d-%H%M%S}-eks-gpu-ab12" for at in (LATER - timedelta(days=1), LATER)
     )
     for folder in (old, new):
         folder.mkdir(parents=True)
+        (folder / "lock").touch()
+    lost = home / "builds" / f"{LATER - timedelta(days=2):%Y%m%d-%H%M%S}-eks-gpu-ab12"
+    lost.mkdir()
+    (lost / "manifest.json").touch()  # somebody's record is lost: that is no reason to remove the rest
     killed.clean_up_after_killed(ec2, Builds(home), pytest.fail)
-    assert [folder.exists() for folder in (old, new)] == [False, True]
+    assert [folder.exists() for folder in (old, new, lost)] == [False, True, True]
 
 
 def test_what_belongs_to_another_computer_waits_for_its_deadline(ec2, home, planned, tmp_path_factory):

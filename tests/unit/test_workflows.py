@@ -268,7 +268,7 @@ def uploads():
                     yield f"{path.name}: {step['name']}", step["with"]["path"].split()
 
 
-@pytest.mark.parametrize(("step", "paths"), uploads())
+@pytest.mark.parametrize(("step", "paths"), list(uploads()))
 def test_artifacts_are_named_files_and_never_folders_or_keys(step, paths):
     for path in paths:
         assert Path(path).suffix in (".json", ".jsonl", ".html", ".xml", ".log"), (

@@ -11,7 +11,11 @@ from gpukiln.verify.situation import situation
 from tests.unit.host_machine import DRIVER, KERNEL, machine
 
 Data = dict[str, Any]
-HUNG = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "told": "no answer in 20 s; process 7 (smi) is in D"}
+HUNG = {
+    "tool": "nvidia-smi",
+    "command": "nvidia-smi -h",
+    "told": "no answer in 20 s; process 7 (smi) is in D",
+}
 NOTHING = {"_not_reached": "nvidia-smi hangs"}
 
 

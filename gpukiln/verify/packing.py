@@ -12,8 +12,6 @@ from pathlib import Path
 from gpukiln.verify.gather_scripts import SIGNATURE
 
 NO_PYTHON = 127
-# To standard error, as the shell itself would; a subshell ends itself alone.
-NO_PYTHON_SAYS = f"exec sh -c 'echo python3: not found >&2; exit {NO_PYTHON}'"
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
 BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
 
@@ -31,7 +29,7 @@ def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None
     limit = "-" if max_seconds is None else f"{max_seconds:.0f}"
     become = "" if profile == "runner" else "[ $(id -u) = 0 ] || s='sudo -n'; "
     return (
-        f"command -v python3 >/dev/null || {NO_PYTHON_SAYS}; s=; {become}"
+        f"if ! command -v python3 >/dev/null; then echo python3: not found >&2; exit {NO_PYTHON}; fi; s=; {become}"
         f"exec $s python3 -c '{_code()}' {profile or '-'} {mark} {limit}"
     )
 
@@ -46,7 +44,7 @@ def facts_in(output: str, mark: str) -> str:
     Raises:
         ValueError: They are not in it.
     """
-    parts = output.split(f"\n{mark}\n")
+    parts = output.split(mark)  # Ansible takes the line end off an output
     if len(parts) != 3:
         raise ValueError("no facts are in what the machine printed")
     return parts[1]

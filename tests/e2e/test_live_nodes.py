@@ -64,7 +64,7 @@ def test_a_node_is_converged_and_stays_so(here, inventory, node, key):
     assert (second["hosts"][name]["state"], second["hosts"][name]["changes"]) == ("ok", [])
 
     resumed = here.invoke("node.apply", "--resume", first["id"], "--leave-out", LEFT_OUT, ok=False)
-    assert resumed.returncode == 1
+    assert resumed.returncode == 4
     assert "1 host: 1 unreachable" in resumed.stderr
 
 
@@ -78,3 +78,26 @@ def test_what_was_changed_by_hand_is_found_and_left(here, inventory, node, key):
     [change] = [change for change in found["hosts"][name]["changes"] if change["diff"]]
     assert "json-file" in change["diff"]
     assert here.ssh(node, key, "cat /etc/docker/daemon.json").stdout == '{"log-driver": "none"}\n'
+
+
+def test_what_the_login_shell_prints_is_no_obstacle(here, inventory, node, key):
+    """Ansible and the doctor ask a machine whose user is greeted also where nobody logs in."""
+    name = node["PrivateIpAddress"]
+    here.ssh(node, key, 'sed -i \'1i echo "welcome to {gpu-1}"; trap "echo bye" EXIT\' ~/.bashrc')
+    assert here.ssh(node, key, "true").stdout.startswith("welcome")
+    done = here.invoke(
+        *("node.doctor", "--inventory", str(inventory), "--limit", name, "--json", "--max-seconds", "120"),
+        ok=False,
+    )
+    [judged] = json.loads(done.stdout)
+    assert judged["verdict"], judged["reason"]
+    assert judged["situation"].startswith(
+        "No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed"
+    )
+    assert done.returncode == 1
+
+
+def test_a_node_that_cannot_be_reached_does_not_differ(here, inventory):
+    done, found = node_command(here, "drift", inventory, "--limit", "gone", ok=False)
+    assert done.returncode == 4
+    assert found["hosts"]["gone"]["state"] == "unreachable"

@@ -1,11 +1,14 @@
 """The command that gathers a machine's facts, as it is sent there."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from gpukiln.verify.packing import gather_command
+import pytest
+
+from gpukiln.verify.packing import NO_PYTHON, facts_in, gather_command
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import made_up_machine
 
@@ -46,3 +49,28 @@ def test_the_bindings_sent_along_read_nvml_with_no_package_installed(tmp_path: P
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [False, made_up_machine(0), made_up_machine()]
+
+
+def test_what_the_login_shell_prints_is_not_taken_for_facts(tmp_path: Path) -> None:
+    """As ~/.bashrc of a user who logs in by ssh, which bash reads there too."""
+    noise = tmp_path / "bashrc"
+    noise.write_text('echo "welcome to {gpu-1}"; trap "echo bye" EXIT; printf "no line end"\n')
+    mark = "0123456789abcdef"
+    done = subprocess.run(
+        ["bash", "-c", gather_command("runner", mark, 0)],
+        env={**os.environ, "BASH_ENV": str(noise)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("welcome")
+    facts = json.loads(facts_in(done.stdout, mark))
+    assert facts["schema"] == 1
+    assert facts["cuda"] == {"_not_reached": "the 0 s that gathering facts may take were up"}
+    with pytest.raises(ValueError, match="no facts"):
+        facts_in(done.stdout, "fedcba9876543210")
+
+
+def test_without_python_the_command_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", gather_command("node", "0123", 60)],
+        env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (NO_PYTHON, "python3: not found\n")

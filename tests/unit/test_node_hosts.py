@@ -51,6 +51,20 @@ def test_without_an_inventory_hosts_have_to_be_named():
     assert "--hosts" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("hosts", "with_inventory", "limit", "words"),
+    [
+        ("local://", True, "", "names no host of an inventory, and --inventory is given"),
+        ("ssh://a,local://", True, "a", "--inventory is given"),
+        ("local://", False, "a", "names no host of an inventory, and --limit is given"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(inventory, hosts, with_inventory, limit, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        find_targets(hosts, inventory if with_inventory else None, limit)
+    assert f"--hosts {hosts},ansible://all" in caught.value.hint
+
+
 def test_the_doctor_stops_at_the_first_broken_layer(tmp_path):
     """This computer may be anything: with a thousand GPUs expected something is broken on it."""
     done = subprocess.run(
@@ -73,4 +87,9 @@ def test_the_doctor_stops_at_the_first_broken_layer(tmp_path):
     assert later[-1]["outcome"] == "not_reached"
     assert {check["outcome"] for check in later} <= {"not_reached", "passed", "not_run"}
     assert f"\n{failed[0]['id']}: " in done.stderr
+    # the first thing that it says of the machine is how it stands
+    assert judged["situation"].endswith(".")
+    lines = done.stderr.splitlines()
+    [says] = [number for number, line in enumerate(lines) if line.startswith("localhost: ")]
+    assert says < lines.index(f"{failed[0]['id']}: {failed[0]['title']}")
     assert "  fix:   " in done.stderr

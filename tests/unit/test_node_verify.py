@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,25 @@ def verdict(outcome: str) -> Verdict:
         ([verdict("failed"), None], 1),
         ([verdict("passed"), None], 5),
         ([None], 4),
+        ([verdict("not_reached")], 5),
+        ([verdict("passed"), verdict("not_reached")], 5),
+        ([verdict("failed"), verdict("not_reached")], 1),
     ],
 )
 def test_exit_codes(verdicts, code):
     assert _exit_code_of_verdicts(verdicts) == code
 
 
-def verify(folder, *options):
-    (folder / "hosts.yml").write_text(INVENTORY)
+NO_PYTHON = """\
+all:
+  hosts:
+    bare: {ansible_connection: local, ansible_python_interpreter: /nonexistent/python3}
+    bare-too: {ansible_connection: local, ansible_python_interpreter: /nonexistent/python3}
+"""
+
+
+def verify(folder, *options, inventory=INVENTORY):
+    (folder / "hosts.yml").write_text(inventory)
     done = subprocess.run(
         [
             *(Path(sys.executable).parent / "invoke", "node.verify"),
@@ -95,6 +107,36 @@ def test_a_profile_that_is_none(tmp_path):
     done, _ = verify(tmp_path, "--limit", "here", "--profile", "nodes")
     assert done.returncode == 2
     assert "wanted one of image, node, eks-node" in done.stderr
+
+
+def test_a_host_without_python_is_one_clear_finding_that_nobody_else_may_read(tmp_path):
+    before = os.umask(0)
+    try:
+        done, found = verify(tmp_path, inventory=NO_PYTHON)
+    finally:
+        os.umask(before)
+    assert done.returncode == 4, done.stderr
+    assert [(one["host"], one["verdict"]) for one in found] == [("bare", None), ("bare-too", None)]
+    assert found[0]["reason"].startswith("bare can't be judged: it has no python3 (")
+    assert found[0]["reason"].endswith("install Python 3.9 or newer on it")
+    assert done.stderr.count("it has no python3") == 2
+    assert "Traceback" not in done.stderr
+    assert "JSONDecodeError" not in done.stderr
+    nodes = tmp_path / "home/nodes"
+    paths = [nodes, *nodes.rglob("*")]
+    assert len(paths) > 5
+    assert not {str(p): oct(p.stat().st_mode) for p in paths if p.stat().st_mode & 0o077}
+
+
+def test_too_little_time_is_no_pass_and_is_kept_to(tmp_path):
+    started = time.monotonic()
+    done, found = verify(tmp_path, "--limit", "here", "--max-seconds", "10")
+    assert time.monotonic() - started < 20  # the command itself has to start too
+    assert done.returncode in (1, 4, 5), done.stderr
+    assert not (found[0]["verdict"] and found[0]["verdict"]["passed"])
+    done, _ = verify(tmp_path, "--limit", "here", "--max-seconds", "9")
+    assert done.returncode == 2
+    assert "--max-seconds is 9, wanted 10 or more" in done.stderr
 
 
 def test_hosts_are_reached_as_ansible_reaches_them():

@@ -1,16 +1,19 @@
 """Runs on nodes: real Ansible on hosts of this process, one that fails, one that can't be reached."""
 
 import json
+import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from gpukiln.commands.node import _exit_code
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.nodes.playbook import Request, list_hosts, run_playbook
-from gpukiln.nodes.results import Collector, RunResult
-from gpukiln.nodes.runs import Runs
+from gpukiln.nodes.results import Collector, HostResult, RunResult
+from gpukiln.nodes.runs import Run, Runs
 from gpukiln.nodes.view import render, summary
 
 INVENTORY = """\
@@ -38,6 +41,25 @@ PLAYBOOK = """\
     - name: Begin no further batch when a host has failed
       ansible.builtin.meta: end_play
       when: ansible_play_hosts_all | difference(ansible_play_hosts) | length > 0
+"""
+
+
+SECRETS_PLAYBOOK = r"""
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: Say
+      ansible.builtin.debug:
+        msg: {"password": "hunter2", "url": "https://bob:hunter2@example.com/", "key": "KEY"}
+    - name: Say again
+      ansible.builtin.command:
+        argv: [echo, "--token", hunter2, '{"password": "hunter2"}', "Authorization: Bearer hunter2.x"]
+      changed_when: false
+    - name: Write
+      ansible.builtin.copy: {content: "password: hunter2\n", dest: "%s"}
+    - name: Break
+      ansible.builtin.command:
+        argv: [sh, -c, "echo API_TOKEN=hunter2 >&2; echo the end of it >&2; exit 3"]
 """
 
 
@@ -71,6 +93,52 @@ def test_every_host_has_its_own_outcome_and_a_failed_batch_is_the_last(request_o
     assert "Connection refused" in result.hosts["gone"].failure
     assert "/does-not-exist" in (tmp_path / "run/hosts/bad.log").read_text()
     assert summary(result) == "4 hosts: 1 changed, 1 failed, 1 unreachable, 1 not reached"
+
+
+def test_no_secret_is_in_a_log_or_a_record_and_nobody_else_may_read_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("APP_TOKEN", "hunter2-of-the-environment")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "inventory.yml").write_text(INVENTORY)
+    key = f"{'-' * 5}BEGIN RSA PRIVATE KEY{'-' * 5}\\nMIIhunter2\\n"
+    playbook = tmp_path / "site.yml"
+    playbook.write_text(SECRETS_PLAYBOOK.replace("KEY", key) % (tmp_path / "secret"))
+    folder = Runs(tmp_path / "home").create("apply").folder
+    before = os.umask(0)
+    try:
+        request = Request(playbook=str(playbook), inventory=tmp_path / "inventory.yml", limit="good")
+        result = run(request, folder)
+        Run(folder).write(request, result)
+    finally:
+        os.umask(before)
+    said = json.dumps(result.to_dict())
+    assert "hunter2" not in said
+    assert "+password: (left out)" in result.hosts["good"].changes[-1].diff
+    assert "the end of it" in result.hosts["good"].failure
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"ansible.log", "good.log", "run.json"}
+    for path in files:
+        assert "hunter2" not in path.read_text(), path
+        assert "the end of it" in path.read_text(), path
+    modes = {path.stat().st_mode & 0o777 for path in (*files, folder, folder / "hosts", folder.parent)}
+    assert modes == {0o600, 0o700}
+    assert not list((tmp_path / "tmp").iterdir()), "what Runner keeps has the whole environment"
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        (["ok", "changed"], 0),
+        (["unreachable", "unreachable"], 4),
+        (["unreachable", "not_reached"], 4),
+        (["ok", "unreachable"], 5),
+        (["ok", "failed"], 5),
+        (["failed", "unreachable"], 1),
+    ],
+)
+def test_exit_codes(states, code):
+    result = RunResult({str(n): HostResult(str(n), state) for n, state in enumerate(states)})
+    assert _exit_code(result) == code
 
 
 def test_check_mode_shows_the_difference_and_changes_nothing(request_of, tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpukiln.catalog import bases
 from gpukiln.errors import RefusedError
 
 
@@ -46,7 +47,6 @@ class AwsCloud:
     """
 
     name = "aws"
-    default_base = "eks-ubuntu-22.04"
     strict_sources = True
     has_gpus = True
     keeps_stages = False
@@ -64,6 +64,11 @@ class AwsCloud:
         self.profile = profile
         self.subnet_id = subnet_id
         self.ssh_cidr = ssh_cidr or "0.0.0.0/0"
+
+    @property
+    def default_base(self) -> str:
+        """The base image to take when none is named."""
+        return bases.default_base(self.name)
 
     @functools.cached_property
     def _session(self) -> Any:

@@ -118,12 +118,6 @@ def test_checks_not_run_are_told_apart_in_a_passed_verdict() -> None:
     assert "passed - 1 passed, 0 failed, 1 not run" in report.summary(good)
 
 
-def test_written_json_is_the_verdict(tmp_path: Path) -> None:
-    report.write_json(VERDICT, tmp_path / "v.json")
-    assert json.loads((tmp_path / "v.json").read_text()) == json.loads(json.dumps(VERDICT.to_dict()))
-    assert [p.name for p in tmp_path.iterdir()] == ["v.json"]
-
-
 def test_docs_list_the_checks_as_they_are() -> None:
     path = Path(__file__).parents[2] / "docs" / "checks.md"
     assert path.read_text() == catalog.markdown(), "run: python -m gpukiln.verify.catalog > docs/checks.md"

@@ -31,7 +31,7 @@ VERDICT = Verdict(
 
 
 def test_verdict_survives_json() -> None:
-    assert Verdict.from_dict(json.loads(report.to_json(VERDICT))) == VERDICT
+    assert Verdict.from_dict(json.loads(json.dumps(VERDICT.to_dict()))) == VERDICT
 
 
 def test_verdict_does_not_believe_counts_of_a_document() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpukiln.catalog import bases
 from gpukiln.clouds.base import explain_aws_errors
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 
@@ -55,7 +56,6 @@ class AwsCloud:
     """
 
     name = "aws"
-    default_base = "eks-ubuntu-22.04"
     strict_sources = True
     has_gpus = True
     keeps_stages = False
@@ -96,6 +96,11 @@ class AwsCloud:
         with explain_aws_errors(f"look at {subnet_id}"):
             [subnet] = self.client("ec2").describe_subnets(SubnetIds=[subnet_id])["Subnets"]
         return bool(subnet["MapPublicIpOnLaunch"])
+
+    @property
+    def default_base(self) -> str:
+        """The base image to take when none is named."""
+        return bases.default_base(self.name)
 
     @functools.cached_property
     def _session(self) -> Any:

@@ -121,7 +121,12 @@ def explain_aws_errors(action: str) -> Iterator[None]:
     Raises:
         UnavailableError: The cloud could not be reached, there are no credentials, or it refused.
     """
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError  # noqa: PLC0415
+    from botocore.exceptions import (  # noqa: PLC0415
+        BotoCoreError,
+        ClientError,
+        NoCredentialsError,
+        ProfileNotFound,
+    )
     from botocore.parsers import ResponseParserError  # noqa: PLC0415
 
     try:
@@ -129,6 +134,9 @@ def explain_aws_errors(action: str) -> Iterator[None]:
     except NoCredentialsError as error:
         hint = "log in (aws sso login), set AWS_PROFILE, or use --cloud embedded"
         raise UnavailableError(f"can't {action}: no AWS credentials", hint=hint) from error
+    except ProfileNotFound as error:
+        hint = "`aws configure list-profiles` lists them; --profile or AWS_PROFILE names one"
+        raise UnavailableError(f"can't {action}: {error}", hint=hint) from error
     except ClientError as error:
         code, text = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
         hint = next((advice for codes, advice in ADVICE.items() if code in codes), "")

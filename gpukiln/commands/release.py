@@ -213,7 +213,7 @@ def prune(
         ]
         if actions:
             PlainConsole().print(prune_table(done), crop=False)
-        if not yes:
+        if not yes and not all(one.error for one in done):
             what = "--yes removes what says `remove`" if "remove" in actions else "nothing is to be"
             print(f"nothing was removed: {what}", file=sys.stderr)
     pruning.require_complete(done)

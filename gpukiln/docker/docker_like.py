@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,15 +67,22 @@ class DockerLike(Engine):
     @contextlib.contextmanager
     def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
         """See `Engine.container`. Started by the image's own entrypoint, so that it is process 1."""
-        options = ("--detach", f"--name={name}", "--network=host", *(self.gpu_options if gpus else ()))
-        ask(self.name, "rm", "--force", name)
+        options = ["--detach", f"--name={name}", "--network=host", *self.run_options]
+        options += self.gpu_options if gpus else ()
+        ask(self.name, *self.remove_command, name)
         container = call(self.name, "run", *options, reference, "sleep", "infinity").strip()
         try:
             yield f"{self.name}://{container}"
         finally:
-            call(self.name, "rm", "--force", container)
+            call(self.name, *self.remove_command, container)
 
     gpu_options: ClassVar[tuple[str, ...]]
+    remove_command: ClassVar[tuple[str, ...]] = ("rm", "--force")
+
+    @property
+    def run_options(self) -> tuple[str, ...]:
+        """Options of every container."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,31 @@ class Podman(DockerLike):
 
     name: ClassVar[str] = "podman"
     gpu_options: ClassVar[tuple[str, ...]] = ("--device=nvidia.com/gpu=all",)
+    remove_command: ClassVar[tuple[str, ...]] = (
+        "rm",
+        "--force",
+        "--time=0",
+    )  # it would wait 10 s, Docker does not
+
+    @property
+    def run_options(self) -> tuple[str, ...]:
+        """This process's limits: Podman's defaults are higher than a host may grant, and then nothing starts.
+
+        `--ulimit=host` leads to the same defaults where a containers.conf has none (Podman 4.3). The limit of
+        processes it first lowers for itself to the kernel's largest process id, and can't raise again.
+        """
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
+        ids = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="utf-8"))
+        limits = {
+            "nofile": files,
+            "nproc": ids if processes == resource.RLIM_INFINITY else min(processes, ids),
+        }
+        return tuple(
+            f"--ulimit={name}={limit}:{limit}"
+            for name, limit in limits.items()
+            if limit != resource.RLIM_INFINITY
+        )
 
     @classmethod
     def find(cls) -> Engine | str:

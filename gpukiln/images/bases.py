@@ -10,8 +10,6 @@ from gpukiln.catalog.load import version_key
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UnavailableError
 
-"""The tag that says what is in a base image, where its builder says so."""
-
 
 @dataclass(frozen=True)
 class ResolvedBase:

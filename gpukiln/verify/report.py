@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,7 +11,6 @@ from rich.text import Text
 from gpukiln.progress import Progress
 from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.suite import GATHERING
-from gpukiln.verify.text import write_whole
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, count, counts_text
 
 MARKS: dict[Outcome, tuple[str, str]] = {
@@ -147,13 +144,3 @@ def ending(verdict: Verdict) -> RenderableType:
 def render(verdict: Verdict) -> RenderableType:
     """The whole terminal report: table, fixes, summary."""
     return Group(table(verdict), ending(verdict))
-
-
-def to_json(verdict: Verdict) -> str:
-    """The verdict as a JSON document."""
-    return json.dumps(verdict.to_dict(), indent=2)
-
-
-def write_json(verdict: Verdict, path: Path) -> None:
-    """Write the verdict, whole or not at all."""
-    write_whole(path, to_json(verdict) + "\n")

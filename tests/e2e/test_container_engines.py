@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import testinfra
+from engines import offer
 
 from gpukiln.docker.engine import BuildRequest, Engine, native_platform
 from gpukiln.docker.engines import find_engine
@@ -57,21 +58,20 @@ def root_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def docker_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    if not shutil.which("dockerd") or not shutil.which("docker"):
-        pytest.skip("Docker Engine is not installed (docker.io)")
-    folder = tmp_path_factory.mktemp("docker")
-    address = f"unix://{folder}/docker.sock"
-    log = (folder / "dockerd.log").open("w")
-    daemon = subprocess.Popen(
-        [
-            *("dockerd", "--host", address, "--iptables=false", "--bridge=none", "--storage-driver=vfs"),
-            *(f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"),
-        ],
-        stdout=log,
-        stderr=log,
-    )
-    try:
-        with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        offer("docker", patch)
+        folder = tmp_path_factory.mktemp("docker")
+        address = f"unix://{folder}/docker.sock"
+        log = (folder / "dockerd.log").open("w")
+        daemon = subprocess.Popen(
+            [
+                *("dockerd", "--host", address, "--iptables=false", "--bridge=none", "--storage-driver=vfs"),
+                *(f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"),
+            ],
+            stdout=log,
+            stderr=log,
+        )
+        try:
             patch.setenv("DOCKER_HOST", address)
             for _ in range(120):
                 if subprocess.run(["docker", "version"], capture_output=True, check=False).returncode == 0:
@@ -79,11 +79,11 @@ def docker_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 assert daemon.poll() is None, (folder / "dockerd.log").read_text()[-2000:]
                 time.sleep(0.5)
             yield
-    finally:
-        daemon.terminate()
-        daemon.wait(60)
-        if (namespace := folder / "exec/netns/default").exists():  # the engine leaves it mounted
-            subprocess.run(["umount", str(namespace)], check=True)
+        finally:
+            daemon.terminate()
+            daemon.wait(60)
+            if (namespace := folder / "exec/netns/default").exists():  # the engine leaves it mounted
+                subprocess.run(["umount", str(namespace)], check=True)
 
 
 @pytest.fixture
@@ -95,7 +95,12 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
             monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")  # Debian's has BuildKit built in
         monkeypatch.setenv("DOCKER_BUILDKIT", "1" if buildkit else "0")
     else:
-        if not shutil.which(name):
+        if name == "podman":
+            offer(name, monkeypatch)
+            (settings := tmp_path / "containers.conf").write_text('[engine]\nruntime = "runc"\n')
+            if not shutil.which("crun"):
+                monkeypatch.setenv("CONTAINERS_CONF", str(settings))
+        elif not shutil.which(name):
             pytest.skip(f"{name} is not installed")
         conf = tmp_path / "storage.conf"
         conf.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/g"\nrunroot = "{tmp_path}/r"\n')

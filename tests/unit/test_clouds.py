@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 from invoke.context import Context
 
+from gpukiln.catalog.bases import load_bases
 from gpukiln.clouds.aws import AwsCloud
+from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.commands import cloud as commands
-from gpukiln.errors import RefusedError
+from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.packer import Packer
 
 PRIVATE = "https://vpce-0a1b-ec2.example.test"
@@ -37,9 +40,22 @@ def embedded(tmp_path: Path) -> EmbeddedCloud:
     return found
 
 
-def test_aws_is_aws(aws: AwsCloud) -> None:
+def test_aws_is_aws(aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
     assert aws.client("ec2").meta.endpoint_url == "https://ec2.us-west-2.amazonaws.com"
     assert aws.packer_variables() == {}
+
+
+def test_the_data_names_the_default_base(
+    aws: AwsCloud, embedded: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (aws.default_base, embedded.default_base) == ("eks-ubuntu-22.04", base_image.NAME)
+    swapped = {name: replace(one, default_on=("aws",)) for name, one in load_bases().items()}
+    monkeypatch.setattr("gpukiln.catalog.bases.load_bases", lambda: swapped)
+    assert aws.default_base == next(iter(swapped))
+    with pytest.raises(UsageError, match="the default on 'embedded'"):
+        assert embedded.default_base
 
 
 @pytest.mark.parametrize(
@@ -59,10 +75,6 @@ def test_a_private_endpoint_is_packers_too(
         monkeypatch.setenv(name, value)
     assert aws.client("ec2").meta.endpoint_url == PRIVATE
     assert aws.packer_variables() == {"ec2_endpoint": PRIVATE}
-    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
-    again = AwsCloud("us-west-2")
-    assert again.client("ec2").meta.endpoint_url == "https://ec2.us-west-2.amazonaws.com"
-    assert again.packer_variables() == {}
 
 
 @pytest.mark.parametrize(

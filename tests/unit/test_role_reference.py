@@ -73,3 +73,14 @@ def test_a_sound_role_has_no_mistake(tmp_path: Path) -> None:
 def test_a_disagreement_is_told(tmp_path: Path, options: dict, defaults: dict, mistake: str) -> None:
     found = list(roles.mistakes(a_role(tmp_path, options=options, defaults={"sample_x": 1, **defaults})))
     assert any(line.startswith(mistake) for line in found), found
+
+
+def platforms(role: str) -> list:
+    return yaml.safe_load((ROOT / "roles" / role / "meta/main.yml").read_text())["galaxy_info"]["platforms"]
+
+
+@pytest.mark.parametrize("role", [role.name for role in roles.load_roles() if role.name != "apt_sources"])
+def test_every_role_is_for_the_same_systems(role: str) -> None:
+    assert [one["name"] for one in platforms("apt_sources")] == ["Debian", "Ubuntu"]  # that have apt
+    assert platforms(role) == platforms("packages")
+    assert [one["name"] for one in platforms(role)] == ["Debian", "Ubuntu", "EL", "Amazon Linux"]

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from gpukiln.catalog import bases
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded.client import ensure_server
 from gpukiln.clouds.embedded.layout import Layout, state_home
@@ -30,7 +31,6 @@ class EmbeddedCloud:
     """
 
     name = "embedded"
-    default_base = base_image.NAME
     strict_sources = False
     has_gpus = False
     keeps_stages = True
@@ -41,6 +41,11 @@ class EmbeddedCloud:
         self.region = region
         self.layout = layout or Layout(state_home())
         self._clients: dict[tuple[str, int], Any] = {}
+
+    @property
+    def default_base(self) -> str:
+        """The base image to take when none is named."""
+        return bases.default_base(self.name)
 
     @functools.cached_property
     def _server(self) -> dict[str, Any]:

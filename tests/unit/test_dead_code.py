@@ -1,0 +1,78 @@
+"""What nobody uses, and explanations of what is gone."""
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpukiln.catalog.load import ROOT
+
+FOLDERS = ("gpukiln", "ansible", "roles", "bench", "tests")
+PROGRAMS = ("gpukiln", "ansible", "roles", "bench", "molecule", "tests/host", "tests/doubles")
+PLUGINS = ("gpukiln/verify/plugin.py", "gpukiln/verify/buildah_backend.py")  # called by their names
+
+
+@cache
+def modules() -> tuple[tuple[str, ast.Module], ...]:
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in files)
+
+
+def stray_texts(module: ast.Module) -> list[int]:
+    """Lines of texts that explain nothing: neither first in a body nor below an assignment."""
+    found = []
+    for node in ast.walk(module):
+        body = getattr(node, "body", None)
+        for number, line in enumerate(body if isinstance(body, list) else ()):
+            is_text = isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+            before = body[number - 1] if number else None
+            if (
+                is_text
+                and line.value.value is not ...
+                and not isinstance(before, ast.Assign | ast.AnnAssign | None)
+            ):
+                found.append(line.lineno)
+    return found
+
+
+def test_every_text_explains_what_stands_above_it() -> None:
+    assert stray_texts(ast.parse("import a\n'b'\n")) == [2]
+    assert stray_texts(ast.parse("'a'\nb = 1\n'b'\n")) == []
+    assert [f"{name}:{line}" for name, module in modules() for line in stray_texts(module)] == []
+
+
+def words(path: Path) -> Counter[str]:
+    return Counter(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+
+
+def unused(used: Counter[str], module: ast.Module) -> list[str]:
+    """Functions and classes whose name stands nowhere else; a decorator may register one."""
+    return [
+        node.name
+        for node in module.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.decorator_list
+        and used[node.name] < 2
+    ]
+
+
+@pytest.fixture(scope="module")
+def used() -> Counter[str]:
+    """How often each word stands in the programs; what only tests of programs mention is used by nobody."""
+    files = [path for folder in PROGRAMS for path in (ROOT / folder).rglob("*.py")]
+    return sum((words(path) for path in [*files, ROOT / "tasks.py", ROOT / "pyproject.toml"]), Counter())
+
+
+def test_nothing_is_there_for_its_test_only(used: Counter[str]) -> None:
+    assert unused(Counter(f=1, g=2), ast.parse("def f(): pass\ndef g(): pass\n@a\ndef h(): pass\n")) == ["f"]
+    found = [
+        f"{name}: {function}"
+        for name, module in modules()
+        if name.startswith(("gpukiln/", "roles/", "bench/")) and name not in PLUGINS
+        for function in unused(used, module)
+        if function != "FilterModule"  # Ansible's name
+    ]
+    assert found == []

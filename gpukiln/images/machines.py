@@ -16,6 +16,7 @@ from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import BUILD_TAG
 from gpukiln.images.deadline import DEADLINE_TAG, deadline_of, deadline_text, shutdown_user_data
 from gpukiln.images.launch import Launched, launch, lost
+from gpukiln.images.rehearsal import node_config
 from gpukiln.verify.target import Target
 
 GONE = ("terminated", "shutting-down")
@@ -163,6 +164,7 @@ def machine_from_image(
     folder: Path,
     say: Callable[[str], None],
     spot: bool = False,
+    rehearse_node: bool = False,
     timeout_s: float = 900,
 ) -> Iterator[tuple[Target, Launched]]:
     """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
@@ -176,6 +178,7 @@ def machine_from_image(
         folder: Where the private key lies while the machine lives.
         say: Told what is being waited for.
         spot: Whether it may be a spot instance.
+        rehearse_node: Whether nodeadm gets a NodeConfig, of a cluster that there is not.
         timeout_s: Seconds until SSH must answer.
 
     Yields:
@@ -197,7 +200,7 @@ def machine_from_image(
                 "SecurityGroupIds": [access.group_id],
                 "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
                 "InstanceInitiatedShutdownBehavior": "terminate",
-                "UserData": shutdown_user_data(access.deadline),
+                "UserData": shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else [])),
                 "TagSpecifications": tag_specifications(tags, "instance", "volume"),
             },
             instance_types=instance_types,

@@ -38,6 +38,7 @@ from gpukiln.verify.gather_base import (
 from gpukiln.verify.gather_container import container
 from gpukiln.verify.gather_cuda import cuda
 from gpukiln.verify.gather_monitoring import monitoring
+from gpukiln.verify.gather_nodeadm import nodeadm
 from gpukiln.verify.gather_nvml import name_gpus, nvml_facts
 from gpukiln.verify.gather_runner import runner, visible_gpus
 from gpukiln.verify.gather_scripts import SIGNATURE
@@ -356,7 +357,7 @@ def nvml() -> dict[str, Any]:
 
 SECTIONS = (
     record, expected, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity,
-    keys, leftovers, secrets, docker, containerd, gpus, nvml, cuda, container, monitoring, boot,
+    keys, leftovers, secrets, docker, containerd, nodeadm, gpus, nvml, cuda, container, monitoring, boot,
 )  # fmt: skip
 # Of a container: nothing booted there, and the host has the log and the driver.
 RUNNER_SECTIONS = {

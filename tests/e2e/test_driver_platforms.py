@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 from harness import Node
 from standin import packages
-from standin.platforms import INSTALL_DRIVER, disguise, publish
+from standin.platforms import (
+    CUDAS_DKMS,
+    EPEL,
+    INSTALL_DRIVER,
+    NEWER_KERNEL,
+    RELEASES,
+    disguise,
+    package,
+    publish,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -250,9 +259,26 @@ def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
 @contextmanager
 def rpm_machine(here, key, folder, platform, streams):
     with Node(here, key, folder) as node:
-        made, modules = packages.cuda_rpm(streams, disguise(node, platform))
+        disguise(node, platform)
+        made, modules = packages.cuda_rpm(streams)
+        if platform == "rocky-9":
+            found = [package(one) for one in EPEL]
+            node.epel = publish(node, "/srv/epel", found, kind="rpm")
+        else:
+            made.append(package(CUDAS_DKMS))
         node.fingerprint = publish(node, "/srv/cuda", made, modules, kind="rpm")
         yield node
+
+
+def sources(node):
+    """Where a system with dnf gets the driver and what it is built with."""
+    found = {"nvidia_driver_repository": cuda_repository(node)}
+    if hasattr(node, "epel"):
+        epel = {"url": "file:///srv/epel", "key_url": "file:///srv/epel/gpgkey", "key_fingerprint": node.epel}
+        found["nvidia_driver_dkms_repository"] = {
+            "rpm": {**epel, "includepkgs": ["dkms"], "distributions": ["rocky"]}
+        }
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +289,7 @@ def rocky(here, key, tmp_path_factory):
 
 
 def test_dnf_takes_the_branchs_stream_and_not_the_newest_release(rocky):
-    rocky.converge(
-        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version="535.288.01"
-    )
+    rocky.converge(INSTALL_DRIVER, **sources(rocky), nvidia_driver_version="535.288.01")
     assert drivers(rocky, RPM) == {"535.288.01"}
     assert module_version(rocky) == "535.288.01"
     locked = rocky.read("sudo dnf -q versionlock list")
@@ -274,10 +298,11 @@ def test_dnf_takes_the_branchs_stream_and_not_the_newest_release(rocky):
     listed = rocky.read("sudo lsinitrd /boot/initramfs-*.img")
     assert "etc/modprobe.d/gpukiln-nvidia.conf" in listed
     assert "nouveau" not in listed
+    assert "includepkgs = dkms" in rocky.read("cat /etc/yum.repos.d/epel-dkms.repo")
 
 
 def test_dnf_moves_to_another_branch_with_open_modules(rocky):
-    variables = {"nvidia_driver_repository": cuda_repository(rocky), "nvidia_driver_branch": 580}
+    variables = {**sources(rocky), "nvidia_driver_branch": 580}
     rocky.converge(
         INSTALL_DRIVER, **variables, nvidia_driver_modules="open", nvidia_driver_fabric_manager="always"
     )
@@ -290,9 +315,7 @@ def test_dnf_moves_to_another_branch_with_open_modules(rocky):
 
 
 def test_dnf_moves_back(rocky):
-    done = rocky.play(
-        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version=OLD
-    )
+    done = rocky.play(INSTALL_DRIVER, **sources(rocky), nvidia_driver_version=OLD)
     assert done.returncode == 0, done.stdout[-6000:]
     assert drivers(rocky, RPM) == {OLD}
     assert module_version(rocky) == OLD
@@ -313,15 +336,39 @@ def amazon(here, key, tmp_path_factory):
 
 
 def test_a_branch_that_amazon_linux_does_not_have_is_refused(amazon):
-    said = amazon.refused(INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(amazon))
+    said = amazon.refused(INSTALL_DRIVER, **sources(amazon))
     assert "Found the streams 580-dkms, 580-open" in said
     assert "wanted 535-dkms" in said
     assert amazon.ssh(RPM).stdout == ""
 
 
 def test_amazon_linux_gets_the_branch_that_it_has(amazon):
-    amazon.converge(
-        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(amazon), nvidia_driver_branch=580
+    """With NVIDIA's dkms, though Amazon's own repository comes first; the kernel stays with the release."""
+    done = amazon.converge(
+        INSTALL_DRIVER, **sources(amazon), nvidia_driver_branch=580, nvidia_driver_upgrade_kernel=True
     )
     assert drivers(amazon, RPM) == {NEW}
     assert module_version(amazon) == NEW
+    assert f"dkms {CUDAS_DKMS.split()[1].split('-')[0]}" in amazon.read(
+        "rpm -q --qf '%{name} %{version}' dkms"
+    )
+    said = " ".join(done.stdout.split())
+    assert f"The kernel stays: found Amazon Linux held at release {RELEASES['amazon-2023']}" in said
+    newer = amazon.read("sudo dnf -q --releasever=latest list --upgrades kernel")
+    assert NEWER_KERNEL in newer
+    assert "6.1.112" in amazon.read("rpm -q kernel kernel-devel")
+
+
+def test_amazon_linux_that_follows_its_releases_gets_its_kernel(amazon):
+    """Shown without the transaction: the stand-in's kernel has no files to boot."""
+    amazon.write("/etc/dnf/vars/releasever", "latest\n")
+    done = amazon.play(
+        INSTALL_DRIVER,
+        "--check",
+        **sources(amazon),
+        nvidia_driver_branch=580,
+        nvidia_driver_upgrade_kernel=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "The kernel stays" not in done.stdout
+    assert "changed: " in done.stdout.partition("Bring the kernel up to date")[2].partition("TASK [")[0]

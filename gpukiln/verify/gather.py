@@ -35,7 +35,7 @@ from gpukiln.verify.gather_base import (
     secrets,
     show,
 )
-from gpukiln.verify.gather_container import container
+from gpukiln.verify.gather_container import container, runtimes_after_join, runtimes_in
 from gpukiln.verify.gather_cuda import cuda
 from gpukiln.verify.gather_monitoring import monitoring
 from gpukiln.verify.gather_nodeadm import nodeadm
@@ -312,11 +312,10 @@ def docker() -> dict[str, Any]:
 
 
 def containerd() -> dict[str, Any]:
-    """{installed, rc, error, runtimes: names in the effective configuration}."""
+    """{installed, rc, error, runtimes: names in the effective configuration, joined: see the function}."""
     dump = run("containerd", "config", "dump", timeout=120)
-    runtimes = re.findall(r'runtimes\.["\']?([\w-]+)["\']?\]', dump["out"])
     return {"installed": dump["rc"] != 127, "rc": dump["rc"], "error": dump["err"][-500:],
-            "runtimes": sorted(set(runtimes))}  # fmt: skip
+            "runtimes": runtimes_in(dump), "joined": runtimes_after_join()}  # fmt: skip
 
 
 def gpus() -> dict[str, Any]:

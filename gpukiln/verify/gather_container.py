@@ -6,24 +6,32 @@ the driver's libraries must come from the container toolkit. What is made is rem
 
 # See gpukiln/verify/gather.py.
 
+# ruff: noqa: PTH110, PTH118, PTH207
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import json
 import os
 import re
+import shlex
+import shutil
 import tarfile
 import tempfile
 from typing import Any
 
-from gpukiln.verify.gather_base import need, pci_gpus, run
+from gpukiln.verify.gather_base import need, pci_gpus, read, run
 
 NAME = "gpukiln-verify:probe"
 # containerd and podman give short names a registry's; this one is never asked.
 FULL_NAME = f"docker.io/library/{NAME}"
 NAMESPACE = "gpukiln-verify"  # of containerd: nobody else's images are touched
 SECONDS = 180
+# Ubuntu's EKS images: what joins them to a cluster, and what it puts in the place of containerd's file.
+JOIN_SCRIPT = "/etc/eks/bootstrap.sh"
+JOIN_TEMPLATES = "/usr/local/share/eks/*config*.toml"
+BEFORE_CONTAINERD = "/etc/systemd/system/containerd.service.d/gpukiln.conf"
 LIBRARIES = r"(/\S*(?:ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.)\S*)"
 
 
@@ -94,6 +102,35 @@ def _containerd(archive: str, command: list[str]) -> dict[str, Any]:
     finally:
         run(*ctr, "images", "remove", "--sync", FULL_NAME)
         run("ctr", "namespaces", "remove", NAMESPACE)
+
+
+def runtimes_in(dump: dict[str, Any]) -> list[str]:
+    """Names of runtimes in what `containerd config dump` said."""
+    return sorted(set(re.findall(r"runtimes\.[\"']?([\w-]+)[\"']?\]", dump["out"])))
+
+
+def runtimes_after_join() -> dict[str, dict[str, Any]]:
+    """{template: {rc, error, runtimes}}: containerd after an Ubuntu EKS image has joined a cluster.
+
+    /etc/eks/bootstrap.sh puts one of these in the place of containerd's configuration and starts it anew.
+    Here a copy goes through what systemd runs before containerd; the machine's own file stays as it is.
+    """
+    if not os.path.exists(JOIN_SCRIPT):
+        return {}
+    found = {}
+    lines = (read(BEFORE_CONTAINERD) or "").splitlines()
+    commands = [shlex.split(line.partition("=")[2]) for line in lines if line.startswith("ExecStartPre=")]
+    for template in sorted(glob.glob(JOIN_TEMPLATES)):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = os.path.join(folder, "config.toml")
+            shutil.copy(template, copy)
+            said = [run(*command, copy) for command in commands]
+            said.append(run("containerd", "--config", copy, "config", "dump", timeout=120))
+        wrong = next((one for one in said if one["rc"] != 0), said[-1])
+        found[template] = {
+            "rc": wrong["rc"], "error": wrong["err"][-500:], "runtimes": runtimes_in(said[-1]),
+        }  # fmt: skip
+    return found
 
 
 def _archive(paths: list[str]) -> bytes:

@@ -1,4 +1,4 @@
-"""The driver's role on systems whose packages stand in: sources, branches, pins, holds and removal.
+"""The driver's role on systems with apt whose packages stand in: sources, branches, pins, holds and removal.
 
 What is real and what stands in is said in standin/platforms.py.
 """
@@ -6,82 +6,64 @@ What is real and what stands in is said in standin/platforms.py.
 import errno
 import hashlib
 import os
-import re
 import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from harness import Node
 from standin import packages
-from standin.platforms import (
-    CUDAS_DKMS,
-    EPEL,
-    INSTALL_DRIVER,
-    NEWER_KERNEL,
-    RELEASES,
-    disguise,
-    package,
-    publish,
-)
+from standin.driver import NEW, OLD, cuda_repository, drivers, module_field, module_version
+from standin.platforms import INSTALL_DRIVER, disguise, publish
 
 pytestmark = pytest.mark.e2e
 
 SIGNER = "gpukiln module signing key of"
-OLD, NEW = "535.309.01", "580.178.04"
-
-
-def drivers(node, command):
-    """Driver versions of the installed packages."""
-    return set(re.findall(r"\b[3-9]\d\d\.\d+\.\d+", node.read(command)))
-
-
-def module_field(node, field):
-    """What the module of the one kernel says of itself."""
-    kernel = node.read("ls /lib/modules").strip()
-    return node.read(f"sudo modinfo -k {kernel} -F {field} nvidia").strip()
-
-
-def module_version(node):
-    """What the one kernel would load."""
-    return module_field(node, "version")
-
-
+FLAVOUR = "cloud-amd64"
 DPKG = "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*' '*cuda*' | grep ^.i"
-RPM = "rpm -qa --qf '%{name} %{version}\\n' | grep -i nvidia"
 
 
 @pytest.fixture(scope="module")
 def ubuntu(here, key, tmp_path_factory):
     with Node(here, key, tmp_path_factory.mktemp("ubuntu")) as node:
-        kernel = disguise(node, "ubuntu-22.04")
-        archive = [
-            *packages.ubuntu_archive(OLD, "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
-            *packages.ubuntu_archive("580.159.03", "0ubuntu0.22.04.1", kernel, "cloud-amd64"),
-        ]
-        publish(node, "/srv/ubuntu", archive)
+        node.kernel = disguise(node, "ubuntu-22.04")
         listed = "deb [signed-by=/srv/ubuntu/gpgkey] file:/srv/ubuntu /\n"
         node.write("/etc/apt/sources.list.d/ubuntu.list", listed)
-        node.read("sudo apt-get -q update")
         cuda = [*packages.cuda_apt("535.288.01"), *packages.cuda_apt(OLD), *packages.cuda_apt(NEW)]
         node.fingerprint = publish(node, "/srv/cuda", cuda)
         yield node
 
 
-def cuda_repository(node):
-    repository = {
-        "url": "file:///srv/cuda",
-        "key_url": "file:///srv/cuda/gpgkey",
-        "key_fingerprint": node.fingerprint,
-    }
-    return {"apt": {**repository, "suite": "/"}, "rpm": repository}
+def archive(node, *made):
+    """What Ubuntu's archive has from now on."""
+    publish(node, "/srv/ubuntu", made)
+    node.read("sudo apt-get -q update")
+
+
+def test_precompiled_modules_of_another_release_give_way_to_dkms(ubuntu):
+    driver = packages.ubuntu_archive(OLD, "0ubuntu0.22.04.1", ubuntu.kernel, FLAVOUR, modules="535.288.01")
+    archive(ubuntu, *driver)
+    said = " ".join(ubuntu.converge(INSTALL_DRIVER).stdout.split())
+    assert (
+        f"linux-modules-nvidia-535-server-{FLAVOUR} does not go with driver {OLD}: its packages can't be"
+        in said
+    )
+    assert "nvidia-kernel-common-535-server (<= 535.288.01-1)" in said
+    assert drivers(ubuntu, DPKG) == {OLD}
+    assert "linux-modules-nvidia" not in ubuntu.read(DPKG)
+    assert module_version(ubuntu) == OLD
 
 
 def test_ubuntu_prefers_canonicals_signed_modules(ubuntu):
+    """Also where DKMS stood in for them."""
+    versions = (OLD, "580.159.03")
+    made = [packages.ubuntu_archive(one, "0ubuntu0.22.04.1", ubuntu.kernel, FLAVOUR) for one in versions]
+    archive(ubuntu, *made[0], *made[1])
     ubuntu.converge(INSTALL_DRIVER)
+    assert "nvidia-dkms" not in ubuntu.read(DPKG)
+    assert "/kernel/nvidia-535-server/" in ubuntu.read(f"sudo modinfo -k {ubuntu.kernel} -n nvidia")
     assert drivers(ubuntu, DPKG) == {OLD}
     assert "linux-modules-nvidia-535-server-cloud-amd64" in ubuntu.read("apt-mark showhold")
-    assert not ubuntu.read("ls /var/lib/dkms 2>/dev/null || echo").strip()
+    assert not ubuntu.read("ls -d /var/lib/dkms/nvidia 2>/dev/null || echo").strip()
 
 
 def test_ubuntu_moves_to_another_branch_with_dkms(ubuntu):
@@ -102,7 +84,7 @@ def test_nvidias_repository_gives_the_wanted_release_and_not_the_newest(ubuntu):
         INSTALL_DRIVER,
         nvidia_driver_source="nvidia",
         nvidia_driver_version="535.288.01",
-        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
         nvidia_driver_fabric_manager="always",
     )
     assert drivers(ubuntu, DPKG) == {"535.288.01"}
@@ -117,7 +99,7 @@ def test_open_modules_by_the_gpus(ubuntu):
         nvidia_driver_branch=580,
         nvidia_driver_modules="auto",
         nvidia_driver_gpus=["h100"],
-        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
     )
     assert drivers(ubuntu, DPKG) == {NEW}
     assert "nvidia-dkms-580-open" in ubuntu.read(DPKG)
@@ -129,7 +111,7 @@ def test_a_kernel_without_headers_is_named(ubuntu):
         "nvidia_driver_source": "nvidia",
         "nvidia_driver_branch": 580,
         "nvidia_driver_modules": "open",
-        "nvidia_driver_repository": cuda_repository(ubuntu),
+        "nvidia_driver_repository": cuda_repository(ubuntu.fingerprint),
     }
     said = ubuntu.refused(INSTALL_DRIVER, **variables)
     assert "Kernel 5.0.0-1-old: found module nvidia in version none, wanted 580.178.04" in said
@@ -144,7 +126,7 @@ def test_what_was_built_unsigned_is_signed(ubuntu):
         nvidia_driver_source="nvidia",
         nvidia_driver_branch=580,
         nvidia_driver_modules="open",
-        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
         nvidia_driver_sign=True,
         nvidia_driver_certificate_dir=str(ubuntu.folder),
     )
@@ -169,7 +151,7 @@ def test_a_given_pair_takes_the_place_of_the_one_before(ubuntu, place):
         nvidia_driver_source="nvidia",
         nvidia_driver_branch=580,
         nvidia_driver_modules="open",
-        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
         nvidia_driver_sign=True,
         nvidia_driver_signing_key=pair["key"],
         nvidia_driver_signing_certificate=pair["certificate"],
@@ -201,7 +183,7 @@ def is_in(disk, wanted):
 
 
 def test_a_key_with_another_fingerprint_is_refused(ubuntu):
-    repository = cuda_repository(ubuntu)
+    repository = cuda_repository(ubuntu.fingerprint)
     repository["apt"]["key_fingerprint"] = "0" * 40
     said = ubuntu.refused(
         INSTALL_DRIVER,
@@ -244,131 +226,34 @@ def test_nvidias_installer_comes_with_its_checksum_and_goes_again(ubuntu):
 
 def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
     kernel = disguise(ubuntu, "ubuntu-24.04")
-    archive = [
-        *packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", kernel, "cloud-amd64"),
-        *packages.ubuntu_transitional(OLD, "0ubuntu0.24.04.2", "580"),
-    ]
-    publish(ubuntu, "/srv/ubuntu", archive)
-    ubuntu.read("sudo apt-get -q update")
+    driver = packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", kernel, FLAVOUR)
+    archive(ubuntu, *driver, *packages.ubuntu_transitional(OLD, "0ubuntu0.24.04.2", "580"))
     said = ubuntu.refused(INSTALL_DRIVER, nvidia_driver_build="dkms")
     assert "Found that apt would install" in said
     assert "580.173.02" in said
     assert ubuntu.ssh(DPKG).stdout == ""
 
 
-@contextmanager
-def rpm_machine(here, key, folder, platform, streams):
-    with Node(here, key, folder) as node:
-        disguise(node, platform)
-        made, modules = packages.cuda_rpm(streams)
-        if platform == "rocky-9":
-            found = [package(one) for one in EPEL]
-            node.epel = publish(node, "/srv/epel", found, kind="rpm")
-        else:
-            made.append(package(CUDAS_DKMS))
-        node.fingerprint = publish(node, "/srv/cuda", made, modules, kind="rpm")
-        yield node
+def test_a_purged_kernel_leaves_what_its_updates_come_by(ubuntu):
+    """The modules bring a newer kernel than the base's, which goes; the last of this machine's tests."""
+    newer = "6.1.999-1-cloud-amd64"
+    archive(ubuntu, *packages.ubuntu_kernel(ubuntu.kernel, FLAVOUR, "9.1"))
+    ubuntu.read(f"sudo apt-get -qy install linux-{FLAVOUR}")
+    driver = packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", newer, FLAVOUR)
+    archive(ubuntu, *driver, packages.ubuntu_image(newer), *packages.ubuntu_kernel(newer, FLAVOUR, "9.2"))
+    variables = {
+        "nvidia_driver_branch": 580,
+        "nvidia_driver_version": "580.173.02",
+        "nvidia_driver_purge_other_kernels": True,
+    }
+    said = ubuntu.refused(INSTALL_DRIVER, **variables)
+    assert f"Found that kernel {ubuntu.kernel}, which has no module, would take linux-{FLAVOUR}" in said
+    assert "nvidia_driver_upgrade_kernel: true brings them to the newest kernel first" in said
+    ubuntu.read(f"test -e /boot/vmlinuz-{ubuntu.kernel}")
 
-
-def sources(node):
-    """Where a system with dnf gets the driver and what it is built with."""
-    found = {"nvidia_driver_repository": cuda_repository(node)}
-    if hasattr(node, "epel"):
-        epel = {"url": "file:///srv/epel", "key_url": "file:///srv/epel/gpgkey", "key_fingerprint": node.epel}
-        found["nvidia_driver_dkms_repository"] = {
-            "rpm": {**epel, "includepkgs": ["dkms"], "distributions": ["rocky"]}
-        }
-    return found
-
-
-@pytest.fixture(scope="module")
-def rocky(here, key, tmp_path_factory):
-    streams = [("535-dkms", OLD), ("535-dkms", "535.288.01"), ("580-open", NEW)]
-    with rpm_machine(here, key, tmp_path_factory.mktemp("rocky"), "rocky-9", streams) as node:
-        yield node
-
-
-def test_dnf_takes_the_branchs_stream_and_not_the_newest_release(rocky):
-    rocky.converge(INSTALL_DRIVER, **sources(rocky), nvidia_driver_version="535.288.01")
-    assert drivers(rocky, RPM) == {"535.288.01"}
-    assert module_version(rocky) == "535.288.01"
-    locked = rocky.read("sudo dnf -q versionlock list")
-    assert "nvidia-driver-cuda" in locked
-    assert "kernel-core" in locked
-    listed = rocky.read("sudo lsinitrd /boot/initramfs-*.img")
-    assert "etc/modprobe.d/gpukiln-nvidia.conf" in listed
-    assert "nouveau" not in listed
-    assert "includepkgs = dkms" in rocky.read("cat /etc/yum.repos.d/epel-dkms.repo")
-
-
-def test_dnf_moves_to_another_branch_with_open_modules(rocky):
-    variables = {**sources(rocky), "nvidia_driver_branch": 580}
-    rocky.converge(
-        INSTALL_DRIVER, **variables, nvidia_driver_modules="open", nvidia_driver_fabric_manager="always"
-    )
-    assert drivers(rocky, RPM) == {NEW}
-    assert module_version(rocky) == NEW
-    installed = rocky.read(RPM)
-    assert "kmod-nvidia-open-dkms" in installed
-    assert "kmod-nvidia-latest-dkms" not in installed
-    assert "nvidia-fabricmanager" in installed
-
-
-def test_dnf_moves_back(rocky):
-    done = rocky.play(INSTALL_DRIVER, **sources(rocky), nvidia_driver_version=OLD)
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert drivers(rocky, RPM) == {OLD}
-    assert module_version(rocky) == OLD
-
-
-def test_dnf_removes_it(rocky):
-    done = rocky.play(INSTALL_DRIVER, nvidia_driver_state="absent")
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert rocky.ssh(RPM).stdout == ""
-    assert "nvidia" not in rocky.read("sudo dnf -q versionlock list")
-
-
-@pytest.fixture(scope="module")
-def amazon(here, key, tmp_path_factory):
-    streams = [("580-dkms", NEW), ("580-open", NEW)]  # NVIDIA's repository for it begins with 555
-    with rpm_machine(here, key, tmp_path_factory.mktemp("amazon"), "amazon-2023", streams) as node:
-        yield node
-
-
-def test_a_branch_that_amazon_linux_does_not_have_is_refused(amazon):
-    said = amazon.refused(INSTALL_DRIVER, **sources(amazon))
-    assert "Found the streams 580-dkms, 580-open" in said
-    assert "wanted 535-dkms" in said
-    assert amazon.ssh(RPM).stdout == ""
-
-
-def test_amazon_linux_gets_the_branch_that_it_has(amazon):
-    """With NVIDIA's dkms, though Amazon's own repository comes first; the kernel stays with the release."""
-    done = amazon.converge(
-        INSTALL_DRIVER, **sources(amazon), nvidia_driver_branch=580, nvidia_driver_upgrade_kernel=True
-    )
-    assert drivers(amazon, RPM) == {NEW}
-    assert module_version(amazon) == NEW
-    assert f"dkms {CUDAS_DKMS.split()[1].split('-')[0]}" in amazon.read(
-        "rpm -q --qf '%{name} %{version}' dkms"
-    )
-    said = " ".join(done.stdout.split())
-    assert f"The kernel stays: found Amazon Linux held at release {RELEASES['amazon-2023']}" in said
-    newer = amazon.read("sudo dnf -q --releasever=latest list --upgrades kernel")
-    assert NEWER_KERNEL in newer
-    assert "6.1.112" in amazon.read("rpm -q kernel kernel-devel")
-
-
-def test_amazon_linux_that_follows_its_releases_gets_its_kernel(amazon):
-    """Shown without the transaction: the stand-in's kernel has no files to boot."""
-    amazon.write("/etc/dnf/vars/releasever", "latest\n")
-    done = amazon.play(
-        INSTALL_DRIVER,
-        "--check",
-        **sources(amazon),
-        nvidia_driver_branch=580,
-        nvidia_driver_upgrade_kernel=True,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert "The kernel stays" not in done.stdout
-    assert "changed: " in done.stdout.partition("Bring the kernel up to date")[2].partition("TASK [")[0]
+    ubuntu.converge(INSTALL_DRIVER, **variables, nvidia_driver_upgrade_kernel=True)
+    assert ubuntu.read("ls /boot/vmlinuz-*").split() == [f"/boot/vmlinuz-{newer}"]
+    names = [f"linux-{FLAVOUR}", f"linux-image-{FLAVOUR}", f"linux-headers-{FLAVOUR}"]
+    found = ubuntu.read(f"dpkg-query -W -f '${{db:Status-Abbrev}}${{Version}}\\n' {' '.join(names)}")
+    assert found.split() == ["ii", "9.2"] * 3
+    assert set(names) <= set(ubuntu.read("apt-mark showhold").split())

@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 from harness import Node
+from joined import join_script_is_outlived
 from standin import image, nodeadm, runtime
 from standin.dcgm import dcgm
 from standin.packages import Package
@@ -203,7 +204,7 @@ def test_the_cdi_specification_follows_the_driver(site):
 
 
 def gathered(node):
-    return Facts(json.loads(node.read(f"sudo {gather_command()}")), "image")
+    return Facts(json.loads(node.read(gather_command())), "image")
 
 
 def outcome(check, facts):
@@ -240,6 +241,12 @@ def test_containerd_is_nodeadms(site):
         assert outcome(check, facts)[0] == "passed"
     # It was not running before its configuration was there.
     assert "runtimes.nvidia" in node.read("cat /run/containerd-runs-with.toml")
+
+
+def test_the_runtime_outlives_ubuntus_join_script(site):
+    if site.platform != "ubuntu-24.04":
+        pytest.skip("bootstrap.sh is of Ubuntu's EKS images")
+    join_script_is_outlived(site)
 
 
 def test_dcgm_and_a_ci_runner(site):

@@ -109,13 +109,13 @@ def test_docker_nvidia(facts):
 
 @check(
     id="runtime.containerd-nvidia",
-    title="containerd knows the nvidia runtime",
+    title="containerd knows the nvidia runtime, also when the machine has joined a cluster",
     layer="runtime",
-    profiles=("image", "node"),
+    profiles=ALL,
     needs=("component:containerd", TOOLKIT),
     causes=(
         "the drop-in is not imported by the main configuration",
-        "nodeadm rewrote the configuration at boot",
+        "nodeadm, or bootstrap.sh of Ubuntu's EKS images, wrote the configuration anew when the node joined",
     ),
     after=("runtime.containerd",),
     fix="`nvidia-ctk runtime configure --runtime=containerd`, then restart containerd.",
@@ -130,6 +130,13 @@ def test_containerd_nvidia(facts):
     assert "nvidia" in found, (
         f"containerd's runtimes are {', '.join(found) or 'none'}; wanted nvidia among them"
     )
+    for template, left in facts["containerd"]["joined"].items():
+        joined = f"with {template}, which /etc/eks/bootstrap.sh puts in the place of its configuration"
+        assert left["rc"] == 0, f"{joined}, containerd does not start: {left['error']}"
+        assert "nvidia" in left["runtimes"], (
+            f"{joined}, containerd's runtimes are {', '.join(left['runtimes']) or 'none'}; wanted nvidia "
+            "among them"
+        )
 
 
 @check(

@@ -46,6 +46,10 @@ def gpus(**values: Any) -> Fault:
     return lambda data: data["gpus"].update(values)
 
 
+def containerd(**values: Any) -> Fault:
+    return lambda data: data["containerd"].update(values)
+
+
 def dcgm(**values: Any) -> Fault:
     return lambda data: data["monitoring"]["dcgm"].update(values)
 
@@ -78,6 +82,11 @@ def put(path: str, value: Any) -> Fault:
 
 
 GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
+    "runtime.containerd-nvidia": [
+        (containerd(runtimes=["runc"]), "containerd's runtimes are runc"),
+        (containerd(joined={"/t.toml": {"rc": 0, "error": "", "runtimes": ["runc"]}}), "with /t.toml, which"),
+        (containerd(joined={"/t.toml": {"rc": 1, "error": "no TOML", "runtimes": ["nvidia"]}}), "no TOML"),
+    ],
     "gpu.driver-loaded": [
         (gpus(module=None), "not loaded"),
         (gpus(module="535.261.03"), "535.261.03"),

@@ -97,7 +97,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                    "info": {"rc": 0, "error": "", "version": "20.10.24", "errors": [], "runtimes": runtimes,
                             "default_runtime": "nvidia" if toolkit else "runc"},
                    "daemon_json": {"present": True, "problem": None, "age_s": 9000.0}},
-        "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes},
+        "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes, "joined": {}},
         "nodeadm": {"installed": False},
         "gpus": {"pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
                  "module": DRIVER if gpus else None,
@@ -290,7 +290,6 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("docker/info/runtimes", ["runc"]), "runc"),
         (put("docker/info/default_runtime", "runc"), "default runtime is runc"),
     ],
-    "runtime.containerd-nvidia": [(put("containerd/runtimes", ["runc"]), "runc")],
     "runtime.cdi": [
         (put("gpus/cdi", {}), "no specification"),
         (put("gpus/cdi", {"/etc/cdi/nvidia.yaml": ["535.261.03"]}), "535.261.03"),

@@ -24,7 +24,7 @@ def judge(check, *, profile="image", failed=(UNIT,), config="none", configured=F
         {
             "boot": {"state": state, "failed": list(failed)},
             "nodeadm": node,
-            "containerd": {"runtimes": list(runtimes)},
+            "containerd": {"runtimes": list(runtimes), "joined": {}},
         },
         profile,
     )

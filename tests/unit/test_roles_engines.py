@@ -5,8 +5,9 @@ import tomllib
 from typing import Any
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
-from test_roles_filters import load
+from test_roles_filters import ROOT, load
 
 containerd = load("container_runtime", "containerd")
 engines = load("container_runtime", "engines")
@@ -120,6 +121,23 @@ def test_old_containerd_keeps_what_others_say_of_the_plugin() -> None:
     assert "registry" not in merging
 
 
+@pytest.mark.parametrize(
+    ("version", "default", "wanted"),
+    [("1.7.24", "", "kata"), ("2.1.9", "", "kata"), ("2.1.9", "nvidia", "nvidia")],
+)
+def test_a_sites_default_runtime_wins_unless_ours_was_chosen(version: str, default: str, wanted: str) -> None:
+    main = f'version = 2\n[plugins."{V2}".containerd]\ndefault_runtime_name = "%s"\n'
+    found = tomllib.loads(
+        changes({containerd.MAIN: main % "kata"}, version, default_runtime=default)[DROP_IN]
+    )
+    assert found["plugins"][V2]["containerd"]["default_runtime_name"] == wanted
+    if not default:  # ours is not wanted as the default any more
+        found = tomllib.loads(
+            changes({containerd.MAIN: main % "nvidia"}, version, default_runtime="")[DROP_IN]
+        )
+        assert found["plugins"][V2]["containerd"]["default_runtime_name"] == "runc"
+
+
 def test_the_pause_image() -> None:
     found = changes({}, "2.1.9", sandbox_image="example.com/pause:3.9")[DROP_IN]
     images = tomllib.loads(found)["plugins"]["io.containerd.cri.v1.images"]
@@ -178,6 +196,43 @@ def test_daemon_json_gets_our_keys_and_keeps_the_others() -> None:
         "default-runtime": "kata"
     }
     assert engines.daemon_json_merged(" \n", {"a": 1}, {}) == {"a": 1}
+
+
+DEFAULTS = [{"log-driver": "json-file", "log-opts": {"max-size": "100m"}}, {"bridge": "none", "bip": None}]
+
+
+@pytest.mark.parametrize(
+    ("site", "added"),
+    [
+        ({}, {**DEFAULTS[0], "bridge": "none"}),
+        ({"log-opts": {"max-size": "10m"}}, {"bridge": "none"}),
+        # its options would keep Docker from starting with another driver
+        ({"log-driver": "journald"}, {"bridge": "none"}),
+        ({"bip": "192.168.99.1/24"}, DEFAULTS[0]),
+        ({"bridge": "docker0"}, DEFAULTS[0]),
+    ],
+)
+def test_a_sites_own_values_win_over_preferences(site: dict[str, Any], added: dict[str, Any]) -> None:
+    found = engines.daemon_json_merged(json.dumps(site), {"runtimes": {"nvidia": {}}}, {}, DEFAULTS)
+    assert found == {**site, "runtimes": {"nvidia": {}}, **added}
+
+
+def test_an_option_of_a_list_is_there_once() -> None:
+    """Docker refuses two cgroup drivers."""
+    text = json.dumps({"exec-opts": ["native.cgroupdriver=cgroupfs", "native.umask=normal"]})
+    found = engines.daemon_json_merged(text, {"exec-opts": ["native.cgroupdriver=systemd"]}, {})
+    assert found == {"exec-opts": ["native.umask=normal", "native.cgroupdriver=systemd"]}
+
+
+def test_the_role_prefers_and_needs_what_it_says() -> None:
+    """What a preference is does not stand among what is needed."""
+    role = ROOT / "roles/container_runtime"
+    said = yaml.safe_load((role / "defaults/main.yml").read_text())
+    assert said["container_runtime_docker_config"] == {"exec-opts": ["native.cgroupdriver=systemd"]}
+    site = json.dumps({"log-opts": {"max-size": "10m"}})
+    defaults = said["container_runtime_docker_defaults"]
+    found = engines.daemon_json_merged(site, said["container_runtime_docker_config"], {}, defaults)
+    assert found["log-opts"] == {"max-size": "10m"}
 
 
 @pytest.mark.parametrize(("text", "why"), [('{"a": }', "line 1 column 7"), ("[1]", "its top is a list")])

@@ -39,6 +39,61 @@ Signed-By: /usr/share/keyrings/vendor.gpg
 """
 
 
+def trial(*lines: str, rc: int = 0) -> dict[str, object]:
+    return {"rc": rc, "stdout": "\n".join(lines), "stderr": "E: Unable to correct problems"}
+
+
+MODULES = "linux-modules-nvidia-535-server"
+
+
+@pytest.mark.parametrize(
+    ("simulated", "installed", "others_go", "lag"),
+    [
+        (trial(f"Inst {MODULES}-6.8.0-41-aws (1 Ubuntu)"), [], False, ""),
+        (trial(), [f"{MODULES}-6.8.0-41-aws"], False, ""),
+        (
+            trial(f"Remv {MODULES}-6.8.0-41-aws [1]"),
+            [f"{MODULES}-6.8.0-41-aws"],
+            False,
+            "kernel 6.8.0-41-aws",
+        ),
+        # of another kind
+        (trial(f"Inst {MODULES}-open-6.8.0-41-aws (1 Ubuntu)"), [], False, "kernel 6.8.0-41-aws"),
+        # an older kernel than the machine's
+        (trial(f"Inst {MODULES}-6.8.0-9-aws (1 Ubuntu)"), [], True, "kernel 6.8.0-41-aws"),
+        # a newer one, which they bring
+        (trial(f"Inst {MODULES}-6.8.0-50-aws (1)", "Inst linux-image-6.8.0-50-aws (1)"), [], True, ""),
+        (
+            trial(f"Inst {MODULES}-6.8.0-50-aws (1)", "Inst linux-image-6.8.0-50-aws (1)"),
+            [],
+            False,
+            "it has none for kernel 6.8.0-41-aws",
+        ),
+        # a newer one that the kernel's own updates bring
+        (
+            trial(f"Inst {MODULES}-6.8.0-41-aws (1)", "Inst linux-image-6.8.0-50-aws (1)"),
+            [],
+            True,
+            "it has none for kernel 6.8.0-50-aws",
+        ),
+        (
+            trial(f" {MODULES}-6.8.0-41-aws : Depends: common (<= 1-1)", "  : Depends: x", rc=100),
+            [],
+            True,
+            "its packages can't be installed beside it (Depends: common (<= 1-1))",
+        ),
+        (trial(rc=100), [], True, "E: Unable to correct problems"),
+    ],
+)
+def test_precompiled_modules_lag_behind(
+    simulated: dict[str, object], installed: list[str], others_go: bool, lag: str
+) -> None:
+    there = {name: [{"version": "1"}] for name in ("linux-image-6.8.0-41-aws", *installed)}
+    said = kernels.precompiled_lag(simulated, ["6.8.0-41-aws"], MODULES, there, others_go)
+    assert lag in said
+    assert bool(said) == bool(lag)
+
+
 def test_components_are_added_to_the_archives_own_stanza_alone() -> None:
     changed = sources.apt_with_components(DEB822, "bookworm", ["contrib", "non-free"])
     assert changed == DEB822.replace("Components: main\n", "Components: main contrib non-free\n", 1)

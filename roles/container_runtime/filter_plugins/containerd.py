@@ -48,8 +48,8 @@ def containerd_changes(
         files: Path to text, what is in /etc/containerd.
         version: Containerd's version; empty when it is not installed yet.
         drop_in: Name of the drop-in to write.
-        settings: cni_bin_dir, cni_conf_dir, sandbox_image (may be empty), default_runtime, and runtimes, name
-            to binary, beside runc.
+        settings: cni_bin_dir, cni_conf_dir, sandbox_image (may be empty), default_runtime (empty: what the
+            files say, or runc), and runtimes, name to binary, beside runc.
 
     Returns:
         `{path, text}` of each file that differs from what it should be: the drop-in, then the main file. The
@@ -62,11 +62,13 @@ def containerd_changes(
     main = files.get(MAIN, "")
     parsed = {path: _parsed(path, text) for path, text in files.items()}
     schema = int(parsed.get(MAIN, {}).get("version", 3 if numbers >= (2, 0) else 2))
-    base: Table = {}
-    if numbers < MERGES_FROM:
-        for path in _imported(parsed):
-            base = _merged(base, {"plugins": _cri(parsed[path], schema)})
-    ours = _settings(settings, schema, cdi=numbers >= CDI_FROM)
+    site: Table = {}
+    for path in _imported(parsed):
+        site = _merged(site, {"plugins": _cri(parsed[path], schema)})
+    ours = _merged(
+        _preferences(site, schema, settings["runtimes"]), _settings(settings, schema, cdi=numbers >= CDI_FROM)
+    )
+    base = site if numbers < MERGES_FROM else {}
     text = HEADER + "\n".join(_toml({"version": schema, **_merged(base, ours)})) + "\n"
     wanted = {f"{FOLDER}/{drop_in}": text, MAIN: _with_plugin(containerd_with_imports(main, schema))}
     return [{"path": path, "text": text} for path, text in wanted.items() if files.get(path) != text]
@@ -153,6 +155,14 @@ def _names(schema: int) -> tuple[str, str]:
     return ("io.containerd.grpc.v1.cri",) * 2
 
 
+def _preferences(site: Table, schema: int, runtimes: Mapping[str, str]) -> Table:
+    """The default runtime that a site's own files name, unless it is one of ours."""
+    runtime, _ = _names(schema)
+    said = site.get("plugins", {}).get(runtime, {}).get("containerd", {}).get("default_runtime_name")
+    name = said if said and said not in runtimes else "runc"
+    return {"plugins": {runtime: {"containerd": {"default_runtime_name": name}}}}
+
+
 def _settings(settings: Mapping[str, Any], schema: int, *, cdi: bool) -> Table:
     runtime, images = _names(schema)
     options: dict[str, Table] = {"runc": {}}
@@ -160,13 +170,14 @@ def _settings(settings: Mapping[str, Any], schema: int, *, cdi: bool) -> Table:
     table: Table = {
         "cni": {"bin_dir": settings["cni_bin_dir"], "conf_dir": settings["cni_conf_dir"]},
         "containerd": {
-            "default_runtime_name": settings["default_runtime"],
             "runtimes": {
                 name: {"runtime_type": "io.containerd.runc.v2", "options": {**extra, "SystemdCgroup": True}}
                 for name, extra in options.items()
             },
         },
     }
+    if default := settings["default_runtime"]:
+        table["containerd"]["default_runtime_name"] = default
     if cdi:
         table["enable_cdi"] = True
     plugins: Table = {runtime: table}

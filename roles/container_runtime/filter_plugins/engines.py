@@ -1,7 +1,7 @@
 """Filters of the role container_runtime: which engines there are, and Docker's daemon.json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -54,13 +54,21 @@ def _broken(why: str) -> str:
     )
 
 
-def daemon_json_merged(text: str, keys: Mapping[str, Any], without: Mapping[str, Any]) -> dict[str, Any]:
+def daemon_json_merged(
+    text: str,
+    keys: Mapping[str, Any],
+    without: Mapping[str, Any],
+    defaults: Iterable[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """Merge our keys into daemon.json.
 
     Args:
         text: The file; empty when there is none.
-        keys: Ours: tables are merged, lists get what they lack, everything else is set.
+        keys: Ours: tables are merged, lists get what they lack, everything else is set. Of options
+            `name=value` in a list there is one of a name.
         without: Keys that go where they have this value.
+        defaults: For a file that says nothing of the matter: each is taken where the file has none of its
+            keys. One that is None counts, and is not written.
 
     Returns:
         What the file should say.
@@ -71,7 +79,11 @@ def daemon_json_merged(text: str, keys: Mapping[str, Any], without: Mapping[str,
     kept = {
         key: value for key, value in daemon_json(text).items() if key not in without or value != without[key]
     }
-    return _merged(kept, keys)
+    found = _merged(kept, keys)
+    for default in defaults:
+        if not set(default) & set(found):
+            found |= {key: value for key, value in default.items() if value is not None}
+    return found
 
 
 def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,10 +93,15 @@ def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             result[key] = _merged(before, value)
         elif isinstance(value, list) and isinstance(before, list):
-            result[key] = [item for item in before if item not in value] + list(value)
+            names = {_option(item) for item in value}
+            result[key] = [item for item in before if _option(item) not in names] + list(value)
         else:
             result[key] = value
     return result
+
+
+def _option(item: Any) -> str:
+    return str(item).partition("=")[0]
 
 
 class FilterModule:

@@ -62,6 +62,39 @@ def stale_initramfs(files: list[dict[str, Any]], configuration: str, initramfs: 
     return [kernel for kernel in boot_kernels(files) if ages.get(initramfs % kernel, -1) < written]
 
 
+def precompiled_lag(
+    trial: dict[str, Any], kernels: list[str], prefix: str, packages: dict[str, Any], others_go: bool
+) -> str:
+    """Say why Canonical's precompiled modules can't be taken.
+
+    Args:
+        trial: {rc, stdout, stderr} of `apt-get install --simulate` of the driver with them.
+        kernels: The machine's kernel releases, the oldest first.
+        prefix: Of a package of modules for one kernel, for example `linux-modules-nvidia-535-server`.
+        packages: The facts of `ansible.builtin.package_facts`.
+        others_go: Whether kernels without a module are purged, as long as the newest has it.
+
+    Returns:
+        The reason; empty where every kernel that stays has its modules.
+    """
+    if trial["rc"] != 0:
+        wants = re.findall(rf"(?m)^ *{re.escape(prefix)}\S* : (.*)", trial["stdout"])
+        return f"its packages can't be installed beside it ({wants[0] if wants else trial['stderr'].strip()})"
+    brought, gone = (
+        re.findall(rf"(?m)^{kind} ([^ :]+)", trial["stdout"]) for kind in ("Inst", "(?:Remv|Purg)")
+    )
+    names = {*brought, *packages} - set(gone)
+    image, modules = (
+        re.compile(r"linux-image-(?:unsigned-)?(\d.*)"),
+        re.compile(rf"{re.escape(prefix)}-(\d.*)"),
+    )
+    new = {found[1] for name in names if (found := image.fullmatch(name)) and name not in packages}
+    covered = {found[1] for name in names if (found := modules.fullmatch(name))}
+    after = kernel_release_sort([*kernels, *(new - set(kernels))])
+    bare = [kernel for kernel in (after[-1:] if others_go else after) if kernel not in covered]
+    return f"it has none for kernel {', '.join(bare)}" if bare else ""
+
+
 def dkms_missing(status: str, releases: list[str], version: str) -> list[str]:
     """Name the kernels that DKMS has no module of a driver for.
 
@@ -114,6 +147,7 @@ class FilterModule:
             "boot_kernels": boot_kernels,
             "kernel_flavour": kernel_flavour,
             "dkms_missing": dkms_missing,
+            "precompiled_lag": precompiled_lag,
             "kernel_devel": kernel_devel,
             "stale_initramfs": stale_initramfs,
         }

@@ -138,6 +138,24 @@ def simulated_strangers(text: str, branch: int) -> list[str]:
     ]
 
 
+def newest_of(text: str, names: list[str]) -> list[str]:
+    """Pin packages to the newest version of the archive.
+
+    Args:
+        text: The output of `apt-cache madison`.
+        names: The packages.
+
+    Returns:
+        name=version of those that the archive has.
+    """
+    return [f"{name}={found[0]}" for name in names if (found := madison_versions(text, name))]
+
+
+def simulated_removals(text: str) -> list[str]:
+    """Name what apt would remove, from the output of its `--simulate`."""
+    return re.findall(r"(?m)^(?:Remv|Purg) ([^ :]+)", text)
+
+
 def not_installed(wanted: list[str], packages: Packages) -> list[str]:
     """Name what a transaction would install.
 
@@ -168,5 +186,7 @@ class FilterModule:
             "driver_packages": driver_packages,
             "driver_strangers": driver_strangers,
             "simulated_strangers": simulated_strangers,
+            "simulated_removals": simulated_removals,
+            "newest_of": newest_of,
             "not_installed": not_installed,
         }

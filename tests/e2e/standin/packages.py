@@ -107,7 +107,9 @@ def exclusive(kind: str) -> dict[str, Any]:
     return {"provides": (kind,), "conflicts": (kind,), "replaces": (kind,)}
 
 
-def ubuntu_archive(version: str, package: str, kernel: str, flavour: str) -> list[Package]:
+def ubuntu_archive(
+    version: str, package: str, kernel: str, flavour: str, *, modules: str = ""
+) -> list[Package]:
     """Ubuntu's packages of a server branch.
 
     Args:
@@ -115,7 +117,11 @@ def ubuntu_archive(version: str, package: str, kernel: str, flavour: str) -> lis
         package: What follows it in the packages' versions, for example 0ubuntu0.22.04.1.
         kernel: Release of the kernel that precompiled modules are for.
         flavour: Its flavour.
+        modules: Driver version of the precompiled modules; empty: the same. They want the driver of theirs
+            (as apt says of Canonical's: `Depends: nvidia-kernel-common-535-server (<= 535.161.08-1)`), and
+            bring their kernel.
     """
+    modules = modules or version
     branch = version.partition(".")[0]
     suffix, full = f"{branch}-server", f"{version}-{package}"
     common = f"nvidia-kernel-common-{suffix} (= {full})"
@@ -124,8 +130,13 @@ def ubuntu_archive(version: str, package: str, kernel: str, flavour: str) -> lis
         f"libnvidia-cfg1-{suffix} (= {full})",
         f"nvidia-compute-utils-{suffix} (= {full})",
     )
-    module = {"name": "nvidia", "version": version, "license": "NVIDIA", "kernel": kernel}
+    module = {"name": "nvidia", "version": modules, "license": "NVIDIA", "kernel": kernel}
     precompiled = f"linux-modules-nvidia-{suffix}-{kernel}"
+    theirs = (
+        f"nvidia-kernel-common-{suffix} (>= {modules})",
+        f"nvidia-kernel-common-{suffix} (<= {modules}-1)",
+    )
+    image = f"linux-image-{kernel} | linux-image-unsigned-{kernel}"
     return [
         Package(f"nvidia-headless-{suffix}", full, (f"nvidia-dkms-{suffix} (= {full})", *libraries)),
         Package(f"nvidia-headless-no-dkms-{suffix}", full, libraries),
@@ -161,14 +172,42 @@ def ubuntu_archive(version: str, package: str, kernel: str, flavour: str) -> lis
         ),
         Package(f"libnvidia-cfg1-{suffix}", full, **exclusive("libnvidia-cfg1")),
         Package(f"nvidia-fabricmanager-{branch}", full, files=daemon("nvidia-fabricmanager")),
-        Package(f"linux-modules-nvidia-{suffix}-{flavour}", "6.1.0-1", (precompiled, common)),
+        Package(f"linux-modules-nvidia-{suffix}-{flavour}", "6.1.0-1", (precompiled, *theirs)),
         Package(
             precompiled,
             "6.1.0-1",
+            (image, *theirs),
             files={f"/lib/modules/{kernel}/kernel/nvidia-{suffix}/nvidia.ko": module},
             postinst=f"depmod {kernel}",
         ),
     ]
+
+
+def ubuntu_kernel(kernel: str, flavour: str, version: str) -> list[Package]:
+    """What a kernel's updates come by, as on Ubuntu: linux-FLAVOUR wants its image and its headers.
+
+    Args:
+        kernel: The release that they lead to.
+        flavour: Its flavour.
+        version: Their version.
+    """
+    same = (f"linux-image-{flavour} (= {version})", f"linux-headers-{flavour} (= {version})")
+    return [
+        Package(f"linux-{flavour}", version, same),
+        Package(f"linux-image-{flavour}", version, (f"linux-image-{kernel}",)),
+        Package(f"linux-headers-{flavour}", version),
+    ]
+
+
+def ubuntu_image(kernel: str) -> Package:
+    """A kernel that can be booted, as far as files tell."""
+    files: dict[str, str | dict[str, str]] = {
+        f"/boot/vmlinuz-{kernel}": "a kernel\n",
+        f"/boot/config-{kernel}": "",
+        f"/lib/modules/{kernel}/modules.order": "",
+        f"/lib/modules/{kernel}/modules.builtin": "",
+    }
+    return Package(f"linux-image-{kernel}", "9.2", files=files, postinst=f"depmod {kernel}")
 
 
 def ubuntu_transitional(version: str, package: str, onto: str) -> list[Package]:

@@ -60,6 +60,11 @@ class Base:
         """Whether it is published per Kubernetes version and brings that version's kubelet."""
         return "{kubernetes}" in self.ssm
 
+    @property
+    def has_nodeadm(self) -> bool:
+        """Whether EKS's nodeadm makes a node of it, by a NodeConfig in user data."""
+        return self.has_kubernetes and self.distribution == "amazon"
+
     def parameter(self, *, kubernetes: str, architecture: str) -> str:
         """The name of the parameter that holds the image id."""
         return self.ssm.format(kubernetes=kubernetes, arch=self.arch[architecture])

@@ -17,6 +17,7 @@ from gpukiln.images.deadline import deadline_of, deadline_text, shutdown_user_da
 from gpukiln.images.launch import Launched, launch, lost
 from gpukiln.images.leftovers import sweep
 from gpukiln.images.machines import GONE, build_tags, tag_specifications
+from gpukiln.images.rehearsal import node_config
 from gpukiln.verify.target import Target
 
 POLL_S = 1.0
@@ -163,6 +164,7 @@ def machine_from_image(
     user: str,
     say: Callable[[str], None],
     spot: bool = False,
+    rehearse_node: bool = False,
     timeout_s: float = 900,
 ) -> Iterator[tuple[Target, Launched]]:
     """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
@@ -175,6 +177,7 @@ def machine_from_image(
         user: Who logs in.
         say: Told what is being waited for, and what could not be removed at the end.
         spot: Whether it may be a spot instance.
+        rehearse_node: Whether nodeadm gets a NodeConfig, of a cluster that there is not.
         timeout_s: Seconds until SSH must answer.
 
     Yields:
@@ -196,7 +199,7 @@ def machine_from_image(
                 "SecurityGroupIds": [access.group_id],
                 "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
                 "InstanceInitiatedShutdownBehavior": "terminate",
-                "UserData": shutdown_user_data(access.deadline),
+                "UserData": shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else [])),
                 "TagSpecifications": tag_specifications(tags, "instance", "volume"),
             },
             instance_types=instance_types,

@@ -5,6 +5,7 @@ machine powers itself off, which terminates it, and `invoke cloud.sweep` finds t
 """
 
 from datetime import UTC, datetime, timedelta
+from email.mime.base import MIMEBase
 from email.mime.multipart import MIMEMultipart
 from email.mime.text import MIMEText
 
@@ -51,7 +52,7 @@ def deadline_text(deadline: datetime) -> str:
     return deadline.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def shutdown_user_data(deadline: datetime) -> str:
+def shutdown_user_data(deadline: datetime, *more: MIMEBase) -> str:
     """User data by which a machine with cloud-init powers itself off; nothing of it is left in an image.
 
     MIME, because nodeadm of EKS's images reads user data too and takes any other text for its own settings
@@ -59,6 +60,7 @@ def shutdown_user_data(deadline: datetime) -> str:
 
     Args:
         deadline: The moment, with a time zone.
+        more: Other parts of it.
 
     Returns:
         User data, not yet in base64.
@@ -66,4 +68,4 @@ def shutdown_user_data(deadline: datetime) -> str:
     script = MIMEText(
         _SCRIPT.format(unit=UNIT, epoch=int(deadline.timestamp())), "cloud-boothook", "us-ascii"
     )
-    return MIMEMultipart("mixed", "gpukiln", [script]).as_string()
+    return MIMEMultipart("mixed", "gpukiln", [script, *more]).as_string()

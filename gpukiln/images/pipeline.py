@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
@@ -264,6 +265,7 @@ def verify_image(
                     build_id=record.build_id,
                     instance_types=instance_types or plan.instance_types[:1],
                     spot=spot,
+                    rehearse_node=find_base(plan.base.name).has_nodeadm,
                     user=plan.base.ssh_user,
                     say=progress.say,
                 )

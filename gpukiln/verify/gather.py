@@ -52,6 +52,7 @@ from gpukiln.verify.gather_child import Hang, Tell, in_child
 from gpukiln.verify.gather_container import container, runtimes_after_join, runtimes_in
 from gpukiln.verify.gather_cuda import cuda
 from gpukiln.verify.gather_monitoring import monitoring
+from gpukiln.verify.gather_nodeadm import nodeadm
 from gpukiln.verify.gather_nvml import name_gpus, nvml_facts
 from gpukiln.verify.gather_runner import runner, visible_gpus
 from gpukiln.verify.gather_scripts import SIGNATURE
@@ -399,7 +400,7 @@ def nvml() -> dict[str, Any]:
 
 SECTIONS = (
     record, expected, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity,
-    keys, leftovers, secrets, docker, containerd, gpus, nvml, cuda, container, monitoring, boot,
+    keys, leftovers, secrets, docker, containerd, nodeadm, gpus, nvml, cuda, container, monitoring, boot,
 )  # fmt: skip
 # Of a container: nothing booted there, and the host has the log and the driver.
 RUNNER_SECTIONS = {

@@ -1,4 +1,4 @@
-"""The driver's role on systems whose packages stand in: sources, branches, pins, holds and removal.
+"""The driver's role on systems with apt whose packages stand in: sources, branches, pins, holds and removal.
 
 What is real and what stands in is said in standin/platforms.py.
 """
@@ -6,41 +6,20 @@ What is real and what stands in is said in standin/platforms.py.
 import errno
 import hashlib
 import os
-import re
 import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from harness import Node
 from standin import packages
+from standin.driver import NEW, OLD, cuda_repository, drivers, module_field, module_version
 from standin.platforms import INSTALL_DRIVER, disguise, publish
 
 pytestmark = pytest.mark.e2e
 
 SIGNER = "gpukiln module signing key of"
-OLD, NEW = "535.309.01", "580.178.04"
 FLAVOUR = "cloud-amd64"
-
-
-def drivers(node, command):
-    """Driver versions of the installed packages."""
-    return set(re.findall(r"\b[3-9]\d\d\.\d+\.\d+", node.read(command)))
-
-
-def module_field(node, field):
-    """What the module of the one kernel says of itself."""
-    kernel = node.read("ls /lib/modules").strip()
-    return node.read(f"sudo modinfo -k {kernel} -F {field} nvidia").strip()
-
-
-def module_version(node):
-    """What the one kernel would load."""
-    return module_field(node, "version")
-
-
 DPKG = "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*' '*cuda*' | grep ^.i"
-RPM = "rpm -qa --qf '%{name} %{version}\\n' | grep -i nvidia"
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +31,6 @@ def ubuntu(here, key, tmp_path_factory):
         cuda = [*packages.cuda_apt("535.288.01"), *packages.cuda_apt(OLD), *packages.cuda_apt(NEW)]
         node.fingerprint = publish(node, "/srv/cuda", cuda)
         yield node
-
-
-def cuda_repository(node):
-    repository = {
-        "url": "file:///srv/cuda",
-        "key_url": "file:///srv/cuda/gpgkey",
-        "key_fingerprint": node.fingerprint,
-    }
-    return {"apt": {**repository, "suite": "/"}, "rpm": repository}
 
 
 def archive(node, *made):
@@ -114,7 +84,7 @@ def test_nvidias_repository_gives_the_wanted_release_and_not_the_newest(ubuntu):
         INSTALL_DRIVER,
         nvidia_driver_source="nvidia",
         nvidia_driver_version="535.288.01",
-        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
         nvidia_driver_fabric_manager="always",
     )
     assert drivers(ubuntu, DPKG) == {"535.288.01"}
@@ -129,7 +99,7 @@ def test_open_modules_by_the_gpus(ubuntu):
         nvidia_driver_branch=580,
         nvidia_driver_modules="auto",
         nvidia_driver_gpus=["h100"],
-        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
     )
     assert drivers(ubuntu, DPKG) == {NEW}
     assert "nvidia-dkms-580-open" in ubuntu.read(DPKG)
@@ -141,7 +111,7 @@ def test_a_kernel_without_headers_is_named(ubuntu):
         "nvidia_driver_source": "nvidia",
         "nvidia_driver_branch": 580,
         "nvidia_driver_modules": "open",
-        "nvidia_driver_repository": cuda_repository(ubuntu),
+        "nvidia_driver_repository": cuda_repository(ubuntu.fingerprint),
     }
     said = ubuntu.refused(INSTALL_DRIVER, **variables)
     assert "Kernel 5.0.0-1-old: found module nvidia in version none, wanted 580.178.04" in said
@@ -156,7 +126,7 @@ def test_what_was_built_unsigned_is_signed(ubuntu):
         nvidia_driver_source="nvidia",
         nvidia_driver_branch=580,
         nvidia_driver_modules="open",
-        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
         nvidia_driver_sign=True,
         nvidia_driver_certificate_dir=str(ubuntu.folder),
     )
@@ -181,7 +151,7 @@ def test_a_given_pair_takes_the_place_of_the_one_before(ubuntu, place):
         nvidia_driver_source="nvidia",
         nvidia_driver_branch=580,
         nvidia_driver_modules="open",
-        nvidia_driver_repository=cuda_repository(ubuntu),
+        nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
         nvidia_driver_sign=True,
         nvidia_driver_signing_key=pair["key"],
         nvidia_driver_signing_certificate=pair["certificate"],
@@ -213,7 +183,7 @@ def is_in(disk, wanted):
 
 
 def test_a_key_with_another_fingerprint_is_refused(ubuntu):
-    repository = cuda_repository(ubuntu)
+    repository = cuda_repository(ubuntu.fingerprint)
     repository["apt"]["key_fingerprint"] = "0" * 40
     said = ubuntu.refused(
         INSTALL_DRIVER,
@@ -290,83 +260,3 @@ def test_a_purged_kernel_leaves_what_its_updates_come_by(ubuntu):
     assert ubuntu.read(ask).split() == ["installed", "9.2"] * 3
     assert "nvidia-dkms" not in ubuntu.read(DPKG)
     assert set(names) <= set(ubuntu.read("apt-mark showhold").split())
-
-
-@contextmanager
-def rpm_machine(here, key, folder, platform, streams):
-    with Node(here, key, folder) as node:
-        made, modules = packages.cuda_rpm(streams, disguise(node, platform))
-        node.fingerprint = publish(node, "/srv/cuda", made, modules, kind="rpm")
-        yield node
-
-
-@pytest.fixture(scope="module")
-def rocky(here, key, tmp_path_factory):
-    streams = [("535-dkms", OLD), ("535-dkms", "535.288.01"), ("580-open", NEW)]
-    with rpm_machine(here, key, tmp_path_factory.mktemp("rocky"), "rocky-9", streams) as node:
-        yield node
-
-
-def test_dnf_takes_the_branchs_stream_and_not_the_newest_release(rocky):
-    rocky.converge(
-        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version="535.288.01"
-    )
-    assert drivers(rocky, RPM) == {"535.288.01"}
-    assert module_version(rocky) == "535.288.01"
-    locked = rocky.read("sudo dnf -q versionlock list")
-    assert "nvidia-driver-cuda" in locked
-    assert "kernel-core" in locked
-    listed = rocky.read("sudo lsinitrd /boot/initramfs-*.img")
-    assert "etc/modprobe.d/gpukiln-nvidia.conf" in listed
-    assert "nouveau" not in listed
-
-
-def test_dnf_moves_to_another_branch_with_open_modules(rocky):
-    variables = {"nvidia_driver_repository": cuda_repository(rocky), "nvidia_driver_branch": 580}
-    rocky.converge(
-        INSTALL_DRIVER, **variables, nvidia_driver_modules="open", nvidia_driver_fabric_manager="always"
-    )
-    assert drivers(rocky, RPM) == {NEW}
-    assert module_version(rocky) == NEW
-    installed = rocky.read(RPM)
-    assert "kmod-nvidia-open-dkms" in installed
-    assert "kmod-nvidia-latest-dkms" not in installed
-    assert "nvidia-fabricmanager" in installed
-
-
-def test_dnf_moves_back(rocky):
-    done = rocky.play(
-        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(rocky), nvidia_driver_version=OLD
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert drivers(rocky, RPM) == {OLD}
-    assert module_version(rocky) == OLD
-
-
-def test_dnf_removes_it(rocky):
-    done = rocky.play(INSTALL_DRIVER, nvidia_driver_state="absent")
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert rocky.ssh(RPM).stdout == ""
-    assert "nvidia" not in rocky.read("sudo dnf -q versionlock list")
-
-
-@pytest.fixture(scope="module")
-def amazon(here, key, tmp_path_factory):
-    streams = [("580-dkms", NEW), ("580-open", NEW)]  # NVIDIA's repository for it begins with 555
-    with rpm_machine(here, key, tmp_path_factory.mktemp("amazon"), "amazon-2023", streams) as node:
-        yield node
-
-
-def test_a_branch_that_amazon_linux_does_not_have_is_refused(amazon):
-    said = amazon.refused(INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(amazon))
-    assert "Found the streams 580-dkms, 580-open" in said
-    assert "wanted 535-dkms" in said
-    assert amazon.ssh(RPM).stdout == ""
-
-
-def test_amazon_linux_gets_the_branch_that_it_has(amazon):
-    amazon.converge(
-        INSTALL_DRIVER, nvidia_driver_repository=cuda_repository(amazon), nvidia_driver_branch=580
-    )
-    assert drivers(amazon, RPM) == {NEW}
-    assert module_version(amazon) == NEW

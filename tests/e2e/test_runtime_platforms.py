@@ -11,31 +11,22 @@ import tomllib
 import pytest
 from harness import Node
 from joined import join_script_is_outlived
-from standin import image, runtime
+from standin import image, nodeadm, runtime
 from standin.dcgm import dcgm
 from standin.packages import Package
-from standin.platforms import disguise, publish
+from standin.platforms import publish
+from standin.site import ENGINES, ONLY_TOOLKIT, VERSION, Site
+
+from gpukiln.images.deadline import deadline_of, shutdown_user_data
+from gpukiln.images.rehearsal import node_config
+from gpukiln.verify.catalog import load_checks
+from gpukiln.verify.facts import Facts
+from gpukiln.verify.packing import gather_command
 
 pytestmark = pytest.mark.e2e
 
-VERSION = "1.19.1"
-PLAYBOOK = """\
-- name: The runtime of a GPU node
-  hosts: all
-  become: true
-  gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
-  vars:
-    these: [nvidia_persistence, container_runtime, nvidia_container_toolkit, nvtop]
-  tasks:
-    - name: Install
-      ansible.builtin.include_role: {name: "{{ item }}", tasks_from: install}
-      loop: "{{ these }}"
-    - name: Run
-      ansible.builtin.include_role: {name: "{{ item }}", tasks_from: runtime}
-      loop: "{{ these | difference(['nvtop']) }}"
-"""
-ONLY_TOOLKIT = {"these": ["nvidia_container_toolkit"]}
+CHECKS = load_checks()
+
 ONLY_ENGINES = {"these": ["container_runtime"]}
 EXTRAS = """\
 - name: DCGM and a CI runner
@@ -48,93 +39,9 @@ EXTRAS = """\
       ansible.builtin.include_role: {name: "{{ item }}"}
       loop: [dcgm, ci_runner]
 """
-ENGINES = {"rocky-9": ("containerd.io", "docker-ce"), "amazon-2023": ("containerd", "docker")}
 # What does not differ between two systems with dnf is shown on one of them.
 ONE_OF_EACH_KIND = pytest.mark.parametrize("site", ["ubuntu-24.04", "rocky-9"], indirect=True, scope="module")
 KATA = {"kata": {"path": "/usr/bin/kata"}}
-
-
-class Site:
-    """A machine with what it installs from.
-
-    Args:
-        node: The machine.
-        platform: What it says it is.
-    """
-
-    def __init__(self, node, platform):
-        self.node, self.platform = node, platform
-        self.is_apt = platform not in ENGINES
-        self.kind = "apt" if self.is_apt else "rpm"
-        disguise(node, platform)
-        vendor = [*runtime.toolkit(VERSION), *runtime.toolkit("1.19.0")[:4]]
-        if self.is_apt:
-            unit = runtime.UBUNTU_UNIT
-            archive = [
-                runtime.persistence("nvidia-compute-utils-535-server", unit),
-                Package("nvtop", "3.0-1"),
-            ]
-        else:
-            archive = [runtime.persistence("nvidia-persistenced")]
-            archive += [Package("python3-dnf-plugin-versionlock", "4.3-1")]
-            engines = runtime.engines(*ENGINES[platform])
-            (vendor if platform == "rocky-9" else archive).extend(engines)
-            vendor += [Package("nvtop", "3.0-1")]
-        self.fingerprint = publish(node, "/srv/vendor", vendor, kind=self.kind)
-        publish(node, "/srv/archive", archive, kind=self.kind)
-        if self.is_apt:
-            listed = "deb [signed-by=/srv/archive/gpgkey] file:/srv/archive /\n"
-            node.write("/etc/apt/sources.list.d/archive.list", listed)
-            node.read("sudo apt-get -q update")
-        else:
-            text = "[archive]\nname=archive\nbaseurl=file:///srv/archive\ngpgcheck=0\n"
-            node.write("/etc/yum.repos.d/archive.repo", text)
-
-    def repository(self, **changed):
-        found = {
-            "url": "file:///srv/vendor",
-            "key_url": "file:///srv/vendor/gpgkey",
-            "key_fingerprint": self.fingerprint,
-            **changed,
-        }
-        return {"apt": {**found, "suite": "/"}, "rpm": {**found, "repo_gpgcheck": True}}
-
-    def _variables(self, variables):
-        rpm = {**self.repository()["rpm"], "distributions": ["rocky"]}
-        return {
-            "nvidia_container_toolkit_repository": self.repository(),
-            "nvidia_container_toolkit_version": VERSION,
-            "container_runtime_repository": {"rpm": rpm},
-            "nvtop_repository": {"rpm": {**rpm, "includepkgs": ["nvtop"]}},
-            **variables,
-        }
-
-    def play(self, *options, **variables):
-        return self.node.play(PLAYBOOK, *options, **self._variables(variables))
-
-    def converge(self, **variables):
-        return self.node.converge(PLAYBOOK, **self._variables(variables))
-
-    def refused(self, **variables):
-        return self.node.refused(PLAYBOOK, **self._variables(variables))
-
-    def refused_from(self, **changed):
-        """What the toolkit's role says of its repository."""
-        repository = self.repository(**changed)
-        return self.refused(**ONLY_TOOLKIT, nvidia_container_toolkit_repository=repository)
-
-    def installed(self):
-        command = "dpkg-query -W -f '${db:Status-Abbrev}|${Package}|${Version}\\n' | grep ^.i"
-        if not self.is_apt:
-            command = "rpm -qa --qf 'ii |%{name}|%{version}-%{release}\\n'"
-        return dict(line.split("|")[1:] for line in self.node.read(command).splitlines())
-
-    def held(self):
-        text = self.node.read("apt-mark showhold" if self.is_apt else "sudo dnf -q versionlock list")
-        return {name for name in runtime.TOOLKIT if re.search(rf"(?m)^{name}(-0:|$)", text)}
-
-    def daemon_json(self):
-        return json.loads(self.node.read("cat /etc/docker/daemon.json"))
 
 
 @pytest.fixture(scope="module", params=["ubuntu-24.04", "rocky-9", "amazon-2023"])
@@ -191,6 +98,9 @@ def test_nvidia_docker2_is_replaced_and_everybodys_keys_stay(site):
     assert "nvidia-docker2" not in found
     assert {found[name] for name in runtime.TOOLKIT} == {f"{VERSION}-1"}
     assert site.held() == set(runtime.TOOLKIT)
+    if not site.is_apt:
+        origins = "dnf -q repoquery --installed --qf '%{from_repo}' " + " ".join(runtime.TOOLKIT)
+        assert set(node.read(origins).split()) == {"nvidia-container-toolkit"}
     assert "nvidia-docker" not in node.read("ls /etc/apt/sources.list.d /etc/yum.repos.d 2>&1 || true")
     assert "gpukiln" not in node.read("ls /etc/docker")
 
@@ -293,13 +203,44 @@ def test_the_cdi_specification_follows_the_driver(site):
     assert "Found a GPU and no loaded driver" in said
 
 
-def test_nodeadm_keeps_containerd(site):
+def gathered(node):
+    return Facts(json.loads(node.read(gather_command())), "image")
+
+
+def outcome(check, facts):
+    """What comes of a check, and why."""
+    try:
+        CHECKS[check][1](facts)
+    except pytest.skip.Exception as reason:
+        return "not_run", str(reason)
+    return "passed", facts.take_note()
+
+
+def test_containerd_is_nodeadms(site):
+    """Judged without a cluster, and with the NodeConfig that a verification rehearses."""
     if site.platform != "amazon-2023":
         pytest.skip("nodeadm is of EKS's Amazon Linux")
     node = site.node
-    node.read("sudo touch /usr/bin/nodeadm; sudo rm -r /etc/containerd")
+    node.read("sudo rm -r /etc/containerd")
+    nodeadm.install(node)
     site.converge()
     assert node.ssh("test -e /etc/containerd").returncode != 0
+
+    nodeadm.boot(node, shutdown_user_data(deadline_of("verify")))
+    facts = gathered(node)
+    assert facts["boot"]["failed"] == ["nodeadm-config.service"]
+    for check in ("boot.state", "boot.failed-units", "runtime.containerd-nvidia"):
+        assert outcome(check, facts)[0] == "not_run"
+    said = outcome("runtime.containerd-nvidia", facts)[1]
+    assert "had no NodeConfig: config provider at index 0 failed: could not find NodeConfig" in said
+
+    nodeadm.boot(node, shutdown_user_data(deadline_of("verify"), node_config()))
+    facts = gathered(node)
+    assert facts["nodeadm"] == {"installed": True, "config": "rehearsed", "configured": True, "error": ""}
+    for check in ("boot.state", "boot.failed-units", "runtime.containerd", "runtime.containerd-nvidia"):
+        assert outcome(check, facts)[0] == "passed"
+    # It was not running before its configuration was there.
+    assert "runtimes.nvidia" in node.read("cat /run/containerd-runs-with.toml")
 
 
 def test_the_runtime_outlives_ubuntus_join_script(site):

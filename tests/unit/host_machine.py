@@ -90,6 +90,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                             "default_runtime": "nvidia" if toolkit else "runc"},
                    "daemon_json": {"present": True, "problem": None, "age_s": 9000.0}},
         "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes, "joined": {}},
+        "nodeadm": {"installed": False},
         "gpus": {"pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
                  "module": DRIVER if gpus else None,
                  "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],

@@ -20,12 +20,14 @@ from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
 from gpukiln.images import access
 from gpukiln.images.builds import Builds
+from gpukiln.nodes.scenarios import load_scenarios
 from gpukiln.release.publish import release
 from gpukiln.release.record import Releases, require_complete
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 REBUILD = yaml.safe_load((ROOT / ".github/workflows/rebuild.yml").read_text())
+MOLECULE = yaml.safe_load((ROOT / ".github/workflows/molecule.yml").read_text())
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 RUN = """\
 #!{python}
@@ -228,6 +230,25 @@ def test_a_failure_becomes_an_issue_once_and_says_no_account(runner):
 
     assert runner.job("rebuild", TEST_FAILS="ami.plan", OPEN_ISSUE="12").startswith("Plan:")
     assert runner.asked()[-1][:3] == ["issue", "comment", "12"]
+
+
+def test_every_scenario_that_pulls_an_image_is_run_every_week(tmp_path):
+    job = MOLECULE["jobs"]["scenario"]
+    scenarios = job["strategy"]["matrix"]["scenario"]
+    assert scenarios == [one.name for one in load_scenarios().values() if one.image]
+    assert MOLECULE[True]["schedule"]  # YAML 1.1 reads `on` as true
+    [script] = [step["run"] for step in job["steps"] if "run" in step]
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/run").write_text('#!/bin/sh\necho "$@" >>asked\n')
+    (tmp_path / "scripts/run").chmod(0o755)
+    for name in scenarios:
+        environment = {"PATH": os.environ["PATH"], "SCENARIO": name}
+        subprocess.run(["bash", "-eo", "pipefail", "-c", script], cwd=tmp_path, env=environment, check=True)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == [f"invoke node.test --scenario {name}" for name in scenarios]
+    [kept] = [step["with"]["path"] for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert job["env"]["GPUKILN_HOME"].endswith("/.cache/gpukiln")
+    assert ".cache/gpukiln/nodes" in kept.split()
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -156,11 +156,14 @@ def rpm(folder, package):
     shutil.rmtree(tree, ignore_errors=True)
 
 
-def rpm_index(folder, packages, modules, sign, fingerprint):
+def rpm_index(folder, packages, modules, carried, sign, fingerprint):
     for package in packages:
         rpm(folder, package)
     files = [str(file) for file in folder.glob("*.rpm")]
     run("rpmsign", "--addsign", f"--define=_gpg_name {fingerprint}", "--define=__gpg /usr/bin/gpg", *files)
+    # With the signatures that they have.
+    for file in carried:
+        shutil.copy2(file, folder)
     run("createrepo_c", "--quiet", str(folder))
     if modules:
         (folder / "modules.yaml").write_text(modules)
@@ -196,7 +199,10 @@ def main(kind, folder, specification):
     if kind == "apt":
         apt_index(folder, wanted["packages"], wanted["release"], sign)
     else:
-        rpm_index(folder, wanted["packages"], wanted["modules"], sign, fingerprint)
+        carried = [
+            file for pattern in wanted["carried"] for file in sorted(Path("/").glob(pattern.lstrip("/")))
+        ]
+        rpm_index(folder, wanted["packages"], wanted["modules"], carried, sign, fingerprint)
     run("gpgconf", "--kill", "gpg-agent")
     shutil.rmtree(home, onerror=gone_already)
     print(fingerprint)

@@ -60,7 +60,10 @@ class Package:
 
 
 def specification(
-    packages: Iterable[Package], modules: str | None = None, release: Mapping[str, str] | None = None
+    packages: Iterable[Package],
+    modules: str | None = None,
+    release: Mapping[str, str] | None = None,
+    carried: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What build.py reads.
 
@@ -68,11 +71,13 @@ def specification(
         packages: The packages.
         modules: Module metadata of an rpm repository (modulemd documents).
         release: Fields of an apt repository's Release file: Origin, Label, Suite, Codename.
+        carried: Patterns of rpm files of another repository, which keep that one's signature.
 
     Returns:
         Plain data.
     """
     return {
+        "carried": list(carried),
         "packages": [asdict(package) for package in packages],
         "modules": modules,
         "release": dict(release or {}),
@@ -281,12 +286,11 @@ data:
 """
 
 
-def cuda_rpm(streams: Sequence[tuple[str, str]], kernel: str) -> tuple[list[Package], str]:
-    """NVIDIA's rpm repository.
+def cuda_rpm(streams: Sequence[tuple[str, str]]) -> tuple[list[Package], str]:
+    """What NVIDIA's rpm repository has of the driver: nothing of the kernel's, and for RHEL no dkms.
 
     Args:
         streams: Pairs of stream and driver version, for example ("535-dkms", "535.309.01").
-        kernel: Release of the kernel, version-release.architecture.
 
     Returns:
         The packages, and the module metadata.
@@ -299,15 +303,7 @@ def cuda_rpm(streams: Sequence[tuple[str, str]], kernel: str) -> tuple[list[Pack
         packages |= {(package.name, package.version): package for package in own}
         rpms = "\n".join(f"    - {package.name}-{package.version}.x86_64" for package in own)
         documents.append(MODULE_DOCUMENT.format(stream=stream, number=number, rpms=rpms))
-    version, _, architecture = kernel.rpartition(".")
-    assert architecture == "x86_64"
-    others = [
-        Package("kernel-devel", version),
-        Package("dkms", "3.0.10-1"),
-        Package("mokutil", "0.6.0-1"),
-        Package("python3-dnf-plugin-versionlock", "4.3.1-1"),
-    ]
-    return [*packages.values(), *others], "".join(documents)
+    return [*packages.values()], "".join(documents)
 
 
 def _rpms(version: str, *, open_: bool) -> list[Package]:
@@ -322,7 +318,8 @@ def _rpms(version: str, *, open_: bool) -> list[Package]:
         Package(
             kmod,
             full,
-            ("dkms", common),
+            # What 575 asks for on EL9 (stackhpc/ansible-slurm-appliance, pull request 703).
+            ("dkms >= 3.1.8", common),
             files=dkms_files(version),
             postinst=built,
             prerm=f"dkms remove -m nvidia -v {version} -q --all || :",

@@ -10,9 +10,9 @@ What stands in: the packages of the vendors (packages.py). A test starts with
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from standin.packages import Package, specification
 
@@ -36,6 +36,24 @@ RELEASE_FILES = {
     "amazon-2023": ("/etc/system-release", "Amazon Linux release 2023.6.20241010 (Amazon Linux)\n"),
 }
 KERNELS = {"rocky-9": "5.14.0-427.el9.x86_64", "amazon-2023": "6.1.112-122.189.amzn2023.x86_64"}
+# dnf's releasever, which only the installed system-release says. Amazon's repositories are of one release
+# each (docs.aws.amazon.com/linux/al2023/ug/deterministic-upgrades-usage.html).
+RELEASES = {"rocky-9": "9", "amazon-2023": "2023.6.20241010"}
+# The system's own repository. dkms: RHEL has none, it is in EPEL. Amazon has 3.0.3 (amazonlinux/
+# amazon-linux-2023, issue 77), and NVIDIA's repository for it a newer one (awslabs/amazon-eks-ami, pull
+# request 2284). Amazon's comes first, by a priority: what it has hides others' packages of the name (the COPR
+# thimslugga/al2023-extras must be told apart by an exclude; its number here is from memory).
+BASE_PACKAGES = ("mokutil 0.6.0-1", "python3-dnf-plugin-versionlock 4.3.1-1")
+BASE_REPOSITORY = """\
+[{name}]
+name={name}
+baseurl=file:///srv/base/$releasever
+gpgcheck=1
+gpgkey=file:///srv/base/{release}/gpgkey
+{more}"""
+EPEL = ("dkms 3.2.1-1.el9", "nvtop 3.0-1")
+AMAZONS_DKMS, CUDAS_DKMS = "dkms 3.0.3-2.amzn2023", "dkms 3.2.1-1.amzn2023"
+NEWER_KERNEL = "6.1.150-174.273.amzn2023"
 
 INSTALL_DRIVER = """\
 - name: The driver
@@ -49,18 +67,19 @@ INSTALL_DRIVER = """\
 """
 
 
-def disguise(node: "Node", platform: str) -> str:
+def disguise(node: "Node", platform: str, *, base: Iterable[Package] = ()) -> str:
     """Make a machine say that it is another system.
 
     Args:
         node: A Debian machine.
         platform: A key of `OS_RELEASE`.
+        base: More packages of the system's own repository, with rpm.
 
     Returns:
         The release of its one kernel.
     """
     if platform in KERNELS:
-        _become_rpm(node, platform)
+        _become_rpm(node, platform, base)
     else:
         # lsb_release would say Debian
         node.read("sudo apt-get -q update && sudo apt-get -qy remove lsb-release")
@@ -69,8 +88,20 @@ def disguise(node: "Node", platform: str) -> str:
     return node.read("ls /lib/modules").strip()
 
 
-def _become_rpm(node: "Node", platform: str) -> None:
-    kernel = KERNELS[platform]
+def package(text: str, **more: Any) -> Package:
+    """A package of a name and a version.
+
+    Args:
+        text: Both, with a space between them.
+        more: The rest of it.
+    """
+    name, version = text.split()
+    return Package(name, version, **more)
+
+
+def _become_rpm(node: "Node", platform: str, more: Iterable[Package]) -> None:
+    kernel, release = KERNELS[platform], RELEASES[platform]
+    is_amazon = platform == "amazon-2023"
     debian = node.read("ls /lib/modules").strip()
     file, text = RELEASE_FILES[platform]
     node.read(f"sudo apt-get -q update && sudo apt-get -qy install {EL_TOOLS} linux-headers-{debian}")
@@ -87,11 +118,32 @@ def _become_rpm(node: "Node", platform: str) -> None:
     node.write("/etc/rpm/macros", "%_dbpath /var/lib/rpm\n")
     node.read("sudo mkdir -p /etc/pki/rpm-gpg /etc/yum.repos.d && sudo rpm --initdb")
     version = kernel.rpartition(".")[0]
-    # What every scriptlet needs is there, only rpm does not know it.
-    base = [Package("system-release", "9-1", provides=("/bin/sh",)), Package("kernel-core", version)]
-    publish(node, "/srv/base", base, kind="rpm")
-    node.read("sudo rpm --install --nosignature /srv/base/*.rpm")
-    node.write("/etc/dnf/vars/releasever", "9\n" if platform == "rocky-9" else "2023\n")
+    name = "kernel" if is_amazon else "kernel-core"
+    base = [
+        # What every scriptlet needs is there, only rpm does not know it.
+        Package(
+            "system-release", f"{release}-0", provides=("/bin/sh", f"system-release(releasever) = {release}")
+        ),
+        Package(name, version),
+        Package("kernel-devel", version),
+        *map(package, BASE_PACKAGES),
+        *more,
+    ]
+    if is_amazon:
+        base.append(package(AMAZONS_DKMS))
+        newer = [Package(kernel, NEWER_KERNEL) for kernel in ("kernel", "kernel-devel")]
+        publish(node, "/srv/base/latest", newer, kind="rpm")
+    folder = f"/srv/base/{release}"
+    publish(node, folder, base, kind="rpm")
+    node.read(
+        f"sudo rpm --install --nosignature {folder}/system-release-*.rpm {folder}/{name}-{version}.*.rpm"
+    )
+    text = BASE_REPOSITORY.format(
+        name="amazonlinux" if is_amazon else "baseos",
+        release=release,
+        more="priority=10\n" if is_amazon else "",
+    )
+    node.write("/etc/yum.repos.d/base.repo", text)
 
 
 def publish(
@@ -102,6 +154,7 @@ def publish(
     *,
     kind: str = "apt",
     release: Mapping[str, str] | None = None,
+    carried: Sequence[str] = (),
 ) -> str:
     """Build a signed repository on a machine.
 
@@ -112,10 +165,11 @@ def publish(
         modules: Module metadata, for rpm.
         kind: apt or rpm.
         release: Fields of an apt repository's Release file: Origin, Label, Suite, Codename.
+        carried: Patterns of rpm files of another repository, which keep that one's signature.
 
     Returns:
         The fingerprint of the key, which is in the folder as gpgkey.
     """
-    node.write("/srv/specification.json", json.dumps(specification(packages, modules, release)))
+    node.write("/srv/specification.json", json.dumps(specification(packages, modules, release, carried)))
     node.write("/srv/build.py", BUILD.read_text())
     return node.read(f"sudo python3 /srv/build.py {kind} {folder} /srv/specification.json").strip()

@@ -9,11 +9,17 @@ from standin.packages import UNIT, Package, daemon
 
 CONTAINERD = """\
 #!/usr/bin/python3
-import sys, time, tomllib
-if "dump" not in sys.argv:
+import pathlib, sys, time, tomllib
+file = pathlib.Path("/etc/containerd/config.toml")
+if "--config" in sys.argv:
+    file = pathlib.Path(sys.argv[sys.argv.index("--config") + 1])
+text = file.read_text() if file.exists() else ""
+tomllib.loads(text)
+if "dump" in sys.argv:
+    print(text)
+else:
+    pathlib.Path("/run/containerd-runs-with.toml").write_text(text)
     time.sleep(10**9)
-with open(sys.argv[sys.argv.index("--config") + 1], "rb") as file:
-    print(tomllib.load(file))
 """
 # What the real one writes names the driver's libraries.
 NVIDIA_CTK = """\
@@ -66,7 +72,10 @@ def engines(containerd: str, docker: str) -> list[Package]:
 def toolkit(version: str) -> list[Package]:
     """NVIDIA's four packages, and what they replaced."""
     files: dict[str, Any] = {
-        "nvidia-container-toolkit-base": {"/usr/bin/nvidia-ctk": NVIDIA_CTK},
+        "nvidia-container-toolkit-base": {
+            "/usr/bin/nvidia-ctk": NVIDIA_CTK,
+            "/usr/bin/nvidia-container-runtime": "#!/bin/sh\n",
+        },
     }
     return [
         *(Package(name, f"{version}-1", files=files.get(name, {})) for name in TOOLKIT),

@@ -7,21 +7,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from gpukiln.catalog.instance_types import instance_type
-from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.base import Cloud
 from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, UnavailableError
 from gpukiln.images.bake import Saved, bake
 from gpukiln.images.builds import Bake, Build, Builds, Record
 from gpukiln.images.cost import spent
 from gpukiln.images.digest import explain_change
 from gpukiln.images.launch import Launched
-from gpukiln.images.machines import KEY_SUFFIX, builds_with_leftovers, machine_from_image, sweep, tag_list
+from gpukiln.images.machines import KEY_SUFFIX, builds_with_leftovers, machine_from_image, sweep
 from gpukiln.images.modules import MODULES
 from gpukiln.images.plan import Plan
+from gpukiln.images.proof import write_proof
+from gpukiln.images.subject import Subject, subject_of
 from gpukiln.progress import Progress
 from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
@@ -29,43 +31,6 @@ from gpukiln.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
-
-VERIFIED_TAG = "gpukiln:verified-at"
-
-
-def find_proven(plan: Plan, cloud: Cloud) -> dict[str, Any] | None:
-    """An image of this very plan that was verified already.
-
-    Args:
-        plan: The plan.
-        cloud: Where to look.
-
-    Returns:
-        The image as DescribeImages gives it, or None.
-    """
-    with explain_aws_errors("look for an image with the plan's digest"):
-        images = cloud.client("ec2").describe_images(
-            Owners=["self"],
-            Filters=[
-                {"Name": "tag:gpukiln:digest", "Values": [plan.digest]},
-                {"Name": "tag:gpukiln:verdict", "Values": ["passed"]},
-                {"Name": "state", "Values": ["available"]},
-            ],
-        )["Images"]
-    found: list[dict[str, Any]] = sorted(images, key=lambda image: str(image["CreationDate"]))
-    return found[-1] if found else None
-
-
-def when_verified(image: dict[str, Any]) -> str:
-    """When an image was judged last.
-
-    Args:
-        image: As DescribeImages gives it.
-
-    Returns:
-        ISO 8601 in UTC; empty when its tags do not say it.
-    """
-    return next((tag["Value"] for tag in image.get("Tags", ()) if tag["Key"] == VERIFIED_TAG), "")
 
 
 def why_build(plan: Plan, builds: Builds) -> list[str]:
@@ -129,11 +94,12 @@ def build_image(
             baked = bake(plan, cloud, build, progress, saved, stage)
             record = replace(record, state="baked", bake=baked, durations_s=progress.durations)
             build.write(record)
-            verdict, machine = verify_image(record, baked, cloud, build.folder / "verify", progress)
+            subject = subject_of(plan, baked.image_id, build.id)
+            verdict, machine = verify_image(subject, cloud, build.report_folder(1), progress)
             record = replace(
                 record,
                 state="verified",
-                verdict=verdict,
+                verdicts=(verdict,),
                 durations_s=dict(progress.durations),  # what comes after is not in the record
                 cost=spent(plan, progress.durations, machine),
             )
@@ -207,8 +173,7 @@ def attest(
 
 
 def verify_image(
-    record: Record,
-    baked: Bake,
+    subject: Subject,
     cloud: Cloud,
     folder: Path,
     progress: Progress,
@@ -219,12 +184,11 @@ def verify_image(
     """Boot a new machine from an image, judge it, and write the verdict on the image.
 
     Args:
-        record: The build's record.
-        baked: The image.
+        subject: The image.
         cloud: Where it is.
         folder: For the report.
         progress: Told what is being done.
-        instance_types: The types to try, the best first; the first of the plan's when empty.
+        instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
 
     Returns:
@@ -235,18 +199,17 @@ def verify_image(
         IncompatibleError: The account's quota is too low, or the region has none of the types.
         UnavailableError: No machine could be started, or it could not be reached.
     """
-    plan = record.plan
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as machine:
         with progress.step("boot from the image"):
             target, launched = machine.enter_context(
                 machine_from_image(
                     cloud,
-                    baked.image_id,
-                    build_id=record.build_id,
-                    instance_types=instance_types or plan.instance_types[:1],
+                    subject.image_id,
+                    build_id=subject.build_id,
+                    instance_types=instance_types or subject.instance_types[:1],
                     spot=spot,
-                    user=plan.base.ssh_user,
+                    user=subject.ssh_user,
                     folder=folder,
                     say=progress.say,
                 )
@@ -255,39 +218,19 @@ def verify_image(
         with progress.step("verify"):
             verdict = run_suite(
                 target,
-                profile=plan.profile,
+                profile=subject.profile,
                 out_dir=folder,
                 on_start=live.start,
                 on_check=live.check,
                 expect_gpus=instance_type(launched.instance_type).gpus if cloud.has_gpus else None,
+                instance_type=launched.instance_type,
             )
             if not verdict.passed:
                 progress.fail()
         with progress.step("remove the machine"):
             machine.close()
-    tags = {**verdict_tags(verdict), "gpukiln:build-id": record.build_id}
-    with explain_aws_errors("write the verdict on the image"):
-        cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
+    write_proof(cloud, subject, verdict)
     return verdict, launched
-
-
-def verdict_tags(verdict: Verdict) -> dict[str, str]:
-    """Tags by which an image says how it was judged; what is in the image is in `bake.image_tags`.
-
-    Args:
-        verdict: The verdict.
-
-    Returns:
-        Names and values; the values have only characters that every AWS service takes in a tag.
-    """
-    return {
-        VERIFIED_TAG: verdict.started_at,
-        "gpukiln:verdict": "passed" if verdict.passed else "failed",
-        "gpukiln:verdict-profile": verdict.profile,
-        "gpukiln:verdict-suite": verdict.suite_version,
-        "gpukiln:verdict-counts": " ".join(f"{outcome}={n}" for outcome, n in verdict.counts.items()),
-        "gpukiln:verdict-digest": verdict.digest,
-    }
 
 
 def clean_up_after_killed(cloud: Cloud, builds: Builds, progress: Progress) -> None:
@@ -320,18 +263,19 @@ def clean_up_after_killed(cloud: Cloud, builds: Builds, progress: Progress) -> N
         )
 
 
-def require_passed(record: Record) -> None:
+def require_passed(verdict: Verdict, build: str) -> None:
     """Turn failed checks into the command's failure.
 
     Args:
-        record: The build's record.
+        verdict: What came of the checks.
+        build: The build's name, for the hint.
 
     Raises:
         CheckFailedError: A check failed.
     """
-    if record.verdict and not record.verdict.passed:
+    if not verdict.passed:
         raise CheckFailedError(
-            f"{len(record.verdict.failures)} of {len(record.verdict.checks)} checks failed",
-            hint=f"`invoke ami.show {record.build_id}` shows the report again",
-            details=tuple(check.id for check in record.verdict.failures),
+            f"{len(verdict.failures)} of {len(verdict.checks)} checks failed",
+            hint=f"`invoke ami.show {build}` shows the report again",
+            details=tuple(check.id for check in verdict.failures),
         )

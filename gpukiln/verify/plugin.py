@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 from testinfra.backend import BACKENDS, get_backends
 
-from gpukiln import __version__
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
+from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.facts import Facts, applies, environment
 from gpukiln.verify.html import Judged, write_html
 from gpukiln.verify.junit import write_junit
@@ -108,6 +108,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpukiln-report", type=Path, metavar="DIR", help="write results and facts into this folder"
     )
     group.addoption("--gpukiln-target", metavar="NAME", help="what the report calls the machine")
+    group.addoption("--gpukiln-instance-type", metavar="TYPE", default="", help="its type, for the verdict")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -363,8 +364,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             started_at=datetime.fromtimestamp(run.started, UTC).isoformat(timespec="seconds"),
             duration_s=round(time.time() - run.started, 3),
             checks=tuple(results),
-            suite_version=__version__,
+            suite_version=suite_digest(),
             environment=presentable_values(environment(found)) if host in run.facts else {},
+            instance_type=session.config.getoption("--gpukiln-instance-type"),
         )
         _write(run, "results", host, verdict.to_dict(), several=_several(session))
         machines.append(Judged(verdict.target, verdict, found.to_dict()))

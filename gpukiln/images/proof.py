@@ -1,8 +1,8 @@
 """What an image says of how it was judged: one tag for each instance type that did.
 
-The newest verdict of a type stands in `gpukiln:verdict:<type>`; `gpukiln:verdict` sums them up; and only an
-image of which all of them passed carries its name in `gpukiln:image`, by which nodes may select it. Stages, an
-image that nobody judged yet and one that failed don't.
+The newest verdict of a type stands in `gpukiln:verdict:<type>`, and `gpukiln:verdict` sums them up. Only an
+image of which all of them passed carries its name in `gpukiln:image`, by which nodes may select it: no stage
+does, nor an image that nobody judged yet, nor one that failed.
 """
 
 from collections import Counter

@@ -163,7 +163,7 @@ def _attestation(channel: Channel, proof: Proof) -> Iterator[str]:
     for what, tag in (("SBOM", SBOM_TAG), ("provenance", STATEMENT_TAG)):
         if not proof.attested.get(tag):
             yield f"the image has no tag {tag}: no {what} was written"
-    if channel.attestation == "signed" and proof.attested.get(KEY_TAG, UNSIGNED) == UNSIGNED:
+    if channel.attestation == "signed" and (proof.attested.get(KEY_TAG) or UNSIGNED) == UNSIGNED:
         yield f"nobody signed its provenance: the tag {KEY_TAG} names no key"
     yield from proof.findings or ()
 

@@ -95,7 +95,7 @@ def bake(planned, tmp_path, monkeypatch):
         }
         image = ec2.register_image(Name=build.id, BlockDeviceMappings=[disk])["ImageId"]
         baked = Bake(image, build.id, cloud.region, "6.1.0-56-cloud-amd64", components, PACKAGES)
-        record = Record(build.id, "verified", planned, baked, VERDICT)
+        record = Record(build.id, "verified", planned, baked, (VERDICT,))
         build.write(record)
         written = {"package_details": DETAILS, "built_at": "2026-11-21T06:00:01+00:00"}
         (build.folder / "image.json").write_text(json.dumps(written))

@@ -89,11 +89,14 @@ def what_differs(sbom: bytes, baked: Bake) -> str:
         What is wrong with it; empty when every package and component is there, in its version.
     """
     try:
-        rows = json.loads(sbom)["components"]
+        document = json.loads(sbom)
+        rows, of = document["components"], document["metadata"]["component"]["version"]
         there = {row["name"]: row["version"] for row in rows if "purl" in row}
         others = {row["bom-ref"]: row["version"] for row in rows if "purl" not in row}
     except (ValueError, KeyError, TypeError) as error:
         return f"it is no CycloneDX document with components: {error!r}"
+    if of != baked.image_id:
+        return f"it is of {of} and not of {baked.image_id}"
     if not baked.packages:
         return "the record lists no package, so there is nothing to compare with"
     present = {name: found for name, found in baked.components.items() if found["status"] in PRESENT}

@@ -22,6 +22,11 @@ ARCHIVES = {
     "x86_64": ("http://archive.ubuntu.com/ubuntu", "amd64"),
     "arm64": ("http://ports.ubuntu.com/ubuntu-ports", "arm64"),
 }
+COMPANIONS = (
+    *("nvidia-headless", "nvidia-kernel-common", "nvidia-utils", "nvidia-compute-utils"),
+    *("libnvidia-compute", "libnvidia-cfg1"),
+)
+"""What the role installs beside the module (roles/nvidia_driver/vars/ubuntu.yml), each -BRANCH-server."""
 POCKETS = ("", "-security", "-updates")  # the later, the newer
 COMPONENT = "restricted"  # the driver's
 TIMEOUT_S = 30.0
@@ -125,19 +130,26 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
     Raises:
         IncompatibleError: The archive has no such package or version, or it leads to another branch.
     """
+    for name in (package, *(f"{name}-{branch}-server" for name in COMPANIONS)):
+        newest = _of(index, name, version)[-1:]
+        if branch and newest and (other := newest[0].leads_to(branch)):
+            raise IncompatibleError(
+                f"driver {branch} is wanted, and on {where} {name} {newest[0].version} leads to {other}",
+                hint="another base that still has the branch (--base), or another branch: "
+                "--set nvidia_driver.branch=...",
+            )
     there = index.get(package, ())
-    fitting = [one for one in there if version in (None, upstream_version(one.version))]
-    chosen = (fitting or there or (None,))[-1]
-    if chosen and branch and (other := chosen.leads_to(branch)):
-        raise IncompatibleError(
-            f"driver {branch} is wanted, and on {where} {package} {chosen.version} leads to {other}",
-            hint="another base that still has the branch (--base), or another branch: "
-            "--set nvidia_driver.branch=...",
-        )
-    if not chosen or not fitting:
+    chosen = _of(index, package, version)[-1:]
+    if not chosen or version not in (None, upstream_version(chosen[0].version)):
         has = f"has {package} {', '.join(one.version for one in there)}" if there else f"has no {package}"
         raise IncompatibleError(
             f"driver {version or branch} is wanted, and Ubuntu's archive for {where} {has}",
             hint="--set nvidia_driver.version=... to one of these, or another base",
         )
-    return chosen.version
+    return chosen[0].version
+
+
+def _of(index: Index, name: str, version: str | None) -> tuple[DebPackage, ...]:
+    """What the archive has of a package: in the wanted version, or where it has none of that, all."""
+    there = index.get(name, ())
+    return tuple(one for one in there if version == upstream_version(one.version)) or there

@@ -56,7 +56,7 @@ class Probes:
         unreachable: Takes an address; returns None when it answers, else why not.
         candidates: Takes package names; returns the versions in this machine's Debian mirror.
         rpm: Takes an rpm repository's address; returns what it has, None where that can't be read.
-        ubuntu: Takes a release and an architecture; returns what Ubuntu's archive has, None where no one asks.
+        ubuntu: Takes a release and an architecture; returns what Ubuntu's archive has, None: not known.
     """
 
     unreachable: Callable[[str], str | None]

@@ -3,8 +3,8 @@
 Ubuntu keeps the names of branches that it no longer builds: such a package is empty and depends on another
 branch's. Its version may be of its own branch (nvidia-graphics-drivers-570 570.211.01-0ubuntu1.24.04.1 leads
 to 580: canonical/core-base#439) or of the other one, so names and dependencies are looked at too. Which names
-these are changes with time (nvidia-driver-535 on 22.04 and 24.04 since 2026-07: canonical/snapd#17399), so the
-archive is asked and no list is kept here.
+these are changes with time (nvidia-driver-535 on 22.04 and 24.04 since 2026-07: canonical/snapd#17399), so
+the archive is asked and no list is kept here.
 """
 
 import gzip
@@ -63,7 +63,8 @@ class DebPackage:
             return f"branch {', '.join(sorted(others))}, by its dependencies"
         if (head := upstream_version(self.version).partition(".")[0]) != str(branch):
             return f"branch {head}, by its version"
-        return "another package: it calls itself transitional" if "transitional" in self.summary.lower() else ""
+        is_empty = "transitional" in self.summary.lower()
+        return "another package: it calls itself transitional" if is_empty else ""
 
 
 Index = dict[str, tuple[DebPackage, ...]]

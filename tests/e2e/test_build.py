@@ -69,8 +69,9 @@ def test_the_image_has_its_tags_and_is_encrypted(built, image):
     [verdict] = built[0]["verdicts"]
     assert verdict["instance_type"] == "g4dn.xlarge"
     digest = hashlib.sha256(json.dumps(verdict, sort_keys=True).encode()).hexdigest()
-    assert f" suite={verdict['suite_version'][:16]} digest={digest[:16]} gpu=no " in (
-        tags["gpukiln:verdict:g4dn.xlarge"]
+    assert (
+        f" suite={verdict['suite_version'][:16]} digest={digest[:16]} gpu=no "
+        in (tags["gpukiln:verdict:g4dn.xlarge"])
     )
     assert tags["gpukiln:base"].startswith("debian-12 ami-")
     assert tags["gpukiln:commit"]

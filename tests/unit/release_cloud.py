@@ -15,8 +15,8 @@ import boto3
 from botocore.config import Config
 from rich.console import Console
 
-from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
+from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.images.proof import judged_by, proof_tags
 from gpukiln.progress import Progress
 from gpukiln.release.channels import load_channel, proof_from_tags

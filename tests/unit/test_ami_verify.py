@@ -1,7 +1,6 @@
 """ami.verify and ami.build on a stand-in for machine and suite: what the person sees, where the report is."""
 
 import json
-
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -49,7 +48,12 @@ def judge(request, monkeypatch, capsys):
             yield Target("192.0.2.1", name="i-1"), Launched("i-1", instance_types[0], "us-west-2a", False)
 
         def describe(**_):
-            image = {"ImageId": BAKE.image_id, "CreationDate": "2026-01-01T00:00:00Z", "State": "available", "BlockDeviceMappings": []}
+            image = {
+                "ImageId": BAKE.image_id,
+                "CreationDate": "2026-01-01T00:00:00Z",
+                "State": "available",
+                "BlockDeviceMappings": [],
+            }
             tags = [{"Key": key, "Value": value} for key, value in there.items()]
             return {"Images": [] if is_gone else [{**image, "Tags": tags}]}
 
@@ -184,9 +188,7 @@ def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge)
     assert judge(GOOD, command=ami.build, dry_run=True, **region)[0] == 0
     assert len(build.read().verdicts) == 2
 
-    code, shown, build = judge(
-        GOOD, suite_version=suite_digest(), command=ami.build, json=True, **region
-    )
+    code, shown, build = judge(GOOD, suite_version=suite_digest(), command=ami.build, json=True, **region)
     assert code == 0
     assert "it is judged again" in shown
     assert json.loads(judge.out)["built"] is False

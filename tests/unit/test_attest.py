@@ -239,36 +239,17 @@ def test_a_changed_sbom_is_found_by_tag_and_by_statement(bake):
     assert failed(build) == {"sbom.tag", "sbom.content", "provenance.sbom"}
 
 
-def row_of(sbom, name):
-    return next(row for row in sbom["components"] if row["name"] == name)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda sbom: sbom.update(components=[]), "0 packages, the record has 3; wrong: libc6 missing"),
-        (lambda sbom: sbom["components"].remove(row_of(sbom, "odd")), "odd missing instead of 1:2~rc1-1"),
-        (lambda sbom: row_of(sbom, "nvidia_driver").update(version="1"), "component:nvidia_driver 1 instead of"),
-        (lambda sbom: sbom["components"].append({"name": "x", "version": "1", "purl": "y"}), "x 1 instead of"),
-        (lambda sbom: sbom.pop("components"), "no CycloneDX document with components"),
-        (lambda sbom: sbom["metadata"]["component"].update(version="ami-1"), "it is of ami-1 and not of"),
-    ],
-)
-def test_an_emptied_sbom_is_refused_though_every_digest_was_made_anew(bake, change, said):
+def test_an_emptied_sbom_is_refused_though_every_digest_was_made_anew(bake):
     build = bake()
     written = write(build)
-    sbom = json.loads(written.sbom.read_text())
-    change(sbom)
-    text = json.dumps(sbom)
+    text = json.dumps({**json.loads(written.sbom.read_text()), "components": []})
     statement = written.provenance.read_text().replace(written.tags[SBOM_TAG], attestation._sha256(text))
     written.sbom.write_text(text)
     written.provenance.write_text(statement)
     tags = {SBOM_TAG: attestation._sha256(text), STATEMENT_TAG: attestation._sha256(statement)}
     CLOUD.client("ec2").create_tags(Resources=[written.image_id], Tags=tag_list(tags))
     assert failed(build) == {"sbom.content"}
-    [finding] = proof_of_build(CLOUD, build).findings
-    assert said in finding
-    with pytest.raises(RefusedError, match="sbom.content"):
+    with pytest.raises(RefusedError, match="0 packages, the record has 3; wrong: libc6 missing"):
         require_proven("x", channel(), proof_of_build(CLOUD, build), has_gpus=False)
 
 

@@ -144,7 +144,7 @@ def test_attestation_is_asked_for():
 
 
 def test_a_verdict_survives_its_tag():
-    every = {layer: 88 for layer in LAYERS}
+    every = dict.fromkeys(LAYERS, 88)
     long = Judged("p4de.24xlarge", False, "eks-node", T4.started_at, "f" * SHORT, "f" * SHORT, True, every)
     for one in (replace(judged_by(T4), checks=None), long):
         name, value = one.tag

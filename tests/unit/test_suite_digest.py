@@ -38,7 +38,7 @@ def checkout(tmp_path: Path) -> Path:
         "gpukiln/catalog/data/xid.yaml",
     ],
 )
-def test_another_check_or_another_way_to_look_is_another_suite(checkout: Path, before: str, name: str) -> None:
+def test_another_check_or_way_to_look_is_another_suite(checkout: Path, before: str, name: str) -> None:
     assert suite_digest(checkout) == before
     suite_digest.cache_clear()
     with (checkout / name).open("a") as file:

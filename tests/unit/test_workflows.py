@@ -222,17 +222,18 @@ def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
     record = json.loads((runner.folder / "built.json").read_text())
     (runner.folder / "built.json").write_text(json.dumps({**record, "verdicts": [seen.to_dict()]}))
     tell("reset")
-    tell("image", {"tags": tags(runner.build, seen), "region": HOME, "image_id": BAKE.image_id, "name": "gpu"})
+    about = {"region": HOME, "image_id": BAKE.image_id, "name": "gpu"}
+    tell("image", {"tags": tags(runner.build, seen), **about})
     on_aws = {"TEST_GPUS": "1"}
     assert "Verify on other GPUs: " in runner.job("rebuild", TEST_BUSY="1", **on_aws)
     assert runner.ran == ["Plan", "Build", "Verify on other GPUs", "Say what failed"]
     (runner.records / runner.build / "record.json").unlink()
-    proven = {"TEST_PROVEN": BAKE.image_id, **on_aws}
-    assert "no zone has g5.xlarge now" in runner.job("rebuild", TEST_BUSY="1", **proven)
+    again = {"TEST_PROVEN": BAKE.image_id, **on_aws}
+    assert "no zone has g5.xlarge now" in runner.job("rebuild", TEST_BUSY="1", **again)
     assert runner.ran == ["Plan", "Verify on other GPUs", "Say what failed"]
     assert set(pointed("candidate").values()) == {None}
 
-    assert runner.job("rebuild", **proven) == ""
+    assert runner.job("rebuild", **again) == ""
     assert runner.ran == ["Plan", "Verify on other GPUs", "Release to candidate"]
     assert pointed("candidate")[HOME] == BAKE.image_id
     there = {tag["Key"]: tag["Value"] for tag in images(HOME)[BAKE.image_id]["Tags"]}
@@ -240,7 +241,7 @@ def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
         "gpukiln:verdict:g4dn.xlarge",
         "gpukiln:verdict:g5.xlarge",
     }
-    assert runner.job("rebuild", TEST_BUSY="1", **proven) == ""  # nothing is missing: no machine is wanted
+    assert runner.job("rebuild", TEST_BUSY="1", **again) == ""  # nothing is missing: no machine is wanted
 
 
 def test_what_candidate_does_not_point_at_any_more_is_not_promoted(runner, tmp_path):

@@ -102,9 +102,13 @@ def find(name: str, cloud: str, region: str, account: dict[str, str]) -> Found:
     options = {key: value or None for key, value in account.items()}
     try:
         build = _builds().find(name)
-    except UsageError:
-        if not (name.startswith("ami-") and region):
+    except UsageError as error:
+        if not name.startswith("ami-"):
             raise
+        if not region:
+            raise UsageError(
+                error.message, hint="name the --region, and --cloud aws, where another machine built it"
+            ) from error
         where = make_cloud(cloud or "embedded", region, **options)
         return Found(subject_from_tags(name, tags_of(find_image(where, name))), where, None)
     subject, plan = subject_of_build(build), build.read().plan

@@ -48,7 +48,8 @@ def find_proof(cloud: Cloud, image_id: str) -> Proof:
         UsageError: It is not there, or its tags don't say what it is.
         UnavailableError: The cloud could not be asked.
     """
-    return proof_from_tags(image_id, cloud.region, tags_of(find_image(cloud, image_id)))
+    named = f"{image_id} --region {cloud.region} --cloud {cloud.name}"
+    return replace(proof_from_tags(image_id, cloud.region, tags_of(find_image(cloud, image_id))), named=named)
 
 
 def proof_of_build(cloud: Cloud, build: Build) -> Proof:

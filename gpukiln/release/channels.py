@@ -99,6 +99,7 @@ class Proof:
         judged: The newest verdict of each instance type.
         attested: Digests of SBOM and provenance, and the key that signed it, by the image's tags.
         findings: What is wrong with SBOM and provenance; None: they are not on this machine.
+        named: How a command names it; empty: by its id and region.
     """
 
     image_id: str
@@ -112,6 +113,7 @@ class Proof:
     judged: Mapping[str, Judged]
     attested: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[str, ...] | None = None
+    named: str = ""
 
     @property
     def not_run(self) -> str:
@@ -149,6 +151,7 @@ def proof_from_record(found: Record) -> Proof:
         profile=plan.profile,
         required_layers=plan.required_layers,
         judged={name: judged_by(verdict) for name, verdict in found.judged.items()},
+        named=found.build_id,
     )
 
 

@@ -183,7 +183,8 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
     Raises:
         RefusedError: It has not; the details name all that is missing, the hint what provides it.
     """
-    refused, which = f"channel {name} takes no {proof.image_id}", f"{proof.image_id} --region {proof.region}"
+    refused = f"channel {name} takes no {proof.image_id}"
+    which = proof.named or f"{proof.image_id} --region {proof.region}"
     answer = judge(channel, proof, has_gpus=has_gpus)
     if not proof.judged:
         raise RefusedError(

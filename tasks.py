@@ -8,6 +8,7 @@ from gpukiln.commands import (
     ami,
     ami_attest,
     ami_diff,
+    ami_verify,
     cloud,
     cloud_policy,
     docker,
@@ -29,7 +30,7 @@ def noun(*modules: ModuleType) -> Collection:
 
 
 namespace = Collection(
-    ami=noun(ami, ami_attest, ami_diff, release),
+    ami=noun(ami, ami_attest, ami_diff, ami_verify, release),
     cloud=noun(cloud, cloud_policy),
     docker=noun(docker, docker_check, docker_push),
     node=noun(node),

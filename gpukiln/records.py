@@ -35,7 +35,7 @@ class RecordFolder(ABC, Generic[R]):
     """The folder of one build.
 
     Args:
-        folder: Holds record.json, the logs, and the report of the verification in verify/.
+        folder: Holds record.json, the logs, and the reports of the verifications in verify/.
     """
 
     folder: Path

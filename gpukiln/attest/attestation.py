@@ -17,7 +17,8 @@ from gpukiln.attest.provenance import (
     make_statement,
     snapshot_subject,
 )
-from gpukiln.attest.sbom import make_sbom
+from gpukiln.attest.sbom import make_sbom, what_differs
+from gpukiln.attest.tags import KEY_TAG, SBOM_TAG, STATEMENT_TAG, UNSIGNED
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.images.builds import Bake, Build, Record
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
 
 SBOM, STATEMENT, ENVELOPE = "sbom.cdx.json", "provenance.intoto.json", "provenance.dsse.json"
-SBOM_TAG, STATEMENT_TAG, KEY_TAG = (
-    "gpukiln:sbom-digest",
-    "gpukiln:provenance-digest",
-    "gpukiln:provenance-key",
-)
-UNSIGNED = "none"
 IN_IMAGE = "/etc/gpukiln/image.json"
 
 
@@ -142,6 +137,11 @@ def write_attestation(
     )
 
 
+def is_written(build: Build) -> bool:
+    """Whether SBOM and provenance of a build are on this machine."""
+    return (build.folder / SBOM).exists() and (build.folder / STATEMENT).exists()
+
+
 def verify_attestation(
     build: Build, record: Record, cloud: Cloud, key: SSlibKey | None = None
 ) -> list[Finding]:
@@ -176,6 +176,9 @@ def verify_attestation(
             "provenance.tag", f"{STATEMENT}, by the AMI's tag", _sha256(statement), tags.get(STATEMENT_TAG)
         ),
     ]
+    differs = what_differs(sbom, baked)
+    of_packages = f"every one of the record's {len(baked.packages)} packages, and its components"
+    found.append(Finding("sbom.content", "failed" if differs else "passed", differs or of_packages))
     try:
         document = json.loads(statement)
         found += _compare_statement(document, build, baked, image, _sha256(sbom))

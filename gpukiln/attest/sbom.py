@@ -1,6 +1,7 @@
 """The software bill of materials of an image, as CycloneDX 1.6."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -75,6 +76,45 @@ def make_sbom(record: Record, baked: Bake, installed: Installed) -> str:
         bom.register_dependency(image, [component])
         bom.register_dependency(component, [packages[package]] if package in packages else [])
     return str(JsonV1Dot6(bom).output_as_string(indent=2)) + "\n"
+
+
+def what_differs(sbom: bytes, baked: Bake) -> str:
+    """Compare an SBOM with what was recorded of an image.
+
+    Args:
+        sbom: Its content.
+        baked: The image.
+
+    Returns:
+        What is wrong with it; empty when every package and component is there, in its version.
+    """
+    try:
+        document = json.loads(sbom)
+        rows, of = document["components"], document["metadata"]["component"]["version"]
+        there = {row["name"]: row["version"] for row in rows if "purl" in row}
+        others = {row["bom-ref"]: row["version"] for row in rows if "purl" not in row}
+    except (ValueError, KeyError, TypeError) as error:
+        return f"it is no CycloneDX document with components: {error!r}"
+    if of != baked.image_id:
+        return f"it is of {of} and not of {baked.image_id}"
+    if not baked.packages:
+        return "the record lists no package, so there is nothing to compare with"
+    present = {name: found for name, found in baked.components.items() if found["status"] in PRESENT}
+    wanted = {f"component:{name}": found["version"] for name, found in present.items()}
+    wrong = [*_differing(baked.packages, there), *_differing(wanted, {k: others.get(k) for k in wanted})]
+    if not wrong:
+        return ""
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return f"{len(there)} packages, the record has {len(baked.packages)}; wrong: {', '.join(wrong[:3])}{more}"
+
+
+def _differing(wanted: Mapping[str, str], found: Mapping[str, str | None]) -> list[str]:
+    names = sorted(wanted.keys() | found.keys())
+    return [
+        f"{name} {found.get(name) or 'missing'} instead of {wanted.get(name, 'nothing')}"
+        for name in names
+        if wanted.get(name) != found.get(name)
+    ]
 
 
 def _tools(record: Record) -> Iterator[Component]:

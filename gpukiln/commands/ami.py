@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gpukiln.images.builds import Builds
     from gpukiln.images.modules import SigningPair
     from gpukiln.images.plan import Plan
+    from gpukiln.images.proof import Proven
 
 CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
 COMMON = {
@@ -58,19 +59,23 @@ def plan(
     from gpukiln.images.cost import cost_lines, estimate
     from gpukiln.images.killed import tell_killed
     from gpukiln.images.modules import signing_pair
+    from gpukiln.images.proof import find_proven
+    from gpukiln.verify.digest import suite_digest
 
     where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
     tell_killed(_builds(), say)
     signing = signing_pair(module_key, module_certificate)
     planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
-    proven = pipeline.find_proven(planned, where)
+    proven = find_proven(planned, where, suite_digest())
+    is_current = proven is not None and proven.passed_suite(suite_digest())
     cost = estimate(planned, _builds().last_durations(planned))
     if json:
         why = [] if proven else pipeline.why_build(planned, _builds())
         print_json(
             {
                 **planned.to_dict(),
-                "proven_image": proven["ImageId"] if proven else None,
+                "proven_image": proven.image_id if proven and is_current else None,
+                "proven_by_another_suite": proven.image_id if proven and not is_current else None,
                 "why_build": why,
                 "cost_estimate": {**cost.to_dict(), "usd": cost.usd} if cost else None,
             }
@@ -79,10 +84,12 @@ def plan(
         _show_plan(planned)
         for line in cost_lines(cost):
             say(line)
-        say(_nothing_to_bake(proven) if proven else "`invoke ami.build` would bake it:")
-        if not proven:
+        if proven:
+            say(_nothing_to_bake(proven, again="`invoke ami.build` would judge it again"))
+        else:
+            say("`invoke ami.build` would bake it:")
             _say_why(planned)
-    return CHANGES_PENDING if exit_code and not proven else 0
+    return CHANGES_PENDING if exit_code and not is_current else 0
 
 
 @command(
@@ -125,9 +132,11 @@ def build(
     from gpukiln.images.killed import clean_up_after_killed, tell_killed
     from gpukiln.images.module_store import open_store
     from gpukiln.images.modules import signing_pair
+    from gpukiln.images.proof import find_proven
     from gpukiln.images.stages import stages_of, wants_stages
     from gpukiln.progress import PlainConsole, Progress, human_seconds
     from gpukiln.verify import report
+    from gpukiln.verify.digest import suite_digest
 
     progress, signer = Progress(), signer_of(sign_key)
     with progress.step("plan"):
@@ -141,11 +150,9 @@ def build(
         planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
         kept = stages_of(planned, where) if wanted else None
     _show_plan(planned)
-    if not force and (proven := pipeline.find_proven(planned, where)):
-        say(f"{_nothing_to_bake(proven)} (--force builds anyway)")
-        if json:
-            print_json({"image_id": proven["ImageId"], "built": False, "digest": planned.digest})
-        return 0
+    if not force and (proven := find_proven(planned, where, suite_digest())):
+        say(f"{_nothing_to_bake(proven, again='it is judged again')} (--force builds anyway)")
+        return _proven(proven, planned, where, dry_run=dry_run, json=json)
     if not force:
         _say_why(planned)
     if dry_run:
@@ -161,79 +168,54 @@ def build(
             f"{record.bake.image_id} {record.bake.name}\n"
             f"built and verified in {human_seconds(sum(record.durations_s.values()))}\n"
             f"record: {folder.record_file}\n"
-            f"report: {folder.folder / 'verify' / 'report.html'}"
+            f"report: {folder.report_folder(1) / 'report.html'}"
         )
     if json:
-        print_json({**record.to_dict(), "built": True})
-    pipeline.require_passed(record)
+        image_id = record.bake.image_id if record.bake else None
+        print_json({**record.to_dict(), "image_id": image_id, "built": True})
+    if record.verdict:
+        pipeline.require_passed(record.verdict, folder.id)
     return 0
 
 
-@command(
-    help=_some(
-        *("profile", "subnet_id", "ssh_cidr", "json"),
-        build="build id, AMI id or `last`",
-        instance_types="GPU machines to try, separated by commas, the best first; default: the plan's first",
-        spot="take a spot instance: cheaper, and EC2 may take it away",
-    )
-)
-def verify(
-    _: Any,
-    build: str,
-    instance_types: str = "",
-    spot: bool = False,
-    profile: str = "",
-    subnet_id: str = "",
-    ssh_cidr: str = "",
-    json: bool = False,
-) -> int:
-    """Boot a new machine from an image that was built here, judge it, and update its record."""
-    from dataclasses import replace
-
+def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json: bool) -> int:
+    """End a build whose image is there: at once, or with a verdict of this suite."""
+    from gpukiln.commands import ami_verify
     from gpukiln.errors import UsageError
     from gpukiln.images import pipeline
     from gpukiln.images.access import words_of_access
-    from gpukiln.images.cost import spent
-    from gpukiln.images.killed import clean_up_after_killed, scratch
-    from gpukiln.images.plan import check_machines
-    from gpukiln.progress import PlainConsole, Progress
+    from gpukiln.images.machines import tags_of
+    from gpukiln.images.subject import subject_from_tags
+    from gpukiln.progress import PlainConsole
     from gpukiln.verify import report
+    from gpukiln.verify.digest import suite_digest
 
-    builds = _builds()
-    folder = builds.find(build)
-    planned = folder.read().plan
-    types = check_machines(planned, words(instance_types))
-    cloud = _cloud(planned.cloud, planned.region, profile, subnet_id, ssh_cidr)
-    clean_up_after_killed(cloud, builds, say)
-    say(words_of_access(cloud))
-    with folder.locked(), scratch(folder):
-        record = folder.read()
-        if record.bake is None:
-            raise UsageError(
-                f"build {folder.id} has no image: it is {record.state}", hint="`invoke ami.list` shows others"
-            )
-        progress = Progress(record.durations_s)
-        verdict, machine = pipeline.verify_image(
-            *(record, record.bake, cloud, folder.folder / "verify", progress),
-            instance_types=types,
-            spot=spot,
-        )
-        record = replace(
-            record,
-            state="verified",
-            verdict=verdict,
-            error="",
-            durations_s={**record.durations_s, **progress.durations},
-            cost=spent(planned, progress.durations, machine, record.cost),
-        )
-        folder.write(record)
-        pipeline.attest(folder, record, cloud, progress)
-    PlainConsole(stderr=True).print(report.ending(verdict))
-    say(f"judged on {machine.instance_type} in {machine.zone}{', spot' if machine.spot else ''}")
-    say(f"report: {folder.folder / 'verify' / 'report.html'}")
+    document = {
+        "image_id": proven.image_id,
+        "build_id": proven.build_id,
+        "built": False,
+        "digest": planned.digest,
+        "verdict": None,
+    }
+    verdict = None
+    if dry_run or proven.passed_suite(suite_digest()):
+        if dry_run:
+            say("dry run: nothing was started")
+    else:
+        try:
+            known = _builds().find(proven.image_id)
+        except UsageError:  # another machine built it
+            known = None
+        say(words_of_access(where))
+        found = ami_verify.Found(subject_from_tags(proven.image_id, tags_of(proven.image)), where, known)
+        done = ami_verify.judge(found, planned.instance_types[:1])
+        verdict = done.verdict
+        PlainConsole(stderr=True).print(report.ending(verdict))
+        say(f"report: {done.folder / 'report.html'}")
     if json:
-        print_json(verdict.to_dict())
-    pipeline.require_passed(record)
+        print_json({**document, "verdict": verdict.to_dict() if verdict else None})
+    if verdict:
+        pipeline.require_passed(verdict, proven.build_id)
     return 0
 
 
@@ -301,6 +283,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     from gpukiln.images.stages import words_of_stage
     from gpukiln.progress import PlainConsole, human_seconds
     from gpukiln.verify.report import render
+    from gpukiln.verify.verdict import counts_text
 
     folder = _builds().find(build)
     record = folder.read()
@@ -319,6 +302,14 @@ def show(_: Any, build: str, json: bool = False) -> None:
             console.print(f"{words(use)}\n", markup=False)
     if record.verdict:
         console.print(render(record.verdict))
+        for name, verdict in record.judged.items():
+            said = "passed" if verdict.passed else "FAILED"
+            console.print(
+                f"{name}: {said} on {verdict.started_at}, {counts_text(verdict.checks)}, "
+                f"suite {verdict.suite_version[:12]}",
+                markup=False,
+            )
+        console.print(f"{len(record.verdicts)} verdicts, reports: {folder.report_folder(1).parent}\n")
     for step, seconds in record.durations_s.items():
         console.print(f"{step:24} {human_seconds(seconds):>12}")
     if record.cost or record.plan.cloud == "embedded":
@@ -377,12 +368,16 @@ def _show_plan(planned: Plan) -> None:
     PlainConsole(stderr=True).print(plan_table(planned))
 
 
-def _nothing_to_bake(proven: dict[str, Any]) -> str:
-    from gpukiln.images.pipeline import when_verified
+def _nothing_to_bake(proven: Proven, *, again: str) -> str:
+    from gpukiln.verify.digest import suite_digest
 
-    when = when_verified(proven)
+    when = proven.verified_at
     verified = f"verified on {when[:10]} at {when[11:16]} UTC" if when else "and was verified"
-    return f"nothing to bake: {proven['ImageId']} has this digest, {verified}"
+    text = f"nothing to bake: {proven.image_id} has this digest, {verified}"
+    if proven.passed_suite(suite_digest()):
+        return text
+    suites = ", ".join(sorted(suite[:12] for suite in proven.suites))
+    return f"{text} by the suite {suites or 'unknown'}, today's is {suite_digest()[:12]}: {again}"
 
 
 def _say_why(planned: Plan) -> None:

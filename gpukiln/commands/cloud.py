@@ -112,7 +112,7 @@ def clean(
     dry_run: bool = False,
     force: bool = False,
 ) -> None:
-    """Show what can go: leftovers, on request images, bases, volumes; --yes ends the server and removes it."""
+    """Show what can go: leftovers, on request images, bases, volumes; --yes removes it."""
     import sys
 
     from gpukiln.clouds.embedded.clean import carry_out, plan_cleaning

@@ -63,7 +63,8 @@ def release(
     from gpukiln.errors import UsageError
     from gpukiln.progress import Progress
     from gpukiln.release import publish
-    from gpukiln.release.channels import load_channel, require_proven
+    from gpukiln.release.channels import load_channel
+    from gpukiln.release.needs import require_proven
     from gpukiln.release.options import key_by_region, region_names, sharing_with
     from gpukiln.release.overview import require_pointed
 
@@ -78,7 +79,7 @@ def release(
         channel_name=channel,
         channel=rules,
         regions=chosen,
-        excused={check.id: check.reason for check in excused},
+        excused=excused,
         sharing=sharing_with(accounts, org, public=public),
         keys=key_by_region(kms_keys, chosen, encrypt=encrypt),
         timeout_s=timeout * 60,
@@ -278,12 +279,12 @@ def _find(build: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Pro
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
-    from gpukiln.release.by_tags import find_proof
-    from gpukiln.release.channels import proof_from_record
+    from gpukiln.release.by_tags import find_proof, proof_of_build
 
     builds = Builds(state_home())
     try:
-        record = builds.find(build).read()
+        folder = builds.find(build)
+        record = folder.read()
     except UsageError:
         if not (build.startswith("ami-") and region):
             raise
@@ -295,7 +296,7 @@ def _find(build: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Pro
                 f"build {record.build_id} is in {known}, not in {typed}", hint=f"leave out --{name}"
             )
     where = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
-    return where, proof_from_record(record)
+    return where, proof_of_build(where, folder)
 
 
 def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.text import Text
 
-from gpukiln.catalog.components import as_plain
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
@@ -22,9 +21,10 @@ from gpukiln.images.machines import PURPOSE_TAG, build_tags, tag_list
 from gpukiln.images.module_store import Store
 from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
-from gpukiln.images.plan import Plan, chosen_components
+from gpukiln.images.plan import Plan
 from gpukiln.images.sources import Decision
 from gpukiln.images.stages import StageKeeper, Stages, stage_variables, words_of_stage
+from gpukiln.images.subject import BASE_TAG, subject_of, subject_tags
 from gpukiln.progress import Progress
 
 
@@ -209,21 +209,21 @@ def image_name(plan: Plan, build: Build) -> str:
     return f"gpukiln-{plan.image}-{driver}-{build.id}"
 
 
-def image_tags(plan: Plan) -> dict[str, str]:
-    """Tags by which an image is found and explained.
+def image_tags(plan: Plan, build: Build) -> dict[str, str]:
+    """Tags by which an image is found and explained; a verdict adds those of `gpukiln.images.proof`.
 
     Args:
         plan: The plan.
+        build: The build.
     """
     decided = {decision.name: decision for decision in plan.components}
     toolkit = decided.get("nvidia_container_toolkit")
     return {
-        "gpukiln:image": plan.image,
+        **subject_tags(subject_of(plan, "", build.id)),
         "gpukiln:kubernetes": plan.kubernetes,
         "gpukiln:digest": plan.digest,
-        "gpukiln:driver": plan.component("nvidia_driver").version or "",
         "gpukiln:toolkit": _tag_of(toolkit),
-        "gpukiln:base": f"{plan.base.name} {plan.base.id}",
+        BASE_TAG: f"{plan.base.name} {plan.base.id}",
         "gpukiln:commit": plan.git_commit or "none",
     }
 
@@ -269,7 +269,7 @@ def packer_variables(
         "subnet_id": cloud.subnet_id or "",
         "root_device": plan.base.root_device,
         "volume_size_gib": plan.volume_size_gib,
-        "tags": {"Name": name, **image_tags(plan)},
+        "tags": {"Name": name, **image_tags(plan, build)},
         "run_tags": build_tags(build.id, "bake", access.deadline),
         "user_data": shutdown_user_data(access.deadline),
         "playbook": str(ROOT / "ansible" / "image.yml"),
@@ -290,10 +290,9 @@ def ansible_variables(
         cache: Of kernel modules, or None.
         signing: What they are signed with, or None.
     """
-    components = as_plain(chosen_components(ROOT / "components.yaml", plan.overrides, plan.instance_types))
     gpus, switched = gpus_of(plan.instance_types)
     return {
-        "components": components,
+        "components": plan.resolved,
         "gpukiln_fetch_dir": str(build.folder),
         **({"nvidia_driver_module_cache_dir": str(cache.folder)} if cache else {}),
         **(

@@ -85,7 +85,7 @@ class Record:
         state: running, baked, verified, failed or aborted.
         plan: What was to be built.
         bake: What was made, or None.
-        verdict: What the verification found, or None.
+        verdicts: Every verdict on it, the newest last; the report of the first is in verify/1.
         durations_s: Seconds of each step.
         error: Why it failed, or an empty string.
         cost: What it cost so far; None where it costs nothing.
@@ -96,11 +96,26 @@ class Record:
     state: str
     plan: Plan
     bake: Bake | None = None
-    verdict: Verdict | None = None
+    verdicts: tuple[Verdict, ...] = ()
     durations_s: dict[str, float] = field(default_factory=dict)
     error: str = ""
     cost: Cost | None = None
     schema: int = 1
+
+    @property
+    def judged(self) -> dict[str, Verdict]:
+        """The newest verdict of each instance type, in the order in which they came."""
+        newest: dict[str, Verdict] = {}
+        for verdict in self.verdicts:
+            newest.pop(verdict.instance_type, None)
+            newest[verdict.instance_type] = verdict
+        return newest
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The one to show: the newest of a type on which it fails, else the newest of all."""
+        newest = list(self.judged.values())
+        return next((one for one in reversed(newest) if not one.passed), newest[-1] if newest else None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -110,7 +125,7 @@ class Record:
             "state": self.state,
             "plan": self.plan.to_dict(),
             "bake": self.bake.to_dict() if self.bake else None,
-            "verdict": self.verdict.to_dict() if self.verdict else None,
+            "verdicts": [verdict.to_dict() for verdict in self.verdicts],
             "durations_s": self.durations_s,
             "error": self.error,
             "cost": self.cost.to_dict() if self.cost else None,
@@ -128,7 +143,7 @@ class Record:
             state=value["state"],
             plan=Plan.from_dict(value["plan"]),
             bake=Bake.from_dict(value["bake"]) if value["bake"] else None,
-            verdict=Verdict.from_dict(value["verdict"]) if value["verdict"] else None,
+            verdicts=tuple(Verdict.from_dict(one) for one in value["verdicts"]),
             durations_s={step: float(seconds) for step, seconds in value["durations_s"].items()},
             error=value["error"],
             cost=Cost.from_dict(value["cost"]) if value.get("cost") else None,
@@ -139,6 +154,14 @@ class Record:
 @dataclass(frozen=True)
 class Build(RecordFolder[Record]):
     """The folder of one build; it holds plan.json, too."""
+
+    def report_folder(self, number: int) -> Path:
+        """Where the report of a verdict is.
+
+        Args:
+            number: 1 for the first; a record's `len(verdicts)` for the newest.
+        """
+        return self.folder / "verify" / str(number)
 
     @staticmethod
     def parse(document: Mapping[str, Any]) -> Record:

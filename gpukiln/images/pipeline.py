@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.instance_types import instance_type
-from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.base import Cloud
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
 from gpukiln.images.access import machine_from_image, words_of_access
 from gpukiln.images.bake import Saved, bake, finish
@@ -22,8 +22,9 @@ from gpukiln.images.digest import explain_change
 from gpukiln.images.killed import scratch
 from gpukiln.images.launch import Launched
 from gpukiln.images.leftovers import remove_unrecorded
-from gpukiln.images.machines import tag_list
 from gpukiln.images.plan import Plan
+from gpukiln.images.proof import write_proof
+from gpukiln.images.subject import Subject, subject_of
 from gpukiln.progress import Progress
 from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
@@ -31,43 +32,6 @@ from gpukiln.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
-
-VERIFIED_TAG = "gpukiln:verified-at"
-
-
-def find_proven(plan: Plan, cloud: Cloud) -> dict[str, Any] | None:
-    """An image of this very plan that was verified already.
-
-    Args:
-        plan: The plan.
-        cloud: Where to look.
-
-    Returns:
-        The image as DescribeImages gives it, or None.
-    """
-    with explain_aws_errors("look for an image with the plan's digest"):
-        images = cloud.client("ec2").describe_images(
-            Owners=["self"],
-            Filters=[
-                {"Name": "tag:gpukiln:digest", "Values": [plan.digest]},
-                {"Name": "tag:gpukiln:verdict", "Values": ["passed"]},
-                {"Name": "state", "Values": ["available"]},
-            ],
-        )["Images"]
-    found: list[dict[str, Any]] = sorted(images, key=lambda image: str(image["CreationDate"]))
-    return found[-1] if found else None
-
-
-def when_verified(image: dict[str, Any]) -> str:
-    """When an image was judged last.
-
-    Args:
-        image: As DescribeImages gives it.
-
-    Returns:
-        ISO 8601 in UTC; empty when its tags do not say it.
-    """
-    return next((tag["Value"] for tag in image.get("Tags", ()) if tag["Key"] == VERIFIED_TAG), "")
 
 
 def why_build(plan: Plan, builds: Builds) -> list[str]:
@@ -135,13 +99,15 @@ def build_image(
 
         try:
             baked = bake(plan, cloud, build, progress, saved, stage, made=made)
+            finish(cloud, baked)
             record = replace(record, durations_s=dict(progress.durations))
             build.write(record)
-            verdict, machine = verify_image(record, baked, cloud, build.folder / "verify", progress)
+            subject = subject_of(plan, baked.image_id, build.id)
+            verdict, machine = verify_image(subject, cloud, build.report_folder(1), progress)
             record = replace(
                 record,
                 state="verified",
-                verdict=verdict,
+                verdicts=(verdict,),
                 durations_s=dict(progress.durations),  # what comes after is not in the record
                 cost=spent(plan, progress.durations, machine),
             )
@@ -168,6 +134,7 @@ def build_image(
             raise
         build.write(record)
         try:
+            write_proof(cloud, subject, verdict)
             attest(build, record, cloud, progress, signer)
         finally:
             _end_stages(saved, build, baked, progress, proven=verdict.passed)
@@ -225,8 +192,7 @@ def attest(
 
 
 def verify_image(
-    record: Record,
-    baked: Bake,
+    subject: Subject,
     cloud: Cloud,
     folder: Path,
     progress: Progress,
@@ -234,15 +200,14 @@ def verify_image(
     instance_types: Sequence[str] = (),
     spot: bool = False,
 ) -> tuple[Verdict, Launched]:
-    """Boot a new machine from an image, judge it, and write the verdict on the image.
+    """Boot a new machine from an image and judge it; the verdict is the caller's to keep.
 
     Args:
-        record: The build's record.
-        baked: The image.
+        subject: The image.
         cloud: Where it is.
         folder: For the report.
         progress: Told what is being done.
-        instance_types: The types to try, the best first; the first of the plan's when empty.
+        instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
 
     Returns:
@@ -253,20 +218,18 @@ def verify_image(
         IncompatibleError: The account's quota is too low, or the region has none of the types.
         UnavailableError: No machine could be started, or it could not be reached.
     """
-    plan = record.plan
-    folder.mkdir(exist_ok=True)
-    finish(cloud, baked)
+    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as machine:
         with progress.step("boot from the image"):
             target, launched = machine.enter_context(
                 machine_from_image(
                     cloud,
-                    baked.image_id,
-                    build_id=record.build_id,
-                    instance_types=instance_types or plan.instance_types[:1],
+                    subject.image_id,
+                    build_id=subject.build_id,
+                    instance_types=instance_types or subject.instance_types[:1],
                     spot=spot,
-                    rehearse_node=find_base(plan.base.name).has_nodeadm,
-                    user=plan.base.ssh_user,
+                    rehearse_node=find_base(subject.base).has_nodeadm,
+                    user=subject.ssh_user,
                     say=progress.say,
                 )
             )
@@ -274,53 +237,33 @@ def verify_image(
         with progress.step("verify"):
             verdict = run_suite(
                 target,
-                profile=plan.profile,
+                profile=subject.profile,
                 out_dir=folder,
                 on_start=live.start,
                 on_check=live.check,
                 expect_gpus=instance_type(launched.instance_type).gpus if cloud.has_gpus else None,
+                instance_type=launched.instance_type,
             )
             if not verdict.passed:
                 progress.fail()
         with progress.step("remove the machine"):
             machine.close()
-    tags = {**verdict_tags(verdict), "gpukiln:build-id": record.build_id}
-    with explain_aws_errors("write the verdict on the image"):
-        cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
     return verdict, launched
 
 
-def verdict_tags(verdict: Verdict) -> dict[str, str]:
-    """Tags by which an image says how it was judged; what is in the image is in `bake.image_tags`.
-
-    Args:
-        verdict: The verdict.
-
-    Returns:
-        Names and values; the values have only characters that every AWS service takes in a tag.
-    """
-    return {
-        VERIFIED_TAG: verdict.started_at,
-        "gpukiln:verdict": "passed" if verdict.passed else "failed",
-        "gpukiln:verdict-profile": verdict.profile,
-        "gpukiln:verdict-suite": verdict.suite_version,
-        "gpukiln:verdict-counts": " ".join(f"{outcome}={n}" for outcome, n in verdict.counts.items()),
-        "gpukiln:verdict-digest": verdict.digest,
-    }
-
-
-def require_passed(record: Record) -> None:
+def require_passed(verdict: Verdict, build: str) -> None:
     """Turn failed checks into the command's failure.
 
     Args:
-        record: The build's record.
+        verdict: What came of the checks.
+        build: The build's name, for the hint.
 
     Raises:
         CheckFailedError: A check failed.
     """
-    if record.verdict and not record.verdict.passed:
+    if not verdict.passed:
         raise CheckFailedError(
-            f"{len(record.verdict.failures)} of {len(record.verdict.checks)} checks failed",
-            hint=f"`invoke ami.show {record.build_id}` shows the report again",
-            details=tuple(check.id for check in record.verdict.failures),
+            f"{len(verdict.failures)} of {len(verdict.checks)} checks failed",
+            hint=f"`invoke ami.show {build}` shows the report again",
+            details=tuple(check.id for check in verdict.failures),
         )

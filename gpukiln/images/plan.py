@@ -15,15 +15,22 @@ from gpukiln import programs
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.compat import Finding
-from gpukiln.catalog.components import Component, apply_overrides, check_on_nodes, load_components
+from gpukiln.catalog.components import (
+    Component,
+    apply_overrides,
+    as_plain,
+    check_on_nodes,
+    load_components,
+)
 from gpukiln.catalog.driver_bases import with_bases
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate
 from gpukiln.clouds.base import Cloud
-from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
+from gpukiln.images.fit import check_types, refuse
 from gpukiln.images.sources import Decision, Probes, decide, with_found_driver
 from gpukiln.verify.checks import LAYERS, PROFILES
 
@@ -53,6 +60,8 @@ class Plan:
         inputs: Everything that can change the image, by name.
         created_at: When the plan was made, ISO 8601 in UTC.
         git_commit: The commit of the checkout, with -dirty when files differ from it; None: no commit.
+        resolved: Every component as components.yaml and the overrides say it, with the kind of the driver's
+            modules chosen: what the roles get.
     """
 
     image: str
@@ -73,6 +82,7 @@ class Plan:
     inputs: dict[str, str]
     created_at: str
     git_commit: str | None
+    resolved: dict[str, Any]
 
     def component(self, name: str) -> Decision:
         """What happens to one component.
@@ -200,8 +210,15 @@ def make_plan(
             keep_build_tools=driver.keep_build_tools is not False,
         )
     )
-    findings += check_components(components, definition, types, moment)
-    findings += compat.check_fabric_manager(base_name, base_facts, types)
+    findings += check_components(components, definition, moment)
+    findings += check_types(
+        types,
+        base=base_name,
+        architecture=definition.architecture,
+        driver=driver.version or "",
+        modules=driver.modules or "proprietary",
+        cuda=components["cuda"].version or "",
+    )
     if base_facts.has_kubernetes:
         findings += compat.check_kubernetes(kubernetes, today=moment.date())
     findings = with_bases(findings, driver, base_facts)
@@ -246,6 +263,7 @@ def make_plan(
         inputs=inputs,
         created_at=moment.astimezone(UTC).isoformat(timespec="seconds"),
         git_commit=git_commit(root),
+        resolved=as_plain(components),
     )
 
 
@@ -285,21 +303,20 @@ def _check_choice(
 
 
 def check_components(
-    components: Mapping[str, Component], image: ImageDefinition, types: Iterable[str], moment: datetime
+    components: Mapping[str, Component], image: ImageDefinition, moment: datetime
 ) -> list[Finding]:
-    """Judge the versions by each other and by the machines they are for.
+    """Judge the versions by themselves; `check_types` judges them by machines.
 
     Args:
         components: What components.yaml and the overrides say.
         image: The image.
-        types: The GPU machines it must run on.
         moment: The moment to judge by.
 
     Returns:
         Every finding, in the order of the rules.
 
     Raises:
-        UsageError: The catalogue does not know a type or a version.
+        UsageError: The catalogue does not know a version.
     """
     findings = [
         compat.Finding(
@@ -315,68 +332,9 @@ def check_components(
     driver = components["nvidia_driver"]
     version, modules = driver.version or "", driver.modules or "proprietary"
     findings += compat.check_driver(version, modules, today=moment.date())
-    if cuda := components["cuda"].version:
-        findings += compat.check_cuda(cuda, version, types)
     if toolkit := components["nvidia_container_toolkit"].version:
         findings += compat.check_container_toolkit(toolkit)
-    for name in types:
-        own = compat.check_instance_type(name, architecture=image.architecture)
-        findings += own
-        if all(finding.level == "warning" for finding in own):
-            findings += compat.check_driver_gpu(version, modules, name)
-            findings += compat.check_cuda_gpu(cuda, name) if cuda else ()
     return findings
-
-
-def check_machines(plan: Plan, types: Sequence[str]) -> tuple[str, ...]:
-    """Refuse machines on which an image can't work.
-
-    Args:
-        plan: The image's plan.
-        types: Instance types; none is fine.
-
-    Returns:
-        The types, each once.
-
-    Raises:
-        UsageError: The catalogue does not know a type.
-        IncompatibleError: The image's architecture or driver does not fit one of them.
-    """
-    if not types:
-        return ()
-    path = ROOT / "components.yaml"
-    driver = chosen_components(path, plan.overrides, plan.instance_types)["nvidia_driver"]
-    version = plan.component("nvidia_driver").version or ""
-    findings: list[Finding] = []
-    for name in types:
-        own = compat.check_instance_type(name, architecture=plan.architecture)
-        findings += own
-        if all(finding.level == "warning" for finding in own):
-            findings += compat.check_driver_gpu(version, driver.modules or "proprietary", name)
-    refuse(findings)
-    return tuple(dict.fromkeys(types))
-
-
-def refuse(findings: Sequence[Finding]) -> None:
-    """Stop at findings that can never work.
-
-    Args:
-        findings: What the rules found.
-
-    Raises:
-        IncompatibleError: At least one is an error; the details hold each of them with its way out.
-    """
-    errors = [finding for finding in findings if finding.level == "error"]
-    if not errors:
-        return
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    details = tuple(
-        f"{finding.rule}: {finding.message}" + (f" - {finding.hint}" if finding.hint else "")
-        for finding in errors
-    )
-    raise IncompatibleError(
-        errors[0].message + more, hint=errors[0].hint, details=details[: 20 if more else 0]
-    )
 
 
 def git_commit(root: Path) -> str | None:

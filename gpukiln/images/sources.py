@@ -17,6 +17,7 @@ from gpukiln.catalog.load import unknown
 from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.images.apt import candidate_versions, strip_credentials, upstream_version
 from gpukiln.images.rpm import RpmMetadata, read_metadata
+from gpukiln.images.ubuntu import Index, driver_package, read_archive
 
 PROBE_TIMEOUT_S = 5.0
 ESSENTIAL = "nvidia_driver"
@@ -56,11 +57,13 @@ class Probes:
         unreachable: Takes an address; returns None when it answers, else why not.
         candidates: Takes package names; returns the versions in this machine's Debian mirror.
         rpm: Takes an rpm repository's address; returns what it has, None where that can't be read.
+        ubuntu: Takes a release and an architecture; returns what Ubuntu's archive has, None: not known.
     """
 
     unreachable: Callable[[str], str | None]
     candidates: Callable[[Sequence[str]], Mapping[str, str]]
     rpm: Callable[[str], RpmMetadata | None]
+    ubuntu: Callable[[str, str], Index | None] = lambda *_: None
 
     @classmethod
     def real(cls, cache: Path, *, refresh: bool = False) -> "Probes":
@@ -70,7 +73,8 @@ class Probes:
             cache: A folder for the private apt state.
             refresh: Whether to fetch package lists that are still fresh.
         """
-        return cls(http_unreachable, partial(candidate_versions, cache=cache, refresh=refresh), read_metadata)
+        candidates = partial(candidate_versions, cache=cache, refresh=refresh)
+        return cls(http_unreachable, candidates, read_metadata, read_archive)
 
 
 def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
@@ -155,6 +159,12 @@ def decide(
         else:
             where = f"{component.source}: {packages[name]}, its version resolved at build time"
             decision = _decision(name, component, "install", source=where)
+            on_ubuntu = name == ESSENTIAL and base.distribution == "ubuntu"
+            if on_ubuntu and (index := probes.ubuntu(base.release, architecture)):
+                wanted = (packages[name], component.version, component.branch, base.title)
+                version = driver_package(index, *wanted)
+                source = f"Ubuntu archive: {packages[name]}"
+                decision = replace(decision, source=source, package_version=version)
         decisions.append(decision)
     return tuple(decisions)
 

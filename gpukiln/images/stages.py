@@ -22,6 +22,7 @@ from gpukiln.images.builds import Build, StageUse
 from gpukiln.images.digest import canonical
 from gpukiln.images.machines import remove_image, tag_specifications, tags_of
 from gpukiln.images.plan import Plan
+from gpukiln.images.subject import RECIPE_TAG
 from gpukiln.progress import Progress
 
 STAGES: dict[str, tuple[str, ...]] = {
@@ -142,7 +143,7 @@ class Stages:
 
     def _all(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
         """Every stage of the image, the oldest first."""
-        wanted = {"tag:gpukiln:image": [self.image], "tag-key": [STAGE_TAG], **filters}
+        wanted = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_TAG], **filters}
         with explain_aws_errors("look for stages"):
             images = self.cloud.client("ec2").describe_images(
                 Owners=["self"], Filters=[{"Name": name, "Values": values} for name, values in wanted.items()]
@@ -219,7 +220,7 @@ class StageKeeper:
         if len(machines) != 1:
             raise UnavailableError(f"can't keep the stage {stage}: found {len(machines)} machines, wanted 1")
         tags = {
-            "gpukiln:image": self._stages.image,
+            RECIPE_TAG: self._stages.image,
             STAGE_TAG: stage,
             KEY_TAG: self._stages.keys[stage],
             MADE_BY_TAG: self._build.id,

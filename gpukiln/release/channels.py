@@ -1,20 +1,24 @@
-"""ami/channels.yaml, and whether an image has shown what a channel asks for."""
+"""ami/channels.yaml, and what is known of an image that a channel may take; `needs` judges it."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from gpukiln.catalog.images import image_names, load_image
+from gpukiln.attest.tags import ATTESTED_TAGS
+from gpukiln.catalog.gpus import architectures, gpus
+from gpukiln.catalog.images import load_image
 from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.builds import Record
 from gpukiln.images.plan import check_region
+from gpukiln.images.proof import Judged, judged_by, judged_from_tags
+from gpukiln.images.subject import subject_from_tags
 from gpukiln.verify.checks import LAYERS
-from gpukiln.verify.verdict import CheckResult
+
+DECLARED = "declared"
 
 
 @record
@@ -22,8 +26,11 @@ class Channel:
     """A channel; the fields are explained in ami/channels.yaml."""
 
     title: str
+    gpus: tuple[str, ...]
     image_layers: bool
     layers: tuple[str, ...]
+    suite: Literal["current", "any"]
+    attestation: Literal["none", "written", "signed"]
     excused_without_gpus: tuple[str, ...]
     keep: int
     deprecate_after_days: int
@@ -50,6 +57,9 @@ def load_channels(root: Path = ROOT) -> dict[str, Channel]:
         for layer in channel.layers:
             if layer not in LAYERS:
                 raise unknown(f"layer of channel {name}", layer, LAYERS)
+        for word in channel.gpus:
+            if word not in (DECLARED, *gpus(), *architectures()):
+                raise unknown(f"GPU of channel {name}", word, [DECLARED, *gpus(), *architectures()])
         for region in channel.regions:
             check_region(region)
         if channel.keep < 1 or channel.deprecate_after_days < 0:
@@ -83,11 +93,13 @@ class Proof:
         image: Name of the image, a folder of ami/.
         kubernetes: The Kubernetes version it is for.
         build: Its build.
-        passed: Whether something passed and nothing failed.
-        digest: Of the verdict, or an empty string when there is none.
+        instance_types: The machines that it was built for.
+        profile: The profile that it has to be judged by.
         required_layers: The image's own required layers.
-        not_run: The checks that were not run; None: how many is known, which is not.
-        not_run_count: How many were not run.
+        judged: The newest verdict of each instance type.
+        attested: Digests of SBOM and provenance, and the key that signed it, by the image's tags.
+        findings: What is wrong with SBOM and provenance; None: they are not on this machine.
+        named: How a command names it; empty: by its id and region.
     """
 
     image_id: str
@@ -95,11 +107,23 @@ class Proof:
     image: str
     kubernetes: str
     build: str
-    passed: bool
-    digest: str
+    instance_types: tuple[str, ...]
+    profile: str
     required_layers: tuple[str, ...]
-    not_run: tuple[CheckResult, ...] | None
-    not_run_count: int
+    judged: Mapping[str, Judged]
+    attested: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[str, ...] | None = None
+    named: str = ""
+
+    @property
+    def not_run(self) -> str:
+        """How many checks of each layer no machine ran, for example `runtime=1 gpu=4`, or `none`.
+
+        Of a layer that some machines ran the smallest number counts: what one ran is proven.
+        """
+        every = [one.not_run for one in self.judged.values() if one.passed]
+        least = {layer: min(one.get(layer, 0) for one in every) for layer in LAYERS} if every else {}
+        return " ".join(f"{layer}={count}" for layer, count in least.items() if count) or "none"
 
 
 def proof_from_record(found: Record) -> Proof:
@@ -116,18 +140,18 @@ def proof_from_record(found: Record) -> Proof:
             f"build {found.build_id} has no image: it is {found.state}",
             hint="`invoke ami.list` shows others",
         )
-    verdict, plan = found.verdict, found.plan
+    plan = found.plan
     return Proof(
         image_id=found.bake.image_id,
         region=found.bake.region,
         image=plan.image,
         kubernetes=plan.kubernetes,
         build=found.build_id,
-        passed=bool(verdict and verdict.passed and verdict.profile == plan.profile),
-        digest=verdict.digest if verdict else "",
+        instance_types=plan.instance_types,
+        profile=plan.profile,
         required_layers=plan.required_layers,
-        not_run=verdict.not_run if verdict else (),
-        not_run_count=len(verdict.not_run) if verdict else 0,
+        judged={name: judged_by(verdict) for name, verdict in found.judged.items()},
+        named=found.build_id,
     )
 
 
@@ -142,103 +166,60 @@ def proof_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> Proo
     Raises:
         UsageError: It is none of gpukiln's, or too old to say what it is for.
     """
-    wanted = ("gpukiln:image", "gpukiln:kubernetes", "gpukiln:build-id")
-    if missing := [name for name in wanted if not tags.get(name)]:
+    if not (kubernetes := tags.get("gpukiln:kubernetes")):
         raise UsageError(
-            f"{image_id} in {region} has no tag {' or '.join(missing)}: it can't be released by its id alone",
+            f"{image_id} in {region} has no tag gpukiln:kubernetes: it can't be released by its id alone",
             hint="release it on the machine that built it",
         )
-    image = tags["gpukiln:image"]
-    definition = load_image(image) if image in image_names() else None
-    counts = dict(word.split("=", 1) for word in tags.get("gpukiln:verdict-counts", "").split())
-    profile_fits = definition is None or tags.get("gpukiln:verdict-profile") == definition.profile
+    subject = subject_from_tags(image_id, tags)
     return Proof(
         image_id=image_id,
         region=region,
-        image=image,
-        kubernetes=tags["gpukiln:kubernetes"],
-        build=tags["gpukiln:build-id"],
-        passed=tags.get("gpukiln:verdict") == "passed" and profile_fits,
-        digest=tags.get("gpukiln:verdict-digest", ""),
-        required_layers=definition.required_layers if definition else tuple(LAYERS),
-        not_run=() if counts.get("not_run") == "0" else None,
-        not_run_count=int(counts.get("not_run", -1)),
+        image=subject.recipe,
+        kubernetes=kubernetes,
+        build=subject.build_id,
+        instance_types=subject.instance_types,
+        profile=subject.profile,
+        required_layers=load_image(subject.recipe).required_layers,
+        judged=judged_from_tags(image_id, tags),
+        attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
     )
 
 
-def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool) -> tuple[CheckResult, ...]:
-    """Refuse an image that has not shown what a channel asks for.
-
-    Args:
-        name: The channel's name.
-        channel: The channel.
-        proof: How the image was judged.
-        has_gpus: Whether the cloud it was judged on has GPUs.
-
-    Returns:
-        The checks that were excused, of the layers that the channel asks for.
-
-    Raises:
-        RefusedError: It has not; the details name each check.
-    """
-    again = f"`invoke ami.verify {proof.build}` judges it again"
-    if not proof.passed:
-        found = "its verdict is not `passed`" if proof.digest else "it was never verified"
-        raise RefusedError(f"channel {name} takes no {proof.image_id}: {found}", hint=again)
-    layers = {*channel.layers, *(proof.required_layers if channel.image_layers else ())}
-    if not layers:
-        return ()
-    if proof.not_run is None:
-        raise RefusedError(
-            f"channel {name} takes no {proof.image_id}: {proof.not_run_count} checks were not run, and "
-            "its tags don't say which",
-            hint="release it on the machine that has its record, or judge it there again until all run",
-        )
-    missing = tuple(check for check in proof.not_run if check.layer in layers)
-    excuses = () if has_gpus else channel.excused_without_gpus
-    excused = tuple(check for check in missing if check.reason in excuses)
-    if refused := [check for check in missing if check not in excused]:
-        raise RefusedError(
-            f"channel {name} takes no {proof.image_id}: {len(refused)} checks that it asks for were not run",
-            details=tuple(f"{check.id}: {check.reason}" for check in refused),
-            hint=f"remove the reasons, then {again}; `--channel candidate` asks for less",
-        )
-    return excused
-
-
-def require_same_verdict(proof: Proof, tags: Mapping[str, str]) -> None:
-    """Refuse an image whose tags tell of another verdict than its record.
+def joined(proof: Proof, tags: Mapping[str, str]) -> Proof:
+    """What a record says, with the verdicts of other machines that the image's tags tell of.
 
     Args:
         proof: What the record says.
         tags: The image's tags.
 
     Raises:
-        RefusedError: They differ.
+        RefusedError: Of a type that both know they tell of different verdicts.
     """
-    if tags.get("gpukiln:verdict") != "passed" or tags.get("gpukiln:verdict-digest") != proof.digest:
-        raise RefusedError(
-            f"the tags of {proof.image_id} tell of another verdict than the record of build {proof.build}",
-            details=(
-                f"record: passed, digest {proof.digest[:16]}",
-                f"tags: {tags.get('gpukiln:verdict', 'no verdict')}, digest "
-                f"{tags.get('gpukiln:verdict-digest', 'none')[:16]}",
-            ),
-            hint=f"`invoke ami.verify {proof.build}` judges it again and writes both",
-        )
+    require_same_verdict(proof, tags)
+    return replace(
+        proof,
+        judged={**judged_from_tags(proof.image_id, tags), **proof.judged},
+        attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
+    )
 
 
-def not_run_tag(checks: tuple[CheckResult, ...] | None, count: int) -> str:
-    """Say in a tag what was not run.
+def require_same_verdict(proof: Proof, tags: Mapping[str, str]) -> None:
+    """Refuse an image whose tags tell of another verdict than is known of it.
 
     Args:
-        checks: The checks, or None where only their number is known.
-        count: Their number.
+        proof: What is known.
+        tags: The image's tags.
 
-    Returns:
-        For example `runtime=1 gpu=4`, or `none`.
+    Raises:
+        RefusedError: They differ.
     """
-    if not count:
-        return "none"
-    per_layer: Any = Counter(check.layer for check in checks or ())
-    return " ".join(f"{layer}={n}" for layer, n in per_layer.items()) or f"unknown={count}"
+    for one in proof.judged.values():
+        name, value = one.tag
+        if tags.get(name) != value:
+            raise RefusedError(
+                f"the tags of {proof.image_id} tell of another verdict than the record of {proof.build}",
+                details=(f"record: {value}", f"tag {name}: {tags.get(name, 'none')}"),
+                hint=f"`invoke ami.verify {proof.build} --instance-types {one.instance_type}` judges it "
+                "again and writes both",
+            )

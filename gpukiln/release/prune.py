@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, RefusedError
 from gpukiln.images.machines import snapshots_of, tag_list, tags_of
+from gpukiln.images.subject import RECIPE_TAG
 from gpukiln.release import pointer as pointers
 from gpukiln.release.channels import load_channels
 from gpukiln.release.images import (
@@ -31,7 +32,6 @@ from gpukiln.release.record import Releases
 from gpukiln.release.regions import Site, each, make_sites
 
 PRUNING_TAG = "gpukiln:pruning"  # on a snapshot: the image that it belonged to
-IMAGE_TAG = "gpukiln:image"
 FAILED = ("failed", "error", "invalid")  # ImageState of botocore's model, for images that never were
 KEEP = 3  # releases of a channel that ami/channels.yaml does not know
 GONE_CODES = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSnapshot.NotFound")
@@ -143,7 +143,7 @@ def _survey(site: Site, rules: Rules) -> list[Item]:
         Owners=["self"],
         IncludeDeprecated=True,
         IncludeDisabled=True,
-        Filters=[{"Name": "tag-key", "Values": [IMAGE_TAG]}],
+        Filters=[{"Name": "tag-key", "Values": [RECIPE_TAG]}],
         PaginationConfig={"PageSize": PAGE},
     )
     images = {image["ImageId"]: image for page in pages for image in page["Images"]}

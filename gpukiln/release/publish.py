@@ -15,7 +15,7 @@ from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.images.machines import tags_of
 from gpukiln.progress import Progress
 from gpukiln.release import pointer as pointers
-from gpukiln.release.channels import Channel, Proof, not_run_tag, require_same_verdict
+from gpukiln.release.channels import Channel, Proof, require_same_verdict
 from gpukiln.release.images import (
     COPY_TAGS,
     Sharing,
@@ -46,7 +46,7 @@ class Wish:
         channel_name: The channel's name.
         channel: Its rules.
         regions: Where.
-        excused: Checks that were excused: id and reason.
+        excused: What was not proven and is excused, with the reason.
         sharing: With whom.
         keys: KMS key by region; `default` for the account's. Empty: no encryption of its own.
         timeout_s: Seconds that a copy gets.
@@ -69,7 +69,7 @@ class Wish:
     @property
     def not_run(self) -> str:
         """How many checks of each layer were not run."""
-        return not_run_tag(self.proof.not_run, self.proof.not_run_count)
+        return self.proof.not_run
 
 
 def source_image(cloud: Cloud, proof: Proof) -> dict[str, Any]:

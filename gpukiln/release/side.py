@@ -79,11 +79,12 @@ def side_of(path: Path) -> Side:
         UsageError: A file is damaged, or the build has no image.
     """
     record = Build.read_file(path)
-    return Side(record, baked_image(record), read_installed(path.parent), _boot_s(path.parent))
+    newest = Build(path.parent).report_folder(len(record.verdicts))
+    return Side(record, baked_image(record), read_installed(path.parent), _boot_s(newest))
 
 
-def _boot_s(folder: Path) -> float | None:
-    path = folder / "verify" / "facts.json"
+def _boot_s(report: Path) -> float | None:
+    path = report / "facts.json"
     if not path.exists():
         return None
     try:

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 from testinfra.backend import BACKENDS, get_backends
 
-from gpukiln import __version__
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
+from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.facts import Facts, applies, environment
 from gpukiln.verify.gather_base import NotReachedError
 from gpukiln.verify.html import Judged, write_html
@@ -114,6 +114,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="seconds since the epoch when every machine must have told its facts",
     )  # fmt: skip
     group.addoption("--gpukiln-target", metavar="NAME", help="what the report calls the machine")
+    group.addoption("--gpukiln-instance-type", metavar="TYPE", default="", help="its type, for the verdict")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -400,8 +401,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             started_at=datetime.fromtimestamp(run.started, UTC).isoformat(timespec="seconds"),
             duration_s=round(time.time() - run.started, 3),
             checks=tuple(results),
-            suite_version=__version__,
+            suite_version=suite_digest(),
             environment=presentable_values(environment(found)) if host in run.facts else {},
+            instance_type=session.config.getoption("--gpukiln-instance-type"),
         )
         _write(run, "results", host, verdict.to_dict(), several=_several(session))
         machines.append(Judged(verdict.target, verdict, found.to_dict()))

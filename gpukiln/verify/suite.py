@@ -42,6 +42,7 @@ def run_suite(
     layers: Sequence[str] = (),
     require: Sequence[str] = (),
     expect_gpus: int | None = None,
+    instance_type: str = "",
     first_broken: bool = False,
     max_seconds: float = MAX_SECONDS,
 ) -> Verdict:
@@ -57,6 +58,7 @@ def run_suite(
         layers: Only these layers; empty means all.
         require: Layers in which a check that is not run counts as failed.
         expect_gpus: GPUs that the machine must have; None takes the profile's number.
+        instance_type: EC2's type of the machine, for the verdict.
         first_broken: Whether no layer is reached after the first one with a failure.
         max_seconds: Seconds within which this returns, whatever hangs: what was not looked at by then is not
             reached.
@@ -90,6 +92,7 @@ def run_suite(
             f"--hosts={target.hostspec}", f"--ssh-config={config}", f"--profile={profile}",
             f"--gpukiln-report={out_dir}", f"--gpukiln-target={target.title}",
             *(f"--layer={x}" for x in layers), *(f"--require={x}" for x in require),
+            *([f"--gpukiln-instance-type={instance_type}"] if instance_type else []),
             *([] if expect_gpus is None else [f"--expect-gpus={expect_gpus}"]),
             *(["--first-broken"] if first_broken else []),
             f"--gpukiln-until={time.time() + max_seconds - reserve_s:.3f}",

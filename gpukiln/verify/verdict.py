@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 Outcome = Literal["passed", "failed", "not_run", "not_reached"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ class Verdict:
         started_at: UTC, ISO 8601.
         duration_s: Seconds, gathering the facts included.
         checks: The results, in the order of the layers.
-        suite_version: Version of gpukiln whose checks these are.
+        suite_version: SHA-256 over the checks and what gathers the facts: of another suite, another verdict.
         environment: What was judged, by names for people: system, kernel, driver, GPUs, the image's digest.
+        instance_type: EC2's type of the machine where it was started to be judged, or an empty string.
         schema: Version of this document's form.
     """
 
@@ -93,6 +94,7 @@ class Verdict:
     checks: tuple[CheckResult, ...]
     suite_version: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    instance_type: str = ""
     schema: int = SCHEMA
 
     @property
@@ -120,6 +122,11 @@ class Verdict:
         return tuple(c for c in self.checks if c.outcome == "not_run")
 
     @property
+    def saw_gpu(self) -> bool:
+        """Whether a check of a GPU passed: a machine without one proves nothing of its driver."""
+        return any(check.layer == "gpu" and check.outcome == "passed" for check in self.checks)
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the document, hexadecimal: ties a tag or a record to one verdict."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
@@ -134,6 +141,7 @@ class Verdict:
             "duration_s": round(self.duration_s, 3),
             "suite_version": self.suite_version,
             "environment": dict(self.environment),
+            "instance_type": self.instance_type,
             "passed": self.passed,
             "counts": self.counts,
             "checks": [asdict(c) for c in self.checks],

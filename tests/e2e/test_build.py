@@ -39,7 +39,7 @@ def root(here, image):
 
 
 def test_the_verdict_counts_what_was_not_run_apart(built):
-    verdict = built[0]["verdict"]
+    [verdict] = built[0]["verdicts"]
     assert verdict["passed"] is True
     assert verdict["counts"]["failed"] == 0
     assert verdict["counts"]["passed"] >= 25
@@ -65,8 +65,14 @@ def test_the_image_has_its_tags_and_is_encrypted(built, image):
     assert tags["gpukiln:toolkit"] == "left_out"
     assert tags["gpukiln:kernel"] == built[0]["bake"]["kernel"]
     assert tags["gpukiln:verdict"] == "passed"
-    document = json.dumps(built[0]["verdict"], sort_keys=True).encode()
-    assert tags["gpukiln:verdict-digest"] == hashlib.sha256(document).hexdigest()
+    assert tags["gpukiln:image"] == "eks-gpu"
+    [verdict] = built[0]["verdicts"]
+    assert verdict["instance_type"] == "g4dn.xlarge"
+    digest = hashlib.sha256(json.dumps(verdict, sort_keys=True).encode()).hexdigest()
+    assert (
+        f" suite={verdict['suite_version'][:16]} digest={digest[:16]} gpu=no "
+        in (tags["gpukiln:verdict:g4dn.xlarge"])
+    )
     assert tags["gpukiln:base"].startswith("debian-12 ami-")
     assert tags["gpukiln:commit"]
     assert image["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is True
@@ -198,7 +204,7 @@ def test_nothing_is_left_running(here):
 
 def test_a_second_build_of_the_same_plan_is_a_no_op_that_says_why(here, built):
     done = here.invoke("ami.build", "--region", "us-west-2")
-    verified = built[0]["verdict"]["started_at"][:10]
+    verified = built[0]["verdicts"][0]["started_at"][:10]
     found = f"nothing to bake: {built[0]['bake']['image_id']} has this digest, verified on {verified}"
     assert found in done.stderr
     assert here.invoke("ami.plan", "--region", "us-west-2", "--exit-code").returncode == 0

@@ -92,7 +92,7 @@ def second(here, recorder, typed, first, tmp_path_factory):  # noqa: ARG001 - it
     assert json.loads(here.invoke("ami.show", "last", "--json").stdout)["state"] == "aborted"
     verdict = typed("ami.verify", "last", "--json", cwd=checkout).json
     record = json.loads(here.invoke("ami.show", "last", "--json").stdout)
-    assert (record["state"], record["verdict"]) == ("verified", verdict)
+    assert (record["state"], record["verdicts"]) == ("verified", [verdict])
     return record
 
 
@@ -151,6 +151,7 @@ def require_released(here, record, there):
         assert image["Tags"]["gpukiln:build-id"] == record["build_id"]
         assert image["Tags"]["gpukiln:digest"] == record["plan"]["digest"]
         assert image["Tags"]["gpukiln:verdict"] == "passed"
+        assert image["Tags"]["gpukiln:image"] == "eks-gpu"
         assert "gpu=" in image["Tags"]["gpukiln:not-run"]
         assert image["Tags"].get("gpukiln:source-image", source["ImageId"]) == source["ImageId"]
         assert ("gpukiln:source-image" in image["Tags"]) is (region != HOME)
@@ -184,7 +185,7 @@ def test_the_first_release(here, typed, first, pointed):
 def test_the_second_image_goes_on_from_the_first_ones_driver(first, second):
     stage = second["bake"]["stage"]
     assert (stage["stage"], stage["build_id"]) == ("driver", first["build_id"])
-    assert second["verdict"]["passed"] is True
+    assert [one["passed"] for one in second["verdicts"]] == [True]
     assert second["plan"]["git_commit"] is None or second["plan"]["git_commit"].endswith("-dirty")
 
 
@@ -307,6 +308,11 @@ def test_prune_removes_what_nobody_needs_and_nothing_else(here, recorder, typed,
 
     stages = {(HOME, image["ImageId"]) for image in owned(recorder, HOME, "tag-key", "gpukiln:stage")}
     assert stages
+    assert not {("gpukiln:image", "eks-gpu")} & {
+        (tag["Key"], tag["Value"])
+        for image in owned(recorder, HOME, "tag-key", "gpukiln:stage")
+        for tag in image["Tags"]
+    }  # nobody selects what was baked by half
     done = fates(typed(*command, "--yes", "--json").json)
     kubernetes = first["plan"]["kubernetes"]
     points = ("keep", f"candidate of eks-gpu {kubernetes} points at it")

@@ -15,12 +15,15 @@ import boto3
 from botocore.config import Config
 from rich.console import Console
 
+from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.images.pipeline import verdict_tags
+from gpukiln.images.proof import judged_by, proof_tags
 from gpukiln.progress import Progress
-from gpukiln.release.channels import load_channel, proof_from_tags, require_proven
+from gpukiln.release.channels import load_channel, proof_from_tags
 from gpukiln.release.images import Sharing
+from gpukiln.release.needs import require_proven
 from gpukiln.release.publish import Wish
+from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,16 +103,18 @@ class Cloud:
         return Cloud(region, self.attempts, self.name, self.has_gpus)
 
 
-def verdict(not_run=(), failed=()):
+def verdict(not_run=(), failed=(), *, on="g4dn.xlarge", suite="", saw_gpu=False):
     """A verdict with one check passed; `not_run` are (id, reason)."""
+    passed = ("boot.up", "gpu.nvml") if saw_gpu else ("boot.up",)
     return Verdict(
         target="i-1",
         profile="image",
         started_at="2026-11-21T00:00:00+00:00",
         duration_s=1.0,
-        suite_version="1",
+        suite_version=suite or suite_digest(),
+        instance_type=on,
         checks=(
-            CheckResult("boot.up", "it is up", "boot", "passed"),
+            *(CheckResult(i, i, i.split(".")[0], "passed") for i in passed),
             *(CheckResult(i, i, i.split(".")[0], "not_run", reason) for i, reason in not_run),
             *(CheckResult(i, i, i.split(".")[0], "failed", reason) for i, reason in failed),
         ),
@@ -120,10 +125,16 @@ def tags(build, judged=None, kubernetes="1.34"):
     """Tags of an image as a build writes them."""
     return {
         "Name": f"gpukiln-{build}",
-        "gpukiln:image": "eks-gpu",
+        "gpukiln:recipe": "eks-gpu",
         "gpukiln:kubernetes": kubernetes,
         "gpukiln:build-id": build,
-        **verdict_tags(judged or verdict()),
+        "gpukiln:instance-types": "g4dn.xlarge g5.xlarge",
+        "gpukiln:driver": "535.309.01",
+        "gpukiln:modules": "proprietary",
+        "gpukiln:base": "debian-12 ami-1",
+        SBOM_TAG: "0" * 64,
+        STATEMENT_TAG: "0" * 64,
+        **proof_tags("eks-gpu", [judged_by(judged or verdict())]),
     }
 
 
@@ -141,7 +152,7 @@ def wish(image_id, build, channel="candidate", regions=REGIONS, **more):
     rules = load_channel(channel)
     excused = require_proven(channel, rules, proof, has_gpus=False)
     options = {"sharing": Sharing(), "keys": {}, "timeout_s": 5.0, **more}
-    return Wish(proof, channel, rules, tuple(regions), {c.id: c.reason for c in excused}, **options)
+    return Wish(proof, channel, rules, tuple(regions), excused, **options)
 
 
 def quiet():

@@ -1,6 +1,8 @@
-"""ami.verify on a stand-in for the machine and the suite: what the person sees, and where the report is."""
+"""ami.verify and ami.build on a stand-in for machine and suite: what the person sees, where the report is."""
 
+import json
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +10,15 @@ from invoke.context import Context
 from test_builds import BAKE, proven  # noqa: F401 - a fixture
 from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
-from gpukiln.commands import ami
+from gpukiln.attest.tags import ATTESTED_TAGS
+from gpukiln.clouds import select
+from gpukiln.commands import ami, ami_verify
+from gpukiln.errors import IncompatibleError
 from gpukiln.images import killed, pipeline
+from gpukiln.images.bake import image_tags
 from gpukiln.images.launch import Launched
+from gpukiln.images.subject import check_machines, subject_of
+from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -22,46 +30,69 @@ BAD = CheckResult("boot.state", "running", "boot", "failed", "found degraded", "
 def judge(request, monkeypatch, capsys):
     """Run ami.verify with these results; returns its exit code, standard error and the build."""
     builds = request.getfixturevalue("proven")
-    tags = []
+    there = {}
 
-    def run(*results, is_gone=False):
-        def suite(target, *, profile, out_dir, on_check, on_start, expect_gpus):
+    def run(*results, is_gone=False, suite_version="", command=ami_verify.verify, **options):
+        def suite(target, *, profile, out_dir, on_check, on_start, expect_gpus, instance_type):
             assert (target.name, expect_gpus) == ("i-1", None)
             on_start("gathering facts")
             for result in results:
                 on_start(result.title)
                 on_check(result)
             (out_dir / "report.html").write_text("the page")
-            return Verdict("i-1", profile, "2026-01-01T00:00:00+00:00", 1.0, results)
+            of = {"suite_version": suite_version, "instance_type": instance_type}
+            return Verdict("i-1", profile, "2026-01-01T00:00:00+00:00", 1.0, results, **of)
 
         @contextmanager
-        def machine(*_args, **_options):
-            yield Target("192.0.2.1", name="i-1"), Launched("i-1", "g4dn.xlarge", "us-west-2a", False)
+        def machine(*_args, instance_types, **_options):
+            yield Target("192.0.2.1", name="i-1"), Launched("i-1", instance_types[0], "us-west-2a", False)
 
-        image = {"ImageId": BAKE.image_id, "CreationDate": "2026-01-01T00:00:00Z", "BlockDeviceMappings": []}
+        def describe(**_):
+            image = {
+                "ImageId": BAKE.image_id,
+                "CreationDate": "2026-01-01T00:00:00Z",
+                "State": "available",
+                "BlockDeviceMappings": [],
+            }
+            tags = [{"Key": key, "Value": value} for key, value in there.items()]
+            return {"Images": [] if is_gone else [{**image, "Tags": tags}]}
+
+        def tag(*, Resources, Tags):  # noqa: N803 - boto3's names
+            assert Resources == [BAKE.image_id]
+            there.update({one["Key"]: one["Value"] for one in Tags})
+
+        pages = SimpleNamespace(paginate=lambda **_: [describe()])
         ec2 = SimpleNamespace(
-            create_tags=lambda **options: tags.append(options),
+            create_tags=tag,
+            describe_images=describe,
             modify_image_attribute=lambda **_: None,
-            describe_images=lambda **_: {"Images": [] if is_gone else [image]},
+            get_paginator=lambda _: pages,
         )
         monkeypatch.setattr(pipeline, "run_suite", suite)
         monkeypatch.setattr(pipeline, "machine_from_image", machine)
         monkeypatch.setattr(killed, "clean_up_after_killed", lambda *_: [])
-        monkeypatch.setattr(ami, "_builds", lambda: builds)
-        monkeypatch.setattr(
-            ami,
-            "_cloud",
-            lambda *_: SimpleNamespace(
-                region="us-west-2", has_gpus=False, ssh_cidr="192.0.2.1/32", client=lambda _name: ec2
-            ),
+        monkeypatch.setenv("GPUKILN_HOME", str(builds.folder.parent))
+        cloud = SimpleNamespace(
+            name="embedded",
+            region="us-west-2",
+            has_gpus=False,
+            keeps_stages=False,
+            ssh_cidr="192.0.2.1/32",
+            client=lambda _name: ec2,
         )
+        cloud.in_region = lambda _: cloud
+        monkeypatch.setattr(select, "make_cloud", lambda *_, **__: cloud)
+        monkeypatch.setattr(ami, "_plan", lambda *_, **__: builds.find("last").read().plan)
         code = 0
         try:
-            ami.verify(Context(), build="last")
+            command(Context(), **(options or {"build": "last"}))
         except SystemExit as error:
             code = error.code
-        return code, capsys.readouterr().err, builds.find("last")
+        shown = capsys.readouterr()
+        run.out = shown.out
+        return code, shown.err, builds.find("last") if builds.all() else None
 
+    run.tags = there
     return run
 
 
@@ -71,7 +102,7 @@ def test_each_check_is_shown_once_and_the_report_is_named(judge):
     assert shown.count("hygiene.history") == shown.count("hygiene.other") == 1
     assert shown.index("gathering facts") < shown.index("hygiene.history") < shown.index("ok verify")
     assert "i-1 (image): passed - 2 passed, 0 failed, 0 not run" in shown
-    page = build.folder / "verify" / "report.html"
+    page = build.folder / "verify" / "2" / "report.html"
     assert f"report: {page}" in shown.splitlines()
     assert page.read_text() == "the page"
     assert (build.folder / "sbom.cdx.json").exists()
@@ -84,7 +115,7 @@ def test_a_failure_ends_with_its_causes_and_fix(judge):
     for words in ("found: found degraded", "cause? a cause", "fix:   look"):
         assert words in shown
     assert shown.count("found degraded") == 2  # as it came, and at the end with what to do
-    assert f"report: {build.folder}/verify/report.html" in shown.splitlines()
+    assert f"report: {build.folder}/verify/2/report.html" in shown.splitlines()
     assert build.read().verdict.counts["failed"] == 1
 
 
@@ -93,6 +124,99 @@ def test_without_sbom_the_verdict_stays_and_the_way_to_write_it_is_said(judge):
     assert code == 4
     assert f"`invoke ami.attest {build.id}` writes what is missing" in shown
     assert build.read().verdict.counts["passed"] == 1
+
+
+def test_each_type_keeps_its_verdict_and_each_verdict_its_report(judge):
+    assert judge(GOOD, build="last", instance_types="g5.xlarge")[0] == 0
+    assert judge(GOOD, BAD, build="last", instance_types="g4dn.xlarge")[0] == 1
+    code, _, build = judge(GOOD, build="last", instance_types="g5.2xlarge")
+    record = build.read()
+    assert code == 0
+    assert [one.instance_type for one in record.verdicts] == [
+        *("g4dn.xlarge", "g5.xlarge", "g4dn.xlarge", "g5.2xlarge")
+    ]
+    assert {name: one.passed for name, one in record.judged.items()} == {
+        "g5.xlarge": True,
+        "g4dn.xlarge": False,
+        "g5.2xlarge": True,
+    }
+    assert record.verdict == record.judged["g4dn.xlarge"]  # what failed is shown, not what came last
+    assert all((build.report_folder(n) / "report.html").exists() for n in (2, 3, 4))
+    assert judge.tags["gpukiln:verdict"] == "failed"
+    assert judge.tags["gpukiln:image"] == "not-proven"
+    assert judge.tags["gpukiln:verdict:g5.xlarge"].startswith("passed ")
+    assert judge.tags["gpukiln:verdict:g4dn.xlarge"].startswith("failed ")
+    assert judge(GOOD, build="last", instance_types="g4dn.xlarge")[0] == 0
+    assert judge.tags["gpukiln:image"] == "eks-gpu"
+
+
+def test_a_machine_that_the_plan_refuses_is_refused_before_it_is_started(judge):
+    code, shown, build = judge(GOOD, build="last", instance_types="p5.48xlarge")
+    assert code == 3
+    assert "Debian packages no fabric manager" in shown
+    assert len(build.read().verdicts) == 1
+
+
+def test_an_image_without_fabric_manager_meets_no_nvswitch(proven):  # noqa: F811 - the fixture
+    [build] = proven.all()
+    subject = replace(subject_of(build.read().plan, "ami-1", build.id), base="eks-ubuntu-22.04")
+    with pytest.raises(IncompatibleError, match="ami-1 has no fabric manager"):
+        check_machines(subject, ["p4d.24xlarge"])
+    fitting = replace(subject, instance_types=("p4d.24xlarge",))
+    assert check_machines(fitting, ["p4d.24xlarge"]) == ("p4d.24xlarge",)
+    with pytest.raises(IncompatibleError, match="does not know the H200"):
+        check_machines(fitting, ["p5en.48xlarge"])
+
+
+def test_an_image_is_judged_by_its_tags_where_nobody_has_its_record(judge):
+    _, _, build = judge(GOOD)
+    plan = build.read().plan
+    judge.tags.update(image_tags(plan, build))
+    build.record_file.rename(build.folder / "away.json")
+    here = {"build": BAKE.image_id, "region": "us-west-2", "instance_types": "g5.xlarge"}
+    assert judge(GOOD, **here)[0] == 0
+    assert judge.tags["gpukiln:verdict:g5.xlarge"].startswith("passed ")
+    report = build.folder.parents[1] / "verify" / BAKE.image_id / "1" / "report.html"
+    assert report.read_text() == "the page"
+    del judge.tags["gpukiln:instance-types"]
+    code, shown, _ = judge(GOOD, **here)
+    assert code == 2
+    assert "has no tag gpukiln:instance-types" in shown
+    assert not report.parents[1].joinpath("2").exists()
+
+
+def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge):
+    _, _, build = judge(GOOD, suite_version="a" * 64)
+    judge.tags.update(image_tags(build.read().plan, build))
+    region = {"region": "us-west-2"}
+    code, shown, _ = judge(GOOD, command=ami.plan, exit_code=True, **region)
+    assert code == 10
+    assert f"by the suite aaaaaaaaaaaa, today's is {suite_digest()[:12]}" in shown
+    code, _, _ = judge(GOOD, command=ami.plan, json=True, **region)
+    document = json.loads(judge.out)
+    assert (document["proven_image"], document["proven_by_another_suite"]) == (None, BAKE.image_id)
+    assert judge(GOOD, command=ami.build, dry_run=True, **region)[0] == 0
+    assert len(build.read().verdicts) == 2
+
+    code, shown, build = judge(GOOD, suite_version=suite_digest(), command=ami.build, json=True, **region)
+    assert code == 0
+    assert "it is judged again" in shown
+    assert json.loads(judge.out)["built"] is False
+    assert [one.suite_version for one in build.read().verdicts[1:]] == ["a" * 64, suite_digest()]
+    code, shown, build = judge(command=ami.build, **region)  # and now there is nothing to do
+    assert code == 0
+    assert "judged again" not in shown
+    assert len(build.read().verdicts) == 3
+    assert judge(command=ami.plan, exit_code=True, **region)[0] == 0
+
+
+def test_a_channel_says_what_it_lacks(judge):
+    _, _, build = judge(GOOD, suite_version="a" * 64)
+    judge.tags.update({**image_tags(build.read().plan, build), **dict.fromkeys(ATTESTED_TAGS, "0")})
+    code, shown, build = judge(GOOD, suite_version=suite_digest(), build="last", for_="candidate")
+    assert len(build.read().verdicts) == 3
+    assert code == 6  # the SBOM is not the one of the tags
+    assert "sbom.tag" in shown
 
 
 def replace_id(check, name):

@@ -30,9 +30,16 @@ from test_plan import MotoCloud, plan
 from gpukiln.attest import attestation
 from gpukiln.attest.provenance import image_subject
 from gpukiln.attest.signing import PASSWORD, load_public_key, load_signer
+from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.commands import ami_attest
-from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.images.builds import Bake, Builds, Record
+from gpukiln.images.machines import tag_list
+from gpukiln.images.proof import write_proof
+from gpukiln.images.subject import subject_of
+from gpukiln.release.by_tags import proof_of_build
+from gpukiln.release.channels import load_channel
+from gpukiln.release.needs import require_proven
 
 PACKAGES = {"libc6": "2.36-9+b1", "nvidia-kernel-dkms": "535.309.01-0+deb12u1", "odd": "1:2~rc1-1"}
 DETAILS = {
@@ -95,8 +102,9 @@ def bake(planned, tmp_path, monkeypatch):
         }
         image = ec2.register_image(Name=build.id, BlockDeviceMappings=[disk])["ImageId"]
         baked = Bake(image, build.id, cloud.region, "6.1.0-56-cloud-amd64", components, PACKAGES)
-        record = Record(build.id, "verified", planned, baked, VERDICT)
+        record = Record(build.id, "verified", planned, baked, (VERDICT,))
         build.write(record)
+        write_proof(cloud, subject_of(planned, image, build.id), VERDICT)
         written = {"package_details": DETAILS, "built_at": "2026-11-21T06:00:01+00:00"}
         (build.folder / "image.json").write_text(json.dumps(written))
         return build
@@ -228,7 +236,35 @@ def test_a_changed_sbom_is_found_by_tag_and_by_statement(bake):
     build = bake()
     sbom = write(build).sbom
     sbom.write_text(sbom.read_text().replace("2.36-9", "2.36-8"))
-    assert failed(build) == {"sbom.tag", "provenance.sbom"}
+    assert failed(build) == {"sbom.tag", "sbom.content", "provenance.sbom"}
+
+
+def test_an_emptied_sbom_is_refused_though_every_digest_was_made_anew(bake):
+    build = bake()
+    written = write(build)
+    text = json.dumps({**json.loads(written.sbom.read_text()), "components": []})
+    statement = written.provenance.read_text().replace(written.tags[SBOM_TAG], attestation._sha256(text))
+    written.sbom.write_text(text)
+    written.provenance.write_text(statement)
+    tags = {SBOM_TAG: attestation._sha256(text), STATEMENT_TAG: attestation._sha256(statement)}
+    CLOUD.client("ec2").create_tags(Resources=[written.image_id], Tags=tag_list(tags))
+    assert failed(build) == {"sbom.content"}
+    with pytest.raises(RefusedError, match="0 packages, the record has 3; wrong: libc6 missing"):
+        require_proven("x", channel(), proof_of_build(CLOUD, build), has_gpus=False)
+
+
+def test_what_was_written_and_not_touched_is_released(bake):
+    build = bake()
+    with pytest.raises(RefusedError, match="no SBOM was written"):
+        require_proven("x", channel(), proof_of_build(CLOUD, build), has_gpus=False)
+    write(build)
+    assert proof_of_build(CLOUD, build).findings == ()
+    assert require_proven("x", channel(), proof_of_build(CLOUD, build), has_gpus=False) == {}
+
+
+def channel():
+    """A channel that asks for SBOM and provenance alone."""
+    return replace(load_channel("candidate"), gpus=(), suite="any")
 
 
 def test_a_changed_provenance_is_found_by_tag_and_by_signature(bake, keys):
@@ -248,7 +284,7 @@ def test_a_changed_statement_with_changed_tags_is_found_by_the_signature_alone(b
     text = written.provenance.read_text().replace("m5.xlarge", "m6.xlarge")
     written.provenance.write_text(text)
     digest = attestation._sha256(text)
-    tag = {"Key": attestation.STATEMENT_TAG, "Value": digest}
+    tag = {"Key": STATEMENT_TAG, "Value": digest}
     CLOUD.client("ec2").create_tags(Resources=[written.image_id], Tags=[tag])
     assert failed(build) == set()
     assert failed(build, load_public_key(public)) == {"provenance.signature"}
@@ -275,7 +311,7 @@ def test_the_attestation_of_another_ami_is_refused(bake, keys):
         shutil.copy(path, mine.folder)
     tags = [{"Key": key, "Value": value} for key, value in written.tags.items()]
     CLOUD.client("ec2").create_tags(Resources=[mine.read().bake.image_id], Tags=tags)
-    assert failed(mine, load_public_key(public)) == {"provenance.subject"}
+    assert failed(mine, load_public_key(public)) == {"sbom.content", "provenance.subject"}
 
 
 def test_a_changed_image_record_is_found(bake):

@@ -12,17 +12,22 @@ from test_plan import debian, plan  # noqa: F401 - `debian` is a fixture
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.images.builds import Bake, Build, Builds, Record
 from gpukiln.images.modules import ModuleUse
-from gpukiln.images.pipeline import verdict_tags, when_verified, why_build
+from gpukiln.images.pipeline import why_build
 from gpukiln.images.timings import timings, timings_table
 from gpukiln.release.side import find_side
 from gpukiln.verify.verdict import CheckResult, Verdict
 
-BAKE = Bake("ami-0123456789abcdef0", "name", "us-west-2", "6.1.0-1-cloud-amd64", {}, {})
+BAKE = Bake("ami-0123456789abcdef0", "name", "us-west-2", "6.1.0-1-cloud-amd64", {}, {"libc6": "2.36-9"})
 CHECK = CheckResult(
     id="boot.kernel", title="boots", layer="boot", outcome="passed", reason="", fix="", duration_s=0.1
 )
 VERDICT = Verdict(
-    target="here", profile="image", started_at="2026-11-21T06:00:00+00:00", duration_s=1.0, checks=(CHECK,)
+    target="here",
+    profile="image",
+    started_at="2026-11-21T06:00:00+00:00",
+    duration_s=1.0,
+    checks=(CHECK,),
+    instance_type="g4dn.xlarge",
 )
 
 
@@ -32,7 +37,7 @@ def proven(request, tmp_path):
     request.getfixturevalue("debian")
     builds = Builds(tmp_path)
     build = builds.create("eks-gpu")
-    build.write(Record(build.id, "verified", plan(), BAKE, VERDICT, {"bake": 5.0}))
+    build.write(Record(build.id, "verified", plan(), BAKE, (VERDICT,), {"bake": 5.0}))
     return builds
 
 
@@ -92,13 +97,6 @@ def test_why_a_build_is_needed(proven, tmp_path):
     [gone] = why_build(old, proven)
     assert gone == f"{BAKE.image_id} of build {build.id} had this digest, and is not there any more"
     assert why_build(old, Builds(tmp_path / "other")) == ["no image of it was proven on this machine yet"]
-
-
-def test_an_image_says_when_it_was_verified():
-    tags = [{"Key": key, "Value": value} for key, value in verdict_tags(VERDICT).items()]
-    assert when_verified({"Tags": tags}) == "2026-11-21T06:00:00+00:00"
-    assert when_verified({"Tags": tags[1:]}) == ""
-    assert when_verified({}) == ""
 
 
 def test_a_record_tells_where_modules_came_from_and_an_old_one_does_not(proven):

@@ -87,13 +87,13 @@ def test_a_record_keeps_what_was_spent_and_each_verification_adds_to_it(on_aws, 
     assert cost_lines(cost)[0].startswith("cost: at most 0.25 USD, machine time measured")  # spot
     builds = Builds(tmp_path)
     build = builds.create("eks-gpu")
-    build.write(Record(build.id, "verified", on_aws, BAKE, VERDICT, STEPS, cost=cost))
+    build.write(Record(build.id, "verified", on_aws, BAKE, (VERDICT,), STEPS, cost=cost))
     assert build.read().cost == cost
 
 
 def test_a_record_of_before_has_no_cost(embedded, tmp_path):
     build = Builds(tmp_path).create("eks-gpu")
-    record = Record(build.id, "verified", embedded, BAKE, VERDICT, STEPS).to_dict()
+    record = Record(build.id, "verified", embedded, BAKE, (VERDICT,), STEPS).to_dict()
     del record["cost"]
     assert Record.from_dict(record).cost is None
 

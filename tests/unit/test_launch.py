@@ -19,7 +19,8 @@ from moto.ec2.models.instances import StateReason
 from test_builds import BAKE
 from test_plan import plan_of_a_base
 
-from gpukiln.commands import ami
+from gpukiln.clouds import select
+from gpukiln.commands import ami_verify
 from gpukiln.images.access import machine_from_image
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.leftovers import builds_with_leftovers
@@ -144,13 +145,13 @@ def verify(planned, ec2, tmp_path, monkeypatch, capsys):
     build = builds.create("eks-gpu")
     image_id = ec2.client("ec2").register_image(Name=build.id, RootDeviceName="/dev/xvda")["ImageId"]
     build.write(Record(build.id, "failed", planned, replace(BAKE, image_id=image_id)))
-    monkeypatch.setattr(ami, "_builds", lambda: builds)
-    monkeypatch.setattr(ami, "_cloud", lambda *_: ec2)
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    monkeypatch.setattr(select, "make_cloud", lambda *_, **__: ec2)
 
     def run(**options):
         code = 0
         try:
-            ami.verify(Context(), build="last", **options)
+            ami_verify.verify(Context(), build="last", **options)
         except SystemExit as error:
             code = error.code
         return code, capsys.readouterr().err

@@ -23,7 +23,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.iam import Scope, policy
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
-from gpukiln.images import access, leftovers, machines, pipeline
+from gpukiln.images import access, bake, leftovers, machines, pipeline, proof
 from gpukiln.images.bases import resolve_base
 from gpukiln.images.leftovers import find_leftovers, remove_leftovers
 from gpukiln.images.module_store import S3Store
@@ -101,7 +101,7 @@ def make_images(calls, endpoint):
         for image in ec2.describe_images(ImageIds=made[1:])["Images"]
         for device in image["BlockDeviceMappings"]
     ]
-    ec2.create_tags(Resources=[*made[1:], *snapshots], Tags=[{"Key": "gpukiln:image", "Value": "eks-gpu"}])
+    ec2.create_tags(Resources=[*made[1:], *snapshots], Tags=[{"Key": "gpukiln:recipe", "Value": "eks-gpu"}])
     return made
 
 
@@ -117,10 +117,11 @@ def build(calls, endpoint, images, folder):
     ):  # neither is there: what else is published is asked for too
         with pytest.raises(UnavailableError, match="has no base"):
             resolve_base(name, base(name), endpoint, kubernetes="1.34", architecture="x86_64")
-    assert pipeline.find_proven(SimpleNamespace(digest="x"), endpoint) is None
+    assert proof.find_proven(SimpleNamespace(digest="x"), endpoint, "suite") is None
     leftovers.builds_with_leftovers(endpoint)
     with access.ssh_access(endpoint, "b1", purpose="bake", say=print) as entry:
         packer(calls, endpoint, images[0], entry, folder)
+    bake.finish(endpoint, SimpleNamespace(image_id=images[1], kernel="6.1"))
     machines.remove_image(endpoint, images[2])
     assert leftovers.remove_unrecorded(endpoint, "b1")  # Packer's, which no record knows here
     store = S3Store(endpoint.client("s3"), "modules", "x")
@@ -153,7 +154,7 @@ def packer(calls, endpoint, source, entry, folder):
         "security_group_id": entry.group_id,
         "root_device": "/dev/xvda",
         "volume_size_gib": 30,
-        "tags": {"gpukiln:image": "eks-gpu"},
+        "tags": {"gpukiln:recipe": "eks-gpu"},
         "run_tags": tags,
         "user_data": "#!/bin/sh",
         **dict.fromkeys(("playbook", "extra_vars_file"), "none"),
@@ -174,20 +175,22 @@ def packer(calls, endpoint, source, entry, folder):
 
 def verify(calls, endpoint, images, folder):
     calls.job = "verify"
-    record = SimpleNamespace(
+    subject = SimpleNamespace(
         build_id="b2",
-        plan=SimpleNamespace(
-            instance_types=["g4dn.xlarge"], base=SimpleNamespace(ssh_user="admin"), profile="image"
-        ),
+        image_id=images[1],
+        instance_types=["g4dn.xlarge"],
+        ssh_user="admin",
+        profile="image",
+        recipe="eks-gpu",
+        base="eks-al2023",
     )
     leftovers.builds_with_leftovers(endpoint)
     attestation._describe(endpoint, images[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "run_suite", lambda *_, **__: verdict())
         patch.setattr(access, "_speaks_ssh", lambda *_: True)
-        pipeline.verify_image(
-            record, SimpleNamespace(image_id=images[1], kernel="6.1"), endpoint, folder, quiet(), spot=True
-        )
+        pipeline.verify_image(subject, endpoint, folder, quiet(), spot=True)
+        proof.write_proof(endpoint, subject, verdict())
         patch.setattr(access, "_speaks_ssh", lambda *_: False)
         about = {"build_id": "b3", "instance_types": ["g4dn.xlarge"], "user": "admin"}
         with pytest.raises(UnavailableError, match="SSH does not answer"):  # its console is asked for
@@ -255,7 +258,7 @@ def sweep(calls, endpoint):
     ec2.create_security_group(GroupName="dead", Description="x", TagSpecifications=tagged["security-group"])
     zone = ec2.describe_availability_zones()["AvailabilityZones"][0]["ZoneName"]
     volume = ec2.create_volume(AvailabilityZone=zone, Size=1, TagSpecifications=tagged["volume"])
-    ours = [{"Key": key, "Value": "x"} for key in ("gpukiln:digest", "gpukiln:image")]
+    ours = [{"Key": key, "Value": "x"} for key in ("gpukiln:digest", "gpukiln:recipe")]
     ec2.create_snapshot(
         VolumeId=volume["VolumeId"], TagSpecifications=[{"ResourceType": "snapshot", "Tags": ours}]
     )

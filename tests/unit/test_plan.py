@@ -13,7 +13,10 @@ import pytest
 from moto import mock_aws
 from rich.console import Console
 
+from gpukiln.catalog.load import ROOT
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.images.bake import ansible_variables, image_tags
+from gpukiln.images.builds import Build
 from gpukiln.images.plan import Plan, check_region, git_commit, make_plan
 from gpukiln.images.plan_view import plan_table
 from gpukiln.images.rpm import RpmMetadata
@@ -90,6 +93,34 @@ def test_a_plan_survives_json() -> None:
     assert Plan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
     with pytest.raises(UsageError, match="plan: "):
         Plan.from_dict({"image": "x"})
+
+
+@pytest.mark.usefixtures("debian")
+def test_a_plan_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changes in the checkout after the plan is in no image of that plan."""
+    for name in ("ami", "ansible", "roles", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name in ("ansible.cfg", "components.yaml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    made = plan(root=tmp_path, overrides=["nvidia_driver.modules=auto"])
+    text = (tmp_path / "components.yaml").read_text()
+    (tmp_path / "components.yaml").write_text(text.replace("EB693B3035CD5710E231", "0" * 20))
+    monkeypatch.setattr("gpukiln.images.bake.ROOT", tmp_path)
+    monkeypatch.setattr("gpukiln.images.plan.ROOT", tmp_path)
+    monkeypatch.setattr("gpukiln.catalog.components.ROOT", tmp_path)
+    told = ansible_variables(made, Build(tmp_path / "build"))["components"]
+    driver = told["nvidia_driver"]
+    assert driver["repository"]["apt"]["key_fingerprint"].startswith("EB693B3035CD5710E231")
+    assert driver["modules"] == "proprietary"
+    assert ansible_variables(Plan.from_dict(made.to_dict()), Build(tmp_path / "build"))["components"] == told
+    assert plan(root=tmp_path).digest != plan().digest
+
+
+@pytest.mark.usefixtures("debian")
+def test_what_nobody_judged_can_not_be_selected() -> None:
+    tags = image_tags(plan(), Build(Path("b1")))
+    assert "gpukiln:image" not in tags
+    assert (tags["gpukiln:recipe"], tags["gpukiln:build-id"]) == ("eks-gpu", "b1")
 
 
 @pytest.mark.usefixtures("debian")

@@ -54,15 +54,15 @@ def make(builds, request):
         checks = tuple(CheckResult(name, f"{name} is right", "boot", *out) for name, out in outcomes.items())
         verdict = Verdict("i-1", "image", f"2026-11-2{number}T00:00:00+00:00", 9.0, checks)
         baked = Bake(f"ami-0{number}", f"image {number}", "us-west-2", kernel, components, packages)
-        record = Record(build.id, "verified", plan, baked, verdict, {"bake": 60.0 * number})
+        record = Record(build.id, "verified", plan, baked, (verdict,), {"bake": 60.0 * number})
         record = replace(record, plan=replace(plan, created_at=f"2026-11-2{number}T00:00:00+00:00"))
         build.write(record)
         if size:
             details = {"libc6": {**GLIBC, "source_version": packages["libc6"], "installed_kib": size}}
             (build.folder / "image.json").write_text(json.dumps({"package_details": details}))
         if boot_s:
-            (build.folder / "verify").mkdir()
-            (build.folder / "verify" / "facts.json").write_text(json.dumps({"boot": {"startup_s": boot_s}}))
+            build.report_folder(1).mkdir(parents=True)
+            (build.report_folder(1) / "facts.json").write_text(json.dumps({"boot": {"startup_s": boot_s}}))
         return find_side(builds, str(build.record_file))
 
     return one
@@ -355,7 +355,7 @@ def test_the_notes_tell_what_is_new_and_what_to_mind(two, make, builds):
 
 def test_what_was_not_verified_or_not_baked_has_no_notes(two, builds, capsys):
     build = builds.find("last")
-    build.write(replace(two[1].record, verdict=None))
+    build.write(replace(two[1].record, verdicts=()))
     assert run(ami_diff.notes, "last") == 2
     assert "was not verified" in capsys.readouterr().err
     build.write(replace(two[1].record, bake=None, state="failed"))
@@ -365,7 +365,7 @@ def test_what_was_not_verified_or_not_baked_has_no_notes(two, builds, capsys):
 
 @pytest.mark.usefixtures("two")
 def test_damaged_facts_are_named(builds):
-    facts = builds.find("last").folder / "verify" / "facts.json"
+    facts = builds.find("last").report_folder(1) / "facts.json"
     facts.write_text("[]")
     with pytest.raises(UsageError, match=r"facts\.json can't be read"):
         find_side(builds, "last")

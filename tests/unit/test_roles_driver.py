@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = ROOT / "scripts/bootstrap/nvidia-gpu-processes.sh"
@@ -80,6 +81,28 @@ def test_the_same_driver_and_none_disturb_nobody(tmp_path, job, content):  # noq
         loaded.write_text(content)
     environment = {"GPUKILN_DEVICES": str(tmp_path / "nvidia")}
     assert play(tmp_path, "guard", environment, nvidia_driver_loaded_file=str(loaded)).returncode == 0
+
+
+@pytest.mark.parametrize(("allowed", "content"), [(True, "550.163.01\n"), (False, None)])
+def test_a_driver_that_is_not_the_wanted_one_fails_after_a_reboot_too(tmp_path, allowed, content):
+    loaded = tmp_path / "version"
+    variables = {"nvidia_driver_loaded_file": str(loaded), "nvidia_driver_reboot_allowed": allowed}
+    if content:
+        loaded.write_text(content)
+    done = play(tmp_path, "loaded", **variables)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 2
+    assert f"Found {(content or 'no NVIDIA driver').strip()} loaded, wanted 535.309.01." in said
+    assert ("another driver came up" if allowed else "Reboot the machine") in said
+    if content:
+        loaded.write_text("535.309.01\n")
+        assert play(tmp_path, "loaded", **variables).returncode == 0
+
+
+def test_what_is_loaded_is_read_after_the_reboot():
+    tasks = yaml.safe_load((ROOT / "roles/nvidia_driver/tasks/load.yml").read_text())
+    names = [task["name"] for task in tasks]
+    assert names.index("Reboot into the right driver") < names.index("Check what is loaded now")
 
 
 def request(tmp_path, **variables):

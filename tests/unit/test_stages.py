@@ -227,6 +227,10 @@ def test_ansible_goes_on_when_a_stage_was_kept_and_when_it_could_not_be(
 ) -> None:
     build = bake(cloud, tmp_path, 1, said, "driver")
     assert [file.name for file in (build.folder / "stages").iterdir()] == ["driver"]
+    [kept] = cloud.client("ec2").describe_images(ImageIds=[image_of(cloud, build)])["Images"]
+    keys = {tag["Key"]: tag["Value"] for tag in kept["Tags"]}
+    assert keys["gpukiln:recipe"] == "eks-gpu"
+    assert "gpukiln:image" not in keys  # a selector would launch what was baked by half
     assert there(cloud) == [f"driver-{build.id}"]
     keeper = StageKeeper(
         of(cloud, "k"),

@@ -70,7 +70,7 @@ def test_every_field_of_a_check_is_required(name: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"schema": 2},
+        {"schema": 1},
         {"passed": "yes"},
         {"profile": "imagine"},
         {"duration_s": -1},

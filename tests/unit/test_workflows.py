@@ -14,7 +14,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-from release_cloud import HOME, REGIONS, Cloud, make_image, pointed, quiet, server, tags, tell, verdict, wish
+from release_cloud import (
+    HOME,
+    REGIONS,
+    Cloud,
+    images,
+    make_image,
+    pointed,
+    quiet,
+    server,
+    tags,
+    tell,
+    verdict,
+    wish,
+)
 from test_builds import BAKE, proven  # noqa: F401 - a fixture
 from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
@@ -165,7 +178,7 @@ def runner(request, tmp_path):
     builds = request.getfixturevalue("proven")
     [build] = builds.all()
     judged = verdict(not_run=[("gpu.xid", "no GPU")])
-    record = replace(build.read(), verdict=judged)
+    record = replace(build.read(), verdicts=(judged,))
     runner = Runner(tmp_path, home)
     runner.environment["TEST_RECORD"] = str(tmp_path / "built.json")
     (tmp_path / "built.json").write_text(json.dumps({**record.to_dict(), "build_id": build.id}))
@@ -204,9 +217,37 @@ def test_a_rebuild_is_released_described_and_promoted(runner):
     assert download[:5] == ["run", "download", "7", "--name", "record"]
 
     assert runner.job("rebuild", TEST_PROVEN=BAKE.image_id) == ""  # the week after: nothing to build
-    assert runner.ran == ["Plan", "Release to candidate"]
+    assert runner.ran == ["Plan", "Verify on other GPUs", "Release to candidate"]
     assert runner.asked() == []
     assert not runner.holds(REBUILD["jobs"]["promote"]["if"], "")
+
+
+def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
+    """The first finds no machine with the other GPU; the second has nothing to build, and no record."""
+    seen = verdict(saw_gpu=True)
+    record = json.loads((runner.folder / "built.json").read_text())
+    (runner.folder / "built.json").write_text(json.dumps({**record, "verdicts": [seen.to_dict()]}))
+    tell("reset")
+    about = {"region": HOME, "image_id": BAKE.image_id, "name": "gpu"}
+    tell("image", {"tags": tags(runner.build, seen), **about})
+    on_aws = {"TEST_GPUS": "1"}
+    assert "Verify on other GPUs: " in runner.job("rebuild", TEST_BUSY="1", **on_aws)
+    assert runner.ran == ["Plan", "Build", "Verify on other GPUs", "Say what failed"]
+    (runner.records / runner.build / "record.json").unlink()
+    again = {"TEST_PROVEN": BAKE.image_id, **on_aws}
+    assert "no zone has g5.xlarge now" in runner.job("rebuild", TEST_BUSY="1", **again)
+    assert runner.ran == ["Plan", "Verify on other GPUs", "Say what failed"]
+    assert set(pointed("candidate").values()) == {None}
+
+    assert runner.job("rebuild", **again) == ""
+    assert runner.ran == ["Plan", "Verify on other GPUs", "Release to candidate"]
+    assert pointed("candidate")[HOME] == BAKE.image_id
+    there = {tag["Key"]: tag["Value"] for tag in images(HOME)[BAKE.image_id]["Tags"]}
+    assert {name for name in there if name.startswith("gpukiln:verdict:")} == {
+        "gpukiln:verdict:g4dn.xlarge",
+        "gpukiln:verdict:g5.xlarge",
+    }
+    assert runner.job("rebuild", TEST_BUSY="1", **again) == ""  # nothing is missing: no machine is wanted
 
 
 def test_what_candidate_does_not_point_at_any_more_is_not_promoted(runner, tmp_path):

@@ -3,12 +3,16 @@
 import json
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from invoke.context import Context
 from invoke.parser import Parser
 
 from gpukiln.clouds.embedded.layout import Layout, state_home
+from gpukiln.errors import BusyError
+from gpukiln.images.launch import Launched
+from gpukiln.verify.target import Target
 from tasks import namespace
 
 
@@ -25,10 +29,12 @@ def build():
     file = state_home() / "builds" / json.loads(text)["build_id"] / "record.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
+    record = json.loads(text)
+    print(json.dumps({**record, "image_id": record["bake"]["image_id"], "built": True}))
     return 0
 
 
-STAND_INS = {"ami.plan": plan, "ami.build": build, "ami.verify": lambda: 0}
+STAND_INS = {"ami.plan": plan, "ami.build": build}
 
 
 def main(words):
@@ -50,7 +56,19 @@ def use_server_of_the_test():
     import release_cloud  # noqa: PLC0415 - slow to import
 
     from gpukiln.clouds import select  # noqa: PLC0415 - slow to import
+    from gpukiln.images import pipeline  # noqa: PLC0415 - slow to import
 
     url, home = os.environ["TEST_SERVER"].split()
     release_cloud.server = lambda: (url, Layout(Path(home)))
-    select.make_cloud = lambda _name, region, **_: release_cloud.Cloud(region)
+    has_gpus = "TEST_GPUS" in os.environ
+    select.make_cloud = lambda _name, region, **_: release_cloud.Cloud(region, has_gpus=has_gpus)
+    pipeline.machine_from_image = machine
+    pipeline.run_suite = lambda _, instance_type, **__: release_cloud.verdict(on=instance_type, saw_gpu=True)
+
+
+@contextmanager
+def machine(_cloud, _image_id, *, instance_types, **_):
+    """A machine of the first type; none is to be had where TEST_BUSY says so."""
+    if "TEST_BUSY" in os.environ:
+        raise BusyError(f"no zone has {instance_types[0]} now")
+    yield Target("192.0.2.1", name="i-1"), Launched("i-1", instance_types[0], "us-west-2a", spot=True)

@@ -1,0 +1,59 @@
+"""Whether what is in an image, or would be, fits machines: the same rules before a build and after it."""
+
+from collections.abc import Sequence
+
+from gpukiln.catalog import compat
+from gpukiln.catalog.bases import base as find_base
+from gpukiln.catalog.compat import Finding
+from gpukiln.errors import IncompatibleError
+
+
+def check_types(
+    types: Sequence[str], *, base: str, architecture: str, driver: str, modules: str, cuda: str
+) -> list[Finding]:
+    """Judge what is in an image, or would be, by machines.
+
+    Args:
+        types: Instance types.
+        base: The base's name.
+        architecture: The image's.
+        driver: The driver's version.
+        modules: The kind of its kernel modules.
+        cuda: The CUDA version of the containers that run there, or an empty string.
+
+    Returns:
+        Every finding, in the order of the rules.
+
+    Raises:
+        UsageError: The catalogue does not know a name or a version.
+    """
+    findings = list(compat.check_cuda(cuda, driver, types)) if cuda else []
+    for name in types:
+        own = compat.check_instance_type(name, architecture=architecture)
+        findings += own
+        if all(finding.level == "warning" for finding in own):
+            findings += compat.check_driver_gpu(driver, modules, name)
+            findings += compat.check_cuda_gpu(cuda, name) if cuda else ()
+    return [*findings, *compat.check_fabric_manager(base, find_base(base), types)]
+
+
+def refuse(findings: Sequence[Finding]) -> None:
+    """Stop at findings that can never work.
+
+    Args:
+        findings: What the rules found.
+
+    Raises:
+        IncompatibleError: At least one is an error; the details hold each of them with its way out.
+    """
+    errors = [finding for finding in findings if finding.level == "error"]
+    if not errors:
+        return
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    details = tuple(
+        f"{finding.rule}: {finding.message}" + (f" - {finding.hint}" if finding.hint else "")
+        for finding in errors
+    )
+    raise IncompatibleError(
+        errors[0].message + more, hint=errors[0].hint, details=details[: 20 if more else 0]
+    )

@@ -1,0 +1,155 @@
+"""An image that is to be judged: what suite and rules need to know of it, by its record or its tags."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpukiln.catalog.bases import base as find_base
+from gpukiln.catalog.compat import Finding
+from gpukiln.catalog.images import load_image
+from gpukiln.catalog.instance_types import gpus_of, instance_type
+from gpukiln.errors import UsageError
+from gpukiln.images.fit import check_types, refuse
+from gpukiln.images.plan import Plan
+
+RECIPE_TAG = "gpukiln:recipe"
+"""On every AMI and snapshot of ours, stages and images that nobody judged too: the folder of ami/. By it they
+are found and may be removed. What may be launched carries `gpukiln:image`, see `gpukiln.images.proof`."""
+BUILD_ID_TAG, TYPES_TAG = "gpukiln:build-id", "gpukiln:instance-types"
+DRIVER_TAG, MODULES_TAG, CUDA_TAG, BASE_TAG = (
+    *("gpukiln:driver", "gpukiln:modules", "gpukiln:cuda"),
+    "gpukiln:base",
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An image.
+
+    Args:
+        image_id: The AMI.
+        build_id: Its build.
+        recipe: Its folder of ami/.
+        profile: The verification profile.
+        instance_types: The GPU machines that it must run on.
+        base: The name of its base.
+        ssh_user: Who logs in.
+        architecture: x86_64 or arm64.
+        driver: The driver's version.
+        modules: The kind of its kernel modules.
+        cuda: The CUDA version of the containers that run there, or an empty string.
+    """
+
+    image_id: str
+    build_id: str
+    recipe: str
+    profile: str
+    instance_types: tuple[str, ...]
+    base: str
+    ssh_user: str
+    architecture: str
+    driver: str
+    modules: str
+    cuda: str
+
+
+def subject_of(plan: Plan, image_id: str, build_id: str) -> Subject:
+    """The image of a build.
+
+    Args:
+        plan: What was built.
+        image_id: The AMI.
+        build_id: The build.
+    """
+    return Subject(
+        image_id=image_id,
+        build_id=build_id,
+        recipe=plan.image,
+        profile=plan.profile,
+        instance_types=plan.instance_types,
+        base=plan.base.name,
+        ssh_user=plan.base.ssh_user,
+        architecture=plan.architecture,
+        driver=plan.component("nvidia_driver").version or "",
+        modules=plan.resolved["nvidia_driver"]["modules"],
+        cuda=plan.resolved["cuda"].get("version", ""),
+    )
+
+
+def subject_tags(subject: Subject) -> dict[str, str]:
+    """Tags by which another machine knows what the image is.
+
+    Args:
+        subject: The image; its id is not among them.
+    """
+    return {
+        RECIPE_TAG: subject.recipe,
+        BUILD_ID_TAG: subject.build_id,
+        TYPES_TAG: " ".join(subject.instance_types),
+        DRIVER_TAG: subject.driver,
+        MODULES_TAG: subject.modules,
+        CUDA_TAG: subject.cuda,
+    }
+
+
+def subject_from_tags(image_id: str, tags: Mapping[str, str]) -> Subject:
+    """An image that another machine built.
+
+    Args:
+        image_id: The AMI.
+        tags: Its tags.
+
+    Raises:
+        UsageError: They don't say what it is, or this checkout has no such image.
+    """
+    wanted = (RECIPE_TAG, BUILD_ID_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, BASE_TAG)
+    if missing := [name for name in wanted if not tags.get(name)]:
+        raise UsageError(
+            f"{image_id} has no tag {' or '.join(missing)}, so nobody can say here what it is",
+            hint="take the machine that built it, or build it again",
+        )
+    definition, base = load_image(tags[RECIPE_TAG]), tags[BASE_TAG].partition(" ")[0]
+    return Subject(
+        image_id=image_id,
+        build_id=tags[BUILD_ID_TAG],
+        recipe=definition.name,
+        profile=definition.profile,
+        instance_types=tuple(tags[TYPES_TAG].split()),
+        base=base,
+        ssh_user=find_base(base).ssh_user,
+        architecture=definition.architecture,
+        driver=tags[DRIVER_TAG],
+        modules=tags[MODULES_TAG],
+        cuda=tags.get(CUDA_TAG, ""),
+    )
+
+
+def check_machines(subject: Subject, types: Sequence[str]) -> tuple[str, ...]:
+    """Refuse machines on which an image can't work, by the rules of the plan and by what is in the image.
+
+    Args:
+        subject: The image.
+        types: Instance types; none is fine.
+
+    Returns:
+        The types, each once.
+
+    Raises:
+        UsageError: The catalogue does not know a type.
+        IncompatibleError: One of them does not fit.
+    """
+    findings = check_types(
+        types,
+        base=subject.base,
+        architecture=subject.architecture,
+        driver=subject.driver,
+        modules=subject.modules,
+        cuda=subject.cuda,
+    )
+    _, installed = gpus_of(subject.instance_types)
+    switched = [name for name in types if instance_type(name).interconnect == "nvswitch"]
+    if switched and not installed:
+        message = f"{', '.join(switched)} has NVSwitch, and {subject.image_id} has no fabric manager"
+        hint = f"build it with --instance-types {','.join([*subject.instance_types, *switched])}"
+        findings.append(Finding("error", "fabric-manager", message, hint, "Fabric Manager user guide"))
+    refuse(findings)
+    return tuple(dict.fromkeys(types))

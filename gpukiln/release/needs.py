@@ -1,0 +1,231 @@
+"""What a channel asks of an image, and which of it is missing: release refuses it, ami.verify provides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpukiln.attest.tags import KEY_TAG, SBOM_TAG, STATEMENT_TAG, UNSIGNED
+from gpukiln.catalog.gpus import gpu, gpus
+from gpukiln.catalog.instance_types import instance_type, instance_types
+from gpukiln.errors import RefusedError
+from gpukiln.images.proof import SHORT, Judged
+from gpukiln.release.channels import DECLARED, Channel, Proof
+from gpukiln.verify.digest import suite_digest
+
+NO_MACHINE = "no machine of this cloud has a GPU"
+NO_GPU = "no GPU"  # what a check says that is not run on such a machine
+
+
+@dataclass(frozen=True)
+class Need:
+    """A machine that must have judged an image.
+
+    Args:
+        title: In words, for example `a machine with A10G`.
+        gpus: One of these GPUs, by their keys; empty: any machine will do.
+    """
+
+    title: str
+    gpus: frozenset[str] = frozenset()
+
+    def met_by(self, name: str) -> bool:
+        """Whether a verdict of an instance type counts.
+
+        Args:
+            name: The type; one that the catalogue does not know counts where any will do.
+        """
+        known = instance_types().get(name)
+        return not self.gpus or (known is not None and known.gpu in self.gpus)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A need that no verdict meets.
+
+    Args:
+        need: Which.
+        why: In words, what comes nearest.
+        again: Whether another verification is what it lacks; a check that was not run has to be mended first.
+    """
+
+    need: Need
+    why: tuple[str, ...]
+    again: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a channel says of an image.
+
+    Args:
+        failed: The types on which it failed, the newest verdict of each.
+        missing: Needs that nothing meets.
+        excused: What was not proven, with the reason that the channel excuses.
+        attestation: What is wrong with SBOM and provenance.
+    """
+
+    failed: tuple[str, ...]
+    missing: tuple[Missing, ...]
+    excused: dict[str, str]
+    attestation: tuple[str, ...]
+
+
+def needs_of(channel: Channel, proof: Proof) -> list[Need]:
+    """The machines that must have judged an image before a channel takes it.
+
+    Args:
+        channel: The channel.
+        proof: The image.
+
+    Returns:
+        One a GPU or architecture that it names; where it names none, any machine.
+    """
+    found: dict[str, Need] = {}
+    for word in channel.gpus:
+        if word == DECLARED:
+            for key in dict.fromkeys(instance_type(name).gpu for name in proof.instance_types):
+                found[key] = Need(f"a machine with {gpu(key).name}", frozenset([key]))
+        elif word in gpus():
+            found[word] = Need(f"a machine with {gpu(word).name}", frozenset([word]))
+        else:
+            keys = [key for key, board in gpus().items() if board.arch == word]
+            found[word] = Need(f"a machine with a GPU of {word}", frozenset(keys))
+    return list(found.values()) or [Need("a machine")]
+
+
+def judge(channel: Channel, proof: Proof, *, has_gpus: bool) -> Answer:
+    """Compare what a channel asks for with what was shown.
+
+    Args:
+        channel: The channel.
+        proof: How the image was judged.
+        has_gpus: Whether the cloud it was judged on has GPUs.
+    """
+    right = {name: one for name, one in proof.judged.items() if one.profile == proof.profile}
+    failed = tuple(name for name, one in right.items() if not one.passed)
+    layers = [*channel.layers, *(proof.required_layers if channel.image_layers else ())]
+    excuses = () if has_gpus else channel.excused_without_gpus
+    missing: list[Missing] = []
+    excused: dict[str, str] = {}
+    for need in needs_of(channel, proof):
+        if need.gpus and not has_gpus and NO_GPU in excuses:
+            excused[need.title] = NO_MACHINE
+            need = Need("a machine")  # noqa: PLW2901 - what is left to ask for
+        on = [one for name, one in right.items() if one.passed and need.met_by(name)]
+        lacking = min((_lacks(one, channel, need, layers, excuses) for one in on), key=len, default=None)
+        if lacking is None:
+            missing.append(Missing(need, ("nothing judged it there",), again=True))
+        elif lacking.why:
+            missing.append(Missing(need, tuple(lacking.why), lacking.again))
+        else:
+            excused |= lacking.excused
+    return Answer(failed, tuple(dict.fromkeys(missing)), excused, tuple(_attestation(channel, proof)))
+
+
+@dataclass
+class _Lacking:
+    """What one verdict lacks for a need."""
+
+    why: list[str] = field(default_factory=list)
+    excused: dict[str, str] = field(default_factory=dict)
+    again: bool = False
+
+    def __len__(self) -> int:
+        return len(self.why)
+
+
+def _lacks(
+    one: Judged, channel: Channel, need: Need, layers: list[str], excuses: tuple[str, ...]
+) -> _Lacking:
+    found, where = _Lacking(), one.instance_type
+    if channel.suite == "current" and one.suite != (today := suite_digest()[:SHORT]):
+        found.why.append(f"{where}: judged by the suite {one.suite}, today's is {today}")
+    if need.gpus and not one.saw_gpu:
+        found.why.append(f"{where}: no check of a GPU ran")
+    found.again = bool(found.why)
+    if one.checks is None:
+        why = ", and its tags don't say why" if excuses else ""
+        counts = {layer: count for layer, count in one.not_run.items() if layer in layers}
+        found.why += [f"{where}: {n} checks of {layer} were not run{why}" for layer, n in counts.items()]
+        return found
+    for check in (check for check in one.checks if check.layer in layers):
+        if check.reason in excuses:
+            found.excused[check.id] = check.reason
+        else:
+            found.why.append(f"{where}: {check.id}: {check.reason}")
+    return found
+
+
+def _attestation(channel: Channel, proof: Proof) -> Iterator[str]:
+    if channel.attestation == "none":
+        return
+    for what, tag in (("SBOM", SBOM_TAG), ("provenance", STATEMENT_TAG)):
+        if not proof.attested.get(tag):
+            yield f"the image has no tag {tag}: no {what} was written"
+    if channel.attestation == "signed" and (proof.attested.get(KEY_TAG) or UNSIGNED) == UNSIGNED:
+        yield f"nobody signed its provenance: the tag {KEY_TAG} names no key"
+    yield from proof.findings or ()
+
+
+def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool) -> dict[str, str]:
+    """Refuse an image that has not shown what a channel asks for.
+
+    Args:
+        name: The channel's name.
+        channel: The channel.
+        proof: How the image was judged.
+        has_gpus: Whether the cloud it was judged on has GPUs.
+
+    Returns:
+        What was excused, of what the channel asks for, with the reason.
+
+    Raises:
+        RefusedError: It has not; the details name all that is missing, the hint what provides it.
+    """
+    refused = f"channel {name} takes no {proof.image_id}"
+    which = proof.named or f"{proof.image_id} --region {proof.region}"
+    answer = judge(channel, proof, has_gpus=has_gpus)
+    if not proof.judged:
+        raise RefusedError(
+            f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` judges it"
+        )
+    if answer.failed:
+        raise RefusedError(
+            f"{refused}: its verdict is not `passed` on {', '.join(answer.failed)}",
+            hint=f"mend it and build again; or `invoke ami.verify {which} --instance-types "
+            f"{answer.failed[0]}` judges it again",
+        )
+    if answer.missing:
+        titles = ", ".join(one.need.title for one in answer.missing)
+        raise RefusedError(
+            f"{refused}: what it asks for was not shown on {titles}",
+            details=tuple(f"{one.need.title}: {why}" for one in answer.missing for why in one.why),
+            hint=f"`invoke ami.verify {which} --for {name}` judges it there; what was not run for another "
+            "reason has to be mended first",
+        )
+    if answer.attestation:
+        raise RefusedError(
+            f"{refused}: {answer.attestation[0]}",
+            details=answer.attestation[1:],
+            hint=f"`invoke ami.attest {proof.build}` writes SBOM and provenance where the record is, "
+            "`--verify` compares them",
+        )
+    return answer.excused
+
+
+def types_for(need: Need, proof: Proof, given: list[str]) -> list[str]:
+    """The instance types to try for a need, the best first.
+
+    Args:
+        need: The need.
+        proof: The image.
+        given: Those that the user named.
+
+    Returns:
+        Of the user's those that meet it, else of those that it was built for; empty: none does.
+    """
+    for names in (given, proof.instance_types):
+        if fitting := [name for name in names if need.met_by(name)]:
+            return fitting
+    return []

@@ -1,0 +1,179 @@
+"""What a channel asks for and what verdicts show: who must have judged, by which suite, with which checks."""
+
+from dataclasses import replace
+
+import pytest
+from release_cloud import HOME, ROOT, tags, verdict
+
+from gpukiln.attest.tags import ATTESTED_TAGS, KEY_TAG
+from gpukiln.errors import RefusedError, UsageError
+from gpukiln.images.proof import SHORT, Judged, judged_by, judged_from_tags, proof_tags
+from gpukiln.release.channels import joined, load_channel, load_channels, proof_from_tags
+from gpukiln.release.needs import Need, judge, needs_of, require_proven, types_for
+from gpukiln.verify.checks import LAYERS
+
+AMI = "ami-0123456789abcdef0"
+CANDIDATE, STABLE = load_channel("candidate"), load_channel("stable")
+T4 = verdict(on="g4dn.xlarge", saw_gpu=True)
+A10G = verdict(on="g5.xlarge", saw_gpu=True)
+L4 = verdict(on="g6.xlarge", saw_gpu=True)
+
+
+def proof(*verdicts, known=True, **more):
+    """What is known of an image; `known`: with the reasons of what was not run."""
+    found = proof_from_tags(AMI, HOME, tags("b1"))
+    judged = {one.instance_type: judged_by(one) for one in verdicts}
+    if not known:
+        judged = {name: replace(one, checks=None) for name, one in judged.items()}
+    return replace(found, **{"judged": judged, **more})
+
+
+def test_what_no_gpu_judged_is_not_released():
+    """The image that a second run finds where the first had no capacity for the other GPU."""
+    with pytest.raises(RefusedError, match="not shown on a machine with A10G") as caught:
+        require_proven("candidate", CANDIDATE, proof(T4), has_gpus=True)
+    assert caught.value.details == ("a machine with A10G: nothing judged it there",)
+    assert f"ami.verify {AMI} --region {HOME} --for candidate" in caught.value.hint
+    assert require_proven("candidate", CANDIDATE, proof(T4, A10G), has_gpus=True) == {}
+    assert require_proven("candidate", CANDIDATE, proof(T4, A10G, known=False), has_gpus=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([], "it was never verified"),
+        ([verdict(on="g4dn.xlarge"), A10G], "a machine with T4: g4dn.xlarge: no check of a GPU ran"),
+        ([T4, verdict(on="g5.xlarge", failed=[("gpu.ecc", "bad")])], "not `passed` on g5.xlarge"),
+        ([T4, A10G, verdict(on="g6.xlarge", failed=[("gpu.ecc", "bad")])], "not `passed` on g6.xlarge"),
+        ([T4, L4], "a machine with A10G: nothing judged it there"),
+        ([T4, replace(A10G, profile="node")], "a machine with A10G: nothing judged it there"),
+        ([T4, replace(A10G, suite_version="f" * 64)], "judged by the suite ffffffffffffffff, today's is "),
+    ],
+)
+def test_what_is_missing_is_named(verdicts, said):
+    with pytest.raises(RefusedError) as caught:
+        require_proven("candidate", CANDIDATE, proof(*verdicts), has_gpus=True)
+    assert said in " ".join((caught.value.message, *caught.value.details))
+
+
+def test_a_channel_takes_verdicts_of_any_suite_where_it_says_so():
+    old = replace(A10G, suite_version="f" * 64)
+    assert require_proven("x", replace(CANDIDATE, suite="any"), proof(T4, old), has_gpus=True) == {}
+
+
+def test_another_type_with_the_same_gpu_is_as_good():
+    same = verdict(on="g5.2xlarge", saw_gpu=True)
+    assert require_proven("candidate", CANDIDATE, proof(T4, same), has_gpus=True) == {}
+    poor = verdict(on="g5.4xlarge", saw_gpu=True, not_run=[("container.cuda", "left out")])
+    assert require_proven("stable", STABLE, proof(T4, poor, same), has_gpus=True) == {}
+
+
+def test_layers_must_have_run_on_every_gpu():
+    poor = verdict(on="g5.xlarge", saw_gpu=True, not_run=[("container.cuda", "left out")])
+    answer = judge(STABLE, proof(T4, poor), has_gpus=True)
+    [missing] = answer.missing
+    assert missing.why == ("g5.xlarge: container.cuda: left out",)
+    assert not missing.again  # another verification would find the same
+    by_tags = judge(STABLE, proof(T4, poor, known=False), has_gpus=True)
+    assert by_tags.missing[0].why == ("g5.xlarge: 1 checks of container were not run",)
+
+
+def test_without_gpus_only_that_is_excused():
+    blind = verdict(not_run=[("gpu.xid", "no GPU"), ("runtime.cdi", "no GPU")])
+    excused = require_proven("stable", STABLE, proof(blind), has_gpus=False)
+    assert excused == {
+        "a machine with T4": "no machine of this cloud has a GPU",
+        "a machine with A10G": "no machine of this cloud has a GPU",
+        "gpu.xid": "no GPU",
+        "runtime.cdi": "no GPU",
+    }
+    with pytest.raises(RefusedError, match="a machine with T4, a machine with A10G"):
+        require_proven("stable", STABLE, proof(blind), has_gpus=True)
+    with pytest.raises(RefusedError, match="not shown on a machine with T4"):  # nothing is excused by itself
+        require_proven("x", replace(STABLE, excused_without_gpus=()), proof(blind), has_gpus=False)
+    lacking = verdict(not_run=[("runtime.docker-nvidia", "left out")])
+    with pytest.raises(RefusedError, match="not shown on a machine"):
+        require_proven("stable", STABLE, proof(lacking), has_gpus=False)
+
+
+def test_a_channel_names_gpus_architectures_or_what_was_declared():
+    image = proof(T4)
+    assert [need.title for need in needs_of(CANDIDATE, image)] == ["a machine with T4", "a machine with A10G"]
+    wider = replace(CANDIDATE, gpus=("declared", "l4", "Hopper"))
+    assert [need.title for need in needs_of(wider, image)][2:] == [
+        "a machine with L4",
+        "a machine with a GPU of Hopper",
+    ]
+    assert needs_of(replace(CANDIDATE, gpus=()), image) == [Need("a machine")]
+    hopper = needs_of(wider, image)[-1]
+    assert hopper.met_by("p5.48xlarge")
+    assert not hopper.met_by("g5.xlarge")
+    assert not hopper.met_by("m5.large")
+    assert types_for(hopper, image, ["g5.xlarge", "p5.48xlarge"]) == ["p5.48xlarge"]
+    assert types_for(needs_of(CANDIDATE, image)[1], image, ["g6.xlarge"]) == ["g5.xlarge"]
+    assert types_for(hopper, image, []) == []
+
+
+def test_a_gpu_that_nobody_makes_is_a_usage_error(tmp_path):
+    (tmp_path / "ami").mkdir()
+    text = (ROOT / "ami/channels.yaml").read_text()
+    (tmp_path / "ami/channels.yaml").write_text(text.replace("gpus: [declared]", "gpus: [A10Q]", 1))
+    with pytest.raises(UsageError, match="unknown GPU of channel candidate 'A10Q'"):
+        load_channels(tmp_path)
+
+
+def test_attestation_is_asked_for():
+    whole = proof(T4, A10G)
+    for tag in ATTESTED_TAGS[:2]:
+        without = replace(whole, attested={k: v for k, v in whole.attested.items() if k != tag})
+        with pytest.raises(RefusedError, match=tag):
+            require_proven("candidate", CANDIDATE, without, has_gpus=True)
+    signed = replace(CANDIDATE, attestation="signed")
+    for key in ("", "none"):
+        with pytest.raises(RefusedError, match="nobody signed"):
+            require_proven(
+                "x", signed, replace(whole, attested={**whole.attested, KEY_TAG: key}), has_gpus=True
+            )
+    keyed = replace(whole, attested={**whole.attested, KEY_TAG: "ab"})
+    assert require_proven("x", signed, keyed, has_gpus=True) == {}
+    none = replace(CANDIDATE, attestation="none")
+    assert require_proven("x", none, replace(whole, attested={}), has_gpus=True) == {}
+    wrong = replace(whole, findings=("sbom.content: 0 packages, the record has 400",))
+    with pytest.raises(RefusedError, match="0 packages, the record has 400"):
+        require_proven("candidate", CANDIDATE, wrong, has_gpus=True)
+
+
+def test_a_verdict_survives_its_tag():
+    every = dict.fromkeys(LAYERS, 88)
+    long = Judged("p4de.24xlarge", False, "eks-node", T4.started_at, "f" * SHORT, "f" * SHORT, True, every)
+    for one in (replace(judged_by(T4), checks=None), long):
+        name, value = one.tag
+        assert len(value) <= 256  # EC2 user guide, "Tag restrictions"
+        assert judged_from_tags(AMI, {name: value, "Name": "x"}) == {one.instance_type: one}
+    with pytest.raises(UsageError, match=r"tag gpukiln:verdict:g5.xlarge of ami-0123456789abcdef0"):
+        judged_from_tags(AMI, {"gpukiln:verdict:g5.xlarge": "passed"})
+
+
+def test_only_what_passed_everywhere_can_be_selected():
+    bad = judged_by(verdict(on="g5.xlarge", failed=[("gpu.ecc", "bad")]))
+    assert proof_tags("eks-gpu", [judged_by(T4)])["gpukiln:image"] == "eks-gpu"
+    found = proof_tags("eks-gpu", [judged_by(T4), bad])
+    assert (found["gpukiln:image"], found["gpukiln:verdict"]) == ("not-proven", "failed")
+
+
+def test_verdicts_of_other_machines_count_beside_the_records():
+    own, there = proof(T4), {**tags("b1", T4), **dict([judged_by(A10G).tag])}
+    both = joined(own, there)
+    assert set(both.judged) == {"g4dn.xlarge", "g5.xlarge"}
+    assert both.judged["g4dn.xlarge"].checks is not None
+    forged = verdict(on="g4dn.xlarge", saw_gpu=True, not_run=[("boot.x", "y")])
+    with pytest.raises(RefusedError, match="another verdict"):
+        joined(own, tags("b1", forged))
+
+
+def test_what_one_machine_ran_is_not_counted_as_not_run():
+    blind = verdict(on="g4dn.xlarge", not_run=[("gpu.xid", "no GPU"), ("runtime.cdi", "left out")])
+    assert proof(blind).not_run == "runtime=1 gpu=1"
+    seeing = verdict(on="g5.xlarge", saw_gpu=True, not_run=[("runtime.cdi", "left out")])
+    assert proof(blind, seeing).not_run == "runtime=1"
+    assert proof(T4).not_run == "none"

@@ -1,0 +1,66 @@
+"""The suite's digest: what judges a machine changes it, and what only shows a verdict does not."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpukiln.verify.digest import ROOT, suite_digest, suite_files
+
+
+@pytest.fixture(scope="module")
+def before() -> str:
+    return suite_digest(ROOT)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What the suite could be made of, to be changed."""
+    for folder in ("tests/host", "gpukiln/verify", "gpukiln/catalog"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    for name in ("errors.py", "progress.py"):
+        shutil.copy(ROOT / "gpukiln" / name, tmp_path / "gpukiln" / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tests/host/test_gpu.py",
+        "tests/host/conftest.py",
+        "gpukiln/verify/gather.py",
+        "gpukiln/verify/gather_cuda.py",  # sent to the machine, and imported by nothing here
+        "gpukiln/verify/gpu_facts.py",
+        "gpukiln/verify/checks.py",
+        "gpukiln/verify/plugin.py",
+        "gpukiln/catalog/xid.py",
+        "gpukiln/catalog/data/xid.yaml",
+    ],
+)
+def test_another_check_or_way_to_look_is_another_suite(checkout: Path, before: str, name: str) -> None:
+    assert suite_digest(checkout) == before
+    suite_digest.cache_clear()
+    with (checkout / name).open("a") as file:
+        file.write("\n# changed\n")
+    assert suite_digest(checkout) != before
+
+
+def test_a_new_check_is_another_suite(checkout: Path, before: str) -> None:
+    (checkout / "tests/host/test_new.py").write_text("")
+    assert suite_digest(checkout) != before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpukiln/verify/html.py", "gpukiln/verify/report.html.j2", "gpukiln/catalog/data/prices.yaml"],
+)
+def test_what_only_shows_or_has_no_part_in_it_changes_nothing(checkout: Path, before: str, name: str) -> None:
+    with (checkout / name).open("a") as file:
+        file.write("\n# changed\n")
+    assert suite_digest(checkout) == before
+
+
+def test_everything_that_is_sent_to_the_machine_counts() -> None:
+    names = {path.name for path in suite_files(ROOT)}
+    assert {path.name for path in (ROOT / "gpukiln/verify").glob("gather*.py")} <= names

@@ -39,7 +39,7 @@ def test_verdict_does_not_believe_counts_of_a_document() -> None:
     assert not Verdict.from_dict(data).passed
 
 
-@pytest.mark.parametrize("wrong", [{"schema": 2}, {"checks": [{"id": "x"}]}, {"target": None}])
+@pytest.mark.parametrize("wrong", [{"schema": 1}, {"checks": [{"id": "x"}]}, {"target": None}])
 def test_verdict_refuses_another_form(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - pydantic's text is its own
         Verdict.from_dict(VERDICT.to_dict() | wrong)

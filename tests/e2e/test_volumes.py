@@ -27,7 +27,7 @@ def machine(request, here, key):
     ]
     launched = here.launch(here.base_id(), key, *options, "--block-device-mappings", json.dumps(devices))
     made = Machine(here, key, launched, is_vm=request.param == "vm")
-    wait_for(made.is_up, 300)
+    wait_for(made.is_up, 600)
     yield made
     if made.state() != "terminated":
         here.terminate(made.instance)
@@ -172,7 +172,7 @@ def test_a_volume_of_a_snapshot_is_there_after_the_next_start_and_in_an_image(he
     m.image = m.client.create_image(InstanceId=m.id, Name=f"with data {m.id}")["ImageId"]
     m.client.start_instances(InstanceIds=[m.id])
     here.wait("instance_running", m.instance)
-    wait_for(m.is_up, 300)
+    wait_for(m.is_up, 600)
     assert set(m.devices()) == {"/dev/xvda", "/dev/sdb", "/dev/sdf"}
     assert m.root("mount /dev/sdf /data && cat /data/file && echo three > /data/file") == "one\n"
     assert m.root("blockdev --getsize64 /dev/sdf /dev/sdb").split() == [str(3 << 30), str(1 << 30)]

@@ -3,13 +3,15 @@
 import contextlib
 import json
 import socket
+import subprocess
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from gpukiln.clouds.embedded import lifecycle
+from gpukiln.clouds.embedded import lifecycle, virtual_machine
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machine import MachineSpec
@@ -176,3 +178,37 @@ def test_a_qemu_that_ends_while_it_is_asked_to_shut_down_costs_no_disk(vm, peer,
     assert vm.disk.read_bytes() == b"what somebody wrote"
     assert vm.machines.get(Instance.id) is vm.machine
     assert vm.life.ended == []
+
+
+@pytest.mark.usefixtures("require_root_machine")
+def test_a_guest_that_does_not_answer_loses_a_disk_by_force_alone(tmp_path, monkeypatch):
+    """QEMU as it is; its processor is halted, so nobody inside gives the disk back."""
+    monkeypatch.setattr(virtual_machine, "UNPLUG_S", 1)
+    control, file = tmp_path / "qmp.sock", tmp_path / "volume.raw"
+    file.write_bytes(b"\0" * 4096)
+    disk = AttachedDisk("vol-0123456789abcdef1", "/dev/sdf", file)
+    machine = SimpleNamespace(_control=control)
+    options = (
+        "-S",
+        "-nodefaults",
+        "-display",
+        "none",
+        "-m",
+        "64",
+        "-qmp",
+        f"unix:{control},server=on,wait=off",
+    )
+    with subprocess.Popen(["qemu-system-x86_64", *options]) as qemu:
+        try:
+            while not control.exists():
+                assert qemu.poll() is None
+                time.sleep(0.1)
+            VirtualMachine._plug(machine, disk)
+            assert not VirtualMachine._unplug(machine, disk, force=False)
+            assert not VirtualMachine._unplug(machine, disk, force=False)  # asked again
+            assert VirtualMachine._unplug(machine, disk, force=True)
+            VirtualMachine._plug(
+                machine, AttachedDisk("vol-0123456789abcdef2", "/dev/sdf", file)
+            )  # it is free
+        finally:
+            qemu.kill()

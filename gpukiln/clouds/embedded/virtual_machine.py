@@ -74,16 +74,24 @@ class VirtualMachine(Machine):
 
     def _unplug(self, disk: AttachedDisk, *, force: bool) -> bool:
         with Qmp(self._control) as qemu:
-            qemu.execute("device_del", id=disk.serial)  # asks the guest, which may still be booting
+            # asks the guest, which may still be booting; QEMU refuses to ask again while it has not answered
+            with contextlib.suppress(UnavailableError):
+                qemu.execute("device_del", id=disk.serial)
             if _within(UNPLUG_S, lambda: not _has_device(qemu, disk)):
                 # the device is given back a moment before its file is
                 return _within(UNPLUG_S, lambda: _deleted_node(qemu, disk))
             if not force:
                 return False
-            # the guest keeps a device without a disk: it reads nothing and writes fail
+            # the guest keeps a device whose every read and write fails
             hole = f"hole-{disk.serial}"
+            fails = {
+                "driver": "blkdebug",
+                "node-name": hole,
+                "image": {"driver": "null-co", "size": disk.file.stat().st_size},
+                "inject-error": [{"event": "none", "errno": 5}],
+            }
             with contextlib.suppress(UnavailableError):  # it has one since the last time
-                qemu.execute("blockdev-add", **{"driver": "null-co", "node-name": hole, "read-only": True})
+                qemu.execute("blockdev-add", **fails)
             path = f"/machine/peripheral/{disk.serial}"
             qemu.execute("qom-set", path=path, property="drive", value=hole)
             return _within(UNPLUG_S, lambda: _deleted_node(qemu, disk))

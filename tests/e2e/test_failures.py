@@ -105,7 +105,10 @@ def test_a_killed_build_is_cleaned_up_by_the_next(here, checkout):
     assert states(here)[:2] == ["failed", "aborted"]
     assert_nothing_left(here)
     assert not key.exists()
-    assert not list(Path(tempfile.gettempdir()).glob("gpukiln-*-eks-gpu-*"))
+    temporary = Path(tempfile.gettempdir())
+    assert not [
+        one for one in (here.home / "builds").iterdir() if (temporary / f"gpukiln-{one.name}").exists()
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,57 +8,45 @@ Every section is a function below that returns a JSON value; what it raises beco
 No secret is ever printed: keys as fingerprints, findings as path and line number.
 """
 
-# ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH119, PTH120, PTH123, PTH207
 # os.path and glob are lighter than pathlib on an emulated machine; temporary folders are only looked at.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import json
 import os
 import re
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from gpukiln.verify.gather_base import (
     NOT_REACHED,
-    PCI,
-    SECTION_S,
     HungError,
-    NotReachedError,
     driver_answers,
-    evidence,
-    identity,
     init_started,
-    kernel_says,
-    keys,
-    leftovers,
     mtime,
     need,
     pci_gpus,
     read,
     run,
-    secrets,
     show,
     unless_hung,
     watch,
 )
-from gpukiln.verify.gather_child import Hang, Tell, in_child
 from gpukiln.verify.gather_container import container, runtimes_after_join, runtimes_in
 from gpukiln.verify.gather_cuda import cuda
+from gpukiln.verify.gather_gpus import gpus
+from gpukiln.verify.gather_leftovers import identity, keys, leftovers, secrets
 from gpukiln.verify.gather_monitoring import monitoring
 from gpukiln.verify.gather_nodeadm import nodeadm
 from gpukiln.verify.gather_nvml import name_gpus, nvml_facts
 from gpukiln.verify.gather_runner import runner, visible_gpus
 from gpukiln.verify.gather_scripts import SIGNATURE
+from gpukiln.verify.gather_sections import gather
 
-WAIT_S = 300  # how long the boot and cloud-init may still take
-GRACE_S = 3  # for a section to say that the time is up
 UNITS = (
     "nvidia-persistenced.service",
     "docker.service",
@@ -66,8 +54,6 @@ UNITS = (
     "gpukiln-bootstrap.service",
     "nvidia-cdi-refresh.service",
 )
-# A GPU can fall off the bus without a number; NVSwitch's faults are SXids.
-XID = re.compile(r"NVRM: Xid|nvidia-nvswitch\d*: SXid|NVRM: .*fallen off the bus")
 FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
 
 
@@ -336,58 +322,6 @@ def containerd() -> dict[str, Any]:
             "runtimes": runtimes_in(dump), "joined": runtimes_after_join()}  # fmt: skip
 
 
-def gpus() -> dict[str, Any]:
-    """{pci: [{address, device, driver, lost}], module: loaded version, nouveau: whether it is loaded,
-    smi: {rc, out}, rows, xids, cdi: {path: versions}}.
-
-    driver is the kernel driver that has the GPU; lost: the GPU does not answer on the bus any more.
-    Output and status of nvidia-smi are kept together: it prints its errors on stdout.
-    """  # noqa: D205
-    pci = [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()]
-    loaded = read("/sys/module/nvidia/version")
-    result: dict[str, Any] = {"pci": pci, "module": loaded.strip() if loaded else None,
-                              "nouveau": os.path.exists("/sys/module/nouveau")}  # fmt: skip
-    if not pci:
-        return result
-    query = "--query-gpu=pci.bus_id,name,uuid,driver_version,persistence_mode"
-    smi = unless_hung("nvidia-smi", query, "--format=csv,noheader", timeout=120)
-    rows: Any = smi
-    if NOT_REACHED not in smi:
-        cells = [[c.strip() for c in line.split(",")] for line in smi["out"].splitlines()]
-        names = ("bus_id", "name", "uuid", "driver", "persistence")
-        rows = [dict(zip(names, row)) for row in cells if len(row) == len(names) and smi["rc"] == 0]  # noqa: B905
-        smi = {"rc": smi["rc"], "out": (smi["out"] + smi["err"])[:2000]}
-    cdi = {}
-    for path in glob.glob("/etc/cdi/*.yaml") + glob.glob("/var/run/cdi/*.yaml"):
-        text = show(path) or ""
-        if "nvidia.com/gpu" in text:
-            cdi[path] = sorted(set(re.findall(r"libcuda\.so\.(\d+\.\d[\d.]*\d)", text)))
-    result.update(smi=smi, rows=rows, xids=xids(), cdi=cdi)
-    return result
-
-
-def on_the_bus(address: str) -> dict[str, Any]:
-    """{driver, lost} of a PCI device; one that is gone reads as ones everywhere, its folder stays."""
-    folder = os.path.join(PCI, address)
-    try:
-        with open(os.path.join(folder, "config"), "rb") as file:
-            lost = file.read(4) == b"\xff" * 4
-    except OSError:
-        lost = False
-    link = os.path.join(folder, "driver")
-    return {"driver": os.path.basename(os.path.realpath(link)) if os.path.exists(link) else None,
-            "lost": lost}  # fmt: skip
-
-
-def xids() -> Any:
-    """The kernel log's messages of faults, of this boot."""
-    try:
-        log = need("journalctl", "-k", "-b", "-o", "cat", "--no-pager")
-    except NotReachedError as error:
-        return {NOT_REACHED: str(error)}
-    return [line[:300] for line in log.splitlines() if XID.search(line)][:20]
-
-
 def nvml() -> dict[str, Any]:
     """What NVML says of the GPUs; see gather_nvml.py."""
     driver_answers()
@@ -425,86 +359,6 @@ def main() -> None:
     if "nvml" in facts:
         name_gpus(facts)
     sys.stdout.write(f"\n{mark}\n{json.dumps(facts)}\n{mark}\n")
-
-
-def gather(sections: dict[str, Callable[[], Any]], *, boot: bool = False) -> dict[str, Any]:
-    """The facts, within the time of `watch` whatever hangs.
-
-    A child process gathers them, one section after the other. Where it waits in the kernel itself, which
-    nothing ends, the section that it was in is given up and another child goes on with the next one.
-
-    Args:
-        sections: Name to function.
-        boot: Whether to wait for the end of the boot first.
-    """
-    facts: dict[str, Any] = {"schema": 1, "hostname": os.uname().nodename}
-    seconds: dict[str, float] = {}
-    shown: dict[str, Any] = {}
-    todo = list(sections)
-    group = 0
-
-    def hear(message: dict[str, Any]) -> None:
-        nonlocal group
-        group = message.get("group", group)
-        watch.hung.update(message.get("hung", {}))
-        if "section" in message:
-            name, facts[message["section"]] = message["section"], message["found"]
-            seconds[name], shown[name] = message["seconds"], message["evidence"]
-            todo.remove(name)
-
-    def work(tell: Tell) -> None:
-        watch.tell = tell
-        if boot:
-            wait_for_boot()
-        for name in list(todo):
-            tell(limit=SECTION_S, at=f"gathering {name}")
-            tell(**gather_section(name, sections[name]), hung=watch.hung)
-
-    while todo:
-        try:
-            ended = in_child(work, hear, grace_s=GRACE_S)
-        except NotReachedError as error:
-            facts.update({name: {NOT_REACHED: str(error)} for name in todo})
-            break
-        if not todo:
-            break
-        boot, stuck = False, todo.pop(0)
-        if isinstance(ended, Hang):
-            watch.hung[stuck] = {"tool": stuck, "command": f"gathering {stuck}", "told": str(ended)}
-            facts[stuck] = {NOT_REACHED: str(ended)}
-        else:
-            facts[stuck] = {"_error": ended or "the process that gathers facts ended"}
-        if group:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-    found = list(watch.hung.values())
-    facts["hung"] = {"tools": found, "kernel": kernel_says() if found else []}
-    facts["seconds"], facts["evidence"] = seconds, shown
-    return facts
-
-
-def gather_section(name: str, section: Callable[[], Any]) -> dict[str, Any]:
-    """What a section found, how long it took and what it asked."""
-    started = time.monotonic()
-    evidence.clear()
-    try:
-        watch.limit(0)
-        found = section()
-    except NotReachedError as error:
-        found = {NOT_REACHED: str(error)}
-    except Exception as error:
-        found = {"_error": f"{type(error).__name__}: {error}"}
-    took = round(time.monotonic() - started, 2)
-    return {"section": name, "found": found, "seconds": took, "evidence": evidence[:]}
-
-
-def wait_for_boot() -> None:
-    """Give the boot and cloud-init the time that they need, and at most a third of what there is."""
-    wait = min(WAIT_S, watch.left() / 3)
-    with contextlib.suppress(NotReachedError):
-        run("systemctl", "is-system-running", "--wait", timeout=wait, waits=True)
-        if run("cloud-init", "--version", timeout=20)["rc"] == 0:
-            run("cloud-init", "status", "--wait", timeout=wait, waits=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import stat
 import tempfile
 from typing import Any
 
-from gpukiln.verify.gather_base import SECRET_PATTERNS, pci_gpus, read, run
+from gpukiln.verify.gather_base import pci_gpus, read, run
+from gpukiln.verify.gather_leftovers import SECRET_PATTERNS
 
 HOOKS = ("ACTIONS_RUNNER_HOOK_JOB_STARTED", "ACTIONS_RUNNER_HOOK_JOB_COMPLETED")
 TOOLS = {

@@ -29,8 +29,8 @@ def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None
     limit = "-" if max_seconds is None else f"{max_seconds:.0f}"
     become = "" if profile == "runner" else "[ $(id -u) = 0 ] || s='sudo -n'; "
     return (
-        f"if ! command -v python3 >/dev/null; then echo python3: not found >&2; exit {NO_PYTHON}; fi; s=; {become}"
-        f"exec $s python3 -c '{_code()}' {profile or '-'} {mark} {limit}"
+        f"if ! command -v python3 >/dev/null; then echo python3: not found >&2; exit {NO_PYTHON}; fi; "
+        f"s=; {become}exec $s python3 -c '{_code()}' {profile or '-'} {mark} {limit}"
     )
 
 

@@ -1,0 +1,60 @@
+"""Asks a machine for its facts, over whatever testinfra reaches it by."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from typing import Any
+
+from gpukiln.verify.facts import Facts
+from gpukiln.verify.packing import NO_PYTHON, facts_in, gather_command
+
+
+def _unreachable(text: str) -> str:
+    """Ansible's reason in testinfra's copy of its output, which has escapes for line ends and quotes."""
+    found = re.search(r"UNREACHABLE!.*?msg: (.*?)unreachable:", text, re.DOTALL)
+    if found is None:
+        return text[-1000:]
+    return " ".join(found[1].replace("\\n", " ").replace("\\", "").split()).strip("' ")
+
+
+def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Facts:
+    """Gather the facts of a machine in one round trip.
+
+    Args:
+        host: testinfra's host.
+        profile: Key of `PROFILES`.
+        max_seconds: Within which the machine has to have gathered them; None for no limit.
+
+    Raises:
+        RuntimeError: The machine can't be reached, or gave no facts.
+    """
+    mark = secrets.token_hex(16)
+    code, stdout, stderr = _ask(host, gather_command(profile, mark, max_seconds))
+    if code == NO_PYTHON or "The module interpreter" in stderr:
+        said = " ".join(stderr.split())[-300:]
+        raise RuntimeError(f"it has no python3 ({said}): install Python 3.9 or newer on it")
+    if code != 0:
+        raise RuntimeError(f"gathering facts exits {code}: {(stderr or stdout).strip()[-1000:]}")
+    try:
+        return Facts(json.loads(facts_in(stdout, mark)))
+    except ValueError as error:
+        raise RuntimeError(f"the machine gave no facts ({error}): {stdout[:200]!r}") from error
+
+
+def _ask(host: Any, command: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command; 255 of ssh itself is an error of this function."""
+    backend = host.backend
+    if getattr(backend, "force_ansible", False):
+        try:
+            said = backend.run_ansible("shell", module_args=command, check=False)
+        except AssertionError as error:  # how testinfra says that Ansible did not reach the host
+            raise RuntimeError(_unreachable(str(error))) from error
+        if "stdout" in said:
+            return said["rc"], said["stdout"], said["stderr"]
+        # Ansible's module itself failed, such as without a Python to run it
+        told = "; ".join(str(said[key]).strip() for key in ("msg", "module_stderr") if said.get(key))
+        return said.get("rc") or 1, str(said.get("module_stdout", "")), told or str(said)
+    done = host.run(command)
+    return done.rc, done.stdout, done.stderr

@@ -177,7 +177,9 @@ def verify(calls, endpoint, images, folder):
     record = SimpleNamespace(
         build_id="b2",
         plan=SimpleNamespace(
-            instance_types=["g4dn.xlarge"], base=SimpleNamespace(ssh_user="admin"), profile="image"
+            instance_types=["g4dn.xlarge"],
+            base=SimpleNamespace(name="debian-12", ssh_user="admin"),
+            profile="image",
         ),
     )
     machines.builds_with_leftovers(endpoint)

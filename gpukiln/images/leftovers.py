@@ -11,11 +11,11 @@ from gpukiln.errors import PartialError, UnavailableError
 from gpukiln.images.builds import BUILD_TAG
 from gpukiln.images.deadline import DEADLINE_TAG, deadline_text
 from gpukiln.images.machines import OWNER_TAG, remove_image, snapshots_of, tag_list, tags_of
+from gpukiln.images.stages import STAGE_TAG
+from gpukiln.images.subject import RECIPE_TAG
 from gpukiln.records import build_started
 
 SNAPSHOT_TAG = "gpukiln:digest"  # Packer gives it to the snapshot of every image
-STAGE_TAG = "gpukiln:stage"  # on a stage's image and snapshot
-IMAGE_TAG = "gpukiln:image"
 # a machine with GPUs or of bare metal takes minutes to end; nothing is paid for it then
 ENDS_S = 900
 POLL_S = 2
@@ -182,7 +182,7 @@ def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
         UnavailableError: The cloud refused.
     """
     removed = []
-    mine = {IMAGE_TAG: "unrecorded", BUILD_TAG: build_id}
+    mine = {RECIPE_TAG: "unrecorded", BUILD_TAG: build_id}
     with explain_aws_errors(f"remove the image of build {build_id}"):
         ec2 = cloud.client("ec2")
         for image in unrecorded_images(cloud, build_id):

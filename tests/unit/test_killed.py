@@ -21,6 +21,8 @@ from gpukiln.images.access import key_files
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.leftovers import builds_with_leftovers, sweep, unrecorded_images
 from gpukiln.images.machines import build_tags, tag_specifications
+from gpukiln.images.proof import SHORT, Proven
+from gpukiln.verify.digest import suite_digest
 
 LATER = datetime.now(UTC) + timedelta(hours=3)
 REMOVING = ("TerminateInstances", "DeleteKeyPair", "DeleteSecurityGroup")
@@ -257,8 +259,8 @@ def test_commands_that_only_read_tell_it(dead, run):
 
 def test_a_build_that_has_nothing_to_bake_cleans_up_too(ec2, home, dead, planned, run, monkeypatch):
     monkeypatch.setattr(ami, "_plan", lambda *_, **__: planned)
-    proven = {"ImageId": "ami-1", "Tags": []}
-    monkeypatch.setattr("gpukiln.images.pipeline.find_proven", lambda *_: proven)
+    current = Proven({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:SHORT]]))
+    monkeypatch.setattr("gpukiln.images.proof.find_proven", lambda *_: current)
     code, _, err = run(ami.build, dry_run=True, stages="off")
     assert f"build {dead.id} was killed" in err
     assert len(left(ec2, home, dead)) == 5

@@ -121,7 +121,6 @@ def build(calls, endpoint, images, folder):
     leftovers.builds_with_leftovers(endpoint)
     with access.ssh_access(endpoint, "b1", purpose="bake", say=print) as entry:
         packer(calls, endpoint, images[0], entry, folder)
-    bake.finish(endpoint, SimpleNamespace(image_id=images[1], kernel="6.1"))
     machines.remove_image(endpoint, images[2])
     assert leftovers.remove_unrecorded(endpoint, "b1")  # Packer's, which no record knows here
     store = S3Store(endpoint.client("s3"), "modules", "x")
@@ -186,6 +185,7 @@ def verify(calls, endpoint, images, folder):
     )
     leftovers.builds_with_leftovers(endpoint)
     attestation._describe(endpoint, images[1])
+    bake.finish(endpoint, SimpleNamespace(image_id=images[1], kernel="6.1"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "run_suite", lambda *_, **__: verdict())
         patch.setattr(access, "_speaks_ssh", lambda *_: True)

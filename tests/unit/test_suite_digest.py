@@ -19,8 +19,8 @@ def checkout(tmp_path: Path) -> Path:
     for folder in ("tests/host", "gpukiln/verify", "gpukiln/catalog"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for name in ("errors.py", "progress.py"):
-        shutil.copy(ROOT / "gpukiln" / name, tmp_path / "gpukiln" / name)
+    for file in (ROOT / "gpukiln").glob("*.py"):
+        shutil.copy(file, tmp_path / "gpukiln")
     return tmp_path
 
 

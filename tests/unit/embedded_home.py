@@ -11,6 +11,15 @@ from gpukiln.clouds.embedded.layout import Layout
 CHANNEL = "/gpukiln/eks-gpu/1.35/stable/image_id"
 HERE, THERE = "us-west-2", "us-east-1"
 SIZE = 1 << 20  # bytes of a disk
+REPOSITORY = {
+    "image_tag_mutability": "MUTABLE",
+    "image_tag_mutability_exclusion_filters": None,
+    "image_scan_config": None,
+    "encryption_config": None,
+    "tags": [],
+    "policies": {},
+    "images": [],
+}
 DAMAGES = ("truncated", "empty", "garbage", "missing", "unreadable")
 
 
@@ -44,7 +53,7 @@ def make_home(folder: Path) -> Layout:
         if region == HERE:
             history = [{"name": CHANNEL, "value": image_id(number)} for number in (2, 1)]
             document["parameters"] = {CHANNEL: history}
-            document["repositories"] = {"runner": {}}
+            document["repositories"] = {"runner": REPOSITORY}
         regions.write_region(layout, region, document)
     layout.registry.mkdir()
     return layout

@@ -125,3 +125,10 @@ def test_builds_are_compared_step_by_step(proven):
     assert ["bake", "2.0", "s", "5.0", "s", "0.40"] in lines
     assert ["verify", "1.0", "s", "-"] in lines
     assert ["all", "3.0", "s", "5.0", "s", "0.60"] in lines
+
+
+def test_a_folder_whose_record_is_gone_is_named(proven, caplog):
+    lost = proven.create("eks-gpu")
+    with caplog.at_level(logging.WARNING):
+        assert len(proven.all()) == 1
+    assert f"{lost.folder} has no record.json" in caplog.text

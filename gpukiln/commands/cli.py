@@ -24,7 +24,7 @@ from gpukiln.errors import GpukilnError, UnavailableError, UsageError
 P = ParamSpec("P")
 INTERRUPTED = 130
 _OS_HINTS = {
-    errno.ENOSPC: "`invoke cloud.clean --images` removes images; $GPUKILN_HOME can be another disk",
+    errno.ENOSPC: "`invoke cloud.clean --images` shows images that can go; $GPUKILN_HOME can be another disk",
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import tempfile
 import urllib.error
 import urllib.request
@@ -75,6 +76,20 @@ def test_a_server_that_runs_is_found_again(original, name):
     assert any(name in problem for problem in original.status()["problems"])
     assert get(original, "/mine") == "original"
     assert original.cloud_environment() == before
+
+
+def test_a_change_that_is_not_on_disk_is_no_success(original):
+    folder, away = original.home / "cloud/regions", original.home / "cloud/away"
+    original.status()
+    environment = {**original.cloud_environment(), "AWS_MAX_ATTEMPTS": "1"}
+    folder.rename(away)
+    try:
+        ask = ["aws", "ssm", "put-parameter", "--name", "/lost", "--type", "String", "--value", "x"]
+        done = subprocess.run(ask, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        away.rename(folder)
+    assert done.returncode != 0
+    assert "what was done is not on disk" in done.stderr
 
 
 def test_a_moved_folder_is_served_where_it_is(original, folder):

@@ -112,7 +112,7 @@ class Machines:
         if free < need:
             raise UnavailableError(
                 f"{free >> 20} MiB are free in {self.layout.machines}, {need >> 20} MiB are needed",
-                hint="`invoke cloud.clean --images` removes images that are not needed",
+                hint="`invoke cloud.clean --images` shows images that can go",
             )
         consoles = self.layout.root / "consoles"
         consoles.mkdir(exist_ok=True)

@@ -5,8 +5,8 @@
 Each run has a copy of a state folder with images in two regions, a channel, a container repository, a build
 and a release. One of its files is truncated, emptied, overwritten, removed, or made unreadable (a folder in
 its place: root reads everything else). Then `cloud.status`, `ami.list`, `cloud.clean` and `cloud.clean
---yes` are typed; in the runs with a server `cloud.env` too, which starts it, and EC2's own API is asked. A run is good
-when no image is lost, each disk that was not the damaged file is there, no command ends with a traceback,
+--yes` are typed; in the runs with a server `cloud.env` too, which starts it, and EC2's own API is asked. A run is
+good when no image is lost, each disk that was not the damaged file is there, no command ends with a traceback,
 and somebody was told which file it is.
 """
 

@@ -4,10 +4,10 @@
 
 Each run has a copy of a state folder with images in two regions, a channel, a container repository, a build
 and a release. One of its files is truncated, emptied, overwritten, removed, or made unreadable (a folder in
-its place: root reads everything else). Then `cloud.status`, `ami.list`, `cloud.clean` and `cloud.clean
---yes` are typed; in the runs with a server `cloud.env` too, which starts it, and EC2's own API is asked. A run is
-good when no image is lost, each disk that was not the damaged file is there, no command ends with a traceback,
-and somebody was told which file it is.
+its place: root reads everything else). Then `cloud.status`, `ami.list`, `cloud.clean` and
+`cloud.clean --yes` are typed; in the runs with a server `cloud.env` too, which starts it, and EC2 itself is
+asked. A run is good when no image is lost, each disk that was not the damaged file is there, no command ends
+with a traceback, and somebody was told which file it is.
 """
 
 import argparse
@@ -200,6 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--servers", type=int, default=20, help="of them with a server that runs")
+    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     started, counts, bad = time.monotonic(), Counter[str](), 0
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as name:
@@ -207,10 +208,12 @@ def main() -> int:
         template = make_template(folder / "template").home
         every = every_run(template, options.servers)
         runs = (every * (options.runs // len(every) + 1))[: options.runs]
-        with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
             for done in pool.map(try_one, repeat(template), repeat(folder), runs):
                 counts[done.how] += 1
                 bad += bool(done.faults)
+                if counts.total() % 20 == 0:
+                    print(f"{counts.total()} runs, {bad} bad", file=sys.stderr, flush=True)
                 if done.faults:
                     what = f"{done.how} {done.file}{' while it runs' if done.server else ''}"
                     print(f"{what}: {done.faults}", flush=True)

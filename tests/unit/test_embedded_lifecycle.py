@@ -208,7 +208,7 @@ def test_a_guest_that_does_not_answer_loses_a_disk_by_force_alone(tmp_path, monk
             assert not VirtualMachine._unplug(machine, disk, force=False)  # asked again
             assert VirtualMachine._unplug(machine, disk, force=True)
             VirtualMachine._plug(
-                machine, AttachedDisk("vol-0123456789abcdef2", "/dev/sdf", file)
+                machine, AttachedDisk("vol-0123456789abcdef2", "/dev/sdg", file)
             )  # it is free
         finally:
             qemu.kill()

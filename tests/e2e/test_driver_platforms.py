@@ -43,10 +43,7 @@ def test_precompiled_modules_of_another_release_give_way_to_dkms(ubuntu):
     driver = packages.ubuntu_archive(OLD, "0ubuntu0.22.04.1", ubuntu.kernel, FLAVOUR, modules="535.288.01")
     archive(ubuntu, *driver)
     said = " ".join(ubuntu.converge(INSTALL_DRIVER).stdout.split())
-    assert (
-        f"linux-modules-nvidia-535-server-{FLAVOUR} does not go with driver {OLD}: its packages can't be"
-        in said
-    )
+    assert f"linux-modules-nvidia-535-server-{FLAVOUR} does not go with driver {OLD}: " in said
     assert "nvidia-kernel-common-535-server (<= 535.288.01-1)" in said
     assert drivers(ubuntu, DPKG) == {OLD}
     assert "linux-modules-nvidia" not in ubuntu.read(DPKG)

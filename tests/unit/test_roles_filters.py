@@ -46,38 +46,30 @@ def trial(*lines: str, rc: int = 0) -> dict[str, object]:
 MODULES = "linux-modules-nvidia-535-server"
 
 
+OLDER, NEWER = "6.8.0-41-aws", "6.8.0-50-aws"
+BRINGS_NEWER = (f"Inst {MODULES}-{NEWER} (1 Ubuntu)", f"Inst linux-image-{NEWER} (1 Ubuntu)")
+FOLLOWS = ("Inst linux-aws [1] (2 Ubuntu)", "Inst linux-image-aws [1] (2 Ubuntu)")
+
+
 @pytest.mark.parametrize(
-    ("simulated", "installed", "others_go", "lag"),
+    ("simulated", "installed", "purges", "lag"),
     [
-        (trial(f"Inst {MODULES}-6.8.0-41-aws (1 Ubuntu)"), [], False, ""),
-        (trial(), [f"{MODULES}-6.8.0-41-aws"], False, ""),
-        (
-            trial(f"Remv {MODULES}-6.8.0-41-aws [1]"),
-            [f"{MODULES}-6.8.0-41-aws"],
-            False,
-            "kernel 6.8.0-41-aws",
-        ),
+        (trial(f"Inst {MODULES}-{OLDER} (1 Ubuntu)"), [], False, ""),
+        (trial(), [f"{MODULES}-{OLDER}"], True, ""),
+        (trial(f"Remv {MODULES}-{OLDER} [1]"), [f"{MODULES}-{OLDER}"], False, f"kernel {OLDER}"),
         # of another kind
-        (trial(f"Inst {MODULES}-open-6.8.0-41-aws (1 Ubuntu)"), [], False, "kernel 6.8.0-41-aws"),
+        (trial(f"Inst {MODULES}-open-{OLDER} (1 Ubuntu)"), [], False, f"kernel {OLDER}"),
         # an older kernel than the machine's
-        (trial(f"Inst {MODULES}-6.8.0-9-aws (1 Ubuntu)"), [], True, "kernel 6.8.0-41-aws"),
+        (trial(f"Inst {MODULES}-6.8.0-9-aws (1 Ubuntu)"), [], True, f"kernel {OLDER}"),
         # a newer one, which they bring
-        (trial(f"Inst {MODULES}-6.8.0-50-aws (1)", "Inst linux-image-6.8.0-50-aws (1)"), [], True, ""),
-        (
-            trial(f"Inst {MODULES}-6.8.0-50-aws (1)", "Inst linux-image-6.8.0-50-aws (1)"),
-            [],
-            False,
-            "it has none for kernel 6.8.0-41-aws",
-        ),
+        (trial(*BRINGS_NEWER), [], True, ""),
+        (trial(*BRINGS_NEWER), [], False, f"it has none for kernel {OLDER}"),
+        (trial(*BRINGS_NEWER), ["linux-aws"], True, f"{OLDER}, which linux-aws still wants"),
+        (trial(*BRINGS_NEWER, *FOLLOWS), ["linux-aws", "linux-image-aws"], True, ""),
         # a newer one that the kernel's own updates bring
+        (trial(f"Inst {MODULES}-{OLDER} (1)", BRINGS_NEWER[1]), [], True, f"it has none for kernel {NEWER}"),
         (
-            trial(f"Inst {MODULES}-6.8.0-41-aws (1)", "Inst linux-image-6.8.0-50-aws (1)"),
-            [],
-            True,
-            "it has none for kernel 6.8.0-50-aws",
-        ),
-        (
-            trial(f" {MODULES}-6.8.0-41-aws : Depends: common (<= 1-1)", "  : Depends: x", rc=100),
+            trial(f" {MODULES}-{OLDER} : Depends: common (<= 1-1)", "  : Depends: x", rc=100),
             [],
             True,
             "its packages can't be installed beside it (Depends: common (<= 1-1))",
@@ -86,10 +78,11 @@ MODULES = "linux-modules-nvidia-535-server"
     ],
 )
 def test_precompiled_modules_lag_behind(
-    simulated: dict[str, object], installed: list[str], others_go: bool, lag: str
+    simulated: dict[str, object], installed: list[str], purges: bool, lag: str
 ) -> None:
-    there = {name: [{"version": "1"}] for name in ("linux-image-6.8.0-41-aws", *installed)}
-    said = kernels.precompiled_lag(simulated, ["6.8.0-41-aws"], MODULES, there, others_go)
+    there = {name: [{"version": "1"}] for name in (f"linux-image-{OLDER}", *installed)}
+    updates = ["linux-aws", "linux-image-aws"] if purges else None
+    said = kernels.precompiled_lag(simulated, [OLDER], MODULES, there, updates)
     assert lag in said
     assert bool(said) == bool(lag)
 

@@ -79,7 +79,7 @@ if cmp -s "$new" "$file"; then exit 0; fi
 
 # What containerd makes of it, before it is put into its place.
 if ! said=$(containerd --config "$new" config dump 2>&1) ||
-  ! printf '%s\n' "$said" | grep -q "runtimes\.[\"']*$name[\"']*\]"; then
+  ! printf '%s\n' "$said" | grep -q "runtimes\.[\"']*${name}[\"']*\]"; then
   echo "gpukiln: found that the runtime $name can't be added to $file, wanted Kubernetes' plug-in in tables with" \
     "headers. containerd says: $(printf '%s\n' "$said" | tail -n 3). Add the runtime to what writes the file, and" \
     "remove /etc/systemd/system/containerd.service.d/gpukiln.conf." >&2

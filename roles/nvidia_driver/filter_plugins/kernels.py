@@ -63,7 +63,11 @@ def stale_initramfs(files: list[dict[str, Any]], configuration: str, initramfs: 
 
 
 def precompiled_lag(
-    trial: dict[str, Any], kernels: list[str], prefix: str, packages: dict[str, Any], others_go: bool
+    trial: dict[str, Any],
+    kernels: list[str],
+    prefix: str,
+    packages: dict[str, Any],
+    updates: list[str] | None,
 ) -> str:
     """Say why Canonical's precompiled modules can't be taken.
 
@@ -72,7 +76,8 @@ def precompiled_lag(
         kernels: The machine's kernel releases, the oldest first.
         prefix: Of a package of modules for one kernel, for example `linux-modules-nvidia-535-server`.
         packages: The facts of `ansible.builtin.package_facts`.
-        others_go: Whether kernels without a module are purged, as long as the newest has it.
+        updates: What the kernel's updates come by, as linux-aws, which must not go with a purged kernel; None
+            where kernels without a module are not purged.
 
     Returns:
         The reason; empty where every kernel that stays has its modules.
@@ -91,8 +96,13 @@ def precompiled_lag(
     new = {found[1] for name in names if (found := image.fullmatch(name)) and name not in packages}
     covered = {found[1] for name in names if (found := modules.fullmatch(name))}
     after = kernel_release_sort([*kernels, *(new - set(kernels))])
-    bare = [kernel for kernel in (after[-1:] if others_go else after) if kernel not in covered]
-    return f"it has none for kernel {', '.join(bare)}" if bare else ""
+    bare = [kernel for kernel in (after if updates is None else after[-1:]) if kernel not in covered]
+    if bare:
+        return f"it has none for kernel {', '.join(bare)}"
+    behind = [name for name in updates or [] if name in packages and name not in brought]
+    if behind and kernels[-1] not in covered:
+        return f"it has none for kernel {kernels[-1]}, which {', '.join(behind)} still wants"
+    return ""
 
 
 def dkms_missing(status: str, releases: list[str], version: str) -> list[str]:

@@ -7,6 +7,7 @@ from invoke.collection import Collection
 from gpukiln.commands import (
     ami,
     ami_attest,
+    ami_bases,
     ami_diff,
     ami_verify,
     cloud,
@@ -30,7 +31,7 @@ def noun(*modules: ModuleType) -> Collection:
 
 
 namespace = Collection(
-    ami=noun(ami, ami_attest, ami_diff, ami_verify, release),
+    ami=noun(ami, ami_attest, ami_bases, ami_diff, ami_verify, release),
     cloud=noun(cloud, cloud_policy),
     docker=noun(docker, docker_check, docker_push),
     node=noun(node),

@@ -29,6 +29,7 @@ class Base:
         root_device: The device name of the root volume.
         source: Where these facts come from.
         default_on: The clouds whose default it is.
+        kubernetes: The first and the last version that it was seen published for.
         owner_by_region: The publishing account in regions where it is another one.
         kernel_package: The package that brings the newest kernel, where the build takes it.
         driver_preinstalled: The driver branches it was seen with; None: it has no driver.
@@ -46,6 +47,7 @@ class Base:
     root_device: str
     source: str
     default_on: tuple[str, ...] = ()
+    kubernetes: tuple[str, str] | None = None
     owner_by_region: Mapping[str, str] = field(default_factory=dict)
     kernel_package: str | None = None
     driver_preinstalled: tuple[int, ...] | None = None
@@ -54,6 +56,11 @@ class Base:
     def cuda_distribution(self) -> str:
         """What NVIDIA's CUDA repository calls the distribution, for example ubuntu2204 or amzn2023."""
         return self.distribution.replace("amazon", "amzn") + self.release.replace(".", "")
+
+    @property
+    def system(self) -> str:
+        """Distribution and release, for example ubuntu-24.04."""
+        return f"{self.distribution}-{self.release}"
 
     @property
     def has_kubernetes(self) -> bool:
@@ -108,7 +115,9 @@ def base(name: str) -> Base:
     """
     if found := load_bases().get(name):
         return found
-    raise unknown("base", name, load_bases())
+    error = unknown("base", name, load_bases())
+    error.hint = f"{error.hint} " * bool(error.hint) + "`invoke ami.bases` shows what each can carry"
+    raise error
 
 
 def default_base(cloud: str) -> str:

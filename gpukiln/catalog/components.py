@@ -176,6 +176,15 @@ class InContainer:
 
 
 @record
+class Pin:
+    """Another version on one release of a distribution, and why."""
+
+    version: str
+    branch: int
+    reason: str
+
+
+@record
 class Component:
     """Something with a version that goes into an image.
 
@@ -190,6 +199,7 @@ class Component:
         branch: The branch of the driver.
         newest: Whether the newest version that the base's sources have of the branch is wanted, and `version`
             is only the newest that the catalogue knows.
+        by_system: Another version by distribution and release, for example ubuntu-24.04.
         modules: The kind of the driver's kernel modules; auto: what the GPUs need.
         keep_build_tools: Whether compilers stay when the driver's modules are there.
         packages: For each distribution the package whose version is the component's version; {branch} in it
@@ -210,6 +220,7 @@ class Component:
     part_of: str | None = None
     branch: int | None = None
     newest: bool = False
+    by_system: Mapping[str, Pin] | None = None
     modules: Literal["proprietary", "open", "auto"] | None = None
     keep_build_tools: bool | None = None
     packages: Mapping[str, PackageName | None] | None = None
@@ -249,6 +260,8 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
             raise UsageError(f"{path.name}: the archive of {name} needs arch and sha256 of the same machines")
     if driver := components.get("nvidia_driver"):
         _check_driver(driver, path.name)
+        for pin in (driver.by_system or {}).values():
+            _check_driver(replace(driver, version=pin.version, branch=pin.branch), path.name)
     return components
 
 
@@ -281,6 +294,25 @@ def check_on_nodes(components: Components, names: Iterable[str], where: str) -> 
                 f"valid: {', '.join(on_nodes)}",
                 hint="take it out there; docker/runner-gpu/image.yaml is an image that has it",
             )
+
+
+def on_base(components: Components, system: str, overrides: Iterable[str]) -> dict[str, Component]:
+    """The components with the versions that one system has.
+
+    Args:
+        components: What components.yaml and the overrides say.
+        system: Distribution and release, for example ubuntu-24.04.
+        overrides: What was chosen by hand, which counts for every system.
+    """
+    by_hand = {override.partition(".")[0] for override in overrides}
+    result = {}
+    for name, component in components.items():
+        pin = (component.by_system or {}).get(system)
+        chosen = replace(component, by_system=None)
+        if pin and name not in by_hand:
+            chosen = replace(chosen, version=pin.version, branch=pin.branch, reason=pin.reason)
+        result[name] = chosen
+    return result
 
 
 def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[str, Component]:

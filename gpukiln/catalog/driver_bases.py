@@ -1,12 +1,14 @@
-"""Which base images can have which branch of the driver."""
+"""Which base images can have which branch of the driver, and are published for which Kubernetes."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from gpukiln.catalog.bases import Base, load_bases
 from gpukiln.catalog.compat import Finding
-from gpukiln.catalog.components import Component
+from gpukiln.catalog.components import Component, Components, on_base
+from gpukiln.catalog.load import version_key
 
 OTHER_BRANCH = re.compile(r"--set nvidia_driver\.branch=(\d+)")
 
@@ -47,3 +49,62 @@ def with_bases(findings: Iterable[Finding], driver: Component, base: Base) -> li
             finding = replace(finding, hint=hint)  # noqa: PLW2901
         named.append(finding)
     return named
+
+
+def check_published(name: str, base: Base, kubernetes: str) -> list[Finding]:
+    """Warn of a Kubernetes version that a base was never seen for; whether there is one, the cloud says.
+
+    Args:
+        name: The base's name.
+        base: Its facts.
+        kubernetes: The version.
+    """
+    if base.kubernetes is None or _covers(base, kubernetes):
+        return []
+    others = [
+        other for other, found in load_bases().items() if found.kubernetes and _covers(found, kubernetes)
+    ]
+    first, last = base.kubernetes
+    return [
+        Finding(
+            "warning",
+            "kubernetes-not-seen",
+            f"{name} was seen published for Kubernetes {first} to {last}, not for {kubernetes}",
+            hint=f"--base {' or '.join(others)}, where it is missing" if others else "",
+            source=base.source,
+        )
+    ]
+
+
+def _covers(base: Base, kubernetes: str) -> bool:
+    first, last = map(version_key, base.kubernetes or ("0", "0"))
+    return first <= version_key(kubernetes) <= last
+
+
+def base_rows(components: Components) -> list[dict[str, Any]]:
+    """What each base can carry, for people who choose one.
+
+    Args:
+        components: What components.yaml says.
+
+    Returns:
+        Per base its name, title, the driver that a build takes there or that it brings, and why it is another
+        one than elsewhere, the Kubernetes versions that it was seen for, and the clouds whose default it is.
+    """
+    usual = components["nvidia_driver"]
+    rows: list[dict[str, Any]] = []
+    for name, base in load_bases().items():
+        driver = on_base(components, base.system, ())["nvidia_driver"]
+        brings = base.driver_preinstalled
+        rows.append(
+            {
+                "base": name,
+                "title": base.title,
+                "driver": f"brings {', '.join(map(str, brings))}" if brings else driver.version,
+                "why": driver.reason if not brings and driver.version != usual.version else "",
+                "any_branch": brings is None and has_every_branch(usual, base),
+                "kubernetes": list(base.kubernetes) if base.kubernetes else None,
+                "default_on": list(base.default_on),
+            }
+        )
+    return rows

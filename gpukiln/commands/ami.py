@@ -18,7 +18,7 @@ COMMON = {
     "region": "AWS region, for example us-west-2",
     "cloud": "embedded (this machine, the default) or aws (your account)",
     "image": "a folder of ami/",
-    "base": "base image of ami/bases.yaml; default: the cloud's",
+    "base": "base image, see ami.bases; default: the cloud's",
     "instance_types": "GPU machines the image must run on, separated by commas; default: the image's own",
     "set": "change a component for this build, NAME.FIELD=VALUE, separated by commas",
     "profile": "AWS profile (aws only)",

@@ -21,8 +21,9 @@ from gpukiln.catalog.components import (
     as_plain,
     check_on_nodes,
     load_components,
+    on_base,
 )
-from gpukiln.catalog.driver_bases import with_bases
+from gpukiln.catalog.driver_bases import check_published, with_bases
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate
@@ -194,11 +195,11 @@ def make_plan(
     _check_choice(f"ami/{image}/image.yaml: profile", [definition.profile], PROFILES)
     _check_choice(f"ami/{image}/image.yaml: required layer", definition.required_layers, LAYERS)
     types = tuple(dict.fromkeys(instance_types or definition.instance_types))
-    components = chosen_components(root / "components.yaml", overrides, types)
-    _check_choice("components.yaml lacks", [], components, needed=NEEDED)
-    check_on_nodes(components, definition.components, f"ami/{image}/image.yaml")
     base_name = base or cloud.default_base
     base_facts = find_base(base_name)
+    components = chosen_components(root / "components.yaml", overrides, types, base_facts.system)
+    _check_choice("components.yaml lacks", [], components, needed=NEEDED)
+    check_on_nodes(components, definition.components, f"ami/{image}/image.yaml")
     driver, kubernetes = components["nvidia_driver"], components["kubernetes"].version or ""
 
     findings = list(
@@ -221,6 +222,7 @@ def make_plan(
     )
     if base_facts.has_kubernetes:
         findings += compat.check_kubernetes(kubernetes, today=moment.date())
+        findings += check_published(base_name, base_facts, kubernetes)
     findings = with_bases(findings, driver, base_facts)
     refuse(findings)
 
@@ -268,14 +270,15 @@ def make_plan(
 
 
 def chosen_components(
-    path: Path, overrides: Iterable[str], instance_types: Iterable[str]
+    path: Path, overrides: Sequence[str], instance_types: Iterable[str], system: str
 ) -> dict[str, Component]:
-    """The components of a build: the file's, with overrides, and the driver's kernel modules chosen.
+    """The components of a build: those of its system, with overrides, and the driver's kernel modules chosen.
 
     Args:
         path: components.yaml.
         overrides: For example `["nvidia_driver.branch=580"]`.
         instance_types: The GPU machines that the image must run on.
+        system: Distribution and release of the base, for example ubuntu-24.04.
 
     Returns:
         The components by name.
@@ -283,7 +286,7 @@ def chosen_components(
     Raises:
         UsageError: The file, an override or an instance type is wrong.
     """
-    components = apply_overrides(load_components(path), overrides)
+    components = on_base(apply_overrides(load_components(path), overrides), system, overrides)
     driver = components.get("nvidia_driver")
     if driver and driver.modules == "auto":
         modules = compat.choose_modules(driver.version or "", instance_types)

@@ -161,10 +161,14 @@ def decide(
             decision = _decision(name, component, "install", source=where)
             on_ubuntu = name == ESSENTIAL and base.distribution == "ubuntu"
             if on_ubuntu and (index := probes.ubuntu(base.release, architecture)):
-                wanted = (packages[name], component.version, component.branch, base.title)
-                version = driver_package(index, *wanted)
-                source = f"Ubuntu archive: {packages[name]}"
-                decision = replace(decision, source=source, package_version=version)
+                wanted = None if component.newest else component.version
+                found = driver_package(index, packages[name], wanted, component.branch, base.title)
+                decision = replace(
+                    decision,
+                    version=upstream_version(found),
+                    source=f"Ubuntu archive: {packages[name]}",
+                    package_version=found,
+                )
         decisions.append(decision)
     return tuple(decisions)
 

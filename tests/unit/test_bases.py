@@ -75,7 +75,7 @@ def image(image_id: str, **more: Any) -> dict[str, Any]:
 
 
 def test_the_shipped_bases_and_defaults() -> None:
-    assert default_base("aws") == "eks-ubuntu-22.04"
+    assert default_base("aws") == "eks-ubuntu-24.04"
     assert default_base("embedded") == "debian-12"
     assert base("debian-12").ssh_user == "admin"
     assert base("debian-12").parameter(kubernetes="1.34", architecture="x86_64") == (
@@ -91,7 +91,7 @@ def test_the_shipped_bases_and_defaults() -> None:
 def test_a_mistyped_base_or_image_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="valid: debian-12, dlami") as caught:
         base("debain-12")
-    assert caught.value.hint == "did you mean debian-12?"
+    assert caught.value.hint.startswith("did you mean debian-12? `invoke ami.bases`")
     with pytest.raises(UsageError, match="unknown image 'eks-gpuu'"):
         load_image("eks-gpuu")
 

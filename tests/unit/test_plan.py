@@ -13,6 +13,9 @@ import pytest
 from moto import mock_aws
 from rich.console import Console
 
+from gpukiln.catalog.bases import base, default_base
+from gpukiln.catalog.components import load_components
+from gpukiln.catalog.driver_bases import base_rows, check_published
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bake import ansible_variables, image_tags
@@ -43,7 +46,7 @@ class MotoCloud:
 
     def __init__(self, name: str = "embedded", region: str = "us-west-2") -> None:
         self.name, self.region = name, region
-        self.default_base = {"aws": "eks-ubuntu-22.04", "embedded": "debian-12"}[name]
+        self.default_base = default_base(name)
         self.strict_sources = name == "aws"
 
     def client(self, service: str) -> Any:
@@ -207,17 +210,54 @@ def test_a_typo_is_a_usage_error(more: dict[str, Any], message: str) -> None:
         make_plan("eks-gup", MotoCloud(), probes=OFFLINE)
 
 
+NOBLE = "ubuntu-eks/k8s_1.34/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261101"
+JAMMY = "ubuntu-eks/k8s_1.34/images/hvm-ssd/ubuntu-jammy-22.04-amd64-server-20261101"
+
+
 @pytest.mark.usefixtures("debian")
 def test_on_aws_a_source_must_be_reachable() -> None:
-    MotoCloud().client("ec2").register_image(
-        Name="ubuntu-eks/k8s_1.34/images/hvm-ssd/ubuntu-jammy-22.04-amd64-server-20261101"
-    )
+    MotoCloud().client("ec2").register_image(Name=NOBLE)
     made = plan(MotoCloud("aws"), probes=ONLINE)
     assert made.component("kubernetes").status == "preinstalled"
-    assert [warning.rule for warning in made.warnings] == ["driver-end-of-life", "kubernetes-ends-soon"]
-    assert made.warnings[0].hint.endswith(": --set nvidia_driver.branch=580")
     with pytest.raises(UnavailableError, match="no route"):
         plan(MotoCloud("aws"))
+
+
+@pytest.mark.usefixtures("debian")
+def test_a_base_without_the_branch_gets_the_one_that_it_has() -> None:
+    for name in (NOBLE, JAMMY):
+        MotoCloud().client("ec2").register_image(Name=name)
+    noble, jammy = (
+        plan(MotoCloud("aws"), probes=ONLINE, base=f"eks-ubuntu-{release}") for release in ("24.04", "22.04")
+    )
+    driver = noble.component("nvidia_driver")
+    assert (driver.version, driver.branch) == ("580.173.02", 580)
+    assert "no 535 any more" in driver.reason
+    assert noble.resolved["nvidia_driver"]["branch"] == 580
+    assert jammy.component("nvidia_driver").branch == 535
+    rules = {made.base.name: [warning.rule for warning in made.warnings] for made in (noble, jammy)}
+    assert rules["eks-ubuntu-24.04"] == ["kubernetes-ends-soon"]
+    assert "kubernetes-not-seen" in rules["eks-ubuntu-22.04"]
+    by_hand = plan(
+        MotoCloud("aws"), probes=ONLINE, base="eks-ubuntu-24.04", overrides=["nvidia_driver.branch=535"]
+    )
+    assert by_hand.component("nvidia_driver").branch == 535
+
+
+def test_the_default_on_aws_was_seen_for_the_kubernetes_that_is_built() -> None:
+    assert (
+        check_published("x", base(default_base("aws")), load_components()["kubernetes"].version or "") == []
+    )
+    assert check_published("x", base("eks-ubuntu-22.04"), "1.34")[0].hint.startswith(
+        "--base eks-ubuntu-24.04"
+    )
+
+
+def test_what_each_base_can_carry() -> None:
+    rows = {row["base"]: row for row in base_rows(load_components())}
+    assert rows["eks-ubuntu-24.04"]["driver"] == "580.173.02"
+    assert rows["eks-al2023-nvidia"]["driver"] == "brings 580"
+    assert (rows["debian-12"]["driver"], rows["debian-12"]["any_branch"]) == ("535.309.01", False)
 
 
 def test_regions() -> None:

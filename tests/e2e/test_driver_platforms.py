@@ -239,7 +239,9 @@ def test_a_purged_kernel_leaves_what_its_updates_come_by(ubuntu):
     driver = packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", newer, FLAVOUR)
     driver.append(packages.ubuntu_image(newer))
     archive(ubuntu, *driver, *packages.ubuntu_kernel(ubuntu.kernel, FLAVOUR, "9.1"))
-    ubuntu.read(f"sudo apt-get -qy install linux-{FLAVOUR}")
+    # Debian's own package is one of them, and held.
+    older = " ".join(f"{name}=9.1" for name in names)
+    ubuntu.read(f"sudo apt-get -qy --allow-change-held-packages install {older}")
     variables = {
         "nvidia_driver_branch": 580,
         "nvidia_driver_version": "580.173.02",

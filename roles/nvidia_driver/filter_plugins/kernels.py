@@ -83,8 +83,8 @@ def precompiled_lag(
         The reason; empty where every kernel that stays has its modules.
     """
     if trial["rc"] != 0:
-        wants = re.findall(rf"(?m)^ *{re.escape(prefix)}\S* : (.*)", trial["stdout"])
-        return f"its packages can't be installed beside it ({wants[0] if wants else trial['stderr'].strip()})"
+        wants = "; ".join(re.findall(r"Depends: (.+)", trial["stdout"]))
+        return f"its packages can't be installed beside it ({wants or trial['stderr'].strip()})"
     brought, gone = (
         re.findall(rf"(?m)^{kind} ([^ :]+)", trial["stdout"]) for kind in ("Inst", "(?:Remv|Purg)")
     )

@@ -203,7 +203,7 @@ def ubuntu_image(kernel: str) -> Package:
     """A kernel that can be booted, as far as files tell."""
     files: dict[str, str | dict[str, str]] = {
         f"/boot/vmlinuz-{kernel}": "a kernel\n",
-        f"/boot/config-{kernel}": "",
+        f"/boot/config-{kernel}": "CONFIG_RD_GZIP=y\nCONFIG_RD_ZSTD=y\n",
         f"/lib/modules/{kernel}/modules.order": "",
         f"/lib/modules/{kernel}/modules.builtin": "",
     }

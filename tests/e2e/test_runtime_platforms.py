@@ -221,7 +221,7 @@ def test_containerd_is_nodeadms(site):
     if site.platform != "amazon-2023":
         pytest.skip("nodeadm is of EKS's Amazon Linux")
     node = site.node
-    node.read("sudo rm -r /etc/containerd")
+    node.read("sudo rm -rf /etc/containerd")
     nodeadm.install(node)
     site.converge()
     assert node.ssh("test -e /etc/containerd").returncode != 0

@@ -95,7 +95,7 @@ def toolkit(version: str) -> list[Package]:
 
 
 # As the real one it keeps its arguments.
-PERSISTENCED = "#!/bin/sh\n[ \"$1\" != --version ] || exit 0\nwhile :; do sleep 60; done\n"
+PERSISTENCED = '#!/bin/sh\n[ "$1" != --version ] || exit 0\nwhile :; do sleep 60; done\n'
 
 
 def persistence(name: str, unit: str = "") -> Package:

@@ -18,7 +18,7 @@ def nodeadm() -> dict[str, Any]:
     """What makes a node of a machine of EKS's Amazon Linux: {installed, config, configured, error}.
 
     config: `none`, `given`, or `rehearsed`: gpukiln's own, of a cluster that there is not. configured:
-    whether nodeadm took it in this boot. error: its last word.
+    whether nodeadm took it in this boot. error: its last word where it did not.
     """
     if not Path("/usr/bin/nodeadm").exists():
         return {"installed": False}
@@ -26,10 +26,11 @@ def nodeadm() -> dict[str, Any]:
     given = "rehearsed" if "name: gpukiln-rehearsal" in said else "given"
     show = need("systemctl", "show", "-p", "Result,ExecMainExitTimestampMonotonic", UNIT)
     unit = dict(row.partition("=")[::2] for row in show.splitlines())
+    configured = unit["Result"] == "success" and unit["ExecMainExitTimestampMonotonic"] not in ("", "0")
     log = run("journalctl", "-b", "-u", UNIT, "-t", "nodeadm", "-o", "cat", "--no-pager", "-n", "1")
     return {
         "installed": True,
         "config": given if "node.eks.aws" in said else "none",
-        "configured": unit["Result"] == "success" and unit["ExecMainExitTimestampMonotonic"] not in ("", "0"),
-        "error": log["out"].strip()[-300:],
+        "configured": configured,
+        "error": "" if configured else log["out"].strip()[-300:],
     }

@@ -21,6 +21,12 @@ else:
     pathlib.Path("/run/containerd-runs-with.toml").write_text(text)
     time.sleep(10**9)
 """
+# Who asks for its version, or whether its settings are right, gets an answer.
+DOCKERD = """\
+#!/bin/sh
+case "$*" in *--version* | *--validate*) exit 0 ;; esac
+exec sleep infinity
+"""
 # What the real one writes names the driver's libraries.
 NVIDIA_CTK = """\
 #!/bin/sh
@@ -61,7 +67,7 @@ def engines(containerd: str, docker: str) -> list[Package]:
             "28.5.2-1",
             (containerd,),
             files={
-                "/usr/bin/dockerd": "#!/bin/sh\nexec sleep infinity\n",
+                "/usr/bin/dockerd": DOCKERD,
                 "/usr/bin/docker": '#!/bin/sh\necho docker "$@"\n',
                 "/lib/systemd/system/docker.service": UNIT.format(name="dockerd"),
             },
@@ -89,7 +95,7 @@ def toolkit(version: str) -> list[Package]:
 
 
 # As the real one it keeps its arguments.
-PERSISTENCED = "#!/bin/sh\nwhile :; do sleep 60; done\n"
+PERSISTENCED = '#!/bin/sh\n[ "$1" != --version ] || exit 0\nwhile :; do sleep 60; done\n'
 
 
 def persistence(name: str, unit: str = "") -> Package:

@@ -95,6 +95,13 @@ def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple
     return usable[0] if usable else "", [str(image["ImageId"]) for image in copies if not usable]
 
 
+def _has_name(site: Site, source: Mapping[str, Any]) -> bool:
+    """Whether another image of this account has the name there: a region has every name once."""
+    named = [{"Name": "name", "Values": [source["Name"]]}]
+    others = site.ec2.describe_images(Owners=["self"], Filters=named)["Images"]
+    return any(tags_of(image).get(SOURCE_TAG) != source["ImageId"] for image in others)
+
+
 def copy_of(
     site: Site, source: Mapping[str, Any], source_region: str, *, key: str | None, tags: Mapping[str, str]
 ) -> str:
@@ -118,8 +125,7 @@ def copy_of(
     # that failed it must be another one; the day lets a copy that was removed be made again.
     about = [source["ImageId"], site.region, key or "none", *failed, f"{datetime.now(UTC):%Y-%m-%d}"]
     token = hashlib.sha256(" ".join(about).encode()).hexdigest()
-    # a region has every name once
-    is_second = site.region == source_region or failed
+    is_second = site.region == source_region or failed or _has_name(site, source)
     encryption: dict[str, Any] = {"Encrypted": True} if key else {}
     if key and key != "default":
         encryption["KmsKeyId"] = key

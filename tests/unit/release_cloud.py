@@ -95,6 +95,7 @@ class Cloud:
     attempts: int = 1
     name: str = "embedded"
     has_gpus: bool = False
+    ssh_cidr: str = "127.0.0.0/8"
 
     def client(self, service):
         return _client(service, self.region, self.attempts)

@@ -19,10 +19,12 @@ import boto3
 import pytest
 import requests
 from invoke.context import Context
+from moto.ec2.models import ec2_backends
 from moto.ecr import models as ecr_models
 from moto.ecr.models import ECRBackend, ecr_backends
 from moto.ecr.responses import ECRResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.ssm.models import ssm_backends
 from werkzeug.serving import make_server
 
 from gpukiln.clouds.embedded import registry
@@ -100,6 +102,8 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Layout]:
     """The embedded cloud's server in this process; without machines, which ECR has no need of."""
     layout = Layout(tmp_path_factory.mktemp("cloud"))
     layout.create()
+    for backends in (ec2_backends, ssm_backends, ecr_backends):
+        backends.reset()  # it keeps every region that is there, and another module's may be half made
     with pytest.MonkeyPatch.context() as patch:
         for name, value in MOTO_SETTINGS.items():
             patch.setenv(name, value)

@@ -289,7 +289,7 @@ def test_every_scenario_that_pulls_an_image_is_run_every_week(tmp_path):
     assert asked == [f"invoke node.test --scenario {name}" for name in scenarios]
     [kept] = [step["with"]["path"] for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
     assert job["env"]["GPUKILN_HOME"].endswith("/.cache/gpukiln")
-    assert ".cache/gpukiln/nodes" in kept.split()
+    assert {f".cache/gpukiln/nodes/*/{name}.log" for name in scenarios} <= set(kept.split())
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

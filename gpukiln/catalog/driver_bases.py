@@ -46,7 +46,7 @@ def with_bases(findings: Iterable[Finding], driver: Component, base: Base) -> li
         if found and int(found[1]) != driver.branch:
             bases = " or ".join(bases_with(driver, int(found[1])))
             hint = finding.hint.replace(found[0], f"{found[0]} --cloud aws --base {bases}")
-            finding = replace(finding, hint=hint)  # noqa: PLW2901
+            finding = replace(finding, hint=hint)  # noqa: PLW2901 - the same finding, with a way that can be gone
         named.append(finding)
     return named
 

@@ -121,7 +121,7 @@ def explain_aws_errors(action: str) -> Iterator[None]:
     Raises:
         UnavailableError: The cloud could not be reached, there are no credentials, or it refused.
     """
-    from botocore.exceptions import (  # noqa: PLC0415
+    from botocore.exceptions import (  # noqa: PLC0415 - slow to import
         BotoCoreError,
         ClientError,
         NoCredentialsError,

@@ -7,7 +7,6 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from endpoint import serve
 from rich.console import Console
 from test_builds import VERDICT
 from test_plan import plan_of_a_base
@@ -25,14 +24,6 @@ from gpukiln.verify.target import Target
 @pytest.fixture(scope="module")
 def planned():
     return plan_of_a_base()
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-        with serve() as endpoint:
-            yield endpoint
 
 
 class Cache:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from endpoint import serve
 from invoke.context import Context
 from test_builds import BAKE
 from test_plan import plan_of_a_base
@@ -26,14 +25,6 @@ from gpukiln.verify.digest import suite_digest
 
 LATER = datetime.now(UTC) + timedelta(hours=3)
 REMOVING = ("TerminateInstances", "DeleteKeyPair", "DeleteSecurityGroup")
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-        with serve() as endpoint:
-            yield endpoint
 
 
 @pytest.fixture

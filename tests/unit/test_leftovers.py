@@ -4,7 +4,6 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from endpoint import serve
 from invoke.context import Context
 
 from gpukiln.commands import cloud as commands
@@ -13,14 +12,6 @@ from gpukiln.images.machines import build_tags, tag_list, tag_specifications
 
 NOW = datetime.now(UTC)
 OLD = (NOW - timedelta(days=2)).strftime("%Y%m%d-%H%M%S")
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-        with serve() as endpoint:
-            yield endpoint
 
 
 @pytest.fixture

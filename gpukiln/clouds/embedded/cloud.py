@@ -71,7 +71,7 @@ class EmbeddedCloud:
     @functools.cached_property
     def _session(self) -> Any:
         import boto3  # noqa: PLC0415 - slow to import
-        from botocore.session import Session  # noqa: PLC0415
+        from botocore.session import Session  # noqa: PLC0415 - slow to import
 
         # The user's profile, config and credentials are of another cloud, and may not even be there.
         nobody = {name: (None, None, value, None) for name, value in NO_CONFIG.items()}

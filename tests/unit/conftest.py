@@ -1,0 +1,13 @@
+"""What several modules of unit tests share."""
+
+import pytest
+from endpoint import serve
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """An EC2 endpoint without moto's thousand images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+        with serve() as endpoint:
+            yield endpoint

@@ -296,25 +296,6 @@ def check_on_nodes(components: Components, names: Iterable[str], where: str) -> 
             )
 
 
-def on_base(components: Components, system: str, overrides: Iterable[str]) -> dict[str, Component]:
-    """The components with the versions that one system has.
-
-    Args:
-        components: What components.yaml and the overrides say.
-        system: Distribution and release, for example ubuntu-24.04.
-        overrides: What was chosen by hand, which counts for every system.
-    """
-    by_hand = {override.partition(".")[0] for override in overrides}
-    result = {}
-    for name, component in components.items():
-        pin = (component.by_system or {}).get(system)
-        chosen = replace(component, by_system=None)
-        if pin and name not in by_hand:
-            chosen = replace(chosen, version=pin.version, branch=pin.branch, reason=pin.reason)
-        result[name] = chosen
-    return result
-
-
 def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[str, Component]:
     """Change components for one build.
 

@@ -7,10 +7,29 @@ from typing import Any
 
 from gpukiln.catalog.bases import Base, load_bases
 from gpukiln.catalog.compat import Finding
-from gpukiln.catalog.components import Component, Components, on_base
+from gpukiln.catalog.components import Component, Components
 from gpukiln.catalog.load import version_key
 
 OTHER_BRANCH = re.compile(r"--set nvidia_driver\.branch=(\d+)")
+
+
+def on_base(components: Components, system: str, overrides: Iterable[str]) -> dict[str, Component]:
+    """The components with the versions that one system has.
+
+    Args:
+        components: What components.yaml and the overrides say.
+        system: Distribution and release, for example ubuntu-24.04.
+        overrides: What was chosen by hand, which counts for every system.
+    """
+    by_hand = {override.partition(".")[0] for override in overrides}
+    result = {}
+    for name, component in components.items():
+        pin = (component.by_system or {}).get(system)
+        chosen = replace(component, by_system=None)
+        if pin and name not in by_hand:
+            chosen = replace(chosen, version=pin.version, branch=pin.branch, reason=pin.reason)
+        result[name] = chosen
+    return result
 
 
 def has_every_branch(driver: Component, base: Base) -> bool:

@@ -21,9 +21,8 @@ from gpukiln.catalog.components import (
     as_plain,
     check_on_nodes,
     load_components,
-    on_base,
 )
-from gpukiln.catalog.driver_bases import check_published, with_bases
+from gpukiln.catalog.driver_bases import check_published, on_base, with_bases
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate

@@ -14,6 +14,7 @@ from gpukiln.verify.packing import gather_command
 def join_script_is_outlived(site):
     """containerd's configuration is written anew; it is the real containerd, the script stands in."""
     node = site.node
+    node.read("sudo rm -f /run/nvidia-gpu-present")
     ubuntu_eks(node)
     node.write("/etc/docker/daemon.json", '{"log-opts": {"max-size": "10m"}}')
     node.read("sudo rm -r /etc/containerd && sudo systemctl restart containerd docker")

@@ -102,8 +102,8 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Layout]:
     """The embedded cloud's server in this process; without machines, which ECR has no need of."""
     layout = Layout(tmp_path_factory.mktemp("cloud"))
     layout.create()
-    for backends in (ec2_backends, ssm_backends, ecr_backends):
-        backends.reset()  # it keeps every region that is there, and another module's may be half made
+    for backends in (ec2_backends, ssm_backends, ecr_backends):  # another module's may be half made
+        backends.reset()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in MOTO_SETTINGS.items():
             patch.setenv(name, value)
@@ -121,7 +121,6 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Layout]:
         yield layout
         server.shutdown()
         thread.join()
-        ecr_backends.reset()
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def _values(shape: Any, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_value(action: str, shape: str, value: Any) -> None:
-    if shape in IDS and isinstance(value, str):
+    if shape in IDS and isinstance(value, str) and value:  # an empty one is none: Packer sends SubnetId=""
         prefix, code = IDS[shape]
         if shape == "ImageId" and value.startswith(PREFIX):
             return

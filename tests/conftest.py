@@ -18,6 +18,8 @@ MACHINE_TOOLS = {
     "sgdisk": "gdisk",
     "grub-mkimage": "grub-common",
 }
+# Processes of the whole suite: an end-to-end test mostly waits for its machine, so two cores serve three.
+WORKERS = 3
 # Module -> the one before it whose image it needs too.
 SAME_IMAGE = {"tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py"}
 
@@ -34,15 +36,15 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Has two processes where the whole suite is asked for: machines mostly wait for each other.
+    """Has several processes where the whole suite is asked for.
 
     A module's tests stay in one process. Before pytest-xdist reads these options; never in a process that it
-    started, or each would start two more.
+    started, or each would start as many more.
     """
     if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
         return
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("numprocesses") is None:
-        config.option.numprocesses = 2
+        config.option.numprocesses = WORKERS
         config.option.dist = "loadscope"
 
 

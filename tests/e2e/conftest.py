@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -41,11 +42,13 @@ def built(here):
 
 
 def _apart(folder: Path, worker: int) -> Path:
-    """A home whose cloud shares no address with the one of another process: one has the even networks."""
+    """A home whose cloud shares no address with the one of another process: each of n has every nth network."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     for number in itertools.count():
         machines = Machines(Layout(folder / str(number)))
         networks = [int(machines.vpc_cidr(region).split(".")[1]) for region in REGIONS]
-        if {network % 2 for network in networks} == {worker % 2} and len(set(networks)) == len(REGIONS):
+        own = {network % workers for network in networks} == {worker}
+        if own and len(set(networks)) == len(REGIONS):
             machines.layout.home.mkdir()
             return machines.layout.home
     raise AssertionError("unreachable")

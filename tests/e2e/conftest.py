@@ -42,7 +42,7 @@ def built(here):
 
 
 def _apart(folder: Path, worker: int) -> Path:
-    """A home whose cloud shares no address with the one of another process: each of n has every nth network."""
+    """A home whose cloud shares no address with another process's: each of n has every nth network."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     for number in itertools.count():
         machines = Machines(Layout(folder / str(number)))

@@ -8,7 +8,7 @@ from standin.eks import PAUSE, ubuntu_eks
 
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts
-from gpukiln.verify.packing import gather_command
+from gpukiln.verify.packing import facts_in, gather_command
 
 
 def join_script_is_outlived(site):
@@ -56,7 +56,13 @@ def join_script_is_outlived(site):
 
 def judged(node):
     """What is known of containerd, when the suite has judged it as of a node in a cluster."""
-    facts = Facts(json.loads(node.read(gather_command())), "eks-node")
+    facts = gathered(node, "eks-node")
     _, check = load_checks()["runtime.containerd-nvidia"]
     check(facts)
     return facts["containerd"]
+
+
+def gathered(node, profile):
+    """What the suite would judge the node by."""
+    mark = "facts-0123456789"
+    return Facts(json.loads(facts_in(node.read(gather_command(mark=mark)), mark)), profile)

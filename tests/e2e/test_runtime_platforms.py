@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 from harness import Node
-from joined import join_script_is_outlived
+from joined import gathered, join_script_is_outlived
 from standin import image, nodeadm, runtime
 from standin.dcgm import dcgm
 from standin.packages import Package
@@ -20,8 +20,6 @@ from standin.site import ENGINES, ONLY_TOOLKIT, VERSION, Site
 from gpukiln.images.deadline import deadline_of, shutdown_user_data
 from gpukiln.images.rehearsal import node_config
 from gpukiln.verify.catalog import load_checks
-from gpukiln.verify.facts import Facts
-from gpukiln.verify.packing import gather_command
 
 pytestmark = pytest.mark.e2e
 
@@ -203,10 +201,6 @@ def test_the_cdi_specification_follows_the_driver(site):
     assert "Found a GPU and no loaded driver" in said
 
 
-def gathered(node):
-    return Facts(json.loads(node.read(gather_command())), "image")
-
-
 def outcome(check, facts):
     """What comes of a check, and why."""
     try:
@@ -227,7 +221,7 @@ def test_containerd_is_nodeadms(site):
     assert node.ssh("test -e /etc/containerd").returncode != 0
 
     nodeadm.boot(node, shutdown_user_data(deadline_of("verify")))
-    facts = gathered(node)
+    facts = gathered(node, "image")
     assert facts["boot"]["failed"] == ["nodeadm-config.service"]
     for check in ("boot.state", "boot.failed-units", "runtime.containerd-nvidia"):
         assert outcome(check, facts)[0] == "not_run"
@@ -235,7 +229,7 @@ def test_containerd_is_nodeadms(site):
     assert "had no NodeConfig: config provider at index 0 failed: could not find NodeConfig" in said
 
     nodeadm.boot(node, shutdown_user_data(deadline_of("verify"), node_config()))
-    facts = gathered(node)
+    facts = gathered(node, "image")
     assert facts["nodeadm"] == {"installed": True, "config": "rehearsed", "configured": True, "error": ""}
     for check in ("boot.state", "boot.failed-units", "runtime.containerd", "runtime.containerd-nvidia"):
         assert outcome(check, facts)[0] == "passed"

@@ -50,7 +50,7 @@ def test_aws_is_aws(aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_data_names_the_default_base(
     aws: AwsCloud, embedded: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (aws.default_base, embedded.default_base) == ("eks-ubuntu-22.04", base_image.NAME)
+    assert (aws.default_base, embedded.default_base) == ("eks-ubuntu-24.04", base_image.NAME)
     swapped = {name: replace(one, default_on=("aws",)) for name, one in load_bases().items()}
     monkeypatch.setattr("gpukiln.catalog.bases.load_bases", lambda: swapped)
     assert aws.default_base == next(iter(swapped))

@@ -28,6 +28,8 @@ from typing import Any
 
 import boto3
 
+from tests.e2e.harness import command_lines
+
 ROOT = Path(__file__).resolve().parents[1]
 REGION = "us-west-2"
 FORCED = ("--region", REGION, "--force")
@@ -208,7 +210,7 @@ class Here:
             found += map(str, (self.home / "builds" / build).rglob("*.key"))
             mounts = Path("/proc/mounts").read_text().splitlines()
             found += [line for line in mounts if build in line]
-            found += [f"process {pid}: {line[:100]}" for pid, line in processes() if build in line]
+            found += [f"process {pid}: {line[:100]}" for pid, line in command_lines() if build in line]
         alive = {
             one["InstanceId"]
             for reservation in self.ec2().describe_instances()["Reservations"]
@@ -220,32 +222,14 @@ class Here:
 
     def clean(self) -> None:
         """Remove the cloud with its images."""
-        command = [
-            str(Path(sys.executable).parent / "invoke"),
-            "cloud.clean",
-            "--images",
-            "--base",
-            "--force",
-        ]
-        subprocess.run(command, cwd=ROOT, env=self.environment, check=False, capture_output=True)
+        options = ("--images", "--base", "--volumes", "--force", "--yes")
+        command = [str(Path(sys.executable).parent / "invoke"), "cloud.clean", *options]
+        subprocess.run(command, cwd=ROOT, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def tags(resource: dict[str, Any]) -> dict[str, str]:
     """The tags of what EC2 describes."""
     return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", ())}
-
-
-def processes() -> list[tuple[int, str]]:
-    """Every process: id and command line."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:  # it ended meanwhile
-                continue
-            found.append((int(folder.name), line))
-    return found
 
 
 def seeded(home: Path, source: Path | None) -> None:

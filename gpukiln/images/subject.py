@@ -15,10 +15,8 @@ RECIPE_TAG = "gpukiln:recipe"
 """On every AMI and snapshot of ours, stages and images that nobody judged too: the folder of ami/. By it they
 are found and may be removed. What may be launched carries `gpukiln:image`, see `gpukiln.images.proof`."""
 BUILD_ID_TAG, TYPES_TAG = "gpukiln:build-id", "gpukiln:instance-types"
-DRIVER_TAG, MODULES_TAG, CUDA_TAG, BASE_TAG = (
-    *("gpukiln:driver", "gpukiln:modules", "gpukiln:cuda"),
-    "gpukiln:base",
-)
+DRIVER_TAG, MODULES_TAG = "gpukiln:driver", "gpukiln:modules"
+CUDA_TAG, BASE_TAG = "gpukiln:cuda", "gpukiln:base"
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ REASONS = {
     0x80: "hardware power brake", 0x100: "display clocks",
 }  # fmt: skip
 LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
-# Fields (nvml.h, NVML_FI_DEV_*): how often a link recovered, which NVLink 5 tells there and nowhere else, and
-# thresholds as T.Limit, in degrees of margin, on Ada and later.
+# Fields (nvml.h, NVML_FI_DEV_*): how often a link of NVLink 5 recovered, and thresholds as T.Limit, in degrees
+# of margin, on Ada and later.
 RECOVERIES = 215
 TLIMIT = {"shutdown": 193, "slowdown": 194, "memory": 195, "gpu": 196}
 NO_HANDLE = {"_error": "NVML gives no handle of it", "code": NOT_SUPPORTED}
@@ -294,12 +294,19 @@ def _links(nvml: _Nvml, handle: Any) -> Any:
                 errors={n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number)
                         for n, number in LINK_ERRORS.items()},
             )  # fmt: skip
-            if row["errors"]["recovery"] is None:
-                row["errors"]["recovery"] = nvml.field(handle, RECOVERIES, "ullVal", link)
+            row["errors"]["recovery"] = _recoveries(nvml, handle, link, row["errors"]["recovery"])
         links.append(row)
     if links and all(_bad(row["state"]) for row in links):
         return links[0]["state"]
     return links or None
+
+
+def _recoveries(nvml: _Nvml, handle: Any, link: int, counted: Any) -> Any:
+    """How often a link recovered: by its counter or, of NVLink 5, by a field; one that isn't kept may be 0."""
+    told = nvml.field(handle, RECOVERIES, "ullVal", link)
+    if counted is None or (isinstance(counted, int) and isinstance(told, int) and told > counted):
+        return told
+    return counted
 
 
 def _fabric(nvml: _Nvml, handle: Any) -> dict[str, Any]:

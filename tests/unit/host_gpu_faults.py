@@ -215,7 +215,6 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     ],
     "gpu.confidential": [
         (put("nvml/confidential", {"on": True, "ready": False}), "ready state is off, wanted set"),
-        (put("nvml/confidential", {"on": True, "ready": None}), "tells no ready state"),
         (put("nvml/confidential/on", UNKNOWN), "on: Unknown Error"),
     ],
     "monitoring.nvtop": [

@@ -101,6 +101,15 @@ def test_what_a_gpu_does_not_tell_is_said_beside_what_the_other_tells() -> None:
         assert words in note
 
 
+def test_a_ready_state_that_is_not_told_is_no_fault_and_no_pass() -> None:
+    data = machine()
+    assert judge("gpu.confidential", data) == ("passed", "off")
+    data["nvml"]["confidential"] = {"on": True, "ready": None}
+    assert judge("gpu.confidential", data)[0] == "not_run"
+    data["nvml"]["confidential"] = {"on": True, "ready": True}
+    assert judge("gpu.confidential", data) == ("passed", "on, and ready")
+
+
 def test_t_limit_counts_where_there_is_one_and_its_own_limit_is_no_fault() -> None:
     data = machine()
     gpu("temperature/slowdown", 20)(data)  # 31 degrees are above it

@@ -30,8 +30,8 @@ REASONS = {
     0x80: "hardware power brake", 0x100: "display clocks",
 }  # fmt: skip
 LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
-# Fields (nvml.h, NVML_FI_DEV_*): how often a link of NVLink 5 recovered, and thresholds as T.Limit, in degrees
-# of margin, on Ada and later.
+# Fields (nvml.h, NVML_FI_DEV_*): how often a link of NVLink 5 recovered, and thresholds as T.Limit, in
+# degrees of margin, on Ada and later.
 RECOVERIES = 215
 TLIMIT = {"shutdown": 193, "slowdown": 194, "memory": 195, "gpu": 196}
 NO_HANDLE = {"_error": "NVML gives no handle of it", "code": NOT_SUPPORTED}
@@ -302,7 +302,7 @@ def _links(nvml: _Nvml, handle: Any) -> Any:
 
 
 def _recoveries(nvml: _Nvml, handle: Any, link: int, counted: Any) -> Any:
-    """How often a link recovered: by its counter or, of NVLink 5, by a field; one that isn't kept may be 0."""
+    """How often a link recovered: by its counter or, of NVLink 5, by a field; the other one may be 0."""
     told = nvml.field(handle, RECOVERIES, "ullVal", link)
     if counted is None or (isinstance(counted, int) and isinstance(told, int) and told > counted):
         return told

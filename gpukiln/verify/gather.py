@@ -20,6 +20,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gpukiln.verify.gather_base import (
@@ -42,7 +43,7 @@ from gpukiln.verify.gather_gpus import gpus
 from gpukiln.verify.gather_leftovers import identity, keys, leftovers, secrets
 from gpukiln.verify.gather_monitoring import monitoring
 from gpukiln.verify.gather_nodeadm import nodeadm
-from gpukiln.verify.gather_nvml import name_gpus, nvml_facts
+from gpukiln.verify.gather_nvml import name_gpus, nvlink_facts, nvml_facts
 from gpukiln.verify.gather_runner import runner, visible_gpus
 from gpukiln.verify.gather_scripts import SIGNATURE
 from gpukiln.verify.gather_sections import gather
@@ -323,10 +324,21 @@ def containerd() -> dict[str, Any]:
 
 
 def nvml() -> dict[str, Any]:
-    """What NVML says of the GPUs; see gather_nvml.py."""
+    """What NVML says of the GPUs, and when, in seconds; see gather_nvml.py."""
+    return _asked_of_nvml(nvml_facts)
+
+
+def nvlinks() -> dict[str, Any]:
+    """What it says of their NVLinks after they have computed, and when: how far counters grew says more than
+    what they have come to.
+    """  # noqa: D205
+    return _asked_of_nvml(nvlink_facts)
+
+
+def _asked_of_nvml(facts: Callable[[list[dict[str, str]]], dict[str, Any]]) -> dict[str, Any]:
     driver_answers()
     try:
-        return nvml_facts(pci_gpus())
+        return {**facts(pci_gpus()), "at": round(time.monotonic(), 1)}
     except HungError as error:
         watch.hung["NVML"] = {"tool": "NVML", "command": "every call about the GPUs", "told": str(error)}
         raise
@@ -334,7 +346,8 @@ def nvml() -> dict[str, Any]:
 
 SECTIONS = (
     record, expected, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity,
-    keys, leftovers, secrets, docker, containerd, nodeadm, gpus, nvml, cuda, container, monitoring, boot,
+    keys, leftovers, secrets, docker, containerd, nodeadm, gpus, nvml, cuda, container, monitoring, nvlinks,
+    boot,
 )  # fmt: skip
 # Of a container: nothing booted there, and the host has the log and the driver.
 RUNNER_SECTIONS = {

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from tests.doubles.nvml_machine import made_up_machine
+from tests.doubles.nvml_machine import made_up_machine, nvlinks_later
 
 KERNEL = "6.1.0-44-cloud-amd64"
 DRIVER = "535.309.01"
@@ -53,6 +53,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                "ms": 3.0, "direct": 2, "through_host": []}  # fmt: skip
     blacklist = "/etc/modprobe.d/nvidia-blacklists-nouveau.conf"
     runtimes = ["nvidia", "runc"] if toolkit else ["runc"]
+    nvml = {**made_up_machine(gpus), "at": 1000.0}
     return {
         "record": {"error": None, "data": {
             "schema": 1, "image": "eks-gpu", "digest": "d", "git_commit": "c",
@@ -95,7 +96,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                  "module": DRIVER if gpus else None,
                  "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],
                  "cdi": {"/var/run/cdi/nvidia.yaml": [DRIVER]}},
-        "nvml": made_up_machine(gpus),
+        "nvml": nvml, "nvlinks": nvlinks_later(nvml),
         "monitoring": {"nvtop": {"rc": 0, "out": "nvtop version 3.0.1"}, "dcgm": {
             "ran": bool(gpus), "rc": 0, "out": "", "problem": None,
             "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}]}},

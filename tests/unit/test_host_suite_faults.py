@@ -284,7 +284,7 @@ def test_fault_is_found(check_id: str, fault: Callable[[Data], Any], words: str)
 @pytest.mark.parametrize("section", [s for s in machine() if s != "record"])
 def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None:
     """Whoever reads the section fails with the reason, and somebody reads each."""
-    data = machine()
+    data = machine(gpus=2)
     data[section] = {"_error": "RuntimeError: tool is broken"}
     failed = [r for o, r in (judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS) if o == "failed"]
     assert failed
@@ -293,7 +293,7 @@ def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None
 
 @pytest.mark.parametrize("section", [s for s in machine() if s != "record"])
 def test_a_section_that_was_not_reached_neither_passes_nor_fails(section: str) -> None:
-    data = machine()
+    data = machine(gpus=2)
     data[section] = {"_not_reached": "kmod hangs"}
     found = {i: judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS}
     assert "not_reached" in {outcome for outcome, _ in found.values()}

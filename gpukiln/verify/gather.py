@@ -339,7 +339,7 @@ SECTIONS = (
 # Of a container: nothing booted there, and the host has the log and the driver.
 RUNNER_SECTIONS = {
     "record": record, "expected": expected, "os": os_release, "runner": runner, "gpus": visible_gpus,
-    "cuda": cuda,
+    "nvml": nvml, "cuda": cuda,
 }  # fmt: skip
 
 

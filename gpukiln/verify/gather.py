@@ -341,6 +341,9 @@ RUNNER_SECTIONS = {
     "record": record, "expected": expected, "os": os_release, "runner": runner, "gpus": visible_gpus,
     "nvml": nvml, "cuda": cuda,
 }  # fmt: skip
+# What only reads, and needs no root; for scripts/first-contact.
+CONTACT_SECTIONS = {"gpus": gpus, "nvml": nvml, "cuda": cuda}
+CHOSEN = {"runner": RUNNER_SECTIONS, "contact": CONTACT_SECTIONS}
 
 
 def main() -> None:
@@ -351,11 +354,8 @@ def main() -> None:
     """
     profile, mark, seconds = sys.argv[1:]
     watch.start(None if seconds == "-" else float(seconds))
-    if profile == "runner":
-        sections = RUNNER_SECTIONS
-    else:
-        sections = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
-    facts = gather(sections, boot=profile != "runner")
+    every = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
+    facts = gather(CHOSEN.get(profile, every), boot=profile not in CHOSEN)
     if "nvml" in facts:
         name_gpus(facts)
     sys.stdout.write(f"\n{mark}\n{json.dumps(facts)}\n{mark}\n")

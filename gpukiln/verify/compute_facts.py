@@ -17,8 +17,9 @@ _SLICE = re.compile(r"\bMIG \d+[cg]\.")
 
 
 def confidential(facts: Facts) -> dict[str, Any]:
-    """Confidential computing: {on, ready}, each null where NVML does not tell it."""
-    return {"on": None, "ready": None, **(facts["nvml"].get("confidential") or {})}
+    """Confidential computing: {on, ready}, each None where NVML does not tell it, for whatever reason."""
+    found = (facts.to_dict().get("nvml") or {}).get("confidential") or {}
+    return {key: found.get(key) if isinstance(found.get(key), bool) else None for key in ("on", "ready")}
 
 
 def why_not_ready(facts: Facts, error: str) -> str:
@@ -26,7 +27,9 @@ def why_not_ready(facts: Facts, error: str) -> str:
 
     NVML, nvmlSystemSetConfComputeGpusReadyState: NVML_CC_ACCEPTING_CLIENT_REQUESTS_FALSE.
     """
-    found = confidential(facts) if f"error {NOT_READY}" in error else {"on": None}
+    if f"error {NOT_READY}" not in error:
+        return ""
+    found = confidential(facts)
     if not found["on"] or found["ready"]:
         return ""
     unset = "is unset" if found["ready"] is False else "may be unset, NVML does not tell it"

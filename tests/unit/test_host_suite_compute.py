@@ -1,9 +1,11 @@
 """Healthy machines whose copies are slow, or faster than the link that is shown; and what is found there."""
 
+from typing import Any
+
 import pytest
 from test_host_suite_faults import judge, machine
 
-from tests.doubles.nvml_machine import Data
+from tests.doubles.nvml_machine import UNKNOWN, Data
 from tests.unit.host_gpu_faults import cuda, gpu, put
 
 KERNEL, BANDWIDTH = "compute.kernel", "compute.bandwidth"
@@ -16,7 +18,7 @@ def at_work(data: Data) -> None:
     gpu("processes", [process], 1)(data)
 
 
-def secret(**state: bool | None) -> Data:
+def secret(**state: Any) -> Data:
     data = machine(gpus=2)
     data["nvml"]["confidential"] = state
     return data
@@ -32,8 +34,10 @@ def test_a_bounce_buffer_is_slower_than_the_link() -> None:
     assert "copies go through a bounce buffer" in reason
 
 
-@pytest.mark.parametrize("state", [{"on": False, "ready": None}, {"on": None, "ready": None}])
-def test_without_confidential_computing_a_slow_link_is_found(state: dict[str, bool | None]) -> None:
+@pytest.mark.parametrize(
+    "state", [{"on": False, "ready": None}, {"on": None, "ready": None}, {"on": UNKNOWN, "ready": UNKNOWN}]
+)
+def test_without_confidential_computing_a_slow_link_is_found(state: Data) -> None:
     data = secret(**state)
     cuda(**SLOW)(data)
     assert judge(BANDWIDTH, data)[0] == "failed"
@@ -59,6 +63,13 @@ def test_802_names_a_ready_state_that_is_unset(
     assert outcome == "failed"
     assert said in reason
     assert ("ready state" in reason) == bool(said)
+
+
+def test_802_is_said_where_nvml_says_nothing() -> None:
+    """As in a container without NVML."""
+    data = machine()
+    data["cuda"]["error"], data["nvml"] = "cuInit: error 802", {"_error": "no NVML"}
+    assert judge(KERNEL, data) == ("failed", "CUDA can't be used: cuInit: error 802")
 
 
 def test_a_machine_where_others_compute_is_busy() -> None:

@@ -352,8 +352,11 @@ SECTIONS = (
 # Of a container: nothing booted there, and the host has the log and the driver.
 RUNNER_SECTIONS = {
     "record": record, "expected": expected, "os": os_release, "runner": runner, "gpus": visible_gpus,
-    "cuda": cuda,
+    "nvml": nvml, "cuda": cuda,
 }  # fmt: skip
+# What only reads, and needs no root; for scripts/first-contact.
+CONTACT_SECTIONS = {"gpus": gpus, "nvml": nvml, "cuda": cuda}
+CHOSEN = {"runner": RUNNER_SECTIONS, "contact": CONTACT_SECTIONS}
 
 
 def main() -> None:
@@ -364,11 +367,8 @@ def main() -> None:
     """
     profile, mark, seconds = sys.argv[1:]
     watch.start(None if seconds == "-" else float(seconds))
-    if profile == "runner":
-        sections = RUNNER_SECTIONS
-    else:
-        sections = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
-    facts = gather(sections, boot=profile != "runner")
+    every = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
+    facts = gather(CHOSEN.get(profile, every), boot=profile not in CHOSEN)
     if "nvml" in facts:
         name_gpus(facts)
     sys.stdout.write(f"\n{mark}\n{json.dumps(facts)}\n{mark}\n")

@@ -48,7 +48,9 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
            "persistence": "Enabled"}  # fmt: skip
     gpu = {"index": 0, "bus_id": "0000:00:1e.0", "name": "Tesla T4", "ok": True, "busy": False, "error": None,
            "elements": 1 << 24, "kernel_ms": 9.0, "h2d_gb_s": 12.3, "d2h_gb_s": 13.1,
-           "link": {"speed": "8.0 GT/s PCIe", "width": "16", "gb_s": 15.75}}  # fmt: skip
+           "pinned": True,
+           "link": {"speed": "8.0 GT/s PCIe", "width": "16", "gb_s": 15.75, "max_speed": "8.0 GT/s PCIe",
+                    "max_width": "16", "max_gb_s": 15.75}}  # fmt: skip
     reduced = {"tried": True, "reason": "", "ok": True, "error": None, "wrong": [], "elements": 1 << 20,
                "ms": 3.0, "direct": 2, "through_host": []}  # fmt: skip
     blacklist = "/etc/modprobe.d/nvidia-blacklists-nouveau.conf"
@@ -101,7 +103,8 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             "ran": bool(gpus), "rc": 0, "out": "", "problem": None,
             "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}]}},
         "cuda": {"error": None, "mig": False, "xids": [], "all_reduce": reduced,
-                 "gpus": [copy.deepcopy(gpu) for _ in range(gpus)]},
+                 "gpus": [{**copy.deepcopy(gpu), "index": n, "bus_id": f"0000:00:{0x1E + n:x}.0"}
+                          for n in range(gpus)]},
         "container": {engine: {"rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus}
                       for engine in ("docker", "containerd", "podman") if gpus},
         "boot": {"boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [], "units": units,

@@ -43,6 +43,7 @@ def test_a_narrow_link_that_a_hypervisor_shows_for_every_gpu_is_noted() -> None:
     data = machine(gpus=2)
     data["boot"]["virtualization"] = "kvm"
     gpu("pcie/width", 8)(data)
+    cuda(h2d_gb_s=7.5, d2h_gb_s=7.5)(data)
     assert judge("gpu.pcie-link", data)[0] == "failed"
     gpu("pcie/width", 8, 1)(data)
     outcome, note = judge("gpu.pcie-link", data)
@@ -182,7 +183,7 @@ def test_a_fault_beside_a_gpu_in_use_is_found() -> None:
     data = machine(gpus=2)
     cuda(ok=False, busy=True, error="cuMemAlloc_v2: error 2")(data)
     data["cuda"]["gpus"][1].update(ok=False, error="error 214")
-    assert judge("compute.kernel", data) == ("failed", "0000:00:1e.0: error 214")
+    assert judge("compute.kernel", data) == ("failed", "0000:00:1f.0: error 214")
 
 
 def test_a_gpu_hidden_by_mig_is_no_fault_and_no_pass() -> None:
@@ -201,7 +202,7 @@ def test_a_link_that_is_not_known_leaves_its_rate_unjudged() -> None:
     cuda(link={"speed": "Unknown", "width": "0", "gb_s": None})(data)
     outcome, reason = judge("compute.bandwidth", data)
     assert outcome == "not_run"
-    assert "12.3 GB/s to the GPU, 13.1 from it (link Unknown x0)" in reason
+    assert "12.3 GB/s to the GPU, 13.1 from it, link Unknown x0" in reason
 
 
 def test_a_divided_gpu_and_a_slow_link_are_right_where_the_node_says_so() -> None:

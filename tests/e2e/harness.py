@@ -229,10 +229,15 @@ class Node:
         file.write_text(playbook.replace("{root}", str(ROOT)))
         return self._ansible("ansible-playbook", str(file), *options, **variables)
 
+    def apply(self, playbook: str, *options: str, **variables: object) -> subprocess.CompletedProcess[str]:
+        """Run a playbook once: where another test shows that a second run of these tasks changes nothing."""
+        done = self.play(playbook, *options, **variables)
+        assert done.returncode == 0, done.stdout[-6000:]
+        return done
+
     def converge(self, playbook: str, **variables: object) -> subprocess.CompletedProcess[str]:
         """Run a playbook twice; the second run must change nothing. Returns the first."""
-        done = self.play(playbook, **variables)
-        assert done.returncode == 0, done.stdout[-6000:]
+        done = self.apply(playbook, **variables)
         again = self.play(playbook, **variables)
         tasks = again.stdout.split("\nTASK ")
         changes = [task for task in tasks if re.search("(?m)^(changed|fatal|failed):", task)]

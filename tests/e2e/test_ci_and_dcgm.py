@@ -47,9 +47,7 @@ OLD_REPOSITORY = "deb [trusted=yes] file:/srv/cuda /\n"
 
 
 def apply(node, role, **variables):
-    done = node.play(PLAYBOOK, role=role, **variables)
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done
+    return node.apply(PLAYBOOK, role=role, **variables)
 
 
 def states(node, *units):

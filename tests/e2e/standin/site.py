@@ -107,6 +107,9 @@ class Site:
     def play(self, *options, **variables):
         return self.node.play(PLAYBOOK, *options, **self._variables(variables))
 
+    def apply(self, *options, **variables):
+        return self.node.apply(PLAYBOOK, *options, **self._variables(variables))
+
     def converge(self, **variables):
         return self.node.converge(PLAYBOOK, **self._variables(variables))
 

@@ -95,6 +95,29 @@ def test_presence_is_vendor_and_class(
     assert Node(tmp_path, *devices).run(str(PRESENT)).returncode == code
 
 
+SWITCH = ("0x10de", "0x068000")
+B200 = ["--nvswitch", "--or-gpus", "0x2901,0x1eb8"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "arguments", "code"),
+    [
+        ((GPU,), ["--nvswitch"], 1),
+        ((GPU, SWITCH), ["--nvswitch"], 0),
+        ((GPU, SWITCH), ["--nvswitch", "--or-gpus", "0x2901"], 0),
+        ((GPU,), ["--nvswitch", "--or-gpus", "0x2901,0x3182"], 1),
+        ((GPU,), B200, 0),
+        ((OTHER,), B200, 1),
+    ],
+)
+def test_a_gpu_may_stand_for_switches_that_are_no_pci_devices(
+    devices: tuple[tuple[str, str], ...], arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    done = Node(tmp_path, *devices).run(str(PRESENT), *arguments, "--list")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert bool(done.stdout) == (code == 0)
+
+
 def test_presence_marks_and_unmarks(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     assert Node(tmp_path, GPU).run(str(PRESENT), "--mark", str(mark)).returncode == 0

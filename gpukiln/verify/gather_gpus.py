@@ -30,11 +30,11 @@ CDI_GPUS = re.compile(r"(?m)^kind: *[\"']?nvidia\.com/gpu\b")
 
 def gpus() -> dict[str, Any]:
     """{pci: [{address, device, driver, lost}], container, module: loaded version, nouveau: whether it is
-    loaded, smi: {rc, out}, rows, xids, log_gap, cdi: {path: {drivers: versions, nodes: paths}}}.
+    loaded, smi: {rc, out}, rows, xids, log_gap, log_lost, cdi: {path: {drivers: versions, nodes: paths}}}.
 
     driver is the kernel driver that has the GPU; lost: the GPU does not answer on the bus any more.
-    xids, log_gap: see `gather_xids.xids`. Output and status of nvidia-smi are kept together: it prints its
-    errors on stdout.
+    xids, log_gap, log_lost: see `gather_xids.xids`. Output and status of nvidia-smi are kept together: it
+    prints its errors on stdout.
     """  # noqa: D205
     pci = [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()]
     loaded = read("/sys/module/nvidia/version")
@@ -62,7 +62,7 @@ def gpus() -> dict[str, Any]:
     try:
         log = xids()
     except NotReachedError as error:
-        log = {"xids": {NOT_REACHED: str(error)}, "log_gap": None}
+        log = {"xids": {NOT_REACHED: str(error)}, "log_gap": None, "log_lost": None}
     result.update(smi=smi, rows=rows, cdi=cdi, **log)
     return result
 

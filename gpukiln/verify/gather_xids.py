@@ -13,7 +13,15 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from gpukiln.verify.gather_base import HungError, NotReachedError, ask, bus_gpus, pci_gpus, run
+from gpukiln.verify.gather_base import (
+    TIMED_OUT,
+    HungError,
+    NotReachedError,
+    ask,
+    bus_gpus,
+    pci_gpus,
+    run,
+)
 from gpukiln.verify.gather_child import pids
 
 # The driver's faults are Xids, NVSwitch's are SXids; a GPU can fall off the bus without a number.
@@ -28,14 +36,15 @@ JOURNAL = ("journalctl", "-k", "-b", "-o", "cat", "--no-pager")
 JOURNAL_S = 60.0
 # With the first a boot's log begins (Linux, init/main.c), with the second the driver, and no fault before it.
 BEGINS = ("Linux version ", "NVRM: loading ")
+NO_ENTRIES = "-- No entries --"  # as journalctl says it
 LINE_CHARS = 300
 INITIAL_PIDS = 0xEFFFFFFC  # inode of the first namespace (Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO)
 
 
 def xids() -> dict[str, Any]:
-    """{xids: this boot's lines about faults, see `folded`; log_gap: why some may be missing, or null}."""
-    log, gap = kernel_log()
-    return {"xids": folded(log.splitlines()), "log_gap": gap}
+    """{xids: this boot's lines about faults, see `folded`, log_gap, log_lost: see `kernel_log`}."""
+    log, gap, lost = kernel_log()
+    return {"xids": folded(log.splitlines()), "log_gap": gap, "log_lost": lost}
 
 
 def folded(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
@@ -58,27 +67,30 @@ def folded(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
     return [line[:LINE_CHARS] + (f" ({n} times)" if n > 1 else "") for n, line in found.values()]
 
 
-def kernel_log() -> tuple[str, str | None]:
-    """What the kernel has logged in this boot, and why some of it is not known; null where all is.
+def kernel_log() -> tuple[str, str | None, str | None]:
+    """What the kernel has logged in this boot; why it could not be read; why its beginning is gone.
 
-    The journal has all of it. Where there is none, or it gives none in time, the kernel's own buffer is
-    asked, which may have been overwritten from its beginning on.
+    The journal has all of it, if not for ever. Where there is none, or it gives none in time, the kernel's
+    own buffer is asked, which is overwritten from its beginning on. Where all was read, both are null.
     """
-    most, why = "", []
+    most, late, why = "", False, []
     for command in (JOURNAL, ("dmesg",)):
         try:
             said = run(*command, timeout=JOURNAL_S, waits=True)
         except HungError as error:
-            why.append(str(error))
-            continue
+            said = {"rc": TIMED_OUT, "err": str(error)}
+        late = late or said["rc"] == TIMED_OUT
         if said["rc"] != 0:
             why.append(said["err"] or f"{command[0]} exits {said['rc']}")
         elif any(words in said["out"] for words in BEGINS):
-            return said["out"], None
+            return said["out"], None, None
+        elif said["out"].strip() in ("", NO_ENTRIES):
+            why.append(f"{command[0]} has nothing of this boot")
         else:
-            why.append(f"{command[0]} has not the boot's beginning")
+            why.append(f"{command[0]} has lost this boot's beginning")
             most = max(most, said["out"], key=len)
-    return most, "; ".join(why)
+    reason = "; ".join(why)
+    return (most, reason, None) if late or not most else (most, None, reason)
 
 
 def kernel_buffer() -> tuple[list[str], str | None]:

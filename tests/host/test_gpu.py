@@ -151,8 +151,9 @@ def test_xid(facts):
         pytest.skip(f"a container, which does not have all of the kernel's log: {gap}")
     if gap:
         raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
-    if others:
-        facts.note(f"{len(others)} that blame no hardware: {' | '.join(others[:3])}")
+    notes = [f"{len(others)} that blame no hardware: {' | '.join(others[:3])}"] if others else []
+    notes += [lost] if (lost := facts["gpus"].get("log_lost")) else []
+    facts.note("; ".join(notes))
 
 
 @check(

@@ -44,7 +44,7 @@ def one_of_eight() -> Data:
                    "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]}},
         "gpus": {"pci": [{"address": ADDRESS, "device": "0x2330", "driver": "nvidia", "lost": False}],
                  "container": True, "module": DRIVER, "nouveau": False, "smi": {"rc": 0, "out": ""},
-                 "rows": [row], "xids": [], "log_gap": LOG_GAP, "cdi": {}},
+                 "rows": [row], "xids": [], "log_gap": LOG_GAP, "log_lost": None, "cdi": {}},
         "nvml": {"available": True, "error": None, "driver": DRIVER, "nvml": f"13.{DRIVER}",
                  "cuda_driver": "13.0", "gpus": [gpu]},
         "cuda": {"error": None, "driver_version": "13.0", "count": 1, "gpus": [computed], "mig": False,

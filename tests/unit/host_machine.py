@@ -92,7 +92,8 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes, "joined": {}},
         "nodeadm": {"installed": False},
         "gpus": {"pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
-                 "container": False, "log_gap": None, "module": DRIVER if gpus else None,
+                 "container": False, "log_gap": None, "log_lost": None,
+                 "module": DRIVER if gpus else None,
                  "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],
                  "cdi": {"/var/run/cdi/nvidia.yaml": {
                      "drivers": [DRIVER], "nodes": ["/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]}}},

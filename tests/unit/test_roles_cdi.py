@@ -1,4 +1,4 @@
-"""When the container toolkit's role makes the CDI specification anew: real Ansible, and a made-up nvidia-ctk."""
+"""When the toolkit's role makes the CDI specification anew: real Ansible, with an nvidia-ctk of the test's own."""
 
 import json
 import subprocess

@@ -25,6 +25,7 @@ from typing import Any
 
 from gpukiln.verify.gather_base import (
     NOT_REACHED,
+    TIMED_OUT,
     HungError,
     driver_answers,
     init_started,
@@ -47,6 +48,7 @@ from gpukiln.verify.gather_nvml import name_gpus, nvlink_facts, nvml_facts
 from gpukiln.verify.gather_runner import runner, visible_gpus
 from gpukiln.verify.gather_scripts import SIGNATURE
 from gpukiln.verify.gather_sections import gather
+from gpukiln.verify.gather_xids import JOURNAL_S
 
 UNITS = (
     "nvidia-persistenced.service",
@@ -55,6 +57,7 @@ UNITS = (
     "gpukiln-bootstrap.service",
     "nvidia-cdi-refresh.service",
 )
+SYSTEMD = "/run/systemd/system"
 FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
 
 
@@ -256,7 +259,13 @@ def startup_s(text: str) -> float | None:
 
 
 def boot() -> dict[str, Any]:
-    """How the boot went: {boot_time, state, failed, units, startup_s, journal}."""
+    """How the boot went: {booted, boot_time, state, failed, units, startup_s, journal}.
+
+    booted: whether systemd runs (sd_booted(3)); in a container without it there is nothing else to say.
+    """
+    virtualization = run("systemd-detect-virt")["out"].strip()
+    if not os.path.exists(SYSTEMD):
+        return {"booted": False, "virtualization": virtualization}
     units = {}
     for unit in UNITS:
         keys = "LoadState,UnitFileState,ActiveState,SubState,Result,ConditionResult"
@@ -266,22 +275,34 @@ def boot() -> dict[str, Any]:
     analyze = run("systemd-analyze", "time")
     failed = need("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full").splitlines()
     selected = [a for u in UNITS for a in ("-u", u)]
-    journal = need("journalctl", "-b", "-p", "err", "-o", "json", "--no-pager", "-n", "200", *selected)
-    entries = [json.loads(line) for line in journal.splitlines() if line.startswith("{")]
+    journal = errors_of(selected)
     with open("/proc/uptime") as file:
         uptime = float(file.read().split()[0])
     return {
+        "booted": True,
         "boot_time": init_started(),
         "uptime_s": uptime,
         "state": run("systemctl", "is-system-running")["out"].strip(),
-        "virtualization": run("systemd-detect-virt")["out"].strip(),
+        "virtualization": virtualization,
         "failed": [line.split()[0] for line in failed if line.strip()],
         "units": units,
         "startup_s": startup_s(analyze["out"]),
         "startup": (analyze["out"] or analyze["err"]).strip(),
-        "journal": [{"unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
-                     "message": str(e.get("MESSAGE", ""))[:300]} for e in entries],
-    }  # fmt: skip
+        "journal": journal,
+    }
+
+
+def errors_of(selected: list[str]) -> Any:
+    """[{unit, message}]: what the journal has of this boot; a large one may take too long."""
+    asked = ("journalctl", "-b", "-p", "err", "-o", "json", "--no-pager", "-n", "200", *selected)
+    said = run(*asked, timeout=JOURNAL_S, waits=True)
+    if said["rc"] == TIMED_OUT:
+        return {NOT_REACHED: f"the journal gave no answer in {JOURNAL_S:.0f} s"}
+    if said["rc"] != 0:
+        raise RuntimeError(f"{' '.join(asked)}: exit {said['rc']}: {(said['err'] or said['out'])[-500:]}")
+    entries = [json.loads(line) for line in said["out"].splitlines() if line.startswith("{")]
+    return [{"unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
+             "message": str(e.get("MESSAGE", ""))[:300]} for e in entries]  # fmt: skip
 
 
 def docker() -> dict[str, Any]:

@@ -26,10 +26,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpukiln.verify.gather_base import NOT_REACHED, driver_answers, pci_gpus, unless_hung
+from gpukiln.verify.gather_base import driver_answers, pci_gpus
 from gpukiln.verify.gather_child import Tell, in_child
 from gpukiln.verify.gather_pcie import come_near, link
 from gpukiln.verify.gather_ptx import PTX, ROUNDS, TILE, hashed
+from gpukiln.verify.gather_xids import kernel_buffer, meanwhile
 
 ELEMENTS = 1 << 24  # of 32 bits each: 64 MiB
 SHARED = 1 << 20  # elements of 32 bits that each GPU brings to the all-reduce
@@ -139,17 +140,18 @@ def cuda() -> dict[str, Any]:
     is taken or another process has it to itself, which is no fault; pinned: the host's memory that was
     copied, other memory is copied slower. all_reduce: {tried, reason, ok, error, elements, ms, direct: how
     many copies, through_host: pairs of GPUs that need it, wrong: [what]}.
-    xids: Xid messages that came meanwhile. mig: whether a GPU is divided; then CUDA shows a process
+    xids, log_gap, pids: see `gather_xids.meanwhile`. mig: whether a GPU is divided; then CUDA shows a process
     one instance and no other GPU (MIG User Guide, "CUDA Device Enumeration").
     """
     result: dict[str, Any] = {"error": None, "driver_version": None, "count": 0, "gpus": [], "xids": [],
+                              "log_gap": None, "pids": [],
                               "mig": bool(glob.glob(MIG)),
                               "all_reduce": {"tried": False, "reason": "no GPU"}}  # fmt: skip
     driver_answers()
     if not pci_gpus():
         result["error"] = "no NVIDIA GPU on the PCI bus"
         return result
-    began = time.time()
+    log = kernel_buffer()
     expected = hashed(ELEMENTS // TILE)
     gpus: dict[int, dict[str, Any]] = {}
 
@@ -172,10 +174,7 @@ def cuda() -> dict[str, Any]:
             break
     result["gpus"] = [gpus[i] for i in sorted(gpus)]
     result["all_reduce"] = _all_reduce_or_why_not(result)
-    log = unless_hung("journalctl", "-k", "-b", "-o", "cat", "--no-pager", "--since", f"@{int(began)}")
-    lines = log.get("out", "").splitlines()
-    result["xids"] = log if NOT_REACHED in log else [line[:300] for line in lines if "NVRM: Xid" in line][:20]
-    return result
+    return {**result, **meanwhile(log)}
 
 
 def _test_gpus(expected: bytes, first: int, tell: Tell) -> None:

@@ -195,6 +195,7 @@ def test_the_cdi_specification_follows_the_driver(site):
     assert "libcuda.so.535.309.01" in node.read("cat /srv/nvidia.yaml")
     site.apply(**ONLY_TOOLKIT, gpu_presence_found=True, **cdi(node, "580.178.04"))
     assert "libcuda.so.580.178.04" in node.read("cat /srv/nvidia.yaml")
+    assert "path: /dev/nvidia-uvm" in node.read("cat /srv/nvidia.yaml")
     node.write("/srv/loaded", "")
     said = site.refused(**ONLY_TOOLKIT, gpu_presence_found=True, **cdi(node, ""))
     assert "Found a GPU and no loaded driver" in said

@@ -2,11 +2,14 @@
 
 import pytest
 
+from gpukiln.catalog import xid
 from gpukiln.verify import compute_facts
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts, known
+from gpukiln.verify.gather_xids import OWNER
 
 ALL = ("image", "node", "eks-node", "runner")
+LIVE = ("node", "eks-node", "runner")  # profiles of what runs beside somebody's work
 SLOWEST = 0.5
 """The share of the link's theoretical rate that is wanted where the node's expectations say no other.
 
@@ -27,6 +30,28 @@ def leave_out_busy(facts: Facts) -> None:
     busy = [f"{title(g)} is in use: {g['error']}" for g in facts["cuda"]["gpus"] if g["busy"]]
     if busy:
         pytest.skip("; ".join(busy))
+
+
+def log_report(facts: Facts) -> tuple[list[str], list[str]]:
+    """What the kernel's log got while the GPUs computed: what is a fault of the machine, and what is not.
+
+    An application's Xid names its process, where the driver knows it: from ours it is the machine's fault,
+    from another one that job's. A machine booted from an image runs no other.
+    """
+    found = facts["cuda"]
+    serious, others = [], []
+    for ours in (True, False):
+        lines = [line for line in known(found["xids"]) if is_ours(line, found["pids"]) is ours]
+        for event in xid.events(lines):
+            caused = ours and event.known and xid.xids()[event.number].kind != "info"
+            alone = facts.profile not in LIVE and not event.switch
+            (serious if event.blames_hardware or caused or alone else others).append(str(event))
+    return serious, others
+
+
+def is_ours(line: str, pids: list[int]) -> bool:
+    owner = OWNER.search(line)
+    return owner is not None and int(owner[1]) in pids
 
 
 @check(
@@ -54,8 +79,8 @@ def test_kernel(facts):
     assert not error, f"CUDA can't be used: {error}{compute_facts.why_not_ready(facts, error)}"
     wrong = "; ".join(f"{title(g)}: {g['error']}" for g in found["gpus"] if not g["ok"] and not g["busy"])
     assert not wrong, wrong + compute_facts.why_not_ready(facts, wrong)
-    xids = known(found["xids"])
-    assert not xids, f"while the GPUs computed came {'; '.join(xids[:3])}"
+    serious, others = log_report(facts)
+    assert not serious, f"while the GPUs computed came {'; '.join(serious[:3])}"
     seen = {g["bus_id"] for g in found["gpus"]}
     lost = [p["address"] for p in pci if p["address"] not in seen and len(found["gpus"]) < len(pci)]
     if lost and found["mig"] and found["gpus"]:
@@ -67,6 +92,8 @@ def test_kernel(facts):
     facts.note(
         f"{min(compared)} elements compared; "
         + ", ".join(f"{title(g)} {g['name']} in {g['kernel_ms']} ms" for g in found["gpus"])
+        + (f"; meanwhile came, and is no fault of the machine: {' | '.join(others[:3])}" if others else "")
+        + (f"; the kernel's log was not read: {found['log_gap']}" if found.get("log_gap") else "")
     )
 
 

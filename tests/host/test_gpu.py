@@ -6,6 +6,7 @@ from gpukiln.catalog import xid
 from gpukiln.verify import compute_facts
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts, known
+from gpukiln.verify.gather_base import NotReachedError
 from gpukiln.verify.gather_nvml import address
 from gpukiln.verify.gpu_facts import heat, label, nvml_gpus, read
 
@@ -146,8 +147,14 @@ def xid_report(facts: Facts) -> tuple[list[str], list[str]]:
 def test_xid(facts):
     serious, others = xid_report(facts)
     assert not serious, f"{len(serious)} kinds of Xid messages, wanted none: {' | '.join(serious[:5])}"
-    if others:
-        facts.note(f"{len(others)} that blame no hardware: {' | '.join(others[:3])}")
+    gap = facts["gpus"].get("log_gap")
+    if gap and facts["gpus"]["container"]:
+        pytest.skip(f"a container, which does not have all of the kernel's log: {gap}")
+    if gap:
+        raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
+    notes = [f"{len(others)} that blame no hardware: {' | '.join(others[:3])}"] if others else []
+    notes += [lost] if (lost := facts["gpus"].get("log_lost")) else []
+    facts.note("; ".join(notes))
 
 
 @check(

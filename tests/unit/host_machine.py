@@ -95,18 +95,22 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes, "joined": {}},
         "nodeadm": {"installed": False},
         "gpus": {"pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
+                 "container": False, "log_gap": None, "log_lost": None,
                  "module": DRIVER if gpus else None,
                  "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],
-                 "cdi": {"/var/run/cdi/nvidia.yaml": [DRIVER]}},
+                 "cdi": {"/var/run/cdi/nvidia.yaml": {
+                     "drivers": [DRIVER], "nodes": ["/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]}}},
         "nvml": nvml, "nvlinks": nvlinks_later(nvml),
         "monitoring": {"nvtop": {"rc": 0, "out": "nvtop version 3.0.1"}, "dcgm": {
             "ran": bool(gpus), "rc": 0, "out": "", "problem": None,
             "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}]}},
-        "cuda": {"error": None, "mig": False, "xids": [], "all_reduce": reduced,
+        "cuda": {"error": None, "mig": False, "xids": [], "log_gap": None, "pids": [4242],
+                 "all_reduce": reduced,
                  "gpus": [{**copy.deepcopy(gpu), "index": n, "bus_id": f"0000:00:{0x1E + n:x}.0"}
                           for n in range(gpus)]},
         "container": {engine: {"rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus}
                       for engine in ("docker", "containerd", "podman") if gpus},
-        "boot": {"boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [], "units": units,
+        "boot": {"booted": True, "boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [],
+                 "units": units,
                  "startup_s": 37.2, "startup": "", "journal": []},
     }  # fmt: skip

@@ -34,6 +34,7 @@ SECTION = """
 import json, sys
 from gpukiln.verify import gather_base, gather_child, gather_cuda, gather_pcie
 gather_base.PCI = gather_pcie.PCI = sys.argv[1]
+gather_base.in_container = lambda: False
 gather_cuda.ELEMENTS, gather_cuda.COPYING_S = int(sys.argv[3]), 0.05
 gather_child.os.kill = (lambda *_: None) if sys.argv[4:] else gather_child.os.kill
 gather_cuda.INIT_S = gather_cuda.GPU_S = gather_cuda.STEP_S = float(sys.argv[2])

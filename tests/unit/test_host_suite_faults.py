@@ -207,7 +207,8 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     ],
     "runtime.cdi": [
         (put("gpus/cdi", {}), "no specification"),
-        (put("gpus/cdi", {"/etc/cdi/nvidia.yaml": ["535.261.03"]}), "535.261.03"),
+        (put("gpus/cdi/a", {"drivers": ["535.261.03"], "nodes": []}), "a names driver 535.261.03"),
+        (put("gpus/cdi/a", {"drivers": [DRIVER], "nodes": ["/dev/nvidiactl"]}), "a has no /dev/nvidia-uvm"),
     ],
     **GPU_FAULTS,
     **RUNNER_FAULTS,

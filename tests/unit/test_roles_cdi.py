@@ -1,4 +1,4 @@
-"""When the toolkit's role makes the CDI specification anew: real Ansible, with an nvidia-ctk of the test's own."""
+"""When the toolkit's role makes the CDI specification anew: real Ansible, with an nvidia-ctk of our own."""
 
 import json
 import subprocess

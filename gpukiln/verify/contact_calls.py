@@ -108,7 +108,7 @@ def note_calls(pynvml: Any, tell: Tell) -> None:
                     gpu = gpus.setdefault(ctypes.cast(argument, ctypes.c_void_p).value, len(gpus))
                 elif written is not argument or isinstance(argument, ctypes.Array):
                     out.append(_written(written) if code == 0 else None)
-                elif isinstance(argument, (int, ctypes._SimpleCData)):
+                elif isinstance(getattr(argument, "value", argument), int):
                     given.append(getattr(argument, "value", argument))
                 if isinstance(written, ctypes.Array) and hasattr(written[0], "fieldId"):
                     given = [one.fieldId for one in written]  # in place of their number
@@ -134,7 +134,8 @@ def _written(value: Any) -> Any:
         return type(value).__name__
     if isinstance(value, ctypes._Pointer):
         return "handle"
-    return getattr(value, "value", type(value).__name__)
+    number = getattr(value, "value", None)
+    return number if isinstance(number, (int, float)) else type(value).__name__
 
 
 def note_cuda(path: str) -> None:

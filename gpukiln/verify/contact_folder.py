@@ -20,6 +20,10 @@ _OWN = re.compile(
     r"(?im)^([ \t]*(?:[\w ]*serial[\w ]*|GPU PDI|[\w ]*GUID|Host ID|Process ID|Process Name|Name)[ \t]*:"
     r"[ \t]*)(?!N/A\b|Requested functionality)(\S[^\n]*)$"
 )
+# A row of nvidia-smi's table of processes: GPU, instances, process, kind, name.
+_ROW = re.compile(
+    r"(?m)^(\|\s+\d+\s+(?:N/A|\d+)\s+(?:N/A|\d+)\s+)\d+(\s+[A-Z+]+\s+)(?!\(left out\))\S.*?(\s+\S+\s+\|)$"
+)
 _PROCESS = re.compile(r"\b(pid|name)=(?!\(left out\))('[^']*'|[^\s,]+)")  # in the driver's messages
 _HOME = re.compile(r"(/home/|/Users/)(?!\(left out\))[^/\s\"':]+")
 
@@ -42,6 +46,7 @@ class Folder:
     def shown(self, text: str) -> str:
         """A text without secrets, and without what is one host's own."""
         text = _PROCESS.sub(rf"\1={HIDDEN}", _OWN.sub(rf"\1{HIDDEN}", redact(text)))
+        text = _ROW.sub(rf"\g<1>0\g<2>{HIDDEN}\g<3>", text)
         text = _HOME.sub(rf"\1{HIDDEN}", _UUID.sub(self._uuid, text))
         return self.host.sub("host", text)
 

@@ -38,6 +38,7 @@ echo "    Serial Number   : 1652923000417"
 echo "    GPU UUID        : GPU-5e1f0000-aaaa-bbbb-cccc-0123456789ab"
 echo "        Process ID  : 4242"
 echo "        Name        : /home/eve/train"
+echo "|    0   N/A  N/A            4242      C   /home/eve/train                     900MiB |"
 """
 PRIVATE = ("1652923000417", "5e1f0000", "4242", "eve", "train", os.uname().nodename)
 Contact = Callable[..., subprocess.Popen[str]]
@@ -123,13 +124,13 @@ def test_all_that_is_found_is_in_one_folder_and_names_nobody(contact: Contact, t
 
 def test_what_the_doubles_never_answer_ends_it(contact: Contact, tmp_path: Path) -> None:
     machine = made_up_machine()
-    machine["gpus"][0]["clocks"]["sm"] = None
+    machine["gpus"][0]["uuid"] = None
     errors = {"1.nvmlDeviceGetPersistenceMode": 999}
     with contact(machine=machine, errors=errors, DOUBLE_FAULT="slice") as process:
         out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
     assert "nvml: nvmlDeviceGetPersistenceMode(): here 999; the double 0 number\n" in out
-    assert "facts: nvml.gpus.*.clocks.sm: here null; the double number\n" in out
+    assert "facts: nvml.gpus.*.uuid: here null; the double text\n" in out
     assert (tmp_path / "found" / "contradictions.txt").read_text() == out
 
 
@@ -266,6 +267,10 @@ def test_the_doubles_answer_as_their_list_says(tmp_path: Path) -> None:
         ("    Product Name : NVIDIA H100", "    Product Name : NVIDIA H100"),
         ("Xid: 31, pid=77, name=train, Ch 8", "Xid: 31, pid=(left out), name=(left out), Ch 8"),
         ("MIG-5e1f0000-aaaa-bbbb-cccc-0123456789ab", "MIG-00000000-0000-0000-0000-000000000000"),
+        (
+            "|    0   N/A  N/A     4242      C   python train.py --data x      900MiB |",
+            "|    0   N/A  N/A     0      C   (left out)      900MiB |",
+        ),
         ("on gpu-7.site and gpu-7", "on host and host"),
         ("/home/eve/x token=abcdef123456", "/home/(left out)/x token=(left out)"),
     ],

@@ -18,6 +18,7 @@ from typing import Any
 from gpukiln.verify.contact_doubles import Answers, merged
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, made_up_machine
+from tests.unit.gpu_profiles import PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
 # Prepares a process for the doubles: made-up PCI devices, few elements to compute, tools of the test's own.
@@ -71,6 +72,9 @@ def machines() -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
     first["processes"] = [{"pid": 7, "name": "train", "kind": "compute", "memory": 900}]
     second["power"]["draw"] = {**UNKNOWN, "_error": "nvmlDeviceGetPowerUsage: Unknown Error"}
     yield odd, {"DOUBLE_GPUS": "2", "DOUBLE_FAULT": "no-peer"}
+    for profile in PROFILES.values():
+        said = profile.make()["nvml"]
+        yield {key: value for key, value in said.items() if key != "at"}, two
     lost = copy.deepcopy(made_up_machine())
     lost["gpus"][1] = {"index": 1, "error": LOST}
     yield lost, {"DOUBLE_GPUS": "1"}

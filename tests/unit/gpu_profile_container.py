@@ -46,7 +46,7 @@ def one_of_eight() -> Data:
                  "container": True, "module": DRIVER, "nouveau": False, "smi": {"rc": 0, "out": ""},
                  "rows": [row], "xids": [], "log_gap": LOG_GAP, "log_lost": None, "cdi": {}},
         "nvml": {"available": True, "error": None, "driver": DRIVER, "nvml": f"13.{DRIVER}",
-                 "cuda_driver": "13.0", "gpus": [gpu]},
+                 "cuda_driver": "13.0", "confidential": {"on": False, "ready": False}, "gpus": [gpu]},
         "cuda": {"error": None, "driver_version": "13.0", "count": 1, "gpus": [computed], "mig": False,
                  "xids": [], "log_gap": "dmesg: read kernel buffer failed: Operation not permitted",
                  "pids": [], "all_reduce": {"tried": False, "reason": "one GPU"}},

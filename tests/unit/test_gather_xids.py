@@ -10,8 +10,8 @@ import pytest
 
 from gpukiln.verify import gather, gather_base, gather_child, gather_gpus, gather_xids
 from gpukiln.verify.gather_base import watch
+from tests.unit.host_judge import judge
 from tests.unit.host_machine import machine
-from tests.unit.test_host_suite_faults import judge
 
 PCI = [{"address": "0000:3b:00.0", "device": "0x20b0"}]
 BOOT = "Linux version 6.1.0\n"

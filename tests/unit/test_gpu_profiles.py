@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_host_suite_faults import CHECKS, judge
 
 from tests.doubles import nvml
 from tests.unit.gpu_profiles import PROFILES, Profile
 from tests.unit.host_gpu_faults import Fault
+from tests.unit.host_judge import CHECKS, judge
 from tests.unit.host_machine import Data
 
 ROOT = Path(__file__).parents[2]

@@ -1,11 +1,12 @@
 """What the checks of the GPUs let pass, and why."""
 
 import pytest
-from test_host_suite_faults import CHECKS, judge, machine
 
 from gpukiln.verify import gather
 from gpukiln.verify.facts import Facts
 from tests.unit.host_gpu_faults import XID_79, Data, both, cuda, gpu, later, no_link
+from tests.unit.host_judge import CHECKS, judge
+from tests.unit.host_machine import machine
 
 
 def test_an_application_s_xid_is_noted_on_a_live_node_and_fails_an_image() -> None:

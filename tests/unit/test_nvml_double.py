@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_host_suite_faults import judge, machine
 
 from gpukiln.verify import gather_child, gather_nvml
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, Data, made_up_machine
 from tests.unit.host_gpu_faults import gpu
+from tests.unit.host_judge import judge
+from tests.unit.host_machine import machine
 
 ROOT = Path(__file__).parents[2]
 GATHER = """

@@ -242,6 +242,8 @@ def h100_confidential() -> Data:
     }  # fmt: skip
     data = host([row], device="0x2331", driver="550.163.01", cuda="12.4", virtual="kvm")
     data["nvml"]["confidential"] = {"on": True, "ready": True}
+    link = {"speed": "32.0 GT/s PCIe", "width": "16", "gb_s": 63.02}
+    data["cuda"]["gpus"][0].update(h2d_gb_s=9.1, d2h_gb_s=8.7, link=link)
     return data
 
 
@@ -299,7 +301,7 @@ PROFILES: dict[str, Profile] = {
     ),
     "H100 with confidential computing": Profile(
         h100_confidential,
-        ONE_GPU,
+        {**ONE_GPU, "compute.bandwidth": "bounce buffer"},
         (("gpu.confidential", put("nvml/confidential/ready", False), "ready state is off, wanted set"),),
     ),
 }

@@ -149,7 +149,8 @@ class Here:
             done = subprocess.run(
                 command, cwd=ROOT, env=self.environment, check=True, capture_output=True, text=True
             )
-            said = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
+            lines = [line for line in done.stdout.splitlines() if line.startswith("export ")]
+            said = dict(line.removeprefix("export ").split("=", 1) for line in lines)
             self._ec2 = boto3.client(
                 "ec2", region_name=REGION, endpoint_url=said["AWS_ENDPOINT_URL"],
                 aws_access_key_id=said["AWS_ACCESS_KEY_ID"],

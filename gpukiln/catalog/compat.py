@@ -167,7 +167,9 @@ def choose_modules(driver: str, names: Iterable[str]) -> Literal["proprietary", 
 
 
 def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Findings:
-    """Whether machines with NVSwitch get the fabric manager, without which CUDA does not start there.
+    """Whether machines with NVSwitch get what CUDA does not start without there.
+
+    That is the fabric manager, and for those of HGX B200 and B300 NVLink's subnet manager.
 
     Args:
         base_name: The base's name.
@@ -181,6 +183,14 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
         UsageError: The catalogue does not know a type.
     """
     switched = [name for name in names if instance_type(name).interconnect == "nvswitch"]
+    subnet = [name for name in switched if gpu(instance_type(name).gpu).nvlsm]
+    if subnet and base.distribution != "amazon" and base.driver_preinstalled is None:
+        message = (
+            f"{', '.join(subnet)} needs NVLink's subnet manager (NVLSM) beside the fabric manager, and no "
+            f"source of {base_name} has it"
+        )
+        hint = "take --base eks-al2023, where NVIDIA's repository has it, or leave these types out"
+        return (Finding("error", "fabric-manager", message, hint, "Fabric Manager user guide"),)
     if base.distribution != "debian" or not switched:
         return ()
     message = f"{', '.join(switched)} has NVSwitch, and Debian packages no fabric manager for {base_name}"

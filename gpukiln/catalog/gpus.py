@@ -41,6 +41,7 @@ class Gpu:
         open_first: The first driver whose open modules list it; None: none of them does.
         modules: The kind of kernel module that can drive it.
         nvswitch: Whether machines of eight have NVSwitch, and with it need the fabric manager.
+        nvlsm: Whether those are no PCI devices, and need NVLink's subnet manager (NVLSM) as well.
         data_center: Whether NVIDIA counts it as a data-centre board, for which forward compatibility exists.
     """
 
@@ -55,6 +56,7 @@ class Gpu:
     open_first: str | None = None
     modules: Literal["proprietary", "open", "either"] = "either"
     nvswitch: bool = False
+    nvlsm: bool = False
     data_center: bool = True
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.compat import Finding
+from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.images import load_image
 from gpukiln.catalog.instance_types import gpus_of, instance_type
 from gpukiln.errors import UsageError
@@ -143,8 +144,13 @@ def check_machines(subject: Subject, types: Sequence[str]) -> tuple[str, ...]:
         modules=subject.modules,
         cuda=subject.cuda,
     )
-    _, installed = gpus_of(subject.instance_types)
+    built_for, installed = gpus_of(subject.instance_types)
     switched = [name for name in types if instance_type(name).interconnect == "nvswitch"]
+    subnet = [name for name in switched if gpu(instance_type(name).gpu).nvlsm]
+    if subnet and installed and not any(gpu(key).nvlsm for key in built_for):
+        message = f"{', '.join(subnet)} needs NVLink's subnet manager, and {subject.image_id} has none"
+        hint = f"build it with --instance-types {','.join([*subject.instance_types, *subnet])}"
+        findings.append(Finding("error", "fabric-manager", message, hint, "Fabric Manager user guide"))
     if switched and not installed:
         message = f"{', '.join(switched)} has NVSwitch, and {subject.image_id} has no fabric manager"
         hint = f"build it with --instance-types {','.join([*subject.instance_types, *switched])}"

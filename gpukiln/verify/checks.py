@@ -63,6 +63,7 @@ NEEDS: dict[str, str] = {
     "record": "/etc/gpukiln/image.json",
     "gpu": "an NVIDIA GPU on the PCI bus",
     "several-gpus": "two GPUs or more",
+    "systemd": "a system that systemd has booted",
     "dkms": "modules built by DKMS",
     "build-tools": "a record that says whether build tools stay",
     "apt": "a Debian or Ubuntu machine",

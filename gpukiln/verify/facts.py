@@ -156,6 +156,7 @@ class Applies:
 
 
 RUN = Applies("run")
+NOT_BOOTED = Applies("not_run", "systemd does not run here: a container, which nothing has booted")
 
 
 def applies(check: Check, facts: Facts, *, profile: str, expect_gpus: int | None = None) -> Applies:
@@ -177,6 +178,8 @@ def applies(check: Check, facts: Facts, *, profile: str, expect_gpus: int | None
             found = _several(facts)
         elif need == "record":
             found = _record(facts, required=PROFILES[profile].needs_record)
+        elif need == "systemd":
+            found = RUN if facts["boot"]["booted"] else NOT_BOOTED
         elif need == "dkms":
             found = _dkms(facts)
         elif need == "build-tools":

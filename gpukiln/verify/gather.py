@@ -20,10 +20,12 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gpukiln.verify.gather_base import (
     NOT_REACHED,
+    TIMED_OUT,
     HungError,
     driver_answers,
     init_started,
@@ -42,10 +44,11 @@ from gpukiln.verify.gather_gpus import gpus
 from gpukiln.verify.gather_leftovers import identity, keys, leftovers, secrets
 from gpukiln.verify.gather_monitoring import monitoring
 from gpukiln.verify.gather_nodeadm import nodeadm
-from gpukiln.verify.gather_nvml import name_gpus, nvml_facts
+from gpukiln.verify.gather_nvml import name_gpus, nvlink_facts, nvml_facts
 from gpukiln.verify.gather_runner import runner, visible_gpus
 from gpukiln.verify.gather_scripts import SIGNATURE
 from gpukiln.verify.gather_sections import gather
+from gpukiln.verify.gather_xids import JOURNAL_S
 
 UNITS = (
     "nvidia-persistenced.service",
@@ -54,6 +57,7 @@ UNITS = (
     "gpukiln-bootstrap.service",
     "nvidia-cdi-refresh.service",
 )
+SYSTEMD = "/run/systemd/system"
 FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
 
 
@@ -255,7 +259,13 @@ def startup_s(text: str) -> float | None:
 
 
 def boot() -> dict[str, Any]:
-    """How the boot went: {boot_time, state, failed, units, startup_s, journal}."""
+    """How the boot went: {booted, boot_time, state, failed, units, startup_s, journal}.
+
+    booted: whether systemd runs (sd_booted(3)); in a container without it there is nothing else to say.
+    """
+    virtualization = run("systemd-detect-virt")["out"].strip()
+    if not os.path.exists(SYSTEMD):
+        return {"booted": False, "virtualization": virtualization}
     units = {}
     for unit in UNITS:
         keys = "LoadState,UnitFileState,ActiveState,SubState,Result,ConditionResult"
@@ -265,22 +275,34 @@ def boot() -> dict[str, Any]:
     analyze = run("systemd-analyze", "time")
     failed = need("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full").splitlines()
     selected = [a for u in UNITS for a in ("-u", u)]
-    journal = need("journalctl", "-b", "-p", "err", "-o", "json", "--no-pager", "-n", "200", *selected)
-    entries = [json.loads(line) for line in journal.splitlines() if line.startswith("{")]
+    journal = errors_of(selected)
     with open("/proc/uptime") as file:
         uptime = float(file.read().split()[0])
     return {
+        "booted": True,
         "boot_time": init_started(),
         "uptime_s": uptime,
         "state": run("systemctl", "is-system-running")["out"].strip(),
-        "virtualization": run("systemd-detect-virt")["out"].strip(),
+        "virtualization": virtualization,
         "failed": [line.split()[0] for line in failed if line.strip()],
         "units": units,
         "startup_s": startup_s(analyze["out"]),
         "startup": (analyze["out"] or analyze["err"]).strip(),
-        "journal": [{"unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
-                     "message": str(e.get("MESSAGE", ""))[:300]} for e in entries],
-    }  # fmt: skip
+        "journal": journal,
+    }
+
+
+def errors_of(selected: list[str]) -> Any:
+    """[{unit, message}]: what the journal has of this boot; a large one may take too long."""
+    asked = ("journalctl", "-b", "-p", "err", "-o", "json", "--no-pager", "-n", "200", *selected)
+    said = run(*asked, timeout=JOURNAL_S, waits=True)
+    if said["rc"] == TIMED_OUT:
+        return {NOT_REACHED: f"the journal gave no answer in {JOURNAL_S:.0f} s"}
+    if said["rc"] != 0:
+        raise RuntimeError(f"{' '.join(asked)}: exit {said['rc']}: {(said['err'] or said['out'])[-500:]}")
+    entries = [json.loads(line) for line in said["out"].splitlines() if line.startswith("{")]
+    return [{"unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
+             "message": str(e.get("MESSAGE", ""))[:300]} for e in entries]  # fmt: skip
 
 
 def docker() -> dict[str, Any]:
@@ -323,10 +345,21 @@ def containerd() -> dict[str, Any]:
 
 
 def nvml() -> dict[str, Any]:
-    """What NVML says of the GPUs; see gather_nvml.py."""
+    """What NVML says of the GPUs, and when, in seconds; see gather_nvml.py."""
+    return _asked_of_nvml(nvml_facts)
+
+
+def nvlinks() -> dict[str, Any]:
+    """What it says of their NVLinks after they have computed, and when: how far counters grew says more than
+    what they have come to.
+    """  # noqa: D205
+    return _asked_of_nvml(nvlink_facts)
+
+
+def _asked_of_nvml(facts: Callable[[list[dict[str, str]]], dict[str, Any]]) -> dict[str, Any]:
     driver_answers()
     try:
-        return nvml_facts(pci_gpus())
+        return {**facts(pci_gpus()), "at": round(time.monotonic(), 1)}
     except HungError as error:
         watch.hung["NVML"] = {"tool": "NVML", "command": "every call about the GPUs", "told": str(error)}
         raise
@@ -334,13 +367,17 @@ def nvml() -> dict[str, Any]:
 
 SECTIONS = (
     record, expected, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity,
-    keys, leftovers, secrets, docker, containerd, nodeadm, gpus, nvml, cuda, container, monitoring, boot,
+    keys, leftovers, secrets, docker, containerd, nodeadm, gpus, nvml, cuda, container, monitoring, nvlinks,
+    boot,
 )  # fmt: skip
 # Of a container: nothing booted there, and the host has the log and the driver.
 RUNNER_SECTIONS = {
     "record": record, "expected": expected, "os": os_release, "runner": runner, "gpus": visible_gpus,
-    "cuda": cuda,
+    "nvml": nvml, "cuda": cuda,
 }  # fmt: skip
+# What only reads, and needs no root; for scripts/first-contact.
+CONTACT_SECTIONS = {"gpus": gpus, "nvml": nvml, "cuda": cuda}
+CHOSEN = {"runner": RUNNER_SECTIONS, "contact": CONTACT_SECTIONS}
 
 
 def main() -> None:
@@ -351,11 +388,8 @@ def main() -> None:
     """
     profile, mark, seconds = sys.argv[1:]
     watch.start(None if seconds == "-" else float(seconds))
-    if profile == "runner":
-        sections = RUNNER_SECTIONS
-    else:
-        sections = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
-    facts = gather(sections, boot=profile != "runner")
+    every = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
+    facts = gather(CHOSEN.get(profile, every), boot=profile not in CHOSEN)
     if "nvml" in facts:
         name_gpus(facts)
     sys.stdout.write(f"\n{mark}\n{json.dumps(facts)}\n{mark}\n")

@@ -22,6 +22,9 @@ from typing import Any
 from gpukiln.redact import redact
 
 PCI = "/sys/bus/pci/devices"
+DRIVER_GPUS = "/proc/driver/nvidia/gpus"
+DEVICES = "/dev"
+MOUNTS = "/proc/self/mounts"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOT_REACHED = "_not_reached"  # what stands in a value's place where nothing is known of it
 TIMED_OUT = 124  # as timeout(1)
@@ -282,7 +285,7 @@ def init_started() -> float:
     return int(btime.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def pci_gpus() -> list[dict[str, str]]:
+def bus_gpus() -> list[dict[str, str]]:
     """NVIDIA's GPUs on the PCI bus: [{address, device}].
 
     PCI class 0x03 is a display controller: 0x0300 VGA, 0x0302 3D.
@@ -294,3 +297,35 @@ def pci_gpus() -> list[dict[str, str]]:
             device = (read(f"{path}/device") or "").strip()
             found.append({"address": os.path.basename(path), "device": device})
     return found
+
+
+def in_container() -> bool:
+    """Whether this system's device nodes were given to it, and are not all that the kernel has.
+
+    On a host /dev is the kernel's own devtmpfs, which systemd asks for (its README, "REQUIREMENTS"); what
+    starts containers mounts a tmpfs there. A container that was given the host's /dev has all of it.
+    """
+    mounts = [line.split() for line in (read(MOUNTS) or "").splitlines()]
+    return [fields[2] for fields in mounts if fields[1] == DEVICES][-1:] != ["devtmpfs"]
+
+
+def given_gpus() -> list[dict[str, str]]:
+    """The GPUs of the PCI bus whose device node this system was given; see `bus_gpus`.
+
+    The bus shows a container every GPU of the host, and so does the driver below /proc, which CDI does not
+    mask (NVIDIA/nvidia-container-toolkit, issue 1203). `Device Minor` N there is /dev/nvidiaN
+    (NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-procfs.c). access(2) asks the cgroup's rules for
+    devices too (Linux, fs/namei.c, inode_permission), and opens nothing: no GPU wakes.
+    """
+    found = []
+    for gpu in bus_gpus():
+        said = read(f"{DRIVER_GPUS}/{gpu['address']}/information") or ""
+        minor = re.search(r"(?m)^Device Minor:\s*(\d+)", said)
+        if minor and os.access(f"{DEVICES}/nvidia{minor[1]}", os.R_OK | os.W_OK):
+            found.append(gpu)
+    return found
+
+
+def pci_gpus() -> list[dict[str, str]]:
+    """The GPUs that this system has: all of the PCI bus, in a container those that it was given."""
+    return given_gpus() if in_container() else bus_gpus()

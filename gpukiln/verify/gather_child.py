@@ -20,6 +20,7 @@ from gpukiln.verify.gather_base import HungError, NotReachedError, process_state
 START_S = 10.0  # until the child says how long it may take
 END_S = 2.0  # for a child to go once it is done, or killed
 PR_SET_PDEATHSIG = 1  # prctl(2)
+pids: list[int] = []  # of every child that was started
 Tell = Callable[..., None]
 
 
@@ -52,6 +53,7 @@ def in_child(
     if pid == 0:
         _be_child(work, writer)
     os.close(writer)
+    pids.append(pid)
     limit, at, broken, rest = START_S, "the start", "", b""
     deadline = time.monotonic() + limit
     watch.alive(limit + 2 * END_S + 1)

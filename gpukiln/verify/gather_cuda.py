@@ -11,7 +11,7 @@ All calls are made in child processes: this one never loads the library, and nev
 Names and numbers are those of cuda.h of CUDA 12.1; NAME_v2 is what its macros make of NAME.
 """
 
-# ruff: noqa: PTH118, PTH207
+# ruff: noqa: PTH207
 # See gpukiln/verify/gather.py.
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import functools
 import glob
 import os
 import random
-import re
 import time
 from collections.abc import Callable
 from typing import Any
 
-from gpukiln.verify.gather_base import NOT_REACHED, PCI, driver_answers, pci_gpus, read, unless_hung
+from gpukiln.verify.gather_base import driver_answers, pci_gpus
 from gpukiln.verify.gather_child import Tell, in_child
+from gpukiln.verify.gather_pcie import come_near, link
 from gpukiln.verify.gather_ptx import PTX, ROUNDS, TILE, hashed
+from gpukiln.verify.gather_xids import kernel_buffer, meanwhile
 
 ELEMENTS = 1 << 24  # of 32 bits each: 64 MiB
 SHARED = 1 << 20  # elements of 32 bits that each GPU brings to the all-reduce
@@ -37,11 +38,14 @@ BLOCK = 256  # threads
 # Copies in one direction go on at least so often and so long: a link that slept needs time to speed up.
 REPEATS, COPYING_S = 2, 0.4
 # Seconds after which a child counts as hung. Without persistence mode cuInit wakes every GPU, one by one.
-INIT_S, GPU_S, ALL_REDUCE_S = 60.0, 15.0, 30.0
-MEMORY, UNAVAILABLE, PEER_ON, NO_PEER = 2, 46, 704, (217, 711)  # CUresult
+# A step of the all-reduce is one context, one mapping of a peer or one copy: a context takes more than a
+# second, and with every GPU there is another peer for each (rapidsai/dask-cuda, issue 198).
+INIT_S, GPU_S, STEP_S = 60.0, 30.0, 15.0
+MEMORY, UNAVAILABLE, PEER_ON, NO_PEER, UNSUPPORTED = 2, 46, 704, (217, 711), 801  # CUresult
 COMPUTE_MODE, MAJOR, MINOR, EXCLUSIVE = 20, 75, 76, 3  # CUdevice_attribute, CUcomputemode
 MIG = "/proc/driver/nvidia/capabilities/gpu*/mig/gi[0-9]*"  # one for each instance
-UNKNOWN = ("bus_id", "name", "compute_capability", "error", "kernel_ms", "h2d_gb_s", "d2h_gb_s", "link")
+UNKNOWN = ("bus_id", "name", "compute_capability", "error", "kernel_ms", "h2d_gb_s", "d2h_gb_s", "link",
+           "pinned")  # fmt: skip
 LOG, LOG_BYTES = 5, 6  # CUjit_option: buffer for errors, and its size
 
 
@@ -132,20 +136,22 @@ def cuda() -> dict[str, Any]:
     """What every GPU computes: {error, driver_version, count, gpus, all_reduce, xids}.
 
     error: why no GPU could be asked, or null. gpus: [{index, bus_id, name, compute_capability, ok, busy,
-    error, elements: how many, all compared, kernel_ms, h2d_gb_s, d2h_gb_s, link}]; busy: its memory is taken
-    or another process has it to itself, which is no fault. all_reduce: {tried, reason, ok, error, elements,
-    ms, direct: how many copies, through_host: pairs of GPUs that need it, wrong: [what]}.
-    xids: Xid messages that came meanwhile. mig: whether a GPU is divided; then CUDA shows a process
+    error, elements: how many, all compared, kernel_ms, h2d_gb_s, d2h_gb_s, link, pinned}]; busy: its memory
+    is taken or another process has it to itself, which is no fault; pinned: the host's memory that was
+    copied, other memory is copied slower. all_reduce: {tried, reason, ok, error, elements, ms, direct: how
+    many copies, through_host: pairs of GPUs that need it, wrong: [what]}.
+    xids, log_gap, pids: see `gather_xids.meanwhile`. mig: whether a GPU is divided; then CUDA shows a process
     one instance and no other GPU (MIG User Guide, "CUDA Device Enumeration").
     """
     result: dict[str, Any] = {"error": None, "driver_version": None, "count": 0, "gpus": [], "xids": [],
+                              "log_gap": None, "pids": [],
                               "mig": bool(glob.glob(MIG)),
                               "all_reduce": {"tried": False, "reason": "no GPU"}}  # fmt: skip
     driver_answers()
     if not pci_gpus():
         result["error"] = "no NVIDIA GPU on the PCI bus"
         return result
-    began = time.time()
+    log = kernel_buffer()
     expected = hashed(ELEMENTS // TILE)
     gpus: dict[int, dict[str, Any]] = {}
 
@@ -168,10 +174,7 @@ def cuda() -> dict[str, Any]:
             break
     result["gpus"] = [gpus[i] for i in sorted(gpus)]
     result["all_reduce"] = _all_reduce_or_why_not(result)
-    log = unless_hung("journalctl", "-k", "-b", "-o", "cat", "--no-pager", "--since", f"@{int(began)}")
-    lines = log.get("out", "").splitlines()
-    result["xids"] = log if NOT_REACHED in log else [line[:300] for line in lines if "NVRM: Xid" in line][:20]
-    return result
+    return {**result, **meanwhile(log)}
 
 
 def _test_gpus(expected: bytes, first: int, tell: Tell) -> None:
@@ -213,11 +216,12 @@ def _test_gpu(cuda: Cuda, report: dict[str, Any], expected: bytes) -> None:
     major, minor = (cuda.number("cuDeviceGetAttribute", a, device) for a in (MAJOR, MINOR))
     report["compute_capability"] = f"{major}.{minor}"
     cuda.tell(gpu=report)
-    _come_near(report["bus_id"])
+    come_near(report["bus_id"])
     cuda("cuCtxSetCurrent", cuda.handle("cuDevicePrimaryCtxRetain", device))
     module, size = cuda.module(), ctypes.c_size_t(4 * ELEMENTS)
     kernel = cuda.handle("cuModuleGetFunction", module, b"gpukiln_hash")
-    memory, host = cuda.handle("cuMemAlloc_v2", size), cuda.handle("cuMemAllocHost_v2", size)
+    memory = cuda.handle("cuMemAlloc_v2", size)
+    host, report["pinned"] = _host_memory(cuda, size)
     cuda("cuMemsetD32_v2", memory, 0, ctypes.c_size_t(ELEMENTS))
     begin, end = cuda.handle("cuEventCreate", 0), cuda.handle("cuEventCreate", 0)
     cuda("cuEventRecord", begin, None)
@@ -237,15 +241,30 @@ def _test_gpu(cuda: Cuda, report: dict[str, Any], expected: bytes) -> None:
     report["h2d_gb_s"] = _rate(lambda: cuda("cuMemcpyHtoD_v2", memory, host, size))
     ctypes.memset(host, 0, 4 * ELEMENTS)
     report["d2h_gb_s"] = _rate(lambda: cuda("cuMemcpyDtoH_v2", host, memory, size))
-    report["link"] = _link(report["bus_id"])  # at once: an idle GPU slows its link down
+    report["link"] = link(report["bus_id"])  # at once: an idle GPU slows its link down
     report["error"] = _difference(ctypes.string_at(host, 4 * ELEMENTS), expected, "a copy there and back")
     cuda("cuEventDestroy_v2", begin)
     cuda("cuEventDestroy_v2", end)
-    cuda("cuMemFreeHost", host)
+    if report["pinned"]:
+        cuda("cuMemFreeHost", host)
     cuda("cuMemFree_v2", memory)
     cuda("cuModuleUnload", module)
     cuda("cuDevicePrimaryCtxRelease_v2", device)
     report["ok"] = not report["error"]
+
+
+def _host_memory(cuda: Cuda, size: ctypes.c_size_t) -> tuple[Any, bool]:
+    """Memory to copy to and from, and whether it is pinned.
+
+    With confidential computing there may be none that is (NVIDIA Confidential Computing, release notes of
+    R550 TRD1, "Limitations").
+    """
+    try:
+        return cuda.handle("cuMemAllocHost_v2", size), True
+    except CudaError as error:
+        if error.code != UNSUPPORTED:
+            raise
+    return ctypes.create_string_buffer(size.value), False
 
 
 def _difference(found: bytes, wanted: bytes, what: str) -> str | None:
@@ -272,35 +291,6 @@ def _rate(copy: Callable[[], None]) -> float:
     return round(4 * ELEMENTS / min(took) / 1e9, 2)
 
 
-def _come_near(bus_id: str) -> None:
-    """Have this process, and so the memory it takes, on the GPU's own side of a machine with several."""
-    listed = re.findall(r"(\d+)(?:-(\d+))?", read(os.path.join(PCI, bus_id, "local_cpulist")) or "")
-    near = {number for low, high in listed for number in range(int(low), int(high or low) + 1)}
-    # A container or cgroup may have none of them.
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, near or range(os.cpu_count() or 1))
-
-
-def _link(bus_id: str) -> dict[str, Any]:
-    """{speed, width, max_speed, max_width: as the kernel says it, gb_s: rate of one direction, or null}.
-
-    PCIe up to 5 GT/s sends 10 bits for 8, from 8 GT/s on 130 for 128, and from 64 GT/s on nothing beside
-    (Linux, drivers/pci/pci.h, PCIE_SPEED2MBS_ENC). Virtual machines often say `Unknown`, or width 0.
-    """
-    folder = os.path.join(PCI, bus_id)
-    said = {
-        key: (read(os.path.join(folder, f"{prefix}_link_{name}")) or "").strip()
-        for key, prefix, name in (("speed", "current", "speed"), ("width", "current", "width"),
-                                  ("max_speed", "max", "speed"), ("max_width", "max", "width"))
-    }  # fmt: skip
-    speed, width = re.match(r"([\d.]+) GT/s", said["speed"]), said["width"]
-    if not speed or not width.isdigit() or not 0 < int(width) <= 32:
-        return {**said, "gb_s": None}
-    rate = float(speed.group(1))
-    payload = 0.8 if rate <= 5 else 128 / 130 if rate < 64 else 1.0
-    return {**said, "gb_s": round(rate * payload * int(width) / 8, 2)}
-
-
 def _all_reduce_or_why_not(result: dict[str, Any]) -> dict[str, Any]:
     why = "one GPU" if result["count"] == 1 else result["error"] or ""
     if not why:
@@ -321,19 +311,21 @@ def _all_reduce(tell: Tell) -> None:
     cuda, size = Cuda(tell), ctypes.c_size_t(4 * SHARED)
     cuda("cuInit", 0)
     devices = [cuda.number("cuDeviceGet", i) for i in range(cuda.number("cuDeviceGetCount"))]
-    tell(limit=ALL_REDUCE_S)
+    tell(limit=STEP_S * len(devices))  # for this process to make their numbers
     # No secrets (S311): every run has the same numbers.
     # 26 bits: 64 GPUs' numbers add up without a carry into the next element.
     bits = int.from_bytes(b"\xff\xff\xff\3" * SHARED, "little")
     numbers = [int.from_bytes(random.Random(i).randbytes(4 * SHARED), "little") & bits for i in devices]  # noqa: S311
     expected = sum(numbers).to_bytes(4 * SHARED, "little")
-    contexts = [cuda.handle("cuDevicePrimaryCtxRetain", d) for d in devices]
+    contexts: list[ctypes.c_void_p] = []
     kernels: list[ctypes.c_void_p] = []
     own: list[ctypes.c_void_p] = []
     sums: list[ctypes.c_void_p] = []
     others: list[ctypes.c_void_p] = []
-    for context, number in zip(contexts, numbers):  # noqa: B905 - Python 3.9
-        cuda("cuCtxSetCurrent", context)
+    for device, number in zip(devices, numbers):  # noqa: B905 - Python 3.9
+        tell(limit=STEP_S)
+        contexts.append(cuda.handle("cuDevicePrimaryCtxRetain", device))
+        cuda("cuCtxSetCurrent", contexts[-1])
         kernels.append(cuda.handle("cuModuleGetFunction", cuda.module(), b"gpukiln_add"))
         for place in (own, sums, others):
             place.append(cuda.handle("cuMemAlloc_v2", size))
@@ -345,6 +337,7 @@ def _all_reduce(tell: Tell) -> None:
     staged = ctypes.create_string_buffer(4 * SHARED)
     began = time.perf_counter()
     for source, target in pairs:
+        tell(limit=STEP_S)
         if (source, target) in direct:
             cuda("cuMemcpyPeer", others[target], contexts[target], own[source], contexts[source], size)
         else:
@@ -361,6 +354,7 @@ def _all_reduce(tell: Tell) -> None:
     names = [cuda.text("cuDeviceGetPCIBusId", d).lower() for d in devices]
     wrong = []
     for index, context in enumerate(contexts):
+        tell(limit=STEP_S)
         cuda("cuCtxSetCurrent", context)
         cuda("cuMemcpyDtoH_v2", staged, sums[index], size)
         problem = _difference(staged.raw, expected, "the sum")
@@ -372,6 +366,7 @@ def _all_reduce(tell: Tell) -> None:
 
 def _peers(cuda: Cuda, contexts: list[ctypes.c_void_p], devices: list[int], source: int, target: int) -> bool:
     """Let one GPU read another one's memory; whether it can."""
+    cuda.tell(limit=STEP_S)
     if not cuda.number("cuDeviceCanAccessPeer", devices[target], devices[source]):
         return False
     cuda("cuCtxSetCurrent", contexts[target])

@@ -17,27 +17,29 @@ from gpukiln.verify.gather_base import (
     NOT_REACHED,
     PCI,
     NotReachedError,
-    need,
+    in_container,
     pci_gpus,
     read,
     show,
     unless_hung,
 )
+from gpukiln.verify.gather_xids import xids
 
-# A GPU can fall off the bus without a number; NVSwitch's faults are SXids.
-XID = re.compile(r"NVRM: Xid|nvidia-nvswitch\d*: SXid|NVRM: .*fallen off the bus")
+CDI_GPUS = re.compile(r"(?m)^kind: *[\"']?nvidia\.com/gpu\b")
 
 
 def gpus() -> dict[str, Any]:
-    """{pci: [{address, device, driver, lost}], module: loaded version, nouveau: whether it is loaded,
-    smi: {rc, out}, rows, xids, cdi: {path: versions}}.
+    """{pci: [{address, device, driver, lost}], container, module: loaded version, nouveau: whether it is
+    loaded, smi: {rc, out}, rows, xids, log_gap, log_lost, cdi: {path: {drivers: versions, nodes: paths}}}.
 
     driver is the kernel driver that has the GPU; lost: the GPU does not answer on the bus any more.
-    Output and status of nvidia-smi are kept together: it prints its errors on stdout.
+    xids, log_gap, log_lost: see `gather_xids.xids`. Output and status of nvidia-smi are kept together: it
+    prints its errors on stdout.
     """  # noqa: D205
     pci = [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()]
     loaded = read("/sys/module/nvidia/version")
-    result: dict[str, Any] = {"pci": pci, "module": loaded.strip() if loaded else None,
+    result: dict[str, Any] = {"pci": pci, "container": in_container(),
+                              "module": loaded.strip() if loaded else None,
                               "nouveau": os.path.exists("/sys/module/nouveau")}  # fmt: skip
     if not pci:
         return result
@@ -52,9 +54,16 @@ def gpus() -> dict[str, Any]:
     cdi = {}
     for path in glob.glob("/etc/cdi/*.yaml") + glob.glob("/var/run/cdi/*.yaml"):
         text = show(path) or ""
-        if "nvidia.com/gpu" in text:
-            cdi[path] = sorted(set(re.findall(r"libcuda\.so\.(\d+\.\d[\d.]*\d)", text)))
-    result.update(smi=smi, rows=rows, xids=xids(), cdi=cdi)
+        if CDI_GPUS.search(text):
+            cdi[path] = {
+                "drivers": sorted(set(re.findall(r"libcuda\.so\.(\d+\.\d[\d.]*\d)", text))),
+                "nodes": sorted(set(re.findall(r"(?m)^\s*-? *path: *[\"']?(/dev/[\w/-]+)", text))),
+            }
+    try:
+        log = xids()
+    except NotReachedError as error:
+        log = {"xids": {NOT_REACHED: str(error)}, "log_gap": None, "log_lost": None}
+    result.update(smi=smi, rows=rows, cdi=cdi, **log)
     return result
 
 
@@ -69,12 +78,3 @@ def on_the_bus(address: str) -> dict[str, Any]:
     link = os.path.join(folder, "driver")
     return {"driver": os.path.basename(os.path.realpath(link)) if os.path.exists(link) else None,
             "lost": lost}  # fmt: skip
-
-
-def xids() -> Any:
-    """The kernel log's messages of faults, of this boot."""
-    try:
-        log = need("journalctl", "-k", "-b", "-o", "cat", "--no-pager")
-    except NotReachedError as error:
-        return {NOT_REACHED: str(error)}
-    return [line[:300] for line in log.splitlines() if XID.search(line)][:20]

@@ -19,6 +19,10 @@ from gpukiln.verify.gather_child import call
 
 TIMEOUT_S = 180.0  # a GPU whose firmware hangs costs tens of seconds a call
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH = 3, 13, 2, 25
+NOTHING: dict[str, Any] = {
+    "available": False, "error": None, "driver": None, "nvml": None, "cuda_driver": None,
+    "confidential": {"on": None, "ready": None}, "gpus": [],
+}  # fmt: skip
 # Bits of nvmlDeviceGetCurrentClocksEventReasons.
 REASONS = {
     0x1: "idle", 0x2: "application clocks", 0x4: "software power cap", 0x8: "hardware slowdown",
@@ -26,6 +30,11 @@ REASONS = {
     0x80: "hardware power brake", 0x100: "display clocks",
 }  # fmt: skip
 LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
+# Fields (nvml.h, NVML_FI_DEV_*): how often a link of NVLink 5 recovered, and thresholds as T.Limit, in
+# degrees of margin, on Ada and later.
+RECOVERIES = 215
+TLIMIT = {"shutdown": 193, "slowdown": 194, "memory": 195, "gpu": 196}
+NO_HANDLE = {"_error": "NVML gives no handle of it", "code": NOT_SUPPORTED}
 P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
 
 
@@ -47,15 +56,21 @@ def name_gpus(facts: dict[str, Any]) -> None:
 
 
 def nvml_facts(pci: list[dict[str, str]]) -> dict[str, Any]:
-    """What NVML says: {available, error, driver, nvml, cuda_driver, gpus}.
+    """What NVML says: {available, error, driver, nvml, cuda_driver, confidential, gpus}.
 
     Args:
         pci: GPUs of the PCI bus; where there is none nothing is loaded.
     """
-    if not pci:
-        return {"available": False, "error": None, "driver": None, "nvml": None, "cuda_driver": None,
-                "gpus": []}  # fmt: skip
-    return call(read_nvml, TIMEOUT_S)
+    return call(read_nvml, TIMEOUT_S) if pci else dict(NOTHING)
+
+
+def nvlink_facts(pci: list[dict[str, str]]) -> dict[str, Any]:
+    """The NVLinks once more, to be compared with what `nvml_facts` found: {error, gpus: [{index, nvlinks}]}.
+
+    Args:
+        pci: As of `nvml_facts`.
+    """
+    return call(read_nvlinks, TIMEOUT_S) if pci else {"error": None, "gpus": []}
 
 
 class _Nvml:
@@ -83,6 +98,25 @@ class _Nvml:
         found = self.ask(*newer)
         return self.ask(*older) if found is None else found
 
+    def field(self, handle: Any, number: int, kind: str, scope: int = 0) -> Any:
+        """A field of a GPU, read as `kind` of NVML's union of values; null where this driver has no such."""
+        found = self.ask("nvmlDeviceGetFieldValues", handle, [(number, scope)])
+        if found is None or _bad(found):
+            return found
+        code = found[0].nvmlReturn  # of this field; what is in it means nothing unless it is 0
+        if code in (NOT_SUPPORTED, INVALID_ARGUMENT):
+            return None
+        if code:
+            return {"_error": f"field {number}: {self.pynvml.NVMLError(code)}", "code": int(code)}
+        return getattr(found[0].value, kind)
+
+    def handles(self) -> Any:
+        """{index: handle, null or an error}; an error where not even the number of GPUs is told."""
+        count = self.ask("nvmlDeviceGetCount")
+        if not isinstance(count, int):
+            return count
+        return {index: self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)}
+
 
 def _bad(value: Any) -> bool:
     return isinstance(value, dict) and "_error" in value
@@ -105,34 +139,61 @@ def _scaled(value: Any, unit: float) -> Any:
 
 def read_nvml() -> dict[str, Any]:
     """Ask NVML for everything; for what is what see `gpu_facts`."""
-    nvml = _Nvml()
-    found: dict[str, Any] = {"available": False, "error": None, "driver": None, "nvml": None,
-                             "cuda_driver": None, "gpus": []}  # fmt: skip
+    nvml, found = _Nvml(), {**NOTHING, "gpus": []}
     try:
         nvml.pynvml.nvmlInit()
     except nvml.pynvml.NVMLError as error:
         return {**found, "error": nvml.problem(error)}
     cuda = nvml.ask("nvmlSystemGetCudaDriverVersion_v2")
-    count = nvml.ask("nvmlDeviceGetCount")
     found.update(
         available=True, driver=nvml.ask("nvmlSystemGetDriverVersion"),
         nvml=nvml.ask("nvmlSystemGetNVMLVersion"),
         cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else cuda,
+        confidential=_confidential(nvml),
     )  # fmt: skip
-    if not isinstance(count, int):
-        return {**found, "available": False, "error": count}
-    handles = {i: nvml.ask("nvmlDeviceGetHandleByIndex", i) for i in range(count)}
+    handles = nvml.handles()
+    if not isinstance(handles, dict) or _bad(handles):
+        return {**found, "available": False, "error": handles}
     good = {i: h for i, h in handles.items() if h is not None and not _bad(h)}
     for index, handle in handles.items():
         if index not in good:
-            missing = {"_error": "NVML gives no handle of it", "code": NOT_SUPPORTED}
-            found["gpus"].append({"index": index, "error": handle or missing})
+            found["gpus"].append({"index": index, "error": handle or NO_HANDLE})
             continue
         peers = [_peer(nvml, i, handle, other) for i, other in good.items() if i != index]
         found["gpus"].append({**_gpu(nvml, index, handle), "peers": peers})
     with contextlib.suppress(nvml.pynvml.NVMLError):
         nvml.pynvml.nvmlShutdown()
     return found
+
+
+def read_nvlinks() -> dict[str, Any]:
+    """Ask NVML for the NVLinks alone; each GPU's are an error where it can't be asked."""
+    nvml = _Nvml()
+    try:
+        nvml.pynvml.nvmlInit()
+    except nvml.pynvml.NVMLError as error:
+        return {"error": nvml.problem(error), "gpus": []}
+    handles = nvml.handles()
+    if not isinstance(handles, dict) or _bad(handles):
+        return {"error": handles, "gpus": []}
+    gpus = [
+        {"index": i, "nvlinks": (h or NO_HANDLE) if h is None or _bad(h) else _links(nvml, h)}
+        for i, h in handles.items()
+    ]
+    with contextlib.suppress(nvml.pynvml.NVMLError):
+        nvml.pynvml.nvmlShutdown()
+    return {"error": None, "gpus": gpus}
+
+
+def _confidential(nvml: _Nvml) -> dict[str, Any]:
+    """{on: whether the GPUs do confidential computing, ready: whether they accept work then}.
+
+    Until somebody has set the ready state, CUDA answers 802 there (NVIDIA/nvtrust#87; `nvidia-smi
+    conf-compute -srs 1`).
+    """
+    state = nvml.ask("nvmlSystemGetConfComputeState")
+    on = state if state is None or _bad(state) else bool(state.ccFeature)
+    return {"on": on, "ready": _whether(nvml.ask("nvmlSystemGetConfComputeGpusReadyState"))}
 
 
 def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
@@ -150,9 +211,6 @@ def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
     mask = nvml.either(
         ("nvmlDeviceGetCurrentClocksEventReasons", handle),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-    )
-    temperature = nvml.either(
-        ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0)
     )
     return {
         "index": index,
@@ -181,7 +239,7 @@ def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
             "mask": mask,
             "names": [n for b, n in REASONS.items() if mask & b] if isinstance(mask, int) else None,
         },
-        "temperature": {"gpu": temperature, "slowdown": get("TemperatureThreshold", 1)},
+        "temperature": _temperature(nvml, handle),
         "power": {
             "draw": _scaled(get("PowerUsage"), 1000), "limit": _scaled(get("EnforcedPowerLimit"), 1000),
         },
@@ -200,8 +258,26 @@ def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _temperature(nvml: _Nvml, handle: Any) -> dict[str, Any]:
+    """{gpu, slowdown, margin, tlimit: {shutdown, slowdown, memory, gpu}} in degrees Celsius.
+
+    On Ada and later T.Limit supersedes the threshold (nvml.h), which answers 0 or nothing then. margin: how
+    far it is to the limit, negative above it; tlimit: the margins at which something is done.
+    """
+    now = nvml.either(("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0))
+    return {
+        "gpu": now,
+        "slowdown": nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, 1) or None,
+        "margin": nvml.ask("nvmlDeviceGetMarginTemperature", handle),
+        "tlimit": {name: nvml.field(handle, number, "siVal") for name, number in TLIMIT.items()},
+    }
+
+
 def _links(nvml: _Nvml, handle: Any) -> Any:
-    """[{link, state, version, remote_bus_id, errors}], null where the GPU has no NVLink."""
+    """[{link, state, version, remote_bus_id, errors}], null where the GPU has no NVLink.
+
+    errors count since the driver was loaded, or the GPU was reset.
+    """
     links = []
     for link in range(nvml.pynvml.NVML_NVLINK_MAX_LINKS):
         state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
@@ -218,22 +294,40 @@ def _links(nvml: _Nvml, handle: Any) -> Any:
                 errors={n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number)
                         for n, number in LINK_ERRORS.items()},
             )  # fmt: skip
+            row["errors"]["recovery"] = _recoveries(nvml, handle, link, row["errors"]["recovery"])
         links.append(row)
     if links and all(_bad(row["state"]) for row in links):
         return links[0]["state"]
     return links or None
 
 
+def _recoveries(nvml: _Nvml, handle: Any, link: int, counted: Any) -> Any:
+    """How often a link recovered: by its counter or, of NVLink 5, by a field; the other one may be 0."""
+    told = nvml.field(handle, RECOVERIES, "ullVal", link)
+    if counted is None or (isinstance(counted, int) and isinstance(told, int) and told > counted):
+        return told
+    return counted
+
+
 def _fabric(nvml: _Nvml, handle: Any) -> dict[str, Any]:
-    """{state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome}."""
+    """{state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome;
+    cluster, clique: GPUs that have both in common reach each other; health: NVML's mask, null where it says
+    nothing}.
+    """  # noqa: D205
     info = nvml.pynvml.c_nvmlGpuFabricInfoV_t()
     answer = nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
     if answer is None or (_bad(answer) and answer["code"] == VERSION_MISMATCH):
         info = nvml.pynvml.c_nvmlGpuFabricInfo_t()
         answer = nvml.ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
     if answer is None or _bad(answer):
-        return {"state": answer, "status": answer}
-    return {"state": int(info.state), "status": int(info.status)}
+        return dict.fromkeys(("state", "status", "cluster", "clique", "health"), answer)
+    return {
+        "state": int(info.state),
+        "status": int(info.status),
+        "cluster": bytes(info.clusterUuid).hex(),
+        "clique": int(info.cliqueId),
+        "health": int(getattr(info, "healthMask", 0)) or None,
+    }
 
 
 def _processes(nvml: _Nvml, handle: Any) -> Any:

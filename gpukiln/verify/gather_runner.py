@@ -4,7 +4,7 @@ Nothing here needs a GPU. What it compiles goes into a temporary folder and into
 container, which is thrown away.
 """
 
-# ruff: noqa: PTH110, PTH112, PTH113, PTH114, PTH116, PTH118, PTH120, PTH123, PTH207, PTH208, S108
+# ruff: noqa: PTH110, PTH112, PTH113, PTH114, PTH116, PTH118, PTH120, PTH123, PTH207, S108
 # See gpukiln/verify/gather.py.
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 import tempfile
 from typing import Any
 
-from gpukiln.verify.gather_base import pci_gpus, read, run
+from gpukiln.verify.gather_base import given_gpus, read, run
 from gpukiln.verify.gather_leftovers import SECRET_PATTERNS
 
 HOOKS = ("ACTIONS_RUNNER_HOOK_JOB_STARTED", "ACTIONS_RUNNER_HOOK_JOB_COMPLETED")
@@ -136,15 +136,9 @@ def runner() -> dict[str, Any]:
 
 
 def visible_gpus() -> dict[str, Any]:
-    """{pci: the GPUs that this container was given, module, smi, xids: none: the host has the log}.
-
-    The container toolkit shows a container only its own GPUs below /proc/driver/nvidia/gpus.
-    """
-    folder = "/proc/driver/nvidia/gpus"
-    given = os.listdir(folder) if os.path.isdir(folder) and glob.glob("/dev/nvidia[0-9]*") else []
+    """{pci: the GPUs that this container was given, container, module: loaded version}."""
     loaded = read("/sys/module/nvidia/version")
-    return {"pci": [gpu for gpu in pci_gpus() if gpu["address"] in given],
-            "module": loaded.strip() if loaded else None, "xids": []}  # fmt: skip
+    return {"pci": given_gpus(), "container": True, "module": loaded.strip() if loaded else None}
 
 
 def first_line(argv: tuple[str, ...]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ P2P_STATUS = {
 }  # fmt: skip
 TOPOLOGY = {0: "one board", 10: "one switch", 20: "several switches", 30: "one host bridge",
             40: "one NUMA node", 50: "across NUMA nodes"}  # fmt: skip
+COMPLETED = 3  # of a fabric's states
+FABRIC_TROUBLES = {0: "degraded bandwidth", 4: "route unhealthy"}  # by the first of their bits
 # Boards whose NVLinks end at a bridge that may be absent; the others are wired.
 _BRIDGED = re.compile(r"(?i)pcie|\bNVL\b|\bA30\b|\bA40\b|RTX|Quadro|Titan|GeForce")
 
@@ -103,11 +105,58 @@ def is_bridged(gpu: Gpu) -> bool:
     return _BRIDGED.search(str(read(gpu, "name"))) is not None
 
 
+def heat(gpu: Gpu) -> tuple[int, str] | None:
+    """By how many degrees a GPU is cooler than where it slows down, and how that was told; None: it was not.
+
+    T.Limit, where a GPU has it: the margin at which it slows down is negative (NVIDIA/NVSentinel#1371: -2 on
+    H100), and below it is too hot. Else the absolute threshold, at which it is too hot.
+    """
+    margin, slowdown = read(gpu, "temperature.margin"), read(gpu, "temperature.tlimit.slowdown")
+    if margin is not None and slowdown is not None:
+        return margin - slowdown + 1, f"a margin of {margin} degrees, wanted at least {slowdown}"
+    now, limit = read(gpu, "temperature.gpu"), read(gpu, "temperature.slowdown")
+    if now is not None and limit is not None:
+        return limit - now, f"{now} degrees, wanted less than {limit}"
+    return None
+
+
+def is_divided(gpu: Gpu) -> bool:
+    """Whether MIG is on.
+
+    Such a GPU reaches no other and is reached by none: on A100 its NVLinks are trained off, from H100 on they
+    stay active (Fabric Manager user guide, "Interoperability with MIG"), and P2P is there neither by NVLink
+    nor by PCIe (NVIDIA/nccl#1716).
+    """
+    return bool(read(gpu, "mig.current"))
+
+
 def linked(one: Gpu, other: Gpu) -> bool:
-    """Whether two GPUs are joined by active NVLinks: directly, or through a switch that both reach."""
+    """Whether active NVLinks join two GPUs: directly, through a switch that both reach, or by a fabric.
+
+    What is at a link's end is not told where NVSwitches are no PCI devices (HGX B200): there the GPUs of one
+    cluster and clique reach each other (nvml.h, nvmlGpuFabricInfo_t).
+    """
 
     def ends(gpu: Gpu) -> set[str]:
         far = [link["remote_bus_id"] for link in links(gpu) if link["state"]]
         return {end.lower() for end in far if isinstance(end, str)}
 
-    return str(read(other, "bus_id")).lower() in ends(one) or bool(ends(one) & ends(other))
+    def fabric(gpu: Gpu) -> tuple[Any, ...] | None:
+        joined = read(gpu, "fabric.state") == COMPLETED and any(link["state"] for link in links(gpu))
+        return (read(gpu, "fabric.cluster"), read(gpu, "fabric.clique")) if joined else None
+
+    if str(read(other, "bus_id")).lower() in ends(one) or ends(one) & ends(other):
+        return True
+    return fabric(one) is not None and fabric(one) == fabric(other)
+
+
+def fabric_troubles(gpu: Gpu) -> list[str]:
+    """What the GPU's fabric itself calls unhealthy; empty where it says nothing.
+
+    Two bits each, 1 is yes and 2 no, and four for a wrong configuration, 0 unknown and 1 none (nvml.h,
+    NVML_GPU_FABRIC_HEALTH_MASK_*). Recoveries that go on are no trouble yet.
+    """
+    mask = read(gpu, "fabric.health") or 0
+    wrong = [name for shift, name in FABRIC_TROUBLES.items() if mask >> shift & 3 == 1]
+    setup = mask >> 8 & 15
+    return wrong + ([f"incorrect configuration {setup}"] if setup > 1 else [])

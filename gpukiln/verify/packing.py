@@ -22,12 +22,12 @@ def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None
     A container of the profile runner is judged as its own user sees it, without root.
 
     Args:
-        profile: Key of `gpukiln.verify.checks.PROFILES`.
+        profile: Key of `gpukiln.verify.checks.PROFILES`; `contact` for what scripts/first-contact looks at.
         mark: Stands on a line of its own before the facts and after them; see `facts_in`.
         max_seconds: Within which it ends, whatever hangs; None for no limit.
     """
     limit = "-" if max_seconds is None else f"{max_seconds:.0f}"
-    become = "" if profile == "runner" else "[ $(id -u) = 0 ] || s='sudo -n'; "
+    become = "" if profile in ("runner", "contact") else "[ $(id -u) = 0 ] || s='sudo -n'; "
     return (
         f"if ! command -v python3 >/dev/null; then echo python3: not found >&2; exit {NO_PYTHON}; fi; "
         f"s=; {become}exec $s python3 -c '{_code()}' {profile or '-'} {mark} {limit}"
@@ -50,6 +50,25 @@ def facts_in(output: str, mark: str) -> str:
     return parts[1]
 
 
+def contact_program(more: dict[str, str]) -> str:
+    """A program of one file that does what scripts/first-contact does, where there is no checkout.
+
+    Args:
+        more: Further modules, by name.
+    """
+    folder = Path(__file__).parent
+    names = ("recording", "text", "packing", *(path.stem for path in folder.glob("contact*.py")))
+    sources = {
+        "gpukiln": (folder.parent / "__init__.py").read_text(encoding="utf-8"),
+        "gpukiln.errors": (folder.parent / "errors.py").read_text(encoding="utf-8"),
+        **_sources(),
+        **{f"gpukiln.verify.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in names},
+        **more,
+        "__main__": "import sys\nfrom gpukiln.verify.contact import main\nsys.exit(main())\n",
+    }
+    return _program(sources) + "\n"
+
+
 @cache
 def _code() -> str:
     """The program that gathers the facts.
@@ -57,19 +76,26 @@ def _code() -> str:
     Linux takes at most 128 KiB for one argument of a program, and all of this is one: the sources, with
     NVIDIA's bindings of NVML, are packed, and imported from there only when they are needed.
     """
+    main = (Path(__file__).parent / "gather.py").read_text(encoding="utf-8")
+    return _program({"gpukiln": "", **_sources(), "__main__": main})
+
+
+def _sources() -> dict[str, str]:
+    """What gathers the facts, and what it imports, by name."""
     folder = Path(__file__).parent
     bindings = importlib.util.find_spec("pynvml")
     if bindings is None or bindings.origin is None:
         raise RuntimeError("nvidia-ml-py is not installed beside gpukiln, wanted its module pynvml")
-    sources = {
-        "gpukiln": "",
+    return {
         "gpukiln.verify": "",
         "gpukiln.redact": (folder.parent / "redact.py").read_text(encoding="utf-8"),
         **{f"gpukiln.verify.{p.stem}": p.read_text(encoding="utf-8") for p in folder.glob("gather_*.py")},
         "gpukiln.verify.gather_scripts": f"SIGNATURE = {SIGNATURE!r}",
         "pynvml": Path(bindings.origin).read_text(encoding="utf-8"),
-        "__main__": (folder / "gather.py").read_text(encoding="utf-8"),
     }
+
+
+def _program(sources: dict[str, str]) -> str:
     # A small dictionary: the machine has to find the memory for it.
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
     packed = lzma.compress(json.dumps(sources).encode(), filters=filters)

@@ -2,9 +2,9 @@
 
     scripts/run python -m gpukiln.verify.recording recording.json
 
-Only reads, as root or not, and ends within three minutes. UUIDs and serial numbers are replaced by numbers in
-the order of the GPUs, processes lose their names: nothing in the recording tells one host from another of its
-kind. tests/doubles/nvml.py replays the part `nvml`.
+Only reads, as root or not, and ends within three minutes. UUIDs, serial numbers and clusters are replaced by
+numbers in the order of the GPUs, processes lose their names: nothing in the recording tells one host from
+another of its kind. tests/doubles/nvml.py replays the part `nvml`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ def redact(nvml: dict[str, Any]) -> dict[str, Any]:
         nvml: The section `nvml` of the facts; it is left as it is.
 
     Returns:
-        A copy with other UUIDs and serial numbers, the same each time, and nameless processes.
+        A copy with other UUIDs, serial numbers and clusters, the same each time, and nameless processes.
     """
     shown = copy.deepcopy(nvml)
     pids: dict[int, int] = {}
+    clusters: dict[str, str] = {}
     for gpu in shown["gpus"]:
         for key, form in (("uuid", "GPU-00000000-0000-0000-0000-{:012d}"), ("serial", "{:013d}")):
             if isinstance(gpu.get(key), str):
                 gpu[key] = form.format(gpu["index"])
+        cluster = gpu.get("fabric", {}).get("cluster")
+        if isinstance(cluster, str) and cluster.strip("0"):
+            gpu["fabric"]["cluster"] = clusters.setdefault(cluster, f"{len(clusters) + 1:032x}")
         processes = gpu.get("processes")
         for process in processes if isinstance(processes, list) else []:
             number = pids.setdefault(process["pid"], 1000 + len(pids))

@@ -4,7 +4,7 @@
 #   1. no NVIDIA GPU on the PCI bus: says so and succeeds
 #   2. loads the driver and waits until it lists every GPU
 #   3. persistence on (nvidia-persistenced; the kernel's own mode where that is missing)
-#   4. the CDI specification, where the container toolkit is installed
+#   4. the device nodes of CUDA and the CDI specification, where the container toolkit is installed
 #   5. node labels for the kubelet: $run/node-labels, and a drop-in where the image has nodeadm
 #
 # What fails is said on stderr, which the unit sends to the console, and the unit fails.
@@ -81,17 +81,21 @@ set_persistence() {
 
 # To standard output: nvidia-ctk adds .yaml to other names that it is given, and engines read every .yaml.
 write_cdi() {
-  local spec
+  local spec out
   if ! command -v nvidia-ctk >/dev/null; then
     say "no container toolkit: no CDI specification"
     return
   fi
+  out=$(within 60 nvidia-device-nodes 2>&1) || fail "nvidia-device-nodes exits $?: ${out//$'\n'/; }"
   spec=$(within 120 nvidia-ctk cdi generate --format=yaml 2>"$run/cdi.log") ||
     fail "nvidia-ctk cdi generate: $(tail -n 3 "$run/cdi.log")"
   # It holds paths of the driver's libraries, by version.
   [[ $spec == *".so.$driver"* ]] ||
     fail "Found driver $driver loaded and none of its libraries in the CDI specification, wanted both of one \
 version. Reboot, or install the libraries of $driver."
+  [[ $spec =~ /dev/nvidia-uvm([^-]|$) ]] ||
+    fail "Found no /dev/nvidia-uvm in the CDI specification, wanted it: CUDA starts in no container without \
+it. \`nvidia-modprobe -u -c 0\` makes it; \`journalctl -k\` says why the module nvidia-uvm does not load."
   if [[ -e $cdi ]] && ! grep -qF ".so.$driver" "$cdi"; then
     say "$cdi is of another driver: written anew"
   fi

@@ -62,6 +62,7 @@ int cuInit(unsigned flags)
     note("cuInit");
     if (broken("init-hang")) hang();
     if (broken("init-100")) return 100;
+    if (broken("init-802")) return 802;
     if (broken("init-803")) return 803;
     if (broken("init-999")) return 999;
     return flags ? 1 : 0;
@@ -77,7 +78,12 @@ int cuDeviceGetPCIBusId(char *text, int size, int handle)
     return 0;
 }
 
-int cuDeviceGetName(char *text, int size, int handle) { (void)handle; snprintf(text, size, "Double"); return 0; }
+int cuDeviceGetName(char *text, int size, int handle)
+{
+    (void)handle;
+    snprintf(text, size, "Double%s", broken("slice") ? " MIG 1g.5gb" : "");
+    return 0;
+}
 
 int cuDeviceGetAttribute(int *value, int attribute, int handle)
 {
@@ -139,6 +145,7 @@ int cuMemFree_v2(uint64_t address) { note("free"); free((void *)(uintptr_t)addre
 int cuMemAllocHost_v2(void **address, size_t size)
 {
     if (here("host-memory")) return 2;
+    if (broken("unpinned")) return 801; /* with confidential computing */
     *address = malloc(size);
     return *address ? 0 : 2;
 }
@@ -155,7 +162,7 @@ int cuMemsetD32_v2(uint64_t address, unsigned value, size_t n)
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size)
 {
     note("to device");
-    if (here("slow") || here("slow-up")) usleep(400000);
+    if (here("slow") || here("slow-up") || here("slice")) usleep(400000);
     if (here("lost-copy") && size > (8 << 20)) return 0;
     memcpy((void *)(uintptr_t)to, from, size);
     return 0;
@@ -238,6 +245,7 @@ int cuDeviceCanAccessPeer(int *can, int from, int to)
 int cuCtxEnablePeerAccess(device *peer, unsigned flags)
 {
     if (flags) return 1;
+    if (broken("peer-slow")) usleep(400000);
     if (broken("too-many-peers") && current->peers >= 1) return 711;
     current->peer[current->peers++] = peer;
     return 0;

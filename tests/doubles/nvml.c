@@ -335,8 +335,16 @@ API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *result) {
     return sensor ? INVALID : whole(__func__, device, "temperature.gpu", result);
 }
 
+/* T.Limit supersedes it on Ada and later (nvml.h): there it answers, and means nothing. */
 API int nvmlDeviceGetTemperatureThreshold(void *device, int kind, unsigned *result) {
-    return whole(__func__, device, kind == 1 ? "temperature.slowdown" : "temperature.other", result);
+    char value[TEXT];
+    int status = device_gate(__func__, device, result);
+    if (!status && !fetch(index_of(device), "temperature.tlimit.slowdown", value)) {
+        *result = 0;
+        return OK;
+    }
+    return status ? status
+                  : whole(__func__, device, kind == 1 ? "temperature.slowdown" : "temperature.other", result);
 }
 
 static int milliwatts(const char *function, void *device, const char *key, unsigned *result) {

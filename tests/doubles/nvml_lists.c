@@ -3,6 +3,31 @@
 
 API int nvmlSystemGetCudaDriverVersion(int *result) { return nvmlSystemGetCudaDriverVersion_v2(result); }
 
+/* What no GPU of the machine can do is not supported. */
+static int confidential(const char *function, const char *key, unsigned *result) {
+    char value[TEXT];
+    int status = result ? system_text(function, key, value, sizeof value) : INVALID;
+    if (!status)
+        *result = (unsigned)atoi(value);
+    return status;
+}
+
+API int nvmlSystemGetConfComputeGpusReadyState(unsigned *result) {
+    return confidential(__func__, "confidential.ready", result);
+}
+
+typedef struct {
+    unsigned environment, feature, dev_tools;
+} confidential_state;
+
+API int nvmlSystemGetConfComputeState(confidential_state *state) {
+    unsigned feature;
+    int status = state ? confidential(__func__, "confidential.on", &feature) : INVALID;
+    if (!status)
+        *state = (confidential_state){feature ? 2 : 0, feature, 0};
+    return status;
+}
+
 static int coder(const char *function, void *device, const char *key, unsigned *load, unsigned *period_us) {
     if (period_us)
         *period_us = 100000;
@@ -79,6 +104,9 @@ static int link_at(const char *function, void *device, unsigned link, const void
     if (status)
         return status;
     int listed = count_of("gpus.%d.%s", gpu, "nvlinks");
+    *at = (int)link;
+    if (*at < listed && look(value, "gpus.%d.nvlinks.%d.link", gpu, *at) && (unsigned)atoi(value) == link)
+        return OK; /* nearly always */
     for (*at = 0; *at < listed; ++*at)
         if (look(value, "gpus.%d.nvlinks.%d.link", gpu, *at) && (unsigned)atoi(value) == link)
             return OK;
@@ -117,13 +145,68 @@ API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, pci_inf
     return status;
 }
 
+/* NVLink 5 (Blackwell) has counters of its own, which are fields. */
+static int has_own_counters(void *device, unsigned link) {
+    char value[TEXT];
+    int at = 0;
+    return !link_at("", device, link, value, &at) &&
+           look(value, "gpus.%d.nvlinks.%d.version", index_of(device), at) && atoi(value) >= 7;
+}
+
 API int nvmlDeviceGetNvLinkErrorCounter(void *device, unsigned link, unsigned counter,
                                         unsigned long long *result) {
     static const char *const names[] = {"errors.replay", "errors.recovery", "errors.crc_flit", "errors.crc_data"};
     char value[TEXT];
     int status = counter < 4 ? of_link(__func__, device, link, names[counter], result, value) : UNSUPPORTED;
+    if (!status && has_own_counters(device, link))
+        return UNSUPPORTED;
     if (!status)
         *result = strtoull(value, NULL, 10);
+    return status;
+}
+
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency_us;
+    unsigned type;
+    int status;
+    union {
+        int whole;
+        unsigned long long count;
+    } value;
+} field_value;
+
+enum { COUNT_TYPE = 3, WHOLE_TYPE = 5, TLIMIT = 193, RECOVERIES = 215 };
+
+/* A number that a driver doesn't know is no valid argument; only the field's own status says so. */
+static void answer_field(void *device, field_value *field) {
+    memset(&field->value, 0xaa, sizeof field->value);
+    field->status = INVALID;
+#ifndef OLD
+    static const char *const limits[] = {"shutdown", "slowdown", "memory", "gpu"};
+    char key[TEXT], value[TEXT];
+    if (field->field >= TLIMIT && field->field < TLIMIT + 4) {
+        snprintf(key, sizeof key, "temperature.tlimit.%s", limits[field->field - TLIMIT]);
+        field->type = WHOLE_TYPE;
+        if (!(field->status = fetch(index_of(device), key, value)))
+            field->value.whole = atoi(value);
+    } else if (field->field == RECOVERIES) {
+        field->type = COUNT_TYPE;
+        field->status = of_link(__func__, device, field->scope, "errors.recovery", field, value);
+        if (!field->status && !has_own_counters(device, field->scope))
+            field->status = UNSUPPORTED;
+        if (!field->status)
+            field->value.count = strtoull(value, NULL, 10);
+    }
+#else
+    (void)device;
+#endif
+}
+
+API int nvmlDeviceGetFieldValues(void *device, int count, field_value *fields) {
+    int status = device_gate(__func__, device, fields);
+    for (int i = 0; !status && i < count; i++)
+        answer_field(device, &fields[i]);
     return status;
 }
 
@@ -144,6 +227,13 @@ static int fabric(const char *function, void *device, fabric_info *info) {
         memset(info, 0, sizeof *info);
         info->state = (uint32_t)state;
         info->status = (int)status;
+        char value[TEXT];
+        unsigned byte;
+        if (!fetch(index_of(device), "fabric.cluster", value))
+            for (int i = 0; i < 16 && sscanf(value + 2 * i, "%2x", &byte) == 1; i++)
+                info->cluster[i] = (uint8_t)byte;
+        if (!fetch(index_of(device), "fabric.clique", value))
+            info->clique = (uint32_t)strtoul(value, NULL, 10);
     }
     return answer;
 }
@@ -192,7 +282,7 @@ typedef struct {
 } fabric_info_v2;
 
 API int nvmlDeviceGetTemperatureV(void *device, temperature_info *info) {
-    unsigned value;
+    unsigned value = 0;
     int status = info->version == 0x100000C ? whole(__func__, device, "temperature.gpu", &value)
                                             : VERSION_MISMATCH;
     if (!status)
@@ -202,8 +292,24 @@ API int nvmlDeviceGetTemperatureV(void *device, temperature_info *info) {
 
 API int nvmlDeviceGetGpuFabricInfoV(void *device, fabric_info_v2 *versioned) {
     int status = versioned->version == 0x02000024 ? fabric(__func__, device, &versioned->info) : VERSION_MISMATCH;
+    char value[TEXT];
     if (!status)
-        versioned->health = 0;
+        versioned->health = fetch(index_of(device), "fabric.health", value) ? 0 : (uint32_t)atoi(value);
+    return status;
+}
+
+typedef struct {
+    unsigned version;
+    int margin;
+} margin_info;
+
+API int nvmlDeviceGetMarginTemperature(void *device, margin_info *info) {
+    double value;
+    if (!info || info->version != 0x1000008)
+        return info ? VERSION_MISMATCH : INVALID;
+    int status = number(__func__, device, "temperature.margin", &value);
+    if (!status)
+        info->margin = (int)value;
     return status;
 }
 

@@ -1,5 +1,6 @@
 """A made-up machine, as gpukiln/verify/gather_nvml.py would describe it. Not recorded on any host."""
 
+import copy
 from typing import Any
 
 Data = dict[str, Any]
@@ -10,7 +11,7 @@ UNKNOWN = {"_error": "Unknown Error", "code": 999}
 def made_up_gpu(index: int, gpus: int) -> Data:
     """One healthy, idle GPU of a made-up machine with several behind one NVSwitch."""
     links = [
-        {"link": n, "state": True, "version": 3, "remote_bus_id": f"00000000:C{n % 6}:00.0",
+        {"link": n, "state": True, "version": 4, "remote_bus_id": f"00000000:C{n % 6}:00.0",
          "errors": {"replay": 0, "recovery": 0, "crc_flit": 0, "crc_data": 0}}
         for n in range(12)
     ]  # fmt: skip
@@ -28,13 +29,14 @@ def made_up_gpu(index: int, gpus: int) -> Data:
         "retired_pages_pending": None,
         "clocks": {"sm": 210, "mem": 1215, "max_sm": 1410, "max_mem": 1215},
         "throttle": {"mask": 1, "names": ["idle"]},
-        "temperature": {"gpu": 31, "slowdown": 92},
+        "temperature": {"gpu": 31, "slowdown": 92, "margin": None,
+                        "tlimit": {"shutdown": None, "slowdown": None, "memory": None, "gpu": None}},
         "power": {"draw": 52.3, "limit": 400.0},
         "pcie": {"gen": 1, "width": 16, "max_gen": 4, "max_width": 16},
         "mig": {"current": False, "pending": False},
         "memory": {"total": 40960, "used": 3},
         "nvlinks": links,
-        "fabric": {"state": 3, "status": 0},
+        "fabric": {"state": 3, "status": 0, "cluster": "0" * 32, "clique": 0, "health": None},
         "processes": [],
         "peers": [
             {"index": n, "ancestor": 20,
@@ -52,8 +54,20 @@ def made_up_machine(gpus: int = 2) -> Data:
     """
     if not gpus:
         return {"available": False, "error": None, "driver": None, "nvml": None, "cuda_driver": None,
-                "gpus": []}  # fmt: skip
+                "confidential": {"on": None, "ready": None}, "gpus": []}  # fmt: skip
     return {
         "available": True, "error": None, "driver": "535.309.01", "nvml": "12.535.309.01",
-        "cuda_driver": "12.2", "gpus": [made_up_gpu(n, gpus) for n in range(gpus)],
+        "cuda_driver": "12.2", "confidential": {"on": False, "ready": False},
+        "gpus": [made_up_gpu(n, gpus) for n in range(gpus)],
     }  # fmt: skip
+
+
+def nvlinks_later(machine: Data, seconds: float = 30.0) -> Data:
+    """The section `nvlinks` of a machine where nothing happened meanwhile.
+
+    Args:
+        machine: The section `nvml`, with its `at`.
+        seconds: How long after it.
+    """
+    gpus = [{"index": gpu["index"], "nvlinks": gpu["nvlinks"]} for gpu in machine["gpus"]]
+    return {"error": None, "gpus": copy.deepcopy(gpus), "at": machine["at"] + seconds}

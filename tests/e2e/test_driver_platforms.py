@@ -143,7 +143,8 @@ def test_a_given_pair_takes_the_place_of_the_one_before(ubuntu, place):
     subject = ["-subj", f"/CN={name}", "-outform", "DER", "-out", pair["certificate"]]
     make = ["openssl", "req", "-new", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", pair["key"]]
     subprocess.run([*make, *subject], check=True, capture_output=True)
-    ubuntu.converge(
+    run = ubuntu.converge if place else ubuntu.apply
+    run(
         INSTALL_DRIVER,
         nvidia_driver_source="nvidia",
         nvidia_driver_branch=580,

@@ -2,12 +2,18 @@
 
 from collections import defaultdict
 
+import pytest
+
 from gpukiln.verify.checks import check
+from gpukiln.verify.facts import ERROR
 from gpukiln.verify.gpu_facts import (
+    COMPLETED,
     P2P_STATUS,
     TOPOLOGY,
     check_readable,
+    fabric_troubles,
     is_bridged,
+    is_divided,
     label,
     linked,
     links,
@@ -19,7 +25,17 @@ ALL = ("image", "node", "eks-node")
 NEEDS = ("gpu", "several-gpus")
 BEFORE = ("gpu.driver-loaded", "gpu.nvml")
 OK, DISABLED, UNKNOWN = 0, 4, 6
-COMPLETED = 3  # of a fabric's states
+CRC_A_SECOND = 100
+"""From so many CRC errors a second on a link is bad, and from one retry or recovery.
+
+NVIDIA's own limits of growth: DCGM, modules/health/DcgmHealthWatch.cpp, DCGM_LIMIT_MAX_NVLINK_CRC_ERROR. What
+counters have come to since the driver was loaded says nothing: healthy H100 failed by it
+(aws/eks-node-monitoring-agent#261).
+"""
+
+
+def listed(numbers):
+    return ", ".join(map(str, numbers))
 
 
 def pairs(gpus):
@@ -44,19 +60,25 @@ def pairs(gpus):
     fix="Compare `nvidia-smi topo -m` with the board's manual; update the firmware.",
 )
 def test_topology(facts):
-    ways, levels = {}, defaultdict(int)
+    ways, levels, untold = {}, defaultdict(int), 0
     for gpu, other, said, way in pairs(nvml_gpus(facts)):
         check_readable(gpu, said["ancestor"], way)
+        if said["ancestor"] is None:  # a virtual GPU has no place on a bus
+            untold += 1
+            continue
         assert said["ancestor"] in TOPOLOGY, f"{way}: level {said['ancestor']}, wanted one that NVML knows"
         ways[gpu["index"], other["index"]] = said["ancestor"]
         levels[TOPOLOGY[said["ancestor"]]] += 1
     odd = [
         f"GPU {a} to {b}: {TOPOLOGY[level]}, back: {TOPOLOGY[ways[b, a]]}"
         for (a, b), level in ways.items()
-        if ways[b, a] != level
+        if ways.get((b, a), level) != level
     ]
     assert not odd, f"found {'; '.join(odd)}; wanted the same in both directions"
-    facts.note(", ".join(f"{n // 2} x {level}" for level, n in levels.items()))
+    if not ways:
+        pytest.skip("not told by any GPU: they are virtual")
+    known = [f"{(n + 1) // 2} x {level}" for level, n in levels.items()]
+    facts.note(", ".join(known + ([f"{untold} directions not told"] if untold else [])))
 
 
 @check(
@@ -75,8 +97,13 @@ def test_topology(facts):
     "exact version, and start it.",
 )
 def test_p2p(facts):
-    count, without = 0, set()
-    for gpu, other, said, way in pairs(nvml_gpus(facts)):
+    count, without, gpus = 0, set(), nvml_gpus(facts)
+    divided = [gpu["index"] for gpu in gpus if is_divided(gpu)]
+    if divided and len(gpus) - len(divided) < 2:
+        pytest.skip(f"MIG is on, and a divided GPU has no peers: GPU {listed(divided)}")
+    for gpu, other, said, way in pairs(gpus):
+        if gpu["index"] in divided or other["index"] in divided:
+            continue
         for kind in ("read", "write"):
             status = said["p2p"][kind]
             check_readable(gpu, status, f"{way}: peer {kind}")
@@ -86,12 +113,79 @@ def test_p2p(facts):
             assert status == OK or not must, f"{way}: peer {kind} is {found}, wanted ok"
             count += status == OK
             without |= {found} if status != OK else set()
-    facts.note(f"{count // 2} ways ok" + (f"; others: {', '.join(sorted(without))}" if without else ""))
+    notes = [f"{count // 2} ways ok"]
+    notes += [f"others: {', '.join(sorted(without))}"] if without else []
+    notes += [f"MIG is on, no peers: GPU {listed(divided)}"] if divided else []
+    facts.note("; ".join(notes))
+
+
+def judge_states(gpus):
+    """Notes on how many NVLinks are active: as many on each GPU of a model, and some.
+
+    Fewer than there are is common: a virtual machine with 1 to 4 of an NVSwitch's GPUs has 0 to 6 of 12
+    (Fabric Manager user guide, "Full Passthrough Virtualization Model"), H100 NVL has 12 of 18
+    (Azure/azurehpc-health-checks#162).
+    """
+    models, notes = defaultdict(list), []
+    for gpu in gpus:
+        if not is_divided(gpu):
+            found = links(gpu)
+            up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
+            models[str(read(gpu, "name"))].append((gpu, up, down))
+    for name, alike in models.items():
+        shown = "; ".join(
+            f"{label(gpu)} {len(up)} of {len(up + down)}" + (f", not {listed(down)}" if down else "")
+            for gpu, up, down in alike
+        )
+        assert len({len(up) for _, up, _ in alike}) == 1, (
+            f"active NVLinks of {name}: {shown}; wanted as many on each of them"
+        )
+        gpu, up, down = alike[0]
+        assert up or not down or is_bridged(gpu), (
+            f"all NVLinks of all {name} are inactive, wanted some active"
+        )
+        notes.append(f"{len(up)}{f' of {len(up + down)}' if down else ''} links on each {name}")
+    divided = [gpu["index"] for gpu in gpus if is_divided(gpu)]
+    return notes + ([f"MIG is on, links not judged: GPU {listed(divided)}"] if divided else [])
+
+
+def judge_counters(facts, gpus):
+    """Notes on what the error counters of active NVLinks have come to; they must not have grown meanwhile."""
+    again = facts["nvlinks"]
+    assert not again["error"], f"NVML answered, and then no more: {again['error'][ERROR]}"
+    seconds = max(again["at"] - facts["nvml"]["at"], 1.0)
+    then, counted = {gpu["index"]: gpu for gpu in again["gpus"]}, {}
+    for gpu in gpus:
+        assert gpu["index"] in then, f"{label(gpu)} was listed, and {seconds:.0f} s later no more"
+        after = {link["link"]: link for link in links(then[gpu["index"]])}
+        for link in (link for link in links(gpu) if link["state"]):
+            where = f"{label(gpu)}: NVLink {link['link']}"
+            now = after.get(link["link"], {"state": None})
+            assert now["state"], f"{where} is inactive {seconds:.0f} s after it was active, wanted active"
+            for kind, before in link["errors"].items():
+                for found in (before, now["errors"][kind]):
+                    check_readable(gpu, found, f"NVLink {link['link']}: {kind} errors")
+                if None not in (before, now["errors"][kind]):
+                    judge_growth(f"{where}: {kind} errors", kind, now["errors"][kind] - before, seconds)
+                    counted[f"GPU {gpu['index']} link {link['link']} {kind}"] = now["errors"][kind]
+    some = [f"{errors} ({where})" for where, errors in counted.items() if errors]
+    some[3:] = [f"{len(some) - 3} more counters above 0"] if len(some) > 3 else []
+    if not counted:
+        return ["errors not told"]
+    return [f"errors since the driver was loaded: {', '.join(some)}"] if some else []
+
+
+def judge_growth(what, kind, more, seconds):
+    if kind in ("replay", "recovery"):
+        assert more < 1, f"{what} grew by {more} in {seconds:.0f} s, wanted no growth"
+    assert more < CRC_A_SECOND * seconds, (
+        f"{what} grew by {more / seconds:.0f} a second, wanted less than {CRC_A_SECOND}"
+    )
 
 
 @check(
     id="multi-gpu.nvlink",
-    title="Every NVLink is active, without errors, and as many as on the other GPUs of the model",
+    title="GPUs of one model have equally many active NVLinks, and some; their errors don't grow",
     layer="multi-gpu",
     profiles=ALL,
     needs=NEEDS,
@@ -102,32 +196,22 @@ def test_p2p(facts):
     ),
     after=BEFORE,
     fix="`nvidia-smi nvlink -s` and `-e`: reset the GPUs; seat the bridge again; replace the GPU or the "
-    "baseboard if the link stays down.",
+    "baseboard if the link stays down or its errors go on.",
 )
 def test_nvlink(facts):
-    active: dict[str, dict[str, int]] = defaultdict(dict)
-    for gpu in nvml_gpus(facts):
-        found = links(gpu)
-        down = [str(link["link"]) for link in found if not link["state"]]
-        assert not down or is_bridged(gpu), (
-            f"{label(gpu)}: NVLink {', '.join(down)} of {len(found)} is inactive, wanted all active"
-        )
-        for link in found:
-            for kind, errors in link["errors"].items():
-                check_readable(gpu, errors, f"NVLink {link['link']}: {kind} errors")
-                assert not errors, f"{label(gpu)}: NVLink {link['link']} has {errors} {kind} errors, wanted 0"
-        active[str(read(gpu, "name"))][label(gpu)] = len(found) - len(down)
-    for name, counts in active.items():
-        listed = ", ".join(f"{gpu} {count}" for gpu, count in counts.items())
-        assert len(set(counts.values())) == 1, (
-            f"active NVLinks of {name}: {listed}; wanted as many on each of them"
-        )
-    facts.note(", ".join(f"{next(iter(c.values()))} links on each {name}" for name, c in active.items()))
+    """What has MIG on is exempt. Counters are read twice, with CUDA's work between."""
+    gpus = nvml_gpus(facts)
+    notes = judge_states(gpus)
+    if any(link["state"] for gpu in gpus for link in links(gpu)):
+        notes += judge_counters(facts, gpus)
+    elif all(is_divided(gpu) for gpu in gpus):
+        pytest.skip(f"MIG is on, and NVLinks are off then: GPU {listed(gpu['index'] for gpu in gpus)}")
+    facts.note("; ".join(notes))
 
 
 @check(
     id="multi-gpu.fabric",
-    title="Every GPU of an NVSwitch machine has joined the fabric",
+    title="Every GPU of an NVSwitch machine has joined the fabric, which calls itself healthy",
     layer="multi-gpu",
     profiles=ALL,
     needs=NEEDS,
@@ -146,5 +230,7 @@ def test_fabric(facts):
             assert (state, status) == (COMPLETED, 0), (
                 f"{label(gpu)}: the fabric's state is {state}, its status {status}; wanted 3 (completed), 0"
             )
+            troubles = fabric_troubles(gpu)
+            assert not troubles, f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
             joined += 1
     facts.note(f"{joined} GPUs in the fabric" if joined else "no GPU has a fabric")

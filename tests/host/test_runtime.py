@@ -6,6 +6,7 @@ from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node")
 TOOLKIT = "component:nvidia_container_toolkit"
+NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # that CUDA opens beside the GPU's own
 JOURNAL = "`journalctl -b -u {0}` on the machine shows what the daemon rejects."
 
 
@@ -14,7 +15,7 @@ JOURNAL = "`journalctl -b -u {0}` on the machine shows what the daemon rejects."
     title="Docker is active and answers",
     layer="runtime",
     profiles=ALL,
-    needs=("component:docker",),
+    needs=("systemd", "component:docker"),
     causes=(
         "daemon.json has a key that this version does not know, or one that is a flag of the unit too",
         "containerd does not run",
@@ -40,7 +41,7 @@ def test_docker(facts):
     title="Docker accepts its daemon.json, and runs with it",
     layer="runtime",
     profiles=ALL,
-    needs=("component:docker",),
+    needs=("systemd", "component:docker"),
     causes=(
         "it was edited by hand, or by a tool that overwrites instead of merging",
         "it was written after Docker had started",
@@ -72,7 +73,7 @@ def test_daemon_json(facts):
     title="containerd is active and its configuration can be loaded",
     layer="runtime",
     profiles=ALL,
-    needs=("component:containerd",),
+    needs=("systemd", "component:containerd"),
     causes=("a file in conf.d is of another schema version than this containerd",),
     fix=JOURNAL.format("containerd"),
 )
@@ -141,19 +142,30 @@ def test_containerd_nvidia(facts):
 
 @check(
     id="runtime.cdi",
-    title="The CDI specification exists and is of the loaded driver",
+    title="The CDI specification exists, is of the loaded driver, and gives containers what CUDA opens",
     layer="runtime",
     profiles=ALL,
     needs=("gpu", TOOLKIT),
     causes=(
         "the driver was changed after the specification was made",
         "nvidia-cdi-refresh did not run at boot",
+        "nvidia-uvm was not loaded yet when it was made: nvidia-ctk writes the nodes that it finds",
     ),
-    fix="`systemctl restart nvidia-cdi-refresh`, or "
+    fix="`nvidia-modprobe -u -c 0`, then `systemctl restart nvidia-cdi-refresh`, or "
     "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`.",
 )
 def test_cdi(facts):
+    """nvidia-smi never opens nvidia-uvm, so that containers list GPUs without it; CUDA does not start there.
+
+    NVIDIA/nvidia-container-toolkit, issue 50 and pull request 1979.
+    """
     found, loaded = facts["gpus"]["cdi"], facts["gpus"]["module"]
     assert found, "found no specification of nvidia.com/gpu in /etc/cdi or /var/run/cdi"
-    stale = [f"{path} names driver {', '.join(v) or 'none'}" for path, v in found.items() if v != [loaded]]
+    drivers = {path: spec["drivers"] for path, spec in found.items()}
+    stale = [f"{path} names driver {', '.join(v) or 'none'}" for path, v in drivers.items() if v != [loaded]]
     assert not stale, f"{'; '.join(stale)}; wanted {loaded}"
+    for path, spec in found.items():
+        lacking = [node for node in NODES if node not in spec["nodes"]]
+        assert not lacking, (
+            f"{path} has no {' and no '.join(lacking)}, wanted it: CUDA starts in no container without it"
+        )

@@ -81,6 +81,16 @@ def put(path: str, value: Any) -> Fault:
     return inject
 
 
+def later(path: str, value: Any, index: int = 0) -> Fault:
+    """A fault of a GPU's NVLinks that NVML shows when it is asked again."""
+    return lambda data: gpu(f"nvlinks/{path}", value, index)({"nvml": data["nvlinks"]})
+
+
+def no_link(index: int) -> Fault:
+    """All of a GPU's NVLinks are inactive."""
+    return both(*(gpu(f"nvlinks/{number}/state", False, index) for number in range(12)))
+
+
 GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     "runtime.containerd-nvidia": [
         (containerd(runtimes=["runc"]), "containerd's runtimes are runc"),
@@ -140,7 +150,8 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     ],
     "gpu.clocks": [
         (gpu("clocks/max_sm", 0), "0 MHz"),
-        (gpu("clocks/max_sm", None), "None MHz"),
+        (both(gpu("temperature/margin", -4), gpu("temperature/tlimit/slowdown", -3)), "margin of -4 degrees"),
+        (gpu("temperature/margin", UNKNOWN), "Unknown Error"),
         (gpu("temperature/gpu", 92), "92 degrees, wanted less than 92"),
         (gpu("temperature/gpu", LOST), "GPU is lost"),
     ],
@@ -167,7 +178,7 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     ],
     "multi-gpu.topology": [
         (gpu("peers/0/ancestor", 50), "several switches, back"),
-        (gpu("peers/0/ancestor", None), "level None"),
+        (gpu("peers/0/ancestor", 35), "level 35"),
         (gpu("peers/0/ancestor", UNKNOWN), "Unknown Error"),
         (gpu("peers", []), "NVML was not asked"),
     ],
@@ -179,11 +190,19 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (both(gpu("nvlinks", None), gpu("peers/0/p2p/read", 42)), "status 42"),
     ],
     "multi-gpu.nvlink": [
-        (gpu("nvlinks/3/state", False), "NVLink 3 of 12 is inactive"),
+        (gpu("nvlinks/3/state", False), "GPU 0 (00000000:00:1E.0) 11 of 12, not 3; GPU 1"),
+        (both(no_link(0), no_link(1)), "all NVLinks of all NVIDIA A100-SXM4-40GB are inactive"),
         (gpu("nvlinks/3/state", LOST), "NVLink 3: GPU is lost"),
         (gpu("nvlinks", LOST), "GPU is lost"),
-        (gpu("nvlinks/2/errors/crc_flit", 5), "5 crc_flit errors"),
+        (later("2/errors/crc_flit", 3000), "NVLink 2: crc_flit errors grew by 100 a second"),
+        (later("2/errors/recovery", 1), "recovery errors grew by 1 in 30 s, wanted no"),
+        (later("2/errors/replay", 7), "NVLink 2: replay errors grew by 7 in 30 s"),
+        (later("2/state", False), "NVLink 2 is inactive 30 s after it was active"),
         (gpu("nvlinks/2/errors/replay", UNKNOWN), "Unknown Error"),
+        (later("2/errors/replay", UNKNOWN), "Unknown Error"),
+        (lambda d: d["nvlinks"]["gpus"][0].update(nvlinks=LOST), "GPU is lost"),
+        (put("nvlinks/gpus", []), "was listed, and 30 s later no more"),
+        (put("nvlinks/error", LOST), "no more: GPU is lost"),
         (both(names("NVIDIA A100-PCIE-40GB"), gpu("nvlinks/0/state", False)), "as many on each"),
         (gpu("nvlinks", None, 1), "as many on each"),
     ],
@@ -191,6 +210,12 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (gpu("fabric/state", 2), "state is 2"),
         (gpu("fabric/status", 999), "status 999"),
         (gpu("fabric/state", LOST), "GPU is lost"),
+        (gpu("fabric/health", 0x52), "reports route unhealthy"),
+        (gpu("fabric/health", 0x582), "incorrect configuration 5"),
+    ],
+    "gpu.confidential": [
+        (put("nvml/confidential", {"on": True, "ready": False}), "ready state is off, wanted set"),
+        (put("nvml/confidential/on", UNKNOWN), "on: Unknown Error"),
     ],
     "monitoring.nvtop": [
         (lambda d: d["monitoring"].update(nvtop={"rc": 127, "out": "nvtop: not found"}), "exits 127")

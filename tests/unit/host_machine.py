@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from tests.doubles.nvml_machine import made_up_machine
+from tests.doubles.nvml_machine import made_up_machine, nvlinks_later
 
 KERNEL = "6.1.0-44-cloud-amd64"
 DRIVER = "535.309.01"
@@ -48,11 +48,14 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
            "persistence": "Enabled"}  # fmt: skip
     gpu = {"index": 0, "bus_id": "0000:00:1e.0", "name": "Tesla T4", "ok": True, "busy": False, "error": None,
            "elements": 1 << 24, "kernel_ms": 9.0, "h2d_gb_s": 12.3, "d2h_gb_s": 13.1,
-           "link": {"speed": "8.0 GT/s PCIe", "width": "16", "gb_s": 15.75}}  # fmt: skip
+           "pinned": True,
+           "link": {"speed": "8.0 GT/s PCIe", "width": "16", "gb_s": 15.75, "max_speed": "8.0 GT/s PCIe",
+                    "max_width": "16", "max_gb_s": 15.75}}  # fmt: skip
     reduced = {"tried": True, "reason": "", "ok": True, "error": None, "wrong": [], "elements": 1 << 20,
                "ms": 3.0, "direct": 2, "through_host": []}  # fmt: skip
     blacklist = "/etc/modprobe.d/nvidia-blacklists-nouveau.conf"
     runtimes = ["nvidia", "runc"] if toolkit else ["runc"]
+    nvml = {**made_up_machine(gpus), "at": 1000.0}
     return {
         "record": {"error": None, "data": {
             "schema": 1, "image": "eks-gpu", "digest": "d", "git_commit": "c",
@@ -92,17 +95,22 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes, "joined": {}},
         "nodeadm": {"installed": False},
         "gpus": {"pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
+                 "container": False, "log_gap": None, "log_lost": None,
                  "module": DRIVER if gpus else None,
                  "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],
-                 "cdi": {"/var/run/cdi/nvidia.yaml": [DRIVER]}},
-        "nvml": made_up_machine(gpus),
+                 "cdi": {"/var/run/cdi/nvidia.yaml": {
+                     "drivers": [DRIVER], "nodes": ["/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]}}},
+        "nvml": nvml, "nvlinks": nvlinks_later(nvml),
         "monitoring": {"nvtop": {"rc": 0, "out": "nvtop version 3.0.1"}, "dcgm": {
             "ran": bool(gpus), "rc": 0, "out": "", "problem": None,
             "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}]}},
-        "cuda": {"error": None, "mig": False, "xids": [], "all_reduce": reduced,
-                 "gpus": [copy.deepcopy(gpu) for _ in range(gpus)]},
+        "cuda": {"error": None, "mig": False, "xids": [], "log_gap": None, "pids": [4242],
+                 "all_reduce": reduced,
+                 "gpus": [{**copy.deepcopy(gpu), "index": n, "bus_id": f"0000:00:{0x1E + n:x}.0"}
+                          for n in range(gpus)]},
         "container": {engine: {"rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus}
                       for engine in ("docker", "containerd", "podman") if gpus},
-        "boot": {"boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [], "units": units,
+        "boot": {"booted": True, "boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [],
+                 "units": units,
                  "startup_s": 37.2, "startup": "", "journal": []},
     }  # fmt: skip

@@ -23,7 +23,7 @@ def container() -> Data:
             "components": {n: {"status": "installed", "version": v} for n, v in VERSIONS.items()},
         }},
         "os": {"id": "debian", "version": "12", "family": "debian"},
-        "gpus": {"pci": [], "module": None, "xids": []},
+        "gpus": {"pci": [], "container": True, "module": None},
         "hung": {"tools": [], "kernel": []},
         "runner": {
             "user": {"uid": 1001, "name": "runner", "home": "/home/runner", "root_without_password": False},

@@ -166,6 +166,11 @@ def test_an_image_without_fabric_manager_meets_no_nvswitch(proven):  # noqa: F81
     assert check_machines(fitting, ["p4d.24xlarge"]) == ("p4d.24xlarge",)
     with pytest.raises(IncompatibleError, match="does not know the H200"):
         check_machines(fitting, ["p5en.48xlarge"])
+    newer = replace(fitting, base="eks-al2023", driver="580.178.04", modules="open")
+    with pytest.raises(IncompatibleError, match="needs NVLink's subnet manager, and ami-1 has none"):
+        check_machines(newer, ["p6-b200.48xlarge"])
+    meant = replace(newer, instance_types=("p6-b200.48xlarge",))
+    assert check_machines(meant, ["p6-b200.48xlarge"]) == ("p6-b200.48xlarge",)
 
 
 def test_an_image_is_judged_by_its_tags_where_nobody_has_its_record(judge):

@@ -239,3 +239,14 @@ def test_nvswitch_needs_a_fabric_manager() -> None:
     assert not compat.check_fabric_manager("debian-12", base("debian-12"), ["p5.4xlarge"])
     ubuntu = "eks-ubuntu-22.04"
     assert not compat.check_fabric_manager(ubuntu, base(ubuntu), ["p5.48xlarge"])
+
+
+@pytest.mark.parametrize("name", ["p6-b200.48xlarge", "p6-b300.48xlarge"])
+def test_what_has_its_switches_behind_nvlink_s_subnet_manager_needs_that(name: str) -> None:
+    for system in ("debian-12", "eks-ubuntu-22.04"):
+        (found,) = compat.check_fabric_manager(system, base(system), ["p5.48xlarge", name])
+        assert (found.level, found.rule) == ("error", "fabric-manager")
+        assert found.message.startswith(f"{name} needs NVLink's subnet manager (NVLSM) beside the fabric")
+        assert "eks-al2023" in found.hint
+    for system in ("eks-al2023", "eks-al2023-nvidia"):
+        assert not compat.check_fabric_manager(system, base(system), ["p5.48xlarge", name])

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from gpukiln.verify import gather_pcie
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts, applies
 from gpukiln.verify.gather_cuda import ELEMENTS
@@ -31,13 +32,14 @@ FEW = 1 << 22  # elements: a quarter of the real number, but in the tests of wha
 LAST = "0000:1d:00.0"  # the last of four
 SECTION = """
 import json, sys
-from gpukiln.verify import gather_base, gather_child, gather_cuda
-gather_base.PCI = gather_cuda.PCI = sys.argv[1]
+from gpukiln.verify import gather_base, gather_child, gather_cuda, gather_pcie
+gather_base.PCI = gather_pcie.PCI = sys.argv[1]
+gather_base.in_container = lambda: False
 gather_cuda.ELEMENTS, gather_cuda.COPYING_S = int(sys.argv[3]), 0.05
 gather_child.os.kill = (lambda *_: None) if sys.argv[4:] else gather_child.os.kill
-gather_cuda.INIT_S = gather_cuda.GPU_S = gather_cuda.ALL_REDUCE_S = float(sys.argv[2])
+gather_cuda.INIT_S = gather_cuda.GPU_S = gather_cuda.STEP_S = float(sys.argv[2])
 print(json.dumps({"cuda": gather_cuda.cuda(), "gpus": {"pci": gather_base.pci_gpus()},
-                  "expected": {"mig": None, "bandwidth_share": None}}))
+                  "expected": {"mig": None, "bandwidth_share": None}, "nvml": {"gpus": []}}))
 """
 Ask = Callable[..., Facts]
 
@@ -130,6 +132,7 @@ def test_four_good_gpus_pass(ask: Ask, tmp_path: Path) -> None:
         ("element", f"in 1 of 4096 blocks of 1024 elements, first in element {FEW - 12345}: "),
         ("unwritten", f"first in element {FEW - 256}: 0x00000000"),
         ("init-100", "cuInit: error 100"),
+        ("init-802", "cuInit: error 802"),
         ("init-803", "cuInit: error 803"),
         ("init-999", "cuInit: error 999"),
         ("no-device", "CUDA finds no GPU"),
@@ -173,18 +176,35 @@ def test_slow_copies_are_found(ask: Ask, fault: str, words: str) -> None:
         ("8.0 GT/s PCIe", "16", 15.75), ("16.0 GT/s PCIe", "8", 15.75), ("5 GT/s", "4", 2.0),
         ("32.0 GT/s PCIe", "16", 63.02), ("64.0 GT/s PCIe", "16", 128.0),
         ("Unknown", "16", None), ("8.0 GT/s PCIe", "0", None), ("8.0 GT/s PCIe", "63", None),
+        ("8.0 GT/s PCIe", "3", None),
     ],
 )  # fmt: skip
 def test_rate_of_a_link(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, speed: str, width: str, gb_s: float | None
 ) -> None:
-    from gpukiln.verify import gather_cuda  # noqa: PLC0415
-
-    monkeypatch.setattr(gather_cuda, "PCI", str(tmp_path))
+    monkeypatch.setattr(gather_pcie, "PCI", str(tmp_path))
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "current_link_speed").write_text(speed + "\n")
     (tmp_path / "gpu" / "current_link_width").write_text(width + "\n")
-    assert gather_cuda._link("gpu")["gb_s"] == gb_s
+    assert gather_pcie.link("gpu")["gb_s"] == gb_s
+
+
+@pytest.mark.parametrize(
+    ("most", "gb_s"),
+    [
+        (("8.0 GT/s PCIe", "16"), 15.75), (("16.0 GT/s PCIe", "16"), 15.75), (("Unknown", "255"), 15.75),
+        (("8.0 GT/s PCIe", "8"), None), (("5.0 GT/s PCIe", "16"), None),
+    ],
+)  # fmt: skip
+def test_a_link_that_the_gpu_is_not_made_for_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: tuple[str, str], gb_s: float | None
+) -> None:
+    monkeypatch.setattr(gather_pcie, "PCI", str(tmp_path))
+    (tmp_path / "gpu").mkdir()
+    for prefix, (speed, width) in (("current", ("8.0 GT/s PCIe", "16")), ("max", most)):
+        (tmp_path / "gpu" / f"{prefix}_link_speed").write_text(speed + "\n")
+        (tmp_path / "gpu" / f"{prefix}_link_width").write_text(width + "\n")
+    assert gather_pcie.link("gpu")["gb_s"] == gb_s
 
 
 def test_a_fault_of_one_gpu_hides_no_other(ask: Ask) -> None:
@@ -217,6 +237,26 @@ def test_gpus_that_do_not_reach_each_other_go_through_the_host(ask: Ask, fault: 
     outcome, note = judge(REDUCE, ask(fault, gpus=4))
     assert outcome == "passed"
     assert f"{said} from GPU to GPU, through the host 0000:1" in note
+
+
+def test_many_peers_take_longer_than_one(ask: Ask) -> None:
+    """12 mappings of 0.4 s each; none of them takes the 3 s that one step may take."""
+    outcome, note = judge(REDUCE, ask("peer-slow", gpus=4, limit_s=3))
+    assert (outcome, "12 of 12 copies directly" in note) == ("passed", True), note
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("slice", "a MIG device has some of its GPU's copy engines"),
+        ("unpinned", "CUDA gave no pinned memory"),
+    ],
+)
+def test_copies_that_are_slow_by_design_are_no_fault(ask: Ask, fault: str, why: str) -> None:
+    facts = ask(fault, link=("64.0 GT/s PCIe", "32"))
+    assert judge(KERNEL, facts)[0] == "passed"
+    outcome, reason = judge(BANDWIDTH, facts)
+    assert (outcome, why in reason) == ("not_run", True), reason
 
 
 def test_a_hung_call_ends_in_time_and_the_next_gpu_is_tested(ask: Ask) -> None:

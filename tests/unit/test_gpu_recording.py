@@ -35,6 +35,8 @@ def test_a_recording_names_nobody_and_replays_as_it_was(tmp_path: Path) -> None:
     machine = made_up_machine()
     private = {"uuid": "GPU-5e1f", "serial": "1652923000417"}
     machine["gpus"][0].update(private)
+    machine["gpus"][0]["fabric"]["cluster"] = private["cluster"] = "7d3b" * 8
+    machine["gpus"][1]["fabric"]["cluster"] = "7d3b" * 8
     machine["gpus"][0]["processes"] = [
         {"pid": 4242, "name": "/home/eve/train", "kind": "compute", "memory": 9}
     ]
@@ -44,8 +46,10 @@ def test_a_recording_names_nobody_and_replays_as_it_was(tmp_path: Path) -> None:
     assert found["pci"] == PCI
     gpu = found["nvml"]["gpus"][0]
     assert gpu["processes"] == [{"pid": 1000, "name": "process-1000", "kind": "compute", "memory": 9}]
-    assert {k: v for k, v in gpu.items() if k not in ("uuid", "serial", "processes")} == {
-        k: v for k, v in machine["gpus"][0].items() if k not in ("uuid", "serial", "processes")
+    assert [g["fabric"]["cluster"] for g in found["nvml"]["gpus"]] == [f"{1:032x}"] * 2
+    own = ("uuid", "serial", "processes", "fabric")
+    assert {k: v for k, v in gpu.items() if k not in own} == {
+        k: v for k, v in machine["gpus"][0].items() if k not in own
     }
     assert record(library, spec, found["nvml"]) == found
 

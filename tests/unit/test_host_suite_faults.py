@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify.catalog import load_checks
-from gpukiln.verify.facts import Facts, applies
-from gpukiln.verify.gather_base import NotReachedError
 from tests.unit.host_gpu_faults import GPU_FAULTS
+from tests.unit.host_judge import CHECKS, judge
 from tests.unit.host_machine import BOOT, DRIVER, KERNEL, TOOLKIT, Data, machine
 from tests.unit.host_runner_faults import RUNNER_FAULTS, container
-
-CHECKS = load_checks()
 
 
 def put(path: str, value: Any) -> Callable[[Data], None]:
@@ -207,33 +203,12 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     ],
     "runtime.cdi": [
         (put("gpus/cdi", {}), "no specification"),
-        (put("gpus/cdi", {"/etc/cdi/nvidia.yaml": ["535.261.03"]}), "535.261.03"),
+        (put("gpus/cdi/a", {"drivers": ["535.261.03"], "nodes": []}), "a names driver 535.261.03"),
+        (put("gpus/cdi/a", {"drivers": [DRIVER], "nodes": ["/dev/nvidiactl"]}), "a has no /dev/nvidia-uvm"),
     ],
     **GPU_FAULTS,
     **RUNNER_FAULTS,
 }
-
-
-def judge(
-    check_id: str, data: Data, *, profile: str = "image", expect_gpus: int | None = 1
-) -> tuple[str, str]:
-    """Outcome and reason of one check, decided as the plugin does."""
-    check, function = CHECKS[check_id]
-    if check_id in RUNNER_FAULTS:
-        profile, expect_gpus = "runner", None
-    facts = Facts(data, profile)
-    try:
-        answer = applies(check, facts, profile=profile, expect_gpus=expect_gpus)
-        if answer.answer != "run":
-            return {"fail": "failed"}.get(answer.answer, answer.answer), answer.reason
-        function(facts)
-    except AssertionError as error:
-        return "failed", str(error)
-    except pytest.skip.Exception as reason:
-        return "not_run", str(reason)
-    except NotReachedError as reason:
-        return "not_reached", str(reason)
-    return "passed", facts.take_note()
 
 
 def suitable(check_id: str) -> Data:
@@ -284,7 +259,7 @@ def test_fault_is_found(check_id: str, fault: Callable[[Data], Any], words: str)
 @pytest.mark.parametrize("section", [s for s in machine() if s != "record"])
 def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None:
     """Whoever reads the section fails with the reason, and somebody reads each."""
-    data = machine()
+    data = machine(gpus=2)
     data[section] = {"_error": "RuntimeError: tool is broken"}
     failed = [r for o, r in (judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS) if o == "failed"]
     assert failed
@@ -293,7 +268,7 @@ def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None
 
 @pytest.mark.parametrize("section", [s for s in machine() if s != "record"])
 def test_a_section_that_was_not_reached_neither_passes_nor_fails(section: str) -> None:
-    data = machine()
+    data = machine(gpus=2)
     data[section] = {"_not_reached": "kmod hangs"}
     found = {i: judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS}
     assert "not_reached" in {outcome for outcome, _ in found.values()}

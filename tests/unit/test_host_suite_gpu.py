@@ -1,11 +1,12 @@
 """What the checks of the GPUs let pass, and why."""
 
 import pytest
-from test_host_suite_faults import CHECKS, judge, machine
 
 from gpukiln.verify import gather
 from gpukiln.verify.facts import Facts
-from tests.unit.host_gpu_faults import XID_79, cuda, gpu
+from tests.unit.host_gpu_faults import XID_79, Data, both, cuda, gpu, later, no_link
+from tests.unit.host_judge import CHECKS, judge
+from tests.unit.host_machine import machine
 
 
 def test_an_application_s_xid_is_noted_on_a_live_node_and_fails_an_image() -> None:
@@ -43,6 +44,7 @@ def test_a_narrow_link_that_a_hypervisor_shows_for_every_gpu_is_noted() -> None:
     data = machine(gpus=2)
     data["boot"]["virtualization"] = "kvm"
     gpu("pcie/width", 8)(data)
+    cuda(h2d_gb_s=7.5, d2h_gb_s=7.5)(data)
     assert judge("gpu.pcie-link", data)[0] == "failed"
     gpu("pcie/width", 8, 1)(data)
     outcome, note = judge("gpu.pcie-link", data)
@@ -58,6 +60,89 @@ def test_gpus_without_nvlink_need_no_peer_access_and_no_fabric() -> None:
     assert judge("multi-gpu.p2p", data) == ("passed", "0 ways ok; others: chipset not supported")
     assert judge("multi-gpu.nvlink", data)[0] == "passed"
     assert judge("multi-gpu.fabric", data) == ("passed", "no GPU has a fabric")
+
+
+def divide(data: Data, *indexes: int) -> None:
+    """MIG on, as on Hopper: the NVLinks stay active, and nobody has peers."""
+    for found in data["nvml"]["gpus"]:
+        divided = found["index"] in indexes
+        found["mig"] = {"current": divided, "pending": divided}
+        for peer in found["peers"]:
+            if divided or peer["index"] in indexes:
+                peer["p2p"].update(read=2, write=2)
+
+
+def test_what_has_mig_on_needs_no_nvlink_and_no_peers_and_it_is_said() -> None:
+    data = machine(gpus=2)
+    divide(data, 0)
+    assert judge("multi-gpu.p2p", data) == ("not_run", "MIG is on, and a divided GPU has no peers: GPU 0")
+    outcome, note = judge("multi-gpu.nvlink", data)
+    assert outcome == "passed"
+    assert note == "12 links on each NVIDIA A100-SXM4-40GB; MIG is on, links not judged: GPU 0"
+    later("2/errors/recovery", 1)(data)
+    assert judge("multi-gpu.nvlink", data)[0] == "failed"  # its links are active, and their errors count
+    both(no_link(0), no_link(1))(data)
+    assert judge("multi-gpu.nvlink", data)[0] == "failed"  # GPU 1 is whole
+    divide(data, 0, 1)
+    outcome, reason = judge("multi-gpu.nvlink", data)
+    assert (outcome, reason) == ("not_run", "MIG is on, and NVLinks are off then: GPU 0, 1")
+
+
+def test_what_a_gpu_does_not_tell_is_said_beside_what_the_other_tells() -> None:
+    data = machine(gpus=2)
+    for path in ("clocks/max_sm", "temperature/slowdown", "throttle/mask", "pcie/width", "peers/0/ancestor"):
+        gpu(path, None)(data)
+    for check_id, words in {
+        "gpu.clocks": "GPU 0 (00000000:00:1E.0): clock and heat not told",
+        "gpu.throttle": "GPU 0 (00000000:00:1E.0): not told",
+        "gpu.pcie-link": "GPU 0 (00000000:00:1E.0): not told",
+        "multi-gpu.topology": "1 x several switches, 1 directions not told",
+    }.items():
+        outcome, note = judge(check_id, data)
+        assert outcome == "passed"
+        assert words in note
+
+
+def test_a_ready_state_that_is_not_told_is_no_fault_and_no_pass() -> None:
+    data = machine()
+    assert judge("gpu.confidential", data) == ("passed", "off")
+    data["nvml"]["confidential"] = {"on": True, "ready": None}
+    assert judge("gpu.confidential", data)[0] == "not_run"
+    data["nvml"]["confidential"] = {"on": True, "ready": True}
+    assert judge("gpu.confidential", data) == ("passed", "on, and ready")
+
+
+def test_t_limit_counts_where_there_is_one_and_its_own_limit_is_no_fault() -> None:
+    data = machine()
+    gpu("temperature/slowdown", 20)(data)  # 31 degrees are above it
+    gpu("temperature/margin", -2)(data)
+    assert judge("gpu.clocks", data)[0] == "failed"
+    gpu("temperature/tlimit/slowdown", -2)(data)
+    assert judge("gpu.clocks", data) == ("passed", "at most 31 degrees")
+
+
+def test_errors_that_an_nvlink_has_come_to_are_noted() -> None:
+    data = machine(gpus=2)
+    for number in range(5):
+        gpu(f"nvlinks/{number}/errors/replay", 40, 1)(data)
+        later(f"{number}/errors/replay", 40, 1)(data)
+    outcome, note = judge("multi-gpu.nvlink", data)
+    assert outcome == "passed"
+    assert note.endswith(
+        "errors since the driver was loaded: 40 (GPU 1 link 0 replay), 40 (GPU 1 link 1 replay), "
+        "40 (GPU 1 link 2 replay), 2 more counters above 0"
+    )
+
+
+def test_dcgm_s_diagnostic_is_not_run_where_it_refuses_mig_and_only_there() -> None:
+    data = machine()
+    words = "Cannot run diagnostic: CUDA does not support enumerating GPUs with MIG mode enabled, yet GPU 0"
+    data["monitoring"]["dcgm"].update(rc=223, out=words, tests=[], problem="its output is no JSON: line 1")
+    assert judge("monitoring.dcgm", data)[0] == "not_run"
+    data["monitoring"]["dcgm"]["tests"] = [
+        {"name": "memory", "status": "Fail", "warning": "MIG, page retired"}
+    ]
+    assert judge("monitoring.dcgm", data)[0] == "failed"
 
 
 def test_one_gpu_is_no_failure_of_what_needs_several() -> None:
@@ -99,7 +184,7 @@ def test_a_fault_beside_a_gpu_in_use_is_found() -> None:
     data = machine(gpus=2)
     cuda(ok=False, busy=True, error="cuMemAlloc_v2: error 2")(data)
     data["cuda"]["gpus"][1].update(ok=False, error="error 214")
-    assert judge("compute.kernel", data) == ("failed", "0000:00:1e.0: error 214")
+    assert judge("compute.kernel", data) == ("failed", "0000:00:1f.0: error 214")
 
 
 def test_a_gpu_hidden_by_mig_is_no_fault_and_no_pass() -> None:
@@ -118,7 +203,7 @@ def test_a_link_that_is_not_known_leaves_its_rate_unjudged() -> None:
     cuda(link={"speed": "Unknown", "width": "0", "gb_s": None})(data)
     outcome, reason = judge("compute.bandwidth", data)
     assert outcome == "not_run"
-    assert "12.3 GB/s to the GPU, 13.1 from it (link Unknown x0)" in reason
+    assert "12.3 GB/s to the GPU, 13.1 from it, link Unknown x0" in reason
 
 
 def test_a_divided_gpu_and_a_slow_link_are_right_where_the_node_says_so() -> None:

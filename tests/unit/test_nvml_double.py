@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_host_suite_faults import judge, machine
 
 from gpukiln.verify import gather_child, gather_nvml
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, Data, made_up_machine
 from tests.unit.host_gpu_faults import gpu
+from tests.unit.host_judge import judge
+from tests.unit.host_machine import machine
 
 ROOT = Path(__file__).parents[2]
 GATHER = """
@@ -64,7 +65,7 @@ def gather(library: Path, spec: Path, pci: list[dict[str, str]] = PCI) -> Data:
 def judged(check_id: str, section: Data) -> tuple[str, str]:
     """A check's outcome on a good machine of which NVML says this."""
     data = machine(gpus=2)
-    data["nvml"] = section
+    data["nvml"] = {**section, "at": data["nvml"]["at"]}
     return judge(check_id, data)
 
 
@@ -141,7 +142,7 @@ def test_errors_and_what_is_not_supported_are_gathered_again(library: Path, spec
     data = made_up_machine()
     first, second = data["gpus"]
     first.update(ecc=dict.fromkeys(first["ecc"]), nvlinks=None, serial=None)
-    first["fabric"] = {"state": None, "status": None}
+    first["fabric"] = dict.fromkeys(first["fabric"])
     second["processes"] = [{"pid": 7, "name": "Xorg", "kind": "graphics", "memory": 4}]
     second["power"]["draw"] = {**UNKNOWN, "_error": "nvmlDeviceGetPowerUsage: Unknown Error"}
     nvml.write_spec(spec, data)
@@ -193,7 +194,7 @@ def within(*path_and_value: Any) -> Callable[[Data], None]:
             within("processes", [{"pid": 7, "name": "Xorg", "kind": "graphics"}]),
             "Xorg (7, graphics)",
         ),
-        ("multi-gpu.nvlink", within("nvlinks/5/state", False), "NVLink 5 of 12 is inactive"),
+        ("multi-gpu.nvlink", within("nvlinks/5/state", False), "11 of 12, not 5"),
         ("multi-gpu.p2p", within("peers/0/p2p/read", 5), "not supported"),
         ("multi-gpu.fabric", within("fabric/state", 1), "state is 1"),
         ("multi-gpu.topology", within("peers/0/ancestor", 50), "across NUMA nodes, back: several switches"),
@@ -218,6 +219,8 @@ def test_a_fault_of_a_gpu_is_found_through_nvml(
         ("gpu.memory-repair", "nvmlDeviceGetRemappedRows"),
         ("gpu.throttle", "nvmlDeviceGetCurrentClocksEventReasons"),
         ("gpu.clocks", "nvmlDeviceGetMaxClockInfo"),
+        ("gpu.clocks", "nvmlDeviceGetMarginTemperature"),
+        ("gpu.clocks", "nvmlDeviceGetFieldValues"),
         ("gpu.pcie-link", "nvmlDeviceGetCurrPcieLinkWidth"),
         ("gpu.mig", "nvmlDeviceGetMigMode"),
         ("gpu.idle", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
@@ -234,6 +237,27 @@ def test_an_error_of_nvml_never_passes(library: Path, spec: Path, check_id: str,
     outcome, reason = judged(check_id, gather(library, spec))
     assert outcome == "failed"
     assert "Unknown Error" in reason
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlSystemGetConfComputeState", "nvmlSystemGetConfComputeGpusReadyState"]
+)
+def test_an_error_of_confidential_computing_never_passes(library: Path, spec: Path, function: str) -> None:
+    nvml.write_spec(spec, made_up_machine(), errors={function: 999})
+    outcome, reason = judged("gpu.confidential", gather(library, spec))
+    assert outcome == "failed"
+    assert f"{function}: Unknown Error" in reason
+
+
+def test_the_links_of_a_gpu_that_is_lost_meanwhile_are_an_error(library: Path, spec: Path) -> None:
+    data = machine(gpus=2)
+    data["nvml"] |= gather(library, spec)
+    nvml.write_spec(spec, made_up_machine(), errors={"1.nvmlDeviceGetHandleByIndex_v2": 15})
+    done = ask(library, spec, "python", "-c", GATHER.replace("nvml_facts", "nvlink_facts"), json.dumps(PCI))
+    data["nvlinks"] = {**json.loads(done.stdout), "at": data["nvml"]["at"] + 20}
+    outcome, reason = judge("multi-gpu.nvlink", data)
+    assert outcome == "failed"
+    assert "GPU 1: nvlinks: nvmlDeviceGetHandleByIndex: GPU is lost" in reason
 
 
 def test_a_gpu_lost_between_two_calls_fails_every_check_that_reads_it(library: Path, spec: Path) -> None:

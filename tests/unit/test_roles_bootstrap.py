@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ class Node:
             device.mkdir()
             for name, value in {"vendor": vendor, "class": kind, "device": "0x1eb8"}.items():
                 (device / name).write_text(f"{value}\n")
-        (self.bin / "nvidia-gpu-present").symlink_to(PRESENT)
+        for script in ("nvidia-gpu-present", "nvidia-device-nodes"):
+            (self.bin / script).symlink_to(BOOTSTRAP / f"{script}.sh")
         self.command("modprobe", "exit 0")
 
     def command(self, name: str, body: str) -> None:
@@ -50,6 +52,7 @@ class Node:
                 "GPUKILN_NODEADM": str(self.nodeadm),
                 "GPUKILN_CDI": str(self.cdi / "nvidia.yaml"),
                 "STATE": str(self.folder / "persistence"),
+                "UVM": str(self.folder / "nvidia-uvm"),
                 "WAIT_S": "3",
                 **settings,
             },
@@ -71,12 +74,15 @@ SMI = """case $* in
   *) exit 2 ;;
 esac"""
 # As the real one: without a name the specification goes to standard output, and a name without .yaml or .json
-# gets one.
+# gets one. It writes the nodes that it finds, and can make them.
 CTK = """
+if [ "$1 $2" = "system create-device-nodes" ]; then exec touch "$UVM"; fi
 for word; do case $word in --output=*) file=${word#--output=} ;; esac; done
 case ${file:-} in '') file=/dev/stdout ;; *.yaml | *.json) ;; *) file=$file.yaml ;; esac
 echo "time=now level=info msg=Generated" >&2
 echo "- hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.${LIBRARIES:-535.309.01}" >"$file"
+echo "  - path: /dev/nvidia-uvm-tools" >>"$file"
+if [ -e "$UVM" ]; then echo "  - path: /dev/nvidia-uvm" >>"$file"; fi
 """
 
 
@@ -87,6 +93,29 @@ def test_presence_is_vendor_and_class(
     devices: tuple[tuple[str, str], ...], code: int, tmp_path: Path
 ) -> None:
     assert Node(tmp_path, *devices).run(str(PRESENT)).returncode == code
+
+
+SWITCH = ("0x10de", "0x068000")
+B200 = ["--nvswitch", "--or-gpus", "0x2901,0x1eb8"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "arguments", "code"),
+    [
+        ((GPU,), ["--nvswitch"], 1),
+        ((GPU, SWITCH), ["--nvswitch"], 0),
+        ((GPU, SWITCH), ["--nvswitch", "--or-gpus", "0x2901"], 0),
+        ((GPU,), ["--nvswitch", "--or-gpus", "0x2901,0x3182"], 1),
+        ((GPU,), B200, 0),
+        ((OTHER,), B200, 1),
+    ],
+)
+def test_a_gpu_may_stand_for_switches_that_are_no_pci_devices(
+    devices: tuple[tuple[str, str], ...], arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    done = Node(tmp_path, *devices).run(str(PRESENT), *arguments, "--list")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert bool(done.stdout) == (code == 0)
 
 
 def test_presence_marks_and_unmarks(tmp_path: Path) -> None:
@@ -113,6 +142,7 @@ class GpuNode(Node):
         (folder / "persistence").write_text("Disabled\n")
         self.command("nvidia-smi", SMI)
         self.command("nvidia-ctk", CTK)
+        self.command("nvidia-modprobe", '[ "$*" = "-u -c 0" ] && touch "$UVM"')
 
     def fails(self, reason: str, **settings: str) -> None:
         done = self.bootstrap(**settings)
@@ -173,6 +203,19 @@ def test_the_specification_follows_the_driver(node: GpuNode) -> None:
     assert "535.261.03" not in spec.read_text()
 
 
+def test_containers_get_the_node_that_cuda_opens(node: GpuNode) -> None:
+    """nvidia-smi makes none, and neither does loading the driver."""
+    assert node.bootstrap().returncode == 0
+    assert "path: /dev/nvidia-uvm\n" in (node.cdi / "nvidia.yaml").read_text()
+
+
+def test_without_the_driver_s_tool_the_toolkit_makes_the_nodes(node: GpuNode) -> None:
+    (node.bin / "nvidia-modprobe").unlink()
+    done = node.bootstrap()
+    assert done.returncode == 0, done.stderr
+    assert "path: /dev/nvidia-uvm\n" in (node.cdi / "nvidia.yaml").read_text()
+
+
 def test_a_gpu_that_is_gone_takes_its_labels_along(node: GpuNode) -> None:
     assert node.bootstrap().returncode == 0
     for device in node.pci.iterdir():
@@ -231,6 +274,13 @@ def test_a_specification_that_can_not_be_made(node: GpuNode) -> None:
     assert (node.cdi / "nvidia.yaml").read_text() == "as it was"
 
 
+def test_nodes_that_can_not_be_made(node: GpuNode) -> None:
+    node.command("nvidia-modprobe", "echo 'no such module'; exit 1")
+    node.fails("nvidia-device-nodes exits 1: no such module")
+    node.command("nvidia-modprobe", "exit 0")
+    node.fails("Found no /dev/nvidia-uvm in the CDI specification, wanted it")
+
+
 def test_libraries_of_another_version(node: GpuNode) -> None:
     node.fails(f"Found driver {DRIVER} loaded and none of its libraries", LIBRARIES="535.309.02")
 
@@ -248,6 +298,44 @@ def test_a_probe_that_fails(node: GpuNode) -> None:
 def test_an_error_that_nobody_thought_of(node: GpuNode) -> None:
     (node.folder / "run").write_text("a file where the folder should be")
     node.fails("unexpected error in line ")
+
+
+# --- the unit -------------------------------------------------------------------------------------------
+
+# The lines of NVIDIA/nvidia-container-toolkit:deployments/systemd that order its unit.
+REFRESH = {
+    "1.18": "",
+    "1.19.0": "After=multi-user.target",
+    "engines after it": "Before=docker.service containerd.service crio.service",
+}
+
+
+@pytest.mark.parametrize("toolkit", REFRESH)
+def test_the_unit_is_in_no_cycle_with_the_toolkit_s(toolkit: str, tmp_path: Path) -> None:
+    """systemd leaves a unit of a cycle out, and boots on."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not on PATH")
+    ours = (ROOT / "roles/gpu_bootstrap/files/gpukiln-bootstrap.service").read_text()
+    start = "\n[Service]\nType=oneshot\nExecStart=/bin/true\n"
+    units = {
+        "gpukiln-bootstrap": re.sub(r"(?m)^ExecStart=.*", "ExecStart=/bin/true", ours),
+        "nvidia-cdi-refresh": f"[Unit]\n{REFRESH[toolkit]}\n{start}",
+        "containerd": start,
+        "docker": f"[Unit]\nAfter=containerd.service\n{start}",
+    }
+    wants = tmp_path / "multi-user.target.wants"
+    wants.mkdir()
+    for name, text in units.items():
+        (tmp_path / f"{name}.service").write_text(text)
+        (wants / f"{name}.service").symlink_to(f"../{name}.service")
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", "multi-user.target"],
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:/usr/lib/systemd/system"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "cycle" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 # --- the role -------------------------------------------------------------------------------------------

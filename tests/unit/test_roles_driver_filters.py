@@ -132,6 +132,15 @@ def test_what_cannot_work_is_said(
     assert problem in found
 
 
+@pytest.mark.parametrize(
+    ("key", "needed"), [("b200", True), ("b300", True), ("h200", False), ("gb200", False)]
+)
+def test_what_needs_nvlink_s_subnet_manager(key: str, *, needed: bool) -> None:
+    catalogue = data("nvidia_matrix")
+    for ids, keys in (([], [key]), ([f"0x{catalogue['gpus'][key]['pci_ids'][0].lower()}"], [])):
+        assert gpus.driver_fit(catalogue, "580.178.04", "open", ids, keys)["nvlink5"] is needed
+
+
 def test_an_unknown_gpu_is_the_users_own_choice() -> None:
     found = gpus.driver_fit(data("nvidia_matrix"), "580.178.04", "open", ["0x2684"], [])
     assert found == {"modules": "open", "nvlink5": False, "problems": []}
@@ -147,7 +156,7 @@ nvidia-driver-cuda | 3:580.178.04-1.el9 | x86_64
 def test_headers_are_found_in_the_repository_and_on_the_machine() -> None:
     there = {"kernel-devel": [{"version": "5.14.0", "release": "427.el9", "arch": "x86_64"}]}
     releases = ["5.14.0-427.el9.x86_64", "5.14.0-503.el9.x86_64", "6.12.5-1.amzn2023.x86_64", "6.1-1.x86_64"]
-    assert kernels.kernel_devel(ROWS, there, releases) == [
+    assert kernels.kernel_parts(ROWS, there, releases, "devel") == [
         "kernel-devel-5.14.0-427.el9.x86_64",
         "kernel-devel-5.14.0-503.el9.x86_64",
         "kernel6.12-devel-6.12.5-1.amzn2023.x86_64",

@@ -17,7 +17,7 @@ def driver_fit(
         keys: Keys of the catalogue, for example `["t4"]`: what the machine is for.
 
     Returns:
-        {modules: proprietary or open, nvlink5: whether a GPU is of a system with it, problems: [sentence]}.
+        {modules: proprietary or open, nvlink5: whether a GPU's NVSwitches need NVLSM, problems: [sentence]}.
     """
     known = catalogue["gpus"]
     by_id = {pci_id: board for board in known.values() for pci_id in board.get("pci_ids", [])}
@@ -39,7 +39,7 @@ def driver_fit(
         problems += _problems(board, catalogue, version, chosen)
     return {
         "modules": chosen,
-        "nvlink5": any(board.get("nvswitch") and board["arch"] == "Blackwell" for board in boards),
+        "nvlink5": any(board.get("nvlsm") for board in boards),
         "problems": sorted(set(problems)),
     }
 

@@ -120,26 +120,29 @@ def dkms_missing(status: str, releases: list[str], version: str) -> list[str]:
     return [release for release in releases if release not in built]
 
 
-def kernel_devel(text: str, packages: dict[str, list[dict[str, Any]]], releases: list[str]) -> list[str]:
-    """Name the rpm packages with the headers of kernels.
+def kernel_parts(
+    text: str, packages: dict[str, list[dict[str, Any]]], releases: list[str], part: str
+) -> list[str]:
+    """Name the rpm packages of kernels that bring one part, such as their headers.
 
     Args:
         text: Rows `name | epoch:version-release | architecture` of packages that can be had.
         packages: The facts of `ansible.builtin.package_facts`.
         releases: Kernel releases, which are version-release.architecture of their packages.
+        part: `devel` (the headers) or `modules-extra`.
 
     Returns:
-        Specifications for dnf, one for each kernel whose headers are installed or can be had.
+        Specifications for dnf, one for each kernel whose part is installed or can be had.
     """
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     offered = [(row[0], re.sub(r"^\d+:", "", row[1]), row[2]) for row in rows if len(row) == 3]
     offered += [
         (name, f"{one['version']}-{one['release']}", one["arch"])
         for name, found in packages.items()
-        if re.fullmatch(r"kernel[0-9.]*-devel", name)
+        if re.fullmatch(rf"kernel[0-9.]*-{part}", name)
         for one in found
     ]
-    found = {f"{version}.{arch}": name for name, version, arch in offered if name.endswith("-devel")}
+    found = {f"{version}.{arch}": name for name, version, arch in offered if name.endswith(f"-{part}")}
     return [f"{found[release]}-{release}" for release in releases if release in found]
 
 
@@ -158,6 +161,6 @@ class FilterModule:
             "kernel_flavour": kernel_flavour,
             "dkms_missing": dkms_missing,
             "precompiled_lag": precompiled_lag,
-            "kernel_devel": kernel_devel,
+            "kernel_parts": kernel_parts,
             "stale_initramfs": stale_initramfs,
         }

@@ -27,11 +27,13 @@ DOCKERD = """\
 case "$*" in *--version* | *--validate*) exit 0 ;; esac
 exec sleep infinity
 """
-# What the real one writes names the driver's libraries.
+# What the real one writes names the driver's libraries, and the device nodes that it finds.
 NVIDIA_CTK = """\
 #!/bin/sh
+if [ "$1 $2" = "system create-device-nodes" ]; then exec touch /srv/nvidia-uvm; fi
 for word; do file=${word#--output=}; done
 echo "hostPath: /usr/lib/libcuda.so.$(cat /srv/loaded)" >"$file"
+if [ -e /srv/nvidia-uvm ]; then echo "- path: /dev/nvidia-uvm" >>"$file"; fi
 """
 # As Ubuntu's: started by udev alone, stopped when unneeded, with persistence off.
 UBUNTU_UNIT = """\

@@ -1,0 +1,98 @@
+"""Reads what the compute section measured, beside what NVML says of the same GPUs, as the checks do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpukiln.verify.facts import Facts
+from gpukiln.verify.gather_nvml import address
+
+Gpu = dict[str, Any]
+
+NOT_READY = 802  # CUresult
+# A CUDA device that is a part of a GPU: NVIDIA A100-SXM4-40GB MIG 1g.5gb, also 1c.3g.20gb
+# (MIG User Guide, "MIG Device Names").
+_SLICE = re.compile(r"\bMIG \d+[cg]\.")
+
+
+def confidential(facts: Facts) -> dict[str, Any]:
+    """Confidential computing: {on, ready}, each None where NVML does not tell it, for whatever reason."""
+    found = (facts.to_dict().get("nvml") or {}).get("confidential") or {}
+    return {key: found.get(key) if isinstance(found.get(key), bool) else None for key in ("on", "ready")}
+
+
+def why_not_ready(facts: Facts, error: str) -> str:
+    """What to add to an error of CUDA's: a GPU takes no work before its ready state is set.
+
+    NVML, nvmlSystemSetConfComputeGpusReadyState: NVML_CC_ACCEPTING_CLIENT_REQUESTS_FALSE.
+    """
+    if f"error {NOT_READY}" not in error:
+        return ""
+    found = confidential(facts)
+    if not found["on"] or found["ready"]:
+        return ""
+    unset = "is unset" if found["ready"] is False else "may be unset, NVML does not tell it"
+    return (
+        f"; confidential computing is on and its ready state {unset}: `nvidia-smi conf-compute -grs`, and "
+        "once the GPU is attested `-srs 1`"
+    )
+
+
+def others_at_work(facts: Facts) -> list[str]:
+    """Other people's processes on any GPU of this machine, as NVML saw them before the copies."""
+    return [
+        f"{process['name'] or 'a process'} ({process['pid']}) on {address(gpu['bus_id'])}"
+        for gpu in facts["nvml"]["gpus"]
+        if isinstance(gpu.get("processes"), list) and isinstance(gpu.get("bus_id"), str)
+        for process in gpu["processes"]
+    ]
+
+
+def shown_link(gpu: Gpu) -> str:
+    """The link that the kernel shows for a GPU, for people; copies that are faster refute it."""
+    link = gpu["link"]
+    shown = f"{link['speed'] or 'speed?'} x{link['width'] or '?'}"
+    if link["gb_s"] is None:
+        return f"link {shown}"
+    refuted = min(gpu["h2d_gb_s"], gpu["d2h_gb_s"]) > link["gb_s"]
+    return f"link {link['gb_s']} ({shown}{', which copies refute' if refuted else ''})"
+
+
+def excuse(facts: Facts, gpu: Gpu) -> str:
+    """Why slow copies of this GPU are no fault of its link, or nothing.
+
+    Confidential computing stages every copy, encrypted, in a bounce buffer (NVIDIA Confidential Computing,
+    release notes of R580 TRD1, "Feature Summary"). A part of a GPU has some of its copy engines (NVML,
+    nvmlGpuInstanceProfileInfo_t, copyEngineCount).
+    """
+    if confidential(facts)["on"]:
+        return "confidential computing is on, and copies go through a bounce buffer"
+    if gpu.get("pinned") is False:
+        return "CUDA gave no pinned memory, and other memory is copied slower"
+    if _SLICE.search(str(gpu["name"])):
+        return "a MIG device has some of its GPU's copy engines"
+    for told in facts["nvml"]["gpus"]:
+        width = told.get("pcie", {}).get("width")
+        same = isinstance(told.get("bus_id"), str) and address(told["bus_id"]) == gpu["bus_id"]
+        if same and isinstance(width, int) and str(width) != gpu["link"]["width"]:
+            # The kernel reads what a hypervisor shows, NVML asks the driver.
+            return (
+                f"NVML says that the link has {width} lanes, and the kernel {gpu['link']['width'] or 'none'}"
+            )
+    if others := others_at_work(facts):
+        return f"the machine is busy: {', '.join(others[:3])}"
+    return ""
+
+
+def lanes_refuted(facts: Facts, bus_id: str, width: int) -> str:
+    """That copies of a GPU were faster than so many lanes can be, for people; empty where they were not."""
+    found = facts.to_dict().get("cuda") or {}
+    for gpu in found.get("gpus") or []:
+        link = gpu.get("link") or {}
+        if gpu["bus_id"] != address(bus_id) or not link.get("max_gb_s") or gpu["d2h_gb_s"] is None:
+            continue
+        fastest = max(gpu["h2d_gb_s"], gpu["d2h_gb_s"])
+        if fastest > link["max_gb_s"] / int(link["max_width"]) * width:
+            return f"{width} lanes are shown, and copies at {fastest} GB/s need more"
+    return ""

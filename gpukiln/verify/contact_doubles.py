@@ -1,0 +1,101 @@
+"""What a real GPU answers and the doubles of tests/doubles never do.
+
+`answers` makes of what was found a document of kinds; that of the doubles is tests/doubles/answers.json.
+Runs on the machine that is looked at, with Python 3.9 or newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Answers = dict[str, dict[str, list[str]]]
+# Calls whose arguments are left out: machines differ in how many GPUs, links and processes they have.
+MANY = ("NvLink", "HandleByIndex", "Processes")
+MISSING = "13"  # NVML_ERROR_FUNCTION_NOT_FOUND
+
+
+def answers(nvml: Any, calls: list[dict[str, Any]], runs: list[Any], cuda: list[dict[str, Any]]) -> Answers:
+    """Of what kind everything was: {part: {what: [kind]}}.
+
+    The parts are nvml and beyond (calls with their codes: what the suite asks, and what else was asked), cuda
+    (calls with their codes), and facts (paths with the types of what stands there).
+
+    Args:
+        nvml: The section of the facts, or None.
+        calls: Of NVML, as `contact_calls.ask_nvml` tells them.
+        runs: Sections `cuda` of the facts.
+        cuda: Calls, as `contact_calls.sum_up_cuda` makes them.
+    """
+    found: dict[str, dict[str, set[str]]] = {"facts": {}, "nvml": {}, "cuda": {}, "beyond": {}}
+    for call in calls:
+        given = [] if any(word in call["call"] for word in MANY) else call["args"]
+        name = f"{call['call']}({', '.join(map(str, given))})"
+        kinds = "" if call["code"] else " ".join(_kind(out) for out in call["out"])
+        part = found["nvml" if call["suite"] else "beyond"]
+        part.setdefault(name, set()).add(f"{call['code']} {kinds}".strip())
+    for call in cuda:
+        found["cuda"].setdefault(call["call"], set()).add(str(call["code"]))
+    for section, documents in (("nvml", [nvml] if nvml else []), ("cuda", runs)):
+        for document in documents:
+            for path, kind in _kinds(section, document):
+                found["facts"].setdefault(path, set()).add(kind)
+    return {
+        part: {name: sorted(kinds) for name, kinds in sorted(rows.items())} for part, rows in found.items()
+    }
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"field {value['code']}" if "field" in value else "struct"
+    if isinstance(value, list):
+        return " ".join(sorted({_kind(one) for one in value}))
+    return value.replace(" ", "-") if isinstance(value, str) else "number"
+
+
+def _kinds(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and "_error" in value:
+        yield path, f"error {value.get('code', '')}".strip()
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _kinds(f"{path}.{key}", inner)
+    elif isinstance(value, list):
+        yield path, "list" if value else "empty list"
+        for inner in value:
+            yield from _kinds(f"{path}.*", inner)
+    elif value is None or isinstance(value, (bool, str)):
+        yield path, {"NoneType": "null", "bool": "true or false", "str": "text"}[type(value).__name__]
+    else:
+        yield path, "number"
+
+
+def merged(*several: Answers) -> Answers:
+    """All kinds of several."""
+    found: Answers = {}
+    for one in several:
+        for part, rows in one.items():
+            place = found.setdefault(part, {})
+            for name, kinds in rows.items():
+                place[name] = sorted({*place.get(name, []), *kinds})
+    return {part: dict(sorted(rows.items())) for part, rows in found.items()}
+
+
+def contradictions(found: Answers, doubles: Answers) -> list[str]:
+    """What is in the one and not in the other, for people.
+
+    Args:
+        found: On this machine.
+        doubles: What the doubles answer.
+    """
+    lines = []
+    for part, rows in found.items():
+        known = doubles.get(part, {})
+        for name, kinds in rows.items():
+            whole = name.partition("(")[0]
+            there = known.get(name) or known.get(f"{whole}()") or []
+            new = [kind for kind in kinds if kind not in there]
+            if there in ([], [MISSING]) and new:
+                lines.append(f"{part}: {name}: here {', '.join(new)}; the double does not have it")
+            elif new:
+                lines.append(f"{part}: {name}: here {', '.join(new)}; the double {', '.join(there)}")
+    return lines

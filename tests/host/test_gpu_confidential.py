@@ -1,0 +1,31 @@
+"""GPUs of a confidential virtual machine are ready for work."""
+
+import pytest
+
+from gpukiln.verify.checks import check
+from gpukiln.verify.facts import ERROR
+from gpukiln.verify.gpu_facts import nvml_gpus
+
+
+@check(
+    id="gpu.confidential",
+    title="GPUs that do confidential computing accept work",
+    layer="gpu",
+    profiles=("image", "node", "eks-node"),
+    needs=("gpu",),
+    causes=("Nobody has set the GPUs' ready state, which is done after they were attested.",),
+    after=("gpu.driver-loaded", "gpu.nvml"),
+    fix="Attest the GPUs, then `nvidia-smi conf-compute -srs 1`, best by a unit that runs before any job.",
+)
+def test_confidential(facts):
+    """CUDA answers 802 until then, as it does without a fabric manager (NVIDIA/nvtrust#87)."""
+    nvml_gpus(facts)
+    found = facts["nvml"]["confidential"]
+    for key, value in found.items():
+        assert not isinstance(value, dict), f"confidential computing, {key}: {value[ERROR]}"
+    assert not found["on"] or found["ready"] is not False, (
+        "confidential computing is on, and the GPUs' ready state is off, wanted set: CUDA answers 802"
+    )
+    if found["on"] and found["ready"] is None:
+        pytest.skip("confidential computing is on, and NVML does not tell the ready state")
+    facts.note({True: "on, and ready", False: "off", None: "no GPU can do it"}[found["on"]])

@@ -1,0 +1,33 @@
+"""Judges made-up facts by one check of tests/host."""
+
+import pytest
+
+from gpukiln.verify.catalog import load_checks
+from gpukiln.verify.facts import Facts, applies
+from gpukiln.verify.gather_base import NotReachedError
+from tests.unit.host_machine import Data
+from tests.unit.host_runner_faults import RUNNER_FAULTS
+
+CHECKS = load_checks()
+
+
+def judge(
+    check_id: str, data: Data, *, profile: str = "image", expect_gpus: int | None = 1
+) -> tuple[str, str]:
+    """Outcome and reason of one check, decided as the plugin does."""
+    check, function = CHECKS[check_id]
+    if check_id in RUNNER_FAULTS:
+        profile, expect_gpus = "runner", None
+    facts = Facts(data, profile)
+    try:
+        answer = applies(check, facts, profile=profile, expect_gpus=expect_gpus)
+        if answer.answer != "run":
+            return {"fail": "failed"}.get(answer.answer, answer.answer), answer.reason
+        function(facts)
+    except AssertionError as error:
+        return "failed", str(error)
+    except pytest.skip.Exception as reason:
+        return "not_run", str(reason)
+    except NotReachedError as reason:
+        return "not_reached", str(reason)
+    return "passed", facts.take_note()

@@ -1,6 +1,5 @@
 """What the tests of a release share: a cloud whose calls can fail, and images with verdicts."""
 
-import atexit
 import functools
 import itertools
 import json
@@ -36,25 +35,19 @@ _numbers = itertools.count(1)
 @functools.cache
 def server():
     """The server of this process: its url and its files."""
-    folder = tempfile.TemporaryDirectory(prefix="gpukiln-release-", ignore_cleanup_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="gpukiln-release-"))
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("release_server.py"), folder.name],
+        [sys.executable, Path(__file__).with_name("release_server.py"), folder],
+        stdin=subprocess.PIPE,  # it ends, and removes the folder, when this does
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )
-
-    @atexit.register
-    def end():
-        process.kill()
-        process.wait()
-        folder.cleanup()
-
     port = process.stdout.readline().strip()
     assert port, "the test's server did not start"
-    return f"http://127.0.0.1:{port}", Layout(Path(folder.name))
+    return f"http://127.0.0.1:{port}", Layout(folder)
 
 
 def tell(what, document=None):

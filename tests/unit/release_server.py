@@ -7,6 +7,7 @@ It is gpukiln's own extension of moto, behind a layer that can fail. /test/fault
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
@@ -211,8 +212,16 @@ def main():
     moto = DomainDispatcherApplication(create_backend_app)
     cloud = Forgetful(layout, machines, moto, registry.Registry(layout), lambda: None)
     server = make_server("127.0.0.1", 0, Faulty(cloud), threaded=True, request_handler=MotoRequestHandler)
+    threading.Thread(target=_end_with_the_test, args=(server,), daemon=True).start()
     print(server.port, flush=True)
     server.serve_forever()
+    shutil.rmtree(layout.home)
+
+
+def _end_with_the_test(server):
+    """Standard input ends with the process that started this, however that ends."""
+    sys.stdin.read()
+    server.shutdown()
 
 
 if __name__ == "__main__":

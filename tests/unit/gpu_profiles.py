@@ -289,6 +289,8 @@ PROFILES: dict[str, Profile] = {
         vgpu_t4,
         {
             "gpu.clocks": "not told",
+            "gpu.ecc": "not told",
+            "gpu.memory-repair": "not told",
             "gpu.throttle": "not told",
             "gpu.pcie-link": "not told",
             "compute.bandwidth": "does not tell the link's rate",

@@ -28,6 +28,7 @@ class Here:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.environment = {**os.environ, "GPUKILN_HOME": str(home), "PATH": f"{_bin()}:{os.environ['PATH']}"}
+        self._ports: dict[str, str] = {}
 
     def invoke(self, *arguments: str, cwd: Path = ROOT, ok: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -124,7 +125,7 @@ class Here:
         self, instance, key_file: Path, command: str, stdin: bytes = b""
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine as its first user."""
-        port = str(self.status()["server"]["ssh_port"])
+        port = self.ssh_port(instance)
         target = f"admin@{instance['PrivateIpAddress']}"
         done = subprocess.run(
             ["ssh", "-i", key_file, "-p", port, *SSH_OPTIONS, target, command],
@@ -135,6 +136,13 @@ class Here:
         return subprocess.CompletedProcess(
             command, done.returncode, done.stdout.decode(), done.stderr.decode()
         )
+
+    def ssh_port(self, instance) -> str:
+        """As its server says it once: a machine ends with its server."""
+        name = instance["InstanceId"]
+        if name not in self._ports:
+            self._ports[name] = str(self.status()["server"]["ssh_port"])
+        return self._ports[name]
 
     def status(self):
         return json.loads(self.invoke("cloud.status", "--json").stdout)
@@ -255,7 +263,7 @@ class Node:
         return {
             "ansible_host": self.instance["PrivateIpAddress"],
             "ansible_user": "admin",
-            "ansible_port": self.here.status()["server"]["ssh_port"],
+            "ansible_port": self.here.ssh_port(self.instance),
             "ansible_ssh_private_key_file": str(self.key_file),
             "ansible_ssh_common_args": " ".join(SSH_OPTIONS),
         }

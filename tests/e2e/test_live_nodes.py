@@ -21,7 +21,7 @@ def node(here, key, tmp_path_factory):
 def inventory(here, key, node, tmp_path_factory):
     variables = {
         "ansible_user": "admin",
-        "ansible_port": here.status()["server"]["ssh_port"],
+        "ansible_port": here.ssh_port(node),
         "ansible_ssh_private_key_file": str(key),
         "ansible_ssh_common_args": " ".join(SSH_OPTIONS),
     }

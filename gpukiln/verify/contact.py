@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -90,7 +91,7 @@ class Contact:
         """Every step, the most telling ones first."""
         self.step("here", lambda: self.folder.data("here.json", here()))
         for name, argv in COMMANDS.items():
-            self.step(name, lambda n=name, a=argv: self.said(n, a))  # type: ignore[misc]
+            self.step(name, functools.partial(self.said, name, argv))
         self.step("nvml", self.ask_nvml)
         with sampling(str(self.folder.path / "samples.csv"), TOTAL_S):
             self.step("compute", lambda: self.compute("first"))

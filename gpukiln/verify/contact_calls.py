@@ -10,19 +10,19 @@ import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gpukiln.verify import gather_cuda
 from gpukiln.verify.gather_child import Tell, in_child
-from gpukiln.verify.gather_nvml import read_nvml
+from gpukiln.verify.gather_nvml import TLIMIT, read_nvml
 
 CALL_S = 40.0  # for one call: a GPU whose firmware hangs costs tens of seconds
-TLIMIT = (193, 194, 195, 196)  # fields: T.Limit of shutdown, slowdown, memory and GPU (nvml.h)
 LINKS = 36  # more than NVML knows: what is said of one that is not there
 # What is asked of every GPU beside what the suite asks: calls and their further arguments.
 OF_A_GPU: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
     ("TemperatureThreshold", tuple((kind,) for kind in range(8))),
-    ("FieldValues", tuple(([field],) for field in TLIMIT)),
+    ("FieldValues", tuple(([field],) for field in TLIMIT.values())),
     ("MarginTemperature", ((),)),
     ("Temperature", ((0,),)),
     ("NvLinkState", tuple((link,) for link in range(LINKS))),
@@ -155,20 +155,19 @@ def note_cuda(path: str) -> None:
                 os.write(number, json.dumps(row).encode() + b"\n")
                 os.close(number)
 
-    gather_cuda.Cuda = Noted  # type: ignore[misc]
+    vars(gather_cuda)["Cuda"] = Noted
 
 
 def sum_up_cuda(path: str) -> list[dict[str, Any]]:
     """The calls of CUDA by name and code: [{call, code, times, ms, longest_ms}]; the file is removed."""
     rows: dict[tuple[str, int], list[float]] = {}
-    try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123
-            for line in file:
-                name, code, took = json.loads(line)
-                rows.setdefault((name, code), []).append(took)
-    except FileNotFoundError:
+    file = Path(path)
+    if not file.exists():
         return []
-    os.unlink(path)  # noqa: PTH108
+    for line in file.read_text(encoding="utf-8").splitlines():
+        name, code, took = json.loads(line)
+        rows.setdefault((name, code), []).append(took)
+    file.unlink()
     return [
         {"call": name, "code": code, "times": len(took), "ms": round(sum(took), 3), "longest_ms": max(took)}
         for (name, code), took in sorted(rows.items())

@@ -22,6 +22,8 @@ MACHINE_TOOLS = {
 WORKERS = 3
 # Module -> the one before it whose image it needs too.
 SAME_IMAGE = {"tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py"}
+# Modules in which every parameter is a machine of its own.
+MACHINES_APART = ("tests/e2e/test_runtime_platforms.py", "tests/e2e/test_volumes.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,29 +40,32 @@ def pytest_configure() -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Has several processes where the whole suite is asked for.
 
-    A module's tests stay in one process. Before pytest-xdist reads these options; never in a process that it
-    started, or each would start as many more.
+    A module's tests stay in one process, or a machine's. They begin in the order in which they are collected:
+    what boots machines is slow, and the unit tests fill what is left. This is before pytest-xdist reads these
+    options; never in a process that it started, or each would start as many more.
     """
     if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
         return
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("numprocesses") is None:
         config.option.numprocesses = WORKERS
         config.option.dist = "loadscope"
+        config.option.loadscopereorder = False
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Has the process that baked an image run the other module that needs it: another would bake it again."""
+    """Has the process that baked an image run the other module that needs it, and lets machines run apart."""
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where pytest-xdist is
 
-    class OneImage(LoadScopeScheduling):
+    class ByMachine(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             module = super()._split_scope(nodeid)
-            return SAME_IMAGE.get(module, module)
+            machine = nodeid[nodeid.rfind("[") :] if module in MACHINES_APART else ""
+            return SAME_IMAGE.get(module, module) + machine
 
-    return OneImage(config, log)
+    return ByMachine(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

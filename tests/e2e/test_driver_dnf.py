@@ -111,7 +111,8 @@ def test_a_branch_that_amazon_linux_does_not_have_is_refused(amazon):
 
 def test_amazon_linux_gets_the_branch_that_it_has(amazon):
     """With NVIDIA's dkms, though Amazon's own repository comes first; the kernel stays with the release."""
-    done = amazon.converge(
+    amazon.converge(INSTALL_DRIVER, **sources(amazon), nvidia_driver_branch=580)
+    done = amazon.apply(
         INSTALL_DRIVER, **sources(amazon), nvidia_driver_branch=580, nvidia_driver_upgrade_kernel=True
     )
     assert drivers(amazon, RPM) == {NEW}

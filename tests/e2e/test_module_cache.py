@@ -50,7 +50,7 @@ class Machine(Node):
         self.read("sudo chmod 0755 /usr/local/bin/make")
         self.kernels = [first, second]
 
-    def apply(self, cache_dir="", **variables):
+    def install(self, cache_dir="", **variables):
         chosen = {"nvidia_driver_build": "dkms", "nvidia_driver_module_cache_dir": str(cache_dir)}
         done = self.apply(INSTALL_DRIVER, **chosen, **variables)
         return done.stdout
@@ -61,7 +61,7 @@ class Machine(Node):
         self.read("sudo rm -f /srv/made")
         cache = ModuleCache(store, self.folder / "modules", VERSION)
         cache.offer(told.append)
-        self.apply(cache.folder, **variables)
+        self.install(cache.folder, **variables)
         uses = cache.collect("a-build", told.append)
         assert {use.kernel for use in uses} == set(self.kernels)
         return {use.kernel: use for use in uses}, told
@@ -144,7 +144,7 @@ def test_a_damaged_entry_is_refused_and_compiled_anew_and_then_the_compilers_go(
 
 
 def test_a_machine_without_compilers_stays_as_it_is_and_builds_for_a_later_kernel(machine):
-    said = machine.apply(nvidia_driver_keep_build_tools=False)
+    said = machine.install(nvidia_driver_keep_build_tools=False)
     assert re.search(r"changed=0 .*failed=0", said), said[-6000:]
     later = machine.kernels[1]
     machine.read(f"sudo dkms remove -m nvidia -v {VERSION} -k {later}")

@@ -350,9 +350,10 @@ def nvml() -> dict[str, Any]:
 
 
 def nvlinks() -> dict[str, Any]:
-    """What it says of their NVLinks after they have computed, and when: how far counters grew says more than
-    what they have come to.
-    """  # noqa: D205
+    """What it says of their NVLinks after they have computed, and when.
+
+    How far counters grew says more than what they have come to.
+    """
     return _asked_of_nvml(nvlink_facts)
 
 

@@ -310,10 +310,11 @@ def _recoveries(nvml: _Nvml, handle: Any, link: int, counted: Any) -> Any:
 
 
 def _fabric(nvml: _Nvml, handle: Any) -> dict[str, Any]:
-    """{state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome;
-    cluster, clique: GPUs that have both in common reach each other; health: NVML's mask, null where it says
-    nothing}.
-    """  # noqa: D205
+    """{state, status, cluster, clique, health}.
+
+    state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome; GPUs that
+    have cluster and clique in common reach each other; health: NVML's mask, null where it says nothing.
+    """
     info = nvml.pynvml.c_nvmlGpuFabricInfoV_t()
     answer = nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
     if answer is None or (_bad(answer) and answer["code"] == VERSION_MISMATCH):

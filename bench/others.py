@@ -17,7 +17,7 @@ from bench.hand import IMAGE, require_image, run
 from bench.rows import Measured, VoidError, stopwatch
 from gpukiln.clouds.embedded.base import RELEASE, SIZE_GIB
 from gpukiln.clouds.embedded.disk import build_disk
-from gpukiln.images.apt import COMPONENTS, debian_sources
+from gpukiln.sources.apt import COMPONENTS, debian_sources
 
 CHANGED_FILE = "etc/gpukiln/bench"
 NEW = 24  # the release of mkosi from which on it asks apt itself, and names options as it does now

@@ -1,8 +1,11 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and files that nobody else may read; sent to machines, Python 3.9."""
+
+from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+from typing import IO, Any
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
@@ -25,3 +28,15 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def open_private(path: Path, mode: str = "wb") -> IO[Any]:
+    """Open a file for writing that nobody else may read, whatever the umask and whatever it was before."""
+
+    def opener(name: str, flags: int) -> int:
+        number = os.open(name, flags, 0o600)
+        os.fchmod(number, 0o600)
+        return number
+
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=opener)

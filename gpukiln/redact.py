@@ -1,6 +1,6 @@
 """Takes secrets out of text and data before they are kept or shown.
 
-It is sent to judged machines (`gpukiln.verify.packing`) and loaded by Ansible's callback by its path, so it
+It is sent to judged machines (`gpukiln.probe.packing`) and loaded by Ansible's callback by its path, so it
 imports the standard library only and runs on Python 3.9.
 
 What a secret is: the value beside a name that says so (`password`, `X_TOKEN`, `--api-key`, `Authorization:`),

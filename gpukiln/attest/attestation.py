@@ -21,9 +21,9 @@ from gpukiln.attest.sbom import make_sbom, what_differs
 from gpukiln.attest.tags import KEY_TAG, SBOM_TAG, STATEMENT_TAG, UNSIGNED
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
+from gpukiln.files import write_whole
 from gpukiln.images.builds import Bake, Build, Record
-from gpukiln.images.machines import tag_list
-from gpukiln.verify.text import write_whole
+from gpukiln.instances.tags import tag_list, tags_of
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
@@ -167,7 +167,7 @@ def verify_attestation(
                 f"build {build.id} has no {name}", hint=f"`invoke ami.attest {build.id}` writes it"
             )
     image = _describe(cloud, baked.image_id)
-    tags = {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
+    tags = tags_of(image)
     sbom = (build.folder / SBOM).read_bytes()
     statement = (build.folder / STATEMENT).read_bytes()
     found = [

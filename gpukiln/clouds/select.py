@@ -29,7 +29,7 @@ def make_cloud(
     Raises:
         UsageError: There is no such cloud or region.
     """
-    from gpukiln.images.plan import check_region  # noqa: PLC0415 - reads boto3's list of regions
+    from gpukiln.catalog.regions import check_region  # noqa: PLC0415 - reads boto3's list of regions
 
     check_region(region)
     if name == "aws":

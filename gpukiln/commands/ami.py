@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gpukiln.images.builds import Builds
     from gpukiln.images.modules import SigningPair
     from gpukiln.images.plan import Plan
-    from gpukiln.images.proof import Proven
+    from gpukiln.proof.tags import Proven
 
 CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
 COMMON = {
@@ -55,11 +55,11 @@ def plan(
     exit_code: bool = False,
 ) -> int:
     """Show what a build would do, or why it can't work; starts nothing."""
-    from gpukiln.images import pipeline
     from gpukiln.images.cost import cost_lines, estimate
     from gpukiln.images.killed import tell_killed
     from gpukiln.images.modules import signing_pair
-    from gpukiln.images.proof import find_proven
+    from gpukiln.proof import pipeline
+    from gpukiln.proof.tags import find_proven
     from gpukiln.verify.digest import suite_digest
 
     where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
@@ -126,15 +126,15 @@ def build(
 ) -> int:
     """Plan, bake, boot the image in a new machine, judge it, and keep a record of all of it."""
     from gpukiln.attest.signing import signer_of
-    from gpukiln.clouds.embedded.layout import state_home
-    from gpukiln.images import pipeline
     from gpukiln.images.bake import Saved
     from gpukiln.images.killed import clean_up_after_killed, tell_killed
     from gpukiln.images.module_store import open_store
     from gpukiln.images.modules import signing_pair
-    from gpukiln.images.proof import find_proven
     from gpukiln.images.stages import stages_of, wants_stages
     from gpukiln.progress import PlainConsole, Progress, human_seconds
+    from gpukiln.proof import pipeline
+    from gpukiln.proof.tags import find_proven
+    from gpukiln.state import state_home
     from gpukiln.verify import report
     from gpukiln.verify.digest import suite_digest
 
@@ -182,11 +182,11 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
     """End a build whose image is there: at once, or with a verdict of this suite."""
     from gpukiln.commands import ami_verify
     from gpukiln.errors import UsageError
-    from gpukiln.images import pipeline
-    from gpukiln.images.access import words_of_access
-    from gpukiln.images.machines import tags_of
     from gpukiln.images.subject import subject_from_tags
+    from gpukiln.instances.access import words_of_access
+    from gpukiln.instances.tags import tags_of
     from gpukiln.progress import PlainConsole
+    from gpukiln.proof import pipeline
     from gpukiln.verify import report
     from gpukiln.verify.digest import suite_digest
 
@@ -337,10 +337,10 @@ def _plan(
     refresh: bool,
     signing: SigningPair | None,
 ) -> Plan:
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images.bake import tool_versions
     from gpukiln.images.plan import make_plan
-    from gpukiln.images.sources import Probes
+    from gpukiln.sources.available import Probes
+    from gpukiln.state import state_home
 
     return make_plan(
         image,
@@ -355,8 +355,8 @@ def _plan(
 
 
 def _builds() -> Builds:
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images.builds import Builds
+    from gpukiln.state import state_home
 
     return Builds(state_home())
 
@@ -381,7 +381,7 @@ def _nothing_to_bake(proven: Proven, *, again: str) -> str:
 
 
 def _say_why(planned: Plan) -> None:
-    from gpukiln.images.pipeline import why_build
+    from gpukiln.proof.pipeline import why_build
 
     for line in why_build(planned, _builds()):
         say(f"  {line}")

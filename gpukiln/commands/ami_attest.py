@@ -34,11 +34,11 @@ def attest(
     """Write an image's SBOM and provenance beside its record and their digests on the AMI, or verify them."""
     from gpukiln.attest import attestation
     from gpukiln.attest.signing import signer_of
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
     from gpukiln.images.killed import clean_up_after_killed
+    from gpukiln.state import state_home
 
     if verify and (sign_key or dry_run):
         raise UsageError(

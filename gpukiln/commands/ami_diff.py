@@ -26,12 +26,12 @@ def diff(
     _: Any, old: str, new: str, vulnerabilities: str = "", format: str = "text", json: bool = False
 ) -> None:
     """Show what changes when an image replaces another: versions, vulnerabilities, checks, packages."""
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images.builds import Builds
     from gpukiln.progress import PlainConsole
     from gpukiln.release.diff import compare
     from gpukiln.release.diff_view import check_format, sections, to_markdown, to_terminal
     from gpukiln.release.side import find_side
+    from gpukiln.state import state_home
 
     form = check_format("json" if json else format)
     builds = Builds(state_home())
@@ -53,10 +53,10 @@ def diff(
 )
 def notes(_: Any, build: str, since: str = "", vulnerabilities: str = "") -> None:
     """Write the release notes of an image, as Markdown, to standard output."""
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images.builds import Builds
     from gpukiln.release.notes import make_notes, predecessor
     from gpukiln.release.side import find_side
+    from gpukiln.state import state_home
 
     builds = Builds(state_home())
     new = find_side(builds, build)

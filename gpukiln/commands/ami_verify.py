@@ -10,9 +10,9 @@ from gpukiln.commands.cli import command, print_json, say, words
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
-    from gpukiln.images.again import Judgement
     from gpukiln.images.builds import Build
     from gpukiln.images.subject import Subject
+    from gpukiln.proof.judge import Judgement
 
 
 @command(
@@ -41,11 +41,11 @@ def verify(
     json: bool = False,
 ) -> int:
     """Boot a new machine from an image, judge it, and add the verdict to its record and its tags."""
-    from gpukiln.images import pipeline
-    from gpukiln.images.access import words_of_access
     from gpukiln.images.killed import clean_up_after_killed
     from gpukiln.images.subject import check_machines
+    from gpukiln.instances.access import words_of_access
     from gpukiln.progress import PlainConsole
+    from gpukiln.proof import pipeline
     from gpukiln.release.channels import load_channel
     from gpukiln.verify import report
 
@@ -97,9 +97,9 @@ def find(name: str, cloud: str, region: str, account: dict[str, str]) -> Found:
     """
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
-    from gpukiln.images.again import subject_of_build
-    from gpukiln.images.machines import tags_of
     from gpukiln.images.subject import subject_from_tags
+    from gpukiln.instances.tags import tags_of
+    from gpukiln.proof.judge import subject_of_build
     from gpukiln.release.by_tags import find_image
 
     options = {key: value or None for key, value in account.items()}
@@ -129,8 +129,8 @@ def judge(found: Found, types: tuple[str, ...], *, spot: bool = False) -> Judgem
         types: Instance types; empty: the first that it was built for.
         spot: Whether the machine may be a spot instance.
     """
-    from gpukiln.clouds.embedded.layout import state_home
-    from gpukiln.images.again import judge_build, judge_image
+    from gpukiln.proof.judge import judge_build, judge_image
+    from gpukiln.state import state_home
 
     if found.build:
         return judge_build(found.build, found.cloud, instance_types=types, spot=spot)
@@ -177,7 +177,7 @@ def _require(found: Found, rules: Any, channel: str) -> None:
 
 
 def _builds() -> Any:
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.images.builds import Builds
+    from gpukiln.state import state_home
 
     return Builds(state_home())

@@ -14,7 +14,8 @@ FORCE = "even while machines run, which end with it"
 
 
 def _layout() -> Layout:
-    from gpukiln.clouds.embedded.layout import Layout, state_home
+    from gpukiln.clouds.embedded.layout import Layout
+    from gpukiln.state import state_home
 
     return Layout(state_home())
 
@@ -164,11 +165,11 @@ def sweep(
     """Find what ended builds left in one region: of this machine at once, of others past their deadline."""
     import sys
 
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.clouds.select import make_cloud
     from gpukiln.images import killed
     from gpukiln.images.builds import Builds
-    from gpukiln.images.leftovers import remove_leftovers
+    from gpukiln.instances.leftovers import remove_leftovers
+    from gpukiln.state import state_home
 
     where, builds = make_cloud(cloud, region, profile=profile or None), Builds(state_home())
     leftovers = killed.find_leftovers_here(where, builds)

@@ -217,8 +217,8 @@ def _judge(name: str, progress: Progress) -> tuple[ContainerRecord, Verdict]:
 
 
 def _plan(image: str, base: str, platform: str, overrides: str, *, refresh: bool) -> ContainerPlan:
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.docker.plan import ContainerProbes, make_container_plan
+    from gpukiln.state import state_home
 
     return make_container_plan(
         image,
@@ -230,8 +230,8 @@ def _plan(image: str, base: str, platform: str, overrides: str, *, refresh: bool
 
 
 def _builds() -> ContainerBuilds:
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.docker.records import ContainerBuilds
+    from gpukiln.state import state_home
 
     return ContainerBuilds(state_home())
 

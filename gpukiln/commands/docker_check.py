@@ -71,10 +71,10 @@ def check(
 
 def _node(ami: str, build: str, cloud: str, region: str, profile: str) -> Node:
     """What this machine's records know need not be asked for in the cloud."""
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.clouds.select import make_cloud
     from gpukiln.docker.check import node_of_ami, node_of_record
     from gpukiln.images.builds import Builds
+    from gpukiln.state import state_home
 
     builds = Builds(state_home())
     if build:

@@ -37,13 +37,13 @@ def push(
     """Push a built image under tags that never move, and write its digest into the record of the build."""
     from dataclasses import asdict, replace
 
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.clouds.select import make_cloud
     from gpukiln.docker import push as pushing
     from gpukiln.docker import repository as repositories
     from gpukiln.docker.records import ContainerBuilds
     from gpukiln.errors import RefusedError, UsageError
     from gpukiln.progress import Progress
+    from gpukiln.state import state_home
 
     progress = Progress()
     address = repositories.parse(repository)

@@ -356,8 +356,8 @@ def _exit_code(result: RunResult) -> int:
 
 
 def _runs() -> Any:
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.nodes.runs import Runs
+    from gpukiln.state import state_home
 
     return Runs(state_home())
 

@@ -223,10 +223,10 @@ def prune(
 
 def _clean_up_after_killed(where: Cloud, *, dry_run: bool) -> None:
     """A role that releases may not ask EC2 for machines, so records and keys of this machine have to do."""
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.commands.cli import say
     from gpukiln.images.builds import Builds
     from gpukiln.images.killed import clean_up_after_killed, tell_killed
+    from gpukiln.state import state_home
 
     builds = Builds(state_home())
     if dry_run:
@@ -275,11 +275,11 @@ def _end(done: Release, *, json: bool) -> int:
 
 def _find(build: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Proof]:
     """The image, its cloud and how it was judged: by this machine's record, or by its tags."""
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
     from gpukiln.release.by_tags import find_proof, proof_of_build
+    from gpukiln.state import state_home
 
     builds = Builds(state_home())
     try:
@@ -312,7 +312,7 @@ def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:
 
 
 def _releases() -> Releases:
-    from gpukiln.clouds.embedded.layout import state_home
     from gpukiln.release.record import Releases
+    from gpukiln.state import state_home
 
     return Releases(state_home())

@@ -22,8 +22,8 @@ from gpukiln.docker.plan import ContainerPlan
 from gpukiln.docker.records import ContainerBuild, ContainerBuilds, ContainerRecord
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError
 from gpukiln.images.digest import canonical, explain_change
-from gpukiln.images.mirror import install_debian
 from gpukiln.progress import Progress
+from gpukiln.sources.mirror import install_debian
 
 REPOSITORY = "localhost/gpukiln"
 ADDED_TO_BASE = ("ca-certificates",)

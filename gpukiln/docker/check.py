@@ -12,6 +12,7 @@ from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
 from gpukiln.images.builds import Record
+from gpukiln.instances.tags import tags_of
 
 DRIVER_TAG = "gpukiln:driver"  # see gpukiln.images.bake.image_tags
 
@@ -113,7 +114,7 @@ def node_of_ami(cloud: Cloud, image_id: str) -> Node:
             f"{cloud.name} has no AMI {image_id} in {cloud.region}",
             hint="--cloud and --region say where to look",
         )
-    tags = {tag["Key"]: tag["Value"] for tag in images[0].get("Tags", ())}
+    tags = tags_of(images[0])
     if not (driver := tags.get(DRIVER_TAG)):
         raise UsageError(f"{image_id} has no tag {DRIVER_TAG}", hint="name its driver: --driver VERSION")
     return Node(f"{image_id} (driver {driver})", driver)

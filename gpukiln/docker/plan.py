@@ -15,11 +15,11 @@ from gpukiln.catalog.components import Component, apply_overrides, as_plain, loa
 from gpukiln.catalog.containers import ContainerBase, ContainerImage, load_container
 from gpukiln.catalog.load import ROOT, unknown, validate
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.images.apt import candidate_versions, upstream_version
 from gpukiln.images.digest import WORDS, canonical, digest, hash_file
-from gpukiln.images.mirror import mirror_options, mirror_sources
 from gpukiln.images.plan import git_commit
-from gpukiln.images.sources import http_unreachable
+from gpukiln.sources.apt import candidate_versions, upstream_version
+from gpukiln.sources.available import http_unreachable
+from gpukiln.sources.mirror import mirror_options, mirror_sources
 
 ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "arm64"}
 # What is in every Debian: when one of these has a new version, the base is made anew.

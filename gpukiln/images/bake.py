@@ -14,18 +14,18 @@ from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError
-from gpukiln.images.access import SshAccess, ssh_access
-from gpukiln.images.builds import BUILD_TAG, Bake, Build, StageUse
-from gpukiln.images.deadline import shutdown_user_data
-from gpukiln.images.machines import PURPOSE_TAG, build_tags, tag_list
+from gpukiln.images.builds import Bake, Build, StageUse
 from gpukiln.images.module_store import Store
 from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan
-from gpukiln.images.sources import Decision
 from gpukiln.images.stages import StageKeeper, Stages, stage_variables, words_of_stage
 from gpukiln.images.subject import BASE_TAG, subject_of, subject_tags
+from gpukiln.instances.access import SshAccess, ssh_access
+from gpukiln.instances.deadline import shutdown_user_data
+from gpukiln.instances.tags import BUILD_TAG, PURPOSE_TAG, build_tags, tag_list
 from gpukiln.progress import Progress
+from gpukiln.sources.available import Decision
 
 
 def tool_versions() -> dict[str, str]:
@@ -210,7 +210,7 @@ def image_name(plan: Plan, build: Build) -> str:
 
 
 def image_tags(plan: Plan, build: Build) -> dict[str, str]:
-    """Tags by which an image is found and explained; a verdict adds those of `gpukiln.images.proof`.
+    """Tags by which an image is found and explained; a verdict adds those of `gpukiln.proof.tags`.
 
     Args:
         plan: The plan.

@@ -13,7 +13,6 @@ from gpukiln.images.plan import Plan
 from gpukiln.records import RecordFolder, RecordFolders
 from gpukiln.verify.verdict import Verdict
 
-BUILD_TAG = "gpukiln:build"
 STATES = ("running", "baked", "verified", "failed", "aborted")
 
 

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from gpukiln.catalog.load import record, validate
 from gpukiln.catalog.prices import Price, machine_price, snapshot_price
-from gpukiln.images.launch import Launched
 from gpukiln.images.plan import Plan
+from gpukiln.instances.launch import Launched
 from gpukiln.progress import human_seconds
 
 # When nothing was built here yet. Bake: awslabs/amazon-eks-ami names 45 to 60 minutes; verify: a guess.

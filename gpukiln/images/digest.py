@@ -14,7 +14,7 @@ from gpukiln.catalog.components import Components, as_plain
 from gpukiln.catalog.images import ImageDefinition
 from gpukiln.catalog.load import SafeLoader
 from gpukiln.images.bases import ResolvedBase
-from gpukiln.images.sources import Decision
+from gpukiln.sources.available import Decision
 
 WORDS = {"source", "reason", "review"}  # of a component; they change no image
 WORDS_OF = {

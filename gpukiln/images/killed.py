@@ -15,10 +15,11 @@ from pathlib import Path
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import BusyError, GpukilnError, UsageError
-from gpukiln.images.access import key_files, keys_folder
 from gpukiln.images.builds import Build, Builds, Record
-from gpukiln.images.deadline import deadline_text
-from gpukiln.images.leftovers import (
+from gpukiln.images.modules import MODULES
+from gpukiln.instances.access import key_files, keys_folder
+from gpukiln.instances.deadline import deadline_text
+from gpukiln.instances.leftovers import (
     Leftover,
     builds_with_leftovers,
     find_leftovers,
@@ -26,8 +27,7 @@ from gpukiln.images.leftovers import (
     sweep,
     unrecorded_images,
 )
-from gpukiln.images.machines import owner
-from gpukiln.images.modules import MODULES
+from gpukiln.instances.tags import owner
 from gpukiln.records import build_started
 
 UNFINISHED = ("running", "baked")  # states of a record whose build goes on, or was killed

@@ -16,8 +16,8 @@ from typing import Any
 
 from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
+from gpukiln.files import open_private
 from gpukiln.redact import Lines
-from gpukiln.verify.text import open_private
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
 INIT_AGAIN_S = (5, 20)  # seconds before it is tried again

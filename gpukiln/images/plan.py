@@ -3,12 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from botocore.loaders import create_loader
-from botocore.regions import EndpointResolver
 from pydantic import TypeAdapter
 
 from gpukiln import programs
@@ -26,12 +23,13 @@ from gpukiln.catalog.driver_bases import check_published, on_base, with_bases
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT, unknown, validate
+from gpukiln.catalog.regions import check_region
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.fit import check_types, refuse
-from gpukiln.images.sources import Decision, Probes, decide, with_found_driver
+from gpukiln.sources.available import Decision, Probes, decide, with_found_driver
 from gpukiln.verify.checks import LAYERS, PROFILES
 
 NEEDED = ("nvidia_driver", "nvidia_container_toolkit", "cuda", "kubernetes")  # by the rules of compatibility
@@ -120,35 +118,6 @@ class Plan:
             UsageError: The data is no plan.
         """
         return validate(cls, dict(value), where="plan")
-
-
-def check_region(name: str) -> str:
-    """Refuse a region that AWS does not have; needs no network.
-
-    Args:
-        name: For example us-west-2.
-
-    Returns:
-        The name.
-
-    Raises:
-        UsageError: There is no such region; the message names the nearest ones.
-    """
-    if not name:
-        raise UsageError("--region is missing", hint="for example --region us-west-2")
-    if name not in _regions():
-        raise unknown("region", name, _regions())
-    return name
-
-
-@cache
-def _regions() -> frozenset[str]:
-    # from botocore's own data, without a session: no profile or account is needed
-    resolver = EndpointResolver(create_loader().load_data("endpoints"))
-    partitions = ("aws", "aws-us-gov", "aws-cn")
-    return frozenset(
-        region for name in partitions for region in resolver.get_available_endpoints("ec2", name)
-    )
 
 
 def make_plan(

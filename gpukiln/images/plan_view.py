@@ -4,9 +4,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpukiln.images.apt import strip_credentials
 from gpukiln.images.plan import Plan
-from gpukiln.images.sources import Decision
+from gpukiln.sources.apt import strip_credentials
+from gpukiln.sources.available import Decision
 
 STYLES = {"install": "green", "preinstalled": "cyan", "left_out": "yellow"}
 

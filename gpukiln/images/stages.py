@@ -20,9 +20,8 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import Build, StageUse
 from gpukiln.images.digest import canonical
-from gpukiln.images.machines import remove_image, tag_specifications, tags_of
 from gpukiln.images.plan import Plan
-from gpukiln.images.subject import RECIPE_TAG
+from gpukiln.instances.tags import RECIPE_TAG, STAGE_TAG, remove_image, tag_specifications, tags_of
 from gpukiln.progress import Progress
 
 STAGES: dict[str, tuple[str, ...]] = {
@@ -42,7 +41,7 @@ UNSTAGED = (
 """What runs after the last stage, in about the time that keeping another one takes."""
 FOLDER = "stages"
 TASK = "Keep the stage "  # as ansible/stage.yml names it
-STAGE_TAG, KEY_TAG, MADE_BY_TAG = "gpukiln:stage", "gpukiln:stage-key", "gpukiln:stage-build"
+KEY_TAG, MADE_BY_TAG = "gpukiln:stage-key", "gpukiln:stage-build"
 CHOICES = ("on", "off")
 KEPT = 2  # of each stage of an image
 

@@ -11,10 +11,8 @@ from gpukiln.catalog.instance_types import gpus_of, instance_type
 from gpukiln.errors import UsageError
 from gpukiln.images.fit import check_types, refuse
 from gpukiln.images.plan import Plan
+from gpukiln.instances.tags import RECIPE_TAG
 
-RECIPE_TAG = "gpukiln:recipe"
-"""On every AMI and snapshot of ours, stages and images that nobody judged too: the folder of ami/. By it they
-are found and may be removed. What may be launched carries `gpukiln:image`, see `gpukiln.images.proof`."""
 BUILD_ID_TAG, TYPES_TAG = "gpukiln:build-id", "gpukiln:instance-types"
 DRIVER_TAG, MODULES_TAG = "gpukiln:driver", "gpukiln:modules"
 CUDA_TAG, BASE_TAG = "gpukiln:cuda", "gpukiln:base"

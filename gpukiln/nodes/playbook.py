@@ -16,9 +16,9 @@ from typing import Any
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.files import open_private
 from gpukiln.nodes.results import Collector, RunResult
 from gpukiln.redact import redact, redact_value
-from gpukiln.verify.text import open_private
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

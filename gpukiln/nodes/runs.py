@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import UsageError
+from gpukiln.files import write_whole
 from gpukiln.nodes.playbook import Request
 from gpukiln.nodes.results import RunResult
-from gpukiln.verify.text import write_whole
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from gpukiln.catalog.load import ROOT, read_yaml, unknown
 from gpukiln.errors import UnavailableError
+from gpukiln.files import open_private
 from gpukiln.redact import Lines
-from gpukiln.verify.text import open_private
 
 FOLDER = ROOT / "molecule"
 STEP = re.compile(r"INFO +\[\S+ > (\w+)\] Executing$")

@@ -6,7 +6,7 @@ from typing import Any
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Build
-from gpukiln.images.machines import tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.release.channels import Proof, joined, proof_from_record, proof_from_tags
 from gpukiln.release.images import find_images
 from gpukiln.release.regions import each, make_sites

@@ -11,11 +11,11 @@ from gpukiln.attest.tags import ATTESTED_TAGS
 from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.images import load_image
 from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.catalog.regions import check_region
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.builds import Record
-from gpukiln.images.plan import check_region
-from gpukiln.images.proof import Judged, judged_by, judged_from_tags
 from gpukiln.images.subject import subject_from_tags
+from gpukiln.proof.tags import Judged, judged_by, judged_from_tags
 from gpukiln.verify.checks import LAYERS
 
 DECLARED = "declared"

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpukiln.errors import UnavailableError
-from gpukiln.images.machines import snapshots_of, tag_list, tag_specifications, tags_of
+from gpukiln.instances.tags import snapshots_of, tag_list, tag_specifications, tags_of
 from gpukiln.release.regions import Site
 
 SOURCE_TAG = "gpukiln:source-image"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import UsageError
-from gpukiln.images.machines import GONE
+from gpukiln.instances.tags import GONE
 from gpukiln.release.regions import Site
 
 _RESOLVE = "resolve:ssm:"  # an image id that a launch template takes from a parameter (EC2 user guide)

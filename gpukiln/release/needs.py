@@ -9,7 +9,7 @@ from gpukiln.attest.tags import KEY_TAG, SBOM_TAG, STATEMENT_TAG, UNSIGNED
 from gpukiln.catalog.gpus import gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.errors import RefusedError
-from gpukiln.images.proof import SHORT, Judged
+from gpukiln.proof.tags import SHORT, Judged
 from gpukiln.release.channels import DECLARED, Channel, Proof
 from gpukiln.verify.digest import suite_digest
 

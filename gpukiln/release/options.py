@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 
 from gpukiln.catalog.components import load_components
+from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
-from gpukiln.images.plan import check_region
 from gpukiln.release.images import Sharing
 
 _ORGANIZATION = re.compile(

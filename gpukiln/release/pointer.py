@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpukiln.errors import UnavailableError
+from gpukiln.instances.tags import tag_list, tags_of
 
 ROOT = "/gpukiln"
 _PATH = re.compile(rf"{ROOT}/(?P<image>[^/]+)/(?P<kubernetes>[^/]+)/(?P<channel>[^/]+)/image_id")
@@ -192,11 +193,9 @@ def ensure_tags(ssm: Any, pointer: Pointer) -> None:
     """
     which = {"ResourceType": "Parameter", "ResourceId": pointer.path}
     wanted = {"gpukiln:image": pointer.image, "gpukiln:channel": pointer.channel}
-    there = {tag["Key"]: tag["Value"] for tag in ssm.list_tags_for_resource(**which).get("TagList", ())}
+    there = tags_of(ssm.list_tags_for_resource(**which), "TagList")
     if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
-        ssm.add_tags_to_resource(
-            **which, Tags=[{"Key": key, "Value": value} for key, value in missing.items()]
-        )
+        ssm.add_tags_to_resource(**which, Tags=tag_list(missing))
 
 
 def _value(ssm: Any, pointer: Pointer) -> str:

@@ -15,8 +15,7 @@ from botocore.exceptions import ClientError
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, RefusedError
-from gpukiln.images.machines import snapshots_of, tag_list, tags_of
-from gpukiln.images.subject import RECIPE_TAG
+from gpukiln.instances.tags import RECIPE_TAG, snapshots_of, tag_list, tags_of
 from gpukiln.release import pointer as pointers
 from gpukiln.release.channels import load_channels
 from gpukiln.release.images import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import RefusedError, UnavailableError
-from gpukiln.images.machines import tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.progress import Progress
 from gpukiln.release import pointer as pointers
 from gpukiln.release.channels import Channel, Proof, require_same_verdict

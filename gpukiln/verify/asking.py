@@ -7,8 +7,8 @@ import re
 import secrets
 from typing import Any
 
+from gpukiln.probe.packing import NO_PYTHON, facts_in, gather_command
 from gpukiln.verify.facts import Facts
-from gpukiln.verify.packing import NO_PYTHON, facts_in, gather_command
 
 
 def _unreachable(text: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from gpukiln.probe.nvml import address
 from gpukiln.verify.facts import Facts
-from gpukiln.verify.gather_nvml import address
 
 Gpu = dict[str, Any]
 

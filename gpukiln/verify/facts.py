@@ -1,6 +1,6 @@
 """What was found on a machine, and whether a check can be run with it.
 
-The facts are gathered by `gpukiln.verify.gather`, in one round trip. Each section stands alone: one that
+The facts are gathered by `gpukiln.probe.gather`, in one round trip. Each section stands alone: one that
 could not be gathered fails the checks that read it, with the reason, and no other. Of one that was not
 reached, because a tool hangs or the time was up, nothing is known: its checks are not reached either.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpukiln.probe.base import NOT_REACHED, NotReachedError
 from gpukiln.verify.checks import PROFILES, Check
-from gpukiln.verify.gather_base import NOT_REACHED, NotReachedError
 
 RECORD_PATH = "/etc/gpukiln/image.json"
 ERROR = "_error"
@@ -48,7 +48,7 @@ class Facts(Mapping[str, Any]):
         profile: Key of `PROFILES` that the machine is judged by; empty is the strictest.
 
     Example:
-        `facts["kernel"]["running"]` is `uname -r`; see the docstrings of `gpukiln.verify.gather`.
+        `facts["kernel"]["running"]` is `uname -r`; see the docstrings of `gpukiln.probe.gather`.
     """
 
     def __init__(self, data: Mapping[str, Any], profile: str = "") -> None:

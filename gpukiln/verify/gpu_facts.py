@@ -1,6 +1,6 @@
 """Reads the section `nvml` of the facts, as the checks of the GPUs do.
 
-gpukiln/verify/gather_nvml.py makes the section. What NVML could not read is an error in the value's place:
+gpukiln/probe/nvml.py makes the section. What NVML could not read is an error in the value's place:
 reading it here fails the check. A value that the GPU doesn't have is None.
 """
 

@@ -21,9 +21,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from gpukiln.files import write_whole
 from gpukiln.progress import human_seconds
 from gpukiln.verify.checks import LAYERS, PROFILES
-from gpukiln.verify.text import presentable, presentable_values, write_whole
+from gpukiln.verify.presentable import presentable, presentable_values
 from gpukiln.verify.verdict import OUTCOMES, CheckResult, Outcome, Verdict, count
 
 TEMPLATE = "report.html.j2"

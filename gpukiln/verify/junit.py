@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from gpukiln.verify.text import presentable, write_whole
+from gpukiln.files import write_whole
+from gpukiln.verify.presentable import presentable
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 

@@ -24,14 +24,15 @@ from typing import Any
 import pytest
 from testinfra.backend import BACKENDS, get_backends
 
+from gpukiln.files import write_whole
+from gpukiln.probe.base import NotReachedError
 from gpukiln.verify.asking import gather
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.facts import Facts, applies, environment
-from gpukiln.verify.gather_base import NotReachedError
 from gpukiln.verify.html import Judged, write_html
 from gpukiln.verify.junit import write_junit
-from gpukiln.verify.text import presentable, presentable_values, write_whole
+from gpukiln.verify.presentable import presentable, presentable_values
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
 
 NOT_RUN, NOT_REACHED = "not run: ", "not reached: "  # how a skip says what it stands for

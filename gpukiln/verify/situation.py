@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukiln.verify.gather_base import NOT_REACHED
+from gpukiln.probe.base import NOT_REACHED
 
 FALLEN = re.compile(r"fallen off the bus|Xid[^:]*: 79\b|Xid \(.*?\): 79\b")
 GPU_IS_LOST = 15  # nvidia-smi's exit code

@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.files import open_private
 from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.target import Target
-from gpukiln.verify.text import open_private
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpukiln.verify.contact_doubles import Answers, merged
+from gpukiln.probe.contact_doubles import Answers, merged
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, made_up_machine
 from tests.unit.gpu_profiles import PROFILES
@@ -24,12 +24,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # Prepares a process for the doubles: made-up PCI devices, few elements to compute, tools of the test's own.
 PREPARE = """
 import sys
-from gpukiln.verify import contact, contact_calls, gather_base, gather_cuda, gather_pcie
+from gpukiln.probe import contact_calls
+from gpukiln.probe import base
+from gpukiln.probe import cuda
+from gpukiln.probe import pcie
+from gpukiln.probe import contact
 pci, tools = sys.argv[1:3]
-gather_base.PCI = gather_pcie.PCI = pci
-gather_base.in_container = lambda: False
-gather_base.PATH = tools + ":/usr/bin:/bin"
-gather_cuda.ELEMENTS, gather_cuda.SHARED, gather_cuda.COPYING_S = 1 << 18, 1 << 14, 0.02
+base.PCI = pcie.PCI = pci
+base.in_container = lambda: False
+base.PATH = tools + ":/usr/bin:/bin"
+cuda.ELEMENTS, cuda.SHARED, cuda.COPYING_S = 1 << 18, 1 << 14, 0.02
 """
 ASK = """
 import os

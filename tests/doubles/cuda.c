@@ -1,4 +1,4 @@
-/* A double of libcuda.so.1: the functions of the CUDA driver API that gpukiln/verify/gather_cuda.py calls.
+/* A double of libcuda.so.1: the functions of the CUDA driver API that gpukiln/probe/cuda.py calls.
  *
  * It stands for the library alone. A device's memory is this process's memory, a context is a device, and
  * the two kernels are written again in C below and found by their names, so it proves the calls, their

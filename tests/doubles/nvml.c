@@ -1,7 +1,7 @@
 /* A double of NVIDIA's NVML (libnvidia-ml.so.1), driven by the text file that NVML_DOUBLE_SPEC names.
  *
  * The file has one `key value` a line and is read again at every call, so a test can change the machine while
- * a program runs. tests/doubles/nvml.py writes it from the same document that gpukiln/verify/gather_nvml.py
+ * a program runs. tests/doubles/nvml.py writes it from the same document that gpukiln/probe/nvml.py
  * makes. A key that is missing is NVML_ERROR_NOT_SUPPORTED, `KEY.code N` is NVML's error N,
  * `error.FUNCTION N` and `gpus.I.fail.FUNCTION N` make one function answer N, `gpus.I.error.code N` makes all
  * calls of one GPU answer N. What is not written here does not exist in the library, as in an older driver.

@@ -4,7 +4,7 @@
     nvml.write_spec(spec, machine)
     subprocess.run(["gpustat"], env=nvml.environment(library, spec))
 
-`machine` is the document that gpukiln/verify/gather_nvml.py makes, so that what was recorded on a real host
+`machine` is the document that gpukiln/probe/nvml.py makes, so that what was recorded on a real host
 can be replayed. A GPU may have more than that document has, for programs that ask for more: `utilization`
 {gpu, memory}, `fan`, `pstate`, `compute_capability`.
 """

@@ -1,4 +1,4 @@
-"""A made-up machine, as gpukiln/verify/gather_nvml.py would describe it. Not recorded on any host."""
+"""A made-up machine, as gpukiln/probe/nvml.py would describe it. Not recorded on any host."""
 
 import copy
 from typing import Any

@@ -7,15 +7,15 @@ import json
 import sys
 
 from gpukiln.catalog.load import ROOT
-from gpukiln.clouds.embedded.layout import state_home
 from gpukiln.clouds.select import make_cloud
 from gpukiln.images.bake import Saved, bake, tool_versions
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.module_store import open_store
 from gpukiln.images.plan import make_plan
-from gpukiln.images.sources import Probes
 from gpukiln.images.stages import stages_of, wants_stages
 from gpukiln.progress import Progress
+from gpukiln.sources.available import Probes
+from gpukiln.state import state_home
 
 cloud, home = make_cloud("embedded", "us-west-2"), state_home()
 plan = make_plan("eks-gpu", cloud, probes=Probes.real(home / "apt"), tools=tool_versions(), root=ROOT)

@@ -6,9 +6,9 @@ import tomllib
 import pytest
 from standin.eks import PAUSE, ubuntu_eks
 
+from gpukiln.probe.packing import facts_in, gather_command
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts
-from gpukiln.verify.packing import facts_in, gather_command
 
 
 def join_script_is_outlived(site):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from harness import command_lines, processes_of, wait_for
 
-from gpukiln.images.deadline import shutdown_user_data
+from gpukiln.instances.deadline import shutdown_user_data
 
 pytestmark = pytest.mark.e2e
 

@@ -17,8 +17,8 @@ from standin.packages import Package
 from standin.platforms import publish
 from standin.site import ENGINES, ONLY_TOOLKIT, VERSION, Site
 
-from gpukiln.images.deadline import deadline_of, shutdown_user_data
-from gpukiln.images.rehearsal import node_config
+from gpukiln.instances.deadline import deadline_of, shutdown_user_data
+from gpukiln.instances.rehearsal import node_config
 from gpukiln.verify.catalog import load_checks
 
 pytestmark = pytest.mark.e2e

@@ -3,10 +3,10 @@
 import pytest
 
 from gpukiln.catalog import xid
+from gpukiln.probe.xids import OWNER
 from gpukiln.verify import compute_facts
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts, known
-from gpukiln.verify.gather_xids import OWNER
 
 ALL = ("image", "node", "eks-node", "runner")
 LIVE = ("node", "eks-node", "runner")  # profiles of what runs beside somebody's work

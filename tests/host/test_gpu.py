@@ -3,11 +3,11 @@
 import pytest
 
 from gpukiln.catalog import xid
+from gpukiln.probe.base import NotReachedError
+from gpukiln.probe.nvml import address
 from gpukiln.verify import compute_facts
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts, known
-from gpukiln.verify.gather_base import NotReachedError
-from gpukiln.verify.gather_nvml import address
 from gpukiln.verify.gpu_facts import heat, label, nvml_gpus, read
 
 ALL = ("image", "node", "eks-node")

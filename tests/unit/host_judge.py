@@ -2,9 +2,9 @@
 
 import pytest
 
+from gpukiln.probe.base import NotReachedError
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts, applies
-from gpukiln.verify.gather_base import NotReachedError
 from tests.unit.host_machine import Data
 from tests.unit.host_runner_faults import RUNNER_FAULTS
 

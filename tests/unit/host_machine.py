@@ -15,7 +15,7 @@ Data = dict[str, Any]
 
 
 def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
-    """Facts of a machine without a fault, as gpukiln/verify/gather.py prints them."""
+    """Facts of a machine without a fault, as gpukiln/probe/gather.py prints them."""
     packages = {"nvidia-kernel-dkms": DEBIAN, "nvidia-smi": DEBIAN, "libcuda1": DEBIAN,
                 "docker.io": "20.10.24",
                 "nvidia-persistenced": "535.171.04-1~deb12u1", "containerd": "1.6.20",

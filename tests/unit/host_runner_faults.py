@@ -11,7 +11,7 @@ VERSIONS = {"cuda": "12.1", "cuda_nvcc": "12.1", "cudnn": "8.9.2", "nccl": "2.18
 
 
 def container() -> Data:
-    """Facts of a container, as gpukiln/verify/gather_runner.py prints them."""
+    """Facts of a container, as gpukiln/probe/runner.py prints them."""
     said = {"cmake": "cmake version 3.31.10", "ninja": "1.13.0.git.kitware.jobserver-pipe-1",
             "ccache": "ccache version 4.7.5", "git": "git version 2.39.5", "gcc": "gcc 12", "g++": "g++ 12",
             "python3": "Python 3.11.2", "tini": "tini version 0.19.0", "ptxas": "release 12.1, V12.1.105",

@@ -14,10 +14,11 @@ from gpukiln.attest.tags import ATTESTED_TAGS
 from gpukiln.clouds import select
 from gpukiln.commands import ami, ami_verify
 from gpukiln.errors import IncompatibleError
-from gpukiln.images import killed, pipeline
+from gpukiln.images import killed
 from gpukiln.images.bake import image_tags
-from gpukiln.images.launch import Launched
 from gpukiln.images.subject import check_machines, subject_of
+from gpukiln.instances.launch import Launched
+from gpukiln.proof import pipeline
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict

@@ -34,9 +34,9 @@ from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.commands import ami_attest
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.images.builds import Bake, Builds, Record
-from gpukiln.images.machines import tag_list
-from gpukiln.images.proof import write_proof
 from gpukiln.images.subject import subject_of
+from gpukiln.instances.tags import tag_list
+from gpukiln.proof.tags import write_proof
 from gpukiln.release.by_tags import proof_of_build
 from gpukiln.release.channels import load_channel
 from gpukiln.release.needs import require_proven

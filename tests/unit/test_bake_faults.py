@@ -12,12 +12,13 @@ from test_builds import VERDICT
 from test_plan import plan_of_a_base
 
 from gpukiln.errors import UnavailableError
-from gpukiln.images import access, pipeline
 from gpukiln.images import bake as baking
 from gpukiln.images.bake import Saved
 from gpukiln.images.builds import Builds
-from gpukiln.images.launch import Launched
+from gpukiln.instances import access
+from gpukiln.instances.launch import Launched
 from gpukiln.progress import Progress
+from gpukiln.proof import pipeline
 from gpukiln.verify.target import Target
 
 

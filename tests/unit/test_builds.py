@@ -12,8 +12,8 @@ from test_plan import debian, plan  # noqa: F401 - `debian` is a fixture
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.images.builds import Bake, Build, Builds, Record
 from gpukiln.images.modules import ModuleUse
-from gpukiln.images.pipeline import why_build
 from gpukiln.images.timings import timings, timings_table
+from gpukiln.proof.pipeline import why_build
 from gpukiln.release.side import find_side
 from gpukiln.verify.verdict import CheckResult, Verdict
 

@@ -14,7 +14,7 @@ from gpukiln.catalog.prices import machine_price, snapshot_price
 from gpukiln.commands import ami
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.cost import cost_lines, estimate, spent
-from gpukiln.images.launch import Launched
+from gpukiln.instances.launch import Launched
 
 STEPS = {
     "plan": 9.0,

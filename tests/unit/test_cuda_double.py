@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify import gather_pcie
+from gpukiln.probe import pcie
+from gpukiln.probe.cuda import ELEMENTS
+from gpukiln.probe.packing import gather_command
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts, applies
-from gpukiln.verify.gather_cuda import ELEMENTS
-from gpukiln.verify.packing import gather_command
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = load_checks()
@@ -32,13 +32,16 @@ FEW = 1 << 22  # elements: a quarter of the real number, but in the tests of wha
 LAST = "0000:1d:00.0"  # the last of four
 SECTION = """
 import json, sys
-from gpukiln.verify import gather_base, gather_child, gather_cuda, gather_pcie
-gather_base.PCI = gather_pcie.PCI = sys.argv[1]
-gather_base.in_container = lambda: False
-gather_cuda.ELEMENTS, gather_cuda.COPYING_S = int(sys.argv[3]), 0.05
-gather_child.os.kill = (lambda *_: None) if sys.argv[4:] else gather_child.os.kill
-gather_cuda.INIT_S = gather_cuda.GPU_S = gather_cuda.STEP_S = float(sys.argv[2])
-print(json.dumps({"cuda": gather_cuda.cuda(), "gpus": {"pci": gather_base.pci_gpus()},
+from gpukiln.probe import child
+from gpukiln.probe import base
+from gpukiln.probe import cuda
+from gpukiln.probe import pcie
+base.PCI = pcie.PCI = sys.argv[1]
+base.in_container = lambda: False
+cuda.ELEMENTS, cuda.COPYING_S = int(sys.argv[3]), 0.05
+child.os.kill = (lambda *_: None) if sys.argv[4:] else child.os.kill
+cuda.INIT_S = cuda.GPU_S = cuda.STEP_S = float(sys.argv[2])
+print(json.dumps({"cuda": cuda.cuda(), "gpus": {"pci": base.pci_gpus()},
                   "expected": {"mig": None, "bandwidth_share": None}, "nvml": {"gpus": []}}))
 """
 Ask = Callable[..., Facts]
@@ -182,11 +185,11 @@ def test_slow_copies_are_found(ask: Ask, fault: str, words: str) -> None:
 def test_rate_of_a_link(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, speed: str, width: str, gb_s: float | None
 ) -> None:
-    monkeypatch.setattr(gather_pcie, "PCI", str(tmp_path))
+    monkeypatch.setattr(pcie, "PCI", str(tmp_path))
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "current_link_speed").write_text(speed + "\n")
     (tmp_path / "gpu" / "current_link_width").write_text(width + "\n")
-    assert gather_pcie.link("gpu")["gb_s"] == gb_s
+    assert pcie.link("gpu")["gb_s"] == gb_s
 
 
 @pytest.mark.parametrize(
@@ -199,12 +202,12 @@ def test_rate_of_a_link(
 def test_a_link_that_the_gpu_is_not_made_for_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: tuple[str, str], gb_s: float | None
 ) -> None:
-    monkeypatch.setattr(gather_pcie, "PCI", str(tmp_path))
+    monkeypatch.setattr(pcie, "PCI", str(tmp_path))
     (tmp_path / "gpu").mkdir()
     for prefix, (speed, width) in (("current", ("8.0 GT/s PCIe", "16")), ("max", most)):
         (tmp_path / "gpu" / f"{prefix}_link_speed").write_text(speed + "\n")
         (tmp_path / "gpu" / f"{prefix}_link_width").write_text(width + "\n")
-    assert gather_pcie.link("gpu")["gb_s"] == gb_s
+    assert pcie.link("gpu")["gb_s"] == gb_s
 
 
 def test_a_fault_of_one_gpu_hides_no_other(ask: Ask) -> None:

@@ -1,7 +1,7 @@
 """The kernels' PTX: assembled by NVIDIA's ptxas where there is one, and its meaning shown without a GPU.
 
 `Thread` runs one thread of a kernel as the PTX ISA describes its instructions, floats as exact fractions
-that are rounded once. What it leaves in memory must be what gpukiln.verify.gather_ptx expects of a GPU.
+that are rounded once. What it leaves in memory must be what gpukiln.probe.ptx expects of a GPU.
 """
 
 import re
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify.gather_cuda import BLOCK, ELEMENTS
-from gpukiln.verify.gather_ptx import PTX, ROUNDS, TILE, hash_of, hashed
+from gpukiln.probe.cuda import BLOCK, ELEMENTS
+from gpukiln.probe.ptx import PTX, ROUNDS, TILE, hash_of, hashed
 
 STEPS = 100_000  # of one thread, so that a wrong loop ends
 BASE, OTHER = 0x7F00_0000_0000, 0x7F80_0000_0000

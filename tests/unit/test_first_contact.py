@@ -15,8 +15,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpukiln.verify.contact_doubles import contradictions
-from gpukiln.verify.contact_folder import Folder
+from gpukiln.probe.contact_doubles import contradictions
+from gpukiln.probe.contact_folder import Folder
 from tests.doubles import nvml
 from tests.doubles.answers import PREPARE, build_cuda, doubles_answer, environment, make_pci
 from tests.doubles.nvml_machine import Data, made_up_machine
@@ -149,7 +149,7 @@ def test_a_call_and_a_kind_that_the_doubles_lack_are_told() -> None:
 
 
 def test_a_wrong_element_that_nobody_notices_is_a_failure(contact: Contact, tmp_path: Path) -> None:
-    with contact(also="gather_cuda._difference = lambda *_: None") as process:
+    with contact(also="cuda._difference = lambda *_: None") as process:
         out, _err = process.communicate(timeout=150)
     assert process.returncode == 1
     assert "a wrong element was expected and not reported" in out
@@ -157,7 +157,7 @@ def test_a_wrong_element_that_nobody_notices_is_a_failure(contact: Contact, tmp_
 
 
 def test_an_interrupted_one_says_so(contact: Contact, tmp_path: Path) -> None:
-    process = contact(also="gather_cuda.GPU_S = 100.0", DOUBLE_FAULT="hang")
+    process = contact(also="cuda.GPU_S = 100.0", DOUBLE_FAULT="hang")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and "compute" not in (
         steps(tmp_path) if (tmp_path / "found" / "state.json").exists() else {}
@@ -184,7 +184,7 @@ def test_a_driver_that_hangs_is_not_waited_for(contact: Contact, tmp_path: Path)
 
 def test_the_time_is_up_whatever_hangs(contact: Contact, tmp_path: Path) -> None:
     began = time.monotonic()
-    with contact(also="contact.TOTAL_S, gather_cuda.GPU_S = 12.0, 100.0", DOUBLE_FAULT="hang") as process:
+    with contact(also="contact.TOTAL_S, cuda.GPU_S = 12.0, 100.0", DOUBLE_FAULT="hang") as process:
         process.communicate(timeout=100)
     assert time.monotonic() - began < 40
     assert process.returncode == 5

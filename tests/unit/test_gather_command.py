@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.verify.packing import NO_PYTHON, facts_in, gather_command
+from gpukiln.probe.packing import NO_PYTHON, facts_in, gather_command
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import made_up_machine
 
@@ -36,7 +36,7 @@ def test_the_bindings_sent_along_read_nvml_with_no_package_installed(tmp_path: P
     lines = [line for line in code.splitlines() if not line.startswith("exec(S[")]
     lines += [
         "import json, sys",
-        "from gpukiln.verify.gather_nvml import nvml_facts",
+        "from gpukiln.probe.nvml import nvml_facts",
         "before = 'pynvml' in sys.modules",
         "print(json.dumps([before, nvml_facts([]), nvml_facts([{'address': '0000:00:1e.0'}])]))",
     ]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.verify import gather_base, gather_gpus, gather_runner
+from gpukiln.probe import base, gpus, runner
 
 HOST = "devtmpfs /dev devtmpfs rw,nosuid,size=4096k 0 0\nsysfs /sys sysfs rw 0 0\n"
 CONTAINER = "overlay / overlay rw 0 0\ntmpfs /dev tmpfs rw,nosuid,size=65536k,mode=755 0 0\n"
@@ -30,8 +30,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"Bus Location: \t {address}\nDevice Minor: \t {7 - number}\nGPU Excluded:\t No\n"
         )
     for name, path in (("PCI", "pci"), ("DRIVER_GPUS", "driver"), ("DEVICES", "dev"), ("MOUNTS", "mounts")):
-        monkeypatch.setattr(gather_base, name, str(tmp_path / path), raising=False)
-    monkeypatch.setattr(gather_gpus, "PCI", str(tmp_path / "pci"))
+        monkeypatch.setattr(base, name, str(tmp_path / path), raising=False)
+    monkeypatch.setattr(gpus, "PCI", str(tmp_path / "pci"))
     return tmp_path
 
 
@@ -43,14 +43,14 @@ def give(machine: Path, *minors: int, mounts: str = CONTAINER) -> None:
 
 
 def seen() -> list[str]:
-    return [gpu["address"] for gpu in gather_base.pci_gpus()]
+    return [gpu["address"] for gpu in base.pci_gpus()]
 
 
 def test_a_container_with_one_of_eight_has_one(machine: Path) -> None:
     give(machine, 6)
     assert seen() == [SECOND]
-    assert [gpu["address"] for gpu in gather_gpus.gpus()["pci"]] == [SECOND]
-    assert [gpu["address"] for gpu in gather_runner.visible_gpus()["pci"]] == [SECOND]
+    assert [gpu["address"] for gpu in gpus.gpus()["pci"]] == [SECOND]
+    assert [gpu["address"] for gpu in runner.visible_gpus()["pci"]] == [SECOND]
 
 
 def test_a_container_with_none_and_one_whose_host_has_no_driver_have_none(machine: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_node_that_the_container_may_not_open_is_not_its_own(
         asked.append(mode)
         return path.endswith("nvidia6")
 
-    monkeypatch.setattr(gather_base.os, "access", access)
+    monkeypatch.setattr(base.os, "access", access)
     assert seen() == [SECOND]
-    assert set(asked) == {gather_base.os.R_OK | gather_base.os.W_OK}
+    assert set(asked) == {base.os.R_OK | base.os.W_OK}
 
 
 def test_a_host_has_what_is_on_the_bus_whatever_its_driver_says(machine: Path) -> None:

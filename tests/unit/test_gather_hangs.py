@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify import gather, gather_base, gather_sections
-from gpukiln.verify.gather_base import NOT_REACHED, HungError, NotReachedError, ask, unless_hung, watch
+from gpukiln.probe import base, gather, sections
+from gpukiln.probe.base import NOT_REACHED, HungError, NotReachedError, ask, unless_hung, watch
 
 Tool = Callable[..., str]
 
@@ -21,10 +21,10 @@ Tool = Callable[..., str]
 @pytest.fixture(autouse=True)
 def nothing_hangs() -> Any:
     watch.__init__()  # type: ignore[misc]
-    gather_base.evidence.clear()
+    base.evidence.clear()
     yield
     watch.__init__()  # type: ignore[misc]
-    gather_base.evidence.clear()
+    base.evidence.clear()
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_hanging_tool_is_named_with_its_state_and_ended_with_its_children(
 ) -> None:
     smi = tool(f"sh -c 'echo $$ >>{tmp_path}/pids; exec sleep 3000' &\nexec sleep 3000")
     with pytest.raises(HungError) as caught:
-        gather_base.run(smi, "-h", timeout=1)
+        base.run(smi, "-h", timeout=1)
     assert re.search(
         r"^nvidia-smi hangs: `.*/nvidia-smi -h`: no answer in 1 s; "
         r"process \d+ \(sleep\) is in state S \(sleeps\).*, and was killed$",
@@ -65,7 +65,7 @@ def test_a_hanging_tool_is_named_with_its_state_and_ended_with_its_children(
     )
     assert len(pids(tmp_path)) == 2
     assert all(is_gone(pid) for pid in pids(tmp_path))
-    [row] = gather_base.evidence
+    [row] = base.evidence
     assert (row["rc"], row["command"]) == (124, f"{smi} -h")
     assert "no answer in 1 s" in row["err"]
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_killed_is_not_waited_for(
 ) -> None:
     """A process that waits in the kernel takes no signal; here it is not sent one."""
     kill = os.killpg
-    monkeypatch.setattr(gather_base.os, "killpg", lambda *_: None)
+    monkeypatch.setattr(base.os, "killpg", lambda *_: None)
     started = time.monotonic()
     with pytest.raises(HungError, match="and can't be killed"):
         ask(tool("echo so far\nexec sleep 3000"), timeout=0.5)
@@ -122,8 +122,8 @@ def test_what_cannot_be_killed_is_not_waited_for(
 def test_a_section_that_waits_in_the_kernel_is_given_up_and_the_others_gathered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gather_sections, "SECTION_S", 1)
-    facts = gather_sections.gather({"a": lambda: 1, "nfs": lambda: time.sleep(3000), "b": lambda: {"x": 2}})
+    monkeypatch.setattr(sections, "SECTION_S", 1)
+    facts = sections.gather({"a": lambda: 1, "nfs": lambda: time.sleep(3000), "b": lambda: {"x": 2}})
     assert (facts["a"], facts["b"]) == (1, {"x": 2})
     assert facts["nfs"][NOT_REACHED].startswith("gathering nfs does not return in 1 s, killed: process ")
     [hung] = facts["hung"]["tools"]
@@ -134,7 +134,7 @@ def test_all_ends_in_its_time_and_what_was_found_before_is_kept(tool: Tool, tmp_
     slow = tool("exec sleep 3000")
     watch.start(2)
     started = time.monotonic()
-    facts = gather_sections.gather(
+    facts = sections.gather(
         {"a": lambda: 1, "b": lambda: ask(slow), "c": lambda: ask("true"), "d": lambda: time.sleep(3000)}
     )
     assert time.monotonic() - started < 10
@@ -150,7 +150,7 @@ def test_a_section_that_ends_its_process_is_an_error_and_the_others_are_gathered
     def crash() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    facts = gather_sections.gather({"a": crash, "b": lambda: 1})
+    facts = sections.gather({"a": crash, "b": lambda: 1})
     assert "status -9" in facts["a"]["_error"]
     assert facts["b"] == 1
 
@@ -165,7 +165,7 @@ def test_what_goes_through_a_driver_that_hangs_is_not_tried(monkeypatch: pytest.
 
 def test_a_tool_that_hung_in_one_section_is_not_asked_in_a_later_one(tool: Tool, tmp_path: Path) -> None:
     smi = tool("exec sleep 3000")
-    facts = gather_sections.gather(
+    facts = sections.gather(
         {"driver": lambda: unless_hung(smi, "-h", timeout=1), "gpus": lambda: ask(smi, "-q", timeout=60)}
     )
     assert "no answer in 1 s" in facts["driver"][NOT_REACHED]

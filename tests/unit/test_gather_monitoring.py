@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify import gather_monitoring
+from gpukiln.probe import monitoring
 
 FAIL = {"name": "Memory", "results": [{"status": "Fail", "warnings": [{"warning": "page retired"}]}]}
 PASS = {"name": "Denylist", "results": [{"status": "Pass"}, {"status": "Skip"}]}
@@ -18,7 +18,7 @@ PASS = {"name": "Denylist", "results": [{"status": "Pass"}, {"status": "Skip"}]}
     ],
 )
 def test_results_are_found(document: Any) -> None:
-    assert gather_monitoring.diag_tests(document) == [
+    assert monitoring.diag_tests(document) == [
         {"name": "Denylist", "status": "Pass", "warning": ""},
         {"name": "Denylist", "status": "Skip", "warning": ""},
         {"name": "Memory", "status": "Fail", "warning": "page retired"},
@@ -36,11 +36,11 @@ def test_results_are_found(document: Any) -> None:
 def test_the_diagnostic_is_asked_where_there_is_a_gpu(
     monkeypatch: pytest.MonkeyPatch, *, rc: int, out: str, ran: bool, problem: str | None
 ) -> None:
-    monkeypatch.setattr(gather_monitoring, "run", lambda *_a, **_o: {"rc": rc, "out": out, "err": ""})
-    monkeypatch.setattr(gather_monitoring, "pci_gpus", lambda: [{"address": "0000:00:1e.0"}])
-    found = gather_monitoring.monitoring()["dcgm"]
+    monkeypatch.setattr(monitoring, "run", lambda *_a, **_o: {"rc": rc, "out": out, "err": ""})
+    monkeypatch.setattr(monitoring, "pci_gpus", lambda: [{"address": "0000:00:1e.0"}])
+    found = monitoring.monitoring()["dcgm"]
     assert found["ran"] == ran
     assert problem is None or found["problem"].startswith(problem)
     assert bool(found.get("tests")) == (rc == 0)
-    monkeypatch.setattr(gather_monitoring, "pci_gpus", list)
-    assert gather_monitoring.monitoring()["dcgm"] == {"ran": False}
+    monkeypatch.setattr(monitoring, "pci_gpus", list)
+    assert monitoring.monitoring()["dcgm"] == {"ran": False}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.verify import gather
-from gpukiln.verify.gather import driver_version, startup_s
+from gpukiln.probe import gather
+from gpukiln.probe.gather import driver_version, startup_s
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify import gather, gather_base, gather_child, gather_gpus, gather_xids
-from gpukiln.verify.gather_base import watch
+from gpukiln.probe import base, child, gather, gpus, xids
+from gpukiln.probe.base import watch
 from tests.unit.host_judge import judge
 from tests.unit.host_machine import machine
 
@@ -31,8 +31,8 @@ def nothing_hangs() -> Iterator[None]:
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     """Have a machine with one GPU and no tool but those that this makes, which say a text or run a script."""
-    monkeypatch.setattr(gather_base, "PATH", str(tmp_path))
-    for module in (gather_gpus, gather_xids):
+    monkeypatch.setattr(base, "PATH", str(tmp_path))
+    for module in (gpus, xids):
         monkeypatch.setattr(module, "pci_gpus", lambda: PCI)
         monkeypatch.setattr(module, "bus_gpus", lambda: PCI, raising=False)
 
@@ -51,7 +51,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
 def found(*, container: bool = False, profile: str = "node") -> tuple[Any, str, str]:
     """The lines that were gathered, and what the check says of them."""
     data = machine()
-    data["gpus"] |= {**gather_gpus.gpus(), "container": container}
+    data["gpus"] |= {**gpus.gpus(), "container": container}
     return data["gpus"]["xids"], *judge("gpu.xid", json.loads(json.dumps(data)), profile=profile)
 
 
@@ -77,7 +77,7 @@ def test_what_was_mended_stays_mended_and_the_fatal_one_of_a_switch_stays() -> N
         switch.format("Data {0x00140004, 0x00100000}"),
     ]
     data = machine()
-    data["gpus"]["xids"] = gather_xids.folded(line.strip() for line in lines * 2)
+    data["gpus"]["xids"] = xids.folded(line.strip() for line in lines * 2)
     assert len(data["gpus"]["xids"]) == 5
     outcome, reason = judge("gpu.xid", data, profile="node")
     assert outcome == "failed"
@@ -127,8 +127,8 @@ def test_a_log_that_has_lost_its_beginning_says_so_and_hides_no_fault(tool: Tool
 
 
 def test_a_slow_journal_is_no_tool_that_hangs(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather_xids, "JOURNAL_S", 0.5, raising=False)
-    monkeypatch.setattr(gather_base, "HUNG_S", 0)
+    monkeypatch.setattr(xids, "JOURNAL_S", 0.5, raising=False)
+    monkeypatch.setattr(base, "HUNG_S", 0)
     tool("journalctl", script="exec /bin/sleep 300")
     tool("dmesg", BOOT + LOST)
     assert found()[1] == "failed"
@@ -157,7 +157,7 @@ def test_a_slow_journal_leaves_the_boot_s_other_facts(tool: Tool, monkeypatch: p
 def test_another_gpu_of_the_host_is_no_concern_of_a_container(
     tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather_xids, "bus_gpus", lambda: [*PCI, {"address": "0000:86:00.0"}])
+    monkeypatch.setattr(xids, "bus_gpus", lambda: [*PCI, {"address": "0000:86:00.0"}])
     tool("dmesg", BOOT + LOST.replace("3b", "86"))
     assert found(container=True)[:2] == ([], "passed")
     tool("dmesg", BOOT + LOST.replace("3b", "86") + LOST)
@@ -172,7 +172,7 @@ def test_another_gpu_of_the_host_is_no_concern_of_a_container(
     ],
 )  # fmt: skip
 def test_what_a_buffer_got_is_told_from_what_it_had(before: str, after: str, new: str) -> None:
-    assert gather_xids.newer(list(before), list(after)) == list(new)
+    assert xids.newer(list(before), list(after)) == list(new)
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,15 @@ def test_what_a_buffer_got_is_told_from_what_it_had(before: str, after: str, new
 )
 def test_another_job_s_fault_is_not_this_gpu_s(tool: Tool, xid: str, profile: str, outcome: str) -> None:
     said = tool("dmesg", BOOT + XID.format("31, pid=4242, name=before"))
-    before = gather_xids.kernel_buffer()
+    before = xids.kernel_buffer()
     said.write_text(said.read_text() + FAULTS.replace("31,", "8,") + XID.format(xid))
-    gather_child.pids.append(4242)
+    child.pids.append(4242)
     try:
         data = machine()
-        data["cuda"] |= gather_xids.meanwhile(before)
+        data["cuda"] |= xids.meanwhile(before)
     finally:
-        gather_child.pids.remove(4242)
-    if Path("/proc/self/ns/pid").stat().st_ino != gather_xids.INITIAL_PIDS:
+        child.pids.remove(4242)
+    if Path("/proc/self/ns/pid").stat().st_ino != xids.INITIAL_PIDS:
         assert data["cuda"]["pids"] == []
         data["cuda"]["pids"] = [4242]
     if profile == "image":
@@ -212,11 +212,11 @@ def test_another_job_s_fault_is_not_this_gpu_s(tool: Tool, xid: str, profile: st
 @pytest.mark.usefixtures("tool")
 def test_what_computed_is_not_doubted_for_a_log_that_nobody_reads() -> None:
     data = machine()
-    data["cuda"] |= gather_xids.meanwhile(gather_xids.kernel_buffer())
+    data["cuda"] |= xids.meanwhile(xids.kernel_buffer())
     outcome, reason = judge("compute.kernel", data, profile="runner")
     assert outcome == "passed"
     assert reason.endswith("; the kernel's log was not read: dmesg: not found")
 
 
 def test_our_children_are_known_by_their_ids() -> None:
-    assert gather_child.call(lambda: {"pid": os.getpid()}, 10)["pid"] == gather_child.pids[-1]
+    assert child.call(lambda: {"pid": os.getpid()}, 10)["pid"] == child.pids[-1]

@@ -18,7 +18,7 @@ LAYERS = ("gpu", "compute", "container", "multi-gpu", "monitoring")
 JUDGED = [i for i, (c, _) in CHECKS.items() if c.layer in LAYERS and "node" in c.profiles]
 READ = """
 import json
-from gpukiln.verify.gather_nvml import read_nvlinks, read_nvml
+from gpukiln.probe.nvml import read_nvlinks, read_nvml
 print(json.dumps([read_nvml(), read_nvlinks()]))
 """
 

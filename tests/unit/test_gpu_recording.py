@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.verify import recording
+from gpukiln.probe import recording
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import Data, made_up_machine
 
 PCI = [{"address": "0000:00:1e.0", "device": "0x20b0"}]
 RECORD = """
 import json, sys
-from gpukiln.verify.recording import record
+from gpukiln.probe.recording import record
 print(json.dumps(record(json.loads(sys.argv[1]))))
 """
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpukiln.verify import gather
+from gpukiln.probe import gather
 from gpukiln.verify.facts import Facts
 from tests.unit.host_gpu_faults import XID_79, Data, both, cuda, gpu, later, no_link
 from tests.unit.host_judge import CHECKS, judge

@@ -15,12 +15,13 @@ from test_plan import plan_of_a_base
 
 from gpukiln.commands import ami
 from gpukiln.commands import cloud as commands
-from gpukiln.images import access, killed
-from gpukiln.images.access import key_files
+from gpukiln.images import killed
 from gpukiln.images.builds import Builds, Record
-from gpukiln.images.leftovers import builds_with_leftovers, sweep, unrecorded_images
-from gpukiln.images.machines import build_tags, tag_specifications
-from gpukiln.images.proof import SHORT, Proven
+from gpukiln.instances import access
+from gpukiln.instances.access import key_files
+from gpukiln.instances.leftovers import builds_with_leftovers, sweep, unrecorded_images
+from gpukiln.instances.tags import build_tags, tag_specifications
+from gpukiln.proof.tags import SHORT, Proven
 from gpukiln.verify.digest import suite_digest
 
 LATER = datetime.now(UTC) + timedelta(hours=3)
@@ -251,7 +252,7 @@ def test_commands_that_only_read_tell_it(dead, run):
 def test_a_build_that_has_nothing_to_bake_cleans_up_too(ec2, home, dead, planned, run, monkeypatch):
     monkeypatch.setattr(ami, "_plan", lambda *_, **__: planned)
     current = Proven({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:SHORT]]))
-    monkeypatch.setattr("gpukiln.images.proof.find_proven", lambda *_: current)
+    monkeypatch.setattr("gpukiln.proof.tags.find_proven", lambda *_: current)
     code, _, err = run(ami.build, dry_run=True, stages="off")
     assert f"build {dead.id} was killed" in err
     assert len(left(ec2, home, dead)) == 5

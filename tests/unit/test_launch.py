@@ -21,9 +21,9 @@ from test_plan import plan_of_a_base
 
 from gpukiln.clouds import select
 from gpukiln.commands import ami_verify
-from gpukiln.images.access import machine_from_image
 from gpukiln.images.builds import Builds, Record
-from gpukiln.images.leftovers import builds_with_leftovers
+from gpukiln.instances.access import machine_from_image
+from gpukiln.instances.leftovers import builds_with_leftovers
 
 TYPES = ("g4dn.xlarge", "g5.xlarge")
 

@@ -7,8 +7,8 @@ import pytest
 from invoke.context import Context
 
 from gpukiln.commands import cloud as commands
-from gpukiln.images.leftovers import find_leftovers
-from gpukiln.images.machines import build_tags, tag_list, tag_specifications
+from gpukiln.instances.leftovers import find_leftovers
+from gpukiln.instances.tags import build_tags, tag_list, tag_specifications
 
 NOW = datetime.now(UTC)
 OLD = (NOW - timedelta(days=2)).strftime("%Y%m%d-%H%M%S")

@@ -15,11 +15,11 @@ from gpukiln.clouds import aws
 from gpukiln.clouds.aws import AwsCloud
 from gpukiln.clouds.select import make_cloud
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
-from gpukiln.images import access
-from gpukiln.images.access import key_files, ssh_access, words_of_access
-from gpukiln.images.deadline import LIMITS
-from gpukiln.images.leftovers import builds_with_leftovers, sweep
-from gpukiln.images.machines import tag_specifications
+from gpukiln.instances import access
+from gpukiln.instances.access import key_files, ssh_access, words_of_access
+from gpukiln.instances.deadline import LIMITS
+from gpukiln.instances.leftovers import builds_with_leftovers, sweep
+from gpukiln.instances.tags import tag_specifications
 
 
 class Cloud:

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from gpukiln.catalog.bases import load_bases
-from gpukiln.images.deadline import deadline_of, shutdown_user_data
-from gpukiln.images.rehearsal import CLUSTER, node_config
+from gpukiln.instances.deadline import deadline_of, shutdown_user_data
+from gpukiln.instances.rehearsal import CLUSTER, node_config
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts
 

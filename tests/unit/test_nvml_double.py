@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify import gather_child, gather_nvml
+from gpukiln.probe import child as probe_child
+from gpukiln.probe import nvml as probe_nvml
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, Data, made_up_machine
 from tests.unit.host_gpu_faults import gpu
@@ -23,7 +24,7 @@ from tests.unit.host_machine import machine
 ROOT = Path(__file__).parents[2]
 GATHER = """
 import json, sys
-from gpukiln.verify.gather_nvml import nvml_facts
+from gpukiln.probe.nvml import nvml_facts
 print(json.dumps(nvml_facts(json.loads(sys.argv[1]))))
 """
 PCI = [{"address": "0000:00:1e.0"}, {"address": "0000:00:1f.0"}]
@@ -270,16 +271,16 @@ def test_a_gpu_lost_between_two_calls_fails_every_check_that_reads_it(library: P
 
 def test_the_gpus_of_the_bus_get_their_names() -> None:
     data = machine(gpus=2)
-    gather_nvml.name_gpus(data)
+    probe_nvml.name_gpus(data)
     assert [g["name"] for g in data["gpus"]["pci"]] == ["NVIDIA A100-SXM4-40GB"] * 2
-    gather_nvml.name_gpus({"nvml": {"_error": "gone"}, "gpus": {"_error": "gone"}})  # and nothing is raised
+    probe_nvml.name_gpus({"nvml": {"_error": "gone"}, "gpus": {"_error": "gone"}})  # and nothing is raised
 
 
 def test_what_hangs_or_crashes_while_it_is_asked_takes_nothing_with_it() -> None:
     with pytest.raises(RuntimeError, match="does not return in 1 s"):
-        gather_child.call(lambda: time.sleep(60), 1)
+        probe_child.call(lambda: time.sleep(60), 1)
     with pytest.raises(RuntimeError, match="ended with status -9"):
-        gather_child.call(lambda: os.kill(os.getpid(), signal.SIGKILL), 10)
+        probe_child.call(lambda: os.kill(os.getpid(), signal.SIGKILL), 10)
     with pytest.raises(RuntimeError, match="by zero"):
-        gather_child.call(lambda: {"never": 1 // 0}, 10)
-    assert gather_child.call(lambda: {"a": 1}, 10) == {"a": 1}
+        probe_child.call(lambda: {"never": 1 // 0}, 10)
+    assert probe_child.call(lambda: {"a": 1}, 10) == {"a": 1}

@@ -13,11 +13,11 @@ from test_plan import MotoCloud, debian, plan  # noqa: F401 - `debian` is a fixt
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import CheckFailedError, UnavailableError
 from gpukiln.images import packer
-from gpukiln.images.access import SshAccess
 from gpukiln.images.bake import packer_variables
 from gpukiln.images.builds import Builds
-from gpukiln.images.deadline import deadline_of
 from gpukiln.images.packer import Packer, _parse
+from gpukiln.instances.access import SshAccess
+from gpukiln.instances.deadline import deadline_of
 
 
 def test_lines_are_unescaped():

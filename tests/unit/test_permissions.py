@@ -23,10 +23,14 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.iam import Scope, policy
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
-from gpukiln.images import access, bake, leftovers, machines, pipeline, proof
+from gpukiln.images import bake
 from gpukiln.images.bases import resolve_base
-from gpukiln.images.leftovers import find_leftovers, remove_leftovers
 from gpukiln.images.module_store import S3Store
+from gpukiln.instances import access, leftovers
+from gpukiln.instances import tags as machines
+from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
+from gpukiln.proof import pipeline
+from gpukiln.proof import tags as proof
 from gpukiln.release import prune
 from gpukiln.release.channels import load_channel
 from gpukiln.release.images import Sharing

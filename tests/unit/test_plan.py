@@ -17,13 +17,14 @@ from gpukiln.catalog.bases import base, default_base
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.driver_bases import base_rows, check_published
 from gpukiln.catalog.load import ROOT
+from gpukiln.catalog.regions import check_region
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bake import ansible_variables, image_tags
 from gpukiln.images.builds import Build
-from gpukiln.images.plan import Plan, check_region, git_commit, make_plan
+from gpukiln.images.plan import Plan, git_commit, make_plan
 from gpukiln.images.plan_view import plan_table
-from gpukiln.images.rpm import RpmMetadata
-from gpukiln.images.sources import Probes
+from gpukiln.sources.available import Probes
+from gpukiln.sources.rpm import RpmMetadata
 
 NOW = datetime(2026, 11, 21, 6, 0, tzinfo=UTC)
 MIRROR = {

@@ -10,7 +10,7 @@ import pytest
 
 from gpukiln import programs
 from gpukiln.errors import UnavailableError
-from gpukiln.images import apt
+from gpukiln.sources import apt
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 

@@ -24,7 +24,7 @@ from release_cloud import (
 )
 
 from gpukiln.errors import BusyError, CheckFailedError, PartialError, RefusedError, UnavailableError
-from gpukiln.images.machines import tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.release import pointer as pointers
 from gpukiln.release.channels import load_channel
 from gpukiln.release.images import SOURCE_TAG, Sharing

@@ -22,7 +22,7 @@ from release_cloud import (
 )
 
 from gpukiln.errors import GpukilnError
-from gpukiln.images.machines import tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.release.images import SOURCE_TAG
 from gpukiln.release.pointer import Pointer, history
 from gpukiln.release.publish import release

@@ -7,7 +7,7 @@ from release_cloud import HOME, ROOT, tags, verdict
 
 from gpukiln.attest.tags import ATTESTED_TAGS, KEY_TAG
 from gpukiln.errors import RefusedError, UsageError
-from gpukiln.images.proof import SHORT, Judged, judged_by, judged_from_tags, proof_tags
+from gpukiln.proof.tags import SHORT, Judged, judged_by, judged_from_tags, proof_tags
 from gpukiln.release.channels import joined, load_channel, load_channels, proof_from_tags
 from gpukiln.release.needs import Need, judge, needs_of, require_proven, types_for
 from gpukiln.verify.checks import LAYERS

@@ -13,8 +13,8 @@ from gpukiln.catalog.bases import base
 from gpukiln.catalog.components import apply_overrides, load_components
 from gpukiln.catalog.images import load_image
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.images.rpm import RpmMetadata
-from gpukiln.images.sources import Decision, Probes, decide, http_unreachable, with_found_driver
+from gpukiln.sources.available import Decision, Probes, decide, http_unreachable, with_found_driver
+from gpukiln.sources.rpm import RpmMetadata
 
 MIRROR = {
     "nvidia-kernel-dkms": "535.309.01-0+deb12u1",

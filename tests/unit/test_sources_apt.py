@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.errors import UnavailableError
-from gpukiln.images import apt
+from gpukiln.sources import apt
 
 POLICY = """\
 nvidia-kernel-dkms:

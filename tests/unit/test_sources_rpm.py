@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.errors import UnavailableError
-from gpukiln.images.rpm import read_metadata
+from gpukiln.sources.rpm import read_metadata
 
 PACKAGE = '<package type="rpm"><name>{name}</name><version epoch="3" ver="{ver}" rel="{rel}"/></package>'
 PRIMARY = '<metadata xmlns="http://linux.duke.edu/metadata/common" packages="3">{packages}</metadata>'

@@ -11,9 +11,9 @@ import pytest
 from gpukiln.catalog.bases import base
 from gpukiln.catalog.components import load_components
 from gpukiln.errors import IncompatibleError, UnavailableError
-from gpukiln.images import ubuntu
-from gpukiln.images.sources import Decision, Probes, decide
-from gpukiln.images.ubuntu import DebPackage, Index, parse_index, read_archive
+from gpukiln.sources import ubuntu
+from gpukiln.sources.available import Decision, Probes, decide
+from gpukiln.sources.ubuntu import DebPackage, Index, parse_index, read_archive
 
 NAME = "nvidia-dkms-535-server"
 REAL = """\

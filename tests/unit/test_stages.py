@@ -18,11 +18,8 @@ from test_builds import BAKE, CHECK, VERDICT
 from test_plan import debian, plan  # noqa: F401 - `debian` is a fixture
 
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
-from gpukiln.images import pipeline
 from gpukiln.images.bake import Saved
 from gpukiln.images.builds import Bake, Build, Builds, StageUse
-from gpukiln.images.launch import Launched
-from gpukiln.images.machines import remove_image
 from gpukiln.images.stages import (
     KEPT,
     STAGES,
@@ -33,7 +30,10 @@ from gpukiln.images.stages import (
     stage_variables,
     wants_stages,
 )
+from gpukiln.instances.launch import Launched
+from gpukiln.instances.tags import remove_image
 from gpukiln.progress import Progress
+from gpukiln.proof import pipeline
 from gpukiln.verify.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]

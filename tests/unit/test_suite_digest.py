@@ -29,8 +29,8 @@ def checkout(tmp_path: Path) -> Path:
     [
         "tests/host/test_gpu.py",
         "tests/host/conftest.py",
-        "gpukiln/verify/gather.py",
-        "gpukiln/verify/gather_cuda.py",  # sent to the machine, and imported by nothing here
+        "gpukiln/probe/gather.py",
+        "gpukiln/probe/cuda.py",  # sent to the machine, and imported by nothing here
         "gpukiln/verify/gpu_facts.py",
         "gpukiln/verify/checks.py",
         "gpukiln/verify/plugin.py",

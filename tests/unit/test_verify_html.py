@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify import gather_base, html
+from gpukiln.probe import base
+from gpukiln.verify import html
 from gpukiln.verify.html import Judged, render, write_html
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -260,12 +261,12 @@ SECRETS = {
 @pytest.mark.parametrize(("said", "secret"), SECRETS.items(), ids=range(len(SECRETS)))
 def test_no_secret_reaches_evidence_or_page(tmp_path: Path, said: str, secret: str) -> None:
     (tmp_path / "file").write_text(f"before\n{said}\nafter")
-    gather_base.evidence.clear()
-    gather_base.run("cat", str(tmp_path / "file"))
-    gather_base.run("sh", "-c", f"cat {tmp_path}/file >&2")
-    gather_base.show(str(tmp_path / "file"))
-    kept = [dict(row) for row in gather_base.evidence]
-    gather_base.evidence.clear()
+    base.evidence.clear()
+    base.run("cat", str(tmp_path / "file"))
+    base.run("sh", "-c", f"cat {tmp_path}/file >&2")
+    base.show(str(tmp_path / "file"))
+    kept = [dict(row) for row in base.evidence]
+    base.evidence.clear()
     assert [row["out" if row.get("out") else "err"].startswith("before\n") for row in kept] == [True] * 3
     assert secret not in str(kept)
     assert str(kept).count("after") == 3
@@ -282,12 +283,10 @@ def test_no_secret_reaches_evidence_or_page(tmp_path: Path, said: str, secret: s
 
 
 def test_a_secret_at_the_cut_is_left_out() -> None:
-    gather_base.evidence.clear()
-    gather_base.run(
-        "printf", "%s", "x" * (gather_base.EVIDENCE_CHARS - 20) + " https://bob:hunter2@example.com"
-    )
-    [row] = gather_base.evidence
-    gather_base.evidence.clear()
+    base.evidence.clear()
+    base.run("printf", "%s", "x" * (base.EVIDENCE_CHARS - 20) + " https://bob:hunter2@example.com")
+    [row] = base.evidence
+    base.evidence.clear()
     assert "hunter" not in row["out"]
 
 

@@ -31,8 +31,8 @@ from release_cloud import (
 from test_builds import BAKE, proven  # noqa: F401 - a fixture
 from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
-from gpukiln.images import access
 from gpukiln.images.builds import Builds
+from gpukiln.instances import access
 from gpukiln.nodes.scenarios import load_scenarios
 from gpukiln.release.publish import release
 from gpukiln.release.record import Releases, require_complete

@@ -9,9 +9,10 @@ from pathlib import Path
 from invoke.context import Context
 from invoke.parser import Parser
 
-from gpukiln.clouds.embedded.layout import Layout, state_home
+from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import BusyError
-from gpukiln.images.launch import Launched
+from gpukiln.instances.launch import Launched
+from gpukiln.state import state_home
 from gpukiln.verify.target import Target
 from tasks import namespace
 
@@ -56,7 +57,7 @@ def use_server_of_the_test():
     import release_cloud  # noqa: PLC0415 - slow to import
 
     from gpukiln.clouds import select  # noqa: PLC0415 - slow to import
-    from gpukiln.images import pipeline  # noqa: PLC0415 - slow to import
+    from gpukiln.proof import pipeline  # noqa: PLC0415 - slow to import
 
     url, home = os.environ["TEST_SERVER"].split()
     release_cloud.server = lambda: (url, Layout(Path(home)))

@@ -9,7 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpukiln.clouds.embedded.layout import Layout, state_home
+from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.state import state_home
 
 PROBE_S = 20  # seconds that a kernel gets to say its first line under KVM
 TCG = ("-accel", "tcg,thread=multi", "-cpu", "max")

@@ -19,7 +19,7 @@ from gpukiln.clouds.embedded.disk import build_disk, free_bytes, run
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
 from gpukiln.files import write_whole
-from gpukiln.images.mirror import install_debian, mirror_options, mirror_sources
+from gpukiln.sources.mirror import install_debian, mirror_options, mirror_sources
 
 NAME = "debian-12"
 BASE_NAME = "debian-12-amd64-embedded-"  # how the name of every base image begins

@@ -20,7 +20,7 @@ from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.layout import Layout, read_endpoint, set_aside
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import UnavailableError
-from gpukiln.images.mirror import NAMESPACES
+from gpukiln.sources.mirror import NAMESPACES
 
 log = logging.getLogger(__name__)
 START_S = 60  # seconds that the server gets to answer

@@ -8,7 +8,8 @@ from typing import Any
 from gpukiln.catalog import bases
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded.client import ensure_server
-from gpukiln.clouds.embedded.layout import Layout, state_home
+from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.state import state_home
 
 NO_CONFIG = {"profile": None, "config_file": os.devnull, "credentials_file": os.devnull}
 UNSET = (  # of the user's own cloud; each would win over what leads to this one

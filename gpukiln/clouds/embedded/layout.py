@@ -1,7 +1,6 @@
 """Where the embedded cloud keeps what outlives its process."""
 
 import json
-import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -16,25 +15,12 @@ DAMAGED = ".damaged-"  # in the name of what was set aside
 ACCESS_KEY = re.compile(r"embedded[0-9a-f]{16}")
 
 
-def state_home() -> Path:
-    """The folder for everything that outlives a command: disks, records, logs.
-
-    Returns:
-        `$GPUKILN_HOME`, or /var/lib/gpukiln for root, or ~/.local/state/gpukiln.
-    """
-    if home := os.environ.get("GPUKILN_HOME"):
-        return Path(home).expanduser().absolute()
-    if os.geteuid() == 0:
-        return Path("/var/lib/gpukiln")
-    return Path.home() / ".local/state/gpukiln"
-
-
 @dataclass(frozen=True)
 class Layout:
     """The files of one embedded cloud.
 
     Args:
-        home: The state folder, see `state_home`.
+        home: The state folder, see `gpukiln.state`.
     """
 
     home: Path

@@ -3,12 +3,11 @@
 EC2 answers XML, the services with a JSON protocol (SSM, ECR) an error's type and message.
 """
 
-import functools
 import json
 import re
 from xml.sax.saxutils import escape
 
-import botocore.session
+from gpukiln.catalog.regions import regions
 
 SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]*)/(?P<service>[^/]*)/")
 Refusal = tuple[int, str, bytes]  # status, content type, body
@@ -46,17 +45,8 @@ def unknown_region(authorization: str) -> Refusal | None:
     4545).
     """
     scope = SCOPE.search(authorization)
-    if scope is None or scope["region"] in _regions():
+    if scope is None or scope["region"] in regions():
         return None
     code = "AuthFailure" if scope["service"] == "ec2" else "InvalidSignatureException"
     message = f"Credential should be scoped to a valid region, not '{scope['region']}'."
     return refusal_of(authorization, 403, code, message)
-
-
-@functools.cache
-def _regions() -> frozenset[str]:
-    session = botocore.session.get_session()
-    partitions = session.get_available_partitions()
-    return frozenset(
-        name for partition in partitions for name in session.get_available_regions("ec2", partition)
-    )

@@ -1,0 +1,33 @@
+"""The regions that AWS has, from botocore's own data: no network, profile or account is needed."""
+
+from functools import cache
+
+from botocore.loaders import create_loader
+from botocore.regions import EndpointResolver
+
+from gpukiln.catalog.load import unknown
+from gpukiln.errors import UsageError
+
+PARTITIONS = ("aws", "aws-us-gov", "aws-cn")  # the others are closed to almost everybody
+
+
+def check_region(name: str) -> str:
+    """Refuse a region that AWS does not have.
+
+    Raises:
+        UsageError: The message names the nearest ones.
+    """
+    if not name:
+        raise UsageError("--region is missing", hint="for example --region us-west-2")
+    if name not in regions():
+        raise unknown("region", name, regions())
+    return name
+
+
+@cache
+def regions() -> frozenset[str]:
+    """Every region with EC2."""
+    resolver = EndpointResolver(create_loader().load_data("endpoints"))
+    return frozenset(
+        region for name in PARTITIONS for region in resolver.get_available_endpoints("ec2", name)
+    )

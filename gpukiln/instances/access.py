@@ -1,0 +1,279 @@
+"""Access to the machines of a build, and those machines themselves: made for it, and gone at its end."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.instances.deadline import deadline_of, deadline_text, shutdown_user_data
+from gpukiln.instances.launch import Launched, launch, lost
+from gpukiln.instances.leftovers import sweep
+from gpukiln.instances.rehearsal import node_config
+from gpukiln.instances.tags import GONE, build_tags, tag_specifications
+from gpukiln.state import state_home
+from gpukiln.verify.target import Target
+
+POLL_S = 1.0
+PAUSES_S = (2.0, 10.0)  # a group that EC2 still takes for used can be removed soon after
+AGAIN_S = 60.0  # who waited longer for a machine to end does not wait for it again
+KEYS = "keys"
+EVERYBODY = "0.0.0.0/0"
+
+
+def keys_folder() -> Path:
+    """Where private keys lie while their machines live: apart from the records, which people upload."""
+    return state_home() / KEYS
+
+
+def key_files(build_id: str) -> list[Path]:
+    """The private keys of a build that are there.
+
+    Args:
+        build_id: The build.
+    """
+    return sorted(keys_folder().glob(f"{build_id}.*"))
+
+
+def _write_key(build_id: str, purpose: str, key: str) -> Path:
+    folder = keys_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    file = folder / f"{build_id}.{purpose}"
+    file.unlink(missing_ok=True)  # of one that was killed: whoever holds the build's lock may
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(key)
+    return file
+
+
+def words_of_access(cloud: Cloud) -> str:
+    """Who may reach SSH of a build's machines.
+
+    Args:
+        cloud: Where they are.
+
+    Raises:
+        GpukilnError: Nobody can say: it has to be named.
+    """
+    if cloud.ssh_cidr == EVERYBODY:
+        return "SSH of its machines is open to everybody who has the build's key, as --ssh-cidr says"
+    return f"SSH of its machines is open to {cloud.ssh_cidr}"
+
+
+@dataclass(frozen=True)
+class SshAccess:
+    """What lets this build, and nobody else, log in on its machine, and until when there is one."""
+
+    key_name: str
+    private_key: Path
+    group_id: str
+    deadline: datetime
+
+
+@contextmanager
+def ssh_access(
+    cloud: Cloud, build_id: str, *, purpose: str, say: Callable[[str], None]
+) -> Iterator[SshAccess]:
+    """A key pair and a security group of a build; at the end everything of the build but its image is gone.
+
+    What can't be removed then is told, and is no failure of what was done.
+
+    Args:
+        cloud: Where.
+        build_id: On everything that is made, as a tag.
+        purpose: bake or verify.
+        say: Told what could not be removed.
+
+    Yields:
+        Both.
+
+    Raises:
+        UnavailableError: The cloud refused.
+    """
+    cidr = cloud.ssh_cidr  # where it can't be found out nothing is started
+    deadline = deadline_of(purpose)
+    tags = build_tags(build_id, purpose, deadline)
+    name = f"gpukiln-{purpose}-{build_id}"
+    try:
+        with explain_aws_errors(f"prepare to {purpose}"):
+            ec2 = cloud.client("ec2")
+            key = ec2.create_key_pair(
+                KeyName=name, KeyType="ed25519", TagSpecifications=tag_specifications(tags, "key-pair")
+            )
+            private_key = _write_key(build_id, purpose, key["KeyMaterial"])
+            group = ec2.create_security_group(
+                GroupName=name,
+                Description=f"SSH to the machine of a gpukiln {purpose}",
+                VpcId=_vpc(ec2, cloud.subnet_id),
+                TagSpecifications=tag_specifications(tags, "security-group"),
+            )["GroupId"]
+            ec2.authorize_security_group_ingress(
+                GroupId=group,
+                IpPermissions=[
+                    {
+                        **{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22},
+                        "IpRanges": [{"CidrIp": cidr}],
+                    }
+                ],
+            )
+        yield SshAccess(name, private_key, group, deadline)
+    except BaseException as error:
+        if datetime.now(UTC) >= deadline:
+            error.add_note(
+                f"its machine's deadline, {deadline_text(deadline)}, has passed: it shut itself down"
+            )
+        if left := _clear(cloud, build_id):  # the first error is the one to tell
+            error.add_note(left)
+        raise
+    else:
+        if left := _clear(cloud, build_id):  # what was made is made
+            say(left)
+    finally:
+        (keys_folder() / f"{build_id}.{purpose}").unlink(missing_ok=True)
+
+
+def _clear(cloud: Cloud, build_id: str) -> str:
+    """Remove what a build started, in more than one attempt; what stays, in words."""
+    started, pauses = time.monotonic(), list(PAUSES_S)
+    while True:
+        try:
+            sweep(cloud, build_id)
+        except GpukilnError as error:
+            if pauses and time.monotonic() - started < AGAIN_S:
+                time.sleep(pauses.pop(0))
+                continue
+            return (
+                f"{error.message}; the next build or verification here, or `invoke cloud.sweep`, removes it"
+            )
+        return ""
+
+
+@contextmanager
+def machine_from_image(
+    cloud: Cloud,
+    image_id: str,
+    *,
+    build_id: str,
+    instance_types: Sequence[str],
+    user: str,
+    say: Callable[[str], None],
+    spot: bool = False,
+    rehearse_node: bool = False,
+    timeout_s: float = 900,
+) -> Iterator[tuple[Target, Launched]]:
+    """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
+
+    Args:
+        cloud: Where.
+        image_id: The AMI.
+        build_id: On everything that is made, as a tag.
+        instance_types: The types to try, the best first.
+        user: Who logs in.
+        say: Told what is being waited for, and what could not be removed at the end.
+        spot: Whether it may be a spot instance.
+        rehearse_node: Whether nodeadm gets a NodeConfig, of a cluster that there is not.
+        timeout_s: Seconds until SSH must answer.
+
+    Yields:
+        How to reach the machine, and what it is.
+
+    Raises:
+        BusyError: There is no capacity for any of the types now, or EC2 took the machine away.
+        IncompatibleError: The account's quota is too low, or the region has none of the types.
+        UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
+    """
+    with ssh_access(cloud, build_id, purpose="verify", say=say) as access:
+        # `gpukiln:machine`: the embedded cloud boots its own kernel, not the fast container
+        tags = {**build_tags(build_id, "verify", access.deadline), "gpukiln:machine": "vm"}
+        launched = launch(
+            cloud,
+            {
+                "ImageId": image_id,
+                "KeyName": access.key_name,
+                "SecurityGroupIds": [access.group_id],
+                "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+                "InstanceInitiatedShutdownBehavior": "terminate",
+                "UserData": shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else [])),
+                "TagSpecifications": tag_specifications(tags, "instance", "volume"),
+            },
+            instance_types=instance_types,
+            spot=spot,
+            say=say,
+        )
+        target = _wait_until_reachable(
+            cloud, launched.instance_id, user=user, key=access.private_key, say=say, timeout_s=timeout_s
+        )
+        yield target, launched
+
+
+def _vpc(ec2: Any, subnet_id: str | None) -> str:
+    if subnet_id:
+        return str(ec2.describe_subnets(SubnetIds=[subnet_id])["Subnets"][0]["VpcId"])
+    vpcs = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    if not vpcs:
+        raise UnavailableError(
+            "the region has no default VPC to start a machine in",
+            hint="name a subnet with --subnet-id, or make one: aws ec2 create-default-vpc",
+        )
+    return str(vpcs[0]["VpcId"])
+
+
+def _wait_until_reachable(
+    cloud: Cloud, instance_id: str, *, user: str, key: Path, say: Callable[[str], None], timeout_s: float
+) -> Target:
+    started, said = time.monotonic(), 0.0
+    while True:
+        instance = _describe(cloud, instance_id)
+        state = instance["State"]["Name"]
+        waited = time.monotonic() - started
+        if state in (*GONE, "stopped", "stopping"):
+            if error := lost(instance):
+                raise error
+            reason = instance.get("StateReason", {}).get("Message", "no reason given")
+            raise UnavailableError(f"{instance_id} is {state} instead of running: {reason}")
+        if state == "running" and _speaks_ssh(cloud.address(instance), cloud.ssh_port):
+            return Target(
+                host=cloud.address(instance),
+                port=cloud.ssh_port,
+                user=user,
+                private_key=key,
+                name=instance_id,
+            )
+        if waited > timeout_s:
+            with explain_aws_errors("read the machine's console"):
+                answer = cloud.client("ec2").get_console_output(InstanceId=instance_id)
+            console = str(answer.get("Output", ""))
+            raise UnavailableError(
+                f"{instance_id} is {state}, but SSH does not answer after {timeout_s:.0f} s",
+                hint="the end of its console is above",
+                details=tuple(console.splitlines()[-15:]),
+            )
+        if waited - said >= 10:
+            said = waited
+            say(f"{instance_id} is {state}, waiting for SSH")
+        time.sleep(POLL_S)
+
+
+def _describe(cloud: Cloud, instance_id: str) -> dict[str, Any]:
+    """An instance; one that EC2 does not show yet is pending (it is consistent only after a while)."""
+    with explain_aws_errors("ask for the machine's state"):
+        found = cloud.client("ec2").describe_instances(
+            Filters=[{"Name": "instance-id", "Values": [instance_id]}]
+        )["Reservations"]
+    pending: dict[str, Any] = {"State": {"Name": "pending"}}
+    return found[0]["Instances"][0] if found else pending
+
+
+def _speaks_ssh(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=5) as connection:
+            connection.settimeout(5)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False

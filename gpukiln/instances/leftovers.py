@@ -1,0 +1,307 @@
+"""What builds left behind, of this machine or another one: found by its tags, and removed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import PartialError, UnavailableError
+from gpukiln.instances.deadline import deadline_text
+from gpukiln.instances.tags import (
+    BUILD_TAG,
+    DEADLINE_TAG,
+    OWNER_TAG,
+    RECIPE_TAG,
+    STAGE_TAG,
+    remove_image,
+    snapshots_of,
+    tag_list,
+    tags_of,
+)
+from gpukiln.records import build_started
+
+SNAPSHOT_TAG = "gpukiln:digest"  # Packer gives it to the snapshot of every image
+# a machine with GPUs or of bare metal takes minutes to end; nothing is paid for it then
+ENDS_S = 900
+POLL_S = 2
+# For what carries no deadline: older builds', and snapshots, whose image may still be in the making
+GRACE = timedelta(hours=24)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """One thing that nobody needs any more.
+
+    Args:
+        kind: instance, volume, key pair, security group, snapshot, image or private key.
+        id: Its id; a key pair's name; a private key's path.
+        build: The build that made it, or an empty string.
+        owner: Who started that.
+        since: When it should have been gone, ISO 8601 in UTC.
+        reason: Why it is a leftover.
+    """
+
+    kind: str
+    id: str
+    build: str
+    owner: str
+    since: str
+    reason: str
+
+    def __str__(self) -> str:
+        of = f" of {self.build}" if self.build else ""
+        return f"{self.kind} {self.id}{of}, started by {self.owner or 'an unknown person'}: {self.reason}"
+
+
+def nobody(_: str) -> bool:
+    """No build of this machine has ended."""
+    return False
+
+
+def find_leftovers(
+    cloud: Cloud, *, now: datetime | None = None, ended: Callable[[str], bool] = nobody
+) -> list[Leftover]:
+    """What nobody needs any more in one region, in the order in which it can be removed.
+
+    Args:
+        cloud: The cloud and region.
+        now: The moment to judge deadlines by; the present when None.
+        ended: Whether a build, by its id, is known to have ended: then nothing waits for a deadline.
+
+    Returns:
+        The leftovers; what a build still needs is not among them.
+
+    Raises:
+        UnavailableError: The cloud could not be asked.
+    """
+    moment = now or datetime.now(UTC)
+    with explain_aws_errors("look for what builds left"):
+        ec2 = cloud.client("ec2")
+        found = [*_of_builds(ec2), *_snapshots(ec2)]
+    judged = [_judge(*one, moment, ended) for one in found]
+    return [leftover for leftover in judged if leftover]
+
+
+def remove_leftovers(cloud: Cloud, leftovers: list[Leftover], say: Callable[[str], None]) -> list[Leftover]:
+    """Remove leftovers; what is gone already is no error, and one that can't be removed stops no other.
+
+    Args:
+        cloud: Where they are.
+        leftovers: What `find_leftovers` found.
+        say: Told what was removed.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        PartialError: Something could not be removed; the details say what and why.
+    """
+    removed: list[Leftover] = []
+    failed: list[str] = []
+    for leftover in leftovers:
+        try:
+            with explain_aws_errors(f"remove {leftover.kind} {leftover.id}"):
+                _remove(cloud, leftover.kind, leftover.id)
+        except UnavailableError as error:
+            if not _is_gone(error):
+                failed.append(error.message)
+                continue
+        removed.append(leftover)
+        say(f"removed {leftover.kind} {leftover.id}")
+    if failed:
+        raise PartialError(
+            f"{len(removed)} of {len(leftovers)} leftovers were removed",
+            hint="run it again: what was in use, such as a group of a machine that just ended, goes then",
+            details=tuple(failed),
+        )
+    return removed
+
+
+def sweep(cloud: Cloud, build_id: str) -> list[str]:
+    """Remove everything of a build but its image; what is gone already is no error.
+
+    Args:
+        cloud: Where.
+        build_id: The build; nobody may be working on it but the caller.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        UnavailableError: Something could not be removed, after everything else was; the details say what.
+    """
+    with explain_aws_errors(f"look for what build {build_id} started"):
+        found = list(_of_builds(cloud.client("ec2"), [build_id], volumes=False))
+    left = [Leftover(kind, id, build_id, "", "", "its build has ended") for kind, id, *_ in found]
+    try:
+        return [one.id for one in remove_leftovers(cloud, left, lambda _: None)]
+    except PartialError as error:
+        raise UnavailableError(
+            f"something of build {build_id} is left: {error.details[0]}", details=error.details
+        ) from error
+
+
+def builds_with_leftovers(cloud: Cloud) -> set[str]:
+    """The builds of which a machine, a key pair or a security group exists.
+
+    Args:
+        cloud: Where to look.
+
+    Returns:
+        Build ids; those of running builds are among them.
+    """
+    with explain_aws_errors("look for what earlier builds left"):
+        return {tags[BUILD_TAG] for _, _, tags, _ in _of_builds(cloud.client("ec2"), volumes=False)}
+
+
+def unrecorded_images(cloud: Cloud, build_id: str) -> list[dict[str, Any]]:
+    """The AMIs of a build whose record knows none: it was killed while or after its AMI was made.
+
+    Packer tags an AMI only when it is made (1.6.6), so its name has to do.
+
+    Args:
+        cloud: Where.
+        build_id: The build.
+
+    Returns:
+        As DescribeImages gives them; stages are not among them.
+    """
+    with explain_aws_errors(f"look for the image of build {build_id}"):
+        images = cloud.client("ec2").describe_images(
+            Owners=["self"], Filters=[{"Name": "name", "Values": [f"gpukiln-*-{build_id}"]}]
+        )["Images"]
+    return [image for image in images if STAGE_TAG not in tags_of(image)]
+
+
+def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
+    """Remove the AMIs of a build that no record knows, with their snapshots.
+
+    Args:
+        cloud: Where.
+        build_id: The build.
+
+    Returns:
+        Their ids.
+
+    Raises:
+        UnavailableError: The cloud refused.
+    """
+    removed = []
+    mine = {RECIPE_TAG: "unrecorded", BUILD_TAG: build_id}
+    with explain_aws_errors(f"remove the image of build {build_id}"):
+        ec2 = cloud.client("ec2")
+        for image in unrecorded_images(cloud, build_id):
+            image_id = image["ImageId"]
+            # while an AMI is pending it names no snapshot; EC2 describes those of CreateImage so
+            made_for = [{"Name": "description", "Values": [f"Created by CreateImage(*) for {image_id}*"]}]
+            found = ec2.describe_snapshots(OwnerIds=["self"], Filters=made_for)["Snapshots"]
+            snapshots = {*snapshots_of(image), *(one["SnapshotId"] for one in found)}
+            # the policy of `cloud.policy` lets only what is tagged be removed; and they are found again by it
+            ec2.create_tags(Resources=[image_id, *sorted(snapshots)], Tags=tag_list(mine))
+            ec2.deregister_image(ImageId=image_id)
+            removed.append(image_id)
+        of_build = [{"Name": f"tag:{BUILD_TAG}", "Values": [build_id]}]
+        for one in ec2.describe_snapshots(OwnerIds=["self"], Filters=of_build)["Snapshots"]:
+            ec2.delete_snapshot(SnapshotId=one["SnapshotId"])
+    return removed
+
+
+Found = tuple[str, str, dict[str, str], datetime | None]
+
+
+def _of_builds(ec2: Any, builds: Sequence[str] = ("*",), *, volumes: bool = True) -> Iterator[Found]:
+    """Everything that carries a build's tag, machines first: they use the rest."""
+    tagged = [{"Name": f"tag:{BUILD_TAG}", "Values": list(builds)}]
+    for page in ec2.get_paginator("describe_instances").paginate(Filters=tagged):
+        for reservation in page["Reservations"]:
+            for one in reservation["Instances"]:
+                if one["State"]["Name"] != "terminated":
+                    yield "instance", one["InstanceId"], tags_of(one), None
+    # one that hangs on a machine ends with it
+    available = [*tagged, {"Name": "status", "Values": ["available"]}]
+    for page in ec2.get_paginator("describe_volumes").paginate(Filters=available) if volumes else ():
+        for one in page["Volumes"]:
+            yield "volume", one["VolumeId"], tags_of(one), None
+    for one in ec2.describe_key_pairs(Filters=tagged)["KeyPairs"]:
+        yield "key pair", one["KeyName"], tags_of(one), None
+    for page in ec2.get_paginator("describe_security_groups").paginate(Filters=tagged):
+        for one in page["SecurityGroups"]:
+            yield "security group", one["GroupId"], tags_of(one), None
+
+
+def _snapshots(ec2: Any) -> Iterator[Found]:
+    """Snapshots of our images that no image has: their builds failed. EC2 refuses to delete one in use."""
+    images = [
+        image
+        for page in ec2.get_paginator("describe_images").paginate(Owners=["self"])
+        for image in page["Images"]
+    ]
+    used = {
+        device.get("Ebs", {}).get("SnapshotId") for image in images for device in image["BlockDeviceMappings"]
+    }
+    for tag in (SNAPSHOT_TAG, STAGE_TAG):
+        tagged = [{"Name": "tag-key", "Values": [tag]}]
+        for page in ec2.get_paginator("describe_snapshots").paginate(OwnerIds=["self"], Filters=tagged):
+            for one in (one for one in page["Snapshots"] if one["SnapshotId"] not in used):
+                yield "snapshot", one["SnapshotId"], tags_of(one), one["StartTime"]
+
+
+def _judge(
+    kind: str,
+    id: str,
+    tags: dict[str, str],
+    made: datetime | None,
+    now: datetime,
+    ended: Callable[[str], bool],
+) -> Leftover | None:
+    """A leftover, or None while a build may need it."""
+    build = tags.get(BUILD_TAG, "")
+    if build and ended(build):
+        since, reason = now, "its build has ended, on this machine"
+    elif made:
+        since, reason = made + GRACE, "no image has it"
+    elif (deadline := _moment(tags.get(DEADLINE_TAG, ""))) is not None:
+        since, reason = deadline, f"its deadline was {deadline_text(deadline)}"
+    elif (started := build_started(build)) is not None:
+        since, reason = started + GRACE, f"its build began {deadline_text(started)}, and it has no deadline"
+    else:
+        return None  # nobody can say how old it is
+    if now < since:
+        return None
+    return Leftover(kind, id, build, tags.get(OWNER_TAG, ""), deadline_text(since), reason)
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _remove(cloud: Cloud, kind: str, id: str) -> None:
+    ec2 = cloud.client("ec2")
+    match kind:
+        case "instance":
+            ec2.terminate_instances(InstanceIds=[id])
+            waiter = ec2.get_waiter("instance_terminated")
+            waiter.wait(InstanceIds=[id], WaiterConfig={"Delay": POLL_S, "MaxAttempts": ENDS_S // POLL_S})
+        case "volume":
+            ec2.delete_volume(VolumeId=id)
+        case "key pair":
+            ec2.delete_key_pair(KeyName=id)
+        case "security group":
+            ec2.delete_security_group(GroupId=id)
+        case "snapshot":
+            ec2.delete_snapshot(SnapshotId=id)
+        case "image":
+            remove_image(cloud, id)
+        case "private key":
+            Path(id).unlink(missing_ok=True)
+
+
+def _is_gone(error: UnavailableError) -> bool:
+    answer = getattr(error.__cause__, "response", {}).get("Error", {})
+    return str(answer.get("Code", "")).endswith(".NotFound")

@@ -1,0 +1,331 @@
+"""Asks one thing of this machine, and does not wait for what gives no answer.
+
+Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+"""
+
+# ruff: noqa: PTH116, PTH119, PTH123, PTH207
+# See gpukiln/probe/gather.py.
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpukiln.redact import redact
+
+PCI = "/sys/bus/pci/devices"
+DRIVER_GPUS = "/proc/driver/nvidia/gpus"
+DEVICES = "/dev"
+MOUNTS = "/proc/self/mounts"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NOT_REACHED = "_not_reached"  # what stands in a value's place where nothing is known of it
+TIMED_OUT = 124  # as timeout(1)
+HUNG_S = 10  # with less time than this, and less than a tool may take, silence says nothing of it
+SECTION_S = 120  # for which a section may be silent beside its commands
+END_S = 2.0  # for a killed process to go
+STATES = {
+    "D": "waits in the kernel",
+    "S": "sleeps",
+    "R": "runs",
+    "T": "stopped",
+    "Z": "ended",
+}
+KERNEL_TROUBLE = re.compile(
+    r"NVRM|Xid|nvidia-nvswitch|blocked for more than|nouveau .*(?:fail|error|timeout)"
+)
+EVIDENCE_CHARS = 4000  # of each output, from its beginning
+REDACT_CHARS = 30000  # of which secrets are looked for: none is cut in two before it is recognised
+
+
+evidence: list[dict[str, Any]] = []  # what was asked since a section began
+
+
+class NotReachedError(RuntimeError):
+    """Nothing is known of what was to be found out, good or bad: a tool hangs, or the time was up."""
+
+
+class HungError(NotReachedError):
+    """A tool gave no answer."""
+
+
+def _shorten(text: str) -> str:
+    more = len(text) - EVIDENCE_CHARS
+    return redact(text[:REDACT_CHARS])[:EVIDENCE_CHARS] + (
+        f"\n... and {more} more characters" if more > 0 else ""
+    )
+
+
+def run(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool = False) -> dict[str, Any]:
+    """Run a command and keep what it said as evidence; see `ask`."""
+    row: dict[str, Any] = {"command": " ".join(argv), "rc": TIMED_OUT, "out": "", "err": ""}
+    evidence.append(row)
+    try:
+        said = ask(*argv, timeout=timeout, data=data, waits=waits)
+    except NotReachedError as error:
+        row["err"] = str(error)
+        raise
+    row.update(rc=said["rc"], out=_shorten(said["out"]), err=redact(said["err"]))
+    return said
+
+
+def ask(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool = False) -> dict[str, Any]:
+    """Run a command; rc 127 when it is missing.
+
+    One that gives no answer within `timeout` seconds is ended with all that it started, and its tool is not
+    asked again: every further question would cost as long. With `waits` it is a command that waits for
+    something: rc 124 when that did not come in time.
+
+    Raises:
+        HungError: The tool gave no answer.
+        NotReachedError: The time for all of this was up.
+    """
+    env = dict(os.environ, LC_ALL="C", PATH=PATH)
+    tool = _tool(argv)
+    if tool in watch.hung:
+        said = watch.hung[tool]
+        raise HungError(f"{said['tool']} hangs ({said['command']}), and was not asked again")
+    limit = watch.limit(timeout)
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE if data else subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=env, start_new_session=True,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return {"rc": 127, "out": "", "err": f"{argv[0]}: not found"}
+    watch.alive(limit + 2 * END_S + 1, group=process.pid)
+    try:
+        out, said_err = process.communicate(data, timeout=limit)
+    except subprocess.TimeoutExpired:
+        state = process_state(process.pid)
+        out, ended = _end(process)
+        how = "and was killed" if ended else "and can't be killed"
+        told = f"no answer in {limit:.0f} s; {state}, {how}"
+        if waits:
+            return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {told}"}
+        if limit < min(timeout, HUNG_S):
+            raise NotReachedError(watch.time_up()) from None
+        name = os.path.basename(tool or argv[0])
+        watch.hung[tool] = {"tool": name, "command": " ".join(argv)[:200], "told": told}
+        watch.alive(SECTION_S, group=0, hung=watch.hung)
+        raise HungError(f"{name} hangs: `{' '.join(argv)[:200]}`: {told}") from None
+    watch.alive(SECTION_S, group=0)
+    err = redact(_text(said_err).strip()[-REDACT_CHARS:])[-2000:]
+    return {"rc": process.returncode, "out": _text(out), "err": err}
+
+
+def unless_hung(*argv: str, timeout: float = 60) -> dict[str, Any]:
+    """As `run`; `{"_not_reached": why}` where the tool gives no answer."""
+    try:
+        return run(*argv, timeout=timeout)
+    except NotReachedError as error:
+        return {NOT_REACHED: str(error)}
+
+
+class Watch:
+    """Which tools hang, and until when everything has to be done."""
+
+    def __init__(self) -> None:
+        self.hung: dict[str, dict[str, str]] = {}  # by a tool's real path
+        self.seconds = 0.0
+        self.until: float | None = None  # on the monotonic clock
+        self.tell: Callable[..., None] | None = None  # the process that watches this one
+
+    def start(self, seconds: float | None) -> None:
+        """Have everything end after some seconds; None for no limit."""
+        self.seconds = seconds or 0.0
+        self.until = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        return float("inf") if self.until is None else self.until - time.monotonic()
+
+    def limit(self, seconds: float) -> float:
+        """So many seconds, or what is left of the time; NotReachedError where nothing is."""
+        left = self.left()
+        if left <= 0:
+            raise NotReachedError(self.time_up())
+        return min(seconds, left)
+
+    def time_up(self) -> str:
+        """Why nothing more is looked at."""
+        return f"the {self.seconds:.0f} s that gathering facts may take were up"
+
+    def alive(self, limit: float, **more: Any) -> None:
+        """Say that this process goes on, and is silent for `limit` seconds at most."""
+        if self.tell is not None:
+            self.tell(limit=limit, **more)
+
+
+watch = Watch()
+
+
+def _tool(argv: Sequence[str]) -> str:
+    """The real path of what a command line starts: modprobe and lsmod are both kmod."""
+    words = [word for word in argv if word != "env" and "=" not in word.partition("/")[0]] or list(argv)
+    return os.path.realpath(shutil.which(words[0], path=PATH) or words[0])
+
+
+def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
+    """Kill a command with all that it started: what it said, and whether it is gone.
+
+    What waits in the kernel can't be killed: it is left to itself.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=END_S)[0], True
+    except subprocess.TimeoutExpired as late:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return late.output or b"", process.poll() is not None
+
+
+def process_state(group: int) -> str:
+    """What a process group does now, for people: the one of its processes that waits deepest."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        text = read(path)  # None where it ended meanwhile
+        name, _, rest = (text or "").partition("(")[2].rpartition(")")
+        fields = rest.split()
+        if len(fields) > 3 and group in (int(fields[2]), int(path.split("/")[2])):
+            found.append((fields[0] == "D", int(path.split("/")[2]), name, fields[0]))
+    if not found:
+        return "its process is gone, and its output is held open by another one"
+    _deep, pid, name, state = max(found)
+    try:
+        where = (read(f"/proc/{pid}/wchan") or "").strip("0\n ")
+    except OSError:
+        where = ""
+    means = STATES.get(state, "")
+    return f"process {pid} ({name}) is in state {state}{f' ({means})' if means else ''}" + (
+        f", in the kernel's {where}" if where else ""
+    )
+
+
+def driver_answers() -> None:
+    """Raise where the driver hangs: what goes through it would hang too."""
+    for found in watch.hung.values():
+        if found["tool"] in ("nvidia-smi", "NVML"):
+            raise HungError(f"{found['tool']} hangs, and so would this: it was not tried")
+
+
+def kernel_says() -> list[str]:
+    """The last lines of the kernel log about the driver or a task that hangs; empty where it can't be read.
+
+    Read without journalctl, which may be what hangs; each read of /dev/kmsg is one record
+    (Linux, Documentation/ABI/testing/dev-kmsg).
+    """
+    lines = []
+    try:
+        device = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        while True:
+            try:
+                record = os.read(device, 8192)
+            except BrokenPipeError:  # overwritten while we read: the next one follows
+                continue
+            lines.append(_text(record).partition(";")[2].splitlines()[0])
+    except (OSError, IndexError):  # BlockingIOError: no more
+        pass
+    finally:
+        os.close(device)
+    return [redact(line)[:300] for line in lines if KERNEL_TROUBLE.search(line)][-3:]
+
+
+def need(*argv: str, timeout: float = 60) -> str:
+    """Output of a command that must succeed."""
+    done = run(*argv, timeout=timeout)
+    if done["rc"] != 0:
+        raise RuntimeError(f"{' '.join(argv)}: exit {done['rc']}: {(done['err'] or done['out'])[-500:]}")
+    return str(done["out"])
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def show(path: str) -> str | None:
+    """Text of a file, kept as evidence; see `read`."""
+    text = read(path)
+    evidence.append({"file": path, "out": "(missing)" if text is None else _shorten(text)})
+    return text
+
+
+def read(path: str) -> str | None:
+    """Text of a file, or None where it is missing."""
+    try:
+        with open(path, "rb") as file:
+            return _text(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def mtime(path: str) -> float:
+    """When a file was last written, seconds since the epoch."""
+    return os.stat(path).st_mtime
+
+
+def init_started() -> float:
+    """When this system's init started: the kernel's boot time would be the host's in a container."""
+    btime = re.search(r"(?m)^btime (\d+)$", read("/proc/stat") or "")
+    fields = (read("/proc/1/stat") or "").rpartition(")")[2].split()
+    if not btime or len(fields) < 20:
+        raise RuntimeError("/proc/stat and /proc/1/stat do not tell when init started")
+    return int(btime.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def bus_gpus() -> list[dict[str, str]]:
+    """NVIDIA's GPUs on the PCI bus: [{address, device}].
+
+    PCI class 0x03 is a display controller: 0x0300 VGA, 0x0302 3D.
+    """
+    found = []
+    for path in sorted(glob.glob(f"{PCI}/*")):
+        kind = read(f"{path}/class") or ""
+        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith("0x03"):
+            device = (read(f"{path}/device") or "").strip()
+            found.append({"address": os.path.basename(path), "device": device})
+    return found
+
+
+def in_container() -> bool:
+    """Whether this system's device nodes were given to it, and are not all that the kernel has.
+
+    On a host /dev is the kernel's own devtmpfs, which systemd asks for (its README, "REQUIREMENTS"); what
+    starts containers mounts a tmpfs there. A container that was given the host's /dev has all of it.
+    """
+    mounts = [line.split() for line in (read(MOUNTS) or "").splitlines()]
+    return [fields[2] for fields in mounts if fields[1] == DEVICES][-1:] != ["devtmpfs"]
+
+
+def given_gpus() -> list[dict[str, str]]:
+    """The GPUs of the PCI bus whose device node this system was given; see `bus_gpus`.
+
+    The bus shows a container every GPU of the host, and so does the driver below /proc, which CDI does not
+    mask (NVIDIA/nvidia-container-toolkit, issue 1203). `Device Minor` N there is /dev/nvidiaN
+    (NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-procfs.c). access(2) asks the cgroup's rules for
+    devices too (Linux, fs/namei.c, inode_permission), and opens nothing: no GPU wakes.
+    """
+    found = []
+    for gpu in bus_gpus():
+        said = read(f"{DRIVER_GPUS}/{gpu['address']}/information") or ""
+        minor = re.search(r"(?m)^Device Minor:\s*(\d+)", said)
+        if minor and os.access(f"{DEVICES}/nvidia{minor[1]}", os.R_OK | os.W_OK):
+            found.append(gpu)
+    return found
+
+
+def pci_gpus() -> list[dict[str, str]]:
+    """The GPUs that this system has: all of the PCI bus, in a container those that it was given."""
+    return given_gpus() if in_container() else bus_gpus()

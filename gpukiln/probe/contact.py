@@ -1,0 +1,328 @@
+"""First contact with a GPU machine: all that the suite would meet there, noted in one folder.
+
+    scripts/first-contact FOLDER                       on the machine, in a checkout
+    scripts/run scripts/first-contact --pack FILE      makes one file of it; there: python3 FILE FOLDER
+
+It reads, and computes as the suite's compute layer does; it changes no setting, needs no root (which sees
+more of the kernel's log), and ends within three minutes whatever hangs. Runs with Python 3.9 or newer, the
+standard library and pynvml, which a packed file has in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpukiln import __version__
+from gpukiln.probe import contact_calls, cuda, packing, recording
+from gpukiln.probe.base import NOT_REACHED, NotReachedError, ask, driver_answers, pci_gpus, watch
+from gpukiln.probe.child import Tell, call, in_child
+from gpukiln.probe.contact_doubles import answers, contradictions
+from gpukiln.probe.contact_folder import Folder, default_folder
+from gpukiln.probe.contact_here import COMMANDS, here, sampling
+from gpukiln.probe.ptx import hashed
+from gpukiln.probe.sections import gather_section
+
+TOTAL_S = 165.0  # of the three minutes: what hangs has to be ended too
+COMMAND_S, NVML_S, COMPUTE_S, PACKED_S = 15.0, 60.0, 60.0, 60.0
+DONE, FAILED, USAGE, NO_GPU, IN_PART, INTERRUPTED = 0, 1, 2, 4, 5, 130
+SCHEMA = 1
+NOT_FOUND = 127  # of a command that is not there
+CALLS, SECOND = "cuda.part", "second.part"  # while it runs
+GIVEN = "gpukiln.probe.contact_given"  # in a packed file: what a checkout and its environment have
+MARK = "5f1d-facts-of-a-first-contact"  # stands around the facts that the packed command prints
+WRONG = 12345  # the element of which a wrong value is expected
+
+
+class Contact:
+    """The steps, each of which notes what it found and how it ended.
+
+    Args:
+        folder: Where to.
+        command: The command that verify sends; empty where it can't be made here.
+        doubles: What the doubles answer.
+    """
+
+    def __init__(self, folder: Folder, command: str, doubles: Any) -> None:
+        self.folder, self.command, self.doubles = folder, command, doubles
+        self.state: dict[str, Any] = {"schema": SCHEMA, "gpukiln": __version__, "ended": "no", "steps": []}
+        self.nvml: Any = None
+        self.calls: list[dict[str, Any]] = []
+        self.runs: list[dict[str, Any]] = []
+        self.odd: list[str] = []  # what should not be, beside what the doubles never answer
+
+    def step(self, name: str, work: Callable[[], Any]) -> None:
+        """Do one step, and say in state.json how it ended."""
+        began = time.monotonic()
+        row = {"step": name, "ended": "no", "why": "", "seconds": 0.0}
+        self.state["steps"].append(row)
+        self.save("no")
+        try:
+            watch.limit(0)
+            why = work()
+            row.update(ended="failed" if why else "done", why=str(why or ""))
+        except NotReachedError as error:
+            row.update(ended="not reached", why=str(error))
+        except Exception as error:
+            row.update(ended="failed", why=f"{type(error).__name__}: {error}")
+        row["seconds"] = round(time.monotonic() - began, 2)
+        sys.stderr.write(
+            self.folder.shown(f"{row['ended']:>11}  {row['seconds']:6.1f} s  {name}  {row['why']}\n")
+        )
+        self.save("no")
+
+    def save(self, ended: str) -> None:
+        """Write state.json; `ended` is yes, no (still running, or killed) or interrupted."""
+        self.state["ended"] = ended
+        self.folder.data("state.json", self.state)
+
+    def all(self) -> None:
+        """Every step, the most telling ones first."""
+        self.step("here", lambda: self.folder.data("here.json", here()))
+        for name, argv in COMMANDS.items():
+            self.step(name, functools.partial(self.said, name, argv))
+        self.step("nvml", self.ask_nvml)
+        with sampling(str(self.folder.path / "samples.csv"), TOTAL_S):
+            self.step("compute", lambda: self.compute("first"))
+        self.step("wrong expectation", self.expect_wrong)
+        self.step("packed command", self.packed)
+        self.step("compute again", lambda: self.compute("second"))
+        self.step("compute a third time", lambda: self.compute("third"))
+        self.step("two at once", self.two_at_once)
+        self.step("contradictions", self.compare)
+
+    def said(self, name: str, argv: Sequence[str]) -> str:
+        """What a command says, and its status: it differs where a GPU doesn't have what is asked for."""
+        found = ask(*argv, timeout=COMMAND_S)
+        self.folder.text(f"{name}.txt", f"{found['out']}\n# exit {found['rc']}\n# {found['err']}\n")
+        return str(found["err"]) if found["rc"] == NOT_FOUND else ""
+
+    def ask_nvml(self) -> str:
+        """All that read_nvml answers, and each call of NVML with its code."""
+        if importlib.util.find_spec("pynvml") is None:
+            return "no pynvml here: make a packed file where scripts/run works (--pack FILE), and run that"
+        watch.limit(0)
+
+        def hear(message: dict[str, Any]) -> None:
+            self.nvml = message.get("nvml", self.nvml)
+            self.calls += [message["call"]] if "call" in message else []
+
+        ended = contact_calls.ask_nvml(hear)
+        self.folder.data("nvml-calls.json", self.calls)
+        if self.nvml:
+            form = {"schema": recording.SCHEMA, "gpukiln": __version__, "pci": pci_gpus()}
+            self.nvml = recording.redact(self.nvml)
+            self.folder.data("recording.json", {**form, "nvml": self.nvml})
+        return ended
+
+    def compute(self, name: str) -> str:
+        """The compute section, as the suite gathers it, and how long it took."""
+        found = _cuda()
+        self.runs.append({"run": name, **found})
+        self.folder.data("compute.json", self.runs)
+        return _trouble(found["found"])
+
+    def expect_wrong(self) -> str:
+        """With one wrong element expected every GPU must be reported; whether it is."""
+
+        def work() -> dict[str, Any]:
+            def wrong(tiles: int) -> bytes:
+                expected = bytearray(hashed(tiles))
+                expected[4 * WRONG] ^= 1
+                return bytes(expected)
+
+            vars(cuda)["hashed"] = wrong  # in this child only
+            return _cuda()
+
+        driver_answers()
+        row = {"run": "wrong expectation", **call(work, COMPUTE_S)}
+        self.folder.data("compute-wrong.json", row)
+        missed = [str(gpu["bus_id"]) for gpu in row["found"].get("gpus", []) if gpu["ok"]]
+        if missed:
+            self.odd.append(f"cuda: a wrong element was expected and not reported: {', '.join(missed)}")
+            return self.odd[-1]
+        told = [str(gpu["error"]) for gpu in row["found"].get("gpus", []) if not gpu["busy"]]
+        right = told and all(f"first in element {WRONG}:" in error for error in told)
+        return "" if right else f"something else is wrong: {_trouble(row['found'])}"
+
+    def two_at_once(self) -> str:
+        """Two compute sections beside each other; what they make of it."""
+        path = self.folder.path / SECOND
+
+        def work(tell: Tell) -> None:
+            tell(limit=2 * COMPUTE_S, at="two at once")
+            second = os.fork()
+            if second == 0:
+                with contextlib.suppress(BaseException):
+                    path.write_text(json.dumps(_cuda()), encoding="utf-8")
+                os._exit(0)
+            tell(found=_cuda())
+            os.waitpid(second, 0)
+
+        driver_answers()
+        found: list[dict[str, Any]] = []
+        ended = in_child(work, lambda message: found.append(message["found"]) if "found" in message else None)
+        if path.exists():
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+            path.unlink()
+        self.folder.data("compute-two.json", found)
+        return ended or "; ".join(filter(None, (_trouble(one["found"]) for one in found)))
+
+    def packed(self) -> str:
+        """The command that verify sends, with the sections that only read and need no root."""
+        if not self.command:
+            return "it can't be made without pynvml: make a packed file (--pack FILE), and run that"
+        began = time.monotonic()
+        done = ask("sh", "-c", self.command, timeout=PACKED_S + 5)
+        row: dict[str, Any] = {"rc": done["rc"], "err": done["err"], "bytes": len(self.command),
+                               "sections": {}, "seconds": round(time.monotonic() - began, 2)}  # fmt: skip
+        if done["rc"] == 0:
+            facts = json.loads(packing.facts_in(done["out"], MARK))
+            row["sections"] = {name: facts.get(name) for name in ("gpus", "cuda", "hung", "seconds")}
+            if isinstance(facts.get("nvml"), dict) and "gpus" in facts["nvml"]:
+                row["sections"]["nvml"] = recording.redact(facts["nvml"])
+        self.folder.data("packed.json", row)
+        return "" if done["rc"] == 0 else f"exit {done['rc']}: {done['err'][-200:]}"
+
+    def compare(self) -> str:
+        """What the doubles never answer."""
+        summed = self.sum_up()
+        runs = [row["found"] for row in self.runs]
+        found = answers(self.nvml, self.calls, runs, summed)
+        self.folder.data("answers.json", found)
+        lines = self.odd + (contradictions(found, self.doubles) if self.doubles else [])
+        self.folder.text("contradictions.txt", "".join(f"{line}\n" for line in lines))
+        sys.stdout.write(self.folder.shown("".join(f"{line}\n" for line in lines)))
+        return "" if self.doubles else "tests/doubles/answers.json is not here"
+
+    def sum_up(self) -> list[dict[str, Any]]:
+        """The calls of CUDA until now."""
+        summed = contact_calls.sum_up_cuda(str(self.folder.path / CALLS))
+        self.folder.data("cuda-calls.json", summed)
+        return summed
+
+    def code(self) -> int:
+        """The exit code of what was done."""
+        if self.odd:
+            return FAILED
+        return DONE if all(row["ended"] == "done" for row in self.state["steps"]) else IN_PART
+
+
+def _cuda() -> dict[str, Any]:
+    """The compute section: {found, seconds}.
+
+    Raises:
+        NotReachedError: A tool hangs, or the time was up.
+    """
+    row = gather_section("cuda", cuda.cuda)
+    if isinstance(row["found"], dict) and NOT_REACHED in row["found"]:
+        raise NotReachedError(row["found"][NOT_REACHED])
+    return {"found": row["found"], "seconds": row["seconds"]}
+
+
+def _trouble(found: Any) -> str:
+    if not isinstance(found, dict) or "gpus" not in found:
+        return str(found)[:300]
+    wrong = [f"{gpu['bus_id']}: {gpu['error']}" for gpu in found["gpus"] if not gpu["ok"]]
+    return "; ".join(filter(None, [found["error"], *wrong]))
+
+
+def given(root: Path) -> tuple[str, Any]:
+    """The command that verify sends, and what the doubles answer; each empty where it is not here."""
+    if importlib.util.find_spec(GIVEN):
+        module = importlib.import_module(GIVEN)
+        return str(module.COMMAND), module.ANSWERS
+    path = root / "tests" / "doubles" / "answers.json"
+    doubles = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if importlib.util.find_spec("pynvml") is None:
+        return "", doubles
+    return packing.gather_command("contact", MARK, PACKED_S), doubles
+
+
+def _stop(_number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def contact(path: Path, root: Path) -> int:
+    """Look at this machine.
+
+    Args:
+        path: The folder; it does not exist, or is empty.
+        root: The checkout, if there is one.
+
+    Returns:
+        The exit code.
+    """
+    if not pci_gpus():
+        sys.stderr.write("found no NVIDIA GPU on the PCI bus, wanted one; run it on a machine with a GPU\n")
+        return NO_GPU
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        sys.stderr.write(f"{path} is there already, wanted a new folder; name another one, or move it away\n")
+        return USAGE
+    watch.start(TOTAL_S)
+    group = 0
+
+    def alive(**message: Any) -> None:
+        nonlocal group
+        group = message.get("group", group)
+
+    watch.tell = alive
+    signal.signal(signal.SIGTERM, _stop)
+    folder = Folder(path, os.uname().nodename)
+    contact_calls.note_cuda(str(path.resolve() / CALLS))
+    steps = Contact(folder, *given(root))
+    try:
+        steps.all()
+    except KeyboardInterrupt:
+        steps.sum_up()
+        with contextlib.suppress(FileNotFoundError):
+            (path / SECOND).unlink()
+        steps.save("interrupted")
+        if group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        sys.stderr.write(f"interrupted; what was found until then is in {path}\n")
+        return INTERRUPTED
+    steps.save("yes")
+    sys.stderr.write(f"wrote {path}\n")
+    return steps.code()
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = Path()) -> int:
+    """The command; see the module.
+
+    Args:
+        arguments: Of the command line; the process's own when None.
+        root: The checkout.
+
+    Returns:
+        The exit code: 0 all was done, 1 a wrong result was not noticed, 2 usage, 4 no GPU, 5 done in part,
+        130 interrupted.
+    """
+    parser = argparse.ArgumentParser(prog="first-contact", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, help="a new folder for what is found (first-contact)")
+    parser.add_argument("--pack", type=Path, metavar="FILE", help="write all of this as one file, and end")
+    options = parser.parse_args(arguments)
+    if not options.pack:
+        return contact(options.folder or default_folder(), root)
+    if importlib.util.find_spec("pynvml") is None:
+        sys.stderr.write("no pynvml here, which goes into the file; run this with scripts/run\n")
+        return NO_GPU
+    command, doubles = given(root)
+    data = f"COMMAND = {command!r}\nANSWERS = {doubles!r}\n"
+    options.pack.write_text(packing.contact_program({GIVEN: data}), encoding="utf-8")
+    sys.stderr.write(
+        f"wrote {options.pack}; on the machine with the GPU: python3 {options.pack.name} FOLDER\n"
+    )
+    return DONE

@@ -1,0 +1,77 @@
+"""The folder that a first contact leaves: what it holds names no host, no user and no GPU of one's own.
+
+Runs on the machine that is looked at, with Python 3.9 or newer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from gpukiln.files import write_whole
+from gpukiln.redact import HIDDEN, redact, redact_value
+
+_UUID = re.compile(r"\b(?:(GPU|MIG)-)?(?:GPU-)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
+# What nvidia-smi says of one board, chassis or process: a number or a name that another one doesn't have.
+_OWN = re.compile(
+    r"(?im)^([ \t]*(?:[\w ]*serial[\w ]*|GPU PDI|[\w ]*GUID|Host ID|Process ID|Process Name|Name)[ \t]*:"
+    r"[ \t]*)(?!N/A\b|Requested functionality)(\S[^\n]*)$"
+)
+# A row of nvidia-smi's table of processes: GPU, instances, process, kind, name.
+_ROW = re.compile(
+    r"(?m)^(\|\s+\d+\s+(?:N/A|\d+)\s+(?:N/A|\d+)\s+)\d+(\s+[A-Z+]+\s+)(?!\(left out\))\S.*?(\s+\S+\s+\|)$"
+)
+_PROCESS = re.compile(r"\b(pid|name)=(?!\(left out\))('[^']*'|[^\s,]+)")  # in the driver's messages
+_HOME = re.compile(r"(/home/|/Users/)(?!\(left out\))[^/\s\"':]+")
+
+
+class Folder:
+    """Writes files, each whole or not at all.
+
+    Args:
+        path: The folder; made here.
+        host: The machine's own name.
+    """
+
+    def __init__(self, path: Path, host: str) -> None:
+        self.path = path
+        self.uuids: dict[str, str] = {}
+        names = sorted({host, host.partition(".")[0]}, key=len, reverse=True)
+        self.host = re.compile("|".join(rf"\b{re.escape(n)}\b" for n in names if len(n) > 1) or r"\b\B")
+        path.mkdir(parents=True, exist_ok=True)
+
+    def shown(self, text: str) -> str:
+        """A text without secrets, and without what is one host's own."""
+        text = _PROCESS.sub(rf"\1={HIDDEN}", _OWN.sub(rf"\1{HIDDEN}", redact(text)))
+        text = _ROW.sub(rf"\g<1>0\g<2>{HIDDEN}\g<3>", text)
+        text = _HOME.sub(rf"\1{HIDDEN}", _UUID.sub(self._uuid, text))
+        return self.host.sub("host", text)
+
+    def _uuid(self, found: re.Match[str]) -> str:
+        kind, number = found.groups()
+        if not number.startswith("00000000-0000-0000-0000-"):  # a recording has other ones already
+            number = self.uuids.setdefault(number.lower(), f"00000000-0000-0000-0000-{len(self.uuids):012d}")
+        return f"{kind}-{number}" if kind else number
+
+    def text(self, name: str, text: str) -> None:
+        """Write a text file."""
+        write_whole(self.path / name, self.shown(text))
+
+    def data(self, name: str, value: Any) -> None:
+        """Write a JSON file."""
+        write_whole(self.path / name, json.dumps(self._values(redact_value(value)), indent=1) + "\n")
+
+    def _values(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._values(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self._values(inner) for inner in value]
+        return self.shown(value) if isinstance(value, str) else value
+
+
+def default_folder() -> Path:
+    """Where the folder is made when nobody says it."""
+    return Path(os.getcwd()) / "first-contact"  # noqa: PTH109 - as the shell shows it

@@ -1,0 +1,169 @@
+"""What a machine is, what its tools say, and its links and clocks while something computes.
+
+Runs on the machine that is looked at, with Python 3.9 or newer.
+"""
+
+# ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
+# See gpukiln/probe/gather.py.
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import platform
+import re
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from gpukiln.probe.base import PCI, NotReachedError, ask, kernel_says, pci_gpus, read
+from gpukiln.probe.child import PR_SET_PDEATHSIG
+from gpukiln.probe.nvml import address
+from gpukiln.probe.pcie import link
+
+EVERY_S = 0.1
+COMMANDS = {
+    "nvidia-smi": ("nvidia-smi",),
+    "nvidia-smi-q": ("nvidia-smi", "-q"),
+    "nvidia-smi-topo": ("nvidia-smi", "topo", "-m"),
+    "nvidia-smi-topo-read": ("nvidia-smi", "topo", "-p2p", "r"),
+    "nvidia-smi-topo-nvlink": ("nvidia-smi", "topo", "-p2p", "n"),
+    "nvidia-smi-nvlink": ("nvidia-smi", "nvlink", "-s"),
+    "nvidia-smi-nvlink-capabilities": ("nvidia-smi", "nvlink", "-c"),
+    "nvidia-smi-nvlink-errors": ("nvidia-smi", "nvlink", "-e"),
+    "nvidia-smi-mig": ("nvidia-smi", "mig", "-lgip"),
+    "nvidia-smi-conf-compute": ("nvidia-smi", "conf-compute", "-q"),
+}
+FILES = (
+    "/etc/os-release", "/proc/driver/nvidia/version", "/proc/driver/nvidia/params",
+    "/proc/driver/nvidia/gpus/*/information", "/proc/driver/nvidia-caps/*", "/sys/module/nvidia*/version",
+    "/sys/class/dmi/id/sys_vendor", "/sys/class/dmi/id/product_name",
+)  # fmt: skip
+PCI_FILES = ("vendor", "device", "class", "numa_node", "local_cpulist", "current_link_speed",
+             "current_link_width", "max_link_speed", "max_link_width", "power_state")  # fmt: skip
+NODES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/proc/driver/nvidia/gpus/*",
+         "/proc/driver/nvidia/capabilities/gpu*/mig/*")  # fmt: skip
+
+
+def here() -> dict[str, Any]:
+    """Who runs this, on what machine, and what of NVIDIA is on it."""
+    found: dict[str, Any] = {
+        "root": os.geteuid() == 0,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "memory": (read("/proc/meminfo") or "").partition("\n")[0],
+        "container": [path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)],
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(("NVIDIA_", "CUDA_"))},
+        "gpus": pci_gpus(),
+        "nodes": sorted(path for pattern in NODES for path in glob.glob(pattern)),
+        "files": {path: _text(path) for pattern in FILES for path in sorted(glob.glob(pattern))},
+        "pci": {gpu["address"]: _way_up(gpu["address"]) for gpu in pci_gpus()},
+        "kernel_says": kernel_says(),
+    }
+    for name, argv in (
+        ("virtualization", ("systemd-detect-virt",)),
+        ("pci_of_nvidia", ("lspci", "-nn", "-d", "10de:")),
+        ("modules", ("sh", "-c", "lsmod | grep -i -e nvidia -e nouveau")),
+        ("libraries", ("sh", "-c", "ldconfig -p | grep -e libcuda.so -e libnvidia-ml.so")),
+        ("fabric_manager", ("systemctl", "is-active", "nvidia-fabricmanager", "nvidia-persistenced")),
+        ("kernel_log", ("sh", "-c", "dmesg | grep -e NVRM -e nvidia | tail -n 200")),
+    ):
+        try:
+            said = ask(*argv, timeout=5)
+            found[name] = {"rc": said["rc"], "out": said["out"][:20000], "err": said["err"][:300]}
+        except NotReachedError as error:
+            found[name] = {"not_reached": str(error)}
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        return (read(path) or "")[:4000]
+    except OSError as error:
+        return f"(can't be read: {error.strerror})"
+
+
+def _way_up(bus_id: str) -> list[dict[str, str]]:
+    """The device and every bridge above it, as the kernel tells them."""
+    rows = []
+    folder = os.path.realpath(os.path.join(PCI, bus_id))
+    while re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", os.path.basename(folder)):
+        told = {name: _text(os.path.join(folder, name)).strip() for name in PCI_FILES}
+        rows.append({"address": os.path.basename(folder), **told})
+        folder = os.path.dirname(folder)
+    return rows
+
+
+@contextlib.contextmanager
+def sampling(path: str, limit_s: float) -> Iterator[None]:
+    """Meanwhile another process writes links and clocks of every GPU to a CSV file, ten times a second."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _sample(path, time.monotonic() + limit_s)
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(20):  # one that waits in the kernel is left to itself
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                break
+            time.sleep(0.05)
+
+
+def _sample(path: str, until: float) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    began, addresses, ask_nvml = time.monotonic(), [gpu["address"] for gpu in pci_gpus()], _nvml()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("second,gpu,speed,width,sm_mhz,memory_mhz,gen,lanes,state,watt,degrees,reasons\n")
+        while time.monotonic() < until:
+            now = time.monotonic()
+            for number, bus_id in enumerate(addresses):
+                shown = link(bus_id)
+                row = [f"{now - began:.3f}", number, shown["speed"], shown["width"], *ask_nvml(bus_id)]
+                file.write(",".join(map(str, row)) + "\n")
+            file.flush()
+            time.sleep(max(0.0, EVERY_S - (time.monotonic() - now)))
+
+
+def _nvml() -> Any:
+    """A function that tells a GPU's clocks as NVML knows them, dashes where it can't."""
+    try:
+        import pynvml  # noqa: PLC0415 - only where there is a GPU
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        known = {address(pynvml.nvmlDeviceGetPciInfo(handle).busId): handle for handle in handles}
+    except Exception:
+        return lambda _address: ["-"] * 8
+
+    def one(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(pynvml, name)(*arguments)
+        except pynvml.NVMLError as error:
+            return f"error {error.value}"
+
+    def ask_of(bus_id: str) -> list[Any]:
+        if bus_id not in known:
+            return ["-"] * 8
+        handle = known[bus_id]
+        return [
+            one("nvmlDeviceGetClockInfo", handle, 1),
+            one("nvmlDeviceGetClockInfo", handle, 2),
+            one("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+            one("nvmlDeviceGetCurrPcieLinkWidth", handle),
+            one("nvmlDeviceGetPerformanceState", handle),
+            one("nvmlDeviceGetPowerUsage", handle),
+            one("nvmlDeviceGetTemperature", handle, 0),
+            one("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+        ]
+
+    return ask_of

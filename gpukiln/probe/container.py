@@ -1,0 +1,172 @@
+"""Starts a container that must see the GPUs, by every engine of this machine. Runs on the judged machine.
+
+The container's image is made here of this machine's C library alone: no registry is needed, and the tool and
+the driver's libraries must come from the container toolkit. What is made is removed again.
+"""
+
+# See gpukiln/probe/gather.py.
+
+# ruff: noqa: PTH110, PTH118, PTH207
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import tarfile
+import tempfile
+from typing import Any
+
+from gpukiln.probe.base import (
+    NOT_REACHED,
+    NotReachedError,
+    driver_answers,
+    need,
+    pci_gpus,
+    read,
+    run,
+)
+
+NAME = "gpukiln-verify:probe"
+# containerd and podman give short names a registry's; this one is never asked.
+FULL_NAME = f"docker.io/library/{NAME}"
+NAMESPACE = "gpukiln-verify"  # of containerd: nobody else's images are touched
+SECONDS = 180
+# Ubuntu's EKS images: what joins them to a cluster, and what it puts in the place of containerd's file.
+JOIN_SCRIPT = "/etc/eks/bootstrap.sh"
+JOIN_TEMPLATES = "/usr/local/share/eks/*config*.toml"
+BEFORE_CONTAINERD = "/etc/systemd/system/containerd.service.d/gpukiln.conf"
+LIBRARIES = r"(/\S*(?:ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.)\S*)"
+
+
+def container() -> dict[str, Any]:
+    """{engine: {rc, out}} of nvidia-smi -L in a container of docker, containerd and podman.
+
+    Empty without a GPU or the container toolkit; an engine that is not installed is not in it.
+    """
+    driver_answers()
+    if not pci_gpus() or run("sh", "-c", "command -v nvidia-ctk")["rc"] != 0:
+        return {}
+    program = os.path.realpath("/usr/bin/nvidia-smi")
+    return probe(libraries_of(program), ["nvidia-smi", "-L"])
+
+
+def libraries_of(program: str) -> list[str]:
+    """Paths of the C library's parts that a program is linked with."""
+    return sorted(set(re.findall(LIBRARIES, need("ldd", program))))
+
+
+def probe(paths: list[str], command: list[str]) -> dict[str, Any]:
+    """Run a command in a container of each engine that is here: {engine: {rc, out}}.
+
+    paths are the files of the container's image.
+    """
+    engines = {"docker": _docker, "containerd": _containerd, "podman": _podman}
+    tools = {"containerd": "ctr"}
+    found: dict[str, Any] = {}
+    with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
+        archive.write(_archive(paths))
+        archive.flush()
+        for name, start in engines.items():
+            if run("sh", "-c", f"command -v {tools.get(name, name)}")["rc"] == 0:
+                try:
+                    done = start(archive.name, command)
+                    found[name] = {"rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
+                except NotReachedError as error:
+                    found[name] = {NOT_REACHED: str(error)}
+    return found
+
+
+def _docker(archive: str, command: list[str]) -> dict[str, Any]:
+    loaded = run("docker", "load", "--quiet", "--input", archive, timeout=SECONDS)
+    if loaded["rc"] != 0:
+        return loaded
+    try:
+        options = ("--rm", "--network", "none", "--gpus", "all")
+        return run("docker", "run", *options, NAME, *command, timeout=SECONDS)
+    finally:
+        run("docker", "image", "rm", "--force", NAME)
+
+
+def _podman(archive: str, command: list[str]) -> dict[str, Any]:
+    loaded = run("podman", "load", "--quiet", "--input", archive, timeout=SECONDS)
+    if loaded["rc"] != 0:
+        return loaded
+    try:
+        options = ("--rm", "--network", "none", "--device", "nvidia.com/gpu=all", "--pull", "never")
+        return run("podman", "run", *options, FULL_NAME, *command, timeout=SECONDS)
+    finally:
+        run("podman", "image", "rm", "--force", FULL_NAME)
+
+
+def _containerd(archive: str, command: list[str]) -> dict[str, Any]:
+    ctr = ("ctr", "--namespace", NAMESPACE)
+    loaded = run(*ctr, "images", "import", archive, timeout=SECONDS)
+    if loaded["rc"] != 0:
+        return loaded
+    try:
+        options = ("--rm", "--runc-binary", "nvidia-container-runtime", "--env", "NVIDIA_VISIBLE_DEVICES=all")
+        return run(*ctr, "run", *options, FULL_NAME, "gpukiln-probe", *command, timeout=SECONDS)
+    finally:
+        run(*ctr, "images", "remove", "--sync", FULL_NAME)
+        run("ctr", "namespaces", "remove", NAMESPACE)
+
+
+def runtimes_in(dump: dict[str, Any]) -> list[str]:
+    """Names of runtimes in what `containerd config dump` said."""
+    return sorted(set(re.findall(r"runtimes\.[\"']?([\w-]+)[\"']?\]", dump["out"])))
+
+
+def runtimes_after_join() -> dict[str, dict[str, Any]]:
+    """{template: {rc, error, runtimes}}: containerd after an Ubuntu EKS image has joined a cluster.
+
+    /etc/eks/bootstrap.sh puts one of these in the place of containerd's configuration and starts it anew.
+    Here a copy goes through what systemd runs before containerd; the machine's own file stays as it is.
+    """
+    if not os.path.exists(JOIN_SCRIPT):
+        return {}
+    found = {}
+    lines = (read(BEFORE_CONTAINERD) or "").splitlines()
+    commands = [shlex.split(line.partition("=")[2]) for line in lines if line.startswith("ExecStartPre=")]
+    for template in sorted(glob.glob(JOIN_TEMPLATES)):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = os.path.join(folder, "config.toml")
+            shutil.copy(template, copy)
+            said = [run(*command, copy) for command in commands]
+            said.append(run("containerd", "--config", copy, "config", "dump", timeout=120))
+        wrong = next((one for one in said if one["rc"] != 0), said[-1])
+        found[template] = {
+            "rc": wrong["rc"], "error": wrong["err"][-500:], "runtimes": runtimes_in(said[-1]),
+        }  # fmt: skip
+    return found
+
+
+def _archive(paths: list[str]) -> bytes:
+    """An image of one layer in the form of `docker save`, which every engine reads."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for path in paths:
+            tar.add(os.path.realpath(path), arcname=path.lstrip("/"))
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
+        "os": "linux",
+        "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}]
+    files = {
+        "layer.tar": layer.getvalue(),
+        "config.json": json.dumps(config).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+    }
+    image = io.BytesIO()
+    with tarfile.open(fileobj=image, mode="w") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return image.getvalue()

@@ -1,0 +1,400 @@
+"""Gathers the facts of this machine and prints them as JSON. Runs on the judged machine, as root.
+
+It is sent to the machine as text, with the gather_*.py beside it, and run by its python3 (3.9 or newer), so
+it imports the standard library only and nothing else of this package. It changes nothing, but for a container
+image of its own that it removes.
+Every section is a function below that returns a JSON value; what it raises becomes `{"_error": text}`, and
+`{"_not_reached": text}` where a tool hangs or the time was up: nothing is known then, good or bad.
+No secret is ever printed: keys as fingerprints, findings as path and line number.
+"""
+
+# ruff: noqa: PTH110, PTH119, PTH120, PTH123, PTH207
+# os.path and glob are lighter than pathlib on an emulated machine; temporary folders are only looked at.
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpukiln.probe.base import (
+    NOT_REACHED,
+    TIMED_OUT,
+    HungError,
+    driver_answers,
+    init_started,
+    mtime,
+    need,
+    pci_gpus,
+    read,
+    run,
+    show,
+    unless_hung,
+    watch,
+)
+from gpukiln.probe.container import container, runtimes_after_join, runtimes_in
+from gpukiln.probe.cuda import cuda
+from gpukiln.probe.gpus import gpus
+from gpukiln.probe.leftovers import identity, keys, leftovers, secrets
+from gpukiln.probe.monitoring import monitoring
+from gpukiln.probe.nodeadm import nodeadm
+from gpukiln.probe.nvml import name_gpus, nvlink_facts, nvml_facts
+from gpukiln.probe.runner import runner, visible_gpus
+from gpukiln.probe.scripts import SIGNATURE
+from gpukiln.probe.sections import gather
+from gpukiln.probe.xids import JOURNAL_S
+
+UNITS = (
+    "nvidia-persistenced.service",
+    "docker.service",
+    "containerd.service",
+    "gpukiln-bootstrap.service",
+    "nvidia-cdi-refresh.service",
+)
+SYSTEMD = "/run/systemd/system"
+FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
+
+
+def record() -> dict[str, Any]:
+    """The image's record: {data, error}; exactly one of them is null."""
+    text = show("/etc/gpukiln/image.json")
+    if text is None:
+        return {"data": None, "error": "/etc/gpukiln/image.json is missing"}
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        return {"data": None, "error": f"/etc/gpukiln/image.json is not JSON: {error}"}
+    if not isinstance(data, dict):
+        return {"data": None, "error": "/etc/gpukiln/image.json is not a JSON object"}
+    return {"data": data, "error": None}
+
+
+def expected() -> dict[str, Any]:
+    """What the node's GPUs should be: {mig: enabled, disabled or any, bandwidth_share}; null: nobody said it.
+
+    The role gpu_bootstrap writes it.
+    """
+    text = show("/etc/gpukiln/expected.json")
+    said = json.loads(text or "{}")
+    return {key: said.get(key) for key in ("mig", "bandwidth_share")}
+
+
+def os_release() -> dict[str, Any]:
+    """{id, version, title, family}; family is debian or redhat."""
+    values = dict(re.findall(r'(?m)^(\w+)="?(.*?)"?$', read("/etc/os-release") or ""))
+    like = {values.get("ID", ""), *values.get("ID_LIKE", "").split()}
+    family = (
+        "debian" if like & {"debian", "ubuntu"} else "redhat" if like & {"rhel", "fedora", "amzn"} else ""
+    )
+    return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""),
+            "title": values.get("PRETTY_NAME", ""), "family": family}  # fmt: skip
+
+
+def kernel() -> dict[str, Any]:
+    """{running, installed: kernels that have a module tree of their own and not just DKMS leftovers}."""
+    installed = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob("/lib/modules/*/kernel"))
+    return {"running": os.uname().release, "installed": installed}
+
+
+def packages() -> dict[str, Any]:
+    """{installed: {name: version}, holds: [name]}."""
+    if run("dpkg", "--version")["rc"] == 0:
+        rows = need("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")
+        found = [r.split("\t") for r in rows.splitlines()]
+        holds = need("apt-mark", "showhold").split()
+        return {
+            "installed": {n: v for s, n, v in found if s == "installed"},
+            "holds": sorted(h.partition(":")[0] for h in holds),
+        }
+    # Several versions of a kernel are installed at once, and keys count as packages too.
+    versions: dict[str, set[str]] = {}
+    for row in need("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n").splitlines():
+        name, version = row.split("\t")
+        versions.setdefault(name, set()).add(version)
+    locks = run("dnf", "versionlock", "list")
+    names = [re.sub(r"-[^-]*-[^-]*$", "", line.strip()) for line in locks["out"].splitlines()]
+    installed = {name: ", ".join(sorted(found)) for name, found in versions.items()}
+    return {"installed": installed, "holds": sorted(filter(None, names))}
+
+
+def driver() -> dict[str, Any]:
+    """Versions of the driver's user space: {nvidia_smi, libraries: {name: [version]}, persistenced}.
+
+    `nvidia-smi -h` works with neither module nor GPU; its first line ends in the version. What a tool that
+    hangs would have told is {_not_reached: why}.
+    """
+    smi = unless_hung("nvidia-smi", "-h", timeout=20)
+    if NOT_REACHED not in smi:
+        first = smi["out"].splitlines()[0] if smi["out"].strip() else ""
+        smi = {"rc": smi["rc"], "first_line": first or smi["err"], "version": driver_version(first)}
+    cache = need("ldconfig", "-p")
+    libraries: dict[str, list[str]] = {}
+    for name in ("libnvidia-ml.so", "libcuda.so"):
+        paths = re.findall(rf"^\s*{re.escape(name)}\.1 .*=> (\S+)$", cache, re.M)
+        real = {os.path.basename(os.path.realpath(p)) for p in paths}
+        libraries[name] = sorted(r[len(name) + 1 :] for r in real)
+    daemon = unless_hung("nvidia-persistenced", "--version", timeout=20)
+    return {
+        "nvidia_smi": smi,
+        "libraries": libraries,
+        "persistenced": daemon if NOT_REACHED in daemon else driver_version(daemon["out"]),
+    }
+
+
+def driver_version(text: str) -> str | None:
+    """The driver version in a text such as `NVIDIA System Management Interface -- v535.309.01`."""
+    found = re.search(r"(?<![\d.])(\d{3}\.\d+(?:\.\d+)?)(?![\d.])", text)
+    return found.group(1) if found else None
+
+
+def modules() -> dict[str, Any]:
+    """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version, vermagic} or null}}.
+
+    Debian names the modules nvidia-current*, everybody else nvidia*.
+    """
+    found: dict[str, Any] = {}
+    for release in kernel()["installed"]:
+        found[release] = {}
+        for key, names in (
+            ("nvidia", ("nvidia-current", "nvidia")),
+            ("nvidia_uvm", ("nvidia-current-uvm", "nvidia-uvm")),
+            ("nvidia_modeset", ("nvidia-current-modeset", "nvidia-modeset")),
+        ):
+            found[release][key] = next(filter(None, (_modinfo(release, n) for n in names)), None)
+    return found
+
+
+def _modinfo(release: str, name: str) -> dict[str, str] | None:
+    info = run("modinfo", "-k", release, name)
+    if info["rc"] != 0:
+        return None
+    values = dict(re.findall(r"(?m)^(\w+):\s*(.*?)\s*$", info["out"]))
+    return {"file": values.get("filename", ""), "version": values.get("version", ""),
+            "vermagic": values.get("vermagic", "").split(" ")[0]}  # fmt: skip
+
+
+def signatures() -> dict[str, Any]:
+    """{kernel: {rc, out}}: whether it would load the driver's module, by scripts/bootstrap.
+
+    Only kernels that have the module; Debian names it nvidia-current.
+    """
+    found = {}
+    for release in kernel()["installed"]:
+        for name in ("nvidia-current", "nvidia"):
+            if _modinfo(release, name):
+                asked = ("env", f"GPUKILN_KERNEL={release}", "bash", "-s", name)
+                said = run(*asked, data=SIGNATURE.encode())
+                found[release] = {"rc": said["rc"], "out": (said["out"] or said["err"]).strip()[:500]}
+                break
+    return found
+
+
+def nouveau() -> dict[str, Any]:
+    """{loaded, blacklisted, files: modprobe files that say so, initramfs: {kernel: {path, ...}}}."""
+    config = need("modprobe", "--showconfig")
+    files = []
+    for path in sorted(glob.glob("/etc/modprobe.d/*.conf") + glob.glob("/lib/modprobe.d/*.conf")):
+        if re.search(r"(?m)^\s*blacklist\s+nouveau\b", read(path) or ""):
+            files.append(path)
+    images: dict[str, Any] = {}
+    for release in kernel()["installed"]:
+        paths = [f"/boot/initrd.img-{release}", f"/boot/initramfs-{release}.img"]
+        path = next(filter(os.path.exists, paths), "")
+        if not path:
+            images[release] = {"path": None, "rc": 1, "error": "no initramfs in /boot"}
+            continue
+        tool = "lsinitramfs" if "initrd.img" in path else "lsinitrd"
+        listing = run(tool, path, timeout=240)
+        names = [os.path.basename(line.split(" ")[-1]) for line in listing["out"].splitlines()]
+        images[release] = {
+            "path": path, "rc": listing["rc"], "error": listing["err"][-300:], "mtime": mtime(path),
+            "files": [f for f in files if os.path.basename(f) in names],
+            "module": any(n.startswith("nouveau.ko") for n in names),
+        }  # fmt: skip
+    return {
+        "loaded": os.path.exists("/sys/module/nouveau"),
+        "blacklisted": re.search(r"(?m)^blacklist nouveau$", config) is not None,
+        "files": {f: mtime(f) for f in files},
+        "initramfs": images,
+    }
+
+
+def dkms() -> dict[str, Any]:
+    """{installed, rows: [{module, version, kernel, state}], trees: [build directories left over], tools}.
+
+    tools is what builds modules: {compilers: paths, make: its path or None}.
+    """
+    status = run("dkms", "status")
+    rows = []
+    for line in status["out"].splitlines():
+        found = re.match(r"([^/,]+)[/,]\s*([^,:]+)(?:,\s*([^,]+),\s*([^:]+))?:\s*(.*)", line.strip())
+        if found:
+            module, version, release, _arch, state = found.groups()
+            rows.append({"module": module, "version": version, "kernel": release, "state": state})
+    return {"installed": status["rc"] != 127, "rows": rows, "rc": status["rc"], "error": status["err"],
+            "trees": sorted(glob.glob("/var/lib/dkms/*/*/build")),
+            "tools": {"compilers": compilers(), "make": shutil.which("make")}}  # fmt: skip
+
+
+def compilers() -> list[str]:
+    """Paths of C and C++ compilers in the usual folders, under whatever name."""
+    name = re.compile(r"(\w+-linux-gnu-)?(gcc|g\+\+|cc|c\+\+|clang(\+\+)?|tcc)(-[\d.]+)?")
+    files = [file for folder in FOLDERS for file in glob.glob(f"{folder}/*")]
+    return sorted(file for file in files if name.fullmatch(os.path.basename(file)) and os.path.exists(file))
+
+
+def startup_s(text: str) -> float | None:
+    """Seconds that `systemd-analyze time` names: the total, or the only part; None before the boot's end."""
+    found = re.search(r"(?m)^Startup finished in (?:.*= )?((?:\d+min )?(?:[\d.]+s|\d+ms))", text)
+    if not found:
+        return None
+    units = {"min": 60.0, "s": 1.0, "ms": 0.001}
+    return sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(min|ms|s)", found.group(1)))
+
+
+def boot() -> dict[str, Any]:
+    """How the boot went: {booted, boot_time, state, failed, units, startup_s, journal}.
+
+    booted: whether systemd runs (sd_booted(3)); in a container without it there is nothing else to say.
+    """
+    virtualization = run("systemd-detect-virt")["out"].strip()
+    if not os.path.exists(SYSTEMD):
+        return {"booted": False, "virtualization": virtualization}
+    units = {}
+    for unit in UNITS:
+        keys = "LoadState,UnitFileState,ActiveState,SubState,Result,ConditionResult"
+        keys += ",ActiveEnterTimestampMonotonic"
+        shown = dict(r.partition("=")[::2] for r in need("systemctl", "show", "-p", keys, unit).splitlines())
+        units[unit] = {k: shown.get(k, "") for k in keys.split(",")}
+    analyze = run("systemd-analyze", "time")
+    failed = need("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full").splitlines()
+    selected = [a for u in UNITS for a in ("-u", u)]
+    journal = errors_of(selected)
+    with open("/proc/uptime") as file:
+        uptime = float(file.read().split()[0])
+    return {
+        "booted": True,
+        "boot_time": init_started(),
+        "uptime_s": uptime,
+        "state": run("systemctl", "is-system-running")["out"].strip(),
+        "virtualization": virtualization,
+        "failed": [line.split()[0] for line in failed if line.strip()],
+        "units": units,
+        "startup_s": startup_s(analyze["out"]),
+        "startup": (analyze["out"] or analyze["err"]).strip(),
+        "journal": journal,
+    }
+
+
+def errors_of(selected: list[str]) -> Any:
+    """[{unit, message}]: what the journal has of this boot; a large one may take too long."""
+    asked = ("journalctl", "-b", "-p", "err", "-o", "json", "--no-pager", "-n", "200", *selected)
+    said = run(*asked, timeout=JOURNAL_S, waits=True)
+    if said["rc"] == TIMED_OUT:
+        return {NOT_REACHED: f"the journal gave no answer in {JOURNAL_S:.0f} s"}
+    if said["rc"] != 0:
+        raise RuntimeError(f"{' '.join(asked)}: exit {said['rc']}: {(said['err'] or said['out'])[-500:]}")
+    entries = [json.loads(line) for line in said["out"].splitlines() if line.startswith("{")]
+    return [{"unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
+             "message": str(e.get("MESSAGE", ""))[:300]} for e in entries]  # fmt: skip
+
+
+def docker() -> dict[str, Any]:
+    """{installed, info, daemon_json, validate}: what the daemon says, and its configuration file."""
+    if run("dockerd", "--version")["rc"] == 127:
+        return {"installed": False}
+    info = run("docker", "info", "--format", "{{json .}}", timeout=120)
+    try:
+        said = json.loads(info["out"])
+    except ValueError:
+        said = {}
+    path = "/etc/docker/daemon.json"
+    text = show(path)
+    problem = None
+    try:
+        if text is not None and not isinstance(json.loads(text), dict):
+            problem = "not a JSON object"
+    except ValueError as error:
+        problem = f"not JSON: {error}"
+    # --validate came with Docker 23; older daemons answer "unknown flag".
+    check = run("dockerd", "--validate", "--config-file", path) if text is not None else None
+    if check and "unknown flag" in check["err"]:
+        check = None
+    return {
+        "installed": True,
+        "info": {"rc": info["rc"], "error": info["err"][-500:], "version": said.get("ServerVersion"),
+                 "errors": said.get("ServerErrors") or [], "default_runtime": said.get("DefaultRuntime"),
+                 "runtimes": sorted(said.get("Runtimes") or {})},
+        "daemon_json": {"present": text is not None, "problem": problem,
+                        "age_s": time.time() - mtime(path) if text is not None else None},
+        "validate": check and {"rc": check["rc"], "error": (check["err"] or check["out"])[-500:]},
+    }  # fmt: skip
+
+
+def containerd() -> dict[str, Any]:
+    """{installed, rc, error, runtimes: names in the effective configuration, joined: see the function}."""
+    dump = run("containerd", "config", "dump", timeout=120)
+    return {"installed": dump["rc"] != 127, "rc": dump["rc"], "error": dump["err"][-500:],
+            "runtimes": runtimes_in(dump), "joined": runtimes_after_join()}  # fmt: skip
+
+
+def nvml() -> dict[str, Any]:
+    """What NVML says of the GPUs, and when, in seconds; see gather_nvml.py."""
+    return _asked_of_nvml(nvml_facts)
+
+
+def nvlinks() -> dict[str, Any]:
+    """What it says of their NVLinks after they have computed, and when.
+
+    How far counters grew says more than what they have come to.
+    """
+    return _asked_of_nvml(nvlink_facts)
+
+
+def _asked_of_nvml(facts: Callable[[list[dict[str, str]]], dict[str, Any]]) -> dict[str, Any]:
+    driver_answers()
+    try:
+        return {**facts(pci_gpus()), "at": round(time.monotonic(), 1)}
+    except HungError as error:
+        watch.hung["NVML"] = {"tool": "NVML", "command": "every call about the GPUs", "told": str(error)}
+        raise
+
+
+SECTIONS = (
+    record, expected, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity,
+    keys, leftovers, secrets, docker, containerd, nodeadm, gpus, nvml, cuda, container, monitoring, nvlinks,
+    boot,
+)  # fmt: skip
+# Of a container: nothing booted there, and the host has the log and the driver.
+RUNNER_SECTIONS = {
+    "record": record, "expected": expected, "os": os_release, "runner": runner, "gpus": visible_gpus,
+    "nvml": nvml, "cuda": cuda,
+}  # fmt: skip
+# What only reads, and needs no root; for scripts/first-contact.
+CONTACT_SECTIONS = {"gpus": gpus, "nvml": nvml, "cuda": cuda}
+CHOSEN = {"runner": RUNNER_SECTIONS, "contact": CONTACT_SECTIONS}
+
+
+def main() -> None:
+    """Wait for the boot to end, gather every section and print the facts.
+
+    Arguments: the profile, or `-`; a mark that nobody can guess, on a line of its own before the facts and
+    on one after them: what the login shell prints is not ours; and the seconds that it may take, or `-`.
+    """
+    profile, mark, seconds = sys.argv[1:]
+    watch.start(None if seconds == "-" else float(seconds))
+    every = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
+    facts = gather(CHOSEN.get(profile, every), boot=profile not in CHOSEN)
+    if "nvml" in facts:
+        name_gpus(facts)
+    sys.stdout.write(f"\n{mark}\n{json.dumps(facts)}\n{mark}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Gathers what the bus, the kernel and nvidia-smi say of the GPUs.
+
+Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+"""
+
+# ruff: noqa: PTH110, PTH118, PTH119, PTH123, PTH207
+# See gpukiln/probe/gather.py.
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from typing import Any
+
+from gpukiln.probe.base import (
+    NOT_REACHED,
+    PCI,
+    NotReachedError,
+    in_container,
+    pci_gpus,
+    read,
+    show,
+    unless_hung,
+)
+from gpukiln.probe.xids import xids
+
+CDI_GPUS = re.compile(r"(?m)^kind: *[\"']?nvidia\.com/gpu\b")
+
+
+def gpus() -> dict[str, Any]:
+    """{pci: [{address, device, driver, lost}], container, module: loaded version, nouveau: whether it is
+    loaded, smi: {rc, out}, rows, xids, log_gap, log_lost, cdi: {path: {drivers: versions, nodes: paths}}}.
+
+    driver is the kernel driver that has the GPU; lost: the GPU does not answer on the bus any more.
+    xids, log_gap, log_lost: see `gather_xids.xids`. Output and status of nvidia-smi are kept together: it
+    prints its errors on stdout.
+    """  # noqa: D205
+    pci = [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()]
+    loaded = read("/sys/module/nvidia/version")
+    result: dict[str, Any] = {"pci": pci, "container": in_container(),
+                              "module": loaded.strip() if loaded else None,
+                              "nouveau": os.path.exists("/sys/module/nouveau")}  # fmt: skip
+    if not pci:
+        return result
+    query = "--query-gpu=pci.bus_id,name,uuid,driver_version,persistence_mode"
+    smi = unless_hung("nvidia-smi", query, "--format=csv,noheader", timeout=120)
+    rows: Any = smi
+    if NOT_REACHED not in smi:
+        cells = [[c.strip() for c in line.split(",")] for line in smi["out"].splitlines()]
+        names = ("bus_id", "name", "uuid", "driver", "persistence")
+        rows = [dict(zip(names, row)) for row in cells if len(row) == len(names) and smi["rc"] == 0]  # noqa: B905
+        smi = {"rc": smi["rc"], "out": (smi["out"] + smi["err"])[:2000]}
+    cdi = {}
+    for path in glob.glob("/etc/cdi/*.yaml") + glob.glob("/var/run/cdi/*.yaml"):
+        text = show(path) or ""
+        if CDI_GPUS.search(text):
+            cdi[path] = {
+                "drivers": sorted(set(re.findall(r"libcuda\.so\.(\d+\.\d[\d.]*\d)", text))),
+                "nodes": sorted(set(re.findall(r"(?m)^\s*-? *path: *[\"']?(/dev/[\w/-]+)", text))),
+            }
+    try:
+        log = xids()
+    except NotReachedError as error:
+        log = {"xids": {NOT_REACHED: str(error)}, "log_gap": None, "log_lost": None}
+    result.update(smi=smi, rows=rows, cdi=cdi, **log)
+    return result
+
+
+def on_the_bus(address: str) -> dict[str, Any]:
+    """{driver, lost} of a PCI device; one that is gone reads as ones everywhere, its folder stays."""
+    folder = os.path.join(PCI, address)
+    try:
+        with open(os.path.join(folder, "config"), "rb") as file:
+            lost = file.read(4) == b"\xff" * 4
+    except OSError:
+        lost = False
+    link = os.path.join(folder, "driver")
+    return {"driver": os.path.basename(os.path.realpath(link)) if os.path.exists(link) else None,
+            "lost": lost}  # fmt: skip

@@ -1,0 +1,144 @@
+"""Gathers what a build can leave behind in an image, and what must be a machine's own.
+
+Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+"""
+
+# ruff: noqa: PTH112, PTH113, PTH114, PTH118, PTH123, PTH202, PTH207, S108
+# See gpukiln/probe/gather.py.
+
+from __future__ import annotations
+
+import base64
+import glob
+import hashlib
+import json
+import os
+import pwd
+import re
+from typing import Any
+
+from gpukiln.probe.base import init_started, mtime, read, run
+
+SECRET_DIRS = ("/root", "/home", "/etc/gpukiln", "/var/log")
+SECRET_PATTERNS = {
+    "AWS access key id": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "private key": rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
+    "AWS secret access key": rb"(?i)aws_secret_access_key\s*[=:]\s*[\"']?[A-Za-z0-9/+]{40}\b",
+}
+SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
+
+
+def identity() -> dict[str, Any]:
+    """What must be this machine's own: {host_keys: {path: mtime}, machine_id, born, cloud_init}.
+
+    born is when cloud-init first saw this instance, the oldest of its once-per-instance marks.
+    """
+    marks = [mtime(p) for p in glob.glob("/var/lib/cloud/instance/sem/*")]
+    status = run("cloud-init", "status", "--format", "json")
+    try:
+        cloud = json.loads(status["out"])
+    except ValueError:
+        cloud = {"status": None, "errors": [status["err"] or status["out"].strip()]}
+    bus = "/var/lib/dbus/machine-id"
+    path = "/etc/machine-id"
+    return {
+        "host_keys": {p: mtime(p) for p in sorted(glob.glob("/etc/ssh/ssh_host_*_key"))},
+        "machine_id": {"length": len((read(path) or "").strip()), "mtime": mtime(path) if read(path) else 0,
+                       "dbus_agrees": read(bus) in (None, read(path))},
+        "born": min(marks) if marks else None,
+        "cloud_init": {"installed": status["rc"] != 127, "status": cloud.get("status"),
+                       "detail": str(cloud.get("detail", ""))[:300], "errors": cloud.get("errors", [])},
+    }  # fmt: skip
+
+
+def _homes() -> dict[str, str]:
+    return {u.pw_name: u.pw_dir for u in pwd.getpwall() if os.path.isdir(u.pw_dir) and u.pw_dir != "/"}
+
+
+_KEY = re.compile(r"\b(?:ssh-|ecdsa-|sk-)\S+ (AAAA[0-9A-Za-z+/=]+)(?: ([^\s\"\\]+))?")
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [s for v in value.values() for s in _strings(v)]
+    if isinstance(value, list):
+        return [s for v in value for s in _strings(v)]
+    return [value] if isinstance(value, str) else []
+
+
+def _fingerprint(blob: str) -> str:
+    digest = hashlib.sha256(base64.b64decode(blob + "=" * (-len(blob) % 4))).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def keys() -> dict[str, Any]:
+    """{authorized: [{user, path, fingerprint, comment}], injected: [fingerprint]} from cloud-init's data."""
+    injected: set[str] = set()
+    for path in ("/run/cloud-init/instance-data-sensitive.json", "/run/cloud-init/instance-data.json"):
+        known = json.loads(read(path) or "{}")
+        # not `merged_cfg`: a key that was baked into /etc/cloud is no key of this machine's launch
+        for text in _strings([known.get(name) for name in ("ds", "v1", "userdata")]):
+            injected.update(_fingerprint(blob) for blob, _comment in _KEY.findall(text))
+    authorized = []
+    for user, home in _homes().items():
+        for path in (f"{home}/.ssh/authorized_keys", f"{home}/.ssh/authorized_keys2"):
+            for line in (read(path) or "").splitlines():
+                found = None if line.lstrip().startswith("#") else _KEY.search(line)
+                if found:
+                    authorized.append({"user": user, "path": path,
+                                       "fingerprint": _fingerprint(found.group(1)),
+                                       "comment": found.group(2) or ""})  # fmt: skip
+    return {"authorized": authorized, "injected": sorted(injected)}
+
+
+def leftovers() -> dict[str, list[str]]:
+    """Paths that a build leaves behind: {package_cache, history, build_tools}.
+
+    Temporary files are the build's when they are older than this boot: Ansible may be what asks now.
+    """
+    homes = sorted(set(_homes().values()))
+    history = [
+        f"{h}/{n}" for h in homes for n in (".bash_history", ".zsh_history", ".python_history", ".lesshst")
+    ]
+    tools = [p for h in homes for p in glob.glob(f"{h}/.ansible") + glob.glob(f"{h}/.ansible_async")]
+    for pattern in ("packer*", "ansible*", ".ansible*", "script_*.sh"):
+        found = glob.glob(f"/tmp/{pattern}") + glob.glob(f"/var/tmp/{pattern}")
+        tools += [path for path in found if os.lstat(path).st_mtime < init_started()]
+    tools += [p for p in ("/usr/sbin/policy-rc.d", "/usr/local/sbin/policy-rc.d") if os.path.lexists(p)]
+    caches = ("/var/cache/apt/archives/*.deb", "/var/cache/apt/archives/partial/*", "/var/cache/dnf/**/*.rpm")
+    return {
+        "package_cache": sorted(p for c in caches for p in glob.glob(c, recursive=True)),
+        "history": sorted(p for p in set(history) if os.path.isfile(p) and os.path.getsize(p)),
+        "build_tools": sorted(set(tools)),
+    }
+
+
+def secrets() -> dict[str, Any]:
+    """{found: [{path, line, kind}], files: scanned, complete: false when a limit ended the scan}."""
+    compiled = {kind: re.compile(pattern) for kind, pattern in SECRET_PATTERNS.items()}
+    found: list[dict[str, Any]] = []
+    files = total = 0
+    complete = True
+    for top in SECRET_DIRS:
+        for directory, folders, names in os.walk(top):
+            folders[:] = [f for f in folders if os.path.join(directory, f) != "/var/log/journal"]
+            for name in names:
+                path = os.path.join(directory, name)
+                if not os.path.isfile(path) or os.path.islink(path):
+                    continue
+                if files >= SCAN_FILES or total >= SCAN_BYTES:
+                    return {"found": found, "files": files, "complete": False}
+                try:
+                    with open(path, "rb") as file:
+                        data = file.read(SCAN_FILE_BYTES)
+                except FileNotFoundError:  # a log that was rotated away meanwhile
+                    continue
+                files, total = files + 1, total + len(data)
+                complete = complete and len(data) < SCAN_FILE_BYTES
+                for kind, pattern in compiled.items():
+                    hit = pattern.search(data)
+                    if hit:
+                        found.append(
+                            {"path": path, "line": data[: hit.start()].count(b"\n") + 1, "kind": kind}
+                        )
+    return {"found": found, "files": files, "complete": complete}

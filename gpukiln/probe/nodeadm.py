@@ -1,0 +1,36 @@
+"""What makes a node of a machine of EKS's Amazon Linux. Sent to the judged machine with gather.py.
+
+Its units, and what they say without a NodeConfig: awslabs/amazon-eks-ami, templates/al2023/runtime/rootfs and
+nodeadm/internal/configprovider/mime.go.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpukiln.probe.base import need, read, run
+
+UNIT = "nodeadm-config.service"  # it writes containerd's configuration, and starts nothing
+
+
+def nodeadm() -> dict[str, Any]:
+    """What makes a node of a machine of EKS's Amazon Linux: {installed, config, configured, error}.
+
+    config: `none`, `given`, or `rehearsed`: gpukiln's own, of a cluster that there is not. configured:
+    whether nodeadm took it in this boot. error: its last word where it did not.
+    """
+    if not Path("/usr/bin/nodeadm").exists():
+        return {"installed": False}
+    said = read("/var/lib/cloud/instance/user-data.txt") or ""
+    given = "rehearsed" if "name: gpukiln-rehearsal" in said else "given"
+    show = need("systemctl", "show", "-p", "Result,ExecMainExitTimestampMonotonic", UNIT)
+    unit = dict(row.partition("=")[::2] for row in show.splitlines())
+    configured = unit["Result"] == "success" and unit["ExecMainExitTimestampMonotonic"] not in ("", "0")
+    log = run("journalctl", "-b", "-u", UNIT, "-t", "nodeadm", "-o", "cat", "--no-pager", "-n", "1")
+    return {
+        "installed": True,
+        "config": given if "node.eks.aws" in said else "none",
+        "configured": configured,
+        "error": "" if configured else log["out"].strip()[-300:],
+    }

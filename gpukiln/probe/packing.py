@@ -1,0 +1,125 @@
+"""Packs what gathers a machine's facts into one command, so that they come in one round trip."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import lzma
+from functools import cache
+from pathlib import Path
+
+from gpukiln.probe.scripts import SIGNATURE
+
+PROBE = Path(__file__).parent
+PACKAGE = PROBE.parent
+NO_PYTHON = 127
+# Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
+BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
+
+
+def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None = None) -> str:
+    """Shell command that prints a machine's facts; takes root through sudo where it is not root already.
+
+    A container of the profile runner is judged as its own user sees it, without root.
+
+    Args:
+        profile: Key of `gpukiln.verify.checks.PROFILES`; `contact` for what scripts/first-contact looks at.
+        mark: Stands on a line of its own before the facts and after them; see `facts_in`.
+        max_seconds: Within which it ends, whatever hangs; None for no limit.
+    """
+    limit = "-" if max_seconds is None else f"{max_seconds:.0f}"
+    become = "" if profile in ("runner", "contact") else "[ $(id -u) = 0 ] || s='sudo -n'; "
+    return (
+        f"if ! command -v python3 >/dev/null; then echo python3: not found >&2; exit {NO_PYTHON}; fi; "
+        f"s=; {become}exec $s python3 -c '{_code()}' {profile or '-'} {mark} {limit}"
+    )
+
+
+def facts_in(output: str, mark: str) -> str:
+    """The facts in what the command printed: a login shell may print something before it and after it.
+
+    Args:
+        output: All of it.
+        mark: The one that the command was given.
+
+    Raises:
+        ValueError: They are not in it.
+    """
+    parts = output.split(mark)  # Ansible takes the line end off an output
+    if len(parts) != 3:
+        raise ValueError("no facts are in what the machine printed")
+    return parts[1]
+
+
+def contact_program(more: dict[str, str]) -> str:
+    """A program of one file that does what scripts/first-contact does, where there is no checkout.
+
+    Args:
+        more: Further modules, by name.
+    """
+    ours = ("__init__", "errors", "files")
+    sources = {
+        **{f"gpukiln.{name}".removesuffix(".__init__"): _text(PACKAGE / f"{name}.py") for name in ours},
+        **_sources(),
+        **{f"gpukiln.probe.{path.stem}": _text(path) for path in PROBE.glob("*.py") if _of_contact(path)},
+        **more,
+        "__main__": "import sys\nfrom gpukiln.probe.contact import main\nsys.exit(main())\n",
+    }
+    return _program(sources) + "\n"
+
+
+@cache
+def _code() -> str:
+    """The program that gathers the facts.
+
+    Linux takes at most 128 KiB for one argument of a program, and all of this is one: the sources, with
+    NVIDIA's bindings of NVML, are packed, and imported from there only when they are needed.
+    """
+    return _program({"gpukiln": "", **_sources(), "__main__": _text(PROBE / "gather.py")})
+
+
+def _of_contact(path: Path) -> bool:
+    """Whether only scripts/first-contact needs a module of this package."""
+    return path.stem.startswith("contact") or path.stem in ("recording", "packing")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _sources() -> dict[str, str]:
+    """What gathers the facts, and what it imports, by name."""
+    bindings = importlib.util.find_spec("pynvml")
+    if bindings is None or bindings.origin is None:
+        raise RuntimeError("nvidia-ml-py is not installed beside gpukiln, wanted its module pynvml")
+    modules = {path.stem: _text(path) for path in PROBE.glob("*.py") if not _of_contact(path)}
+    del modules["__init__"], modules["gather"]
+    return {
+        "gpukiln.probe": "",
+        "gpukiln.redact": _text(PACKAGE / "redact.py"),
+        **{f"gpukiln.probe.{name}": text for name, text in modules.items()},
+        "gpukiln.probe.scripts": f"SIGNATURE = {SIGNATURE!r}",
+        "pynvml": _text(Path(bindings.origin)),
+    }
+
+
+def _program(sources: dict[str, str]) -> str:
+    # A small dictionary: the machine has to find the memory for it.
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
+    packed = lzma.compress(json.dumps(sources).encode(), filters=filters)
+    text = base64.b85encode(packed).decode().translate(str.maketrans(BASE85_UNSAFE, BASE85_SAFE))
+    unsafe = ",".join(str(ord(c)) for c in BASE85_UNSAFE)
+    return "\n".join(
+        (
+            "import base64,importlib.abc,importlib.util as u,json,lzma,sys",
+            f't="{text}".translate(str.maketrans("{BASE85_SAFE}",bytes([{unsafe}]).decode()))',
+            "S=json.loads(lzma.decompress(base64.b85decode(t)))",
+            "class F(importlib.abc.MetaPathFinder,importlib.abc.Loader):",
+            " def find_spec(s,n,p=None,t=None):",
+            '  if n in S: return u.spec_from_loader(n,s,is_package=any(k.startswith(n+".") for k in S))',
+            " def exec_module(s,m): exec(S[m.__name__],m.__dict__)",
+            "sys.meta_path.insert(0,F())",
+            'exec(S["__main__"],sys.modules["__main__"].__dict__)',
+        )
+    )

@@ -1,0 +1,109 @@
+"""Gathers section after section, within its time whatever hangs.
+
+Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+"""
+
+# See gpukiln/probe/gather.py.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpukiln.probe.base import (
+    NOT_REACHED,
+    SECTION_S,
+    NotReachedError,
+    evidence,
+    kernel_says,
+    run,
+    watch,
+)
+from gpukiln.probe.child import Hang, Tell, in_child
+
+WAIT_S = 300  # how long the boot and cloud-init may still take
+GRACE_S = 3  # for a section to say that the time is up
+
+
+def gather(sections: dict[str, Callable[[], Any]], *, boot: bool = False) -> dict[str, Any]:
+    """The facts, within the time of `watch` whatever hangs.
+
+    A child process gathers them, one section after the other. Where it waits in the kernel itself, which
+    nothing ends, the section that it was in is given up and another child goes on with the next one.
+
+    Args:
+        sections: Name to function.
+        boot: Whether to wait for the end of the boot first.
+    """
+    facts: dict[str, Any] = {"schema": 1, "hostname": os.uname().nodename}
+    seconds: dict[str, float] = {}
+    shown: dict[str, Any] = {}
+    todo = list(sections)
+    group = 0
+
+    def hear(message: dict[str, Any]) -> None:
+        nonlocal group
+        group = message.get("group", group)
+        watch.hung.update(message.get("hung", {}))
+        if "section" in message:
+            name, facts[message["section"]] = message["section"], message["found"]
+            seconds[name], shown[name] = message["seconds"], message["evidence"]
+            todo.remove(name)
+
+    def work(tell: Tell) -> None:
+        watch.tell = tell
+        if boot:
+            wait_for_boot()
+        for name in list(todo):
+            tell(limit=SECTION_S, at=f"gathering {name}")
+            tell(**gather_section(name, sections[name]), hung=watch.hung)
+
+    while todo:
+        try:
+            ended = in_child(work, hear, grace_s=GRACE_S)
+        except NotReachedError as error:
+            facts.update({name: {NOT_REACHED: str(error)} for name in todo})
+            break
+        if not todo:
+            break
+        boot, stuck = False, todo.pop(0)
+        if isinstance(ended, Hang):
+            watch.hung[stuck] = {"tool": stuck, "command": f"gathering {stuck}", "told": str(ended)}
+            facts[stuck] = {NOT_REACHED: str(ended)}
+        else:
+            facts[stuck] = {"_error": ended or "the process that gathers facts ended"}
+        if group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+    found = list(watch.hung.values())
+    facts["hung"] = {"tools": found, "kernel": kernel_says() if found else []}
+    facts["seconds"], facts["evidence"] = seconds, shown
+    return facts
+
+
+def gather_section(name: str, section: Callable[[], Any]) -> dict[str, Any]:
+    """What a section found, how long it took and what it asked."""
+    started = time.monotonic()
+    evidence.clear()
+    try:
+        watch.limit(0)
+        found = section()
+    except NotReachedError as error:
+        found = {NOT_REACHED: str(error)}
+    except Exception as error:
+        found = {"_error": f"{type(error).__name__}: {error}"}
+    took = round(time.monotonic() - started, 2)
+    return {"section": name, "found": found, "seconds": took, "evidence": evidence[:]}
+
+
+def wait_for_boot() -> None:
+    """Give the boot and cloud-init the time that they need, and at most a third of what there is."""
+    wait = min(WAIT_S, watch.left() / 3)
+    with contextlib.suppress(NotReachedError):
+        run("systemctl", "is-system-running", "--wait", timeout=wait, waits=True)
+        if run("cloud-init", "--version", timeout=20)["rc"] == 0:
+            run("cloud-init", "status", "--wait", timeout=wait, waits=True)

@@ -1,0 +1,126 @@
+"""Gathers what the kernel's log says of faults of GPUs and NVSwitches.
+
+Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+"""
+
+# ruff: noqa: PTH116
+# See gpukiln/probe/gather.py.
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from gpukiln.probe.base import (
+    TIMED_OUT,
+    HungError,
+    NotReachedError,
+    ask,
+    bus_gpus,
+    pci_gpus,
+    run,
+)
+from gpukiln.probe.child import pids
+
+# The driver's faults are Xids, NVSwitch's are SXids; a GPU can fall off the bus without a number.
+FAULT = re.compile(
+    r"NVRM: Xid \([^)]*\): \d+|nvidia-nvswitch\d*: SXid \([^)]*\): \d+|NVRM: .*fallen off the bus"
+)
+# What tells two lines of one number apart: whether it was fatal, and what more is said of an SXid.
+KIND = re.compile(r"(?i)\b(?:non-?)?fatal\b|, *(?:severity|data)\b")
+# `pid=1234, name=python3`, or `pid='<unknown>'` (NVIDIA, "XID Errors"; seen with number and quotes too).
+OWNER = re.compile(r"\bpid='?(\d+)")
+JOURNAL = ("journalctl", "-k", "-b", "-o", "cat", "--no-pager")
+JOURNAL_S = 60.0
+# With the first a boot's log begins (Linux, init/main.c), with the second the driver, and no fault before it.
+BEGINS = ("Linux version ", "NVRM: loading ")
+NO_ENTRIES = "-- No entries --"  # as journalctl says it
+LINE_CHARS = 300
+INITIAL_PIDS = 0xEFFFFFFC  # inode of the first namespace (Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO)
+
+
+def xids() -> dict[str, Any]:
+    """{xids: this boot's lines about faults, see `folded`, log_gap, log_lost: see `kernel_log`}."""
+    log, gap, lost = kernel_log()
+    return {"xids": folded(log.splitlines()), "log_gap": gap, "log_lost": lost}
+
+
+def folded(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
+    """Of each device and number the last line, with its count: none hides behind others, however many.
+
+    Args:
+        lines: Of the kernel's log, in their order.
+        own: Process ids whose faults are told apart from those of others.
+    """
+    had = {gpu["address"] for gpu in pci_gpus()}
+    hidden = [gpu["address"].rpartition(".")[0] for gpu in bus_gpus() if gpu["address"] not in had]
+    found: dict[Any, tuple[int, str]] = {}
+    for line in lines:
+        fault = FAULT.search(line)
+        if fault is None or any(address in line.lower() for address in hidden):
+            continue
+        kind, owner = KIND.search(line, fault.end()), OWNER.search(line, fault.end())
+        key = (fault[0], kind and kind[0].lower(), bool(owner and int(owner[1]) in own))
+        found[key] = (found.pop(key, (0, ""))[0] + 1, line)
+    return [line[:LINE_CHARS] + (f" ({n} times)" if n > 1 else "") for n, line in found.values()]
+
+
+def kernel_log() -> tuple[str, str | None, str | None]:
+    """What the kernel has logged in this boot; why it could not be read; why its beginning is gone.
+
+    The journal has all of it, if not for ever. Where there is none, or it gives none in time, the kernel's
+    own buffer is asked, which is overwritten from its beginning on. Where all was read, both are null.
+    """
+    most, late, why = "", False, []
+    for command in (JOURNAL, ("dmesg",)):
+        try:
+            said = run(*command, timeout=JOURNAL_S, waits=True)
+        except HungError as error:
+            said = {"rc": TIMED_OUT, "err": str(error)}
+        late = late or said["rc"] == TIMED_OUT
+        if said["rc"] != 0:
+            why.append(said["err"] or f"{command[0]} exits {said['rc']}")
+        elif any(words in said["out"] for words in BEGINS):
+            return said["out"], None, None
+        elif said["out"].strip() in ("", NO_ENTRIES):
+            why.append(f"{command[0]} has nothing of this boot")
+        else:
+            why.append(f"{command[0]} has lost this boot's beginning")
+            most = max(most, said["out"], key=len)
+    reason = "; ".join(why)
+    return (most, reason, None) if late or not most else (most, None, reason)
+
+
+def kernel_buffer() -> tuple[list[str], str | None]:
+    """The lines that the kernel's own buffer has now, and why they can't be read; null where they can."""
+    try:
+        said = ask("dmesg", timeout=JOURNAL_S, waits=True)
+    except NotReachedError as error:
+        return [], str(error)
+    return said["out"].splitlines(), None if said["rc"] == 0 else said["err"] or f"dmesg exits {said['rc']}"
+
+
+def meanwhile(before: tuple[list[str], str | None]) -> dict[str, Any]:
+    """What came since `kernel_buffer` was read: {xids, log_gap, pids}.
+
+    Args:
+        before: What it was then.
+
+    Returns:
+        pids are those of our children, as the kernel's log has them: those of the first namespace
+        (NVIDIA/open-gpu-kernel-modules: os_get_current_process is current->tgid). Elsewhere there are none.
+    """
+    lines, gap = kernel_buffer()
+    own = pids if os.stat("/proc/self/ns/pid").st_ino == INITIAL_PIDS else []
+    return {"xids": folded(newer(before[0], lines), own), "log_gap": before[1] or gap, "pids": list(own)}
+
+
+def newer(before: list[str], after: list[str]) -> list[str]:
+    """The lines that a buffer has got, which drops its oldest ones."""
+    for start, line in enumerate(before):
+        kept = len(before) - start
+        if after[:1] == [line] and before[start:] == after[:kept]:
+            return after[kept:]
+    return after

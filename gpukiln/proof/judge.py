@@ -1,0 +1,110 @@
+"""Judge an image that was built before: one of this machine's builds, or one that its tags alone describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpukiln.clouds.base import Cloud
+from gpukiln.errors import UsageError
+from gpukiln.images.bake import finish
+from gpukiln.images.builds import Build
+from gpukiln.images.cost import spent
+from gpukiln.images.killed import scratch
+from gpukiln.images.subject import Subject, subject_of
+from gpukiln.instances.launch import Launched
+from gpukiln.progress import Progress
+from gpukiln.proof import pipeline
+from gpukiln.proof.tags import write_proof
+from gpukiln.verify.verdict import Verdict
+
+FOLDER = "verify"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, where it came from and where its report is."""
+
+    verdict: Verdict
+    machine: Launched
+    folder: Path
+
+
+def subject_of_build(build: Build) -> Subject:
+    """The image of a build.
+
+    Args:
+        build: The build.
+
+    Raises:
+        UsageError: It has none.
+    """
+    record = build.read()
+    if record.bake is None:
+        raise UsageError(
+            f"build {build.id} has no image: it is {record.state}", hint="`invoke ami.list` shows others"
+        )
+    return subject_of(record.plan, record.bake.image_id, build.id)
+
+
+def judge_build(
+    build: Build, cloud: Cloud, *, instance_types: Sequence[str] = (), spot: bool = False
+) -> Judgement:
+    """Judge the image of a build, and add the verdict to its record.
+
+    Args:
+        build: The build.
+        cloud: Where its image is.
+        instance_types: The types to try, the best first; the first that it was built for when empty.
+        spot: Whether the machine may be a spot instance.
+
+    Raises:
+        GpukilnError: It could not be judged.
+    """
+    with build.locked(), scratch(build):
+        record, subject = build.read(), subject_of_build(build)
+        if record.bake:
+            finish(cloud, record.bake)  # its build may have ended before
+        progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
+        verdict, machine = pipeline.verify_image(
+            subject, cloud, folder, progress, instance_types=instance_types, spot=spot
+        )
+        record = replace(
+            record,
+            state="verified",
+            verdicts=(*record.verdicts, verdict),
+            error="",
+            durations_s={**record.durations_s, **progress.durations},
+            cost=spent(record.plan, progress.durations, machine, record.cost),
+        )
+        build.write(record)
+        write_proof(cloud, subject, verdict)
+        pipeline.attest(build, record, cloud, progress)
+    return Judgement(verdict, machine, folder)
+
+
+def judge_image(
+    subject: Subject, cloud: Cloud, home: Path, *, instance_types: Sequence[str] = (), spot: bool = False
+) -> Judgement:
+    """Judge an image that another machine built; the verdict is in its tags and the report.
+
+    Args:
+        subject: The image.
+        cloud: Where it is.
+        home: The state folder.
+        instance_types: The types to try, the best first; the first that it was built for when empty.
+        spot: Whether the machine may be a spot instance.
+
+    Raises:
+        GpukilnError: It could not be judged.
+    """
+    reports = home / FOLDER / subject.image_id
+    reports.mkdir(parents=True, exist_ok=True)
+    reports.parent.chmod(0o700)
+    folder = reports / str(len(list(reports.iterdir())) + 1)
+    verdict, machine = pipeline.verify_image(
+        subject, cloud, folder, Progress(), instance_types=instance_types, spot=spot
+    )
+    write_proof(cloud, subject, verdict)
+    return Judgement(verdict, machine, folder)

@@ -1,0 +1,236 @@
+"""What an image says of how it was judged: one tag for each instance type that did.
+
+The newest verdict of a type stands in `gpukiln:verdict:<type>`, and `gpukiln:verdict` sums them up. Only an
+image of which all of them passed carries its name in `gpukiln:image`, by which nodes may select it: no stage
+does, nor an image that nobody judged yet, nor one that failed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.images.plan import Plan
+from gpukiln.images.subject import Subject
+from gpukiln.instances.tags import tag_list, tags_of
+from gpukiln.verify.checks import LAYERS
+from gpukiln.verify.verdict import CheckResult, Verdict
+
+IMAGE_TAG, VERDICT_TAG, VERIFIED_TAG = "gpukiln:image", "gpukiln:verdict", "gpukiln:verified-at"
+NOT_PROVEN = "not-proven"
+SHORT = 16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters a value, and layers need them
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The newest verdict of one instance type.
+
+    Args:
+        instance_type: The type of the machine that was started for it.
+        passed: Whether something passed and nothing failed.
+        profile: The profile it was judged by.
+        at: When, ISO 8601 in UTC.
+        suite: The first digits of the suite's digest.
+        digest: The first digits of the verdict's.
+        saw_gpu: Whether a check of a GPU passed.
+        not_run: Per layer the number of checks that were not run.
+        checks: Those checks with their reasons; None: only their numbers are known.
+    """
+
+    instance_type: str
+    passed: bool
+    profile: str
+    at: str
+    suite: str
+    digest: str
+    saw_gpu: bool
+    not_run: Mapping[str, int]
+    checks: tuple[CheckResult, ...] | None = None
+
+    @property
+    def tag(self) -> tuple[str, str]:
+        """Name and value of its tag, of characters that every AWS service takes in one."""
+        not_run = "/".join(f"{layer}:{count}" for layer, count in self.not_run.items()) or "none"
+        words = {
+            "profile": self.profile,
+            "at": self.at,
+            "suite": self.suite,
+            "digest": self.digest,
+            "gpu": "yes" if self.saw_gpu else "no",
+            "not_run": not_run,
+        }
+        outcome = "passed" if self.passed else "failed"
+        value = " ".join((outcome, *(f"{name}={word}" for name, word in words.items())))
+        return f"{VERDICT_TAG}:{self.instance_type}", value
+
+
+def judged_by(verdict: Verdict) -> Judged:
+    """A verdict in short.
+
+    Args:
+        verdict: The verdict.
+    """
+    counts = Counter(check.layer for check in verdict.not_run)
+    return Judged(
+        instance_type=verdict.instance_type,
+        passed=verdict.passed,
+        profile=verdict.profile,
+        at=verdict.started_at,
+        suite=verdict.suite_version[:SHORT],
+        digest=verdict.digest[:SHORT],
+        saw_gpu=verdict.saw_gpu,
+        not_run={layer: counts[layer] for layer in LAYERS if counts[layer]},
+        checks=verdict.not_run,
+    )
+
+
+def judged_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, Judged]:
+    """Who judged an image, by its tags.
+
+    Args:
+        image_id: The AMI.
+        tags: Its tags.
+
+    Returns:
+        By instance type.
+
+    Raises:
+        UsageError: A tag has another form.
+    """
+    found = {}
+    for name, value in tags.items():
+        if name.startswith(f"{VERDICT_TAG}:"):
+            try:
+                found[name.removeprefix(f"{VERDICT_TAG}:")] = _parse(name, value)
+            except (ValueError, KeyError) as error:
+                raise UsageError(
+                    f"the tag {name} of {image_id} can't be read: {error!r}",
+                    hint="remove the tag, and judge the image there again: `invoke ami.verify`",
+                ) from error
+    return found
+
+
+def _parse(name: str, value: str) -> Judged:
+    outcome, *rest = value.split()
+    words = dict(word.split("=", 1) for word in rest)
+    pairs = [] if words["not_run"] == "none" else [p.split(":") for p in words["not_run"].split("/")]
+    return Judged(
+        instance_type=name.removeprefix(f"{VERDICT_TAG}:"),
+        passed=outcome == "passed",
+        profile=words["profile"],
+        at=words["at"],
+        suite=words["suite"],
+        digest=words["digest"],
+        saw_gpu=words["gpu"] == "yes",
+        not_run={layer: int(count) for layer, count in pairs},
+    )
+
+
+def proof_tags(recipe: str, judged: Iterable[Judged]) -> dict[str, str]:
+    """All tags by which an image says how it was judged; what is in it is in `bake.image_tags`.
+
+    Args:
+        recipe: Its folder of ami/.
+        judged: The newest verdict of each type; at least one.
+    """
+    every = list(judged)
+    passed = all(one.passed for one in every)
+    return {
+        VERIFIED_TAG: max(one.at for one in every),
+        VERDICT_TAG: "passed" if passed else "failed",
+        IMAGE_TAG: recipe if passed else NOT_PROVEN,
+        **dict(one.tag for one in every),
+    }
+
+
+def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
+    """Write a verdict on an image, beside those of other types that it has.
+
+    Args:
+        cloud: Where it is.
+        subject: The image.
+        verdict: The verdict.
+
+    Raises:
+        UnavailableError: The cloud refused.
+    """
+    try:
+        with explain_aws_errors("write the verdict on the image"):
+            ec2 = cloud.client("ec2")
+            named = [{"Name": "image-id", "Values": [subject.image_id]}]
+            images = ec2.describe_images(Filters=named)["Images"]
+            there = tags_of(images[0]) if images else {}
+            judged = judged_from_tags(subject.image_id, {**there, **dict([judged_by(verdict).tag])})
+            ec2.create_tags(
+                Resources=[subject.image_id], Tags=tag_list(proof_tags(subject.recipe, judged.values()))
+            )
+    except UnavailableError as error:
+        error.add_note(
+            f"`invoke ami.verify {subject.build_id}` judges the image again and writes the verdict"
+        )
+        raise
+
+
+@dataclass(frozen=True)
+class Proven:
+    """An image that has a plan's digest and passed.
+
+    Args:
+        image: As DescribeImages gives it.
+        suites: The suites that it passed, the first digits of their digests.
+    """
+
+    image: Mapping[str, Any]
+    suites: frozenset[str]
+
+    @property
+    def image_id(self) -> str:
+        """The AMI."""
+        return str(self.image["ImageId"])
+
+    @property
+    def build_id(self) -> str:
+        """Its build, or an empty string."""
+        return tags_of(self.image).get("gpukiln:build-id", "")
+
+    @property
+    def verified_at(self) -> str:
+        """When it was judged last, ISO 8601 in UTC; empty when its tags do not say it."""
+        return tags_of(self.image).get(VERIFIED_TAG, "")
+
+    def passed_suite(self, suite: str) -> bool:
+        """Whether a machine judged it by a suite.
+
+        Args:
+            suite: The suite's digest.
+        """
+        return suite[:SHORT] in self.suites
+
+
+def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
+    """An image of this very plan that passed already: by this suite, or else by another one.
+
+    Args:
+        plan: The plan.
+        cloud: Where to look.
+        suite: The digest of the suite.
+
+    Returns:
+        The newest, or None.
+    """
+    with explain_aws_errors("look for an image with the plan's digest"):
+        images = cloud.client("ec2").describe_images(
+            Owners=["self"],
+            Filters=[
+                {"Name": "tag:gpukiln:digest", "Values": [plan.digest]},
+                {"Name": f"tag:{VERDICT_TAG}", "Values": ["passed"]},
+                {"Name": "state", "Values": ["available"]},
+            ],
+        )["Images"]
+    found = []
+    for image in sorted(images, key=lambda image: str(image["CreationDate"]), reverse=True):
+        judged = judged_from_tags(image["ImageId"], tags_of(image)).values()
+        found.append(Proven(image, frozenset(one.suite for one in judged)))
+    return next((one for one in found if one.passed_suite(suite)), found[0] if found else None)

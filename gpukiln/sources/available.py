@@ -1,0 +1,329 @@
+"""Decides, before anything runs, where each component comes from and whether it can be had."""
+
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import Literal
+
+from gpukiln.catalog.bases import Base
+from gpukiln.catalog.components import AptRepository, Component, Components, RpmRepository
+from gpukiln.catalog.driver_bases import bases_with
+from gpukiln.catalog.load import unknown
+from gpukiln.errors import IncompatibleError, UnavailableError
+from gpukiln.sources.apt import candidate_versions, strip_credentials, upstream_version
+from gpukiln.sources.rpm import RpmMetadata, read_metadata
+from gpukiln.sources.ubuntu import Index, driver_package, read_archive
+
+PROBE_TIMEOUT_S = 5.0
+ESSENTIAL = "nvidia_driver"
+"""The component that a GPU image is never built without."""
+DRIVER_MODULE = "nvidia-driver"
+"""What NVIDIA's rpm repositories call the module whose streams are the driver's branches."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to a component in one build.
+
+    Args:
+        name: The component.
+        status: install, left_out, or preinstalled in the base.
+        version: The version wanted; None: whatever the source has.
+        package_version: The package's full version, or None when it is known only at build time.
+        branch: The branch of the driver.
+        source: Where it comes from, in words.
+        reason: Why this version, or why it is left out.
+    """
+
+    name: str
+    status: Literal["install", "left_out", "preinstalled"]
+    version: str | None
+    package_version: str | None
+    branch: int | None
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The questions to the network, so that a test can answer them.
+
+    Args:
+        unreachable: Takes an address; returns None when it answers, else why not.
+        candidates: Takes package names; returns the versions in this machine's Debian mirror.
+        rpm: Takes an rpm repository's address; returns what it has, None where that can't be read.
+        ubuntu: Takes a release and an architecture; returns what Ubuntu's archive has, None: not known.
+    """
+
+    unreachable: Callable[[str], str | None]
+    candidates: Callable[[Sequence[str]], Mapping[str, str]]
+    rpm: Callable[[str], RpmMetadata | None]
+    ubuntu: Callable[[str, str], Index | None] = lambda *_: None
+
+    @classmethod
+    def real(cls, cache: Path, *, refresh: bool = False) -> "Probes":
+        """Ask the network.
+
+        Args:
+            cache: A folder for the private apt state.
+            refresh: Whether to fetch package lists that are still fresh.
+        """
+        candidates = partial(candidate_versions, cache=cache, refresh=refresh)
+        return cls(http_unreachable, candidates, read_metadata, read_archive)
+
+
+def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Try to read an address.
+
+    Args:
+        url: An http, https or file address.
+        timeout_s: How long to wait, in seconds.
+
+    Returns:
+        None when it could be read, else why not, without credentials.
+    """
+    if not url.startswith(("http://", "https://", "file://")):
+        return f"{strip_credentials(url)} is no http, https or file address"
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - schemes checked above
+            answer.read(1)
+    except urllib.error.HTTPError as error:
+        return f"{strip_credentials(url)} answered {error.code} {error.reason}"
+    except (OSError, ValueError, HTTPException) as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        return f"{strip_credentials(url)} can't be reached: {strip_credentials(str(why))}"
+    return None
+
+
+def decide(
+    names: Iterable[str],
+    components: Components,
+    base: Base,
+    *,
+    architecture: str,
+    strict: bool,
+    probes: Probes,
+) -> tuple[Decision, ...]:
+    """Decide about every component of an image.
+
+    Args:
+        names: The components of the image.
+        components: What components.yaml and the overrides say.
+        base: The base that the image is built on.
+        architecture: x86_64 or arm64.
+        strict: Whether a source that can't be reached is an error (see `Cloud.strict_sources`).
+        probes: How the network is asked.
+
+    Returns:
+        One decision a component, in the order of `names`.
+
+    Raises:
+        UsageError: A name is no component.
+        UnavailableError: A source can't be reached, and it must be.
+        IncompatibleError: The archive has another version than the one wanted.
+    """
+    chosen = {}
+    for name in names:
+        if name not in components:
+            raise unknown("component", name, components)
+        chosen[name] = components[name]
+    driver_branch = components[ESSENTIAL].branch if ESSENTIAL in components else None
+    # Machines of a strict cloud have an archive of their own; the others share the mirror of this machine.
+    look_up = not strict and base.distribution == "debian"
+    packages = {
+        name: package
+        for name, component in chosen.items()
+        if not _repository(component, base, architecture)
+        and (package := _package(name, component, base, driver_branch))
+    }
+    versions = probes.candidates(list(packages.values())) if look_up and packages else {}
+    decisions = []
+    for name, component in chosen.items():
+        if _comes_with_base(name, component, base):
+            decision = _from_base(name, component, base)
+        elif repository := _repository(component, base, architecture):
+            decision = _from_repository(name, component, repository, architecture, strict, probes)
+            if decision.status == "install" and isinstance(repository, RpmRepository):
+                package = _package(name, component, base, driver_branch)
+                decision = _from_rpm(decision, component, package, probes.rpm(repository.root(architecture)))
+        elif name not in packages:
+            why = f"no package of it is known for {base.title}"
+            decision = _decision(name, component, "left_out", reason=why)
+        elif look_up:
+            decision = _from_mirror(name, component, base, packages[name], versions.get(packages[name]))
+        else:
+            where = f"{component.source}: {packages[name]}, its version resolved at build time"
+            decision = _decision(name, component, "install", source=where)
+            on_ubuntu = name == ESSENTIAL and base.distribution == "ubuntu"
+            if on_ubuntu and (index := probes.ubuntu(base.release, architecture)):
+                wanted = None if component.newest else component.version
+                found = driver_package(index, packages[name], wanted, component.branch, base.title)
+                decision = replace(
+                    decision,
+                    version=upstream_version(found),
+                    source=f"Ubuntu archive: {packages[name]}",
+                    package_version=found,
+                )
+        decisions.append(decision)
+    return tuple(decisions)
+
+
+def _decision(
+    name: str,
+    component: Component,
+    status: Literal["install", "left_out", "preinstalled"],
+    *,
+    source: str | None = None,
+    reason: str | None = None,
+    package_version: str | None = None,
+) -> Decision:
+    version = component.version
+    if version is None and package_version:
+        version = upstream_version(package_version)
+    return Decision(
+        name=name,
+        status=status,
+        version=version,
+        package_version=package_version,
+        branch=component.branch,
+        source=source or component.source,
+        reason=reason or component.reason,
+    )
+
+
+def _package(name: str, component: Component, base: Base, branch: int | None) -> str | None:
+    if component.from_base or _comes_with_base(name, component, base):
+        return None
+    packages = (component.open_packages if component.modules == "open" else component.packages) or {}
+    if base.distribution not in packages:
+        raise IncompatibleError(
+            f"components.yaml names no package of {name} for {base.distribution}",
+            hint=f"add it below components.{name}.packages",
+        )
+    template = packages[base.distribution]
+    return template.format(branch=branch) if template else None
+
+
+def _comes_with_base(name: str, component: Component, base: Base) -> bool:
+    if component.from_base:
+        return True
+    return base.driver_preinstalled is not None and ESSENTIAL in (name, component.part_of)
+
+
+def _from_base(name: str, component: Component, base: Base) -> Decision:
+    if component.from_base and not base.has_kubernetes:
+        return _decision(name, component, "left_out", reason=f"the base has none: {base.title}")
+    if component.from_base:
+        return _decision(name, component, "preinstalled", reason=f"comes with the base: {base.title}")
+    note = f"comes with the base: {base.title}; the version is read at build time"
+    return Decision(name, "preinstalled", None, None, component.branch, "the base image", note)
+
+
+def _repository(component: Component, base: Base, architecture: str) -> AptRepository | RpmRepository | None:
+    if component.repository is None:
+        return None
+    found = component.repository.of(base.os_family, base.distribution)
+    if found is None:
+        return None
+    cuda_arch = {"x86_64": "x86_64", "arm64": "sbsa"}[architecture]
+    url = found.url.replace("{cuda_distribution}", base.cuda_distribution)
+    return replace(found, url=url.replace("{cuda_arch}", cuda_arch))
+
+
+def _from_repository(
+    name: str,
+    component: Component,
+    repository: AptRepository | RpmRepository,
+    architecture: str,
+    strict: bool,
+    probes: Probes,
+) -> Decision:
+    if why := probes.unreachable(repository.probe(architecture)):
+        if strict or name == ESSENTIAL:
+            kind = "apt" if isinstance(repository, AptRepository) else "rpm"
+            raise UnavailableError(
+                f"the source of {name} can't be used: {why}",
+                hint=f"check the network, or --set {name}.repository.{kind}.url=...",
+            )
+        return _decision(name, component, "left_out", reason=why)
+    return _decision(name, component, "install", source=strip_credentials(repository.url))
+
+
+def _from_rpm(
+    decision: Decision, component: Component, package: str | None, repository: RpmMetadata | None
+) -> Decision:
+    """Look for the package in the repository that the decision names."""
+    if repository is None or package is None:
+        return decision
+    name = decision.name
+    streams = repository.streams.get(DRIVER_MODULE, ()) if name == ESSENTIAL else ()
+    stream = f"{component.branch}-{'open' if component.modules == 'open' else 'dkms'}"
+    if streams and stream not in streams:
+        raise IncompatibleError(
+            f"{decision.source} has the streams {', '.join(sorted(streams))} of {DRIVER_MODULE}; "
+            f"wanted: {stream}",
+            hint=f"--set {name}.branch=... to one of these, or another base",
+        )
+    versions = sorted(repository.versions.get(package, ()), key=_numbers)
+    fitting = [found for found in versions if _fits(component, found.rpartition("-")[0])]
+    if not fitting:
+        has = f"has {package} {', '.join(versions[-5:])}" if versions else f"has no package {package}"
+        wanted = (
+            f"of branch {component.branch}" if component.newest else component.version or "in any version"
+        )
+        raise IncompatibleError(
+            f"{name} {wanted} is wanted and {decision.source} {has}",
+            hint=f"--set {name}.version=..., or another base",
+        )
+    if component.version is None:
+        return decision
+    return replace(decision, version=fitting[-1].rpartition("-")[0], package_version=fitting[-1])
+
+
+def _fits(component: Component, version: str) -> bool:
+    """Whether a source's version is one that is wanted."""
+    if component.newest:
+        return version.partition(".")[0] == str(component.branch)
+    return component.version in (None, version)
+
+
+def with_found_driver(components: Components, decisions: Iterable[Decision]) -> dict[str, Component]:
+    """The components with the driver's version that was found, where any of its branch was wanted."""
+    found = {decision.name: decision.version for decision in decisions}.get(ESSENTIAL)
+    if not found:
+        return dict(components)
+    return {**components, ESSENTIAL: replace(components[ESSENTIAL], version=found)}
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def _from_mirror(name: str, component: Component, base: Base, package: str, found: str | None) -> Decision:
+    if found is None:
+        why = f"this machine's Debian mirror has no package {package}"
+        if name == ESSENTIAL:
+            raise UnavailableError(why, hint="the driver is in non-free; does the mirror carry it?")
+        return _decision(name, component, "left_out", reason=why)
+    has = upstream_version(found)
+    if not _fits(component, has):
+        branch = f"branch {component.branch} of " if component.newest else ""
+        version = "" if component.newest else f" {component.version}"
+        hint = f"--set {name}.version={has}, or another base"
+        if component.branch and has.partition(".")[0] != str(component.branch):
+            others = " or ".join(bases_with(component, component.branch))
+            hint = (
+                f"{base.title} has no other; --cloud aws has bases with {component.branch}: --base {others}"
+            )
+        raise IncompatibleError(
+            f"{branch}{name}{version} is wanted and this machine's Debian mirror has {package} {found}",
+            hint=hint,
+        )
+    if component.newest:
+        component = replace(component, version=has)
+    return _decision(name, component, "install", source=f"Debian archive: {package}", package_version=found)

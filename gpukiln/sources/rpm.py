@@ -1,0 +1,130 @@
+"""What an rpm repository has, read from its metadata; neither dnf nor rpm is needed.
+
+Checksums are checked and signatures are not: a plan says what a build would find there, and the build's dnf
+checks the signature of what it installs.
+"""
+
+import gzip
+import hashlib
+import io
+import lzma
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from http.client import HTTPException
+from xml.etree import ElementTree as ET
+
+import yaml
+
+from gpukiln.errors import UnavailableError
+from gpukiln.sources.apt import strip_credentials
+
+TIMEOUT_S = 60.0
+REPOMD = "{http://linux.duke.edu/metadata/repo}"
+PRIMARY = "{http://linux.duke.edu/metadata/common}"
+OPENERS: Mapping[str, Callable[[bytes], bytes]] = {
+    "xml": bytes,
+    "yaml": bytes,
+    "gz": gzip.decompress,
+    "xz": lzma.decompress,
+}
+"""How a file is unpacked, by the end of its name; Python 3.11 has no reader for zst."""
+
+
+@dataclass(frozen=True)
+class RpmMetadata:
+    """The content of an rpm repository.
+
+    Args:
+        versions: For each package its versions, as version-release.
+        streams: For each module its streams.
+    """
+
+    versions: Mapping[str, frozenset[str]]
+    streams: Mapping[str, frozenset[str]]
+
+
+@lru_cache(maxsize=8)
+def read_metadata(url: str) -> RpmMetadata | None:
+    """Read a repository's lists of packages and modules.
+
+    Args:
+        url: The repository, an http, https or file address; below it is repodata/repomd.xml.
+
+    Returns:
+        What it has; None where its lists are packed in a way that is not read here.
+
+    Raises:
+        UnavailableError: It can't be read, or a file is not what repomd.xml says.
+    """
+    root = url.rstrip("/")
+    files = {}
+    for data in _parse(_fetch(f"{root}/repodata/repomd.xml"), root).findall(f"{REPOMD}data"):
+        location, checksum = data.find(f"{REPOMD}location"), data.find(f"{REPOMD}checksum")
+        if location is not None and checksum is not None:
+            files[data.get("type")] = (location.get("href", ""), checksum.get("type", ""), checksum.text)
+    wanted = {name: files[name] for name in ("primary", "modules") if name in files}
+    if any(href.rpartition(".")[2] not in OPENERS for href, _, _ in wanted.values()):
+        return None
+    texts = {name: _file(root, *of) for name, of in wanted.items()}
+    return RpmMetadata(
+        versions=_versions(texts["primary"], root) if "primary" in texts else {},
+        streams=_streams(texts.get("modules", b""), root),
+    )
+
+
+def _fetch(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - a repository of components.yaml
+            content: bytes = answer.read()
+    except (OSError, ValueError, HTTPException) as error:
+        raise UnavailableError(
+            f"{strip_credentials(url)} can't be read: {strip_credentials(str(error))}",
+            hint="check the network, then try again",
+        ) from error
+    return content
+
+
+def _file(root: str, href: str, kind: str, wanted: str | None) -> bytes:
+    packed = _fetch(f"{root}/{href}")
+    found = hashlib.new("sha1" if kind == "sha" else kind, packed).hexdigest()
+    if found != wanted:
+        raise UnavailableError(
+            f"{strip_credentials(root)}/{href} has the {kind} {found}, wanted {wanted}",
+            hint="the repository is being changed, or its mirror is broken; try again later",
+        )
+    return OPENERS[href.rpartition(".")[2]](packed)
+
+
+def _parse(text: bytes, root: str) -> ET.Element:
+    try:
+        return ET.fromstring(text)  # noqa: S314 - expat limits what entities may grow to
+    except ET.ParseError as error:
+        raise UnavailableError(f"{strip_credentials(root)} has a broken repomd.xml: {error}") from error
+
+
+def _versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    try:
+        for _, element in ET.iterparse(io.BytesIO(text)):  # noqa: S314 - expat limits what entities may grow to
+            version = element.find(f"{PRIMARY}version") if element.tag == f"{PRIMARY}package" else None
+            if version is not None:
+                name = element.findtext(f"{PRIMARY}name", "")
+                found.setdefault(name, set()).add(f"{version.get('ver')}-{version.get('rel')}")
+                element.clear()
+    except ET.ParseError as error:
+        raise UnavailableError(f"{strip_credentials(root)} has a broken list of packages: {error}") from error
+    return {name: frozenset(versions) for name, versions in found.items()}
+
+
+def _streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    try:
+        for document in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(document, dict) and document.get("document") == "modulemd":
+                data = document["data"]
+                found.setdefault(str(data["name"]), set()).add(str(data["stream"]))
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UnavailableError(f"{strip_credentials(root)} has a broken list of modules: {error}") from error
+    return {name: frozenset(streams) for name, streams in found.items()}

@@ -1,7 +1,0 @@
-"""Scripts of this repository that the judged machine runs; `gpukiln.verify.packing` sends them as text."""
-
-from pathlib import Path
-
-SIGNATURE = (Path(__file__).parents[2] / "scripts/bootstrap/nvidia-module-signature.sh").read_text(
-    encoding="utf-8"
-)

@@ -163,7 +163,6 @@ def one_round(nodes: Fleet, folder: Path) -> tuple[dict[str, float], list[dict[s
     """Measure everything once.
 
     Args:
-        nodes: The nodes.
         folder: For playbooks, logs and sockets.
 
     Returns:

@@ -39,7 +39,6 @@ class Clone(Container):
 
     Args:
         spec: What to boot; its disk is not used.
-        network: Its network.
         lower: The root file system below.
         public_key: The line that lets its user in.
     """
@@ -200,8 +199,12 @@ def make_disk(disk: Path) -> None:
         with (disk.with_suffix(".log")).open("ab") as log:
             subprocess.run(
                 [Path(sys.executable).parent / command[0], *command[1:]],
-                cwd=ROOT, env=environment, stdout=log, stderr=log, check=True,
-            )  # fmt: skip
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                check=True,
+            )
 
     (home / "molecule").mkdir(parents=True)
     home.chmod(0o755)

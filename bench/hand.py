@@ -54,7 +54,6 @@ def run(
         log: File for what it prints; may hold the addresses of the machine's mirror.
         command: The tool and its arguments.
         under: What starts it.
-        cwd: Where it runs.
         env: Its environment; ours when None.
 
     Raises:

@@ -80,16 +80,21 @@ class Build:
 
     Args:
         environment: Of the command.
-        options: Its options.
     """
 
     def __init__(self, environment: dict[str, str], *options: str) -> None:
         self.lines: list[str] = []
         self._process = subprocess.Popen(
             [str(Path(sys.executable).parent / "invoke"), "ami.build", *options],
-            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, text=True, errors="replace",
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -152,10 +157,12 @@ class Here:
             lines = [line for line in done.stdout.splitlines() if line.startswith("export ")]
             said = dict(line.removeprefix("export ").split("=", 1) for line in lines)
             self._ec2 = boto3.client(
-                "ec2", region_name=REGION, endpoint_url=said["AWS_ENDPOINT_URL"],
+                "ec2",
+                region_name=REGION,
+                endpoint_url=said["AWS_ENDPOINT_URL"],
                 aws_access_key_id=said["AWS_ACCESS_KEY_ID"],
                 aws_secret_access_key=said["AWS_SECRET_ACCESS_KEY"],
-            )  # fmt: skip
+            )
         return self._ec2
 
     def left(self, known: set[str]) -> list[str]:

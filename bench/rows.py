@@ -14,7 +14,6 @@ class Row:
     """One thing that is measured.
 
     Args:
-        what: In words.
         needs: The row whose result it goes on from.
         mkosi: The row of mkosi that it is compared with.
         at_most: Highest ratio that reaches the bar, by the row that it is a ratio to.

@@ -36,8 +36,11 @@ def build(tree: Path, environment: dict[str, str]) -> tuple[float, dict[str, Any
     started = time.monotonic()
     done = subprocess.run(
         [str(Path(sys.executable).parent / "invoke"), *BUILD],
-        cwd=tree, env=environment, check=True, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=tree,
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+    )
     record: dict[str, Any] = json.loads(done.stdout)
     return time.monotonic() - started, record
 

@@ -52,15 +52,10 @@ class RecordFolder(ABC, Generic[R]):
 
     @property
     def record_file(self) -> Path:
-        """The record."""
         return self.folder / "record.json"
 
     def write(self, record: R) -> None:
-        """Write the record in one step.
-
-        Args:
-            record: The record.
-        """
+        """Write the record in one step."""
         partial = self.record_file.with_suffix(".partial")
         try:
             partial.write_text(json.dumps(record.to_dict(), indent=2) + "\n")
@@ -81,7 +76,6 @@ class RecordFolder(ABC, Generic[R]):
         """Read a record from any file.
 
         Args:
-            path: The file.
             hint: What to do where it can't be read.
 
         Raises:
@@ -117,12 +111,7 @@ F = TypeVar("F", bound=RecordFolder[Any])
 
 
 class RecordFolders(Generic[F]):
-    """Every build of one kind on this machine.
-
-    Args:
-        folder: Where their folders are.
-        kind: What each of them is.
-    """
+    """Every build of one kind on this machine."""
 
     def __init__(self, folder: Path, kind: type[F]) -> None:
         self.folder, self._kind = folder, kind

@@ -102,7 +102,6 @@ def write_attestation(
 
     Args:
         build: The build's folder.
-        record: Its record.
         cloud: Where the image is.
         signer: The key to sign the provenance with, or None.
 
@@ -149,7 +148,6 @@ def verify_attestation(
 
     Args:
         build: The build's folder.
-        record: Its record.
         cloud: Where the image is.
         key: The public key that must have signed the provenance; None: the signature is not checked.
 

@@ -20,8 +20,6 @@ class Package:
     """What is known of an installed package beside its version.
 
     Args:
-        source: Its source package.
-        source_version: The version of that.
         architecture: As the package manager names it.
         installed_kib: Its installed size in KiB.
         licenses: The licences that its copyright file names; empty where that is not machine-readable.
@@ -97,8 +95,6 @@ def package_url(base: ResolvedBase, name: str, version: str, installed: Installe
 
     Args:
         base: The image's base.
-        name: The package.
-        version: Its version.
         installed: What is known of it.
 
     Returns:

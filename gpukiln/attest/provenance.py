@@ -38,7 +38,6 @@ def make_statement(
 
     Args:
         record: The build's record.
-        baked: The image.
         installed: What the image's own record says.
         created_at: When the cloud made the AMI, ISO 8601.
         subjects: What was built.
@@ -96,7 +95,6 @@ def image_subject(region: str, image_id: str) -> Descriptor:
     """An AMI as a subject or a dependency.
 
     Args:
-        region: Its region.
         image_id: Its id, which EC2 never gives to another image.
     """
     uri = f"arn:{_partition(region)}:ec2:{region}::image/{image_id}"
@@ -104,12 +102,7 @@ def image_subject(region: str, image_id: str) -> Descriptor:
 
 
 def snapshot_subject(region: str, snapshot_id: str) -> Descriptor:
-    """A snapshot, whose content can't change, as a subject.
-
-    Args:
-        region: Its region.
-        snapshot_id: Its id.
-    """
+    """A snapshot, whose content can't change, as a subject."""
     return {
         "name": snapshot_id,
         "uri": f"arn:{_partition(region)}:ec2:{region}::snapshot/{snapshot_id}",

@@ -30,7 +30,6 @@ def make_sbom(record: Record, baked: Bake, installed: Installed) -> str:
 
     Args:
         record: The build's record.
-        baked: The image.
         installed: What the image's own record says of its packages.
 
     Returns:
@@ -83,7 +82,6 @@ def what_differs(sbom: bytes, baked: Bake) -> str:
 
     Args:
         sbom: Its content.
-        baked: The image.
 
     Returns:
         What is wrong with it; empty when every package and component is there, in its version.

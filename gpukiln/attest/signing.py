@@ -63,9 +63,6 @@ def load_public_key(path: Path) -> SSlibKey:
     Args:
         path: A PEM file.
 
-    Returns:
-        The key.
-
     Raises:
         UsageError: The file can't be read, or is no public key.
     """
@@ -83,7 +80,6 @@ def sign(payload: bytes, signer: CryptoSigner) -> str:
 
     Args:
         payload: The statement's bytes.
-        signer: The key.
 
     Returns:
         A DSSE envelope as JSON.
@@ -98,9 +94,6 @@ def payload_of(envelope: str) -> bytes:
 
     Args:
         envelope: A DSSE envelope as JSON.
-
-    Returns:
-        The payload.
 
     Raises:
         CheckFailedError: It is no envelope.

@@ -48,7 +48,6 @@ def check_instance_type(name: str, *, architecture: str) -> Findings:
     """Whether a machine can run an image of ours at all.
 
     Args:
-        name: The instance type.
         architecture: The image's.
 
     Returns:
@@ -172,8 +171,6 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
     That is the fabric manager, and for those of HGX B200 and B300 NVLink's subnet manager.
 
     Args:
-        base_name: The base's name.
-        base: The base.
         names: The instance types.
 
     Returns:
@@ -281,7 +278,6 @@ def check_cuda_gpu(version: str, name: str) -> Findings:
     The toolkit is in the containers and not on the node, so this is a warning.
 
     Args:
-        version: The CUDA version.
         name: The instance type.
 
     Returns:
@@ -300,9 +296,6 @@ def check_cuda_gpu(version: str, name: str) -> Findings:
 
 def check_container_toolkit(version: str) -> Findings:
     """Whether a container can get out of the container toolkit by a known flaw.
-
-    Args:
-        version: The toolkit's version.
 
     Returns:
         Findings of the rule toolkit-flaws.
@@ -353,8 +346,6 @@ def check_base(
     """Whether an image can be built on a base.
 
     Args:
-        name: The base's name.
-        base: The base.
         branch: The driver branch that is wanted.
         architecture: The image's.
         keep_build_tools: Whether compilers stay when the modules are there.

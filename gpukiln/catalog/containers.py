@@ -85,7 +85,6 @@ def load_container(name: str, root: Path = ROOT) -> ContainerImage:
 
     Args:
         name: For example runner-gpu.
-        root: The checkout.
 
     Returns:
         The definition.

@@ -54,7 +54,6 @@ def with_bases(findings: Iterable[Finding], driver: Component, base: Base) -> li
 
     Args:
         findings: What the rules found.
-        driver: The driver.
         base: The base that was chosen.
     """
     if base.driver_preinstalled is not None or has_every_branch(driver, base):

@@ -72,9 +72,6 @@ def branch(number: int) -> Branch:
     Args:
         number: For example 535.
 
-    Returns:
-        The branch.
-
     Raises:
         UsageError: The catalogue does not know it.
     """

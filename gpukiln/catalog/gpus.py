@@ -79,9 +79,6 @@ def gpu(key: str) -> Gpu:
     Args:
         key: For example a10g.
 
-    Returns:
-        The GPU.
-
     Raises:
         UsageError: The catalogue does not know it.
     """

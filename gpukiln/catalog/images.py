@@ -49,10 +49,6 @@ def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
 
     Args:
         name: For example eks-gpu.
-        root: The checkout.
-
-    Returns:
-        The definition.
 
     Raises:
         UsageError: There is no such image, or its file does not fit.

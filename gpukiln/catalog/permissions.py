@@ -43,7 +43,6 @@ class Statement:
     Args:
         sid: Its name in a policy, letters and digits.
         resources: Templates of ARNs.
-        calls: The calls.
         has_tag: A tag that the resource must have.
         gets_tag: A tag that the request must give.
         creating: For CreateTags: the calls that make what is tagged.

@@ -52,7 +52,6 @@ def machine_price(instance_type: str, region: str) -> Price | None:
 
     Args:
         instance_type: For example m5.xlarge.
-        region: The region.
 
     Returns:
         USD an hour; None where the catalogue has no price.
@@ -65,9 +64,6 @@ def machine_price(instance_type: str, region: str) -> Price | None:
 
 def snapshot_price(region: str) -> Price | None:
     """The price of a snapshot in the standard tier.
-
-    Args:
-        region: The region.
 
     Returns:
         USD for a month of one GB that was written; None where the catalogue has no price.

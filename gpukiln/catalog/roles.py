@@ -63,9 +63,6 @@ class Role:
 def load_roles(folder: Path = ROLES) -> list[Role]:
     """Read the interface of every role.
 
-    Args:
-        folder: The folder of the roles.
-
     Raises:
         UsageError: A role has no argument_specs or no defaults, or they are no YAML.
     """
@@ -107,9 +104,6 @@ def _variable(name: str, option: dict[str, Any], default: Any) -> Variable:
 
 def mistakes(role: Role) -> Iterator[str]:
     """Where the two files of a role disagree, or break a rule of all roles.
-
-    Args:
-        role: The role.
 
     Yields:
         One line a mistake.

@@ -62,7 +62,6 @@ class Event:
 
     Args:
         device: PCI address as the line has it.
-        number: The number.
         switch: Whether it is an NVSwitch's SXid.
         fatal: What the line itself says; None where it says nothing.
         line: The last line of it.

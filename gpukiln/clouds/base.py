@@ -104,7 +104,6 @@ class Cloud(Protocol):
 
         Args:
             image_id: The AMI that is going to be started.
-            say: Told what is being done, when something is.
         """
 
 

@@ -26,8 +26,6 @@ class Scope:
     """What a policy is narrowed to; everything that is empty stays open.
 
     Args:
-        account: The account.
-        regions: The regions.
         channels: The channels that may be moved.
         repository: The repository of ECR that may be pushed to.
         kms_keys: ARNs of the keys that volumes and copies are encrypted with, but for AWS's own `aws/ebs`;
@@ -79,9 +77,6 @@ def policy(jobs: Iterable[str], scope: Scope) -> Document:
     Args:
         jobs: Names of permissions.yaml, for example build.
         scope: What it is narrowed to.
-
-    Returns:
-        The policy document.
 
     Raises:
         UsageError: There is no such job, or the scope is none.

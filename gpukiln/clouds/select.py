@@ -18,13 +18,9 @@ def make_cloud(
 
     Args:
         name: embedded or aws.
-        region: The region.
         profile: AWS profile, for aws.
         subnet_id: Subnet of the machines, for aws.
         ssh_cidr: Who may reach SSH of the machines, for aws.
-
-    Returns:
-        The cloud.
 
     Raises:
         UsageError: There is no such cloud or region.

@@ -118,11 +118,7 @@ def _interrupt(*_: object) -> None:
 
 
 def print_error(error: GpukilnError) -> None:
-    """Write an error for people.
-
-    Args:
-        error: The error.
-    """
+    """Write an error for people."""
     print(f"error: {error.message}", file=sys.stderr)
     for line in error.details:
         print(f"  {line}", file=sys.stderr)

@@ -117,9 +117,14 @@ def build(
         folder, record = there, there.read()
     else:
         folder, record = build_container(
-            planned, found, _builds(), progress,
-            overrides=words(set), cache_from=cache_from.split(), cache_to=cache_to.split(),
-        )  # fmt: skip
+            planned,
+            found,
+            _builds(),
+            progress,
+            overrides=words(set),
+            cache_from=cache_from.split(),
+            cache_to=cache_to.split(),
+        )
         if record.image:
             PlainConsole(stderr=True).print(layer_table(record.image))
         took = human_seconds(sum(record.durations_s.values()))

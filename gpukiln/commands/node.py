@@ -64,7 +64,12 @@ def apply(
         inventory, limit = _resumed(resume, inventory)
     request = _request(
         "node.yml",
-        *(inventory, limit, forks, set, leave_out, also),
+        inventory,
+        limit,
+        forks,
+        set,
+        leave_out,
+        also,
         check=check,
         variables={
             "gpukiln_batch": batches,
@@ -130,10 +135,18 @@ def verify(
 ) -> int:
     """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
     return _judge(
-        "verify", hosts, inventory, limit, forks, max_seconds, as_json=json,
-        profile=profile, expect_gpus=None if expect_gpus < 0 else expect_gpus,
-        layers=words(layer), require=words(require),
-    )  # fmt: skip
+        "verify",
+        hosts,
+        inventory,
+        limit,
+        forks,
+        max_seconds,
+        as_json=json,
+        profile=profile,
+        expect_gpus=None if expect_gpus < 0 else expect_gpus,
+        layers=words(layer),
+        require=words(require),
+    )
 
 
 @command(help=JUDGED)
@@ -150,9 +163,17 @@ def doctor(
 ) -> int:
     """Find what is wrong with a sick node: how it stands, and the first broken layer. Changes nothing."""
     return _judge(
-        "doctor", hosts, inventory, limit, forks, max_seconds, as_json=json,
-        profile=profile, expect_gpus=None if expect_gpus < 0 else expect_gpus, first_broken=True,
-    )  # fmt: skip
+        "doctor",
+        hosts,
+        inventory,
+        limit,
+        forks,
+        max_seconds,
+        as_json=json,
+        profile=profile,
+        expect_gpus=None if expect_gpus < 0 else expect_gpus,
+        first_broken=True,
+    )
 
 
 def _judge(
@@ -184,10 +205,14 @@ def _judge(
     run, progress = _runs().create(purpose), Progress()
     with progress.step(f"judge {len(targets)} host{'s' if len(targets) > 1 else ''}"):
         judged = judge(
-            targets, run.folder, **how, forks=forks, max_seconds=until - monotonic(),
+            targets,
+            run.folder,
+            **how,
+            forks=forks,
+            max_seconds=until - monotonic(),
             on_host=lambda host, words: progress.say(f"{host}: {words}"),
             live=Live(progress) if len(targets) == 1 and purpose == "verify" else None,
-        )  # fmt: skip
+        )
         if not all(one.verdict and one.verdict.passed for one in judged):
             progress.fail()
     console = PlainConsole(stderr=True)

@@ -34,8 +34,6 @@ def find_built(plan: ContainerPlan, builds: ContainerBuilds, engine: Engine) -> 
     """A build of this very plan whose image the engine still has.
 
     Args:
-        plan: The plan.
-        builds: Every build of this machine.
         engine: Where the image must be.
     """
     for build in builds.of(plan.image):
@@ -49,10 +47,6 @@ def find_built(plan: ContainerPlan, builds: ContainerBuilds, engine: Engine) -> 
 
 def why_build(plan: ContainerPlan, builds: ContainerBuilds) -> list[str]:
     """What changed since the last image that was built here.
-
-    Args:
-        plan: The plan.
-        builds: Every build of this machine.
 
     Returns:
         One line a change, the first names the image that is compared with.
@@ -80,16 +74,10 @@ def build_container(
     """Build a container image.
 
     Args:
-        plan: What to build.
-        engine: What builds it.
         builds: Where the record goes.
-        progress: Told what is being done.
         overrides: As the plan was made with.
         cache_from: Where layers may be taken from, as the engine names it.
         cache_to: Where layers are kept, as the engine names it.
-
-    Returns:
-        The build and its record.
 
     Raises:
         GpukilnError: It could not be built; the record says why, too.
@@ -151,7 +139,6 @@ def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
 
     Args:
         plan: What is built.
-        build_id: The build.
 
     Returns:
         The annotations of the OCI image specification, and ours.
@@ -240,11 +227,7 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
 
 
 def is_under_way(builds: ContainerBuilds) -> bool:
-    """Whether a build runs on this machine; else one whose record says so was killed.
-
-    Args:
-        builds: Every build of this machine.
-    """
+    """Whether a build runs on this machine; else one whose record says so was killed."""
     try:
         with _locked(builds.home):
             return False

@@ -39,7 +39,6 @@ class Judgement:
     Args:
         image: The image's name.
         cuda: Its CUDA version.
-        node: The node.
         support: How the driver runs that CUDA version.
         findings: What is wrong with the GPUs: unknown to the driver, or to this CUDA version's compiler.
     """
@@ -97,10 +96,6 @@ def node_of_record(record: Record) -> Node:
 def node_of_ami(cloud: Cloud, image_id: str) -> Node:
     """The node that an AMI makes, from its tags.
 
-    Args:
-        cloud: Where it is.
-        image_id: The AMI.
-
     Raises:
         UsageError: There is no such AMI, or it is none of ours.
         UnavailableError: The cloud can't be asked.
@@ -138,7 +133,6 @@ def judge(image: str, version: str, node: Node) -> Judgement:
     Args:
         image: The image's name.
         version: Its CUDA version.
-        node: The node.
 
     Raises:
         UsageError: The catalogue does not know the CUDA version, the driver's branch or a GPU.

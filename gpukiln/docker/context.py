@@ -27,10 +27,17 @@ from gpukiln.errors import UnavailableError
 # Every file of a context has the same time, so that the same content is the same layer.
 EPOCH = 315532800  # 1980-01-01, the first that a zip file can state
 PLATFORMS = {  # tags of the wheels that run there, PEP 600 and PEP 513
-    "x86_64": ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux_2_12",
-               "manylinux2010", "manylinux1"),
+    "x86_64": (
+        "manylinux_2_35",
+        "manylinux_2_28",
+        "manylinux_2_17",
+        "manylinux2014",
+        "manylinux_2_12",
+        "manylinux2010",
+        "manylinux1",
+    ),
     "arm64": ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014"),
-}  # fmt: skip
+}
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 VERSION = 1  # of how redistributables are laid out
 NVIDIA_FILE = re.compile(r"nvidia/\w+/((?:bin|include|lib|nvvm)/.+)")
@@ -56,8 +63,6 @@ def make_context(
         cache: Where what was fetched is kept, on the same file system.
         component_of: Gives the component of a part, for its repository's key.
         log: Where pip's output goes.
-        say: Told what is being done.
-        root: The checkout.
 
     Raises:
         UnavailableError: Something could not be fetched, or has another checksum.
@@ -275,8 +280,10 @@ def _add_repository(part: Part, component: Component, plan: ContainerPlan, folde
     repository = component.repository.apt if component.repository else None
     if repository is None:
         raise UnavailableError(f"components.yaml has no apt repository for {part.name}")
-    names = {"cuda_distribution": plan.base.cuda_distribution,
-             "cuda_arch": {"x86_64": "x86_64", "arm64": "sbsa"}[plan.architecture]}  # fmt: skip
+    names = {
+        "cuda_distribution": plan.base.cuda_distribution,
+        "cuda_arch": {"x86_64": "x86_64", "arm64": "sbsa"}[plan.architecture],
+    }
     key = _fetch(repository.key_url.format(**names))
     found = key_fingerprints(key)
     if repository.key_fingerprint not in found:

@@ -59,7 +59,6 @@ class BuildRequest:
 
     Args:
         context: The folder that is sent.
-        dockerfile: The Dockerfile.
         tags: References that the image gets.
         arguments: Values of ARG.
         labels: Labels of the image.
@@ -136,7 +135,6 @@ class Engine(ABC):
         """Make an image of a root file system.
 
         Args:
-            tar: The root file system.
             reference: What the image is called.
         """
 
@@ -173,11 +171,7 @@ def native_platform() -> str:
 
 
 def ask(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that may fail.
-
-    Args:
-        command: The command.
-    """
+    """Run a command that may fail."""
     try:
         return as_text(programs.run(command, limit_s=PROBE_TIMEOUT_S))
     except UnavailableError as error:
@@ -186,9 +180,6 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
 
 def call(*command: str) -> str:
     """Run a command of an engine that must succeed.
-
-    Args:
-        command: The command.
 
     Returns:
         Its output.

@@ -23,8 +23,22 @@ from gpukiln.sources.mirror import mirror_options, mirror_sources
 
 ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "arm64"}
 # What is in every Debian: when one of these has a new version, the base is made anew.
-BASE_PACKAGES = ("apt", "base-files", "bash", "coreutils", "dpkg", "libc6", "libgnutls30", "libssl3",
-                 "openssl", "passwd", "perl-base", "tar", "util-linux", "zlib1g")  # fmt: skip
+BASE_PACKAGES = (
+    "apt",
+    "base-files",
+    "bash",
+    "coreutils",
+    "dpkg",
+    "libc6",
+    "libgnutls30",
+    "libssl3",
+    "openssl",
+    "passwd",
+    "perl-base",
+    "tar",
+    "util-linux",
+    "zlib1g",
+)
 PACKAGE_LIST = "apt-packages"
 HOOKS = (
     "scripts/hooks/gpu-job-common.sh",
@@ -67,7 +81,6 @@ class ContainerPlan:
         title: For people.
         user: Who its processes run as.
         base_name: The base's name in image.yaml.
-        base: The base.
         platform: For example linux/amd64.
         cuda: The CUDA version.
         components: What happens to each component.
@@ -166,10 +179,6 @@ def make_container_plan(
         base: A base of its image.yaml; empty is the default.
         platform: What it is built for.
         overrides: As `--set` takes them.
-        root: The checkout.
-
-    Returns:
-        The plan.
 
     Raises:
         UsageError: A name or an override does not fit.

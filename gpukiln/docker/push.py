@@ -60,9 +60,6 @@ def tags_of(built: Built, config: str) -> tuple[str, ...]:
         built: The image.
         config: Digest of its configuration, which `docker images` calls its id.
 
-    Returns:
-        The tags.
-
     Raises:
         UsageError: The version is no tag.
     """
@@ -81,9 +78,7 @@ def push(
 
     Args:
         built: The image.
-        repository: Where to.
         log: Gets what skopeo says.
-        say: Told what is done.
         dry_run: Only say what would be pushed.
 
     Returns:

@@ -136,10 +136,6 @@ def find(
         cloud: Where ECR is; not needed for another registry.
         create: Create it when it is missing.
         dry_run: Create nothing.
-        say: Told what is done.
-
-    Returns:
-        The repository.
 
     Raises:
         UsageError: It can't be created here, or is not of this cloud.

@@ -77,9 +77,6 @@ class Skopeo:
     def remote(self, tag: str) -> Manifest | None:
         """Look a tag up in the registry.
 
-        Args:
-            tag: The tag.
-
         Returns:
             What it names, or None when there is no such tag.
 
@@ -103,7 +100,6 @@ class Skopeo:
 
         Args:
             source: Where it is, from `local`; or the digest of a manifest in the repository.
-            tag: The tag.
 
         Returns:
             What the registry then has under that tag.

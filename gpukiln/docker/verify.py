@@ -20,13 +20,6 @@ PROFILE = "runner"
 def verify_container(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord, Verdict]:
     """Judge the image of a build, and write the verdict into its record.
 
-    Args:
-        build: The build.
-        progress: Told what is being done.
-
-    Returns:
-        The record and the verdict.
-
     Raises:
         UsageError: The build has no image.
         UnavailableError: Its engine does not work any more, or has the image no more.
@@ -62,8 +55,10 @@ def _verify(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord,
             progress.fail()
     took = {name: seconds for name, seconds in progress.durations.items() if name not in before}
     record = replace(
-        record, state="verified" if verdict.passed else "failed", verdict=verdict,
+        record,
+        state="verified" if verdict.passed else "failed",
+        verdict=verdict,
         durations_s={**record.durations_s, **took},
-    )  # fmt: skip
+    )
     build.write(record)
     return record, verdict

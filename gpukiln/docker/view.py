@@ -22,11 +22,7 @@ def human_size(size: int) -> str:
 
 
 def plan_table(plan: ContainerPlan) -> Table:
-    """The plan, one component a row.
-
-    Args:
-        plan: The plan.
-    """
+    """The plan, one component a row."""
     table = Table(
         title=f"{plan.image} for {plan.platform}, from {plan.base.title}\ndigest {plan.digest[:12]}",
         title_justify="left",
@@ -52,11 +48,7 @@ def plan_table(plan: ContainerPlan) -> Table:
 
 
 def layer_table(image: ImageInfo) -> Table:
-    """The layers of an image with their sizes.
-
-    Args:
-        image: The image.
-    """
+    """The layers of an image with their sizes."""
     table = Table(box=None, pad_edge=False)
     table.add_column("size", justify="right", no_wrap=True, min_width=len("1023.9 MiB"))
     table.add_column("layer", overflow="ellipsis", no_wrap=True)

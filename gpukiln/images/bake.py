@@ -68,9 +68,7 @@ def bake(
 
     Args:
         plan: What to make.
-        cloud: Where.
         build: Its folder; gets the logs and the image's own record.
-        progress: Told what is being done.
         saved: What it may take from earlier builds.
         stage: What it goes on from; None: from the base.
         made: Told the image as soon as it is there, before anything else can fail.
@@ -110,7 +108,11 @@ def bake(
                 Packer(
                     packer_folder,
                     packer_variables(
-                        *(plan, cloud, build, access, stage.image_id if stage else plan.base.id),
+                        plan,
+                        cloud,
+                        build,
+                        access,
+                        stage.image_id if stage else plan.base.id,
                         extra_vars=extra_vars,
                         manifest=manifest,
                     ),
@@ -144,7 +146,6 @@ def module_cache(plan: Plan, build: Build, saved: Saved) -> ModuleCache | None:
     """The cache of kernel modules for a build.
 
     Args:
-        plan: The plan.
         build: The build, whose folder gets what is offered to its machine.
         saved: Where they are kept, and what they are signed with.
 
@@ -163,8 +164,6 @@ def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> It
     """Keep the modules that are compiled meanwhile, of a failed build too.
 
     Args:
-        cache: The cache, or None.
-        build: The build.
         progress: Told where the modules came from.
 
     Yields:
@@ -184,10 +183,6 @@ def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> It
 def finish(cloud: Cloud, baked: Bake) -> None:
     """Give an image what Packer 1.6.6 has no option for; a second time changes nothing.
 
-    Args:
-        cloud: Where.
-        baked: The image.
-
     Raises:
         UnavailableError: The cloud refused.
     """
@@ -199,23 +194,13 @@ def finish(cloud: Cloud, baked: Bake) -> None:
 
 
 def image_name(plan: Plan, build: Build) -> str:
-    """Name of the AMI: unique, and sorted by time.
-
-    Args:
-        plan: The plan.
-        build: The build.
-    """
+    """Name of the AMI: unique, and sorted by time."""
     driver = plan.component("nvidia_driver").version
     return f"gpukiln-{plan.image}-{driver}-{build.id}"
 
 
 def image_tags(plan: Plan, build: Build) -> dict[str, str]:
-    """Tags by which an image is found and explained; a verdict adds those of `gpukiln.proof.tags`.
-
-    Args:
-        plan: The plan.
-        build: The build.
-    """
+    """Tags by which an image is found and explained; a verdict adds those of `gpukiln.proof.tags`."""
     decided = {decision.name: decision for decision in plan.components}
     toolkit = decided.get("nvidia_container_toolkit")
     return {
@@ -247,9 +232,6 @@ def packer_variables(
     """Values of the template's variables.
 
     Args:
-        plan: The plan.
-        cloud: Where.
-        build: The build.
         access: How Packer logs in.
         source_ami: What the machine is started from: the base, or a stage.
         extra_vars: JSON file for Ansible.
@@ -285,8 +267,6 @@ def ansible_variables(
     """What Ansible gets: the components with the plan's overrides, and the plan's decisions.
 
     Args:
-        plan: The plan.
-        build: The build.
         cache: Of kernel modules, or None.
         signing: What they are signed with, or None.
     """

@@ -42,7 +42,6 @@ def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, archit
     """Find the newest image of a base: by the publisher's parameter, else by owner and name.
 
     Args:
-        name: The base's name.
         base: Its facts.
         cloud: Where to look.
         kubernetes: The Kubernetes version, for bases that are published per version.

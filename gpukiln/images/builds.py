@@ -37,8 +37,6 @@ class Bake:
 
     Args:
         image_id: The AMI.
-        name: Its name.
-        region: Its region.
         kernel: Release of the kernel that it boots.
         components: Per component the status and the version that was really installed.
         packages: Every package with its version.

@@ -26,7 +26,6 @@ class MachineCost:
 
     Args:
         purpose: bake or verify.
-        instance_type: Its type.
         spot: Whether it was a spot instance, which costs at most the price on demand.
         seconds: How long it ran.
         usd: What that costs, or None without a price.
@@ -47,7 +46,6 @@ class Cost:
 
     Args:
         basis: Where the durations are from.
-        machines: Every machine.
         snapshot_gib: Size of the snapshot; AWS counts only what was written.
         snapshot_usd_month: At most what it costs in a month, or None without a price.
         snapshot_as_of: The day of that price, or why there is none.
@@ -87,7 +85,6 @@ def estimate(plan: Plan, durations_s: Mapping[str, float]) -> Cost | None:
     """What a build of a plan will cost.
 
     Args:
-        plan: The plan.
         durations_s: Seconds of each step of the last build; empty where there was none.
 
     Returns:
@@ -109,7 +106,6 @@ def spent(
     """What a build, or one more verification of it, cost.
 
     Args:
-        plan: The plan.
         durations_s: Seconds of each step that was done now.
         machine: The machine of the verification; None where none was started.
         before: What was spent on the build before.

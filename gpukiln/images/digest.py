@@ -54,8 +54,6 @@ def image_inputs(
     """Everything that can change the image, by name.
 
     Args:
-        root: The checkout.
-        image: The image's definition.
         base: The base that was found.
         decisions: What happens to each component.
         components: How each is installed: packages, repository, kind of modules.
@@ -99,9 +97,6 @@ def hash_file(path: Path) -> str:
 
     A YAML file counts by its values, so that comments and layout do not; the description for Galaxy in a
     role's meta/main.yml does not count either. Whether a file can be executed does.
-
-    Args:
-        path: The file.
 
     Returns:
         The hash, with +x when the file is executable.

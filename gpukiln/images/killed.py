@@ -72,12 +72,7 @@ def _scratch(build_id: str) -> Path:
 
 
 def has_ended(builds: Builds, build_id: str) -> bool:
-    """Whether a build is one of this machine that nobody works on.
-
-    Args:
-        builds: Every build of this machine.
-        build_id: Any build.
-    """
+    """Whether a build is one of this machine that nobody works on."""
     build = Build(builds.folder / build_id)
     if not build_id or not build.folder.is_dir():
         return False
@@ -89,11 +84,7 @@ def has_ended(builds: Builds, build_id: str) -> bool:
 
 
 def killed_builds(builds: Builds) -> list[Build]:
-    """The builds that nobody works on, and whose record does not say so; no cloud is asked.
-
-    Args:
-        builds: Every build of this machine.
-    """
+    """The builds that nobody works on, and whose record does not say so; no cloud is asked."""
     return [
         build
         for build in builds.all()
@@ -105,12 +96,7 @@ def killed_builds(builds: Builds) -> list[Build]:
 
 
 def tell_killed(builds: Builds, say: Callable[[str], None]) -> None:
-    """Say which builds were killed, and what removes what they left.
-
-    Args:
-        builds: Every build of this machine.
-        say: Told it.
-    """
+    """Say which builds were killed, and what removes what they left."""
     for build in killed_builds(builds):
         plan = build.read().plan
         say(
@@ -128,7 +114,6 @@ def clean_up_after_killed(
 
     Args:
         cloud: The cloud and region to look at; what is elsewhere waits for the next command there.
-        builds: Every build of this machine.
         say: Told what is removed.
         ask: Whether the cloud is asked for what no file here tells of: a command whose role may not ask goes
             by the records and keys alone.
@@ -206,7 +191,6 @@ def find_leftovers_here(cloud: Cloud, builds: Builds) -> list[Leftover]:
 
     Args:
         cloud: The cloud and region.
-        builds: Every build of this machine.
 
     Returns:
         The leftovers, in the order in which they can be removed.

@@ -16,27 +16,17 @@ class Store(Protocol):
     """Files by name; a name is FOLDER/FILE."""
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder.
-
-        Args:
-            folder: Its name.
-        """
+        """The names in a folder."""
 
     def get(self, name: str, file: Path) -> None:
         """Copy a file from the store.
 
         Args:
-            name: Its name.
             file: Where it goes.
         """
 
     def put(self, file: Path, name: str) -> None:
-        """Copy a file into the store, in the place of an older one.
-
-        Args:
-            file: Where it is.
-            name: Its name.
-        """
+        """Copy a file into the store, in the place of an older one."""
 
 
 class FolderStore:
@@ -50,7 +40,6 @@ class FolderStore:
         self._folder = folder
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder."""
         return [f"{folder}/{file.name}" for file in sorted((self._folder / folder).glob("*"))]
 
     def get(self, name: str, file: Path) -> None:
@@ -107,9 +96,6 @@ def open_store(where: str, home: Path, cloud: Cloud) -> Store | None:
         where: s3://BUCKET/PREFIX, a folder, `none`; empty: the folder `modules` of this machine's state.
         home: The state folder.
         cloud: Whose S3 it is.
-
-    Returns:
-        The store, or None for none.
 
     Raises:
         UsageError: The bucket has no name.

@@ -75,9 +75,6 @@ def signing_pair(key: str, certificate: str) -> SigningPair | None:
         key: Path of the private key, or empty.
         certificate: Path of the certificate, or empty.
 
-    Returns:
-        The pair, or None for none.
-
     Raises:
         UsageError: One of them is missing, no file, or not what it has to be; or they are no pair.
     """
@@ -271,7 +268,6 @@ class ModuleCache:
 
         Args:
             build_id: On what is kept.
-            say: Told both.
 
         Returns:
             One a kernel.

@@ -103,7 +103,6 @@ class Packer:
         environment: Added to the process's environment; what is empty is taken out of it.
         log: File for everything that it prints.
         events: File that Ansible's callback plugin writes, one JSON object a line.
-        say: Told each step.
         on_task: Told the name of each task of Ansible that starts; while it works, no later one is told.
     """
 

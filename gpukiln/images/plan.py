@@ -43,7 +43,6 @@ class Plan:
         image: The image's name.
         architecture: x86_64 or arm64.
         cloud: The cloud's name.
-        region: The region.
         base: The base image that was found.
         instance_types: The GPU machines that the image must run on.
         builder_instance_type: The machine that it is built on.
@@ -85,12 +84,6 @@ class Plan:
     def component(self, name: str) -> Decision:
         """What happens to one component.
 
-        Args:
-            name: The component's name.
-
-        Returns:
-            Its decision.
-
         Raises:
             UsageError: The image has no such component.
         """
@@ -110,9 +103,6 @@ class Plan:
 
         Args:
             value: Plain data.
-
-        Returns:
-            The plan.
 
         Raises:
             UsageError: The data is no plan.
@@ -146,11 +136,7 @@ def make_plan(
         overrides: For example `["nvidia_driver.branch=580"]`.
         tools: The versions of the tools that build, by name; they count in the digest.
         signer: Checksum of the certificate that kernel modules are signed with; empty: they are not.
-        root: The checkout.
         now: The moment to judge ends of support by; the present when None.
-
-    Returns:
-        The plan.
 
     Raises:
         UsageError: A name is unknown.
@@ -280,7 +266,6 @@ def check_components(
 
     Args:
         components: What components.yaml and the overrides say.
-        image: The image.
         moment: The moment to judge by.
 
     Returns:
@@ -310,9 +295,6 @@ def check_components(
 
 def git_commit(root: Path) -> str | None:
     """The commit of a checkout.
-
-    Args:
-        root: The checkout.
 
     Returns:
         The commit, with -dirty when files differ from it; None where there is none.

@@ -14,9 +14,6 @@ STYLES = {"install": "green", "preinstalled": "cyan", "left_out": "yellow"}
 def plan_table(plan: Plan) -> RenderableType:
     """A plan as tables.
 
-    Args:
-        plan: The plan.
-
     Returns:
         Something that a rich console prints.
     """

@@ -130,7 +130,6 @@ class Stages:
         """Remove the stages that a build made and the one it started from: its image was not proven.
 
         Args:
-            build_id: The build.
             used: What it started from.
 
         Raises:
@@ -155,7 +154,6 @@ def wants_stages(cloud: Cloud, choice: str) -> bool:
     """Whether a build goes on from stages, and keeps new ones.
 
     Args:
-        cloud: Where.
         choice: `on`, `off` or empty, as typed: then as the cloud has it.
 
     Raises:
@@ -171,7 +169,6 @@ def stages_of(plan: Plan, cloud: Cloud) -> Stages:
 
     Args:
         plan: What is built.
-        cloud: Where.
     """
     return Stages(plan.image, stage_keys(plan.inputs), cloud)
 
@@ -180,7 +177,6 @@ class StageKeeper:
     """Keeps stages while Ansible runs: it waits for the file that says that its stage was kept.
 
     Args:
-        stages: The build's.
         build: Its folder; the files go there.
         instance: Tag and value of the machine that is baked.
         progress: Told what is kept, and why something was not.
@@ -250,9 +246,5 @@ def stage_variables(keeper: StageKeeper | None, stage: StageUse | None) -> dict[
 
 
 def words_of_stage(use: StageUse) -> str:
-    """Say what a bake goes on from.
-
-    Args:
-        use: The stage.
-    """
+    """Say what a bake goes on from."""
     return f"goes on from the stage {use.stage} of build {use.build_id} ({use.image_id})"

@@ -24,7 +24,6 @@ class Subject:
 
     Args:
         image_id: The AMI.
-        build_id: Its build.
         recipe: Its folder of ami/.
         profile: The verification profile.
         instance_types: The GPU machines that it must run on.
@@ -55,7 +54,6 @@ def subject_of(plan: Plan, image_id: str, build_id: str) -> Subject:
     Args:
         plan: What was built.
         image_id: The AMI.
-        build_id: The build.
     """
     return Subject(
         image_id=image_id,
@@ -93,7 +91,6 @@ def subject_from_tags(image_id: str, tags: Mapping[str, str]) -> Subject:
 
     Args:
         image_id: The AMI.
-        tags: Its tags.
 
     Raises:
         UsageError: They don't say what it is, or this checkout has no such image.
@@ -124,7 +121,6 @@ def check_machines(subject: Subject, types: Sequence[str]) -> tuple[str, ...]:
     """Refuse machines on which an image can't work, by the rules of the plan and by what is in the image.
 
     Args:
-        subject: The image.
         types: Instance types; none is fine.
 
     Returns:

@@ -33,11 +33,7 @@ def keys_folder() -> Path:
 
 
 def key_files(build_id: str) -> list[Path]:
-    """The private keys of a build that are there.
-
-    Args:
-        build_id: The build.
-    """
+    """The private keys of a build that are there."""
     return sorted(keys_folder().glob(f"{build_id}.*"))
 
 
@@ -85,7 +81,6 @@ def ssh_access(
     What can't be removed then is told, and is no failure of what was done.
 
     Args:
-        cloud: Where.
         build_id: On everything that is made, as a tag.
         purpose: bake or verify.
         say: Told what could not be removed.
@@ -117,7 +112,9 @@ def ssh_access(
                 GroupId=group,
                 IpPermissions=[
                     {
-                        **{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22},
+                        "IpProtocol": "tcp",
+                        "FromPort": 22,
+                        "ToPort": 22,
                         "IpRanges": [{"CidrIp": cidr}],
                     }
                 ],
@@ -170,7 +167,6 @@ def machine_from_image(
     """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
 
     Args:
-        cloud: Where.
         image_id: The AMI.
         build_id: On everything that is made, as a tag.
         instance_types: The types to try, the best first.

@@ -62,8 +62,6 @@ class Launched:
     """A machine that was started.
 
     Args:
-        instance_id: Its id.
-        instance_type: Its type.
         zone: Its availability zone.
         spot: Whether it is a spot instance.
     """
@@ -96,7 +94,6 @@ def launch(
     """Start one machine, of the first type and zone that has capacity.
 
     Args:
-        cloud: Where.
         request: Arguments of RunInstances but type, subnet and market.
         instance_types: What to try, the best first.
         spot: Whether it may be taken away, for a lower price.

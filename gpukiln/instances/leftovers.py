@@ -123,7 +123,6 @@ def sweep(cloud: Cloud, build_id: str) -> list[str]:
     """Remove everything of a build but its image; what is gone already is no error.
 
     Args:
-        cloud: Where.
         build_id: The build; nobody may be working on it but the caller.
 
     Returns:
@@ -161,10 +160,6 @@ def unrecorded_images(cloud: Cloud, build_id: str) -> list[dict[str, Any]]:
 
     Packer tags an AMI only when it is made (1.6.6), so its name has to do.
 
-    Args:
-        cloud: Where.
-        build_id: The build.
-
     Returns:
         As DescribeImages gives them; stages are not among them.
     """
@@ -177,10 +172,6 @@ def unrecorded_images(cloud: Cloud, build_id: str) -> list[dict[str, Any]]:
 
 def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
     """Remove the AMIs of a build that no record knows, with their snapshots.
-
-    Args:
-        cloud: Where.
-        build_id: The build.
 
     Returns:
         Their ids.

@@ -59,7 +59,6 @@ def remove_image(cloud: Cloud, image_id: str) -> None:
     """Remove an AMI with its snapshots; one that is gone already is none.
 
     Args:
-        cloud: Where it is.
         image_id: The AMI.
 
     Raises:
@@ -78,7 +77,6 @@ def build_tags(build_id: str, purpose: str, deadline: datetime) -> dict[str, str
     """Tags of what exists only while a build runs.
 
     Args:
-        build_id: The build.
         purpose: bake or verify.
         deadline: When it must be gone.
     """

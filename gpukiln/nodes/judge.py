@@ -56,7 +56,6 @@ def write_report(judged: list[Judgement], folder: Path) -> Path:
     """Write one page of all hosts.
 
     Args:
-        judged: The judgements.
         folder: The one that `judge` was given.
 
     Returns:
@@ -92,7 +91,6 @@ def judge(
     """Judge every host.
 
     Args:
-        targets: The hosts.
         folder: For the reports, one folder a host.
         profile: Key of `checks.PROFILES`.
         layers: Only these layers; empty means all.

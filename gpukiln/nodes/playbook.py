@@ -96,7 +96,6 @@ def run_playbook(
     """Run it to its end.
 
     Args:
-        request: What to run.
         hosts: What `list_hosts` says of it.
         folder: For the logs: ansible.log, and one file a host in hosts/.
         on_host: Told of a host that something was said about it.

@@ -75,11 +75,7 @@ class Outcome:
 
 
 def load_scenarios(folder: Path = FOLDER) -> dict[str, Scenario]:
-    """Every scenario, those that need nothing pulled first.
-
-    Args:
-        folder: The folder of the scenarios.
-    """
+    """Every scenario, those that need nothing pulled first."""
     found = [_scenario(file) for file in sorted(folder.glob("*/molecule.yml"))]
     return {scenario.name: scenario for scenario in sorted(found, key=lambda one: bool(one.image))}
 
@@ -117,9 +113,7 @@ def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> O
     """Run one to its end; whatever way it ends, its machine is removed.
 
     Args:
-        scenario: The scenario.
         log: File that gets everything that Molecule writes.
-        say: Told of every step.
 
     Returns:
         What came of it.

@@ -103,11 +103,6 @@ def render_judged(judged: Sequence[Judgement]) -> RenderableType:
 
 
 def render_scenarios(scenarios: list[Scenario]) -> RenderableType:
-    """Which scenarios there are.
-
-    Args:
-        scenarios: All of them.
-    """
     table = Table(box=None, pad_edge=False)
     table.add_column("scenario", no_wrap=True)
     table.add_column("machine", no_wrap=True)

@@ -95,9 +95,13 @@ def ask(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool 
     limit = watch.limit(timeout)
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE if data else subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env=env, start_new_session=True,
-        )  # fmt: skip
+            argv,
+            stdin=subprocess.PIPE if data else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
     except FileNotFoundError:
         return {"rc": 127, "out": "", "err": f"{argv[0]}: not found"}
     watch.alive(limit + 2 * END_S + 1, group=process.pid)

@@ -49,7 +49,6 @@ class Contact:
     """The steps, each of which notes what it found and how it ended.
 
     Args:
-        folder: Where to.
         command: The command that verify sends; empty where it can't be made here.
         doubles: What the doubles answer.
     """
@@ -185,8 +184,13 @@ class Contact:
             return "it can't be made without pynvml: make a packed file (--pack FILE), and run that"
         began = time.monotonic()
         done = ask("sh", "-c", self.command, timeout=PACKED_S + 5)
-        row: dict[str, Any] = {"rc": done["rc"], "err": done["err"], "bytes": len(self.command),
-                               "sections": {}, "seconds": round(time.monotonic() - began, 2)}  # fmt: skip
+        row: dict[str, Any] = {
+            "rc": done["rc"],
+            "err": done["err"],
+            "bytes": len(self.command),
+            "sections": {},
+            "seconds": round(time.monotonic() - began, 2),
+        }
         if done["rc"] == 0:
             facts = json.loads(packing.facts_in(done["out"], MARK))
             row["sections"] = {name: facts.get(name) for name in ("gpus", "cuda", "hung", "seconds")}
@@ -304,7 +308,6 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path()) -> int:
 
     Args:
         arguments: Of the command line; the process's own when None.
-        root: The checkout.
 
     Returns:
         The exit code: 0 all was done, 1 a wrong result was not noticed, 2 usage, 4 no GPU, 5 done in part,

@@ -28,13 +28,31 @@ OF_A_GPU: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
     ("NvLinkState", tuple((link,) for link in range(LINKS))),
     ("ClockInfo", ((0,), (1,), (2,), (3,))),
     ("MaxClockInfo", ((0,), (1,), (2,), (3,))),
-    *((name, ((),)) for name in (
-        "Architecture", "CudaComputeCapability", "ComputeMode", "PerformanceState", "UtilizationRates",
-        "PowerUsage", "EnforcedPowerLimit", "PowerManagementLimit", "PcieSpeed", "GpuMaxPcieLinkGeneration",
-        "PcieLinkMaxSpeed", "PcieReplayCounter", "MinorNumber", "VirtualizationMode", "GspFirmwareMode",
-        "MaxMigDeviceCount", "RowRemapperHistogram", "SupportedClocksEventReasons", "AddressingMode",
-    )),
-)  # fmt: skip
+    *(
+        (name, ((),))
+        for name in (
+            "Architecture",
+            "CudaComputeCapability",
+            "ComputeMode",
+            "PerformanceState",
+            "UtilizationRates",
+            "PowerUsage",
+            "EnforcedPowerLimit",
+            "PowerManagementLimit",
+            "PcieSpeed",
+            "GpuMaxPcieLinkGeneration",
+            "PcieLinkMaxSpeed",
+            "PcieReplayCounter",
+            "MinorNumber",
+            "VirtualizationMode",
+            "GspFirmwareMode",
+            "MaxMigDeviceCount",
+            "RowRemapperHistogram",
+            "SupportedClocksEventReasons",
+            "AddressingMode",
+        )
+    ),
+)
 OF_THE_SYSTEM = ("ConfComputeState", "ConfComputeGpusReadyState", "ConfComputeCapabilities")
 
 

@@ -85,7 +85,6 @@ def contradictions(found: Answers, doubles: Answers) -> list[str]:
 
     Args:
         found: On this machine.
-        doubles: What the doubles answer.
     """
     lines = []
     for part, rows in found.items():

@@ -38,14 +38,33 @@ COMMANDS = {
     "nvidia-smi-conf-compute": ("nvidia-smi", "conf-compute", "-q"),
 }
 FILES = (
-    "/etc/os-release", "/proc/driver/nvidia/version", "/proc/driver/nvidia/params",
-    "/proc/driver/nvidia/gpus/*/information", "/proc/driver/nvidia-caps/*", "/sys/module/nvidia*/version",
-    "/sys/class/dmi/id/sys_vendor", "/sys/class/dmi/id/product_name",
-)  # fmt: skip
-PCI_FILES = ("vendor", "device", "class", "numa_node", "local_cpulist", "current_link_speed",
-             "current_link_width", "max_link_speed", "max_link_width", "power_state")  # fmt: skip
-NODES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/proc/driver/nvidia/gpus/*",
-         "/proc/driver/nvidia/capabilities/gpu*/mig/*")  # fmt: skip
+    "/etc/os-release",
+    "/proc/driver/nvidia/version",
+    "/proc/driver/nvidia/params",
+    "/proc/driver/nvidia/gpus/*/information",
+    "/proc/driver/nvidia-caps/*",
+    "/sys/module/nvidia*/version",
+    "/sys/class/dmi/id/sys_vendor",
+    "/sys/class/dmi/id/product_name",
+)
+PCI_FILES = (
+    "vendor",
+    "device",
+    "class",
+    "numa_node",
+    "local_cpulist",
+    "current_link_speed",
+    "current_link_width",
+    "max_link_speed",
+    "max_link_width",
+    "power_state",
+)
+NODES = (
+    "/dev/nvidia*",
+    "/dev/nvidia-caps/*",
+    "/proc/driver/nvidia/gpus/*",
+    "/proc/driver/nvidia/capabilities/gpu*/mig/*",
+)
 
 
 def here() -> dict[str, Any]:

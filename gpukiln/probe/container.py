@@ -140,8 +140,10 @@ def runtimes_after_join() -> dict[str, dict[str, Any]]:
             said.append(run("containerd", "--config", copy, "config", "dump", timeout=120))
         wrong = next((one for one in said if one["rc"] != 0), said[-1])
         found[template] = {
-            "rc": wrong["rc"], "error": wrong["err"][-500:], "runtimes": runtimes_in(said[-1]),
-        }  # fmt: skip
+            "rc": wrong["rc"],
+            "error": wrong["err"][-500:],
+            "runtimes": runtimes_in(said[-1]),
+        }
     return found
 
 

@@ -44,8 +44,17 @@ INIT_S, GPU_S, STEP_S = 60.0, 30.0, 15.0
 MEMORY, UNAVAILABLE, PEER_ON, NO_PEER, UNSUPPORTED = 2, 46, 704, (217, 711), 801  # CUresult
 COMPUTE_MODE, MAJOR, MINOR, EXCLUSIVE = 20, 75, 76, 3  # CUdevice_attribute, CUcomputemode
 MIG = "/proc/driver/nvidia/capabilities/gpu*/mig/gi[0-9]*"  # one for each instance
-UNKNOWN = ("bus_id", "name", "compute_capability", "error", "kernel_ms", "h2d_gb_s", "d2h_gb_s", "link",
-           "pinned")  # fmt: skip
+UNKNOWN = (
+    "bus_id",
+    "name",
+    "compute_capability",
+    "error",
+    "kernel_ms",
+    "h2d_gb_s",
+    "d2h_gb_s",
+    "link",
+    "pinned",
+)
 LOG, LOG_BYTES = 5, 6  # CUjit_option: buffer for errors, and its size
 
 
@@ -143,10 +152,17 @@ def cuda() -> dict[str, Any]:
     xids, log_gap, pids: see `gather_xids.meanwhile`. mig: whether a GPU is divided; then CUDA shows a process
     one instance and no other GPU (MIG User Guide, "CUDA Device Enumeration").
     """
-    result: dict[str, Any] = {"error": None, "driver_version": None, "count": 0, "gpus": [], "xids": [],
-                              "log_gap": None, "pids": [],
-                              "mig": bool(glob.glob(MIG)),
-                              "all_reduce": {"tried": False, "reason": "no GPU"}}  # fmt: skip
+    result: dict[str, Any] = {
+        "error": None,
+        "driver_version": None,
+        "count": 0,
+        "gpus": [],
+        "xids": [],
+        "log_gap": None,
+        "pids": [],
+        "mig": bool(glob.glob(MIG)),
+        "all_reduce": {"tried": False, "reason": "no GPU"},
+    }
     driver_answers()
     if not pci_gpus():
         result["error"] = "no NVIDIA GPU on the PCI bus"
@@ -225,8 +241,13 @@ def _test_gpu(cuda: Cuda, report: dict[str, Any], expected: bytes) -> None:
     cuda("cuMemsetD32_v2", memory, 0, ctypes.c_size_t(ELEMENTS))
     begin, end = cuda.handle("cuEventCreate", 0), cuda.handle("cuEventCreate", 0)
     cuda("cuEventRecord", begin, None)
-    cuda.launch(kernel, ELEMENTS, ctypes.c_uint64(memory.value or 0), ctypes.c_uint32(ELEMENTS),
-                ctypes.c_uint32(ROUNDS))  # fmt: skip
+    cuda.launch(
+        kernel,
+        ELEMENTS,
+        ctypes.c_uint64(memory.value or 0),
+        ctypes.c_uint32(ELEMENTS),
+        ctypes.c_uint32(ROUNDS),
+    )
     cuda("cuEventRecord", end, None)
     cuda("cuCtxSynchronize")
     took = ctypes.c_float()
@@ -297,8 +318,17 @@ def _all_reduce_or_why_not(result: dict[str, Any]) -> dict[str, Any]:
         why = "; ".join(f"{g['bus_id'] or g['index']}: {g['error']}" for g in result["gpus"] if not g["ok"])
     if why:
         return {"tried": False, "reason": why}
-    report: dict[str, Any] = {"tried": True, "reason": "", "ok": False, "error": None, "elements": SHARED,
-                              "ms": None, "direct": 0, "through_host": [], "wrong": []}  # fmt: skip
+    report: dict[str, Any] = {
+        "tried": True,
+        "reason": "",
+        "ok": False,
+        "error": None,
+        "elements": SHARED,
+        "ms": None,
+        "direct": 0,
+        "through_host": [],
+        "wrong": [],
+    }
     ended = in_child(_all_reduce, lambda message: report.update(message.get("all_reduce", {})))
     if ended:
         report.update(ok=False, error=ended)
@@ -347,8 +377,13 @@ def _all_reduce(tell: Tell) -> None:
             cuda("cuMemcpyHtoD_v2", others[target], staged, size)
         cuda("cuCtxSetCurrent", contexts[target])
         cuda("cuCtxSynchronize")
-        cuda.launch(kernels[target], SHARED, ctypes.c_uint64(sums[target].value or 0),
-                    ctypes.c_uint64(others[target].value or 0), ctypes.c_uint32(SHARED))  # fmt: skip
+        cuda.launch(
+            kernels[target],
+            SHARED,
+            ctypes.c_uint64(sums[target].value or 0),
+            ctypes.c_uint64(others[target].value or 0),
+            ctypes.c_uint32(SHARED),
+        )
         cuda("cuCtxSynchronize")
     took = time.perf_counter() - began
     names = [cuda.text("cuDeviceGetPCIBusId", d).lower() for d in devices]
@@ -360,8 +395,15 @@ def _all_reduce(tell: Tell) -> None:
         problem = _difference(staged.raw, expected, "the sum")
         wrong += [f"{names[index]}: {problem}"] if problem else []
     shown = [[names[source], names[target]] for source, target in pairs if (source, target) not in direct]
-    tell(all_reduce={"ok": not wrong, "wrong": wrong, "ms": round(took * 1e3, 3), "through_host": shown,
-                     "direct": len(direct)})  # fmt: skip
+    tell(
+        all_reduce={
+            "ok": not wrong,
+            "wrong": wrong,
+            "ms": round(took * 1e3, 3),
+            "through_host": shown,
+            "direct": len(direct),
+        }
+    )
 
 
 def _peers(cuda: Cuda, contexts: list[ctypes.c_void_p], devices: list[int], source: int, target: int) -> bool:

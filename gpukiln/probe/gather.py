@@ -92,8 +92,12 @@ def os_release() -> dict[str, Any]:
     family = (
         "debian" if like & {"debian", "ubuntu"} else "redhat" if like & {"rhel", "fedora", "amzn"} else ""
     )
-    return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""),
-            "title": values.get("PRETTY_NAME", ""), "family": family}  # fmt: skip
+    return {
+        "id": values.get("ID", ""),
+        "version": values.get("VERSION_ID", ""),
+        "title": values.get("PRETTY_NAME", ""),
+        "family": family,
+    }
 
 
 def kernel() -> dict[str, Any]:
@@ -175,8 +179,11 @@ def _modinfo(release: str, name: str) -> dict[str, str] | None:
     if info["rc"] != 0:
         return None
     values = dict(re.findall(r"(?m)^(\w+):\s*(.*?)\s*$", info["out"]))
-    return {"file": values.get("filename", ""), "version": values.get("version", ""),
-            "vermagic": values.get("vermagic", "").split(" ")[0]}  # fmt: skip
+    return {
+        "file": values.get("filename", ""),
+        "version": values.get("version", ""),
+        "vermagic": values.get("vermagic", "").split(" ")[0],
+    }
 
 
 def signatures() -> dict[str, Any]:
@@ -213,10 +220,13 @@ def nouveau() -> dict[str, Any]:
         listing = run(tool, path, timeout=240)
         names = [os.path.basename(line.split(" ")[-1]) for line in listing["out"].splitlines()]
         images[release] = {
-            "path": path, "rc": listing["rc"], "error": listing["err"][-300:], "mtime": mtime(path),
+            "path": path,
+            "rc": listing["rc"],
+            "error": listing["err"][-300:],
+            "mtime": mtime(path),
             "files": [f for f in files if os.path.basename(f) in names],
             "module": any(n.startswith("nouveau.ko") for n in names),
-        }  # fmt: skip
+        }
     return {
         "loaded": os.path.exists("/sys/module/nouveau"),
         "blacklisted": re.search(r"(?m)^blacklist nouveau$", config) is not None,
@@ -237,9 +247,14 @@ def dkms() -> dict[str, Any]:
         if found:
             module, version, release, _arch, state = found.groups()
             rows.append({"module": module, "version": version, "kernel": release, "state": state})
-    return {"installed": status["rc"] != 127, "rows": rows, "rc": status["rc"], "error": status["err"],
-            "trees": sorted(glob.glob("/var/lib/dkms/*/*/build")),
-            "tools": {"compilers": compilers(), "make": shutil.which("make")}}  # fmt: skip
+    return {
+        "installed": status["rc"] != 127,
+        "rows": rows,
+        "rc": status["rc"],
+        "error": status["err"],
+        "trees": sorted(glob.glob("/var/lib/dkms/*/*/build")),
+        "tools": {"compilers": compilers(), "make": shutil.which("make")},
+    }
 
 
 def compilers() -> list[str]:
@@ -301,8 +316,13 @@ def errors_of(selected: list[str]) -> Any:
     if said["rc"] != 0:
         raise RuntimeError(f"{' '.join(asked)}: exit {said['rc']}: {(said['err'] or said['out'])[-500:]}")
     entries = [json.loads(line) for line in said["out"].splitlines() if line.startswith("{")]
-    return [{"unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
-             "message": str(e.get("MESSAGE", ""))[:300]} for e in entries]  # fmt: skip
+    return [
+        {
+            "unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
+            "message": str(e.get("MESSAGE", ""))[:300],
+        }
+        for e in entries
+    ]
 
 
 def docker() -> dict[str, Any]:
@@ -328,20 +348,33 @@ def docker() -> dict[str, Any]:
         check = None
     return {
         "installed": True,
-        "info": {"rc": info["rc"], "error": info["err"][-500:], "version": said.get("ServerVersion"),
-                 "errors": said.get("ServerErrors") or [], "default_runtime": said.get("DefaultRuntime"),
-                 "runtimes": sorted(said.get("Runtimes") or {})},
-        "daemon_json": {"present": text is not None, "problem": problem,
-                        "age_s": time.time() - mtime(path) if text is not None else None},
+        "info": {
+            "rc": info["rc"],
+            "error": info["err"][-500:],
+            "version": said.get("ServerVersion"),
+            "errors": said.get("ServerErrors") or [],
+            "default_runtime": said.get("DefaultRuntime"),
+            "runtimes": sorted(said.get("Runtimes") or {}),
+        },
+        "daemon_json": {
+            "present": text is not None,
+            "problem": problem,
+            "age_s": time.time() - mtime(path) if text is not None else None,
+        },
         "validate": check and {"rc": check["rc"], "error": (check["err"] or check["out"])[-500:]},
-    }  # fmt: skip
+    }
 
 
 def containerd() -> dict[str, Any]:
     """{installed, rc, error, runtimes: names in the effective configuration, joined: see the function}."""
     dump = run("containerd", "config", "dump", timeout=120)
-    return {"installed": dump["rc"] != 127, "rc": dump["rc"], "error": dump["err"][-500:],
-            "runtimes": runtimes_in(dump), "joined": runtimes_after_join()}  # fmt: skip
+    return {
+        "installed": dump["rc"] != 127,
+        "rc": dump["rc"],
+        "error": dump["err"][-500:],
+        "runtimes": runtimes_in(dump),
+        "joined": runtimes_after_join(),
+    }
 
 
 def nvml() -> dict[str, Any]:
@@ -367,15 +400,41 @@ def _asked_of_nvml(facts: Callable[[list[dict[str, str]]], dict[str, Any]]) -> d
 
 
 SECTIONS = (
-    record, expected, os_release, kernel, packages, driver, modules, signatures, nouveau, dkms, identity,
-    keys, leftovers, secrets, docker, containerd, nodeadm, gpus, nvml, cuda, container, monitoring, nvlinks,
+    record,
+    expected,
+    os_release,
+    kernel,
+    packages,
+    driver,
+    modules,
+    signatures,
+    nouveau,
+    dkms,
+    identity,
+    keys,
+    leftovers,
+    secrets,
+    docker,
+    containerd,
+    nodeadm,
+    gpus,
+    nvml,
+    cuda,
+    container,
+    monitoring,
+    nvlinks,
     boot,
-)  # fmt: skip
+)
 # Of a container: nothing booted there, and the host has the log and the driver.
 RUNNER_SECTIONS = {
-    "record": record, "expected": expected, "os": os_release, "runner": runner, "gpus": visible_gpus,
-    "nvml": nvml, "cuda": cuda,
-}  # fmt: skip
+    "record": record,
+    "expected": expected,
+    "os": os_release,
+    "runner": runner,
+    "gpus": visible_gpus,
+    "nvml": nvml,
+    "cuda": cuda,
+}
 # What only reads, and needs no root; for scripts/first-contact.
 CONTACT_SECTIONS = {"gpus": gpus, "nvml": nvml, "cuda": cuda}
 CHOSEN = {"runner": RUNNER_SECTIONS, "contact": CONTACT_SECTIONS}

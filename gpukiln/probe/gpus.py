@@ -38,9 +38,12 @@ def gpus() -> dict[str, Any]:
     """  # noqa: D205
     pci = [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()]
     loaded = read("/sys/module/nvidia/version")
-    result: dict[str, Any] = {"pci": pci, "container": in_container(),
-                              "module": loaded.strip() if loaded else None,
-                              "nouveau": os.path.exists("/sys/module/nouveau")}  # fmt: skip
+    result: dict[str, Any] = {
+        "pci": pci,
+        "container": in_container(),
+        "module": loaded.strip() if loaded else None,
+        "nouveau": os.path.exists("/sys/module/nouveau"),
+    }
     if not pci:
         return result
     query = "--query-gpu=pci.bus_id,name,uuid,driver_version,persistence_mode"
@@ -76,5 +79,7 @@ def on_the_bus(address: str) -> dict[str, Any]:
     except OSError:
         lost = False
     link = os.path.join(folder, "driver")
-    return {"driver": os.path.basename(os.path.realpath(link)) if os.path.exists(link) else None,
-            "lost": lost}  # fmt: skip
+    return {
+        "driver": os.path.basename(os.path.realpath(link)) if os.path.exists(link) else None,
+        "lost": lost,
+    }

@@ -43,12 +43,19 @@ def identity() -> dict[str, Any]:
     path = "/etc/machine-id"
     return {
         "host_keys": {p: mtime(p) for p in sorted(glob.glob("/etc/ssh/ssh_host_*_key"))},
-        "machine_id": {"length": len((read(path) or "").strip()), "mtime": mtime(path) if read(path) else 0,
-                       "dbus_agrees": read(bus) in (None, read(path))},
+        "machine_id": {
+            "length": len((read(path) or "").strip()),
+            "mtime": mtime(path) if read(path) else 0,
+            "dbus_agrees": read(bus) in (None, read(path)),
+        },
         "born": min(marks) if marks else None,
-        "cloud_init": {"installed": status["rc"] != 127, "status": cloud.get("status"),
-                       "detail": str(cloud.get("detail", ""))[:300], "errors": cloud.get("errors", [])},
-    }  # fmt: skip
+        "cloud_init": {
+            "installed": status["rc"] != 127,
+            "status": cloud.get("status"),
+            "detail": str(cloud.get("detail", ""))[:300],
+            "errors": cloud.get("errors", []),
+        },
+    }
 
 
 def _homes() -> dict[str, str]:
@@ -85,9 +92,14 @@ def keys() -> dict[str, Any]:
             for line in (read(path) or "").splitlines():
                 found = None if line.lstrip().startswith("#") else _KEY.search(line)
                 if found:
-                    authorized.append({"user": user, "path": path,
-                                       "fingerprint": _fingerprint(found.group(1)),
-                                       "comment": found.group(2) or ""})  # fmt: skip
+                    authorized.append(
+                        {
+                            "user": user,
+                            "path": path,
+                            "fingerprint": _fingerprint(found.group(1)),
+                            "comment": found.group(2) or "",
+                        }
+                    )
     return {"authorized": authorized, "injected": sorted(injected)}
 
 

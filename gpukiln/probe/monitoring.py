@@ -45,8 +45,13 @@ def _dcgm() -> dict[str, Any]:
         tests = diag_tests(json.loads(done["out"][max(done["out"].find("{"), 0) :]))
     except ValueError as error:
         problem = f"its output is no JSON: {error}"
-    return {"ran": True, "rc": done["rc"], "out": (done["out"] + done["err"])[:2000], "problem": problem,
-            "tests": tests}  # fmt: skip
+    return {
+        "ran": True,
+        "rc": done["rc"],
+        "out": (done["out"] + done["err"])[:2000],
+        "problem": problem,
+        "tests": tests,
+    }
 
 
 def diag_tests(document: Any) -> list[dict[str, str]]:

@@ -20,15 +20,26 @@ from gpukiln.probe.child import call
 TIMEOUT_S = 180.0  # a GPU whose firmware hangs costs tens of seconds a call
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH = 3, 13, 2, 25
 NOTHING: dict[str, Any] = {
-    "available": False, "error": None, "driver": None, "nvml": None, "cuda_driver": None,
-    "confidential": {"on": None, "ready": None}, "gpus": [],
-}  # fmt: skip
+    "available": False,
+    "error": None,
+    "driver": None,
+    "nvml": None,
+    "cuda_driver": None,
+    "confidential": {"on": None, "ready": None},
+    "gpus": [],
+}
 # Bits of nvmlDeviceGetCurrentClocksEventReasons.
 REASONS = {
-    0x1: "idle", 0x2: "application clocks", 0x4: "software power cap", 0x8: "hardware slowdown",
-    0x10: "sync boost", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake", 0x100: "display clocks",
-}  # fmt: skip
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
 LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
 # Fields (nvml.h, NVML_FI_DEV_*): how often a link of NVLink 5 recovered, and thresholds as T.Limit, in
 # degrees of margin, on Ada and later.
@@ -146,11 +157,12 @@ def read_nvml() -> dict[str, Any]:
         return {**found, "error": nvml.problem(error)}
     cuda = nvml.ask("nvmlSystemGetCudaDriverVersion_v2")
     found.update(
-        available=True, driver=nvml.ask("nvmlSystemGetDriverVersion"),
+        available=True,
+        driver=nvml.ask("nvmlSystemGetDriverVersion"),
         nvml=nvml.ask("nvmlSystemGetNVMLVersion"),
         cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else cuda,
         confidential=_confidential(nvml),
-    )  # fmt: skip
+    )
     handles = nvml.handles()
     if not isinstance(handles, dict) or _bad(handles):
         return {**found, "available": False, "error": handles}
@@ -228,12 +240,16 @@ def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
             "aggregate_corrected": get("TotalEccErrors", 0, 1),
         },
         "remapped_rows": {
-            **rows, "pending": _whether(rows["pending"]), "failed": _whether(rows["failed"]),
+            **rows,
+            "pending": _whether(rows["pending"]),
+            "failed": _whether(rows["failed"]),
         },
         "retired_pages_pending": _whether(get("RetiredPagesPendingStatus")),
         "clocks": {
-            "sm": get("ClockInfo", 1), "mem": get("ClockInfo", 2),
-            "max_sm": get("MaxClockInfo", 1), "max_mem": get("MaxClockInfo", 2),
+            "sm": get("ClockInfo", 1),
+            "mem": get("ClockInfo", 2),
+            "max_sm": get("MaxClockInfo", 1),
+            "max_mem": get("MaxClockInfo", 2),
         },
         "throttle": {
             "mask": mask,
@@ -241,11 +257,14 @@ def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
         },
         "temperature": _temperature(nvml, handle),
         "power": {
-            "draw": _scaled(get("PowerUsage"), 1000), "limit": _scaled(get("EnforcedPowerLimit"), 1000),
+            "draw": _scaled(get("PowerUsage"), 1000),
+            "limit": _scaled(get("EnforcedPowerLimit"), 1000),
         },
         "pcie": {
-            "gen": get("CurrPcieLinkGeneration"), "width": get("CurrPcieLinkWidth"),
-            "max_gen": get("MaxPcieLinkGeneration"), "max_width": get("MaxPcieLinkWidth"),
+            "gen": get("CurrPcieLinkGeneration"),
+            "width": get("CurrPcieLinkWidth"),
+            "max_gen": get("MaxPcieLinkGeneration"),
+            "max_width": get("MaxPcieLinkWidth"),
         },
         "mig": {k: _whether(v) for k, v in _spread(get("MigMode"), "current", "pending").items()},
         "memory": {
@@ -255,7 +274,7 @@ def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
         "nvlinks": _links(nvml, handle),
         "fabric": _fabric(nvml, handle),
         "processes": _processes(nvml, handle),
-    }  # fmt: skip
+    }
 
 
 def _temperature(nvml: _Nvml, handle: Any) -> dict[str, Any]:
@@ -284,16 +303,23 @@ def _links(nvml: _Nvml, handle: Any) -> Any:
         # No number of links can be asked for on every driver; which are not there are no valid argument.
         if state is None or (_bad(state) and state["code"] == INVALID_ARGUMENT):
             continue
-        row: dict[str, Any] = {"link": link, "state": _whether(state), "version": None, "remote_bus_id": None,
-                               "errors": dict.fromkeys(LINK_ERRORS)}  # fmt: skip
+        row: dict[str, Any] = {
+            "link": link,
+            "state": _whether(state),
+            "version": None,
+            "remote_bus_id": None,
+            "errors": dict.fromkeys(LINK_ERRORS),
+        }
         if row["state"] is True:
             remote = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
             row.update(
                 version=nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link),
                 remote_bus_id=remote if remote is None or _bad(remote) else remote.busId,
-                errors={n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number)
-                        for n, number in LINK_ERRORS.items()},
-            )  # fmt: skip
+                errors={
+                    n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number)
+                    for n, number in LINK_ERRORS.items()
+                },
+            )
             row["errors"]["recovery"] = _recoveries(nvml, handle, link, row["errors"]["recovery"])
         links.append(row)
     if links and all(_bad(row["state"]) for row in links):
@@ -341,8 +367,14 @@ def _processes(nvml: _Nvml, handle: Any) -> Any:
             return found
         for row in found or []:
             command, used = nvml.ask("nvmlSystemGetProcessName", row.pid), row.usedGpuMemory
-            rows.append({"pid": row.pid, "name": command if isinstance(command, str) else None,
-                         "kind": kind.lower(), "memory": None if used is None else used >> 20})  # fmt: skip
+            rows.append(
+                {
+                    "pid": row.pid,
+                    "name": command if isinstance(command, str) else None,
+                    "kind": kind.lower(),
+                    "memory": None if used is None else used >> 20,
+                }
+            )
     return rows
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import lzma
 from functools import cache
 from pathlib import Path
 
-from gpukiln.probe.scripts import SIGNATURE
-
-PROBE = Path(__file__).parent
-PACKAGE = PROBE.parent
 NO_PYTHON = 127
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
 BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
@@ -40,7 +35,6 @@ def facts_in(output: str, mark: str) -> str:
     """The facts in what the command printed: a login shell may print something before it and after it.
 
     Args:
-        output: All of it.
         mark: The one that the command was given.
 
     Raises:
@@ -59,14 +53,14 @@ def contact_program(more: dict[str, str]) -> str:
         more: Further modules, by name.
     """
     ours = ("__init__", "errors", "files")
-    sources = {
-        **{f"gpukiln.{name}".removesuffix(".__init__"): _text(PACKAGE / f"{name}.py") for name in ours},
-        **_sources(),
-        **{f"gpukiln.probe.{path.stem}": _text(path) for path in PROBE.glob("*.py") if _of_contact(path)},
+    modules = {
+        **{f"gpukiln.{name}".removesuffix(".__init__"): _text(f"{name}.py") for name in ours},
+        **sources(),
+        **{f"gpukiln.probe.{name}": _text(f"probe/{name}.py") for name in _probe() if _of_contact(name)},
         **more,
         "__main__": "import sys\nfrom gpukiln.probe.contact import main\nsys.exit(main())\n",
     }
-    return _program(sources) + "\n"
+    return _program(modules) + "\n"
 
 
 @cache
@@ -76,32 +70,21 @@ def _code() -> str:
     Linux takes at most 128 KiB for one argument of a program, and all of this is one: the sources, with
     NVIDIA's bindings of NVML, are packed, and imported from there only when they are needed.
     """
-    return _program({"gpukiln": "", **_sources(), "__main__": _text(PROBE / "gather.py")})
+    return _program({"gpukiln": "", **sources(), "__main__": _text("probe/gather.py")})
 
 
-def _of_contact(path: Path) -> bool:
+def _probe() -> list[str]:
+    return [path.stem for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__"]
+
+
+def _of_contact(name: str) -> bool:
     """Whether only scripts/first-contact needs a module of this package."""
-    return path.stem.startswith("contact") or path.stem in ("recording", "packing")
+    return name.startswith("contact") or name in ("recording", "packing")
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-def _sources() -> dict[str, str]:
-    """What gathers the facts, and what it imports, by name."""
-    bindings = importlib.util.find_spec("pynvml")
-    if bindings is None or bindings.origin is None:
-        raise RuntimeError("nvidia-ml-py is not installed beside gpukiln, wanted its module pynvml")
-    modules = {path.stem: _text(path) for path in PROBE.glob("*.py") if not _of_contact(path)}
-    del modules["__init__"], modules["gather"]
-    return {
-        "gpukiln.probe": "",
-        "gpukiln.redact": _text(PACKAGE / "redact.py"),
-        **{f"gpukiln.probe.{name}": text for name, text in modules.items()},
-        "gpukiln.probe.scripts": f"SIGNATURE = {SIGNATURE!r}",
-        "pynvml": _text(Path(bindings.origin)),
-    }
+def _text(name: str) -> str:
+    """A file of the package; asked for late, for what was sent has no file."""
+    return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
 
 
 def _program(sources: dict[str, str]) -> str:

@@ -37,9 +37,13 @@ def link(bus_id: str) -> dict[str, Any]:
     folder = os.path.join(PCI, bus_id)
     said: dict[str, Any] = {
         key: (read(os.path.join(folder, f"{prefix}_link_{name}")) or "").strip()
-        for key, prefix, name in (("speed", "current", "speed"), ("width", "current", "width"),
-                                  ("max_speed", "max", "speed"), ("max_width", "max", "width"))
-    }  # fmt: skip
+        for key, prefix, name in (
+            ("speed", "current", "speed"),
+            ("width", "current", "width"),
+            ("max_speed", "max", "speed"),
+            ("max_width", "max", "width"),
+        )
+    }
     now, most = _rate_of(said["speed"], said["width"]), _rate_of(said["max_speed"], said["max_width"])
     if now and most:
         wider = int(said["width"]) > int(said["max_width"])

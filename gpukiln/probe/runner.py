@@ -36,16 +36,45 @@ TOOLS = {
 }
 # Files by which somebody's account or registration would go with the image.
 CREDENTIAL_FILES = (
-    ".netrc", ".git-credentials", ".npmrc", ".pypirc", ".docker/config.json", ".aws/credentials",
-    ".config/gh/hosts.yml", ".ssh/id_*", ".credentials", ".credentials_rsaparams", ".runner",
-)  # fmt: skip
+    ".netrc",
+    ".git-credentials",
+    ".npmrc",
+    ".pypirc",
+    ".docker/config.json",
+    ".aws/credentials",
+    ".config/gh/hosts.yml",
+    ".ssh/id_*",
+    ".credentials",
+    ".credentials_rsaparams",
+    ".runner",
+)
 CACHES = (
-    "/var/lib/apt/lists/*_*", "/var/cache/apt/*.bin", "/var/cache/apt/archives/*.deb", "/tmp/*", "/var/tmp/*",
-    "/root/.cache/*", "/var/log/*.log", "/var/log/apt/*", "{home}/.cache/pip", "{home}/.cache/ccache/*",
+    "/var/lib/apt/lists/*_*",
+    "/var/cache/apt/*.bin",
+    "/var/cache/apt/archives/*.deb",
+    "/tmp/*",
+    "/var/tmp/*",
+    "/root/.cache/*",
+    "/var/log/*.log",
+    "/var/log/apt/*",
+    "{home}/.cache/pip",
+    "{home}/.cache/ccache/*",
     "{home}/.*_history",
-)  # fmt: skip
-IMPORTS = ("numpy", "yaml", "requests", "sympy", "jinja2", "networkx", "typing_extensions", "setuptools",
-           "wheel", "pytest", "psutil", "pybind11")  # fmt: skip
+)
+IMPORTS = (
+    "numpy",
+    "yaml",
+    "requests",
+    "sympy",
+    "jinja2",
+    "networkx",
+    "typing_extensions",
+    "setuptools",
+    "wheel",
+    "pytest",
+    "psutil",
+    "pybind11",
+)
 SECRET_NAME = re.compile(r"(?i)token|secret|passw|api_?key|credential")
 SCAN_BYTES = 1 << 20  # of each file; a key stands at its beginning
 PROGRAM = "int main(void) { return 0; }\n"
@@ -118,8 +147,12 @@ def runner() -> dict[str, Any]:
     """What the container is: see the functions below, one a key."""
     home = pwd.getpwuid(os.getuid()).pw_dir
     return {
-        "user": {"uid": os.getuid(), "name": pwd.getpwuid(os.getuid()).pw_name, "home": home,
-                 "root_without_password": own("sudo", "-n", "true")["rc"] == 0},
+        "user": {
+            "uid": os.getuid(),
+            "name": pwd.getpwuid(os.getuid()).pw_name,
+            "home": home,
+            "root_without_password": own("sudo", "-n", "true")["rc"] == 0,
+        },
         "process_1": (read("/proc/1/cmdline") or "").replace("\0", " ").strip(),
         # before anything is compiled
         "leftovers": sorted(p for pattern in CACHES for p in glob.glob(pattern.format(home=home))),
@@ -132,7 +165,7 @@ def runner() -> dict[str, Any]:
         "hooks": hooks(),
         "actions_runner": actions_runner(home),
         **cuda_libraries(),
-    }  # fmt: skip
+    }
 
 
 def visible_gpus() -> dict[str, Any]:
@@ -221,8 +254,12 @@ def ccache() -> dict[str, Any]:
         codes = [own("ccache", "gcc", "-c", source, "-o", f"{folder}/{n}.o")["rc"] for n in (1, 2)]
         stats = dict(re.findall(r"(?m)^(\w+)\t(\d+)$", own("ccache", "--print-stats")["out"]))
     hits = int(stats.get("direct_cache_hit", 0)) + int(stats.get("preprocessed_cache_hit", 0))
-    return {"rc": [zero["rc"], *codes], "hits": hits, "misses": int(stats.get("cache_miss", 0)),
-            "folder": os.environ.get("CCACHE_DIR", "")}  # fmt: skip
+    return {
+        "rc": [zero["rc"], *codes],
+        "hits": hits,
+        "misses": int(stats.get("cache_miss", 0)),
+        "folder": os.environ.get("CCACHE_DIR", ""),
+    }
 
 
 def hooks() -> dict[str, dict[str, Any]]:
@@ -269,7 +306,10 @@ def cuda_libraries() -> dict[str, Any]:
     return {
         "libraries": found,
         "nvrtc": nvrtc,
-        "ptxas": {"rc": ptxas["rc"], "out": (ptxas["out"] + ptxas["err"])[:500],
-                  "cubin": cubin[:4] == b"\x7fELF" and b"gpukiln" in cubin},
+        "ptxas": {
+            "rc": ptxas["rc"],
+            "out": (ptxas["out"] + ptxas["err"])[:500],
+            "cubin": cubin[:4] == b"\x7fELF" and b"gpukiln" in cubin,
+        },
         "nvcc": {"rc": nvcc["rc"], "out": (nvcc["out"] + nvcc["err"])[:500], "program": linked},
-    }  # fmt: skip
+    }

@@ -105,9 +105,6 @@ def kernel_buffer() -> tuple[list[str], str | None]:
 def meanwhile(before: tuple[list[str], str | None]) -> dict[str, Any]:
     """What came since `kernel_buffer` was read: {xids, log_gap, pids}.
 
-    Args:
-        before: What it was then.
-
     Returns:
         pids are those of our children, as the kernel's log has them: those of the first namespace
         (NVIDIA/open-gpu-kernel-modules: os_get_current_process is current->tgid). Elsewhere there are none.

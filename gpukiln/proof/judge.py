@@ -34,9 +34,6 @@ class Judgement:
 def subject_of_build(build: Build) -> Subject:
     """The image of a build.
 
-    Args:
-        build: The build.
-
     Raises:
         UsageError: It has none.
     """
@@ -54,7 +51,6 @@ def judge_build(
     """Judge the image of a build, and add the verdict to its record.
 
     Args:
-        build: The build.
         cloud: Where its image is.
         instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
@@ -90,8 +86,6 @@ def judge_image(
     """Judge an image that another machine built; the verdict is in its tags and the report.
 
     Args:
-        subject: The image.
-        cloud: Where it is.
         home: The state folder.
         instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.

@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 def why_build(plan: Plan, builds: Builds) -> list[str]:
     """What changed since the last image that was proven.
 
-    Args:
-        plan: The plan.
-        builds: Every build of this machine.
-
     Returns:
         A line that names the image, and one line a change; only one when there was none.
     """
@@ -71,10 +67,7 @@ def build_image(
     """Bake an image, verify it on a machine booted from it, and write its SBOM and provenance.
 
     Args:
-        plan: What to build.
-        cloud: Where.
         builds: Where the record goes.
-        progress: Told what is being done.
         saved: What it may take from earlier builds, and keeps for later ones.
         signer: The key to sign the provenance with, or None.
 
@@ -171,7 +164,6 @@ def attest(
         build: Its folder, locked.
         record: Its record, written.
         cloud: Where the image is.
-        progress: Told what is being done.
         signer: The key to sign the provenance with, or None.
 
     Raises:
@@ -203,10 +195,7 @@ def verify_image(
     """Boot a new machine from an image and judge it; the verdict is the caller's to keep.
 
     Args:
-        subject: The image.
-        cloud: Where it is.
         folder: For the report.
-        progress: Told what is being done.
         instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
 
@@ -255,7 +244,6 @@ def require_passed(verdict: Verdict, build: str) -> None:
     """Turn failed checks into the command's failure.
 
     Args:
-        verdict: What came of the checks.
         build: The build's name, for the hint.
 
     Raises:

@@ -30,7 +30,6 @@ class Judged:
     Args:
         instance_type: The type of the machine that was started for it.
         passed: Whether something passed and nothing failed.
-        profile: The profile it was judged by.
         at: When, ISO 8601 in UTC.
         suite: The first digits of the suite's digest.
         digest: The first digits of the verdict's.
@@ -67,11 +66,7 @@ class Judged:
 
 
 def judged_by(verdict: Verdict) -> Judged:
-    """A verdict in short.
-
-    Args:
-        verdict: The verdict.
-    """
+    """A verdict in short."""
     counts = Counter(check.layer for check in verdict.not_run)
     return Judged(
         instance_type=verdict.instance_type,
@@ -91,7 +86,6 @@ def judged_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, Judged
 
     Args:
         image_id: The AMI.
-        tags: Its tags.
 
     Returns:
         By instance type.
@@ -147,11 +141,6 @@ def proof_tags(recipe: str, judged: Iterable[Judged]) -> dict[str, str]:
 
 def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
     """Write a verdict on an image, beside those of other types that it has.
-
-    Args:
-        cloud: Where it is.
-        subject: The image.
-        verdict: The verdict.
 
     Raises:
         UnavailableError: The cloud refused.
@@ -213,7 +202,6 @@ def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
     """An image of this very plan that passed already: by this suite, or else by another one.
 
     Args:
-        plan: The plan.
         cloud: Where to look.
         suite: The digest of the suite.
 

@@ -57,7 +57,6 @@ def proof_of_build(cloud: Cloud, build: Build) -> Proof:
 
     Args:
         cloud: The cloud, in the image's region.
-        build: The build.
 
     Returns:
         How it was judged, by other machines too.

@@ -40,9 +40,6 @@ class Channel:
 def load_channels(root: Path = ROOT) -> dict[str, Channel]:
     """Read every channel.
 
-    Args:
-        root: The checkout.
-
     Returns:
         The channels by name.
 
@@ -72,7 +69,6 @@ def load_channel(name: str, root: Path = ROOT) -> Channel:
 
     Args:
         name: For example stable.
-        root: The checkout.
 
     Raises:
         UsageError: There is no such channel.
@@ -89,10 +85,8 @@ class Proof:
 
     Args:
         image_id: The AMI.
-        region: Where it is.
         image: Name of the image, a folder of ami/.
         kubernetes: The Kubernetes version it is for.
-        build: Its build.
         instance_types: The machines that it was built for.
         profile: The profile that it has to be judged by.
         required_layers: The image's own required layers.
@@ -129,9 +123,6 @@ class Proof:
 def proof_from_record(found: Record) -> Proof:
     """What the record of a build of this machine says.
 
-    Args:
-        found: The record.
-
     Raises:
         UsageError: The build has no image.
     """
@@ -160,8 +151,6 @@ def proof_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> Proo
 
     Args:
         image_id: The AMI.
-        region: Where it is.
-        tags: Its tags.
 
     Raises:
         UsageError: It is none of gpukiln's, or too old to say what it is for.

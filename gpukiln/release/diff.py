@@ -19,7 +19,6 @@ class Change:
     """Something that both images have in another form, or only one of them has.
 
     Args:
-        name: What.
         old: On the older image; None: not there.
         new: On the newer one; None: not there.
         direction: Which way it went; None: it did not change.
@@ -36,7 +35,6 @@ class CheckChange:
     """A check with another result.
 
     Args:
-        id: The check.
         title: What is true when it passes.
         old: Its outcome on the older image, or `absent`.
         new: Its outcome on the newer one, or `absent`.

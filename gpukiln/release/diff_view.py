@@ -152,11 +152,7 @@ def _durations(diff: Diff) -> Section:
 
 
 def to_terminal(parts: Iterable[Section]) -> RenderableType:
-    """Sections for a rich console.
-
-    Args:
-        parts: The sections.
-    """
+    """Sections for a rich console."""
     shown: list[RenderableType] = []
     for part in parts:
         shown += [Text(f"\n{part.title}" if shown else part.title, style="bold")]
@@ -179,7 +175,6 @@ def to_markdown(parts: Iterable[Section], *, level: int = 2) -> str:
     """Sections as Markdown.
 
     Args:
-        parts: The sections.
         level: Level of their headings.
 
     Returns:
@@ -201,11 +196,7 @@ def _cells(cells: Iterable[str]) -> str:
 
 
 def markdown(text: str) -> str:
-    """A text that means only itself in Markdown.
-
-    Args:
-        text: Anything.
-    """
+    """A text that means only itself in Markdown."""
     for character in "\\`*<|":  # an underscore within a word is only itself
         text = text.replace(character, f"\\{character}")
     return " ".join(text.split())

@@ -48,12 +48,7 @@ class Sharing:
 
 
 def find_images(site: Site, image_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Images by their ids; one that is gone is not among them.
-
-    Args:
-        site: The region.
-        image_ids: The ids.
-    """
+    """Images by their ids; one that is gone is not among them."""
     ids = sorted(set(image_ids))
     if not ids:
         return {}
@@ -81,8 +76,6 @@ def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple
     """The copies of an image that a region has.
 
     Args:
-        site: The region.
-        source: The image.
         key: KMS key that it was to be encrypted with, `default` for the account's, None for none.
 
     Returns:
@@ -108,9 +101,7 @@ def copy_of(
     """The copy of an image in a region, started when there is none.
 
     Args:
-        site: The region.
         source: The image, as DescribeImages gives it.
-        source_region: Where it is.
         key: KMS key to encrypt the copy with, `default` for the account's, None for none.
         tags: Tags of the copy and its snapshots.
 
@@ -149,7 +140,6 @@ def wait_until_available(
     """Wait for a copy.
 
     Args:
-        site: The region.
         image_id: The copy.
         timeout_s: Seconds that it gets.
         say: Told what is being waited for.
@@ -186,8 +176,6 @@ def ensure_tags(site: Site, image: Mapping[str, Any], wanted: Mapping[str, str])
     """Tag an image and its snapshots, where they lack a tag or say something else.
 
     Args:
-        site: The region.
-        image: The image.
         wanted: Names and values.
     """
     ids = snapshots_of(image)  # without ids every snapshot would be described
@@ -203,7 +191,6 @@ def ensure_imds(site: Site, image: Mapping[str, Any], source: Mapping[str, Any])
     """Let a copy require IMDSv2 as its source does.
 
     Args:
-        site: The region.
         image: The copy.
         source: The image that it is a copy of.
     """
@@ -214,24 +201,13 @@ def ensure_imds(site: Site, image: Mapping[str, Any], source: Mapping[str, Any])
 
 
 def launch_permissions(site: Site, image_id: str) -> list[dict[str, str]]:
-    """Who may launch an image, beside its owner.
-
-    Args:
-        site: The region.
-        image_id: The image.
-    """
+    """Who may launch an image, beside its owner."""
     answer = site.ec2.describe_image_attribute(ImageId=image_id, Attribute="launchPermission")
     return [dict(permission) for permission in answer["LaunchPermissions"]]
 
 
 def ensure_shared(site: Site, image_id: str, sharing: Sharing) -> None:
-    """Let others launch an image; nobody's permission is taken away.
-
-    Args:
-        site: The region.
-        image_id: The image.
-        sharing: Who.
-    """
+    """Let others launch an image; nobody's permission is taken away."""
     if not sharing.permissions:
         return
     there = launch_permissions(site, image_id)
@@ -244,10 +220,6 @@ def make_live(site: Site, image: Mapping[str, Any]) -> None:
     """Take away an image's deprecation and protect it from being deregistered.
 
     A public image keeps its deprecation where it is far off: EC2 gives each one of its own, two years ahead.
-
-    Args:
-        site: The region.
-        image: The image.
     """
     deprecation = deprecated_at(image)
     if deprecation and not (image.get("Public") and deprecation > datetime.now(UTC) + timedelta(366)):
@@ -262,8 +234,6 @@ def retire(site: Site, image: Mapping[str, Any], *, after: timedelta) -> None:
     """Deprecate an image that no channel points at any more, and let it be deregistered.
 
     Args:
-        site: The region.
-        image: The image.
         after: When it is to be deprecated; an earlier time that it has already stays.
     """
     # EC2 takes no time that has passed, and rounds to the minute

@@ -22,9 +22,6 @@ _IMAGE_ID = re.compile(r"ami-[0-9a-f]{8,17}")
 def images_in_use(site: Site) -> dict[str, list[str]]:
     """Images that something in the region uses.
 
-    Args:
-        site: The region.
-
     Returns:
         Per image id who uses it.
     """

@@ -44,7 +44,6 @@ class Missing:
     """A need that no verdict meets.
 
     Args:
-        need: Which.
         why: In words, what comes nearest.
         again: Whether another verification is what it lacks; a check that was not run has to be mended first.
     """
@@ -75,7 +74,6 @@ def needs_of(channel: Channel, proof: Proof) -> list[Need]:
     """The machines that must have judged an image before a channel takes it.
 
     Args:
-        channel: The channel.
         proof: The image.
 
     Returns:
@@ -98,7 +96,6 @@ def judge(channel: Channel, proof: Proof, *, has_gpus: bool) -> Answer:
     """Compare what a channel asks for with what was shown.
 
     Args:
-        channel: The channel.
         proof: How the image was judged.
         has_gpus: Whether the cloud it was judged on has GPUs.
     """
@@ -173,7 +170,6 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
 
     Args:
         name: The channel's name.
-        channel: The channel.
         proof: How the image was judged.
         has_gpus: Whether the cloud it was judged on has GPUs.
 
@@ -218,7 +214,6 @@ def types_for(need: Need, proof: Proof, given: list[str]) -> list[str]:
     """The instance types to try for a need, the best first.
 
     Args:
-        need: The need.
         proof: The image.
         given: Those that the user named.
 

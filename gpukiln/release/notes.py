@@ -15,10 +15,6 @@ from gpukiln.verify.verdict import counts_text
 def predecessor(builds: Builds, side: Side) -> Side | None:
     """The image that an image follows: the last one before it of the same kind that was proven.
 
-    Args:
-        builds: Every build of this machine.
-        side: The image.
-
     Returns:
         The older image, or None.
     """

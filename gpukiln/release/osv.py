@@ -73,9 +73,6 @@ def load_osv(paths: Iterable[Path]) -> list[OsvRecord]:
     Args:
         paths: JSON, JSON lines, or zip files.
 
-    Returns:
-        The records.
-
     Raises:
         UsageError: A file can't be read or holds something else; the message names the record.
     """

@@ -21,7 +21,6 @@ class Row:
 
     Args:
         pointer: Which channel.
-        region: Where.
         image_id: What it points at, or an empty string where it is missing.
         build: The build of that image.
         since: When it was pointed there, ISO 8601.

@@ -97,12 +97,7 @@ def _version(parameter: dict[str, Any]) -> Version:
 
 
 def history(ssm: Any, pointer: Pointer) -> list[Version]:
-    """Every version that SSM still has, oldest first; empty where there is no such parameter.
-
-    Args:
-        ssm: Client of the region.
-        pointer: Which.
-    """
+    """Every version that SSM still has, oldest first; empty where there is no such parameter."""
     versions: list[Version] = []
     try:
         for page in ssm.get_paginator("get_parameter_history").paginate(Name=pointer.path):
@@ -134,11 +129,7 @@ def releases(versions: list[Version]) -> list[Version]:
 
 
 def read_all(ssm: Any) -> dict[Pointer, str]:
-    """Every pointer of a region with its image id.
-
-    Args:
-        ssm: Client of the region.
-    """
+    """Every pointer of a region with its image id."""
     found: dict[Pointer, str] = {}
     pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=ROOT, Recursive=True)
     for page in pages:
@@ -154,8 +145,6 @@ def write(
     """Point a channel at an image: one PutParameter, then wait until SSM shows it.
 
     Args:
-        ssm: Client of the region.
-        pointer: Which.
         version: What it is to say.
         pause: Waits so many seconds.
 
@@ -185,12 +174,7 @@ def write(
 
 
 def ensure_tags(ssm: Any, pointer: Pointer) -> None:
-    """Tag a pointer's parameter, when it is not.
-
-    Args:
-        ssm: Client of the region.
-        pointer: Which.
-    """
+    """Tag a pointer's parameter, when it is not."""
     which = {"ResourceType": "Parameter", "ResourceId": pointer.path}
     wanted = {"gpukiln:image": pointer.image, "gpukiln:channel": pointer.channel}
     there = tags_of(ssm.list_tags_for_resource(**which), "TagList")

@@ -61,9 +61,7 @@ class Item:
 
     Args:
         image_id: The AMI.
-        name: Its name.
         created: When, ISO 8601.
-        snapshots: Its snapshots.
         action: keep, remove (in a dry run), removed or failed.
         reason: Why.
     """
@@ -109,7 +107,6 @@ def prune(
 
     Args:
         cloud: The cloud, in any region.
-        regions: Where.
         rules: What may go.
         records: Whose lock keeps a release of this machine apart.
         remove: False: only look.
@@ -287,9 +284,6 @@ def _unless_gone(call: Any, **what: str) -> None:
 
 def require_complete(done: list[RegionPrune]) -> None:
     """Turn what failed into the command's failure.
-
-    Args:
-        done: What was found and done.
 
     Raises:
         GpukilnError: No region could be looked at, all for the same kind of reason.

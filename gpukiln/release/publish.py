@@ -43,9 +43,7 @@ class Wish:
 
     Args:
         proof: The image.
-        channel_name: The channel's name.
         channel: Its rules.
-        regions: Where.
         excused: What was not proven and is excused, with the reason.
         sharing: With whom.
         keys: KMS key by region; `default` for the account's. Empty: no encryption of its own.
@@ -110,7 +108,6 @@ def release(
         wish: What, and how.
         cloud: The cloud, in the image's region.
         records: Where the record goes.
-        progress: Told what is being done.
         dry_run: Only look.
 
     Returns:
@@ -187,9 +184,7 @@ def is_copied(region: str, wish: Wish, source: Mapping[str, Any]) -> bool:
     """Whether a region gets a copy and not the image itself.
 
     Args:
-        region: The region.
         wish: What, and how.
-        source: The image.
     """
     key = wish.keys.get(region)
     if region != wish.proof.region or key is None:

@@ -43,11 +43,7 @@ class RegionResult:
     hint: str = ""
 
     def failed(self, error: GpukilnError) -> RegionResult:
-        """The same region after a failure.
-
-        Args:
-            error: What failed.
-        """
+        """The same region after a failure."""
         return replace(self, state="failed", error=error.message, hint=error.hint)
 
 
@@ -60,7 +56,6 @@ class Release:
         pointer: The channel.
         build: The build it points at now.
         cloud: aws or embedded.
-        regions: One result a region.
         state: running, done, partial, failed, interrupted, or planned.
         excused: Ids of the checks that the channel asks for and that were excused, with the reason.
         not_run: How many checks of each layer were not run, `none`, or an empty string for a rollback.
@@ -89,11 +84,7 @@ class Release:
         return tuple(result for result in self.regions if result.state == "failed")
 
     def with_results(self, results: dict[str, RegionResult]) -> Release:
-        """The same with other results of its regions.
-
-        Args:
-            results: By region.
-        """
+        """The same with other results of its regions."""
         return replace(self, regions=tuple(results[result.region] for result in self.regions))
 
 
@@ -109,9 +100,6 @@ class Releases:
 
     def write(self, release: Release) -> Path:
         """Keep a record in one step; a second run of the same release replaces the first's.
-
-        Args:
-            release: The release.
 
         Returns:
             Its file.

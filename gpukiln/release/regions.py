@@ -22,8 +22,6 @@ class Site:
 
     Args:
         region: Its name.
-        ec2: Client of EC2.
-        ssm: Client of SSM.
         stopping: Set when the command is interrupted: what waits or begins something new gives up.
         cloud: The cloud in this region.
     """
@@ -100,9 +98,7 @@ def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[
     """Do the same in every region at once; a failure in one is its own result and stops no other.
 
     Args:
-        sites: The regions.
         action: What is tried, for the message of an error of AWS.
-        work: What to do.
 
     Returns:
         Per region what came of it.

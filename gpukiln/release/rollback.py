@@ -31,12 +31,10 @@ def rollback(
     """Move a channel back; what fails in a region is in its result, not an exception.
 
     Args:
-        pointer: Which.
         channel: Its rules.
         cloud: The cloud, in any region.
         regions: Regions to look at; those that a pointer found there names are added.
         records: Where the record goes.
-        progress: Told what is being done.
         to: Build or image id to go back to; an empty string: the release before the current one.
         dry_run: Only look.
 

@@ -35,8 +35,6 @@ class Run:
     Args:
         started: What it is before anything was done.
         records: Where the record goes.
-        progress: Told what is being done.
-        sites: Its regions.
     """
 
     def __init__(self, started: Release, records: Releases, progress: Progress, sites: list[Site]) -> None:

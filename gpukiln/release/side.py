@@ -15,7 +15,6 @@ class Side:
     """An image.
 
     Args:
-        record: Its record.
         baked: The image itself.
         installed: What is known of its packages.
         boot_s: Seconds of its first boot when it was verified, as systemd counts them; None: not known.
@@ -49,7 +48,6 @@ def find_side(builds: Builds, name: str) -> Side:
     """An image by the name of its build, or by its record.
 
     Args:
-        builds: Every build of this machine.
         name: A build id, an AMI id, `last`, a record file, or a folder that holds a record.json.
 
     Returns:

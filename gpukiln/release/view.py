@@ -94,18 +94,18 @@ def channels_table(rows: Iterable[Row]) -> Rows:
         rows: What was found.
     """
     made = Rows(
-        *("channel", "region", "points at", "image", "kubernetes", "build", "since", "before", ""), first=3
+        "channel", "region", "points at", "image", "kubernetes", "build", "since", "before", "", first=3
     )
     for row in rows:
         made.add(
-            *(
-                row.pointer.channel,
-                row.region,
-                row.image_id or "-",
-                row.pointer.image,
-                row.pointer.kubernetes,
-            ),
-            *(row.build or "-", row.since[:16], row.previous or "-"),
+            row.pointer.channel,
+            row.region,
+            row.image_id or "-",
+            row.pointer.image,
+            row.pointer.kubernetes,
+            row.build or "-",
+            row.since[:16],
+            row.previous or "-",
             f"[red]{'; '.join(row.problems)}[/]" if row.problems else "",
         )
     return made
@@ -121,8 +121,12 @@ def prune_table(regions: Iterable[RegionPrune]) -> Rows:
     for one in regions:
         for item in one.items:
             made.add(
-                *(_coloured(item.action), one.region, item.image_id, item.created[:10]),
-                *(item.reason, item.name),
+                _coloured(item.action),
+                one.region,
+                item.image_id,
+                item.created[:10],
+                item.reason,
+                item.name,
             )
         for snapshot_id, action in one.leftovers.items():
             reason = "left by an earlier prune: its image is gone"

@@ -30,7 +30,6 @@ class Vulnerability:
         version: The version on the image.
         fixed: The version that mends it; an empty string: none is known.
         severity: As the data says it, or an empty string.
-        summary: What it is.
         source: Where that is known from.
         aliases: Other names of it.
     """
@@ -67,7 +66,6 @@ def known_vulnerabilities(side: Side, osv: Iterable[OsvRecord] | None) -> Known:
     """Find the known flaws of an image.
 
     Args:
-        side: The image.
         osv: The records for its packages; None: no file was given, so packages are not looked at.
 
     Returns:

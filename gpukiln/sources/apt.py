@@ -35,9 +35,6 @@ class _Entry:
 def strip_credentials(text: str) -> str:
     """Remove user names and passwords from every address in a text that is going to be shown.
 
-    Args:
-        text: Any text.
-
     Returns:
         The text with `scheme://user:password@host` shortened to `scheme://host`.
     """

@@ -38,7 +38,6 @@ class DebPackage:
     """A binary package of an index.
 
     Args:
-        name: Its name.
         version: Its full version.
         depends: What it depends on, as the index has it.
         summary: The first line of its description.
@@ -104,11 +103,7 @@ def read_archive(release: str, architecture: str) -> Index | None:
 
 
 def parse_index(text: str) -> list[DebPackage]:
-    """Read a Packages file.
-
-    Args:
-        text: Its content.
-    """
+    """Read a Packages file."""
     found = []
     for stanza in text.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Depends|Description): (.*)$", stanza, re.MULTILINE))
@@ -125,7 +120,6 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
         index: What the archive has.
         package: Its name.
         version: The driver's version that is wanted; None: any.
-        branch: The driver's branch.
         where: The base, for the message.
 
     Raises:

@@ -39,8 +39,8 @@ def suite_files(root: Path) -> list[Path]:
     Args:
         root: A checkout.
     """
-    verify, found = root / "gpukiln" / "verify", set[Path]()
-    todo = [*root.glob("tests/host/*.py"), *verify.glob("gather*.py"), verify / "plugin.py"]
+    ours, found = root / "gpukiln", set[Path]()
+    todo = [*root.glob("tests/host/*.py"), ours / "probe" / "gather.py", ours / "verify" / "plugin.py"]
     while todo:
         path = todo.pop()
         if path in found or str(path.relative_to(root)) in SHOWS_ONLY:

@@ -113,9 +113,6 @@ class Facts(Mapping[str, Any]):
 def environment(facts: Facts) -> dict[str, str]:
     """Say what was judged, as reports show it.
 
-    Args:
-        facts: The facts of the machine.
-
     Returns:
         Name to text; what could not be found out is left out.
     """
@@ -163,8 +160,6 @@ def applies(check: Check, facts: Facts, *, profile: str, expect_gpus: int | None
     """Decide whether a check can be run on a machine.
 
     Args:
-        check: The check.
-        facts: The facts of the machine.
         profile: Key of `PROFILES`.
         expect_gpus: GPUs that the machine must have; None takes the profile's number.
 

@@ -15,11 +15,22 @@ Gpu = dict[str, Any]
 
 # nvmlGpuP2PStatus_t and nvmlGpuTopologyLevel_t, as nvidia-ml-py names them.
 P2P_STATUS = {
-    0: "ok", 1: "chipset not supported", 2: "GPU not supported", 3: "topology not supported",
-    4: "disabled by registry key", 5: "not supported", 6: "unknown",
-}  # fmt: skip
-TOPOLOGY = {0: "one board", 10: "one switch", 20: "several switches", 30: "one host bridge",
-            40: "one NUMA node", 50: "across NUMA nodes"}  # fmt: skip
+    0: "ok",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "topology not supported",
+    4: "disabled by registry key",
+    5: "not supported",
+    6: "unknown",
+}
+TOPOLOGY = {
+    0: "one board",
+    10: "one switch",
+    20: "several switches",
+    30: "one host bridge",
+    40: "one NUMA node",
+    50: "across NUMA nodes",
+}
 COMPLETED = 3  # of a fabric's states
 FABRIC_TROUBLES = {0: "degraded bandwidth", 4: "route unhealthy"}  # by the first of their bits
 # Boards whose NVLinks end at a bridge that may be absent; the others are wired.
@@ -34,9 +45,6 @@ def label(gpu: Gpu) -> str:
 
 def nvml_gpus(facts: Facts) -> list[Gpu]:
     """The GPUs that NVML lists.
-
-    Args:
-        facts: The facts of the machine.
 
     Raises:
         AssertionError: NVML does not work, lists none, or can't reach one.
@@ -77,7 +85,6 @@ def check_readable(gpu: Gpu, value: Any, what: str) -> None:
     """Fail where NVML gave an error in a value's place.
 
     Args:
-        gpu: The GPU.
         value: What was gathered.
         what: What the value is, for the message.
 

@@ -176,11 +176,7 @@ def _checks(number: int) -> str:
 
 
 def sentence(verdict: Verdict) -> str:
-    """Say the verdict in words, with what it does not say.
-
-    Args:
-        verdict: The verdict.
-    """
+    """Say the verdict in words, with what it does not say."""
     counts = verdict.counts
     if counts["failed"]:
         said = f"{counts['failed']} of {_checks(len(verdict.checks))} failed."
@@ -196,9 +192,6 @@ def sentence(verdict: Verdict) -> str:
 def layers(verdict: Verdict) -> list[tuple[str, str, dict[Outcome, int], list[CheckResult]]]:
     """Group the checks.
 
-    Args:
-        verdict: The verdict.
-
     Returns:
         For each layer with a check: its name, what it is about, its counts, its checks.
     """
@@ -208,11 +201,7 @@ def layers(verdict: Verdict) -> list[tuple[str, str, dict[Outcome, int], list[Ch
 
 
 def failures(verdict: Verdict) -> dict[str, list[CheckResult]]:
-    """The checks that failed, by what was found: the same thing is read once.
-
-    Args:
-        verdict: The verdict.
-    """
+    """The checks that failed, by what was found: the same thing is read once."""
     found: dict[str, list[CheckResult]] = {}
     for check in verdict.failures:
         found.setdefault(check.reason, []).append(check)
@@ -230,10 +219,6 @@ def _wrong_on(machines: Sequence[Judged]) -> list[tuple[CheckResult, list[int]]]
 
 def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[Section]:
     """What a check looked at.
-
-    Args:
-        facts: What was found on the machine.
-        check: The check.
 
     Returns:
         A section for each name in the check's evidence that the facts have.
@@ -282,9 +267,6 @@ def _texts(value: Any) -> str:
 
 def versions(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """The versions that matter on a GPU machine.
-
-    Args:
-        facts: What was found on it.
 
     Returns:
         Heading to name to version; what is not there is left out.

@@ -97,9 +97,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--layer", action="append", choices=list(LAYERS), default=[], help="only this layer; may be repeated"
     )
     group.addoption(
-        "--require", action="append", choices=list(LAYERS), default=[],
+        "--require",
+        action="append",
+        choices=list(LAYERS),
+        default=[],
         help="a check of this layer that is not run counts as failed; may be repeated",
-    )  # fmt: skip
+    )
     group.addoption(
         "--expect-gpus", type=int, help="GPUs the machine must have (default: the profile's number)"
     )
@@ -110,9 +113,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpukiln-report", type=Path, metavar="DIR", help="write results and facts into this folder"
     )
     group.addoption(
-        "--gpukiln-until", type=float, metavar="TIME",
+        "--gpukiln-until",
+        type=float,
+        metavar="TIME",
         help="seconds since the epoch when every machine must have told its facts",
-    )  # fmt: skip
+    )
     group.addoption("--gpukiln-target", metavar="NAME", help="what the report calls the machine")
     group.addoption("--gpukiln-instance-type", metavar="TYPE", default="", help="its type, for the verdict")
 
@@ -296,10 +301,16 @@ def pytest_runtest_makereport(
         note = found.take_note() if found is not None else ""
         reason = note if report.passed else _reason(call).removeprefix(NOT_RUN).removeprefix(NOT_REACHED)
         result = CheckResult(
-            id=check.id, title=check.title, layer=check.layer, outcome=outcome, reason=reason,
-            fix="" if report.passed else check.fix, causes=check.causes if report.failed else (),
-            evidence=found.take_read() if found is not None else (), duration_s=round(call.duration, 3),
-        )  # fmt: skip
+            id=check.id,
+            title=check.title,
+            layer=check.layer,
+            outcome=outcome,
+            reason=reason,
+            fix="" if report.passed else check.fix,
+            causes=check.causes if report.failed else (),
+            evidence=found.take_read() if found is not None else (),
+            duration_s=round(call.duration, 3),
+        )
         if report.failed and isinstance(
             call.excinfo and call.excinfo.value, AssertionError | pytest.fail.Exception
         ):

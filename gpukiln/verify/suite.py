@@ -87,16 +87,31 @@ def run_suite(
         config = Path(scratch) / "ssh_config"
         config.write_text(target.ssh_config(), encoding="utf-8")
         command = [
-            sys.executable, "-m", "pytest", str(SUITE), "-q", "--tb=short", "-p", "no:cacheprovider",
-            "-o", "addopts=", "--rootdir", str(ROOT), f"--basetemp={scratch}/pytest",
-            f"--hosts={target.hostspec}", f"--ssh-config={config}", f"--profile={profile}",
-            f"--gpukiln-report={out_dir}", f"--gpukiln-target={target.title}",
-            *(f"--layer={x}" for x in layers), *(f"--require={x}" for x in require),
+            sys.executable,
+            "-m",
+            "pytest",
+            str(SUITE),
+            "-q",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "addopts=",
+            "--rootdir",
+            str(ROOT),
+            f"--basetemp={scratch}/pytest",
+            f"--hosts={target.hostspec}",
+            f"--ssh-config={config}",
+            f"--profile={profile}",
+            f"--gpukiln-report={out_dir}",
+            f"--gpukiln-target={target.title}",
+            *(f"--layer={x}" for x in layers),
+            *(f"--require={x}" for x in require),
             *([f"--gpukiln-instance-type={instance_type}"] if instance_type else []),
             *([] if expect_gpus is None else [f"--expect-gpus={expect_gpus}"]),
             *(["--first-broken"] if first_broken else []),
             f"--gpukiln-until={time.time() + max_seconds - reserve_s:.3f}",
-        ]  # fmt: skip
+        ]
         status, last = _run(command, log, _Follow(events, on_check, on_start), max_seconds - STOP_S)
     if last.get("event") == "unreachable":
         raise UnavailableError(
@@ -181,9 +196,15 @@ def _run(
     deadline = time.monotonic() + timeout_s
     with open_private(log) as file:
         child = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True, umask=0o077,
-        )  # fmt: skip
+            command,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=0o077,
+        )
         try:
             while child.poll() is None and time.monotonic() < deadline:
                 follow.poll()

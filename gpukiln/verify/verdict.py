@@ -20,9 +20,7 @@ class CheckResult:
     """What came of one check.
 
     Args:
-        id: Id of the check.
         title: What is true when it passes.
-        layer: Its layer.
         outcome: `passed`; `failed`; `not_run`: what it needs is legitimately missing; `not_reached`: a check
             that failed makes it meaningless, a tool hangs, or the time was up. The last two are never counted
             as the first.
@@ -47,9 +45,6 @@ class CheckResult:
 def count(checks: Iterable[CheckResult]) -> dict[Outcome, int]:
     """Count results.
 
-    Args:
-        checks: The results.
-
     Returns:
         How many came out how, for every outcome.
     """
@@ -59,9 +54,6 @@ def count(checks: Iterable[CheckResult]) -> dict[Outcome, int]:
 
 def counts_text(checks: Iterable[CheckResult]) -> str:
     """Say how many checks came out how.
-
-    Args:
-        checks: The results.
 
     Returns:
         Text such as `34 passed, 0 failed, 9 not run`; not reached is named only where there is one.
@@ -118,7 +110,6 @@ class Verdict:
 
     @property
     def not_run(self) -> tuple[CheckResult, ...]:
-        """The checks that were not run."""
         return tuple(c for c in self.checks if c.outcome == "not_run")
 
     @property

@@ -54,9 +54,15 @@ def build_cuda(folder: Path) -> None:
 
 def make_pci(folder: Path, gpus: int) -> None:
     """Make PCI devices that are GPUs, with a link that copies of a double may reach or not."""
-    said = {"vendor": "0x10de", "class": "0x030200", "device": "0x20b0",
-            "current_link_speed": "2.5 GT/s PCIe", "current_link_width": "2",
-            "max_link_speed": "16.0 GT/s PCIe", "max_link_width": "16"}  # fmt: skip
+    said = {
+        "vendor": "0x10de",
+        "class": "0x030200",
+        "device": "0x20b0",
+        "current_link_speed": "2.5 GT/s PCIe",
+        "current_link_width": "2",
+        "max_link_speed": "16.0 GT/s PCIe",
+        "max_link_width": "16",
+    }
     for number in range(gpus):
         device = folder / f"0000:{0x1A + number:02x}:00.0"
         device.mkdir(parents=True)
@@ -103,8 +109,11 @@ def doubles_answer(folder: Path) -> Answers:
         make_pci(pci, int(more["DOUBLE_GPUS"]))
         subprocess.run(
             [sys.executable, "-c", PREPARE + ASK, str(pci), os.devnull, str(place)],
-            env=environment(library, spec, **more), check=True, stdout=subprocess.DEVNULL, timeout=120,
-        )  # fmt: skip
+            env=environment(library, spec, **more),
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=120,
+        )
         found.append(json.loads((place / "answers.json").read_text(encoding="utf-8")))
     return merged(*found)
 

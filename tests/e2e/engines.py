@@ -55,9 +55,14 @@ def _unpack(packages: tuple[str, ...], folder: Path) -> str:
     command = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *packages]
     try:
         done = subprocess.run(
-            command, cwd=files, capture_output=True, text=True, check=False, timeout=300,
+            command,
+            cwd=files,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
             env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return "no end in 300 s"
     if done.returncode:

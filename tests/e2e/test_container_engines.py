@@ -130,13 +130,20 @@ def test_an_engine_builds_tells_and_runs(engine: Engine, root_tar: Path, tmp_pat
     assert engine.inspect(image_name) is None
     engine.load_base(root_tar, base_name)
     request = BuildRequest(
-        context, dockerfile, (image_name,), {"BASE": base_name},
-        {"gpukiln.build": "test"}, native_platform(),
-    )  # fmt: skip
+        context,
+        dockerfile,
+        (image_name,),
+        {"BASE": base_name},
+        {"gpukiln.build": "test"},
+        native_platform(),
+    )
     done = subprocess.run(
-        engine.build_command(request), env={**os.environ, **engine.build_environment()},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        engine.build_command(request),
+        env={**os.environ, **engine.build_environment()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     image = engine.inspect(image_name)
     assert image is not None
@@ -167,9 +174,12 @@ def test_what_a_build_leaves_that_was_cut_off_is_removed(
     )
     environment = {**os.environ, **engine.build_environment()}
     process = subprocess.Popen(
-        engine.build_command(request), env=environment, stdout=subprocess.PIPE, text=True,
+        engine.build_command(request),
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert any("RUN sleep" in line for line in process.stdout or ())
     time.sleep(2)
     os.killpg(process.pid, signal.SIGINT)

@@ -25,9 +25,13 @@ def test_a_tool_that_hangs_is_named_and_the_doctor_ends_in_its_time(tmp_path):
     started = time.monotonic()
     done = subprocess.run(
         ["unshare", "--mount", "bash", "-c", HANG, "bash", *tools],
-        cwd=ROOT, env={**os.environ, "GPUKILN_HOME": str(tmp_path)}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "GPUKILN_HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert time.monotonic() - started < 30 + 20  # and what it takes to start the command
     assert done.returncode == 1, done.stderr
     [judged] = json.loads(done.stdout)

@@ -43,7 +43,7 @@ def test_a_fresh_node_tells_what_would_change(here, inventory, node, key):
     name = node["PrivateIpAddress"]
     before = here.ssh(node, key, "dpkg -l | wc -l; ls /etc/docker /etc/gpukiln 2>&1").stdout
     _, found = node_command(
-        *(here, "apply", inventory, "--check", "--limit", name), leave_out="nvidia_container_toolkit"
+        here, "apply", inventory, "--check", "--limit", name, leave_out="nvidia_container_toolkit"
     )
     changes = "".join(change["diff"] for change in found["hosts"][name]["changes"])
     assert "NVIDIA driver 535.309.01" in changes
@@ -87,7 +87,14 @@ def test_what_the_login_shell_prints_is_no_obstacle(here, inventory, node, key):
     here.ssh(node, key, 'sed -i \'1i echo "welcome to {gpu-1}"; trap "echo bye" EXIT\' ~/.bashrc')
     assert here.ssh(node, key, "true").stdout.startswith("welcome")
     done = here.invoke(
-        *("node.doctor", "--inventory", str(inventory), "--limit", name, "--json", "--max-seconds", "120"),
+        "node.doctor",
+        "--inventory",
+        str(inventory),
+        "--limit",
+        name,
+        "--json",
+        "--max-seconds",
+        "120",
         ok=False,
     )
     [judged] = json.loads(done.stdout)

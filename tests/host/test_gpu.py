@@ -13,8 +13,12 @@ from gpukiln.verify.gpu_facts import heat, label, nvml_gpus, read
 ALL = ("image", "node", "eks-node")
 LIVE = ("node", "eks-node")  # profiles of machines that run somebody's work
 BEFORE = ("gpu.driver-loaded", "gpu.nvml")
-SLOWED = {0x8: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
-          0x80: "hardware power brake"}  # fmt: skip
+SLOWED = {
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
 
 
 def onoff(value: bool | None) -> str:

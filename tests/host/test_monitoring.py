@@ -46,8 +46,11 @@ def test_dcgm(facts):
     # nvvs/src/NvidiaValidationSuite.cpp, BuildCommonGpusList; issues 31 and 70).
     if not found["tests"] and re.search(r"\bMIG\b", found["out"]):
         pytest.skip(f"MIG is on, and DCGM's diagnostic refuses: {' '.join(found['out'].split())[:200]}")
-    bad = [f"{t['name']}: {t['status']} {t['warning']}".strip() for t in found["tests"]
-           if t["status"].lower() not in FINE]  # fmt: skip
+    bad = [
+        f"{t['name']}: {t['status']} {t['warning']}".strip()
+        for t in found["tests"]
+        if t["status"].lower() not in FINE
+    ]
     assert not bad, f"`dcgmi diag -r 1` exits {found['rc']}, found {'; '.join(bad)}; wanted pass"
     assert found["rc"] == 0, f"`dcgmi diag -r 1` exits {found['rc']}: {found['out'].strip()[:300]}"
     assert not found["problem"], f"`dcgmi diag -r 1 -j`: {found['problem']}"

@@ -19,11 +19,7 @@ REFUSAL = (
 
 
 class Endpoint:
-    """An endpoint, with what it was asked.
-
-    Args:
-        url: Where it listens.
-    """
+    """An endpoint, with what it was asked."""
 
     ssh_port = 0
     ssh_cidr = "127.0.0.0/8"

@@ -37,14 +37,24 @@ class Profile:
 
 def link(number: int, remote: str | None, version: int, errors: Data | None = None) -> Data:
     """An active NVLink."""
-    return {"link": number, "state": True, "version": version, "remote_bus_id": remote,
-            "errors": dict(NO_ERRORS if errors is None else errors)}  # fmt: skip
+    return {
+        "link": number,
+        "state": True,
+        "version": version,
+        "remote_bus_id": remote,
+        "errors": dict(NO_ERRORS if errors is None else errors),
+    }
 
 
 def inactive(number: int) -> Data:
     """An NVLink that is switched off or leads nowhere."""
-    return {"link": number, "state": False, "version": None, "remote_bus_id": None,
-            "errors": dict(UNKNOWN_ERRORS)}  # fmt: skip
+    return {
+        "link": number,
+        "state": False,
+        "version": None,
+        "remote_bus_id": None,
+        "errors": dict(UNKNOWN_ERRORS),
+    }
 
 
 def bus_id(index: int) -> str:
@@ -68,10 +78,16 @@ def host(gpus: list[Data], *, device: str, driver: str, cuda: str, virtual: str 
         virtual: What systemd-detect-virt says.
     """
     data = machine(gpus=1)
-    rows = [{**made_up_gpu(n, len(gpus)), "bus_id": bus_id(n), "peers": peers(n, len(gpus)), **row}
-            for n, row in enumerate(gpus)]  # fmt: skip
-    data["nvml"] |= {"driver": driver, "nvml": f"{cuda.partition('.')[0]}.{driver}", "cuda_driver": cuda,
-                     "gpus": rows}  # fmt: skip
+    rows = [
+        {**made_up_gpu(n, len(gpus)), "bus_id": bus_id(n), "peers": peers(n, len(gpus)), **row}
+        for n, row in enumerate(gpus)
+    ]
+    data["nvml"] |= {
+        "driver": driver,
+        "nvml": f"{cuda.partition('.')[0]}.{driver}",
+        "cuda_driver": cuda,
+        "gpus": rows,
+    }
     computed = data["cuda"]["gpus"][0]
     data["cuda"]["gpus"] = [
         {**copy.deepcopy(computed), "index": n, "bus_id": bus_id(n)[4:].lower(), "name": row["name"]}
@@ -86,9 +102,17 @@ def host(gpus: list[Data], *, device: str, driver: str, cuda: str, virtual: str 
     data["gpus"] |= {
         "pci": [{"address": bus_id(n)[4:].lower(), "device": device} for n in range(len(rows))],
         "module": driver,
-        "rows": [{"bus_id": row["bus_id"], "name": row["name"], "uuid": row["uuid"], "driver": driver,
-                  "persistence": "Enabled"} for row in rows],
-    }  # fmt: skip
+        "rows": [
+            {
+                "bus_id": row["bus_id"],
+                "name": row["name"],
+                "uuid": row["uuid"],
+                "driver": driver,
+                "persistence": "Enabled",
+            }
+            for row in rows
+        ],
+    }
     data["nvlinks"] = nvlinks_later(data["nvml"])
     return data
 
@@ -129,13 +153,23 @@ def h200_after_200_days() -> Data:
     rows: list[Data] = [
         {
             "name": "NVIDIA H200",
-            "ecc": {"current": True, "pending": True, "volatile_uncorrected": 0, "volatile_corrected": 12,
-                    "aggregate_uncorrected": 0, "aggregate_corrected": 431},
+            "ecc": {
+                "current": True,
+                "pending": True,
+                "volatile_uncorrected": 0,
+                "volatile_corrected": 12,
+                "aggregate_uncorrected": 0,
+                "aggregate_corrected": 431,
+            },
             "remapped_rows": {"correctable": 2, "uncorrectable": 1, "pending": False, "failed": False},
             "clocks": {"sm": 345, "mem": 3201, "max_sm": 1980, "max_mem": 3201},
             # slowdown at a T.Limit of -2: NVIDIA/NVSentinel#1371, on an H100
-            "temperature": {"gpu": 34, "slowdown": None, "margin": 51,
-                            "tlimit": {"shutdown": -5, "slowdown": -2, "memory": 0, "gpu": 0}},
+            "temperature": {
+                "gpu": 34,
+                "slowdown": None,
+                "margin": 51,
+                "tlimit": {"shutdown": -5, "slowdown": -2, "memory": 0, "gpu": 0},
+            },
             "power": {"draw": 76.1, "limit": 700.0},
             "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
             "memory": {"total": 143771, "used": 71230},
@@ -144,7 +178,7 @@ def h200_after_200_days() -> Data:
             "processes": [{"pid": 900 + index, "name": "train", "kind": "compute", "memory": 71218}],
         }
         for index in range(8)
-    ]  # fmt: skip
+    ]
     data = host(rows, device="0x2335", driver="570.211.01", cuda="12.8")
     later("3/errors/crc_flit", 121, 6)(data)  # a few of them happen all the time
     switch = "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 22013, "
@@ -165,21 +199,29 @@ def b200() -> Data:
     row: Data = {
         "name": "NVIDIA B200",
         "clocks": {"sm": 120, "mem": 3996, "max_sm": 1965, "max_mem": 3996},
-        "temperature": {"gpu": 39, "slowdown": None, "margin": 49,
-                        "tlimit": {"shutdown": -5, "slowdown": -3, "memory": 0, "gpu": 0}},
+        "temperature": {
+            "gpu": 39,
+            "slowdown": None,
+            "margin": 49,
+            "tlimit": {"shutdown": -5, "slowdown": -3, "memory": 0, "gpu": 0},
+        },
         "power": {"draw": 195.7, "limit": 1000.0},
         "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
         "memory": {"total": 183359, "used": 0},
         "nvlinks": [link(n, None, 7, recoveries) for n in range(18)],
         "fabric": {"state": 3, "status": 0, "cluster": "0" * 32, "clique": 0, "health": 0x80},
-    }  # fmt: skip
+    }
     return host([copy.deepcopy(row) for _ in range(8)], device="0x2901", driver="580.105.08", cuda="13.0")
 
 
 def v100_with_four_links() -> Data:
     """A virtual machine with 4 of 8 GPUs, and so 4 of each one's 6 links (Azure/azhpc-diagnostics#73)."""
-    far = {0: (1, 1, 2, None, 3, None), 1: (0, 0, 3, None, 2, None),
-           2: (3, 3, 0, None, 1, None), 3: (2, 2, 1, None, 0, None)}  # fmt: skip
+    far = {
+        0: (1, 1, 2, None, 3, None),
+        1: (0, 0, 3, None, 2, None),
+        2: (3, 3, 0, None, 1, None),
+        3: (2, 2, 1, None, 0, None),
+    }
     rows: list[Data] = [
         {
             "name": "Tesla V100-SXM2-16GB",
@@ -190,12 +232,13 @@ def v100_with_four_links() -> Data:
             "pcie": {"gen": 3, "width": 16, "max_gen": 3, "max_width": 16},
             "mig": {"current": None, "pending": None},
             "memory": {"total": 16384, "used": 0},
-            "nvlinks": [inactive(n) if to is None else link(n, bus_id(to), 2)
-                        for n, to in enumerate(far[index])],
+            "nvlinks": [
+                inactive(n) if to is None else link(n, bus_id(to), 2) for n, to in enumerate(far[index])
+            ],
             "fabric": dict.fromkeys(("state", "status", "cluster", "clique", "health")),
         }
         for index in range(4)
-    ]  # fmt: skip
+    ]
     data = host(rows, device="0x1db1", driver="535.309.01", cuda="12.2", virtual="microsoft")
     data["nvml"]["confidential"] = {"on": None, "ready": None}
     return data
@@ -208,17 +251,28 @@ def vgpu_t4() -> Data:
         {
             "name": "GRID T4-16Q",
             "serial": None,
-            **{key: dict.fromkeys(nothing[key]) for key in
-               ("ecc", "remapped_rows", "clocks", "throttle", "power", "pcie", "mig", "fabric")},
-            "temperature": {"gpu": None, "slowdown": None, "margin": None,
-                            "tlimit": dict.fromkeys(nothing["temperature"]["tlimit"])},
+            **{
+                key: dict.fromkeys(nothing[key])
+                for key in ("ecc", "remapped_rows", "clocks", "throttle", "power", "pcie", "mig", "fabric")
+            },
+            "temperature": {
+                "gpu": None,
+                "slowdown": None,
+                "margin": None,
+                "tlimit": dict.fromkeys(nothing["temperature"]["tlimit"]),
+            },
             "memory": {"total": 16384, "used": 350},
             "nvlinks": None,
-            "peers": [{"index": 1 - index, "ancestor": None,
-                       "p2p": dict.fromkeys(("read", "write", "nvlink", "atomics", "pci"))}],
+            "peers": [
+                {
+                    "index": 1 - index,
+                    "ancestor": None,
+                    "p2p": dict.fromkeys(("read", "write", "nvlink", "atomics", "pci")),
+                }
+            ],
         }
         for index in range(2)
-    ]  # fmt: skip
+    ]
     data = host(rows, device="0x1eb8", driver="550.163.01", cuda="12.4", virtual="vmware")
     data["nvml"]["confidential"] = {"on": None, "ready": None}
     for found in data["cuda"]["gpus"]:
@@ -232,14 +286,18 @@ def h100_confidential() -> Data:
     row: Data = {
         "name": "NVIDIA H100 PCIe",
         "clocks": {"sm": 345, "mem": 1593, "max_sm": 1755, "max_mem": 1593},
-        "temperature": {"gpu": 32, "slowdown": None, "margin": 55,
-                        "tlimit": {"shutdown": -5, "slowdown": -2, "memory": 0, "gpu": 0}},
+        "temperature": {
+            "gpu": 32,
+            "slowdown": None,
+            "margin": 55,
+            "tlimit": {"shutdown": -5, "slowdown": -2, "memory": 0, "gpu": 0},
+        },
         "power": {"draw": 47.2, "limit": 350.0},
         "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
         "memory": {"total": 81559, "used": 0},
         "nvlinks": [inactive(n) for n in range(18)],  # no bridge
         "fabric": dict.fromkeys(("state", "status", "cluster", "clique", "health")),
-    }  # fmt: skip
+    }
     data = host([row], device="0x2331", driver="550.163.01", cuda="12.4", virtual="kvm")
     data["nvml"]["confidential"] = {"on": True, "ready": True}
     link = {"speed": "32.0 GT/s PCIe", "width": "16", "gb_s": 63.02}

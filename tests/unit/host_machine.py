@@ -8,18 +8,27 @@ from tests.doubles.nvml_machine import made_up_machine, nvlinks_later
 KERNEL = "6.1.0-44-cloud-amd64"
 DRIVER = "535.309.01"
 DEBIAN = f"{DRIVER}-0+deb12u1"
-TOOLKIT = ("nvidia-container-toolkit", "nvidia-container-toolkit-base",
-           "libnvidia-container-tools", "libnvidia-container1")  # fmt: skip
+TOOLKIT = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
 BOOT = 1_760_000_000.0
 Data = dict[str, Any]
 
 
 def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
     """Facts of a machine without a fault, as gpukiln/probe/gather.py prints them."""
-    packages = {"nvidia-kernel-dkms": DEBIAN, "nvidia-smi": DEBIAN, "libcuda1": DEBIAN,
-                "docker.io": "20.10.24",
-                "nvidia-persistenced": "535.171.04-1~deb12u1", "containerd": "1.6.20",
-                f"linux-image-{KERNEL}": "6.1.170-1"}  # fmt: skip
+    packages = {
+        "nvidia-kernel-dkms": DEBIAN,
+        "nvidia-smi": DEBIAN,
+        "libcuda1": DEBIAN,
+        "docker.io": "20.10.24",
+        "nvidia-persistenced": "535.171.04-1~deb12u1",
+        "containerd": "1.6.20",
+        f"linux-image-{KERNEL}": "6.1.170-1",
+    }
     if toolkit:
         packages |= dict.fromkeys(TOOLKIT, "1.19.1-1")
     done = {"status": "installed"}
@@ -33,9 +42,15 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         if toolkit
         else {"status": "left_out", "reason": "its repository can't be reached"},
     }
-    unit = {"LoadState": "loaded", "UnitFileState": "enabled", "ActiveState": "active", "SubState": "running",
-            "Result": "success", "ConditionResult": "yes",
-            "ActiveEnterTimestampMonotonic": "20000000"}  # fmt: skip
+    unit = {
+        "LoadState": "loaded",
+        "UnitFileState": "enabled",
+        "ActiveState": "active",
+        "SubState": "running",
+        "Result": "success",
+        "ConditionResult": "yes",
+        "ActiveEnterTimestampMonotonic": "20000000",
+    }
     names = ("nvidia-persistenced", "docker", "containerd", "gpukiln-bootstrap", "nvidia-cdi-refresh")
     units = {f"{n}.service": dict(unit) for n in names}
     if not gpus:
@@ -44,73 +59,189 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         m: {"file": f"/lib/modules/{KERNEL}/{m}.ko", "version": DRIVER, "vermagic": KERNEL}
         for m in ("nvidia", "nvidia_uvm", "nvidia_modeset")
     }
-    row = {"bus_id": "00000000:00:1E.0", "name": "Tesla T4", "uuid": "GPU-1", "driver": DRIVER,
-           "persistence": "Enabled"}  # fmt: skip
-    gpu = {"index": 0, "bus_id": "0000:00:1e.0", "name": "Tesla T4", "ok": True, "busy": False, "error": None,
-           "elements": 1 << 24, "kernel_ms": 9.0, "h2d_gb_s": 12.3, "d2h_gb_s": 13.1,
-           "pinned": True,
-           "link": {"speed": "8.0 GT/s PCIe", "width": "16", "gb_s": 15.75, "max_speed": "8.0 GT/s PCIe",
-                    "max_width": "16", "max_gb_s": 15.75}}  # fmt: skip
-    reduced = {"tried": True, "reason": "", "ok": True, "error": None, "wrong": [], "elements": 1 << 20,
-               "ms": 3.0, "direct": 2, "through_host": []}  # fmt: skip
+    row = {
+        "bus_id": "00000000:00:1E.0",
+        "name": "Tesla T4",
+        "uuid": "GPU-1",
+        "driver": DRIVER,
+        "persistence": "Enabled",
+    }
+    gpu = {
+        "index": 0,
+        "bus_id": "0000:00:1e.0",
+        "name": "Tesla T4",
+        "ok": True,
+        "busy": False,
+        "error": None,
+        "elements": 1 << 24,
+        "kernel_ms": 9.0,
+        "h2d_gb_s": 12.3,
+        "d2h_gb_s": 13.1,
+        "pinned": True,
+        "link": {
+            "speed": "8.0 GT/s PCIe",
+            "width": "16",
+            "gb_s": 15.75,
+            "max_speed": "8.0 GT/s PCIe",
+            "max_width": "16",
+            "max_gb_s": 15.75,
+        },
+    }
+    reduced = {
+        "tried": True,
+        "reason": "",
+        "ok": True,
+        "error": None,
+        "wrong": [],
+        "elements": 1 << 20,
+        "ms": 3.0,
+        "direct": 2,
+        "through_host": [],
+    }
     blacklist = "/etc/modprobe.d/nvidia-blacklists-nouveau.conf"
     runtimes = ["nvidia", "runc"] if toolkit else ["runc"]
     nvml = {**made_up_machine(gpus), "at": 1000.0}
     return {
-        "record": {"error": None, "data": {
-            "schema": 1, "image": "eks-gpu", "digest": "d", "git_commit": "c",
-            "built_at": "2025-10-09T08:00:00+00:00",
-            "base": {}, "components": components, "kernel": KERNEL,
-            "kernels": [KERNEL], "packages": dict(packages),
-        }},
+        "record": {
+            "error": None,
+            "data": {
+                "schema": 1,
+                "image": "eks-gpu",
+                "digest": "d",
+                "git_commit": "c",
+                "built_at": "2025-10-09T08:00:00+00:00",
+                "base": {},
+                "components": components,
+                "kernel": KERNEL,
+                "kernels": [KERNEL],
+                "packages": dict(packages),
+            },
+        },
         "expected": {"mig": "disabled", "bandwidth_share": None},
         "os": {"id": "debian", "version": "12", "family": "debian"},
         "kernel": {"running": KERNEL, "installed": [KERNEL]},
-        "packages": {"installed": dict(packages),
-                     "holds": [f"linux-image-{KERNEL}", "nvidia-kernel-dkms", "nvidia-smi", "libcuda1"]},
-        "driver": {"nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER}, "persistenced": "535.171.04",
-                   "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]}},
+        "packages": {
+            "installed": dict(packages),
+            "holds": [f"linux-image-{KERNEL}", "nvidia-kernel-dkms", "nvidia-smi", "libcuda1"],
+        },
+        "driver": {
+            "nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER},
+            "persistenced": "535.171.04",
+            "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]},
+        },
         "hung": {"tools": [], "kernel": []},
         "modules": {KERNEL: modules},
         "signatures": {KERNEL: {"rc": 0, "out": "Secure Boot is off and the kernel takes every module"}},
-        "nouveau": {"loaded": False, "blacklisted": True, "files": {blacklist: BOOT - 9000}, "initramfs": {
-            KERNEL: {"path": f"/boot/initrd.img-{KERNEL}", "rc": 0, "error": "", "mtime": BOOT - 8000,
-                     "files": [blacklist], "module": False}}},
-        "dkms": {"installed": True, "rc": 0, "error": "", "trees": [],
-                 "tools": {"compilers": ["/usr/bin/gcc-12"], "make": "/usr/bin/make"}, "rows": [
-            {"module": "nvidia-current", "version": DRIVER, "kernel": KERNEL, "state": "installed"}]},
-        "identity": {"host_keys": {"/etc/ssh/ssh_host_ed25519_key": BOOT + 15}, "born": BOOT + 12,
-                     "machine_id": {"length": 32, "mtime": BOOT + 1, "dbus_agrees": True},
-                     "cloud_init": {"installed": True, "status": "done",
-                                    "detail": "DataSourceEc2", "errors": []}},
-        "keys": {"injected": ["SHA256:launch"], "authorized": [
-            {"user": "admin", "path": "/home/admin/.ssh/authorized_keys", "fingerprint": "SHA256:launch",
-             "comment": "key"}]},
+        "nouveau": {
+            "loaded": False,
+            "blacklisted": True,
+            "files": {blacklist: BOOT - 9000},
+            "initramfs": {
+                KERNEL: {
+                    "path": f"/boot/initrd.img-{KERNEL}",
+                    "rc": 0,
+                    "error": "",
+                    "mtime": BOOT - 8000,
+                    "files": [blacklist],
+                    "module": False,
+                }
+            },
+        },
+        "dkms": {
+            "installed": True,
+            "rc": 0,
+            "error": "",
+            "trees": [],
+            "tools": {"compilers": ["/usr/bin/gcc-12"], "make": "/usr/bin/make"},
+            "rows": [{"module": "nvidia-current", "version": DRIVER, "kernel": KERNEL, "state": "installed"}],
+        },
+        "identity": {
+            "host_keys": {"/etc/ssh/ssh_host_ed25519_key": BOOT + 15},
+            "born": BOOT + 12,
+            "machine_id": {"length": 32, "mtime": BOOT + 1, "dbus_agrees": True},
+            "cloud_init": {"installed": True, "status": "done", "detail": "DataSourceEc2", "errors": []},
+        },
+        "keys": {
+            "injected": ["SHA256:launch"],
+            "authorized": [
+                {
+                    "user": "admin",
+                    "path": "/home/admin/.ssh/authorized_keys",
+                    "fingerprint": "SHA256:launch",
+                    "comment": "key",
+                }
+            ],
+        },
         "leftovers": {"package_cache": [], "history": [], "build_tools": []},
         "secrets": {"found": [], "files": 20, "complete": True},
-        "docker": {"installed": True, "validate": None,
-                   "info": {"rc": 0, "error": "", "version": "20.10.24", "errors": [], "runtimes": runtimes,
-                            "default_runtime": "nvidia" if toolkit else "runc"},
-                   "daemon_json": {"present": True, "problem": None, "age_s": 9000.0}},
+        "docker": {
+            "installed": True,
+            "validate": None,
+            "info": {
+                "rc": 0,
+                "error": "",
+                "version": "20.10.24",
+                "errors": [],
+                "runtimes": runtimes,
+                "default_runtime": "nvidia" if toolkit else "runc",
+            },
+            "daemon_json": {"present": True, "problem": None, "age_s": 9000.0},
+        },
         "containerd": {"installed": True, "rc": 0, "error": "", "runtimes": runtimes, "joined": {}},
         "nodeadm": {"installed": False},
-        "gpus": {"pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
-                 "container": False, "log_gap": None, "log_lost": None,
-                 "module": DRIVER if gpus else None,
-                 "smi": {"rc": 0, "out": ""}, "rows": [row] * gpus, "xids": [],
-                 "cdi": {"/var/run/cdi/nvidia.yaml": {
-                     "drivers": [DRIVER], "nodes": ["/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]}}},
-        "nvml": nvml, "nvlinks": nvlinks_later(nvml),
-        "monitoring": {"nvtop": {"rc": 0, "out": "nvtop version 3.0.1"}, "dcgm": {
-            "ran": bool(gpus), "rc": 0, "out": "", "problem": None,
-            "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}]}},
-        "cuda": {"error": None, "mig": False, "xids": [], "log_gap": None, "pids": [4242],
-                 "all_reduce": reduced,
-                 "gpus": [{**copy.deepcopy(gpu), "index": n, "bus_id": f"0000:00:{0x1E + n:x}.0"}
-                          for n in range(gpus)]},
-        "container": {engine: {"rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus}
-                      for engine in ("docker", "containerd", "podman") if gpus},
-        "boot": {"booted": True, "boot_time": BOOT, "uptime_s": 60.0, "state": "running", "failed": [],
-                 "units": units,
-                 "startup_s": 37.2, "startup": "", "journal": []},
-    }  # fmt: skip
+        "gpus": {
+            "pci": [{"address": f"0000:00:{0x1E + n:x}.0", "device": "0x20b0"} for n in range(gpus)],
+            "container": False,
+            "log_gap": None,
+            "log_lost": None,
+            "module": DRIVER if gpus else None,
+            "smi": {"rc": 0, "out": ""},
+            "rows": [row] * gpus,
+            "xids": [],
+            "cdi": {
+                "/var/run/cdi/nvidia.yaml": {
+                    "drivers": [DRIVER],
+                    "nodes": ["/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"],
+                }
+            },
+        },
+        "nvml": nvml,
+        "nvlinks": nvlinks_later(nvml),
+        "monitoring": {
+            "nvtop": {"rc": 0, "out": "nvtop version 3.0.1"},
+            "dcgm": {
+                "ran": bool(gpus),
+                "rc": 0,
+                "out": "",
+                "problem": None,
+                "tests": [{"name": "Denylist", "status": "Pass", "warning": ""}],
+            },
+        },
+        "cuda": {
+            "error": None,
+            "mig": False,
+            "xids": [],
+            "log_gap": None,
+            "pids": [4242],
+            "all_reduce": reduced,
+            "gpus": [
+                {**copy.deepcopy(gpu), "index": n, "bus_id": f"0000:00:{0x1E + n:x}.0"} for n in range(gpus)
+            ],
+        },
+        "container": {
+            engine: {"rc": 0, "out": "GPU 0: Tesla T4 (UUID: GPU-1)\n" * gpus}
+            for engine in ("docker", "containerd", "podman")
+            if gpus
+        },
+        "boot": {
+            "booted": True,
+            "boot_time": BOOT,
+            "uptime_s": 60.0,
+            "state": "running",
+            "failed": [],
+            "units": units,
+            "startup_s": 37.2,
+            "startup": "",
+            "journal": [],
+        },
+    }

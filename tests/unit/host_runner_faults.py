@@ -6,43 +6,76 @@ from typing import Any
 Data = dict[str, Any]
 Fault = Callable[[Data], Any]
 STARTED, COMPLETED = "ACTIONS_RUNNER_HOOK_JOB_STARTED", "ACTIONS_RUNNER_HOOK_JOB_COMPLETED"
-VERSIONS = {"cuda": "12.1", "cuda_nvcc": "12.1", "cudnn": "8.9.2", "nccl": "2.18.1", "cmake": "3.31.10",
-            "ninja": "1.13.0", "ccache": "4.7.5", "git": "2.39.5", "actions_runner": "2.335.1"}  # fmt: skip
+VERSIONS = {
+    "cuda": "12.1",
+    "cuda_nvcc": "12.1",
+    "cudnn": "8.9.2",
+    "nccl": "2.18.1",
+    "cmake": "3.31.10",
+    "ninja": "1.13.0",
+    "ccache": "4.7.5",
+    "git": "2.39.5",
+    "actions_runner": "2.335.1",
+}
 
 
 def container() -> Data:
     """Facts of a container, as gpukiln/probe/runner.py prints them."""
-    said = {"cmake": "cmake version 3.31.10", "ninja": "1.13.0.git.kitware.jobserver-pipe-1",
-            "ccache": "ccache version 4.7.5", "git": "git version 2.39.5", "gcc": "gcc 12", "g++": "g++ 12",
-            "python3": "Python 3.11.2", "tini": "tini version 0.19.0", "ptxas": "release 12.1, V12.1.105",
-            "nvcc": "Cuda compilation tools, release 12.1, V12.1.105"}  # fmt: skip
+    said = {
+        "cmake": "cmake version 3.31.10",
+        "ninja": "1.13.0.git.kitware.jobserver-pipe-1",
+        "ccache": "ccache version 4.7.5",
+        "git": "git version 2.39.5",
+        "gcc": "gcc 12",
+        "g++": "g++ 12",
+        "python3": "Python 3.11.2",
+        "tini": "tini version 0.19.0",
+        "ptxas": "release 12.1, V12.1.105",
+        "nvcc": "Cuda compilation tools, release 12.1, V12.1.105",
+    }
     hook = {"rc": 0, "out": "gpukiln: no GPU here: nothing to free\n"}
     return {
-        "record": {"error": None, "data": {
-            "schema": 1, "image": "runner-gpu", "digest": "d", "user": "runner", "size_budget_gib": 6,
-            "components": {n: {"status": "installed", "version": v} for n, v in VERSIONS.items()},
-        }},
+        "record": {
+            "error": None,
+            "data": {
+                "schema": 1,
+                "image": "runner-gpu",
+                "digest": "d",
+                "user": "runner",
+                "size_budget_gib": 6,
+                "components": {n: {"status": "installed", "version": v} for n, v in VERSIONS.items()},
+            },
+        },
         "os": {"id": "debian", "version": "12", "family": "debian"},
         "gpus": {"pci": [], "container": True, "module": None},
         "hung": {"tools": [], "kernel": []},
         "runner": {
             "user": {"uid": 1001, "name": "runner", "home": "/home/runner", "root_without_password": False},
             "process_1": "/usr/bin/tini -- sleep infinity",
-            "leftovers": [], "credentials": [], "writable": [],
+            "leftovers": [],
+            "credentials": [],
+            "writable": [],
             "size": {"bytes": 3 << 30, "unseen": 2},
             "tools": {name: {"rc": 0, "out": out} for name, out in said.items()},
-            "packages": {"check": {"rc": 0, "out": ""}, "installed": {"numpy": "2.2.6"},
-                         "imports": {"numpy": None, "yaml": None}},
+            "packages": {
+                "check": {"rc": 0, "out": ""},
+                "installed": {"numpy": "2.2.6"},
+                "imports": {"numpy": None, "yaml": None},
+            },
             "ccache": {"rc": [0, 0, 0], "hits": 1, "misses": 1, "folder": "/home/runner/.cache/ccache"},
             "hooks": {STARTED: {"path": "/opt/a.sh", **hook}, COMPLETED: {"path": "/opt/b.sh", **hook}},
             "actions_runner": {"present": True, "rc": 0, "version": "2.335.1"},
-            "libraries": {"cudart": {"version": 12010, "error": ""}, "cublas": {"version": None, "error": ""},
-                          "cudnn": {"version": 8902, "error": ""}, "nccl": {"version": 21801, "error": ""}},
+            "libraries": {
+                "cudart": {"version": 12010, "error": ""},
+                "cublas": {"version": None, "error": ""},
+                "cudnn": {"version": 8902, "error": ""},
+                "nccl": {"version": 21801, "error": ""},
+            },
             "nvrtc": {"version": "12.1", "error": ""},
             "ptxas": {"rc": 0, "out": "", "cubin": True},
             "nvcc": {"rc": 0, "out": "", "program": True},
         },
-    }  # fmt: skip
+    }
 
 
 def put(path: str, value: Any) -> Fault:

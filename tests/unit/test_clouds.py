@@ -113,9 +113,13 @@ def test_tools_are_started_without_what_is_the_users(
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL_STS"):
         monkeypatch.setenv(name, "nonsense")
     packer = Packer(
-        tmp_path, {}, environment=embedded.environment(), log=tmp_path / "log", events=tmp_path / "events",
+        tmp_path,
+        {},
+        environment=embedded.environment(),
+        log=tmp_path / "log",
+        events=tmp_path / "events",
         say=lambda _: None,
-    )  # fmt: skip
+    )
     settings = packer._whole_environment()
     ours = {name for name in settings if name.startswith("AWS_")}
     assert "nonsense" not in settings.values()

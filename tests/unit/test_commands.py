@@ -46,11 +46,13 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("node.verify --forks many", "--forks 'many' is no whole number"),
         ("docker.check --driver 535.309.01 --image runner-gpuu", "did you mean runner-gpu?"),
         ("docker.check --driver 535", "'535' is no version"),
-        ("docker.push --repository 111122223333.dkr.ecr.us-west-2.amazonaws.com/a --region eu-west-1",
-         "is in us-west-2, not in eu-west-1"),
+        (
+            "docker.push --repository 111122223333.dkr.ecr.us-west-2.amazonaws.com/a --region eu-west-1",
+            "is in us-west-2, not in eu-west-1",
+        ),
         ("docker.plan runner-gpu --engine dockre", "unknown engine 'dockre'"),
     ],
-)  # fmt: skip
+)
 def test_what_is_typed_wrong_is_named_before_anything_is_done(typed: Any, words: str, message: str) -> None:
     code, out, err = typed(*words.split())
     assert (code, out) == (2, "")

@@ -55,10 +55,20 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("gcc is not on PATH; the double of libcuda.so.1 is written in C")
     folder = tmp_path_factory.mktemp("double")
     subprocess.run(
-        [gcc, "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1"),
-         str(ROOT / "tests" / "doubles" / "cuda.c")],
+        [
+            gcc,
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(folder / "libcuda.so.1"),
+            str(ROOT / "tests" / "doubles" / "cuda.c"),
+        ],
         check=True,
-    )  # fmt: skip
+    )
     return folder
 
 
@@ -67,24 +77,52 @@ def ask(library: Path, tmp_path: Path) -> Ask:
     """Gather the section in a process of its own, with the double as this machine's driver."""
 
     def gather(
-        fault: str = "", *, gpus: int = 1, link: tuple[str, str] = ("2.5 GT/s PCIe", "2"),
-        limit_s: float = 60, libraries: Path = library, elements: int = FEW, killable: bool = True,
+        fault: str = "",
+        *,
+        gpus: int = 1,
+        link: tuple[str, str] = ("2.5 GT/s PCIe", "2"),
+        limit_s: float = 60,
+        libraries: Path = library,
+        elements: int = FEW,
+        killable: bool = True,
         **more: str,
-    ) -> Facts:  # fmt: skip
+    ) -> Facts:
         for number in range(gpus):
             device = tmp_path / "pci" / f"0000:{0x1A + number:02x}:00.0"
             device.mkdir(parents=True)
-            said = {"vendor": "0x10de", "class": "0x030200", "device": "0x1eb8",
-                    "current_link_speed": link[0], "current_link_width": link[1]}  # fmt: skip
+            said = {
+                "vendor": "0x10de",
+                "class": "0x030200",
+                "device": "0x1eb8",
+                "current_link_speed": link[0],
+                "current_link_width": link[1],
+            }
             for name, text in said.items():
                 (device / name).write_text(text + "\n")
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries),
-               "DOUBLE_GPUS": str(gpus), "DOUBLE_FAULT": fault, **more}  # fmt: skip
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "LD_LIBRARY_PATH": str(libraries),
+            "DOUBLE_GPUS": str(gpus),
+            "DOUBLE_FAULT": fault,
+            **more,
+        }
         done = subprocess.run(
-            [sys.executable, "-c", SECTION, str(tmp_path / "pci"), str(limit_s), str(elements),
-             *([] if killable else ["unkillable"])],
-            env=env, capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                SECTION,
+                str(tmp_path / "pci"),
+                str(limit_s),
+                str(elements),
+                *([] if killable else ["unkillable"]),
+            ],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
         return Facts(json.loads(done.stdout))
 
     return gather
@@ -176,12 +214,17 @@ def test_slow_copies_are_found(ask: Ask, fault: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("speed", "width", "gb_s"),
     [
-        ("8.0 GT/s PCIe", "16", 15.75), ("16.0 GT/s PCIe", "8", 15.75), ("5 GT/s", "4", 2.0),
-        ("32.0 GT/s PCIe", "16", 63.02), ("64.0 GT/s PCIe", "16", 128.0),
-        ("Unknown", "16", None), ("8.0 GT/s PCIe", "0", None), ("8.0 GT/s PCIe", "63", None),
+        ("8.0 GT/s PCIe", "16", 15.75),
+        ("16.0 GT/s PCIe", "8", 15.75),
+        ("5 GT/s", "4", 2.0),
+        ("32.0 GT/s PCIe", "16", 63.02),
+        ("64.0 GT/s PCIe", "16", 128.0),
+        ("Unknown", "16", None),
+        ("8.0 GT/s PCIe", "0", None),
+        ("8.0 GT/s PCIe", "63", None),
         ("8.0 GT/s PCIe", "3", None),
     ],
-)  # fmt: skip
+)
 def test_rate_of_a_link(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, speed: str, width: str, gb_s: float | None
 ) -> None:
@@ -195,10 +238,13 @@ def test_rate_of_a_link(
 @pytest.mark.parametrize(
     ("most", "gb_s"),
     [
-        (("8.0 GT/s PCIe", "16"), 15.75), (("16.0 GT/s PCIe", "16"), 15.75), (("Unknown", "255"), 15.75),
-        (("8.0 GT/s PCIe", "8"), None), (("5.0 GT/s PCIe", "16"), None),
+        (("8.0 GT/s PCIe", "16"), 15.75),
+        (("16.0 GT/s PCIe", "16"), 15.75),
+        (("Unknown", "255"), 15.75),
+        (("8.0 GT/s PCIe", "8"), None),
+        (("5.0 GT/s PCIe", "16"), None),
     ],
-)  # fmt: skip
+)
 def test_a_link_that_the_gpu_is_not_made_for_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: tuple[str, str], gb_s: float | None
 ) -> None:

@@ -81,8 +81,10 @@ class Thread:
         self.params = {name: (kind, value) for (kind, name), value in zip(names, args, strict=True)}
         self.memory = memory
         self.values: dict[str, Any] = {
-            "%ctaid.x": index // BLOCK, "%ntid.x": BLOCK, "%tid.x": index % BLOCK,
-        }  # fmt: skip
+            "%ctaid.x": index // BLOCK,
+            "%ntid.x": BLOCK,
+            "%tid.x": index % BLOCK,
+        }
         self.lines: list[str] = []
         self.labels: dict[str, int] = {}
         for line in filter(None, (text.strip() for text in found[2].splitlines())):
@@ -204,8 +206,10 @@ def assemble(ptx: str, arch: str, folder: Path) -> subprocess.CompletedProcess[s
     (folder / "kernels.ptx").write_text(ptx)
     done = subprocess.run(
         [ptxas, "-v", "-arch", arch, "-o", str(folder / "kernels.cubin"), str(folder / "kernels.ptx")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if "is not defined for option" in done.stderr:
         pytest.skip(f"this ptxas does not know {arch}")
     return done

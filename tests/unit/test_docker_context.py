@@ -81,9 +81,13 @@ def lay_out(plan: ContainerPlan, folder: Path) -> None:
     components = load_components()
     (folder / "context").mkdir()
     make_context(
-        plan, folder / "context", cache=folder / "cache", component_of=lambda part: components[part.name],
-        log=folder / "log", say=lambda _: None,
-    )  # fmt: skip
+        plan,
+        folder / "context",
+        cache=folder / "cache",
+        component_of=lambda part: components[part.name],
+        log=folder / "log",
+        say=lambda _: None,
+    )
 
 
 def only(plan: ContainerPlan, *parts: Part) -> ContainerPlan:
@@ -148,9 +152,13 @@ def test_nvidias_repository_is_written_only_with_the_key_that_is_wanted(
         (folder / "context").mkdir(parents=True)
         changed = replace(component, repository=replace(component.repository, apt=repository))
         make_context(
-            only(plan, cuda), folder / "context", cache=folder, component_of=lambda _: changed,
-            log=folder / "log", say=lambda _: None,
-        )  # fmt: skip
+            only(plan, cuda),
+            folder / "context",
+            cache=folder,
+            component_of=lambda _: changed,
+            log=folder / "log",
+            say=lambda _: None,
+        )
 
     write(known, tmp_path / "right")
     sources = (tmp_path / "right/context/cuda-apt/sources.list.d/gpukiln-cuda.sources").read_text()

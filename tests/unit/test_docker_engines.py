@@ -41,9 +41,13 @@ def docker(server: str, client: str, *, buildx: bool) -> str:
 
 def request(**options: object) -> BuildRequest:
     values: dict[str, object] = {
-        "context": Path("/c"), "dockerfile": Path("/d"), "tags": ("t:1",), "arguments": {"BASE": "b"},
-        "labels": {}, "platform": native_platform(),
-    }  # fmt: skip
+        "context": Path("/c"),
+        "dockerfile": Path("/d"),
+        "tags": ("t:1",),
+        "arguments": {"BASE": "b"},
+        "labels": {},
+        "platform": native_platform(),
+    }
     return BuildRequest(**{**values, **options})  # type: ignore[arg-type]
 
 

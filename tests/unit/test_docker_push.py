@@ -181,9 +181,15 @@ def test_what_is_no_repository_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("host", "plain"),
-    [("127.0.0.1:5000", True), ("localhost:5000", True), ("[::1]:5000", True), ("127.example:80", False),
-     ("10.0.0.1:5000", False), (IN_AWS, False)],
-)  # fmt: skip
+    [
+        ("127.0.0.1:5000", True),
+        ("localhost:5000", True),
+        ("[::1]:5000", True),
+        ("127.example:80", False),
+        ("10.0.0.1:5000", False),
+        (IN_AWS, False),
+    ],
+)
 def test_only_this_machine_is_reached_without_tls(host: str, plain: bool) -> None:
     assert Repository(f"{host}/a").plain_http is plain
 

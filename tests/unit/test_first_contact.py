@@ -26,8 +26,8 @@ SCRIPT = ROOT / "scripts" / "first-contact"
 PYTHONS = Path.home() / ".pyenv" / "versions"
 RUN = """
 from pathlib import Path
-contact.COMMAND_S, gather_cuda.INIT_S = 2.0, 5.0
-gather_cuda.GPU_S = gather_cuda.STEP_S = 10.0
+contact.COMMAND_S, cuda.INIT_S = 2.0, 5.0
+cuda.GPU_S = cuda.STEP_S = 10.0
 exec(sys.argv[4])
 sys.exit(contact.main([sys.argv[3]], root=Path(sys.argv[5])))
 """
@@ -58,9 +58,15 @@ def contact(library: Path, tmp_path: Path) -> Contact:
     """Start a first contact with two GPUs that both doubles play; it writes to `tmp_path / "found"`."""
 
     def start(
-        *, smi: str = SMI, machine: Data | None = None, errors: dict[str, int] | None = None, also: str = "",
-        python: Sequence[str | Path] = (sys.executable,), before: str = "", **more: str,
-    ) -> subprocess.Popen[str]:  # fmt: skip
+        *,
+        smi: str = SMI,
+        machine: Data | None = None,
+        errors: dict[str, int] | None = None,
+        also: str = "",
+        python: Sequence[str | Path] = (sys.executable,),
+        before: str = "",
+        **more: str,
+    ) -> subprocess.Popen[str]:
         make_pci(tmp_path / "pci", 2)
         (tmp_path / "tools").mkdir()
         (tmp_path / "tools" / "nvidia-smi").write_text(smi)
@@ -73,8 +79,10 @@ def contact(library: Path, tmp_path: Path) -> Contact:
         return subprocess.Popen(
             [*python, "-c", before + PREPARE + RUN, *map(str, arguments)],
             env=environment(library, tmp_path / "spec", DOUBLE_GPUS="2", **more),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     return start
 
@@ -274,7 +282,7 @@ def test_the_doubles_answer_as_their_list_says(tmp_path: Path) -> None:
         ("on gpu-7.site and gpu-7", "on host and host"),
         ("/home/eve/x token=abcdef123456", "/home/(left out)/x token=(left out)"),
     ],
-)  # fmt: skip
+)
 def test_what_is_one_hosts_own_is_left_out(tmp_path: Path, text: str, shown: str) -> None:
     folder = Folder(tmp_path, "gpu-7.site")
     assert folder.shown(text) == shown

@@ -45,8 +45,13 @@ def test_the_bindings_sent_along_read_nvml_with_no_package_installed(tmp_path: P
     env = nvml.environment(nvml.build(tmp_path), spec)
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", "\n".join(lines)],
-        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [False, made_up_machine(0), made_up_machine()]
 
@@ -58,8 +63,11 @@ def test_what_the_login_shell_prints_is_not_taken_for_facts(tmp_path: Path) -> N
     mark = "0123456789abcdef"
     done = subprocess.run(
         ["bash", "-c", gather_command("runner", mark, 0)],
-        env={**os.environ, "BASH_ENV": str(noise)}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, "BASH_ENV": str(noise)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.startswith("welcome")
     facts = json.loads(facts_in(done.stdout, mark))
     assert facts["schema"] == 1
@@ -71,6 +79,9 @@ def test_what_the_login_shell_prints_is_not_taken_for_facts(tmp_path: Path) -> N
 def test_without_python_the_command_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", gather_command("node", "0123", 60)],
-        env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (NO_PYTHON, "python3: not found\n")

@@ -167,10 +167,17 @@ def test_another_gpu_of_the_host_is_no_concern_of_a_container(
 @pytest.mark.parametrize(
     ("before", "after", "new"),
     [
-        ("", "", ""), ("", "ab", "ab"), ("ab", "ab", ""), ("ab", "abc", "c"), ("abc", "bcd", "d"),
-        ("aab", "abaab", "aab"), ("abc", "xyz", "xyz"), ("abab", "ababab", "ab"), ("abc", "", ""),
+        ("", "", ""),
+        ("", "ab", "ab"),
+        ("ab", "ab", ""),
+        ("ab", "abc", "c"),
+        ("abc", "bcd", "d"),
+        ("aab", "abaab", "aab"),
+        ("abc", "xyz", "xyz"),
+        ("abab", "ababab", "ab"),
+        ("abc", "", ""),
     ],
-)  # fmt: skip
+)
 def test_what_a_buffer_got_is_told_from_what_it_had(before: str, after: str, new: str) -> None:
     assert xids.newer(list(before), list(after)) == list(new)
 

@@ -76,6 +76,9 @@ def test_nvml_tells_it_as_the_profile_has_it(
     done = subprocess.run(
         [sys.executable, "-c", READ],
         env={**nvml.environment(libraries[old], spec), "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert json.loads(done.stdout) == [wanted, {"error": None, "gpus": again}]

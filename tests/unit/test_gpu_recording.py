@@ -24,8 +24,12 @@ def record(library: Path, spec: Path, machine: Data) -> Data:
     env = {**nvml.environment(library, spec), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", RECORD, json.dumps(PCI)],
-        env=env, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     found: Data = json.loads(done.stdout)
     return found
 
@@ -85,13 +89,17 @@ def test_the_command_writes_a_file(tmp_path: Path, options: list[str], code: int
     nvml.write_spec(spec, made_up_machine())
     command = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        f"from gpukiln.verify import recording; recording.pci_gpus = lambda: {PCI!r}\n"
+        f"from gpukiln.probe import recording; recording.pci_gpus = lambda: {PCI!r}\n"
         f"sys.exit(recording.main([{str(file)!r}]))"
     )
     done = subprocess.run(
         [sys.executable, "-I", *options, "-c", command],
-        env=nvml.environment(library, spec), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=nvml.environment(library, spec),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == code
     assert said.format(file=file) in done.stderr
     assert file.exists() == (code == 0)

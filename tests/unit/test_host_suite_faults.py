@@ -289,10 +289,19 @@ def test_a_tool_that_hangs_is_not_called_missing() -> None:
     assert [i for i, (outcome, _) in found.items() if outcome == "failed"] == ["versions.answers"]
     unknown = {i for i, (outcome, _) in found.items() if outcome == "not_reached"}
     assert unknown >= {
-        "versions.driver-branch", "versions.driver-agrees", "versions.persistenced", "versions.holds",
-        "gpu.driver-loaded", "gpu.nvidia-smi", "gpu.nvml", "gpu.xid", "compute.kernel",
-        "container.docker-gpu", "monitoring.nvtop", "monitoring.dcgm",
-    }  # fmt: skip
+        "versions.driver-branch",
+        "versions.driver-agrees",
+        "versions.persistenced",
+        "versions.holds",
+        "gpu.driver-loaded",
+        "gpu.nvidia-smi",
+        "gpu.nvml",
+        "gpu.xid",
+        "compute.kernel",
+        "container.docker-gpu",
+        "monitoring.nvtop",
+        "monitoring.dcgm",
+    }
     assert found["versions.driver-installed"][0] == "passed"
 
 

@@ -65,7 +65,8 @@ def _greet(sshd):
 def boot(ec2, *, spot=False, types=TYPES):
     """Boot a machine as a verification does; returns what it is, and what EC2 says of it meanwhile."""
     with machine_from_image(
-        *(ec2, "ami-0123456789abcdef0"),
+        ec2,
+        "ami-0123456789abcdef0",
         build_id="20261121-100000-eks-gpu-ab12",
         instance_types=types,
         user="admin",

@@ -137,15 +137,26 @@ def test_text_beside_a_secret_stays() -> None:
 
 def test_names_in_data_tell_what_is_secret() -> None:
     data = {
-        "password": "x", "token": ["a", "b"], "secret_key": 12345678, "auth": "eA==",
-        "secrets": {"found": [], "files": 20}, "seconds": {"secrets": 0.5},
-        "root_without_password": False, "private_key_file": "/root/id", "token_count": 3,
-        "argv": ["login", "--password", "x", "--password-stdin", "y"], "empty_token": "",
-    }  # fmt: skip
+        "password": "x",
+        "token": ["a", "b"],
+        "secret_key": 12345678,
+        "auth": "eA==",
+        "secrets": {"found": [], "files": 20},
+        "seconds": {"secrets": 0.5},
+        "root_without_password": False,
+        "private_key_file": "/root/id",
+        "token_count": 3,
+        "argv": ["login", "--password", "x", "--password-stdin", "y"],
+        "empty_token": "",
+    }
     assert redact_value(data) == {
-        **data, "password": HIDDEN, "token": [HIDDEN, HIDDEN], "secret_key": HIDDEN, "auth": HIDDEN,
+        **data,
+        "password": HIDDEN,
+        "token": [HIDDEN, HIDDEN],
+        "secret_key": HIDDEN,
+        "auth": HIDDEN,
         "argv": ["login", "--password", HIDDEN, "--password-stdin", "y"],
-    }  # fmt: skip
+    }
 
 
 def test_a_key_in_a_log_that_comes_line_by_line() -> None:
@@ -156,10 +167,36 @@ def test_a_key_in_a_log_that_comes_line_by_line() -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    ["token", "token ", "token=\"", "token=\\\"", "password: |\n ", "a", "://a:", "://", "eyJ-", "Bearer ",
-     "-----BEGIN RSA PRIVATE KEY-----", "-----BEGIN ", "--password ", "--a-", "Authorization:", "cookie=\"",
-     "\\", "\\\"", "token=" + "x", "token:\t", "login x ", "-u a", "auth\":", " ", "'", "token\n", "\n \n"],
-)  # fmt: skip
+    [
+        "token",
+        "token ",
+        'token="',
+        'token=\\"',
+        "password: |\n ",
+        "a",
+        "://a:",
+        "://",
+        "eyJ-",
+        "Bearer ",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "-----BEGIN ",
+        "--password ",
+        "--a-",
+        "Authorization:",
+        'cookie="',
+        "\\",
+        '\\"',
+        "token=" + "x",
+        "token:\t",
+        "login x ",
+        "-u a",
+        'auth":',
+        " ",
+        "'",
+        "token\n",
+        "\n \n",
+    ],
+)
 def test_time_is_linear_whatever_the_text(unit: str) -> None:
     """Ten times as much takes about ten times as long: a hundred times would be a square."""
 

@@ -332,8 +332,10 @@ def test_the_unit_is_in_no_cycle_with_the_toolkit_s(toolkit: str, tmp_path: Path
     done = subprocess.run(
         [analyze, "verify", "--man=no", "multi-user.target"],
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:/usr/lib/systemd/system"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "cycle" not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr
 

@@ -37,18 +37,27 @@ def judge(folder: Path, *devices: str, **variables: object) -> tuple[str, str]:
             (path / name).write_text(f"{value}\n")
     (folder / "site.yml").write_text(PLAYBOOK)
     values = {
-        "nvidia_driver_branch": 580, "nvidia_driver_version": "580.178.04", "nvidia_driver_modules": "auto",
+        "nvidia_driver_branch": 580,
+        "nvidia_driver_version": "580.178.04",
+        "nvidia_driver_modules": "auto",
         "nvidia_driver_fabric_packages": ["nvidia-fabricmanager"],
-        "ansible_facts": {"distribution": "Ubuntu", "os_family": "Debian"}, **NVIDIA, **variables,
-    }  # fmt: skip
+        "ansible_facts": {"distribution": "Ubuntu", "os_family": "Debian"},
+        **NVIDIA,
+        **variables,
+    }
     done = subprocess.run(
         [Path(sys.executable).parent / "ansible-playbook", folder / "site.yml", "-e", json.dumps(values)],
         env={
-            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder),
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "GPUKILN_PCI_DEVICES": str(folder / "pci"),
+            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(folder),
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "GPUKILN_PCI_DEVICES": str(folder / "pci"),
         },
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     dropin = folder / "gpukiln.conf"
     said = "" if done.returncode == 0 else " ".join(done.stdout.split())
     return said, dropin.read_text() if dropin.exists() else ""

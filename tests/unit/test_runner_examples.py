@@ -69,10 +69,13 @@ POD = only(
     volumes={"type": "array", "items": VOLUME},
     tolerations={
         "type": "array",
-        "items": only(("key", "value", "tolerationSeconds"), operator={"enum": ["Exists", "Equal"]},
-                      effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]}),
+        "items": only(
+            ("key", "value", "tolerationSeconds"),
+            operator={"enum": ["Exists", "Equal"]},
+            effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+        ),
     },
-)  # fmt: skip
+)
 SCHEMA = {
     **only(
         CHART_KEYS,

@@ -62,36 +62,50 @@ def gpus(**values: Any) -> Callable[[Data], None]:
 SITUATIONS: dict[str, tuple[Callable[[Data], Any], str, str]] = {
     "all well": (
         gpu(name="Tesla T4", driver="nvidia"),
-        f"1 NVIDIA GPU on the PCI bus (Tesla T4), and driver {DRIVER} is loaded", "hang",
+        f"1 NVIDIA GPU on the PCI bus (Tesla T4), and driver {DRIVER} is loaded",
+        "hang",
     ),
     "nothing at all": (
         both(without_driver, without_gpu),
-        "No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed", "None",
+        "No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed",
+        "None",
     ),
     "a driver and no GPU": (
-        without_gpu, f"No NVIDIA GPU is on the PCI bus, though driver {DRIVER} is installed", "loaded",
+        without_gpu,
+        f"No NVIDIA GPU is on the PCI bus, though driver {DRIVER} is installed",
+        "loaded",
     ),
     "a loaded driver and no GPU": (
-        gpus(pci=[]), f"No NVIDIA GPU is on the PCI bus, though driver {DRIVER} is loaded", "installed",
+        gpus(pci=[]),
+        f"No NVIDIA GPU is on the PCI bus, though driver {DRIVER} is loaded",
+        "installed",
     ),
     "a GPU and no driver": (
-        without_driver, "1 NVIDIA GPU on the PCI bus, and no NVIDIA driver is installed", "None",
+        without_driver,
+        "1 NVIDIA GPU on the PCI bus, and no NVIDIA driver is installed",
+        "None",
     ),
     "nouveau has the GPU": (
-        both(unloaded, gpu(driver="nouveau")), "nouveau, the kernel's own driver, has the GPU", "not loaded",
+        both(unloaded, gpu(driver="nouveau")),
+        "nouveau, the kernel's own driver, has the GPU",
+        "not loaded",
     ),
     "nouveau is loaded and no driver is installed": (
-        both(without_driver, gpus(nouveau=True)), "nouveau, the kernel's own driver, has the GPU", "None",
+        both(without_driver, gpus(nouveau=True)),
+        "nouveau, the kernel's own driver, has the GPU",
+        "None",
     ),
     "passed through to a guest": (gpu(driver="vfio-pci"), "vfio-pci has a GPU", "None"),
     "installed and not loaded": (unloaded, f"driver {DRIVER} is installed and not loaded", "libraries"),
     "no module for the running kernel": (
         both(unloaded, lambda d: d["kernel"].update(running="6.1.0-99")),
-        f"no module for 6.1.0-99 (there is one for {KERNEL})", "not loaded",
+        f"no module for 6.1.0-99 (there is one for {KERNEL})",
+        "not loaded",
     ),
     "Secure Boot": (
         both(unloaded, lambda d: d["signatures"][KERNEL].update(rc=1, out="Secure Boot is on, no signature")),
-        f"refuses the module of driver {DRIVER}: Secure Boot is on", "not loaded",
+        f"refuses the module of driver {DRIVER}: Secure Boot is on",
+        "not loaded",
     ),
     "library of another version": (
         both(gpus(module="535.261.03"), gpus(smi={"rc": 18, "out": "mismatch"})),
@@ -99,35 +113,48 @@ SITUATIONS: dict[str, tuple[Callable[[Data], Any], str, str]] = {
         "exits",
     ),
     "a library alone is of another version": (
-        lambda d: d["driver"]["libraries"].update({"libcuda.so": ["550.1.1"]}), "of version 550.1.1", "None",
+        lambda d: d["driver"]["libraries"].update({"libcuda.so": ["550.1.1"]}),
+        "of version 550.1.1",
+        "None",
     ),
     "loaded, and its user space is gone": (
-        both(without_driver, gpus(module=DRIVER)), "its libraries and nvidia-smi are missing", "None",
+        both(without_driver, gpus(module=DRIVER)),
+        "its libraries and nvidia-smi are missing",
+        "None",
     ),
     "hangs": (
         hangs,
         "nvidia-smi hangs (no answer in 20 s; process 7 (smi) is in D): 1 NVIDIA GPU on the PCI bus, driver "
-        f"{DRIVER} is loaded; the kernel last said: NVRM: Xid (PCI:0000:00:1e): 119", "not installed",
+        f"{DRIVER} is loaded; the kernel last said: NVRM: Xid (PCI:0000:00:1e): 119",
+        "not installed",
     ),
     "another tool hangs": (
         lambda d: d["hung"].update(tools=[{**HUNG, "tool": "kmod"}, {**HUNG, "tool": "dkms"}]),
-        "kmod, dkms hang: no answer", "nvidia-smi",
+        "kmod, dkms hang: no answer",
+        "nvidia-smi",
     ),
     "fell off the bus": (
-        gpu(lost=True), "A GPU fell off the bus: 0000:00:1e.0 does not answer any more", "is loaded",
+        gpu(lost=True),
+        "A GPU fell off the bus: 0000:00:1e.0 does not answer any more",
+        "is loaded",
     ),
     "fell off the bus, says the kernel": (
         gpus(xids=["NVRM: Xid (PCI:0000:00:1e): 79, pid=1, GPU has fallen off the bus."]),
-        "A GPU fell off the bus (1 NVIDIA GPU on the PCI bus): NVRM: Xid", "is loaded",
+        "A GPU fell off the bus (1 NVIDIA GPU on the PCI bus): NVRM: Xid",
+        "is loaded",
     ),
     "fell off the bus, says nvidia-smi": (
-        gpus(smi={"rc": 15, "out": "GPU is lost"}), "A GPU fell off the bus", "is loaded",
+        gpus(smi={"rc": 15, "out": "GPU is lost"}),
+        "A GPU fell off the bus",
+        "is loaded",
     ),
     "nvidia-smi fails otherwise": (gpus(smi={"rc": 255, "out": "?"}), "nvidia-smi exits 255", "libraries"),
     "the GPUs could not be looked at": (
-        both(without_driver, lambda d: d.update(gpus=NOTHING)), "It is not known", "no GPU machine",
+        both(without_driver, lambda d: d.update(gpus=NOTHING)),
+        "It is not known",
+        "no GPU machine",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

@@ -185,7 +185,9 @@ def keep(cloud: Any, build: Build, said: io.StringIO, *stages: str, key: str = "
     tags = [{"ResourceType": "instance", "Tags": [{"Key": "gpukiln:build", "Value": build.id}]}]
     ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1, TagSpecifications=tags)
     keeper = StageKeeper(
-        *(of(cloud, key), build, {"gpukiln:build": build.id}),
+        of(cloud, key),
+        build,
+        {"gpukiln:build": build.id},
         quiet(said),
     )
     keeper.on_task("nvtop : Install")

@@ -33,9 +33,13 @@ def test_what_can_not_be_written_is_told(tmp_path: Path, redirected: str, code: 
     )
     script = f"set -o pipefail; {sys.executable} -m invoke work {redirected}"
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert told in done.stderr

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln.probe.packing import sources
 from gpukiln.verify.digest import ROOT, suite_digest, suite_files
 
 
@@ -16,7 +17,7 @@ def before() -> str:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What the suite could be made of, to be changed."""
-    for folder in ("tests/host", "gpukiln/verify", "gpukiln/catalog"):
+    for folder in ("tests/host", "gpukiln/probe", "gpukiln/verify", "gpukiln/catalog"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for file in (ROOT / "gpukiln").glob("*.py"):
@@ -62,5 +63,8 @@ def test_what_only_shows_or_has_no_part_in_it_changes_nothing(checkout: Path, be
 
 
 def test_everything_that_is_sent_to_the_machine_counts() -> None:
-    names = {path.name for path in suite_files(ROOT)}
-    assert {path.name for path in (ROOT / "gpukiln/verify").glob("gather*.py")} <= names
+    files = suite_files(ROOT)
+    sent = {
+        ROOT / f"{name.replace('.', '/')}.py" for name in sources() if name not in ("gpukiln.probe", "pynvml")
+    }
+    assert sent <= set(files)

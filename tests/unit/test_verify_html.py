@@ -19,8 +19,14 @@ from gpukiln.verify.verdict import CheckResult, Verdict
 
 PASSED = CheckResult("hygiene.history", "No shell history", "hygiene", "passed", "3 files", evidence=("os",))
 FAILED = CheckResult(
-    *("boot.state", "systemd says running", "boot", "failed", "found degraded, wanted running"),
-    *("run `systemctl --failed`", ("a unit that failed", "a slow disk"), ("boot", "packages")),
+    "boot.state",
+    "systemd says running",
+    "boot",
+    "failed",
+    "found degraded, wanted running",
+    "run `systemctl --failed`",
+    ("a unit that failed", "a slow disk"),
+    ("boot", "packages"),
 )
 NOT_RUN = CheckResult("gpu.xid", "no Xid", "gpu", "not_run", "no GPU here", "-")
 NOT_REACHED = CheckResult("gpu.ecc", "no errors", "gpu", "not_reached", "gpu.nvml failed", "-")

@@ -15,15 +15,14 @@ VERDICT = Verdict(
     checks=(
         CheckResult("hygiene.history", "No history", "hygiene", "passed", "3 files", duration_s=0.25),
         CheckResult(
-            *(
-                "boot.state",
-                "running",
-                "boot",
-                "failed",
-                "found <degraded>\x1b, wanted running",
-                "look at it",
-            ),
-            *(("a cause", "another"), ("boot",)),
+            "boot.state",
+            "running",
+            "boot",
+            "failed",
+            "found <degraded>\x1b, wanted running",
+            "look at it",
+            ("a cause", "another"),
+            ("boot",),
         ),
         CheckResult("gpu.xid", "no Xid", "gpu", "not_run", "no GPU", "-"),
         CheckResult("gpu.ecc", "no errors", "gpu", "not_reached", "gpu.nvml failed", "-"),

@@ -369,8 +369,11 @@ def test_a_group_without_a_host_is_a_usage_error(tmp_path: Path) -> None:
         [*command, f"--gpukiln-report={tmp_path}/out"],
         cwd=suite.ROOT,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert "names no machine: no host of the inventory matches" in done.stderr
     assert "INTERNALERROR" not in done.stdout + done.stderr

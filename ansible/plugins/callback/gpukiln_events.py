@@ -111,12 +111,10 @@ class CallbackModule(CallbackBase):
         self._play = play.get_name().strip()
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002
-        """A task starts."""
         self._started[task._uuid] = time.monotonic()
         self._write("task_start", play=self._play, task=task.get_name().strip(), action=task.action)
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        """A handler starts."""
         self.v2_playbook_on_task_start(task, False)
 
     def _end(self, result: Any, status: str, message: str = "") -> None:

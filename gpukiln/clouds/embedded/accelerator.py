@@ -22,9 +22,6 @@ def arguments() -> tuple[str, ...]:
 
     /dev/kvm may exist and not run a guest, so a kernel is booted once per boot of this host and the answer
     is kept.
-
-    Returns:
-        The arguments.
     """
     return KVM if _kvm_works() else TCG
 

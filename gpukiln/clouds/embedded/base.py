@@ -120,7 +120,6 @@ def is_built(layout: Layout, base: BaseImage) -> bool:
 
     Args:
         layout: The embedded cloud's files.
-        base: The base image.
 
     Returns:
         True when it is.
@@ -148,8 +147,6 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
 
     Args:
         layout: The embedded cloud's files.
-        base: The base image.
-        say: Told what is being done.
 
     Returns:
         The disk.

@@ -140,7 +140,6 @@ class EmbeddedCloud:
 
         Args:
             image_id: The AMI that is going to be started.
-            say: Told what is being done, when something is.
         """
         base = base_image.current_base(self.layout)
         if image_id == base.image_id and not base_image.is_built(self.layout, base):

@@ -25,7 +25,6 @@ class ContainerDevices:
 
         Args:
             init: Process id of the container's first process.
-            disk: The volume.
 
         Raises:
             UnavailableError: This host has no loop device.
@@ -45,7 +44,6 @@ class ContainerDevices:
 
         Args:
             init: Process id of the container's first process.
-            disk: The volume.
             force: Also while a file system on it is mounted; the loop device then lives until it is not.
 
         Returns:
@@ -59,11 +57,7 @@ class ContainerDevices:
         return True
 
     def resize(self, disk: AttachedDisk) -> None:
-        """Let the container see that a volume's file has grown.
-
-        Args:
-            disk: The volume.
-        """
+        """Let the container see that a volume's file has grown."""
         self._loops[disk.volume_id].resize()
 
     def flush(self, volume_ids: set[str]) -> None:

@@ -75,7 +75,6 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
     Args:
         root: The folder that becomes the root file system; its grub.cfg and fstab are written here.
         disk: The raw disk to make (sparse); it must not exist.
-        size_gib: Size of the disk in GiB.
 
     Raises:
         UnavailableError: A tool is missing or failed.
@@ -259,8 +258,5 @@ def free_bytes(folder: Path) -> int:
 
     Args:
         folder: An existing folder.
-
-    Returns:
-        Free bytes.
     """
     return shutil.disk_usage(folder).free

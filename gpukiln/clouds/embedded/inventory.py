@@ -96,9 +96,6 @@ def console_file(layout: Layout, instance_id: str) -> Path:
         layout: The cloud's files.
         instance_id: The instance, or `last`.
 
-    Returns:
-        Its file.
-
     Raises:
         UsageError: There is none.
     """

@@ -42,7 +42,6 @@ class Layout:
 
     @property
     def server_log(self) -> Path:
-        """What the server logs."""
         return self.root / "server.log"
 
     @property

@@ -33,7 +33,6 @@ def set_state(instance: Any, name: str, *, reason: str = "") -> None:
 
     Args:
         instance: moto's instance.
-        name: The state.
         reason: Why, for a state nobody asked for.
     """
     instance._state.name, instance._state.code = name, STATES[name]

@@ -77,7 +77,7 @@ def _configure(backing: int, file: Path) -> tuple[int, int]:
             device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
             name = os.fsencode(file)[-63:]
             configuration = CONFIGURATION.pack(
-                *(backing, 0, 0, 0, 0, 0, 0, 0, 0, 0, LO_FLAGS_AUTOCLEAR, name, b"", b"", 0, 0)
+                backing, 0, 0, 0, 0, 0, 0, 0, 0, 0, LO_FLAGS_AUTOCLEAR, name, b"", b"", 0, 0
             )
             try:
                 fcntl.ioctl(device, LOOP_CONFIGURE, configuration)

@@ -125,9 +125,6 @@ class Machine(ABC):
     def attach(self, disk: AttachedDisk) -> None:
         """Give the machine another disk, now where it runs.
 
-        Args:
-            disk: The volume.
-
         Raises:
             UnavailableError: It does not take it.
         """
@@ -166,11 +163,7 @@ class Machine(ABC):
 
     @abstractmethod
     def frozen(self, volume_ids: set[str]) -> contextlib.AbstractContextManager[None]:
-        """Writes to disks are held for the length of a block, so that copies of them are consistent.
-
-        Args:
-            volume_ids: Their volumes.
-        """
+        """Writes to disks are held for the length of a block, so that copies of them are consistent."""
 
     @abstractmethod
     def _plug(self, disk: AttachedDisk) -> None: ...

@@ -59,22 +59,11 @@ class Machines:
         return f"127.{64 + number % 180}.0.0/16"
 
     def lock(self, instance_id: str) -> threading.RLock:
-        """Changes of one machine happen one after the other.
-
-        Args:
-            instance_id: Its instance.
-
-        Returns:
-            The lock.
-        """
+        """Changes of one machine happen one after the other."""
         return self._locks.setdefault(instance_id, threading.RLock())
 
     def get(self, instance_id: str) -> Machine | None:
-        """The machine of an instance, or None when it has none (any more).
-
-        Args:
-            instance_id: The instance.
-        """
+        """The machine of an instance, or None when it has none (any more)."""
         return self._by_id.get(instance_id)
 
     def all(self) -> list[Machine]:
@@ -150,7 +139,6 @@ class Machines:
 
         Args:
             instance: moto's instance.
-            machine: Its machine.
         """
         for disk in (machine.spec.root, *machine.disks.values()):
             volume_files.make_writable(disk.file)
@@ -167,7 +155,6 @@ class Machines:
         """Shut a machine down and take its network away; its disk stays.
 
         Args:
-            instance_id: Its instance.
             clean: Whether the system may shut down, or the plug is pulled.
         """
         machine = self._by_id.get(instance_id)
@@ -177,11 +164,7 @@ class Machines:
             machine.network.stop()
 
     def remove(self, instance_id: str) -> None:
-        """Remove a machine; its volumes stay.
-
-        Args:
-            instance_id: Its instance.
-        """
+        """Remove a machine; its volumes stay."""
         self.stop(instance_id, clean=False)
         if machine := self._by_id.pop(instance_id, None):
             remove_folder(machine.spec.folder)
@@ -205,7 +188,6 @@ class Machines:
 
         Args:
             instance: moto's instance.
-            volume_id: The volume.
             device: The name asked for.
 
         Raises:
@@ -221,7 +203,6 @@ class Machines:
 
         Args:
             instance: moto's instance.
-            volume_id: The volume.
             force: Also while the machine uses it.
 
         Returns:
@@ -235,7 +216,6 @@ class Machines:
         """Enlarge a volume; a machine that it is attached to sees it.
 
         Args:
-            volume: moto's volume.
             size_gib: The size wanted in GiB.
 
         Raises:

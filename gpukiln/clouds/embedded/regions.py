@@ -67,7 +67,6 @@ class Found:
 
 
 def region_file(layout: Layout, region: str) -> Path:
-    """The file of a region."""
     return layout.regions / f"{region}.json"
 
 
@@ -204,7 +203,6 @@ def disk_problem(layout: Layout, snapshot_id: str, wanted: Mapping[str, Any]) ->
 
     Args:
         layout: The cloud's files.
-        snapshot_id: The snapshot.
         wanted: `disk_facts` when it was written.
     """
     disk = layout.snapshot(snapshot_id)

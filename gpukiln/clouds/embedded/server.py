@@ -45,7 +45,6 @@ class Application:
 
     Args:
         layout: The cloud's files.
-        machines: Its machines.
         moto: moto's WSGI application.
         registry: The WSGI application of ECR's images.
         stop: Called to end the server.

@@ -104,17 +104,13 @@ def add_snapshot(
 
     Args:
         ec2: moto's EC2 backend.
-        snapshot_id: Its id.
-        size_gib: Size in GiB.
         description: As given at its creation.
         encrypted: Whether it counts as encrypted.
-        kms_key_id: Its key.
         owner_id: Account that owns it.
         from_ami: AMI whose registration made it.
         volume_id: The volume it was taken from, which need not exist any more.
         shared_with: Accounts that may use it.
         start_time: ISO 8601.
-        tags: Its tags.
 
     Returns:
         moto's snapshot.
@@ -137,7 +133,6 @@ def add_image(ec2: Any, image_id: str, snapshot: Any, fields: dict[str, Any]) ->
 
     Args:
         ec2: moto's EC2 backend.
-        image_id: Its id.
         snapshot: moto's snapshot of its root device.
         fields: Attributes of moto's Ami; creation_date as ISO 8601; tags.
 

@@ -27,13 +27,8 @@ def make_disk(
 
     Args:
         layout: The cloud's files.
-        volume_id: The volume.
-        size_gib: Its size in GiB.
         source: Disk of the snapshot it is made from; None makes an empty one.
         bootable: Whether its root partition and file system grow with it.
-
-    Returns:
-        The disk.
 
     Raises:
         UnavailableError: There is no room, or a tool failed.
@@ -86,7 +81,6 @@ def write_description(layout: Layout, volume_id: str, description: dict[str, Any
 
     Args:
         layout: The cloud's files.
-        volume_id: The volume.
         description: A JSON document.
     """
     file, text = layout.volume(volume_id).with_suffix(".json"), json.dumps(description, indent=1)
@@ -98,11 +92,7 @@ def write_description(layout: Layout, volume_id: str, description: dict[str, Any
 
 
 def read_description(file: Path) -> dict[str, Any] | None:
-    """What is known of a volume, or None where that can't be read.
-
-    Args:
-        file: Its description.
-    """
+    """What is known of a volume, or None where that can't be read."""
     try:
         description = json.loads(file.read_text())
         return description if isinstance(description["size_gib"], int) and description["region"] else None
@@ -133,7 +123,6 @@ def remove(layout: Layout, volume_id: str) -> None:
 
     Args:
         layout: The cloud's files.
-        volume_id: The volume.
     """
     layout.volume(volume_id).unlink(missing_ok=True)
     layout.volume(volume_id).with_suffix(".json").unlink(missing_ok=True)

@@ -143,7 +143,6 @@ def make_volume(layout: Layout, volume: Any) -> None:
 
     Args:
         layout: The cloud's files.
-        volume: moto's volume.
 
     Raises:
         UnavailableError: It can't be made.
@@ -158,11 +157,7 @@ def make_volume(layout: Layout, volume: Any) -> None:
 
 
 def describe(volume: Any) -> dict[str, Any]:
-    """What is kept of a volume beside its disk.
-
-    Args:
-        volume: moto's volume.
-    """
+    """What is kept of a volume beside its disk."""
     attachment = volume.attachment
     return {
         "region": volume.ec2_backend.region_name,
@@ -228,11 +223,7 @@ def as_captured(snapshot: Any) -> None:
 
 @contextmanager
 def as_answer(what: str) -> Iterator[None]:
-    """What fails is an answer of EC2's and not a crash of the server.
-
-    Args:
-        what: What could not be done.
-    """
+    """What fails is an answer of EC2's and not a crash of the server."""
     try:
         yield
     except (OSError, GpukilnError) as error:

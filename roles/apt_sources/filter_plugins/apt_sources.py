@@ -18,7 +18,6 @@ def apt_with_components(text: str, release: str, wanted: list[str]) -> str:
     Args:
         text: The file, in one-line or deb822 form (man sources.list).
         release: The release's code name.
-        wanted: The components to have.
 
     Returns:
         The file with the components.

@@ -33,7 +33,6 @@ def madison_versions(text: str, package: str) -> list[str]:
 
     Args:
         text: The output of `apt-cache madison`.
-        package: The package.
 
     Returns:
         The versions in apt's order.
@@ -91,7 +90,6 @@ def driver_packages(packages: Packages, version: str) -> list[str]:
 
     Args:
         packages: The facts of `ansible.builtin.package_facts`.
-        version: The driver's version.
 
     Returns:
         Sorted names.
@@ -104,7 +102,6 @@ def driver_strangers(packages: Packages, version: str) -> list[str]:
 
     Args:
         packages: The facts of `ansible.builtin.package_facts`.
-        version: The driver's version.
 
     Returns:
         `name version` of packages of another branch, or of another release where all go in step.

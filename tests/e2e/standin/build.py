@@ -169,8 +169,13 @@ def rpm_index(folder, packages, modules, carried, sign, fingerprint):
         (folder / "modules.yaml").write_text(modules)
         run("modifyrepo_c", "--mdtype=modules", str(folder / "modules.yaml"), str(folder / "repodata"))
     (folder / "repodata/repomd.xml.asc").unlink(missing_ok=True)
-    sign("--armor", "--detach-sign", "--output", str(folder / "repodata/repomd.xml.asc"),
-         str(folder / "repodata/repomd.xml"))  # fmt: skip
+    sign(
+        "--armor",
+        "--detach-sign",
+        "--output",
+        str(folder / "repodata/repomd.xml.asc"),
+        str(folder / "repodata/repomd.xml"),
+    )
 
 
 def gone_already(_function, _path, failure):

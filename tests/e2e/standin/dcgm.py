@@ -51,7 +51,6 @@ def dcgm(version: str, exporter: str, cuda: int = 12) -> list[Package]:
 
     Args:
         version: DCGM's full version, for example 1:4.6.1-1.
-        exporter: The exporter's.
         cuda: Major version of CUDA.
     """
     name = "datacenter-gpu-manager-4"

@@ -34,7 +34,6 @@ class Package:
     """A stand-in package.
 
     Args:
-        name: Its name.
         version: Its full version; for rpm epoch:version-release.
         depends: What it needs, in the package manager's own words.
         provides: What it also is.
@@ -68,7 +67,6 @@ def specification(
     """What build.py reads.
 
     Args:
-        packages: The packages.
         modules: Module metadata of an rpm repository (modulemd documents).
         release: Fields of an apt repository's Release file: Origin, Label, Suite, Codename.
         carried: Patterns of rpm files of another repository, which keep that one's signature.
@@ -116,7 +114,6 @@ def ubuntu_archive(
         version: The driver's version, for example 535.309.01.
         package: What follows it in the packages' versions, for example 0ubuntu0.22.04.1.
         kernel: Release of the kernel that precompiled modules are for.
-        flavour: Its flavour.
         modules: Driver version of the precompiled modules; empty: the same. They want the driver of theirs
             (as apt says of Canonical's: `Depends: nvidia-kernel-common-535-server (<= 535.161.08-1)`), and
             bring their kernel.
@@ -188,8 +185,6 @@ def ubuntu_kernel(kernel: str, flavour: str, version: str) -> list[Package]:
 
     Args:
         kernel: The release that they lead to.
-        flavour: Its flavour.
-        version: Their version.
     """
     same = (f"linux-image-{flavour} (= {version})", f"linux-headers-{flavour} (= {version})")
     return [

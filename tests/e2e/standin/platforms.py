@@ -161,7 +161,6 @@ def publish(
     Args:
         node: The machine.
         folder: Where, on the machine.
-        packages: What is in it.
         modules: Module metadata, for rpm.
         kind: apt or rpm.
         release: Fields of an apt repository's Release file: Origin, Label, Suite, Codename.

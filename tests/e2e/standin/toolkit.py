@@ -18,9 +18,6 @@ def toolkit(version: str, *, rpm: bool = False) -> list[Package]:
     Args:
         version: Version without the packaging's release.
         rpm: Relations in an rpm's words.
-
-    Returns:
-        The packages.
     """
     full = f"{version}-1"
     files = {"nvidia-container-toolkit-base": {"/usr/bin/nvidia-ctk": _nvidia_ctk()}}
@@ -40,9 +37,6 @@ def toolkit_and_nvidia_docker2(version: str) -> list[Package]:
 
     Args:
         version: The toolkit's version without the packaging's release.
-
-    Returns:
-        The packages.
     """
     settings = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "runtimeArgs": []}}}\n'
     files: dict[str, str | dict[str, str]] = {

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import lzma
 from functools import cache
 from pathlib import Path
+
+from gpukiln.probe.scripts import SIGNATURE
 
 NO_PYTHON = 127
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
@@ -71,6 +74,21 @@ def _code() -> str:
     NVIDIA's bindings of NVML, are packed, and imported from there only when they are needed.
     """
     return _program({"gpukiln": "", **sources(), "__main__": _text("probe/gather.py")})
+
+
+def sources() -> dict[str, str]:
+    """The text of each module that gathers the facts, and of what they import, by its name."""
+    bindings = importlib.util.find_spec("pynvml")
+    if bindings is None or bindings.origin is None:
+        raise RuntimeError("nvidia-ml-py is not installed beside gpukiln, wanted its module pynvml")
+    modules = (name for name in _probe() if not _of_contact(name) and name != "gather")
+    return {
+        "gpukiln.probe": "",
+        "gpukiln.redact": _text("redact.py"),
+        **{f"gpukiln.probe.{name}": _text(f"probe/{name}.py") for name in modules},
+        "gpukiln.probe.scripts": f"SIGNATURE = {SIGNATURE!r}",
+        "pynvml": Path(bindings.origin).read_text(encoding="utf-8"),
+    }
 
 
 def _probe() -> list[str]:

@@ -180,13 +180,14 @@ def build(
 
 def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json: bool) -> int:
     """End a build whose image is there: at once, or with a verdict of this suite."""
-    from gpukiln.commands import ami_verify
     from gpukiln.errors import UsageError
     from gpukiln.images.subject import subject_from_tags
     from gpukiln.instances.access import words_of_access
     from gpukiln.instances.tags import tags_of
     from gpukiln.progress import PlainConsole
     from gpukiln.proof import pipeline
+    from gpukiln.proof.judge import judge
+    from gpukiln.state import state_home
     from gpukiln.verify import report
     from gpukiln.verify.digest import suite_digest
 
@@ -207,8 +208,8 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
         except UsageError:  # another machine built it
             known = None
         say(words_of_access(where))
-        found = ami_verify.Found(subject_from_tags(proven.image_id, tags_of(proven.image)), where, known)
-        done = ami_verify.judge(found, planned.instance_types[:1])
+        subject = subject_from_tags(proven.image_id, tags_of(proven.image))
+        done = judge(subject, where, known, state_home(), instance_types=planned.instance_types[:1])
         verdict = done.verdict
         PlainConsole(stderr=True).print(report.ending(verdict))
         say(f"report: {done.folder / 'report.html'}")

@@ -9,7 +9,6 @@ from gpukiln.commands.cli import command, print_json
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
-    from gpukiln.release.channels import Proof
     from gpukiln.release.record import Release, Releases
 
 COMMON = {
@@ -61,17 +60,21 @@ def release(
     from dataclasses import replace
 
     from gpukiln.errors import UsageError
+    from gpukiln.images.builds import Builds
     from gpukiln.progress import Progress
     from gpukiln.release import publish
     from gpukiln.release.channels import load_channel
+    from gpukiln.release.find import find
     from gpukiln.release.needs import require_proven
     from gpukiln.release.options import key_by_region, region_names, sharing_with
     from gpukiln.release.overview import require_pointed
+    from gpukiln.state import state_home
 
     rules = load_channel(channel)
     if yes_public and not public:
         raise UsageError("--yes-public is for --public", hint="add --public, or leave it out")
-    where, proof = _find(build, cloud, region, profile)
+    found = find(build, Builds(state_home()), cloud=cloud, region=region, profile=profile)
+    where, proof = found.cloud, found.proof()
     excused = require_proven(channel, rules, proof, has_gpus=where.has_gpus)
     chosen = tuple(region_names(regions)) or rules.regions or (proof.region,)
     wish = publish.Wish(
@@ -271,32 +274,6 @@ def _end(done: Release, *, json: bool) -> int:
         print_json(done.to_dict())
     require_complete(done)
     return 0
-
-
-def _find(build: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Proof]:
-    """The image, its cloud and how it was judged: by this machine's record, or by its tags."""
-    from gpukiln.clouds.select import make_cloud
-    from gpukiln.errors import UsageError
-    from gpukiln.images.builds import Builds
-    from gpukiln.release.by_tags import find_proof, proof_of_build
-    from gpukiln.state import state_home
-
-    builds = Builds(state_home())
-    try:
-        folder = builds.find(build)
-        record = folder.read()
-    except UsageError:
-        if not (build.startswith("ami-") and region):
-            raise
-        where = make_cloud(cloud or "embedded", region, profile=profile or None)
-        return where, find_proof(where, build)
-    for name, typed, known in (("cloud", cloud, record.plan.cloud), ("region", region, record.plan.region)):
-        if typed not in ("", known):
-            raise UsageError(
-                f"build {record.build_id} is in {known}, not in {typed}", hint=f"leave out --{name}"
-            )
-    where = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
-    return where, proof_of_build(where, folder)
 
 
 def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:

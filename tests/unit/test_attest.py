@@ -37,8 +37,8 @@ from gpukiln.images.builds import Bake, Builds, Record
 from gpukiln.images.subject import subject_of
 from gpukiln.instances.tags import tag_list
 from gpukiln.proof.tags import write_proof
-from gpukiln.release.by_tags import proof_of_build
 from gpukiln.release.channels import load_channel
+from gpukiln.release.find import proof_of_build
 from gpukiln.release.needs import require_proven
 
 PACKAGES = {"libc6": "2.36-9+b1", "nvidia-kernel-dkms": "535.309.01-0+deb12u1", "odd": "1:2~rc1-1"}

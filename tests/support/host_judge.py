@@ -5,8 +5,8 @@ import pytest
 from gpukiln.probe.base import NotReachedError
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts, applies
-from tests.unit.host_machine import Data
-from tests.unit.host_runner_faults import RUNNER_FAULTS
+from tests.support.host_machine import Data
+from tests.support.host_runner_faults import RUNNER_FAULTS
 
 CHECKS = load_checks()
 

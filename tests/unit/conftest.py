@@ -1,7 +1,8 @@
 """What several modules of unit tests share."""
 
 import pytest
-from endpoint import serve
+
+from tests.support.endpoint import serve
 
 
 @pytest.fixture(scope="module")

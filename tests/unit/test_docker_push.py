@@ -36,7 +36,7 @@ from gpukiln.docker import repository as repositories
 from gpukiln.docker.push import Built, Pushed, push, tags_of
 from gpukiln.docker.repository import Repository, parse
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
-from tests.unit.docker_records import a_build, a_verdict, as_json
+from tests.support.docker_records import a_build, a_verdict, as_json
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"  # moto's

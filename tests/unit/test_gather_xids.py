@@ -10,8 +10,8 @@ import pytest
 
 from gpukiln.probe import base, child, gather, gpus, xids
 from gpukiln.probe.base import watch
-from tests.unit.host_judge import judge
-from tests.unit.host_machine import machine
+from tests.support.host_judge import judge
+from tests.support.host_machine import machine
 
 PCI = [{"address": "0000:3b:00.0", "device": "0x20b0"}]
 BOOT = "Linux version 6.1.0\n"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.gpu_profile_container import ADDRESS, one_of_eight
-from tests.unit.host_judge import CHECKS, judge
+from tests.support.gpu_profile_container import ADDRESS, one_of_eight
+from tests.support.host_judge import CHECKS, judge
 
 Data = dict[str, Any]
 LAYERS = ("boot", "runtime", "gpu", "compute", "container", "multi-gpu", "monitoring")

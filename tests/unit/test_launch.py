@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from endpoint import serve
 from invoke.context import Context
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
@@ -24,6 +23,7 @@ from gpukiln.commands import ami_verify
 from gpukiln.images.builds import Builds, Record
 from gpukiln.instances.access import machine_from_image
 from gpukiln.instances.leftovers import builds_with_leftovers
+from tests.support.endpoint import serve
 
 TYPES = ("g4dn.xlarge", "g5.xlarge")
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from invoke.context import Context
-from release_cloud import HOME, REGIONS, Cloud, pointed, tags, tell, verdict
 from test_builds import BAKE, proven  # noqa: F401 - a fixture
 from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
@@ -15,6 +14,7 @@ from gpukiln.commands import release as commands
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Builds
 from gpukiln.release.options import key_by_region, region_names, sharing_with
+from tests.support.release_cloud import HOME, REGIONS, Cloud, pointed, tags, tell, verdict
 
 AMI = BAKE.image_id
 NO_GPU = verdict(not_run=[("gpu.xid", "no GPU"), ("runtime.cdi", "no GPU")])

@@ -7,8 +7,8 @@ from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.checks import PROFILES
 from gpukiln.verify.facts import Facts
 from gpukiln.verify.needs import applies
-from tests.unit.host_machine import Data
-from tests.unit.host_runner_faults import RUNNER_FAULTS
+from tests.support.host_machine import Data
+from tests.support.host_runner_faults import RUNNER_FAULTS
 
 CHECKS = load_checks()
 

@@ -15,7 +15,7 @@ from gpukiln.release.images import SOURCE_TAG, Sharing
 from gpukiln.release.overview import look, require_whole
 from gpukiln.release.pointer import Pointer, history
 from gpukiln.release.publish import release
-from gpukiln.release.record import Releases, require_complete
+from gpukiln.release.record import require_complete
 from gpukiln.release.rollback import rollback
 from tests.support.release_cloud import (
     HOME,
@@ -37,14 +37,7 @@ from tests.support.release_cloud import (
 CANDIDATE = Pointer("eks-gpu", "1.34", "candidate")
 
 
-@pytest.fixture(autouse=True)
-def empty_cloud():
-    tell("reset")
-
-
-@pytest.fixture
-def records(tmp_path):
-    return Releases(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_cloud")
 
 
 def publish(records, image_id, build, **more):

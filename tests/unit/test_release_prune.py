@@ -7,7 +7,6 @@ from gpukiln.release import prune as pruning
 from gpukiln.release.in_use import listed
 from gpukiln.release.prune import Rules, prune, require_complete
 from gpukiln.release.publish import release
-from gpukiln.release.record import Releases
 from tests.support.release_cloud import (
     HOME,
     Cloud,
@@ -21,15 +20,7 @@ from tests.support.release_cloud import (
     wish,
 )
 
-
-@pytest.fixture(autouse=True)
-def empty_cloud():
-    tell("reset")
-
-
-@pytest.fixture
-def records(tmp_path):
-    return Releases(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_cloud")
 
 
 def clean(records, *, remove=True, regions=(HOME,), **more):

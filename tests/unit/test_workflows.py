@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_builds import BAKE, proven  # noqa: F401 - a fixture
-from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
 from gpukiln.images.builds import Builds
 from gpukiln.instances import access
 from gpukiln.nodes.scenarios import load_scenarios
 from gpukiln.release.publish import release
 from gpukiln.release.record import Releases, require_complete
+from tests.support.plans import BAKE
 from tests.support.release_cloud import (
     HOME,
     REGIONS,
@@ -171,12 +170,11 @@ class Runner:
 
 
 @pytest.fixture
-def runner(request, tmp_path):
+def runner(proven, tmp_path):
     """A runner, and the record of a build that has not been made yet."""
     tell("reset")
     home = tmp_path / ".cache" / "gpukiln"
-    builds = request.getfixturevalue("proven")
-    [build] = builds.all()
+    [build] = proven.all()
     judged = verdict(not_run=[("gpu.xid", "no GPU")])
     record = replace(build.read(), verdicts=(judged,))
     runner = Runner(tmp_path, home)

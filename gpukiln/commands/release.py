@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json
+from gpukiln.commands.cli import command, print_json, results
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -145,7 +145,6 @@ def channels(
     _: Any, regions: str = "", cloud: str = "embedded", profile: str = "", json: bool = False
 ) -> int:
     """Show what every channel points at in every region; exit 1 when something is wrong with one."""
-    from gpukiln.progress import PlainConsole
     from gpukiln.release.overview import look, require_whole
     from gpukiln.release.view import channels_table
 
@@ -155,7 +154,7 @@ def channels(
         errors = {region: error.message for region, error in overview.errors.items()}
         print_json({"channels": [row.to_dict() for row in overview.rows], "errors": errors})
     elif overview.rows:
-        PlainConsole().print(channels_table(overview.rows), crop=False)
+        results().print(channels_table(overview.rows))
     elif not overview.errors:
         print("no channel points at anything yet", file=sys.stderr)
     require_whole(overview)
@@ -190,7 +189,7 @@ def prune(
     json: bool = False,
 ) -> int:
     """Show which images nobody needs, with a reason for each; --yes removes them with their snapshots."""
-    from gpukiln.progress import PlainConsole, Progress
+    from gpukiln.progress import Progress
     from gpukiln.release import prune as pruning
     from gpukiln.release.in_use import listed
     from gpukiln.release.options import words
@@ -216,7 +215,7 @@ def prune(
             action for one in done for action in (*(i.action for i in one.items), *one.leftovers.values())
         ]
         if actions:
-            PlainConsole().print(prune_table(done), crop=False)
+            results().print(prune_table(done))
         if not yes and not all(one.error for one in done):
             what = "--yes removes what says `remove`" if "remove" in actions else "nothing is to be"
             print(f"nothing was removed: {what}", file=sys.stderr)
@@ -255,17 +254,16 @@ def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[C
 
 def _end(done: Release, *, json: bool) -> int:
     """Show what was done; failed regions are the command's failure."""
-    from gpukiln.progress import PlainConsole
     from gpukiln.release.record import require_complete
     from gpukiln.release.view import release_table
 
-    console = PlainConsole(stderr=True)
-    console.print(
+    console = results(json=json)
+    console.tell(
         f"{done.pointer.path}: {done.action} {'to' if done.action == 'rollback' else 'of'} {done.build}"
     )
-    console.print(release_table(done), crop=False)
+    console.print(release_table(done))
     if done.not_run:
-        console.print(f"checks not run: {done.not_run}")
+        console.tell(f"checks not run: {done.not_run}")
     for check, reason in done.excused.items():
         console.print(f"[yellow]not proven[/] {check}: {reason}")
     if done.state == "planned":

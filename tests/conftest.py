@@ -1,8 +1,9 @@
-"""What every test shares: which tests this machine can run, where, and the list of those it did not."""
+"""What every test shares: which tests this machine can run, where, the list of the others, and the time."""
 
 import os
 import shutil
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -24,6 +25,9 @@ WORKERS = 3
 SAME_IMAGE = {"tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py"}
 # Modules in which every parameter is a machine of its own.
 MACHINES_APART = ("tests/e2e/test_runtime_platforms.py", "tests/e2e/test_volumes.py")
+STARTED = time.monotonic()
+SLOWEST = 15
+SLOW_S = 1.0  # what takes less is not worth a line
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,6 +119,11 @@ def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    list_not_run(terminalreporter)
+    list_time(terminalreporter)
+
+
+def list_not_run(terminalreporter: pytest.TerminalReporter) -> None:
     """Lists what was not run, grouped by reason: a green line must not hide what nobody looked at."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for report in terminalreporter.stats.get("skipped", []):
@@ -130,3 +139,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"    {test}")
         if len(tests) > 5:
             terminalreporter.write_line(f"    and {len(tests) - 5} more")
+
+
+def tier_of(report: pytest.TestReport) -> str:
+    if "e2e" in report.keywords:
+        return "machines"
+    return "linters" if report.nodeid.startswith("tests/unit/test_lint.py") else "unit"
+
+
+def list_time(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows where the time went; a fixture's is the time of the test that had to wait for it."""
+    skipped = {report.nodeid for report in terminalreporter.stats.get("skipped", [])}
+    seconds: defaultdict[str, float] = defaultdict(float)
+    tiers: defaultdict[str, set[str]] = defaultdict(set)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and report.nodeid not in skipped:
+                seconds[report.nodeid] += report.duration
+                tiers[tier_of(report)].add(report.nodeid)
+    if not seconds:
+        return
+    terminalreporter.section("time")
+    for tier, tests in sorted(tiers.items()):
+        total = sum(seconds[test] for test in tests)
+        terminalreporter.write_line(f"{total:8.1f} s  {tier}, {len(tests)} tests")
+    terminalreporter.write_line(f"{time.monotonic() - STARTED:8.1f} s  by the clock")
+    slowest = sorted(seconds, key=lambda test: -seconds[test])[:SLOWEST]
+    for test in slowest:
+        if seconds[test] >= SLOW_S:
+            terminalreporter.write_line(f"    {seconds[test]:6.1f} s  {test}")

@@ -18,7 +18,6 @@ class Base:
 
     Args:
         title: What it is, in words.
-        distribution: debian, ubuntu or amazon.
         release: The distribution's release, for example "12".
         os_family: Ansible's family: debian or redhat.
         arch: For each architecture the publisher's own name of it.

@@ -17,7 +17,6 @@ class ContainerBase:
 
     Args:
         title: For people.
-        distribution: ubuntu or debian.
         release: For example "22.04".
         python: The version of its Python, which wheels are chosen for.
         cuda_from: nvidia: NVIDIA's apt repository, and every source must be reached; redistributables: the

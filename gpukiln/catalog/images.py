@@ -19,7 +19,6 @@ class ImageDefinition:
     Args:
         name: Its name, the same as its folder's.
         description: For the people who find it in an account.
-        architecture: x86_64 or arm64.
         instance_types: The GPU machines that it must run on.
         builder_instance_type: The machine that it is built on.
         volume_size_gib: Size of its root volume in GiB.

@@ -21,7 +21,6 @@ class InstanceType:
         memory_mib: Main memory in MiB.
         max_pods: How many pods its network interfaces allow.
         gpu_fraction: Part of a GPU that one of them is.
-        arch: x86_64 or arm64.
         hypervisor: nitro, xen, or none on bare metal.
         interconnect: How its GPUs are linked; nvswitch needs the fabric manager.
         efa: Largest number of EFA interfaces.

@@ -55,7 +55,6 @@ class Part:
 
     Args:
         name: The component.
-        status: install or left_out.
         version: What components.yaml says, or what the distribution has; None: known only after the build.
         kind: Where it comes from: apt of the distribution, apt of NVIDIA, the Python index, an archive.
         packages: Its packages with their versions; the archive's address with its checksum.

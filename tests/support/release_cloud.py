@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,12 +31,14 @@ HOME = "us-west-2"
 REGIONS = (HOME, "eu-west-1")
 POINTER = "/gpukiln/eks-gpu/1.34/{}/image_id"
 _numbers = itertools.count(1)
+_started = []
 
 
 @functools.cache
 def server():
     """The server of this process: its url and its files."""
     folder = Path(tempfile.mkdtemp(prefix="gpukiln-release-"))
+    measured = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
     process = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("release_server.py"), folder],
         stdin=subprocess.PIPE,  # it ends, and removes the folder, when this does
@@ -43,11 +46,19 @@ def server():
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **measured},
     )
+    _started.append(process)
     port = process.stdout.readline().strip()
     assert port, "the test's server did not start"
     return f"http://127.0.0.1:{port}", Layout(folder)
+
+
+def end_server():
+    """End it where it was started, and wait until it has written which of its lines ran."""
+    for process in _started:
+        process.stdin.close()
+        process.wait(timeout=60)
 
 
 def tell(what, document=None):

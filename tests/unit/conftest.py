@@ -11,7 +11,7 @@ from gpukiln.probe.base import evidence, watch
 from gpukiln.release.record import Releases
 from tests.support.endpoint import Endpoint, serve
 from tests.support.plans import BAKE, VERDICT, ec2_with_a_base, plan
-from tests.support.release_cloud import tell
+from tests.support.release_cloud import end_server, tell
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,13 @@ def proven(planned: Plan, tmp_path: Path) -> Builds:
 @pytest.fixture
 def records(tmp_path: Path) -> Releases:
     return Releases(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server_of_release_cloud() -> Iterator[None]:
+    """Has it end with the last test."""
+    yield
+    end_server()
 
 
 @pytest.fixture

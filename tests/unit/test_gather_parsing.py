@@ -1,10 +1,11 @@
 """What tools print, as the facts have it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpukiln.probe import gather
+from gpukiln.probe import base, gather
 from gpukiln.probe.gather import driver_version, startup_s
 
 
@@ -62,3 +63,113 @@ def test_compilers_are_found_under_every_name(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "gcc").symlink_to("gone")
     monkeypatch.setattr(gather, "FOLDERS", (str(tmp_path),))
     assert gather.compilers() == sorted(str(tmp_path / name) for name in names)
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the only programs of a machine, each a shell script."""
+    monkeypatch.setattr(base, "PATH", str(tmp_path))
+
+    def program(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return program
+
+
+def test_packages_of_debian(says: Callable[..., None]) -> None:
+    says("dpkg", "exit 0")
+    says(
+        "dpkg-query", r"printf 'installed\tlibc6\t2.36-9\nconfig-files\tgone\t1\ninstalled\tnvtop\t3.0.1-1\n'"
+    )
+    says("apt-mark", r"printf 'nvtop\nlibc6:amd64\n'")
+    assert gather.packages() == {
+        "installed": {"libc6": "2.36-9", "nvtop": "3.0.1-1"},
+        "holds": ["libc6", "nvtop"],
+    }
+
+
+def test_packages_of_rpm_have_every_version_of_a_kernel(says: Callable[..., None]) -> None:
+    says("rpm", r"printf 'kernel\t6.1-2\nbash\t5.2-1\nkernel\t6.1-1\n'")
+    says("dnf", r"printf 'kernel-6.1-1.*\n'")
+    assert gather.packages() == {
+        "installed": {"bash": "5.2-1", "kernel": "6.1-1, 6.1-2"},
+        "holds": ["kernel"],
+    }
+
+
+def test_packages_that_can_not_be_listed_are_an_error(says: Callable[..., None]) -> None:
+    says("rpm", "echo no database >&2; exit 1")
+    with pytest.raises(RuntimeError, match="exit 1: no database"):
+        gather.packages()
+
+
+MODINFO = r"""
+case "$2 $3" in
+  "6.1 nvidia-current" | "6.1 nvidia-uvm" | "6.2 nvidia-current") ;;
+  *) exit 1 ;;
+esac
+echo "filename: /lib/modules/$2/$3.ko"
+echo "version:  535.309.01"
+echo "vermagic: $2 SMP mod_unload"
+"""
+
+
+def test_modules_are_found_under_debians_name_and_under_nvidias(
+    says: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says("modinfo", MODINFO)
+    monkeypatch.setattr(gather, "kernel", lambda: {"installed": ["6.1", "6.2"]})
+    found = gather.modules()
+    assert found["6.1"]["nvidia"] == {
+        "file": "/lib/modules/6.1/nvidia-current.ko",
+        "version": "535.309.01",
+        "vermagic": "6.1",
+    }
+    assert found["6.1"]["nvidia_uvm"]["file"] == "/lib/modules/6.1/nvidia-uvm.ko"
+    assert found["6.2"]["nvidia_uvm"] is None
+    assert found["6.2"]["nvidia_modeset"] is None
+
+
+def test_versions_of_the_drivers_user_space(says: Callable[..., None], tmp_path: Path) -> None:
+    library = tmp_path / "libcuda.so.535.309.01"
+    library.touch()
+    (tmp_path / "libcuda.so.1").symlink_to(library)
+    says("nvidia-smi", "echo 'NVIDIA System Management Interface -- v535.309.01'")
+    says("ldconfig", rf"printf '\tlibcuda.so.1 (libc6,x86-64) => {tmp_path}/libcuda.so.1\n'")
+    found = gather.driver()
+    assert (found["nvidia_smi"]["rc"], found["nvidia_smi"]["version"]) == (0, "535.309.01")
+    assert found["libraries"] == {"libnvidia-ml.so": [], "libcuda.so": ["535.309.01"]}
+    assert found["persistenced"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "error"),
+    [
+        (None, None, "is missing"),
+        ("{", None, "is not JSON: "),
+        ("[]", None, "is not a JSON object"),
+        ('{"schema": 1}', {"schema": 1}, None),
+    ],
+)
+def test_a_record_is_read_or_named(
+    text: str | None, data: object, error: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "show", lambda _: text)
+    found = gather.record()
+    assert found["data"] == data
+    assert found["error"] is None if error is None else error in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ('ID=debian\nVERSION_ID="12"\n', "debian"),
+        ('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', "debian"),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n', "redhat"),
+        ("ID=arch\n", ""),
+    ],
+)
+def test_the_family_of_a_distribution(text: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "read", lambda _: text)
+    assert gather.os_release()["family"] == family

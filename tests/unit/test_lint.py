@@ -19,7 +19,6 @@ from pip._internal.models.index import PyPI  # pip's own default index; its host
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 LARGEST_FILE = 512 * 1024  # bytes
-LONGEST_MODULE = 400  # lines, tables not counted
 
 
 @cache
@@ -73,6 +72,7 @@ class Linter:
         command: The command line without the files.
         concerns: Which of the tree's files it is given.
         bad: A file's name and text that the linter must refuse.
+        beside: What of the tree has to be beside that file.
         whole_tree: Finds its files by itself; is run without a list of them.
         absent: Why it may be missing; the others come with the lock, and without one the test fails.
     """
@@ -81,6 +81,7 @@ class Linter:
     command: tuple[str, ...]
     concerns: Callable[[Path], bool]
     bad: tuple[str, str]
+    beside: tuple[str, ...] = ()
     whole_tree: bool = False
     absent: str = ""
 
@@ -119,6 +120,14 @@ LINTERS = [
         ("mypy", "--config-file", str(ROOT / "pyproject.toml")),
         lambda path: path.suffix == ".py" and path.parts[0] in {"gpukiln", "tasks.py"},
         ("bad.py", "def untyped(x):\n    return x\n"),
+        whole_tree=True,
+    ),
+    Linter(
+        "lint-imports",
+        ("lint-imports", "--no-cache"),
+        lambda path: path.suffix == ".py" and path.parts[0] == "gpukiln",
+        ("gpukiln/catalog/upwards.py", "import gpukiln.commands\n"),
+        beside=("gpukiln", "pyproject.toml"),
         whole_tree=True,
     ),
     Linter(
@@ -171,12 +180,17 @@ def test_linter_is_content_with_the_tree(linter: Linter) -> None:
 
 @linters
 def test_linter_can_fail(linter: Linter, tmp_path: Path) -> None:
+    for path in tree():
+        if path.parts[0] in linter.beside:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, tmp_path / path)
     name, text = linter.bad
     (tmp_path / name).write_text(text)
-    answer = linter.run([name], cwd=tmp_path)
+    answer = linter.run([] if linter.beside else [name], cwd=tmp_path)
     assert answer.returncode != 0
     said = answer.stdout + answer.stderr
-    assert name in said, f"it failed for another reason: {said}"
+    module = name.removesuffix(".py").replace("/", ".")
+    assert name in said or module in said, f"it failed for another reason: {said}"
 
 
 # --- packer ---------------------------------------------------------------------------------------------
@@ -295,30 +309,84 @@ def is_too_large(path: Path) -> list[str]:
     return [f"{path}: {size} bytes, at most {LARGEST_FILE}"] if size > LARGEST_FILE else []
 
 
-def is_too_long(path: Path) -> list[str]:
-    """A module that long does two things; a table (a literal at the top level) is as long as its data."""
+def is_left_unformatted(path: Path) -> list[str]:
+    """Every file has one form; what reads badly in it is written in another way."""
     if path.suffix != ".py":
         return []
-    text = text_of(path)
-    table = 0
-    for node in ast.parse(text).body:
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.Dict | ast.List | ast.Tuple | ast.Set) and node.end_lineno is not None:
-            table += node.end_lineno - node.lineno + 1
-    lines = len(text.splitlines()) - table
-    return (
-        [f"{path}: {lines} lines beside its tables, at most {LONGEST_MODULE}"]
-        if lines > LONGEST_MODULE
-        else []
-    )
+    marks = re.findall(r"#\s*fmt:\s*(?:skip|off)\b", text_of(path))
+    return [f"{path}: '{mark}'; wanted: as ruff formats it" for mark in marks]
 
 
-RULES = [names_a_registry, masks_a_failure, is_too_large, is_too_long]
+def imports_a_test_module(path: Path) -> list[str]:
+    """A test module is changed for its own tests; what several share is in tests/support or conftest.py."""
+    if path.suffix != ".py" or not path.name.startswith(("test_", "conftest")):
+        return []
+    problems = []
+    for node in ast.walk(ast.parse(text_of(path))):
+        named = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            named = [f"{node.module or ''}.{name}" for name in named]
+        problems += [
+            f"{path}:{node.lineno}: imports {name}; wanted: what both need in tests/support or conftest.py"
+            for name in named
+            if any(part.startswith("test_") for part in name.split("."))
+        ]
+    return problems
+
+
+# Words of every sentence, and the `s` of a possessive.
+SMALL_WORDS = "s a an and are as at be by for from in is it its of on or that the their this to with"
+
+
+def words_of(text: str) -> set[str]:
+    """The words of a text, or of names such as `make_plan` and `ToolRun`, in the singular."""
+    words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", text)}
+    return {word.removesuffix("s") for word in words - set(SMALL_WORDS.split())}
+
+
+def types_of(node: ast.AST) -> dict[str, str]:
+    """The types of a function's arguments and of a class's fields, as they are written."""
+    return {
+        one.arg if isinstance(one, ast.arg) else ast.unparse(one.target): ast.unparse(one.annotation)
+        for one in ast.walk(node)
+        if isinstance(one, ast.arg | ast.AnnAssign) and one.annotation
+    }
+
+
+def repeats_a_name(path: Path) -> list[str]:
+    """A line below `Args:` says what the signature can't: units, shapes, where it comes from."""
+    if path.suffix != ".py":
+        return []
+    problems = []
+    for node in ast.walk(ast.parse(text_of(path))):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        _, _, section = (ast.get_docstring(node) or "").partition("Args:\n")
+        section = re.split(r"(?m)^\S", section)[0]
+        types = types_of(node)
+        for name, told in re.findall(r"(?ms)^ {4}\*{0,2}(\w+): (.*?)(?=^ {4}\S|\Z)", section):
+            if words_of(told) <= words_of(f"{name} {types.get(name, '')} {node.name}"):
+                problems.append(f"{path}:{node.lineno}: '{name}: {told.strip()}' repeats the signature")
+    return problems
+
+
+RULES = [
+    names_a_registry,
+    masks_a_failure,
+    is_too_large,
+    is_left_unformatted,
+    imports_a_test_module,
+    repeats_a_name,
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_no_file_breaks_a_house_rule(rule: Callable[[Path], list[str]]) -> None:
     assert not [problem for path in tree() for problem in rule(ROOT / path)]
+
+
+def documented(head: str, argument: str) -> str:
+    return f'{head}\n    """Do it.\n\n    Args:\n        {argument}\n    """\n'
 
 
 # The marks are put together here, so that this file keeps the rules that it tests.
@@ -331,7 +399,13 @@ def test_no_file_breaks_a_house_rule(rule: Callable[[Path], list[str]]) -> None:
         (masks_a_failure, "a.yml", "- name: A\n  failed_when: " + "false\n"),
         (masks_a_failure, "a.yml", "- name: A\n  ignore_errors: " + "true\n"),
         (is_too_large, "a.bin", "x" * (LARGEST_FILE + 1)),
-        (is_too_long, "a.py", "x = 1\n" * (LONGEST_MODULE + 1)),
+        (is_left_unformatted, "a.py", "x = [1,2]  # fmt: " + "skip\n"),
+        (imports_a_test_module, "test_a.py", "from test_b import plan\n"),
+        (imports_a_test_module, "test_a.py", "def test_it():\n    import tests.unit.test_b\n"),
+        (imports_a_test_module, "conftest.py", "from . import test_b\n"),
+        (repeats_a_name, "a.py", documented("def read(path):", "path: The path.")),
+        (repeats_a_name, "a.py", documented("def make_plan(root: Path):", "root: The plan's root path.")),
+        (repeats_a_name, "a.py", documented("class Build:", "tool_run: A run of\n            the tool.")),
     ],
 )
 def test_a_house_rule_can_fail(
@@ -346,7 +420,11 @@ def test_a_house_rule_can_fail(
     [
         (masks_a_failure, "a.sh", "kill 1 || " + "true # it may have ended\n"),
         (masks_a_failure, "a.sh", "# it may have ended\nkill 1 || " + "true\n"),
-        (is_too_long, "a.py", "TABLE = [\n" + "    1,\n" * (LONGEST_MODULE + 1) + "]\n"),
+        (is_left_unformatted, "a.py", "x = 1  # as ruff's own fmt writes it\n"),
+        (imports_a_test_module, "test_a.py", "from tests.support.plans import plan\nimport pytest\n"),
+        (imports_a_test_module, "a.py", "from test_b import plan\n"),
+        (repeats_a_name, "a.py", documented("def read(path):", "path: Below the home of the state.")),
+        (repeats_a_name, "a.py", documented("def wait(seconds: float):", "seconds: At most.")),
         (is_too_large, "a.bin", "x" * LARGEST_FILE),
     ],
 )

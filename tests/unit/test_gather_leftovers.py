@@ -1,0 +1,95 @@
+"""What a build leaves behind is found, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpukiln.probe import leftovers
+
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIGJ1aWxkZXI="
+OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIG93bmVyMDA="
+ACCESS_KEY = "AKIA" + "A" * 16
+PRIVATE = "-----BEGIN OPENSSH " + "PRIVATE KEY-----"  # in two parts: this file has no key
+
+
+@pytest.fixture
+def scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(leftovers, "SECRET_DIRS", (str(tmp_path),))
+    return tmp_path
+
+
+def test_a_secret_is_found_with_its_line_and_kind(scanned: Path) -> None:
+    (scanned / "log").write_text(f"one\ntwo\nexport AWS_ACCESS_KEY_ID={ACCESS_KEY}\n")
+    (scanned / ".ssh").mkdir()
+    (scanned / ".ssh/id").write_text(f"{PRIVATE}\nb3Bl\n")
+    (scanned / "credentials").write_text(f"aws_secret_access_key = {'s' * 40}\n")
+    (scanned / "well").write_text(f"x{ACCESS_KEY} and AKIA are no key; nor is -----BEGIN PUBLIC KEY-----\n")
+    (scanned / "link").symlink_to(scanned / "log")
+    found = leftovers.secrets()
+    rows = {(Path(row["path"]).name, row["line"], row["kind"]) for row in found["found"]}
+    assert rows == {
+        ("log", 3, "AWS access key id"),
+        ("id", 1, "private key"),
+        ("credentials", 1, "AWS secret access key"),
+    }
+    assert (found["files"], found["complete"]) == (4, True)
+
+
+def test_a_search_that_a_limit_ended_says_so(scanned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        (scanned / name).write_text("12345")
+    monkeypatch.setattr(leftovers, "SCAN_FILES", 2)
+    assert leftovers.secrets() == {"found": [], "files": 2, "complete": False}
+    monkeypatch.setattr(leftovers, "SCAN_FILES", 9)
+    monkeypatch.setattr(leftovers, "SCAN_FILE_BYTES", 5)
+    assert leftovers.secrets() == {"found": [], "files": 3, "complete": False}
+
+
+def test_keys_are_told_apart_by_who_brought_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of the launch is cloud-init's; any other was baked in."""
+    (tmp_path / ".ssh").mkdir()
+    authorized = f'# ssh-ed25519 {OTHER} a comment\nssh-ed25519 {KEY} packer\n\nfrom="::1" ssh-rsa {OTHER}\n'
+    (tmp_path / ".ssh/authorized_keys").write_text(authorized)
+    instance = {
+        "v1": {"public_ssh_keys": [f"ssh-ed25519 {OTHER} owner"]},
+        "merged_cfg": {"ssh_authorized_keys": [f"ssh-ed25519 {KEY} baked"]},
+    }
+    files = {"/run/cloud-init/instance-data-sensitive.json": json.dumps(instance)}
+    real = leftovers.read
+    monkeypatch.setattr(leftovers, "read", lambda path: files.get(path) or real(path))
+    monkeypatch.setattr(leftovers, "_homes", lambda: {"admin": str(tmp_path)})
+    found = leftovers.keys()
+    path = str(tmp_path / ".ssh/authorized_keys")
+    mine, owners = found["authorized"]
+    assert (mine["user"], mine["path"], mine["comment"]) == ("admin", path, "packer")
+    assert (owners["comment"], [owners["fingerprint"]]) == ("", found["injected"])
+    assert mine["fingerprint"] not in found["injected"]
+    assert mine["fingerprint"].startswith("SHA256:")
+
+
+def test_history_and_tools_of_a_build_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".bash_history").write_text("make\n")
+    (tmp_path / ".zsh_history").touch()  # empty: nobody worked here
+    (tmp_path / ".ansible").mkdir()
+    monkeypatch.setattr(leftovers, "_homes", lambda: {"root": str(tmp_path), "admin": str(tmp_path)})
+    found = leftovers.leftovers()
+    assert found["history"] == [str(tmp_path / ".bash_history")]
+    assert str(tmp_path / ".ansible") in found["build_tools"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "errors"),
+    [
+        ('{"status": "done", "errors": []}', "done", []),
+        ("not yet", None, ["not yet"]),
+    ],
+)
+def test_what_cloud_init_says_of_the_launch(
+    said: str, status: str | None, errors: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "run", lambda *_, **__: {"rc": 0, "out": said, "err": ""})
+    found = leftovers.identity()
+    assert (found["cloud_init"]["status"], found["cloud_init"]["errors"]) == (status, errors)
+    assert found["cloud_init"]["installed"]
+    assert found["machine_id"]["length"] == len(Path("/etc/machine-id").read_text().strip())

@@ -33,7 +33,7 @@ import tasks
 from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import GpukilnError
-from tests.unit.embedded_home import DAMAGES, HERE, THERE, damage, everything, make_home
+from tests.support.embedded_home import DAMAGES, HERE, THERE, damage, everything, make_home
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = (

@@ -28,7 +28,7 @@ from typing import Any
 
 import boto3
 
-from tests.e2e.harness import command_lines
+from tests.support.harness import command_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 REGION = "us-west-2"

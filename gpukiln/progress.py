@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 PIPE_COLUMNS = 10_000  # where no terminal is: more than a row has
@@ -149,9 +149,13 @@ class Progress:
                 rich_progress.SpinnerColumn(),
                 rich_progress.TextColumn("{task.fields[title]}"),
                 rich_progress.TimeElapsedColumn(),
-                rich_progress.TextColumn("[dim]{task.description}"),
+                # of what does not fit a line, what is being done is cut, and not the step's name
+                rich_progress.TextColumn(
+                    "[dim]{task.description}", table_column=Column(ratio=1, no_wrap=True)
+                ),
                 console=self.console,
                 transient=True,
+                expand=True,
             )
             self._bar.add_task("", title=f"{escape(name)}{before}")
             self._bar.start()

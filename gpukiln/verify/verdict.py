@@ -20,7 +20,9 @@ class CheckResult:
     """What came of one check.
 
     Args:
+        id: `<layer>.<name>`, what people quote.
         title: What is true when it passes.
+        layer: A key of `gpukiln.verify.checks.LAYERS`.
         outcome: `passed`; `failed`; `not_run`: what it needs is legitimately missing; `not_reached`: a check
             that failed makes it meaningless, a tool hangs, or the time was up. The last two are never counted
             as the first.

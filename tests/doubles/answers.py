@@ -18,7 +18,7 @@ from typing import Any
 from gpukiln.probe.contact_doubles import Answers, merged
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, made_up_machine
-from tests.unit.gpu_profiles import PROFILES
+from tests.support.gpu_profiles import PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
 # Prepares a process for the doubles: made-up PCI devices, few elements to compute, tools of the test's own.

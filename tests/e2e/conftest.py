@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from harness import ROOT, Here
 
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import Machines
+from tests.support.harness import ROOT, Here
 
 REGIONS = ("us-west-2", "us-east-1")
 

@@ -6,9 +6,9 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from harness import command_lines, processes_of, wait_for
 
 from gpukiln.instances.deadline import shutdown_user_data
+from tests.support.harness import command_lines, processes_of, wait_for
 
 pytestmark = pytest.mark.e2e
 

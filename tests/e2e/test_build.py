@@ -11,12 +11,12 @@ import tarfile
 from contextlib import ExitStack
 
 import pytest
-from faults import FAULTS, LAST
-from harness import ROOT, Node, copy_checkout
-from same import differences
 
 from gpukiln.clouds.embedded.disk import mounted_root
 from gpukiln.images import modules
+from tests.support.faults import FAULTS, LAST
+from tests.support.harness import ROOT, Node, copy_checkout
+from tests.support.same import differences
 
 pytestmark = pytest.mark.e2e
 
@@ -245,7 +245,7 @@ def test_a_release_gives_another_region_the_very_image(built, here, image):
 
 
 def bake_only(here, checkout, stages):
-    script = str(ROOT / "tests/e2e/bake_only.py")
+    script = str(ROOT / "tests/support/bake_only.py")
     done = subprocess.run(
         [sys.executable, script, stages],
         cwd=checkout,

@@ -6,10 +6,11 @@ What stands in: NVIDIA's CUDA repository and its packages, the PCI bus, the GPU'
 import re
 
 import pytest
-from harness import Node
-from standin.dcgm import dcgm
-from standin.packages import Package
-from standin.platforms import publish
+
+from tests.support.harness import Node
+from tests.support.standin.dcgm import dcgm
+from tests.support.standin.packages import Package
+from tests.support.standin.platforms import publish
 
 pytestmark = pytest.mark.e2e
 

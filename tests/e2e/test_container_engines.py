@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import testinfra
-from engines import offer
 
 from gpukiln.docker.engine import BuildRequest, Engine, native_platform
 from gpukiln.docker.engines import find_engine
 from gpukiln.verify import plugin  # noqa: F401 - it makes buildah:// known
+from tests.support.engines import offer
 
 DOCKERFILE = """\
 ARG BASE

@@ -6,10 +6,11 @@ What is real and what stands in is said in standin/platforms.py.
 from contextlib import contextmanager
 
 import pytest
-from harness import Node
-from standin import packages
-from standin.driver import NEW, OLD, cuda_repository, drivers, module_version
-from standin.platforms import (
+
+from tests.support.harness import Node
+from tests.support.standin import packages
+from tests.support.standin.driver import NEW, OLD, cuda_repository, drivers, module_version
+from tests.support.standin.platforms import (
     CUDAS_DKMS,
     EPEL,
     INSTALL_DRIVER,

@@ -10,10 +10,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness import Node
-from standin import packages
-from standin.driver import NEW, OLD, cuda_repository, drivers, module_field, module_version
-from standin.platforms import INSTALL_DRIVER, disguise, publish
+
+from tests.support.harness import Node
+from tests.support.standin import packages
+from tests.support.standin.driver import NEW, OLD, cuda_repository, drivers, module_field, module_version
+from tests.support.standin.platforms import INSTALL_DRIVER, disguise, publish
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from harness import copy_checkout, processes_of, wait_for
+
+from tests.support.harness import copy_checkout, processes_of, wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from harness import Here, wait_for
+
+from tests.support.harness import Here, wait_for
 
 pytestmark = pytest.mark.e2e
 

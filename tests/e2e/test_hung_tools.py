@@ -7,7 +7,8 @@ import subprocess
 import time
 
 import pytest
-from harness import ROOT
+
+from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.e2e
 HANG = """

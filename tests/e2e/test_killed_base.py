@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from harness import ROOT, command_lines, processes_of, wait_for
 
 from gpukiln.clouds.embedded.base import remove_unfinished
 from gpukiln.clouds.embedded.layout import Layout
+from tests.support.harness import ROOT, command_lines, processes_of, wait_for
 
 pytestmark = pytest.mark.e2e
 

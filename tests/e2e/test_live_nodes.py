@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from harness import SSH_OPTIONS, Node
+
+from tests.support.harness import SSH_OPTIONS, Node
 
 pytestmark = pytest.mark.e2e
 

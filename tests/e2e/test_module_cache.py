@@ -8,12 +8,12 @@ import os
 import re
 
 import pytest
-from harness import Node
-from standin import packages
-from standin.platforms import INSTALL_DRIVER, disguise, publish
 
 from gpukiln.images.module_store import FolderStore
 from gpukiln.images.modules import ModuleCache
+from tests.support.harness import Node
+from tests.support.standin import packages
+from tests.support.standin.platforms import INSTALL_DRIVER, disguise, publish
 
 pytestmark = pytest.mark.e2e
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from harness import ROOT, copy_checkout, wait_for
-from recorder import ACCOUNT, Recorder, denied
+
+from tests.support.harness import ROOT, copy_checkout, wait_for
+from tests.support.recorder import ACCOUNT, Recorder, denied
 
 pytestmark = pytest.mark.e2e
 

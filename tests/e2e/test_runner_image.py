@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Here
 
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import UrlTarget
+from tests.support.harness import Here
 
 BUILD = ("docker.build", "runner-gpu", "--base", "debian-12", "--engine", "buildah")
 LEFT_OUT = {"versions.actions-runner", "compute.runner-nvcc"}  # no source of them can be reached

@@ -9,17 +9,17 @@ import re
 import tomllib
 
 import pytest
-from harness import Node
-from joined import gathered, join_script_is_outlived
-from standin import image, nodeadm, runtime
-from standin.dcgm import dcgm
-from standin.packages import Package
-from standin.platforms import publish
-from standin.site import ENGINES, ONLY_TOOLKIT, VERSION, Site
 
 from gpukiln.instances.deadline import deadline_of, shutdown_user_data
 from gpukiln.instances.rehearsal import node_config
 from gpukiln.verify.catalog import load_checks
+from tests.support.harness import Node
+from tests.support.joined import gathered, join_script_is_outlived
+from tests.support.standin import image, nodeadm, runtime
+from tests.support.standin.dcgm import dcgm
+from tests.support.standin.packages import Package
+from tests.support.standin.platforms import publish
+from tests.support.standin.site import ENGINES, ONLY_TOOLKIT, VERSION, Site
 
 pytestmark = pytest.mark.e2e
 

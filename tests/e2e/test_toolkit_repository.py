@@ -8,9 +8,10 @@ import json
 import re
 
 import pytest
-from harness import Node
-from standin.platforms import publish
-from standin.toolkit import NAMES, toolkit
+
+from tests.support.harness import Node
+from tests.support.standin.platforms import publish
+from tests.support.standin.toolkit import NAMES, toolkit
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import boto3
 import pytest
 from botocore.exceptions import ClientError
-from harness import command_lines, wait_for
+
+from tests.support.harness import command_lines, wait_for
 
 pytestmark = pytest.mark.e2e
 

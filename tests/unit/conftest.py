@@ -1,13 +1,70 @@
-"""What several modules of unit tests share."""
+"""Fixtures that several modules of unit tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from endpoint import serve
+
+from gpukiln.images.builds import Builds, Record
+from gpukiln.images.plan import Plan
+from gpukiln.probe.base import evidence, watch
+from gpukiln.release.record import Releases
+from tests.support.endpoint import Endpoint, serve
+from tests.support.plans import BAKE, VERDICT, ec2_with_a_base, plan
+from tests.support.release_cloud import tell
 
 
 @pytest.fixture(scope="module")
-def endpoint():
+def endpoint() -> Iterator[Endpoint]:
     """An EC2 endpoint without moto's thousand images."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
         with serve() as endpoint:
             yield endpoint
+
+
+@pytest.fixture
+def debian() -> Iterator[str]:
+    """The id of the one image of an EC2, on which images are based."""
+    with ec2_with_a_base() as image_id:
+        yield image_id
+
+
+@pytest.fixture(scope="session")
+def planned() -> Plan:
+    """A plan, for modules that look at what is done with one."""
+    with ec2_with_a_base():
+        return plan()
+
+
+@pytest.fixture
+def proven(planned: Plan, tmp_path: Path) -> Builds:
+    """Builds, one of them proven."""
+    builds = Builds(tmp_path)
+    build = builds.create("eks-gpu")
+    build.write(Record(build.id, "verified", planned, BAKE, (VERDICT,), {"bake": 5.0}))
+    return builds
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Releases:
+    return Releases(tmp_path)
+
+
+@pytest.fixture
+def empty_cloud() -> None:
+    """The cloud of release_cloud, without images."""
+    tell("reset")
+
+
+@pytest.fixture
+def nothing_hangs() -> Iterator[None]:
+    """The probe has met no tool that hangs, and kept nothing of what it read; nor has it afterwards."""
+
+    def forget() -> None:
+        watch.__init__()  # type: ignore[misc]
+        evidence.clear()
+
+    forget()
+    yield
+    forget()

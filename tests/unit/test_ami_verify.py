@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from invoke.context import Context
-from test_builds import BAKE, proven  # noqa: F401 - a fixture
-from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
 from gpukiln.attest.tags import ATTESTED_TAGS
 from gpukiln.clouds import select
@@ -22,15 +20,15 @@ from gpukiln.proof import pipeline
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
+from tests.support.plans import BAKE
 
 GOOD = CheckResult("hygiene.history", "No shell history", "hygiene", "passed", "3 files")
 BAD = CheckResult("boot.state", "running", "boot", "failed", "found degraded", "look", ("a cause",))
 
 
 @pytest.fixture
-def judge(request, monkeypatch, capsys):
+def judge(proven, monkeypatch, capsys):
     """Run ami.verify with these results; returns its exit code, standard error and the build."""
-    builds = request.getfixturevalue("proven")
     there = {}
 
     def run(*results, is_gone=False, suite_version="", command=ami_verify.verify, **options):
@@ -72,7 +70,7 @@ def judge(request, monkeypatch, capsys):
         monkeypatch.setattr(pipeline, "run_suite", suite)
         monkeypatch.setattr(pipeline, "machine_from_image", machine)
         monkeypatch.setattr(killed, "clean_up_after_killed", lambda *_: [])
-        monkeypatch.setenv("GPUKILN_HOME", str(builds.folder.parent))
+        monkeypatch.setenv("GPUKILN_HOME", str(proven.folder.parent))
         cloud = SimpleNamespace(
             name="embedded",
             region="us-west-2",
@@ -83,7 +81,7 @@ def judge(request, monkeypatch, capsys):
         )
         cloud.in_region = lambda _: cloud
         monkeypatch.setattr(select, "make_cloud", lambda *_, **__: cloud)
-        monkeypatch.setattr(ami, "_plan", lambda *_, **__: builds.find("last").read().plan)
+        monkeypatch.setattr(ami, "_plan", lambda *_, **__: proven.find("last").read().plan)
         code = 0
         try:
             command(Context(), **(options or {"build": "last"}))
@@ -91,7 +89,7 @@ def judge(request, monkeypatch, capsys):
             code = error.code
         shown = capsys.readouterr()
         run.out = shown.out
-        return code, shown.err, builds.find("last") if builds.all() else None
+        return code, shown.err, proven.find("last") if proven.all() else None
 
     run.tags = there
     return run
@@ -158,7 +156,7 @@ def test_a_machine_that_the_plan_refuses_is_refused_before_it_is_started(judge):
     assert len(build.read().verdicts) == 1
 
 
-def test_an_image_without_fabric_manager_meets_no_nvswitch(proven):  # noqa: F811 - the fixture
+def test_an_image_without_fabric_manager_meets_no_nvswitch(proven):
     [build] = proven.all()
     subject = replace(subject_of(build.read().plan, "ami-1", build.id), base="eks-ubuntu-22.04")
     with pytest.raises(IncompatibleError, match="ami-1 has no fabric manager"):

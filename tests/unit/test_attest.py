@@ -23,9 +23,6 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 from invoke.context import Context
-from moto import mock_aws
-from test_builds import VERDICT
-from test_plan import MotoCloud, plan
 
 from gpukiln.attest import attestation
 from gpukiln.attest.provenance import image_subject
@@ -40,6 +37,7 @@ from gpukiln.proof.tags import write_proof
 from gpukiln.release.channels import load_channel
 from gpukiln.release.find import proof_of_build
 from gpukiln.release.needs import require_proven
+from tests.support.plans import VERDICT, MotoCloud, ec2_with_a_base, plan
 
 PACKAGES = {"libc6": "2.36-9+b1", "nvidia-kernel-dkms": "535.309.01-0+deb12u1", "odd": "1:2~rc1-1"}
 DETAILS = {
@@ -76,13 +74,9 @@ CLOUD = MotoCloud()
 @pytest.fixture(scope="module")
 def planned():
     """One EC2 and one plan for all tests: making them is the slow part."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-        with mock_aws():
-            patch.setattr(CLOUD, "client", cache(CLOUD.client))
-            patch.setattr("gpukiln.catalog.bases.Base.owners_in", lambda *_: ("self",))
-            CLOUD.client("ec2").register_image(Name="debian-12-amd64-20261101-1")
-            yield plan(CLOUD, tools={"packer": "1.6.6"})
+    with ec2_with_a_base(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CLOUD, "client", cache(CLOUD.client))
+        yield plan(CLOUD, tools={"packer": "1.6.6"})
 
 
 @pytest.fixture

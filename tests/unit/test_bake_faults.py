@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
-from test_builds import VERDICT
-from test_plan import plan_of_a_base
 
 from gpukiln.errors import UnavailableError
 from gpukiln.images import bake as baking
@@ -20,11 +18,7 @@ from gpukiln.instances.launch import Launched
 from gpukiln.progress import Progress
 from gpukiln.proof import pipeline
 from gpukiln.verify.target import Target
-
-
-@pytest.fixture(scope="module")
-def planned():
-    return plan_of_a_base()
+from tests.support.plans import VERDICT
 
 
 class Cache:

@@ -7,38 +7,14 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from test_plan import debian, plan  # noqa: F401 - `debian` is a fixture
 
 from gpukiln.errors import BusyError, UsageError
-from gpukiln.images.builds import Bake, Build, Builds, Record
+from gpukiln.images.builds import Build, Builds, Record
 from gpukiln.images.modules import ModuleUse
 from gpukiln.images.timings import timings, timings_table
 from gpukiln.proof.pipeline import why_build
 from gpukiln.release.side import find_side
-from gpukiln.verify.verdict import CheckResult, Verdict
-
-BAKE = Bake("ami-0123456789abcdef0", "name", "us-west-2", "6.1.0-1-cloud-amd64", {}, {"libc6": "2.36-9"})
-CHECK = CheckResult(
-    id="boot.kernel", title="boots", layer="boot", outcome="passed", reason="", fix="", duration_s=0.1
-)
-VERDICT = Verdict(
-    target="here",
-    profile="image",
-    started_at="2026-11-21T06:00:00+00:00",
-    duration_s=1.0,
-    checks=(CHECK,),
-    instance_type="g4dn.xlarge",
-)
-
-
-@pytest.fixture
-def proven(request, tmp_path):
-    """Builds, one of them proven."""
-    request.getfixturevalue("debian")
-    builds = Builds(tmp_path)
-    build = builds.create("eks-gpu")
-    build.write(Record(build.id, "verified", plan(), BAKE, (VERDICT,), {"bake": 5.0}))
-    return builds
+from tests.support.plans import BAKE, VERDICT
 
 
 def test_a_build_is_found_by_each_of_its_names(proven):

@@ -14,7 +14,7 @@ from gpukiln.docker.records import ContainerBuild
 from gpukiln.errors import BusyError
 from gpukiln.release.record import Releases
 from tasks import namespace
-from tests.unit.docker_records import a_build, a_plan, a_verdict
+from tests.support.docker_records import a_build, a_plan, a_verdict
 
 BUILD = "20261121-200000-runner-gpu-0000"
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 from invoke.context import Context
-from test_builds import BAKE, VERDICT
-from test_plan import plan_of_a_base
 
 from gpukiln.catalog.images import load_image
 from gpukiln.catalog.instance_types import instance_types
@@ -15,6 +13,7 @@ from gpukiln.commands import ami
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.cost import cost_lines, estimate, spent
 from gpukiln.instances.launch import Launched
+from tests.support.plans import BAKE, VERDICT
 
 STEPS = {
     "plan": 9.0,
@@ -25,14 +24,9 @@ STEPS = {
 }
 
 
-@pytest.fixture(scope="module")
-def embedded():
-    return plan_of_a_base()
-
-
 @pytest.fixture
-def on_aws(embedded):
-    return replace(embedded, cloud="aws", region="us-east-1")
+def on_aws(planned):
+    return replace(planned, cloud="aws", region="us-east-1")
 
 
 def test_an_estimate_from_the_last_build(on_aws):
@@ -68,9 +62,9 @@ def test_a_price_that_nobody_knows_is_not_guessed(on_aws):
     assert "the catalogue has none for g5.xlarge in eu-west-3" in text
 
 
-def test_the_embedded_cloud_costs_nothing(embedded):
-    assert estimate(embedded, STEPS) is None
-    assert spent(embedded, STEPS, Launched("i-1", "g4dn.xlarge", "us-west-2a", False)) is None
+def test_the_embedded_cloud_costs_nothing(planned):
+    assert estimate(planned, STEPS) is None
+    assert spent(planned, STEPS, Launched("i-1", "g4dn.xlarge", "us-west-2a", False)) is None
     assert cost_lines(None) == ["cost: none, the embedded cloud is this machine"]
 
 
@@ -91,9 +85,9 @@ def test_a_record_keeps_what_was_spent_and_each_verification_adds_to_it(on_aws, 
     assert build.read().cost == cost
 
 
-def test_a_record_of_before_has_no_cost(embedded, tmp_path):
+def test_a_record_of_before_has_no_cost(planned, tmp_path):
     build = Builds(tmp_path).create("eks-gpu")
-    record = Record(build.id, "verified", embedded, BAKE, (VERDICT,), STEPS).to_dict()
+    record = Record(build.id, "verified", planned, BAKE, (VERDICT,), STEPS).to_dict()
     del record["cost"]
     assert Record.from_dict(record).cost is None
 

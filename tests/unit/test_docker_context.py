@@ -15,7 +15,7 @@ from gpukiln.docker import context
 from gpukiln.docker.context import image_record, key_fingerprints, make_context, unpack_redistributable
 from gpukiln.docker.plan import ContainerPlan, Part
 from gpukiln.errors import UnavailableError
-from tests.unit.docker_records import CUT_OFF, a_plan
+from tests.support.docker_records import CUT_OFF, a_plan
 
 LOCK = """\
 numpy==2.2.6 \\

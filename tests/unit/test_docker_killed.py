@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from docker_records import a_build, a_plan
 from invoke.context import Context
 
 from gpukiln.commands import docker
@@ -11,6 +10,7 @@ from gpukiln.docker import build as building
 from gpukiln.docker.records import ContainerBuilds
 from gpukiln.errors import UnavailableError
 from gpukiln.progress import Progress
+from tests.support.docker_records import a_build, a_plan
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gpukiln.docker.context import requirements_for
 from gpukiln.docker.plan import ContainerPlan, ContainerProbes, read_packages
 from gpukiln.docker.records import ContainerBuilds
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from tests.unit.docker_records import CUT_OFF, PROBES, a_build, a_plan, names
+from tests.support.docker_records import CUT_OFF, PROBES, a_build, a_plan, names
 
 LEFT_OUT_WITHOUT_NVIDIA = ["cuda_nvcc", "actions_runner"]
 

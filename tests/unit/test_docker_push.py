@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -27,6 +28,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from moto.ssm.models import ssm_backends
 from werkzeug.serving import make_server
 
+from gpukiln.catalog import permissions
 from gpukiln.clouds.embedded import registry
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.regions import read_region
@@ -36,12 +38,24 @@ from gpukiln.docker import repository as repositories
 from gpukiln.docker.push import Built, Pushed, push, tags_of
 from gpukiln.docker.repository import Repository, parse
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
-from tests.unit.docker_records import a_build, a_verdict, as_json
+from tests.support.docker_records import a_build, a_verdict, as_json
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"  # moto's
 IN_AWS = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com"
 IN_CHINA = f"{ACCOUNT}.dkr.ecr.cn-north-1.amazonaws.com.cn"
+# The registry's protocol in IAM's words: Amazon ECR API reference, where each call says when a push makes it
+ACTIONS = {
+    ("HEAD", "manifests"): "BatchGetImage",
+    ("GET", "manifests"): "BatchGetImage",
+    ("HEAD", "blobs"): "BatchCheckLayerAvailability",
+    ("GET", "blobs"): "GetDownloadUrlForLayer",
+    ("POST", "uploads"): "InitiateLayerUpload",
+    ("PATCH", "uploads"): "UploadLayerPart",
+    ("PUT", "uploads"): "CompleteLayerUpload",
+    ("PUT", "manifests"): "PutImage",
+}
+KIND = re.compile(r"/v2/.+?/(manifests|blobs/(uploads)|blobs)/")
 
 
 def digest(content: bytes) -> str:
@@ -79,7 +93,7 @@ def tiny_image(folder: Path, text: str) -> Path:
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The storage of buildah and podman, with two images."""
+    """The storage of buildah and podman, with three images."""
     if not shutil.which("skopeo"):
         pytest.skip("skopeo is not on PATH (scripts/run installs it)")
     if os.geteuid() != 0:
@@ -89,7 +103,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     file.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONTAINERS_STORAGE_CONF", str(file))
-        for name in ("one", "two"):
+        for name in ("one", "two", "three"):
             source = f"oci:{tiny_image(folder / name, name)}"
             subprocess.run(
                 ["skopeo", "copy", "-q", source, f"containers-storage:localhost/t:{name}"], check=True
@@ -404,3 +418,21 @@ def test_the_registry_keeps_an_immutable_tag_and_everything_outlives_the_server(
     assert kept == json.loads(json.dumps(registry.dump(ecr_backends[ACCOUNT][REGION])))
     assert kept["a/exclusion"]["tags"] == [{"Key": "colour", "Value": "blue"}]
     assert registry.dump(ECRBackend(REGION, ACCOUNT)) == kept
+
+
+@pytest.mark.usefixtures("storage")
+def test_a_push_asks_for_what_is_allowed(cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy for a push has what skopeo really asks of the registry, and nothing else."""
+    asked = set()
+    answer = Application.__call__
+
+    def recorded(application: Application, environ: Any, start_response: Any) -> Any:
+        if kind := KIND.match(environ["PATH_INFO"]):
+            asked.add(f"ecr:{ACTIONS[environ['REQUEST_METHOD'], kind[2] or kind[1]]}")
+        return answer(application, environ, start_response)
+
+    monkeypatch.setattr(Application, "__call__", recorded)
+    for _ in range(2):  # of an image that no other test pushed; the second finds everything there
+        assert push(built("three"), found(cloud, "a/allowed"), log=tmp_path / "log", say=lambda _: None)
+    calls = [call for statement in permissions.statements() for call in statement.calls]
+    assert asked == {call.action for call in calls if call.by == "skopeo"}

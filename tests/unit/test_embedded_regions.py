@@ -10,7 +10,7 @@ from gpukiln.clouds.embedded.inventory import kept, problems
 from gpukiln.clouds.embedded.server import sweep
 from gpukiln.errors import UnavailableError
 from gpukiln.files import write_whole
-from tests.unit.embedded_home import (
+from tests.support.embedded_home import (
     CHANNEL,
     DAMAGES,
     HERE,

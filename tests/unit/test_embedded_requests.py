@@ -8,7 +8,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tests.unit.release_cloud import HOME, Cloud, make_image, server, tell
+from tests.support.release_cloud import HOME, Cloud, make_image, server, tell
 
 NONE = "0123456789abcdef0"  # an id of nothing
 WHOSE = {

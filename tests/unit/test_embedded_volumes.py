@@ -7,13 +7,13 @@ import subprocess
 
 import pytest
 from botocore.exceptions import ClientError
-from release_cloud import Cloud, server, tell
 
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import DEVICE_NAME, DEVICE_NAME_SCRIPT, device_number
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.loop import LoopDevice
 from gpukiln.errors import UnavailableError
+from tests.support.release_cloud import Cloud, server, tell
 
 ZONE, OTHER_ZONE = "us-west-2a", "us-west-2b"
 

@@ -8,7 +8,6 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,15 +15,7 @@ from gpukiln.probe import base, gather, sections
 from gpukiln.probe.base import NOT_REACHED, HungError, NotReachedError, ask, unless_hung, watch
 
 Tool = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def nothing_hangs() -> Any:
-    watch.__init__()  # type: ignore[misc]
-    base.evidence.clear()
-    yield
-    watch.__init__()  # type: ignore[misc]
-    base.evidence.clear()
+pytestmark = pytest.mark.usefixtures("nothing_hangs")
 
 
 @pytest.fixture

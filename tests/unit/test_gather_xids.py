@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ import pytest
 
 from gpukiln.probe import base, child, gather, gpus, xids
 from gpukiln.probe.base import watch
-from tests.unit.host_judge import judge
-from tests.unit.host_machine import machine
+from tests.support.host_judge import judge
+from tests.support.host_machine import machine
 
 PCI = [{"address": "0000:3b:00.0", "device": "0x20b0"}]
 BOOT = "Linux version 6.1.0\n"
@@ -19,13 +19,7 @@ XID = "NVRM: Xid (PCI:0000:3b:00): {}\n"
 LOST = XID.format("79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
 FAULTS = "".join(XID.format(f"31, pid={1000 + n}, name=train, MMU Fault") for n in range(40))
 Tool = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def nothing_hangs() -> Iterator[None]:
-    watch.__init__()  # type: ignore[misc]
-    yield
-    watch.__init__()  # type: ignore[misc]
+pytestmark = pytest.mark.usefixtures("nothing_hangs")
 
 
 @pytest.fixture

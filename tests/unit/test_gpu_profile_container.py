@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.gpu_profile_container import ADDRESS, one_of_eight
-from tests.unit.host_judge import CHECKS, judge
+from tests.support.gpu_profile_container import ADDRESS, one_of_eight
+from tests.support.host_gpu_faults import cuda
+from tests.support.host_judge import CHECKS, judge
 
 Data = dict[str, Any]
 LAYERS = ("boot", "runtime", "gpu", "compute", "container", "multi-gpu", "monitoring")
@@ -35,16 +36,12 @@ def gpu(key: str, value: Any) -> Callable[[Data], None]:
     return lambda data: data["nvml"]["gpus"][0].update({key: value})
 
 
-def computed(**values: Any) -> Callable[[Data], None]:
-    return lambda data: data["cuda"]["gpus"][0].update(values)
-
-
 @pytest.mark.parametrize(
     ("check_id", "profile", "fault", "words"),
     [
-        ("compute.kernel", "runner", computed(ok=False, error="error 214"), f"{ADDRESS}: error 214"),
+        ("compute.kernel", "runner", cuda(ok=False, error="error 214"), f"{ADDRESS}: error 214"),
         ("compute.kernel", "node", lambda d: d["cuda"].update(gpus=[]), f"CUDA does not see {ADDRESS}"),
-        ("compute.bandwidth", "node", computed(h2d_gb_s=13.2), "13.2 GB/s to the GPU"),
+        ("compute.bandwidth", "node", cuda(h2d_gb_s=13.2), "13.2 GB/s to the GPU"),
         ("gpu.nvml", "node", gpu("bus_id", "00000000:52:00.0"), f"the PCI bus has {ADDRESS}"),
         ("gpu.persistence", "node", gpu("persistence", False), "off; wanted on"),
         (

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.doubles import nvml
-from tests.unit.gpu_profiles import PROFILES, Profile
-from tests.unit.host_gpu_faults import Fault
-from tests.unit.host_judge import CHECKS, judge
-from tests.unit.host_machine import Data
+from tests.support.gpu_profiles import PROFILES, Profile
+from tests.support.host_gpu_faults import Fault
+from tests.support.host_judge import CHECKS, judge
+from tests.support.host_machine import Data
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("gpu", "compute", "container", "multi-gpu", "monitoring")

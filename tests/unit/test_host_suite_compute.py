@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.doubles.nvml_machine import UNKNOWN, Data
-from tests.unit.host_gpu_faults import cuda, gpu, put
-from tests.unit.host_judge import judge
-from tests.unit.host_machine import machine
+from tests.support.host_gpu_faults import cuda, gpu, put
+from tests.support.host_judge import judge
+from tests.support.host_machine import machine
 
 KERNEL, BANDWIDTH = "compute.kernel", "compute.bandwidth"
 SLOW = {"h2d_gb_s": 3.0, "d2h_gb_s": 3.1}  # of 15.75

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.host_gpu_faults import GPU_FAULTS
-from tests.unit.host_judge import CHECKS, judge
-from tests.unit.host_machine import BOOT, DRIVER, KERNEL, TOOLKIT, Data, machine
-from tests.unit.host_runner_faults import RUNNER_FAULTS, container
+from tests.support.host_gpu_faults import GPU_FAULTS
+from tests.support.host_judge import CHECKS, judge
+from tests.support.host_machine import BOOT, DRIVER, KERNEL, TOOLKIT, Data, machine
+from tests.support.host_runner_faults import RUNNER_FAULTS, container
 
 
 def put(path: str, value: Any) -> Callable[[Data], None]:

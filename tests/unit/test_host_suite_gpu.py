@@ -4,9 +4,9 @@ import pytest
 
 from gpukiln.probe import gather
 from gpukiln.verify.facts import Facts
-from tests.unit.host_gpu_faults import XID_79, Data, both, cuda, gpu, later, no_link
-from tests.unit.host_judge import CHECKS, judge
-from tests.unit.host_machine import machine
+from tests.support.host_gpu_faults import XID_79, Data, both, cuda, gpu, later, no_link
+from tests.support.host_judge import CHECKS, judge
+from tests.support.host_machine import machine
 
 
 def test_an_application_s_xid_is_noted_on_a_live_node_and_fails_an_image() -> None:

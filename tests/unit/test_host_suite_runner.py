@@ -1,7 +1,7 @@
 """What holds for all checks of a container."""
 
-from tests.unit.host_judge import judge
-from tests.unit.host_runner_faults import RUNNER_FAULTS, container
+from tests.support.host_judge import judge
+from tests.support.host_runner_faults import RUNNER_FAULTS, container
 
 
 def test_a_container_that_could_not_be_gathered_never_passes() -> None:

@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from invoke.context import Context
-from test_builds import BAKE
-from test_plan import plan_of_a_base
 
 from gpukiln.commands import ami
 from gpukiln.commands import cloud as commands
@@ -23,6 +21,7 @@ from gpukiln.instances.leftovers import builds_with_leftovers, sweep, unrecorded
 from gpukiln.instances.tags import build_tags, tag_specifications
 from gpukiln.proof.tags import SHORT, Proven
 from gpukiln.verify.digest import suite_digest
+from tests.support.plans import BAKE
 
 LATER = datetime.now(UTC) + timedelta(hours=3)
 REMOVING = ("TerminateInstances", "DeleteKeyPair", "DeleteSecurityGroup")
@@ -47,8 +46,8 @@ def ec2(endpoint):
 
 
 @pytest.fixture(scope="module")
-def planned():
-    return replace(plan_of_a_base(), cloud="aws", region="us-west-2")
+def planned(planned):
+    return replace(planned, cloud="aws", region="us-west-2")
 
 
 @pytest.fixture

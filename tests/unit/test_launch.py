@@ -11,19 +11,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from endpoint import serve
 from invoke.context import Context
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
-from test_builds import BAKE
-from test_plan import plan_of_a_base
 
 from gpukiln.clouds import select
 from gpukiln.commands import ami_verify
 from gpukiln.images.builds import Builds, Record
 from gpukiln.instances.access import machine_from_image
 from gpukiln.instances.leftovers import builds_with_leftovers
+from tests.support.endpoint import serve
+from tests.support.plans import BAKE
 
 TYPES = ("g4dn.xlarge", "g5.xlarge")
 
@@ -37,12 +36,6 @@ def endpoint():
         with serve() as endpoint:
             endpoint.ssh_port = sshd.getsockname()[1]
             yield endpoint
-
-
-@pytest.fixture(scope="module")
-def planned():
-    """The plan of an image that was baked."""
-    return plan_of_a_base()
 
 
 @pytest.fixture
@@ -212,7 +205,7 @@ def test_a_machine_that_ec2_takes_away_is_not_the_images_fault(ec2, verify):
     def lose(call):
         if call.get("Action") == "RunInstances":
             backend = ec2_backends[DEFAULT_ACCOUNT_ID][ec2.region]
-            [instance] = [
+            *_, instance = [
                 one for reservation in backend.reservations.values() for one in reservation.instances
             ]
             text = "Server.SpotInstanceTermination"

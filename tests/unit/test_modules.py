@@ -13,7 +13,6 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 from rich.console import Console
-from test_plan import debian, plan  # noqa: F401 - `debian` is a fixture
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
@@ -22,6 +21,7 @@ from gpukiln.images.builds import Builds
 from gpukiln.images.module_store import FolderStore, S3Store, open_store
 from gpukiln.images.modules import OFFERED, SIGNED, ModuleCache, judge, read_key, signing_pair, words
 from gpukiln.progress import Progress
+from tests.support.plans import plan
 
 KERNEL, VERSION = "6.1.0-56-cloud-amd64", "535.309.01"
 SCRIPT = ROOT / "roles/nvidia_driver/files/module-key.sh"

@@ -17,9 +17,9 @@ from gpukiln.probe import child as probe_child
 from gpukiln.probe import nvml as probe_nvml
 from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, Data, made_up_machine
-from tests.unit.host_gpu_faults import gpu
-from tests.unit.host_judge import judge
-from tests.unit.host_machine import machine
+from tests.support.host_gpu_faults import gpu
+from tests.support.host_judge import judge
+from tests.support.host_machine import machine
 
 ROOT = Path(__file__).parents[2]
 GATHER = """

@@ -8,7 +8,6 @@ import stat
 import subprocess
 
 import pytest
-from test_plan import MotoCloud, debian, plan  # noqa: F401 - `debian` is a fixture
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import CheckFailedError, UnavailableError
@@ -18,6 +17,7 @@ from gpukiln.images.builds import Builds
 from gpukiln.images.packer import Packer, _parse
 from gpukiln.instances.access import SshAccess
 from gpukiln.instances.deadline import deadline_of
+from tests.support.plans import MotoCloud, plan
 
 
 def test_lines_are_unescaped():

@@ -11,10 +11,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-import release_cloud
 from botocore.client import BaseClient
-from endpoint import serve
-from release_cloud import HOME, REGIONS, make_image, quiet, tell, verdict, wish
 
 from gpukiln.attest import attestation
 from gpukiln.catalog import permissions
@@ -39,6 +36,9 @@ from gpukiln.release.pointer import Pointer
 from gpukiln.release.publish import release
 from gpukiln.release.record import Releases, require_complete
 from gpukiln.release.rollback import rollback
+from tests.support import release_cloud
+from tests.support.endpoint import serve
+from tests.support.release_cloud import HOME, REGIONS, make_image, quiet, tell, verdict, wish
 
 # IAM's name, where it is none of service:Call (Service Authorization Reference)
 IAM_NAME = {"s3:ListObjectsV2": "s3:ListBucket", "s3:HeadObject": "s3:GetObject"}

@@ -3,14 +3,11 @@
 import io
 import json
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from moto import mock_aws
 from rich.console import Console
 
 from gpukiln.catalog.bases import base, default_base
@@ -25,54 +22,9 @@ from gpukiln.images.plan import Plan, git_commit, make_plan
 from gpukiln.images.plan_view import plan_table
 from gpukiln.sources.available import Probes
 from gpukiln.sources.rpm import RpmMetadata
+from tests.support.plans import OFFLINE, MotoCloud, plan
 
-NOW = datetime(2026, 11, 21, 6, 0, tzinfo=UTC)
-MIRROR = {
-    "nvidia-kernel-dkms": "535.309.01-0+deb12u1",
-    "nvidia-persistenced": "535.171.04-1~deb12u1",
-    "nvtop": "3.0.1-1",
-    "docker.io": "20.10.24+dfsg1-1+deb12u1+b6",
-    "containerd": "1.6.20~ds1-1+deb12u3",
-}
-OFFLINE = Probes(
-    lambda _: "no route",
-    lambda names: {name: MIRROR[name] for name in names if name in MIRROR},
-    lambda _: None,
-)
 ONLINE = Probes(lambda _: None, OFFLINE.candidates, lambda _: None)
-
-
-class MotoCloud:
-    subnet_id = None
-
-    def __init__(self, name: str = "embedded", region: str = "us-west-2") -> None:
-        self.name, self.region = name, region
-        self.default_base = default_base(name)
-        self.strict_sources = name == "aws"
-
-    def client(self, service: str) -> Any:
-        return boto3.client(service, region_name=self.region)  # type: ignore[call-overload]
-
-
-@pytest.fixture
-def debian(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An EC2 with one image, which its owner's name pattern finds."""
-    monkeypatch.setattr("gpukiln.catalog.bases.Base.owners_in", lambda *_: ("self",))
-    with mock_aws():
-        yield MotoCloud().client("ec2").register_image(Name="debian-12-amd64-20261101-1")["ImageId"]
-
-
-def plan(cloud: MotoCloud | None = None, *, probes: Probes = OFFLINE, **more: Any) -> Plan:
-    return make_plan("eks-gpu", cloud or MotoCloud(), probes=probes, now=NOW, **more)
-
-
-def plan_of_a_base() -> Plan:
-    """A plan for an EC2 of its own, which has the base; for modules that look at what is done with a plan."""
-    with pytest.MonkeyPatch.context() as patch, mock_aws():
-        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-        patch.setattr("gpukiln.catalog.bases.Base.owners_in", lambda *_: ("self",))
-        MotoCloud().client("ec2").register_image(Name="debian-12-amd64-20261101-1")
-        return plan()
 
 
 def test_a_plan_on_the_embedded_cloud(debian: str) -> None:

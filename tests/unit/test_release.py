@@ -6,7 +6,18 @@ import threading
 from dataclasses import replace
 
 import pytest
-from release_cloud import (
+
+from gpukiln.errors import BusyError, CheckFailedError, PartialError, RefusedError, UnavailableError
+from gpukiln.instances.tags import tags_of
+from gpukiln.release import pointer as pointers
+from gpukiln.release.channels import load_channel
+from gpukiln.release.images import SOURCE_TAG, Sharing
+from gpukiln.release.overview import look, require_whole
+from gpukiln.release.pointer import Pointer, history
+from gpukiln.release.publish import release
+from gpukiln.release.record import require_complete
+from gpukiln.release.rollback import rollback
+from tests.support.release_cloud import (
     HOME,
     POINTER,
     REGIONS,
@@ -23,28 +34,10 @@ from release_cloud import (
     wish,
 )
 
-from gpukiln.errors import BusyError, CheckFailedError, PartialError, RefusedError, UnavailableError
-from gpukiln.instances.tags import tags_of
-from gpukiln.release import pointer as pointers
-from gpukiln.release.channels import load_channel
-from gpukiln.release.images import SOURCE_TAG, Sharing
-from gpukiln.release.overview import look, require_whole
-from gpukiln.release.pointer import Pointer, history
-from gpukiln.release.publish import release
-from gpukiln.release.record import Releases, require_complete
-from gpukiln.release.rollback import rollback
-
 CANDIDATE = Pointer("eks-gpu", "1.34", "candidate")
 
 
-@pytest.fixture(autouse=True)
-def empty_cloud():
-    tell("reset")
-
-
-@pytest.fixture
-def records(tmp_path):
-    return Releases(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_cloud")
 
 
 def publish(records, image_id, build, **more):

@@ -6,39 +6,30 @@ from dataclasses import replace
 
 import pytest
 from invoke.context import Context
-from release_cloud import HOME, REGIONS, Cloud, pointed, tags, tell, verdict
-from test_builds import BAKE, proven  # noqa: F401 - a fixture
-from test_plan import debian  # noqa: F401 - a fixture that the other takes
 
 from gpukiln.clouds import select
 from gpukiln.commands import release as commands
 from gpukiln.errors import BusyError, UsageError
-from gpukiln.images.builds import Builds
 from gpukiln.release.options import key_by_region, region_names, sharing_with
 from gpukiln.release.record import Releases
+from tests.support.plans import BAKE
+from tests.support.release_cloud import HOME, REGIONS, Cloud, pointed, tags, tell, verdict
 
 AMI = BAKE.image_id
 NO_GPU = verdict(not_run=[("gpu.xid", "no GPU"), ("runtime.cdi", "no GPU")])
-_KEPT = []
 NO_TOOLKIT = verdict(not_run=[("runtime.docker-nvidia", "left out")])
 
 
 @pytest.fixture
-def typed(request, monkeypatch, capsys, tmp_path):
+def typed(proven, monkeypatch, capsys, tmp_path):
     """Run a command on an empty cloud with one proven build; returns its exit code, output and errors."""
-    builds = request.getfixturevalue("proven") if not _KEPT else Builds(tmp_path)
-    if not _KEPT:
-        _KEPT.append(builds.find("last").read())  # a plan takes its time: one does for all
-    elif not builds.all():
-        build = builds.create("eks-gpu")
-        build.write(replace(_KEPT[0], build_id=build.id))
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     monkeypatch.setattr(select, "make_cloud", lambda _name, region, **_: Cloud(region))
     tell("reset")
 
     def run(name, *arguments, judged=None, **options):
         if judged is not None:
-            [build] = builds.all()
+            [build] = proven.all()
             build.write(replace(build.read(), verdicts=(judged,)))
             about = {"region": HOME, "image_id": AMI, "name": "gpu-image"}
             tell("image", {"tags": tags(build.id, judged), **about})

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from invoke.context import Context
-from test_attest import planned  # noqa: F401 - a fixture
 
 from gpukiln.commands import ami_diff
 from gpukiln.errors import UsageError
@@ -45,17 +44,16 @@ def builds(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def make(builds, request):
+def make(builds, planned):
     """Writes the record of a build and what lies beside it; returns the image as `find_side` reads it."""
-    plan = request.getfixturevalue("planned")
 
     def one(number, packages, components, *, kernel, outcomes, boot_s=None, size=None):
         build = builds.create(f"eks-gpu-{number}")
         checks = tuple(CheckResult(name, f"{name} is right", "boot", *out) for name, out in outcomes.items())
         verdict = Verdict("i-1", "image", f"2026-11-2{number}T00:00:00+00:00", 9.0, checks)
         baked = Bake(f"ami-0{number}", f"image {number}", "us-west-2", kernel, components, packages)
-        record = Record(build.id, "verified", plan, baked, (verdict,), {"bake": 60.0 * number})
-        record = replace(record, plan=replace(plan, created_at=f"2026-11-2{number}T00:00:00+00:00"))
+        record = Record(build.id, "verified", planned, baked, (verdict,), {"bake": 60.0 * number})
+        record = replace(record, plan=replace(planned, created_at=f"2026-11-2{number}T00:00:00+00:00"))
         build.write(record)
         if size:
             details = {"libc6": {**GLIBC, "source_version": packages["libc6"], "installed_kib": size}}

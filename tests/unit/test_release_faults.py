@@ -7,7 +7,14 @@ done with its answer lost in the other. Of the calls that only read each kind fa
 from collections import Counter
 
 import pytest
-from release_cloud import (
+
+from gpukiln.errors import GpukilnError
+from gpukiln.instances.tags import tags_of
+from gpukiln.release.images import SOURCE_TAG
+from gpukiln.release.pointer import Pointer, history
+from gpukiln.release.publish import release
+from gpukiln.release.record import Releases, require_complete
+from tests.support.release_cloud import (
     HOME,
     POINTER,
     REGIONS,
@@ -20,13 +27,6 @@ from release_cloud import (
     tell,
     wish,
 )
-
-from gpukiln.errors import GpukilnError
-from gpukiln.instances.tags import tags_of
-from gpukiln.release.images import SOURCE_TAG
-from gpukiln.release.pointer import Pointer, history
-from gpukiln.release.publish import release
-from gpukiln.release.record import Releases, require_complete
 
 COPY = "eu-west-1"
 CANDIDATE = Pointer("eks-gpu", "1.34", "candidate")

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from release_cloud import HOME, ROOT, tags, verdict
 
 from gpukiln.attest.tags import ATTESTED_TAGS, KEY_TAG
 from gpukiln.errors import RefusedError, UsageError
@@ -11,6 +10,7 @@ from gpukiln.proof.tags import SHORT, Judged, judged_by, judged_from_tags, proof
 from gpukiln.release.channels import joined, load_channel, load_channels, proof_from_tags
 from gpukiln.release.needs import Need, judge, needs_of, require_proven, types_for
 from gpukiln.verify.checks import LAYERS
+from tests.support.release_cloud import HOME, ROOT, tags, verdict
 
 AMI = "ami-0123456789abcdef0"
 CANDIDATE, STABLE = load_channel("candidate"), load_channel("stable")

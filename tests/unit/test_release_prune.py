@@ -1,24 +1,26 @@
 """Prune removes what nobody needs, says why for each image, and finishes what an earlier run began."""
 
 import pytest
-from release_cloud import HOME, Cloud, changes, fault, images, make_image, quiet, server, tell, wish
 
 from gpukiln.errors import PartialError, RefusedError, UnavailableError, UsageError
 from gpukiln.release import prune as pruning
 from gpukiln.release.in_use import listed
 from gpukiln.release.prune import Rules, prune, require_complete
 from gpukiln.release.publish import release
-from gpukiln.release.record import Releases
+from tests.support.release_cloud import (
+    HOME,
+    Cloud,
+    changes,
+    fault,
+    images,
+    make_image,
+    quiet,
+    server,
+    tell,
+    wish,
+)
 
-
-@pytest.fixture(autouse=True)
-def empty_cloud():
-    tell("reset")
-
-
-@pytest.fixture
-def records(tmp_path):
-    return Releases(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_cloud")
 
 
 def clean(records, *, remove=True, regions=(HOME,), **more):

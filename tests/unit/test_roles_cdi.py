@@ -1,13 +1,11 @@
 """When the toolkit's role makes the CDI specification anew: real Ansible, with an nvidia-ctk of our own."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.roles import play
+
 PLAYBOOK = """\
 - hosts: localhost
   connection: local
@@ -34,23 +32,11 @@ def converge(folder: Path) -> str:
     (folder / "bin/nvidia-ctk").write_text(CTK)
     (folder / "bin/nvidia-ctk").chmod(0o755)
     (folder / "loaded").write_text("580.178.04\n")
-    (folder / "site.yml").write_text(PLAYBOOK)
     values = {
         "nvidia_container_toolkit_loaded_file": str(folder / "loaded"),
         "nvidia_container_toolkit_cdi_file": str(folder / "nvidia.yaml"),
     }
-    done = subprocess.run(
-        [Path(sys.executable).parent / "ansible-playbook", folder / "site.yml", "-e", json.dumps(values)],
-        env={
-            "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin",
-            "HOME": str(folder),
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = play(folder, PLAYBOOK, values)
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from gpukiln.catalog.load import ROOT
+from tests.support.roles import play
+
 PROCESSES = ROOT / "scripts/bootstrap/nvidia-gpu-processes.sh"
 PLAYBOOK = """\
 - hosts: localhost
@@ -34,22 +36,10 @@ def job(tmp_path):
     process.wait()
 
 
-def play(tmp_path, tasks, environment=None, **variables):
-    (tmp_path / "site.yml").write_text(PLAYBOOK % tasks)
+def run_tasks(folder, tasks, environment=None, **variables):
+    """Run one file of the role's tasks."""
     values = {"nvidia_driver_branch": 535, "nvidia_driver_version": "535.309.01", **variables}
-    return subprocess.run(
-        ["ansible-playbook", tmp_path / "site.yml", "-e", json.dumps(values)],
-        env={
-            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": str(tmp_path),
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            **(environment or {}),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return play(folder, PLAYBOOK % tasks, values, environment)
 
 
 def test_processes_that_have_a_gpu_open_are_listed(tmp_path, job):
@@ -63,7 +53,7 @@ def test_the_driver_is_not_replaced_under_running_work(tmp_path, job):
     loaded = tmp_path / "version"
     loaded.write_text("550.163.01\n")
     environment = {"GPUKILN_DEVICES": str(tmp_path / "nvidia")}
-    done = play(tmp_path, "guard", environment, nvidia_driver_loaded_file=str(loaded))
+    done = run_tasks(tmp_path, "guard", environment, nvidia_driver_loaded_file=str(loaded))
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
     assert f"Found driver 550.163.01 in use by {job.pid} " in said
@@ -71,7 +61,7 @@ def test_the_driver_is_not_replaced_under_running_work(tmp_path, job):
 
     job.kill()
     job.wait()
-    assert play(tmp_path, "guard", environment, nvidia_driver_loaded_file=str(loaded)).returncode == 0
+    assert run_tasks(tmp_path, "guard", environment, nvidia_driver_loaded_file=str(loaded)).returncode == 0
 
 
 @pytest.mark.parametrize("content", ["535.309.01\n", None])
@@ -80,7 +70,7 @@ def test_the_same_driver_and_none_disturb_nobody(tmp_path, job, content):  # noq
     if content:
         loaded.write_text(content)
     environment = {"GPUKILN_DEVICES": str(tmp_path / "nvidia")}
-    assert play(tmp_path, "guard", environment, nvidia_driver_loaded_file=str(loaded)).returncode == 0
+    assert run_tasks(tmp_path, "guard", environment, nvidia_driver_loaded_file=str(loaded)).returncode == 0
 
 
 @pytest.mark.parametrize(("allowed", "content"), [(True, "550.163.01\n"), (False, None)])
@@ -89,14 +79,14 @@ def test_a_driver_that_is_not_the_wanted_one_fails_after_a_reboot_too(tmp_path, 
     variables = {"nvidia_driver_loaded_file": str(loaded), "nvidia_driver_reboot_allowed": allowed}
     if content:
         loaded.write_text(content)
-    done = play(tmp_path, "loaded", **variables)
+    done = run_tasks(tmp_path, "loaded", **variables)
     said = " ".join(done.stdout.split())
     assert done.returncode == 2
     assert f"Found {(content or 'no NVIDIA driver').strip()} loaded, wanted 535.309.01." in said
     assert ("another driver came up" if allowed else "Reboot the machine") in said
     if content:
         loaded.write_text("535.309.01\n")
-        assert play(tmp_path, "loaded", **variables).returncode == 0
+        assert run_tasks(tmp_path, "loaded", **variables).returncode == 0
 
 
 def test_what_is_loaded_is_read_after_the_reboot():
@@ -115,7 +105,7 @@ def request(tmp_path, **variables):
     }
     components = {"nvidia_driver": {"branch": 535, "version": "535.309.01"}}
     (tmp_path / "facts.yml").write_text(json.dumps({"components": components}))
-    done = play(tmp_path, "request", ansible_facts=facts, components=components, **variables)
+    done = run_tasks(tmp_path, "request", ansible_facts=facts, components=components, **variables)
     return done.returncode, " ".join(done.stdout.split())
 
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from test_roles_filters import load
 
 from gpukiln.catalog.load import data
+from tests.support.roles import load_filters
 
-kernels = load("nvidia_driver", "kernels")
-packages = load("nvidia_driver", "packages")
-gpus = load("nvidia_driver", "gpus")
+kernels = load_filters("nvidia_driver", "kernels")
+packages = load_filters("nvidia_driver", "packages")
+gpus = load_filters("nvidia_driver", "gpus")
 
 
 def test_what_a_transaction_would_install() -> None:

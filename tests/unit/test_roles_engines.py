@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
-from test_roles_filters import ROOT, load
 
-containerd = load("container_runtime", "containerd")
-engines = load("container_runtime", "engines")
+from gpukiln.catalog.load import ROOT
+from tests.support.roles import load_filters
+
+containerd = load_filters("container_runtime", "containerd")
+engines = load_filters("container_runtime", "engines")
 
 IMPORT = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
 SETTINGS = {

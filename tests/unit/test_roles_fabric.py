@@ -1,14 +1,13 @@
 """What the driver's role does about NVSwitch: real Ansible on this machine, with a PCI bus made of files."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from gpukiln.catalog.load import ROOT
+from tests.support.roles import play
+
 ROLE = ROOT / "roles/nvidia_driver"
 PLAYBOOK = f"""\
 - hosts: localhost
@@ -35,7 +34,6 @@ def judge(folder: Path, *devices: str, **variables: object) -> tuple[str, str]:
         kind = "0x068000" if device == SWITCH else "0x030200"
         for name, value in {"vendor": "0x10de", "class": kind, "device": device}.items():
             (path / name).write_text(f"{value}\n")
-    (folder / "site.yml").write_text(PLAYBOOK)
     values = {
         "nvidia_driver_branch": 580,
         "nvidia_driver_version": "580.178.04",
@@ -45,19 +43,7 @@ def judge(folder: Path, *devices: str, **variables: object) -> tuple[str, str]:
         **NVIDIA,
         **variables,
     }
-    done = subprocess.run(
-        [Path(sys.executable).parent / "ansible-playbook", folder / "site.yml", "-e", json.dumps(values)],
-        env={
-            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": str(folder),
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "GPUKILN_PCI_DEVICES": str(folder / "pci"),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = play(folder, PLAYBOOK, values, {"GPUKILN_PCI_DEVICES": str(folder / "pci")})
     dropin = folder / "gpukiln.conf"
     said = "" if done.returncode == 0 else " ".join(done.stdout.split())
     return said, dropin.read_text() if dropin.exists() else ""

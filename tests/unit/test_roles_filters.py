@@ -1,27 +1,17 @@
 """The filters of the roles: pure functions, so no machine is needed."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.support.roles import load_filters
 
 ROOT = Path(__file__).parents[2]
 
 
-def load(role: str, name: str) -> ModuleType:
-    path = ROOT / "roles" / role / "filter_plugins" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{role}_{name}", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sources = load("apt_sources", "apt_sources")
-kernels = load("nvidia_driver", "kernels")
-record = load("image_record", "image_record")
+sources = load_filters("apt_sources", "apt_sources")
+kernels = load_filters("nvidia_driver", "kernels")
+record = load_filters("image_record", "image_record")
 
 DEB822 = """\
 Types: deb

@@ -1,9 +1,10 @@
 """The filters of the role packages: what is installed, and the advice when something can't be."""
 
 import pytest
-from test_roles_filters import load
 
-packages = load("packages", "packages")
+from tests.support.roles import load_filters
+
+packages = load_filters("packages", "packages")
 
 DPKG = """\
 ii |docker.io|20.10.24+dfsg1-1+deb12u1+b6

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpukiln.verify.situation import situation
-from tests.unit.host_machine import DRIVER, KERNEL, machine
+from tests.support.host_machine import DRIVER, KERNEL, machine
 
 Data = dict[str, Any]
 HUNG = {

@@ -14,8 +14,6 @@ from moto import mock_aws
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import EC2Backend, ec2_backends
 from rich.console import Console
-from test_builds import BAKE, CHECK, VERDICT
-from test_plan import debian, plan  # noqa: F401 - `debian` is a fixture
 
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.images.bake import Saved
@@ -36,6 +34,7 @@ from gpukiln.instances.tags import remove_image
 from gpukiln.progress import Progress
 from gpukiln.proof import pipeline
 from gpukiln.verify.verdict import Verdict
+from tests.support.plans import BAKE, CHECK, VERDICT, plan
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = {

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from release_cloud import (
+
+from gpukiln.images.builds import Builds
+from gpukiln.instances import access
+from gpukiln.nodes.scenarios import load_scenarios
+from gpukiln.release.publish import release
+from gpukiln.release.record import Releases, require_complete
+from tests.support.plans import BAKE
+from tests.support.release_cloud import (
     HOME,
     REGIONS,
     Cloud,
@@ -28,14 +35,6 @@ from release_cloud import (
     verdict,
     wish,
 )
-from test_builds import BAKE, proven  # noqa: F401 - a fixture
-from test_plan import debian  # noqa: F401 - a fixture that the other takes
-
-from gpukiln.images.builds import Builds
-from gpukiln.instances import access
-from gpukiln.nodes.scenarios import load_scenarios
-from gpukiln.release.publish import release
-from gpukiln.release.record import Releases, require_complete
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -45,8 +44,8 @@ PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 RUN = """\
 #!{python}
 import os, sys
-sys.path[:0] = [{root!r}, {tests!r}]
-import workflow_commands
+sys.path.insert(0, {root!r})
+from tests.support import workflow_commands
 sys.exit(workflow_commands.main(sys.argv[2:]))
 """
 GH = """\
@@ -76,7 +75,7 @@ class Runner:
         for name, text in (("scripts/run", RUN), ("bin/gh", GH)):
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            about = {"root": str(ROOT), "tests": str(ROOT / "tests" / "unit"), "python": sys.executable}
+            about = {"root": str(ROOT), "python": sys.executable}
             file.write_text(text.format(**about, log=str(self.log), kept=str(self.kept)))
             file.chmod(0o755)
         url, layout = server()
@@ -171,12 +170,11 @@ class Runner:
 
 
 @pytest.fixture
-def runner(request, tmp_path):
+def runner(proven, tmp_path):
     """A runner, and the record of a build that has not been made yet."""
     tell("reset")
     home = tmp_path / ".cache" / "gpukiln"
-    builds = request.getfixturevalue("proven")
-    [build] = builds.all()
+    [build] = proven.all()
     judged = verdict(not_run=[("gpu.xid", "no GPU")])
     record = replace(build.read(), verdicts=(judged,))
     runner = Runner(tmp_path, home)

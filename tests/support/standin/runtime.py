@@ -5,7 +5,7 @@ The engines read their configuration as far as the roles need it: containerd ref
 
 from typing import Any
 
-from standin.packages import UNIT, Package, daemon
+from tests.support.standin.packages import UNIT, Package, daemon
 
 CONTAINERD = """\
 #!/usr/bin/python3

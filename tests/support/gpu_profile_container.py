@@ -7,7 +7,7 @@ Log, kernel and units are the host's. NVML lists what the container may open.
 from typing import Any
 
 from tests.doubles.nvml_machine import made_up_gpu
-from tests.unit.host_runner_faults import container
+from tests.support.host_runner_faults import container
 
 Data = dict[str, Any]
 DRIVER = "580.178.04"

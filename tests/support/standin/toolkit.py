@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from standin.packages import Package
+from tests.support.standin.packages import Package
 
 NAMES = (
     "libnvidia-container1",

@@ -1,7 +1,7 @@
 """DCGM's packages under their real names: a host engine that waits, dcgmi that says what a file says, and an
 exporter that serves figures when the engine runs."""
 
-from standin.packages import Package
+from tests.support.standin.packages import Package
 
 ENGINE_UNIT = """\
 [Unit]

@@ -9,7 +9,7 @@ user data; this one reads what cloud-init kept of it.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness import Node
+    from tests.support.harness import Node
 
 USER_DATA = "/var/lib/cloud/instance/user-data.txt"
 PROGRAM = """\

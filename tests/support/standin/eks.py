@@ -7,7 +7,7 @@ pause image of the region, and containerd is restarted. The kubelet, the cluster
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness import Node
+    from tests.support.harness import Node
 
 PAUSE = "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.5"
 BOOTSTRAP = f"""\

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness import Node
+    from tests.support.harness import Node
 
 OLD, NEW = "535.309.01", "580.178.04"
 

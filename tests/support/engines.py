@@ -30,7 +30,7 @@ def offer(name: str, patch: pytest.MonkeyPatch) -> None:
     """
     if all(shutil.which(program) for program in PROGRAMS[name]):
         return
-    by_hand = f"`apt-get install {' '.join(PACKAGES[name])}`, then scripts/run pytest {Path(__file__).parent}"
+    by_hand = f"`apt-get install {' '.join(PACKAGES[name])}`, then scripts/run pytest tests/e2e"
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         pytest.skip(f"{name} is not installed, and there is no apt to fetch it with")
     folder = KEPT / name

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from standin.packages import Package, specification
+from tests.support.standin.packages import Package, specification
 
 if TYPE_CHECKING:
-    from harness import Node
+    from tests.support.harness import Node
 
 BUILD = Path(__file__).with_name("build.py")
 EL_TOOLS = "dnf dnf-plugins-core rpm createrepo-c dracut dkms gcc make openssl gpg gpg-agent"

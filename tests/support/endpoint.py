@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from urllib.parse import parse_qsl
+from urllib.request import urlopen
 
 import boto3
 from botocore.config import Config
@@ -74,13 +75,15 @@ class Endpoint:
 
 @contextmanager
 def serve() -> Iterator[Endpoint]:
-    """Start an endpoint on a free port."""
+    """Start an endpoint on a free port, with nothing of what this process's moto had before."""
     endpoint = Endpoint()
     server = make_server("127.0.0.1", 0, endpoint, threaded=True)
     endpoint.url = f"http://127.0.0.1:{server.port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
+        with urlopen(f"{endpoint.url}/moto-api/reset", b""):  # noqa: S310 - our own server
+            endpoint.forget()
         yield endpoint
     finally:
         server.shutdown()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.doubles.nvml_machine import made_up_gpu, nvlinks_later
-from tests.unit.host_gpu_faults import Fault, gpu, later, put
-from tests.unit.host_machine import Data, machine
+from tests.support.host_gpu_faults import Fault, gpu, later, put
+from tests.support.host_machine import Data, machine
 
 NO_ERRORS = {"replay": 0, "recovery": 0, "crc_flit": 0, "crc_data": 0}
 UNKNOWN_ERRORS = dict.fromkeys(NO_ERRORS)

@@ -3,9 +3,9 @@
 import json
 import re
 
-from standin import runtime
-from standin.packages import Package
-from standin.platforms import EPEL, disguise, package, publish
+from tests.support.standin import runtime
+from tests.support.standin.packages import Package
+from tests.support.standin.platforms import EPEL, disguise, package, publish
 
 VERSION = "1.19.1"
 ONLY_TOOLKIT = {"these": ["nvidia_container_toolkit"]}

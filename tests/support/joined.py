@@ -4,11 +4,11 @@ import json
 import tomllib
 
 import pytest
-from standin.eks import PAUSE, ubuntu_eks
 
 from gpukiln.probe.packing import facts_in, gather_command
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.facts import Facts
+from tests.support.standin.eks import PAUSE, ubuntu_eks
 
 
 def join_script_is_outlived(site):

@@ -54,10 +54,9 @@ def main(words):
 
 def use_server_of_the_test():
     """The real commands talk to the cloud that the test started."""
-    import release_cloud  # noqa: PLC0415 - slow to import
-
     from gpukiln.clouds import select  # noqa: PLC0415 - slow to import
     from gpukiln.proof import pipeline  # noqa: PLC0415 - slow to import
+    from tests.support import release_cloud  # noqa: PLC0415 - slow to import
 
     url, home = os.environ["TEST_SERVER"].split()
     release_cloud.server = lambda: (url, Layout(Path(home)))

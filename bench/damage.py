@@ -28,7 +28,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import boto3
-from invoke.program import Program
 
 import tasks
 from gpukiln.clouds.embedded import regions
@@ -84,7 +83,7 @@ def invoke(home: Path, *command: str) -> Said:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 os.environ["GPUKILN_HOME"] = str(home)
-                Program(namespace=tasks.namespace).run(["invoke", *command])
+                tasks.program.run(["invoke", *command])
                 code = 0
             except SystemExit as end:
                 code = int(end.code or 0)

@@ -92,15 +92,15 @@ class Build:
             stdin=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        for line in self._process.stderr or ():
+        for line in self._process.stdout or ():
             self.lines.append(line.rstrip())
 
     def wait_for(self, words: str) -> bool:

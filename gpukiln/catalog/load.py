@@ -3,11 +3,12 @@
 import re
 import reprlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from types import NoneType, UnionType
+from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import yaml
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
@@ -118,12 +119,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        if isinstance(error, yaml.constructor.ConstructorError) and mark:
-            raise UsageError(f"{path}, line {mark.line + 1}: {error.problem}") from error
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            kind = "" if isinstance(error, yaml.constructor.ConstructorError) else "no valid YAML: "
+            raise UsageError(f"{path}, line {error.problem_mark.line + 1}: {kind}{error.problem}") from error
         raise UsageError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
-        raise UsageError(f"{path} holds a {type(document).__name__}; wanted: a mapping")
+        found = "is empty" if document is None else f"holds {_short(document)}"
+        raise UsageError(f"{path} {found}; wanted: keys with values, KEY: VALUE")
     return document
 
 
@@ -180,13 +182,69 @@ def validate(kind: type[T], value: object, *, where: str) -> T:
         valid: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # every type can be hashed
         return valid
     except ValidationError as error:
-        mistakes = tuple(
-            ".".join(str(part) for part in item["loc"])
-            + f"{': ' if item['loc'] else ''}{item['msg']} (found {_short(item['input'])})"
-            for item in error.errors()
-        )
-        count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
-        raise UsageError(f"{where}: {count}: {mistakes[0]}", details=mistakes) from error
+        mistakes = tuple(_mistake(kind, item) for item in error.errors())
+        if len(mistakes) == 1:
+            raise UsageError(f"{where}: {mistakes[0]}") from error
+        raise UsageError(f"{where}: {len(mistakes)} mistakes", details=mistakes) from error
+
+
+# Pydantic's type of an error, or how it begins -> what is wanted.
+WANTED = {
+    "string": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "date": "a day such as 2026-12-31",
+    "datetime": "a time such as 2026-12-31T00:00:00Z",
+    "tuple": "a list, [A, B]",
+    "list": "a list, [A, B]",
+    "set": "a list, [A, B]",
+    "frozen": "a list, [A, B]",
+    "dict": "keys with values, KEY: VALUE",
+    "mapping": "keys with values, KEY: VALUE",
+    "dataclass": "keys with values, KEY: VALUE",
+}
+
+
+def _mistake(kind: Any, item: Any) -> str:
+    """One mistake in our words: the key, what was found, what is wanted."""
+    *above, last = item["loc"] or ("",)
+    key, where = ".".join(map(str, item["loc"])), ".".join(map(str, above))
+    what = item["type"]
+    if what in ("missing", "missing_argument"):
+        return f"{key} is missing"
+    if what in ("unexpected_keyword_argument", "extra_forbidden"):
+        keys = _keys(kind, above)
+        error = unknown(f"key in {where}:" if above else "key", str(last), keys)
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    found = "it has no value" if item["input"] is None else f"found {_short(item['input'])}"
+    if what == "value_error":
+        wanted = str(item["ctx"]["error"])
+    elif what == "literal_error":
+        wanted = f"wanted {item['ctx']['expected']}"
+    else:
+        known = WANTED.get(what.partition("_")[0])
+        wanted = f"wanted {known}" if known else item["msg"].replace("Input should be", "wanted something")
+    if what == "string_type" and isinstance(item["input"], int | float):
+        wanted += f': put it in quotes, "{item["input"]}"'
+    return f"{key}: {found}, {wanted}" if key else f"{found}, {wanted}"
+
+
+def _keys(kind: Any, way: Iterable[int | str]) -> list[str]:
+    """The keys that may stand where a way of keys and indices leads; none where that can't be told."""
+    for step in way:
+        kind = _record_in(kind)
+        inner = [one for one in get_args(kind) if one is not ...]
+        kind = get_type_hints(kind).get(str(step)) if is_dataclass(kind) else inner[-1] if inner else None
+    kind = _record_in(kind)
+    return [one.name for one in fields(kind)] if is_dataclass(kind) else []
+
+
+def _record_in(kind: Any) -> Any:
+    """A record that may be left out is one."""
+    if isinstance(kind, UnionType):
+        return next((one for one in get_args(kind) if one is not NoneType), None)
+    return kind
 
 
 def _short(value: object, *, quote: bool = True) -> str:

@@ -40,7 +40,9 @@ class Command(Task[Any]):
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """See `Task.get_arguments`."""
+        texts = dict(self.help)
         arguments: list[Argument] = super().get_arguments(ignore_unknown_help)
+        self.help = texts  # which Invoke uses up, and a second command line needs again
         for argument in arguments:
             if argument.kind is int:
                 argument.kind = str

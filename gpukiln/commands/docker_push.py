@@ -35,6 +35,7 @@ def push(
     json: bool = False,
 ) -> None:
     """Push a built image under tags that never move, and write its digest into the record of the build."""
+    from contextlib import nullcontext
     from dataclasses import asdict, replace
 
     from gpukiln.clouds.select import make_cloud
@@ -51,7 +52,7 @@ def push(
         raise UsageError(f"--repository is in {address.region}, not in {region}", hint="leave out --region")
     where = make_cloud(cloud, address.region or region, profile=profile or None) if address.is_ecr else None
     folder = ContainerBuilds(state_home()).find(build or image)
-    with folder.locked():
+    with nullcontext() if dry_run else folder.locked():
         record = folder.read()
         if not unverified and not (record.verdict and record.verdict.passed):
             raise RefusedError(
@@ -70,6 +71,8 @@ def push(
     if pushed is None:
         if json:
             print_json({"repository": target.name, "manifest_digest": None})
+        else:
+            print(f"would push {built.reference} to {target.name}")
         return
     if json:
         print_json({**asdict(pushed), "reference": pushed.reference})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, words
+from gpukiln.commands.cli import command, print_json, results, say, words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -265,6 +265,46 @@ def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = F
     if json:
         print_json(document)
     return int(any(outcome.state == "failed" for outcome in outcomes))
+
+
+@command(
+    help={
+        "keep": "runs of each kind that stay, the newest",
+        "older_than": "days; younger runs stay",
+        "yes": "remove them; without it nothing is removed",
+        "dry_run": "only show them, the default",
+        "json": COMMON["json"],
+    }
+)
+def runs(
+    _: Any, keep: int = 20, older_than: int = 30, yes: bool = False, dry_run: bool = False, json: bool = False
+) -> int:
+    """Show the folders of earlier runs, and of verdicts on images made elsewhere; --yes removes old ones."""
+    from gpukiln.errors import PartialError
+    from gpukiln.nodes.runs import old_runs, remove_run
+    from gpukiln.nodes.view import render_runs
+    from gpukiln.proof.judge import report_folders
+    from gpukiln.state import state_home
+
+    images = [("image", folder) for folder in report_folders(state_home())]
+    found = old_runs([*_runs().folders(), *images], keep=keep, older_than_days=older_than)
+    removing = yes and not dry_run
+    if removing:
+        found = [remove_run(run) if run.action == "remove" else run for run in found]
+    if json:
+        print_json([run.to_dict() for run in found])
+    elif found:
+        results().print(render_runs(found))
+    if not removing:
+        going = [run for run in found if run.action == "remove"]
+        what = f"--yes removes these {len(going)} of {len(found)}" if going else "nothing is to be"
+        say(f"nothing was removed: {what}")
+    if failed := [run for run in found if run.action == "failed"]:
+        raise PartialError(
+            f"{len(failed)} of {len(found)} runs could not be removed",
+            details=tuple(f"{run.folder}: {run.reason}" for run in failed),
+        )
+    return 0
 
 
 def _exit_code_of_verdicts(verdicts: list[Verdict | None]) -> int:

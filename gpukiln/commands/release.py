@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results
+from gpukiln.commands.cli import command, print_json, results, say
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -103,7 +103,7 @@ REGIONS = "regions to look at, separated by commas; they name the others of a re
 @command(
     help={
         **COMMON,
-        "regions": f"{REGIONS}; default: where this machine has released",
+        "regions": f"{REGIONS}; default: where this machine has released, or built",
         "image": "a folder of ami/",
         "kubernetes": "Kubernetes version; default: that of components.yaml",
         "to": "build or AMI id to go back to; default: the release before the current one",
@@ -138,7 +138,7 @@ def rollback(
 @command(
     help={
         **{name: COMMON[name] for name in ("cloud", "profile", "json")},
-        "regions": f"{REGIONS}; default: where this machine has released",
+        "regions": f"{REGIONS}; default: where this machine has released, or built",
     }
 )
 def channels(
@@ -164,7 +164,7 @@ def channels(
 @command(
     help={
         **{name: COMMON[name] for name in ("cloud", "profile", "json")},
-        "regions": "where, separated by commas; default: where this machine has released",
+        "regions": "where, separated by commas; default: where this machine has released, or built",
         "older_than": "days; younger images stay",
         "keep": "earlier releases of every channel that stay; default: as ami/channels.yaml says",
         "limit": "images that one run removes in a region, the oldest first",
@@ -225,7 +225,6 @@ def prune(
 
 def _clean_up_after_killed(where: Cloud, *, dry_run: bool) -> None:
     """A role that releases may not ask EC2 for machines, so records and keys of this machine have to do."""
-    from gpukiln.commands.cli import say
     from gpukiln.images.builds import Builds
     from gpukiln.images.killed import clean_up_after_killed, tell_killed
     from gpukiln.state import state_home
@@ -238,15 +237,24 @@ def _clean_up_after_killed(where: Cloud, *, dry_run: bool) -> None:
 
 
 def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[Cloud, list[str]]:
-    """The cloud, and the regions to look at: those that were typed, or where this machine has released."""
+    """The cloud, and the regions to look at: those that were typed, or that this machine's records name."""
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
+    from gpukiln.images.builds import Builds
     from gpukiln.release.options import region_names
+    from gpukiln.state import state_home
 
-    chosen = region_names(typed) or records.regions(cloud)
+    chosen = region_names(typed)
+    if not chosen and (chosen := records.regions(cloud)):
+        say(f"--regions {','.join(chosen)}: where this machine has released")
+    if not chosen:
+        builds = (build.read() for build in Builds(state_home()).all())
+        if last := next((record for record in builds if record.plan.cloud == cloud), None):
+            chosen = [last.plan.region]
+            say(f"--regions {chosen[0]}: of this machine's last build, {last.build_id}")
     if not chosen:
         raise UsageError(
-            f"this machine has released nothing on {cloud}, so it knows no region to look at",
+            f"this machine has built and released nothing on {cloud}, so it knows no region to look at",
             hint="--regions us-west-2: one region of a release is enough, it names the others",
         )
     return make_cloud(cloud, chosen[0], profile=profile or None), chosen

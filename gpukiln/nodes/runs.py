@@ -2,15 +2,22 @@
 
 import json
 import secrets
-from dataclasses import dataclass
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from gpukiln.errors import UsageError
 from gpukiln.files import write_whole
 from gpukiln.nodes.playbook import Request
 from gpukiln.nodes.results import RunResult
+
+PURPOSES = ("apply", "drift", "verify", "doctor", "test")
 
 
 @dataclass(frozen=True)
@@ -19,9 +26,11 @@ class Run:
 
     Args:
         folder: Holds run.json, ansible.log and a log of each host.
+        lock: Held where this process is at work in it, and given back with the process.
     """
 
     folder: Path
+    lock: FileLock | None = field(default=None, compare=False)
 
     @property
     def id(self) -> str:
@@ -65,6 +74,99 @@ class Run:
         return document
 
 
+def hold(folder: Path) -> FileLock:
+    """Keep the folder of a run from being removed, as long as the lock is referred to and the process lives.
+
+    Raises:
+        Timeout: Another process works in it.
+    """
+    lock = FileLock(folder / "lock", mode=0o600)
+    lock.acquire(blocking=False)
+    return lock
+
+
+@dataclass(frozen=True)
+class OldRun:
+    """What a run left, and what is to become of it.
+
+    Args:
+        kind: apply, drift, verify, doctor, test; or image, for a verdict on an image of another machine.
+        ended: When something was last written into its folder, UTC.
+        action: keep, remove (in a dry run), removed or failed.
+        reason: Why.
+    """
+
+    folder: Path
+    kind: str
+    ended: datetime
+    mib: float
+    action: str
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**vars(self), "folder": str(self.folder), "ended": self.ended.isoformat(timespec="seconds")}
+
+
+def old_runs(found: Iterable[tuple[str, Path]], *, keep: int, older_than_days: int) -> list[OldRun]:
+    """What can go: of each kind neither one of the newest, nor a young one, nor one that is under way.
+
+    Args:
+        found: The kind and the folder of each run.
+        keep: How many of each kind stay, the newest.
+        older_than_days: Younger ones stay.
+
+    Returns:
+        One a run, by kind, the newest first.
+    """
+    runs = []
+    for kind, folder in found:
+        files = [folder, *folder.rglob("*")]
+        stats = [one.lstat() for one in files if one.name != "lock"]
+        ended = datetime.fromtimestamp(max(one.st_mtime for one in stats), UTC)
+        runs.append((kind, ended, folder, sum(one.st_blocks * 512 for one in stats) / (1 << 20)))
+    judged, seen = [], Counter[str]()
+    for kind, ended, folder, mib in sorted(runs, key=lambda run: (run[0], -run[1].timestamp())):
+        seen[kind] += 1
+        days = (datetime.now(UTC) - ended).days
+        reason = ""
+        if seen[kind] <= keep:
+            reason = f"one of the {keep} newest"
+        elif days < older_than_days:
+            reason = f"{days} days old, less than {older_than_days}"
+        elif is_held(folder):
+            reason = "a process works in it"
+        action = "keep" if reason else "remove"
+        judged.append(OldRun(folder, kind, ended, round(mib, 1), action, reason or f"{days} days old"))
+    return judged
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process works in the folder of a run."""
+    if not (folder / "lock").exists():
+        return False
+    try:
+        hold(folder).release()
+    except Timeout:
+        return True
+    return False
+
+
+def remove_run(run: OldRun) -> OldRun:
+    """Remove the folder of a run, unless a process has begun to work in it."""
+    try:
+        lock = hold(run.folder)
+    except Timeout:
+        return replace(run, action="keep", reason="a process works in it")
+    try:
+        shutil.rmtree(run.folder)
+    except OSError as error:
+        return replace(run, action="failed", reason=f"{error.filename}: {error.strerror}")
+    finally:
+        lock.release()
+    return replace(run, action="removed")
+
+
 class Runs:
     """Every run that was made from this machine.
 
@@ -79,14 +181,14 @@ class Runs:
         """Make the folder of a new run, which nobody else may read.
 
         Args:
-            purpose: apply, drift, verify, doctor or test.
+            purpose: One of PURPOSES.
         """
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         folder = self.folder / f"{stamp}-{purpose}-{secrets.token_hex(2)}"
         folder.mkdir(parents=True)
         for private in (self.folder, folder):
             private.chmod(0o700)
-        return Run(folder)
+        return Run(folder, hold(folder))
 
     def find(self, name: str) -> Run:
         """An earlier run that converged nodes.
@@ -110,6 +212,11 @@ class Runs:
             details=tuple(run.id for run in runs[:5]),
         )
 
+    def folders(self) -> list[tuple[str, Path]]:
+        """The kind and the folder of every run."""
+        found = [folder for folder in self.folder.glob("*") if folder.is_dir()]
+        return [(kind, folder) for folder in found if (kind := _kind(folder))]
+
     def last_test_durations(self) -> dict[str, float]:
         """Seconds that each of Molecule's scenarios took when it last passed."""
         found: dict[str, float] = {}
@@ -118,3 +225,9 @@ class Runs:
                 outcomes = run.read()["scenarios"]
                 found |= {one["scenario"]: one["seconds"] for one in outcomes if one["state"] == "passed"}
         return found
+
+
+def _kind(folder: Path) -> str:
+    """What a run was for, by its folder's name; an empty string where it is no run's."""
+    parts = folder.name.split("-")
+    return parts[2] if len(parts) == 4 and parts[2] in PURPOSES else ""

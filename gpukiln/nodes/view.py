@@ -7,6 +7,7 @@ from rich.text import Text
 
 from gpukiln.nodes.judge import Judgement
 from gpukiln.nodes.results import HostResult, RunResult, State
+from gpukiln.nodes.runs import OldRun
 from gpukiln.nodes.scenarios import Outcome, Scenario
 from gpukiln.progress import Rows, human_seconds
 from gpukiln.verify import report
@@ -92,6 +93,18 @@ def render_judged(judged: Sequence[Judgement]) -> RenderableType:
             parts.append(Text.assemble((f"{one.host}: ", "bold"), one.situation))
         parts.append(report.ending(one.verdict) if one.verdict else Text(one.reason, style="bold red"))
     return Group(*parts)
+
+
+def render_runs(runs: Sequence[OldRun]) -> RenderableType:
+    """What earlier runs left, and what is to become of it."""
+    styles = {"remove": "yellow", "removed": "green", "failed": "bold red"}
+    rows = Rows("", "kind", "ended", "MiB", "reason", "folder", first=3, right=("MiB",))
+    for run in runs:
+        action = Text(run.action, style=styles.get(run.action, ""))
+        rows.add(
+            action, run.kind, f"{run.ended:%Y-%m-%d %H:%M}", f"{run.mib:.1f}", run.reason, str(run.folder)
+        )
+    return rows
 
 
 def render_scenarios(scenarios: list[Scenario]) -> RenderableType:

@@ -14,6 +14,7 @@ from gpukiln.images.cost import spent
 from gpukiln.images.killed import scratch
 from gpukiln.images.subject import Subject, subject_of
 from gpukiln.instances.launch import Launched
+from gpukiln.nodes.runs import hold
 from gpukiln.progress import Progress
 from gpukiln.proof import pipeline
 from gpukiln.proof.tags import write_proof
@@ -101,9 +102,19 @@ def _judge_image(
     reports = home / FOLDER / subject.image_id
     reports.mkdir(parents=True, exist_ok=True)
     reports.parent.chmod(0o700)
-    folder = reports / str(len(list(reports.iterdir())) + 1)
-    verdict, machine = pipeline.verify_image(
-        subject, cloud, folder, Progress(), instance_types=instance_types, spot=spot
-    )
+    folder = reports / str(max((int(one.name) for one in reports.glob("[0-9]*")), default=0) + 1)
+    folder.mkdir()
+    lock = hold(folder)
+    try:
+        verdict, machine = pipeline.verify_image(
+            subject, cloud, folder, Progress(), instance_types=instance_types, spot=spot
+        )
+    finally:
+        lock.release()
     write_proof(cloud, subject, verdict)
     return Judgement(verdict, machine, folder)
+
+
+def report_folders(home: Path) -> list[Path]:
+    """Where the reports on images of other machines are."""
+    return [folder for folder in (home / FOLDER).glob("ami-*/*") if folder.is_dir()]

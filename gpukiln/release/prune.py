@@ -6,6 +6,7 @@ it is deregistered, its snapshots are deleted.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -108,7 +109,7 @@ def prune(
     Args:
         cloud: The cloud, in any region.
         rules: What may go.
-        records: Whose lock keeps a release of this machine apart.
+        records: Whose lock keeps a release of this machine apart; who only looks needs none.
         remove: False: only look.
 
     Returns:
@@ -125,7 +126,7 @@ def prune(
             items = [_remove(site, item) if item.action == "remove" else item for item in items]
         return RegionPrune(site.region, tuple(items), leftovers)
 
-    with records.locked():
+    with records.locked() if remove else contextlib.nullcontext():
         outcomes = each(make_sites(cloud, regions), "prune", work)
     return [
         RegionPrune(region, error=outcome.error) if outcome.error else outcome.require()

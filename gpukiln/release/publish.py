@@ -6,6 +6,7 @@ looks before it acts, so that a second run does what is missing and nothing twic
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -118,7 +119,7 @@ def release(
         UnavailableError: The image is not there; nothing was changed.
         BusyError: Another release runs on this machine.
     """
-    with records.locked():
+    with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
             source = source_image(cloud, wish.proof)
             sites = make_sites(cloud, wish.regions)

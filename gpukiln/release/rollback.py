@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -47,7 +48,7 @@ def rollback(
         UsageError: The channel points at nothing.
         BusyError: Another release or rollback runs on this machine.
     """
-    with records.locked():
+    with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
             histories = _histories(pointer, cloud, regions)
             releases = {region: pointers.releases(versions) for region, versions in histories.items()}

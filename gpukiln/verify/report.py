@@ -70,7 +70,8 @@ def fixes(verdict: Verdict) -> Text:
         shown.append(f"\n{check.id}: ", style="bold red")
         shown.append(f"{check.title}\n")
         first = said.setdefault(check.reason, check.id)
-        shown.append(f"  found: {check.reason if first == check.id else f'the same as {first}'}\n")
+        found = check.reason.removeprefix("found ") if first == check.id else f"the same as {first}"
+        shown.append(f"  found: {found}\n")
         for cause in check.causes:
             shown.append(f"  cause? {cause}\n")
         shown.append(f"  fix:   {check.fix}\n")

@@ -66,7 +66,7 @@ def test_a_node_is_converged_and_stays_so(here, inventory, node, key):
 
     resumed = here.invoke("node.apply", "--resume", first["id"], "--leave-out", LEFT_OUT, ok=False)
     assert resumed.returncode == 4
-    assert "1 host: 1 unreachable" in resumed.stderr
+    assert "1 host: 1 unreachable" in resumed.stdout
 
 
 def test_what_was_changed_by_hand_is_found_and_left(here, inventory, node, key):

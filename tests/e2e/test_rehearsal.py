@@ -169,7 +169,7 @@ def test_stable_refuses_what_was_not_proven(typed, first):
 def test_the_first_release(here, typed, first, pointed):
     command = ("ami.release", first["build_id"], "--channel", "candidate", "--regions", EVERYWHERE)
     planned = typed(*command, "--dry-run")
-    assert "dry run: nothing was changed" in planned.err
+    assert "dry run: nothing was changed" in planned.out
     assert not planned.changes
     document = typed(*command, "--json").json
     there = pointed()
@@ -262,7 +262,7 @@ def test_what_is_wrong_with_a_channel_is_told_and_made_good(recorder, typed, sec
 def test_a_rollback_moves_every_region_back(here, typed, first, second, pointed, described):
     before = pointed()
     planned = typed("ami.rollback", "--channel", "candidate", "--dry-run")
-    assert f"rollback to {first['build_id']}" in planned.err
+    assert f"rollback to {first['build_id']}" in planned.out
     assert not planned.changes
     document = typed("ami.rollback", "--channel", "candidate", "--json").json
     assert (document["build"], document["state"]) == (first["build_id"], "done")

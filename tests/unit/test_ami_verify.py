@@ -193,9 +193,9 @@ def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge)
     _, _, build = judge(GOOD, suite_version="a" * 64)
     judge.tags.update(image_tags(build.read().plan, build))
     region = {"region": "us-west-2"}
-    code, shown, _ = judge(GOOD, command=ami.plan, exit_code=True, **region)
+    code, _, _ = judge(GOOD, command=ami.plan, exit_code=True, **region)
     assert code == 10
-    assert f"by the suite aaaaaaaaaaaa, today's is {suite_digest()[:12]}" in shown
+    assert f"by the suite aaaaaaaaaaaa, today's is {suite_digest()[:12]}" in judge.out
     code, _, _ = judge(GOOD, command=ami.plan, json=True, **region)
     document = json.loads(judge.out)
     assert (document["proven_image"], document["proven_by_another_suite"]) == (None, BAKE.image_id)
@@ -207,9 +207,9 @@ def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge)
     assert "it is judged again" in shown
     assert json.loads(judge.out)["built"] is False
     assert [one.suite_version for one in build.read().verdicts[1:]] == ["a" * 64, suite_digest()]
-    code, shown, build = judge(command=ami.build, **region)  # and now there is nothing to do
+    code, _, build = judge(command=ami.build, **region)  # and now there is nothing to do
     assert code == 0
-    assert "judged again" not in shown
+    assert "judged again" not in judge.out
     assert len(build.read().verdicts) == 3
     assert judge(command=ami.plan, exit_code=True, **region)[0] == 0
 

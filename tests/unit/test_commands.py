@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invoke.program import Program
 
 from gpukiln.commands import docker
+from gpukiln.commands.program import Program
 from gpukiln.docker import build, engines
 from gpukiln.docker.records import ContainerBuild
 from gpukiln.errors import BusyError
@@ -27,7 +27,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def run(*words: str) -> tuple[Any, str, str]:
         code: Any = 0
         try:
-            Program(namespace=namespace).run(["invoke", *words])
+            Program(namespace).run(["invoke", *words])
         except SystemExit as error:
             code = error.code
         shown = capsys.readouterr()
@@ -89,7 +89,7 @@ def test_a_second_build_judges_what_the_first_has_not(
     verdicts = [a_verdict(passed=False), a_verdict()]
     judged = []
 
-    def judge(name: str, _progress: object) -> tuple[Any, Any]:
+    def judge(name: str, _progress: object, **_: bool) -> tuple[Any, Any]:
         judged.append(name)
         return there.read(), verdicts[len(judged) - 1]
 
@@ -110,6 +110,9 @@ def test_one_process_judges_or_pushes_a_build(typed: Any, there: ContainerBuild)
             code, _, err = typed(*words)
             assert code == BusyError.exit_code
             assert "being worked on by another process" in err
+        code, _, err = typed("docker.push", "--repository", "localhost:1/a", "--dry-run")
+        assert "being worked on" not in err  # who only looks waits for nobody
+        assert code not in (0, BusyError.exit_code)
 
 
 def test_a_damaged_newest_build_is_not_passed_over(typed: Any, there: ContainerBuild) -> None:

@@ -116,7 +116,7 @@ def test_no_secret_is_in_a_log_or_a_record_and_nobody_else_may_read_them(tmp_pat
     assert "+password: (left out)" in result.hosts["good"].changes[-1].diff
     assert "the end of it" in result.hosts["good"].failure
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert {path.name for path in files} == {"ansible.log", "good.log", "run.json"}
+    assert {path.name for path in files} == {"ansible.log", "good.log", "lock", "run.json"}
     for path in files:
         assert "hunter2" not in path.read_text(), path
         assert "the end of it" in path.read_text(), path

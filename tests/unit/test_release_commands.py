@@ -9,8 +9,9 @@ from invoke.context import Context
 
 from gpukiln.clouds import select
 from gpukiln.commands import release as commands
-from gpukiln.errors import UsageError
+from gpukiln.errors import BusyError, UsageError
 from gpukiln.release.options import key_by_region, region_names, sharing_with
+from gpukiln.release.record import Releases
 from tests.support.plans import BAKE
 from tests.support.release_cloud import HOME, REGIONS, Cloud, pointed, tags, tell, verdict
 
@@ -46,9 +47,10 @@ def typed(proven, monkeypatch, capsys, tmp_path):
 def test_the_whole_way_by_hand(typed):
     everywhere = {"channel": "candidate", "regions": ",".join(REGIONS)}
     code, out, err = typed("release", "last", judged=NO_GPU, dry_run=True, **everywhere)
-    assert (code, out) == (0, "")
-    assert "would be moved" in err
-    assert "dry run: nothing was changed" in err
+    assert code == 0
+    assert "dry run" not in err
+    assert "would be moved" in out
+    assert "dry run: nothing was changed" in out
     assert set(pointed().values()) == {None}
 
     code, out, err = typed("release", "last", json=True, **everywhere)
@@ -79,16 +81,42 @@ def test_stable_takes_only_what_was_proven(typed):
     code, _, err = typed("release", "last", channel="stable", judged=NO_TOOLKIT)
     assert code == 6
     assert "runtime.docker-nvidia: left out" in err
-    code, _, err = typed("release", "last", channel="stable", judged=NO_GPU)
+    code, out, _ = typed("release", "last", channel="stable", judged=NO_GPU)
     assert code == 0
-    assert "not proven gpu.xid: no GPU" in err  # this cloud has no GPU: excused, and said
-    assert "not proven a machine with A10G: no machine of this cloud has a GPU" in err
+    assert "not proven gpu.xid: no GPU" in out  # this cloud has no GPU: excused, and said
+    assert "not proven a machine with A10G: no machine of this cloud has a GPU" in out
     code, _, err = typed("release", "last", channel="stable", judged=verdict(failed=[("boot.state", "bad")]))
     assert code == 6
     assert "its verdict is not `passed` on g4dn.xlarge" in err
     code, _, err = typed("release", "last", channel="stabel")
     assert code == 2
     assert "did you mean stable?" in err
+
+
+def test_a_dry_run_waits_for_nobody(typed, tmp_path):
+    typed("release", "last", channel="candidate", judged=NO_GPU)
+    release, rollback = ("release", "last"), ("rollback",)
+    with Releases(tmp_path).locked():
+        assert typed(*release, channel="candidate", dry_run=True)[0] == 0
+        assert typed(*release, channel="candidate")[0] == BusyError.exit_code
+        assert typed(*rollback, channel="candidate", dry_run=True)[0] == 6  # there is no release before
+        assert typed(*rollback, channel="candidate")[0] == BusyError.exit_code
+        assert typed("prune")[0] == 0
+        assert typed("prune", yes=True, dry_run=True)[0] == 0
+        assert typed("prune", yes=True)[0] == BusyError.exit_code
+
+
+def test_a_region_that_is_not_typed_is_named_with_its_source(typed):
+    code, out, err = typed("channels", judged=NO_GPU)
+    assert (code, out) == (0, "")
+    assert f"--regions {HOME}: of this machine's last build, 2" in err
+    assert typed("prune", without_channels=True)[0] == 0
+    typed("release", "last", channel="candidate", regions=",".join(REGIONS))
+    code, out, err = typed("channels")
+    assert code == 0
+    assert f"--regions {','.join(REGIONS)}: where this machine has released\n" in err
+    assert "where this machine" not in out
+    assert typed("channels", cloud="aws")[0] == UsageError.exit_code
 
 
 def test_a_channel_after_another_one(typed):

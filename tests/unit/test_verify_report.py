@@ -106,7 +106,7 @@ def test_the_ending_says_the_same_thing_once() -> None:
     twice = (VERDICT.checks[1], replace(VERDICT.checks[1], id="boot.other"))
     Console(file=out, width=140).print(report.ending(replace(VERDICT, checks=twice)))
     text = out.getvalue()
-    assert text.count("found [degraded]") == 1
+    assert text.count("found: [degraded]") == 1
     assert "found: the same as boot.state" in text
     assert "hygiene.history" not in text
     assert "FAILED - 0 passed, 2 failed" in text

@@ -9,19 +9,25 @@ from filelock import FileLock, Timeout
 from gpukiln.errors import BusyError
 
 
-@contextlib.contextmanager
-def locked(path: Path, *, busy: BusyError | None = None, wait_s: float = 0) -> Iterator[None]:
-    """Hold a lock; it goes with the process, however that ends, and the file stays.
+def hold(path: Path, *, busy: BusyError | None = None, wait_s: float = 0) -> FileLock:
+    """Take a lock; it goes with its last reference and with the process, however that ends. The file stays.
 
     Args:
         busy: What is raised where another process holds it; without it the others are waited for.
         wait_s: For so long they are waited for before that.
     """
-    lock = FileLock(path, timeout=wait_s if busy else -1)
+    lock = FileLock(path, timeout=wait_s if busy else -1, mode=0o600)
     try:
         lock.acquire()
     except Timeout:
         raise busy or BusyError(f"{path} is held by another process") from None
+    return lock
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, busy: BusyError | None = None, wait_s: float = 0) -> Iterator[None]:
+    """Hold a lock, see `hold`."""
+    lock = hold(path, busy=busy, wait_s=wait_s)
     try:
         yield
     finally:

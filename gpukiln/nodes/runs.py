@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from gpukiln.errors import UsageError
+from gpukiln import locks
+from gpukiln.errors import BusyError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.nodes.playbook import Request
 from gpukiln.nodes.results import RunResult
@@ -78,11 +79,9 @@ def hold(folder: Path) -> FileLock:
     """Keep the folder of a run from being removed, as long as the lock is referred to and the process lives.
 
     Raises:
-        Timeout: Another process works in it.
+        BusyError: Another process works in it.
     """
-    lock = FileLock(folder / "lock", mode=0o600)
-    lock.acquire(blocking=False)
-    return lock
+    return locks.hold(folder / "lock", busy=BusyError(f"a process works in {folder}"))
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def is_held(folder: Path) -> bool:
         return False
     try:
         hold(folder).release()
-    except Timeout:
+    except BusyError:
         return True
     return False
 
@@ -156,7 +155,7 @@ def remove_run(run: OldRun) -> OldRun:
     """Remove the folder of a run, unless a process has begun to work in it."""
     try:
         lock = hold(run.folder)
-    except Timeout:
+    except BusyError:
         return replace(run, action="keep", reason="a process works in it")
     try:
         shutil.rmtree(run.folder)

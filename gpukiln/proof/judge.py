@@ -14,7 +14,7 @@ from gpukiln.images.cost import spent
 from gpukiln.images.killed import scratch
 from gpukiln.images.subject import Subject, subject_of
 from gpukiln.instances.launch import Launched
-from gpukiln.nodes.runs import hold
+from gpukiln.locks import locked
 from gpukiln.progress import Progress
 from gpukiln.proof import pipeline
 from gpukiln.proof.tags import write_proof
@@ -104,13 +104,10 @@ def _judge_image(
     reports.parent.chmod(0o700)
     folder = reports / str(max((int(one.name) for one in reports.glob("[0-9]*")), default=0) + 1)
     folder.mkdir()
-    lock = hold(folder)
-    try:
+    with locked(folder / "lock"):
         verdict, machine = pipeline.verify_image(
             subject, cloud, folder, Progress(), instance_types=instance_types, spot=spot
         )
-    finally:
-        lock.release()
     write_proof(cloud, subject, verdict)
     return Judgement(verdict, machine, folder)
 

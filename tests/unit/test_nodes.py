@@ -119,7 +119,7 @@ def test_no_secret_is_in_a_log_or_a_record_and_nobody_else_may_read_them(tmp_pat
     assert {path.name for path in files} == {"ansible.log", "good.log", "lock", "run.json"}
     for path in files:
         assert "hunter2" not in path.read_text(), path
-        assert "the end of it" in path.read_text(), path
+        assert path.name == "lock" or "the end of it" in path.read_text(), path
     modes = {path.stat().st_mode & 0o777 for path in (*files, folder, folder / "hosts", folder.parent)}
     assert modes == {0o600, 0o700}
     assert not list((tmp_path / "tmp").iterdir()), "what Runner keeps has the whole environment"

@@ -1,7 +1,8 @@
-"""The commands of gpukiln, for Invoke: `invoke --list`, `invoke --help ami.build`."""
+"""The commands of gpukiln: `invoke --list`, `invoke ami.build -h`."""
 
 from types import ModuleType
 
+from invoke import main
 from invoke.collection import Collection
 
 from gpukiln.commands import (
@@ -18,6 +19,7 @@ from gpukiln.commands import (
     node,
     release,
 )
+from gpukiln.commands.program import Program
 
 
 def noun(*modules: ModuleType) -> Collection:
@@ -36,3 +38,9 @@ namespace = Collection(
     docker=noun(docker, docker_check, docker_push),
     node=noun(node),
 )
+program = Program(namespace)
+
+if main.program.argv:  # Invoke's own program has found this file: what was typed is ours to read
+    program.run(main.program.argv)
+if __name__ == "__main__":
+    program.run()

@@ -28,6 +28,7 @@ from typing import Any
 
 import boto3
 
+from gpukiln.files import PARTIAL
 from tests.support.harness import command_lines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -213,7 +214,7 @@ class Here:
         for build in known:
             found += map(str, (self.home / "keys").glob(f"{build}*"))
             found += map(str, Path(tempfile.gettempdir()).glob(f"*{build}*"))
-            found += map(str, (self.home / "builds" / build).glob("*.partial"))
+            found += map(str, (self.home / "builds" / build).glob(PARTIAL))
             found += map(str, (self.home / "builds" / build).glob("modules"))
             found += map(str, (self.home / "builds" / build).rglob("*.key"))
             mounts = Path("/proc/mounts").read_text().splitlines()

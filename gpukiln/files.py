@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
+import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+PARTIAL = ".*.partial"  # what a killed process leaves: `.NAME.….partial`, a file or a folder
 
-def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write a file in one step: readers find the old text or the new one, also after a loss of power.
 
-    What a killed process leaves is named `.NAME.….partial`, beside the file.
+@contextlib.contextmanager
+def whole_or_not(path: Path) -> Iterator[Path]:
+    """Let a block make a file or a folder that becomes `path` at its end, and is removed where it fails.
+
+    Yields:
+        Where to make it; nothing is there yet.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        remove(partial)
+        raise
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
+    """Write a file in one step: readers find the old content or the new, also after a loss of power.
 
     Raises:
         OSError: It could not be written; what stood there stands there still.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    partial = Path(name)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            os.fchmod(descriptor, mode)
-            file.write(text)
-            file.flush()
-            os.fdatasync(descriptor)  # before the rename, or the name may outlive what it names
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    data = content.encode() if isinstance(content, str) else content
+    with whole_or_not(path) as partial, open_private(partial) as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(data)
+        file.flush()
+        os.fdatasync(file.fileno())  # before the rename, or the name may outlive what it names
+
+
+def remove_partial(*folders: Path) -> list[Path]:
+    """Remove what killed processes left in folders; nobody may write there.
+
+    Returns:
+        What was removed.
+    """
+    found = [path for folder in folders for path in sorted(folder.glob(PARTIAL))]
+    for path in found:
+        remove(path)
+    return found
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, where it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def open_private(path: Path, mode: str = "wb") -> IO[Any]:

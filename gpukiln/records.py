@@ -1,7 +1,6 @@
 """Folders with a record: one for each build, of a machine image or of a container image."""
 
 import contextlib
-import fcntl
 import functools
 import json
 import logging
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpukiln.errors import BusyError, UsageError
+from gpukiln.files import write_whole
+from gpukiln.locks import locked
 
 log = logging.getLogger(__name__)
 STAMP = "%Y%m%d-%H%M%S"
@@ -56,12 +57,7 @@ class RecordFolder(ABC, Generic[R]):
 
     def write(self, record: R) -> None:
         """Write the record in one step."""
-        partial = self.record_file.with_suffix(".partial")
-        try:
-            partial.write_text(json.dumps(record.to_dict(), indent=2) + "\n")
-            partial.replace(self.record_file)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(self.record_file, json.dumps(record.to_dict(), indent=2) + "\n")
 
     def read(self) -> R:
         """Read the record.
@@ -96,14 +92,11 @@ class RecordFolder(ABC, Generic[R]):
         Raises:
             BusyError: Another process works on it.
         """
-        with (self.folder / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(
-                    f"build {self.id} is being worked on by another process",
-                    hint="wait for it; `fuser` on its lock file names the process",
-                ) from None
+        busy = BusyError(
+            f"build {self.id} is being worked on by another process",
+            hint="wait for it; `fuser` on its lock file names the process",
+        )
+        with locked(self.folder / "lock", busy=busy):
             yield
 
 

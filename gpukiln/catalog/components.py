@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, StringConstraints, TypeAdapter
 
 from gpukiln.catalog import drivers
+from gpukiln.catalog.architectures import ARCHITECTURES
 from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown, validate
 from gpukiln.errors import UsageError
 
@@ -70,7 +71,7 @@ class AptRepository:
         Returns:
             Its address.
         """
-        root = self.url.replace("$(ARCH)", {"x86_64": "amd64", "arm64": "arm64"}[architecture])
+        root = self.url.replace("$(ARCH)", ARCHITECTURES[architecture].debian)
         folder = self.suite.strip("/") if self.suite.endswith("/") else f"dists/{self.suite}"
         return "/".join(part for part in (root.rstrip("/"), folder, "InRelease") if part)
 
@@ -102,8 +103,7 @@ class RpmRepository:
         Args:
             architecture: x86_64 or arm64.
         """
-        name = {"x86_64": "x86_64", "arm64": "aarch64"}[architecture]
-        return self.url.replace("$basearch", name).rstrip("/")
+        return self.url.replace("$basearch", ARCHITECTURES[architecture].machine).rstrip("/")
 
     def probe(self, architecture: str) -> str:
         """The file that dnf reads first.

@@ -1,9 +1,10 @@
 """Reads a YAML file into typed values, and says what is wrong with it in one line a mistake."""
 
+import re
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 T = TypeVar("T")
 FOUND_CHARACTERS = 120  # of a wrong value that a message shows
+MUCH_LESS = 0.1  # of likeness than the nearest name's: no suggestion beside it
 MAX_DEPTH = 50  # levels of a document
 
 _REPR = reprlib.Repr()  # of what aliases make huge, too
@@ -204,11 +206,20 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
         An error that names the nearest choice and, where they are few, all of them.
     """
     valid = sorted(choices)
-    near = get_close_matches(name, valid, n=4, cutoff=0.6)
+    near = _near(name, valid)
     hint = f"did you mean {' or '.join(near)}?" if near else ""
     listed = valid if len(valid) <= 40 else near or valid[:20]
     label = "valid" if len(valid) <= 40 else f"some of the {len(valid)} valid"
     return UsageError(f"unknown {kind} {name!r}; {label}: {', '.join(listed) or 'none'}", hint=hint)
+
+
+def _near(name: str, choices: list[str]) -> list[str]:
+    """What may have been meant; another number is another wish, and no slip of the hand."""
+    if not re.search("[A-Za-z]", name):
+        return []
+    found = get_close_matches(name, choices, n=4, cutoff=0.6)
+    likeness = [SequenceMatcher(None, one, name).ratio() for one in found]
+    return [one for one, like in zip(found, likeness, strict=True) if like > likeness[0] - MUCH_LESS]
 
 
 def version_key(version: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, say, words
+from gpukiln.commands.cli import command, print_json, results, say, words
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -58,6 +58,7 @@ def plan(
     from gpukiln.images.cost import cost_lines, estimate
     from gpukiln.images.killed import tell_killed
     from gpukiln.images.modules import signing_pair
+    from gpukiln.images.plan_view import plan_table
     from gpukiln.proof import pipeline
     from gpukiln.proof.tags import find_proven
     from gpukiln.verify.digest import suite_digest
@@ -81,14 +82,16 @@ def plan(
             }
         )
     else:
-        _show_plan(planned)
+        shown = results()
+        shown.print(plan_table(planned))
         for line in cost_lines(cost):
-            say(line)
+            shown.tell(line)
         if proven:
-            say(_nothing_to_bake(proven, again="`invoke ami.build` would judge it again"))
+            shown.tell(_nothing_to_bake(proven, again="`invoke ami.build` would judge it again"))
         else:
-            say("`invoke ami.build` would bake it:")
-            _say_why(planned)
+            shown.tell("`invoke ami.build` would bake it:")
+            for line in pipeline.why_build(planned, _builds()):
+                shown.tell(f"  {line}")
     return CHANGES_PENDING if exit_code and not is_current else 0
 
 
@@ -130,8 +133,9 @@ def build(
     from gpukiln.images.killed import clean_up_after_killed, tell_killed
     from gpukiln.images.module_store import open_store
     from gpukiln.images.modules import signing_pair
+    from gpukiln.images.plan_view import plan_table
     from gpukiln.images.stages import stages_of, wants_stages
-    from gpukiln.progress import PlainConsole, Progress, human_seconds
+    from gpukiln.progress import Progress, human_seconds
     from gpukiln.proof import pipeline
     from gpukiln.proof.tags import find_proven
     from gpukiln.state import state_home
@@ -149,12 +153,14 @@ def build(
         signing = signing_pair(module_key, module_certificate)
         planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
         kept = stages_of(planned, where) if wanted else None
-    _show_plan(planned)
+    shown = results(json=json)
+    shown.print(plan_table(planned))
     if not force and (proven := find_proven(planned, where, suite_digest())):
-        say(f"{_nothing_to_bake(proven, again='it is judged again')} (--force builds anyway)")
+        shown.tell(f"{_nothing_to_bake(proven, again='it is judged again')} (--force builds anyway)")
         return _proven(proven, planned, where, dry_run=dry_run, json=json)
     if not force:
-        _say_why(planned)
+        for line in pipeline.why_build(planned, _builds()):
+            shown.tell(f"  {line}")
     if dry_run:
         say("dry run: nothing was started")
         if json:
@@ -163,8 +169,8 @@ def build(
     saved = Saved(open_store(module_cache, state_home(), where), kept, signing)
     folder, record = pipeline.build_image(planned, where, _builds(), progress, saved, signer)
     if record.verdict and record.bake:
-        PlainConsole(stderr=True).print(report.ending(record.verdict))
-        say(
+        shown.print(report.ending(record.verdict))
+        shown.tell(
             f"{record.bake.image_id} {record.bake.name}\n"
             f"built and verified in {human_seconds(sum(record.durations_s.values()))}\n"
             f"record: {folder.record_file}\n"
@@ -180,13 +186,13 @@ def build(
 
 def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json: bool) -> int:
     """End a build whose image is there: at once, or with a verdict of this suite."""
-    from gpukiln.commands import ami_verify
     from gpukiln.errors import UsageError
     from gpukiln.images.subject import subject_from_tags
     from gpukiln.instances.access import words_of_access
     from gpukiln.instances.tags import tags_of
-    from gpukiln.progress import PlainConsole
     from gpukiln.proof import pipeline
+    from gpukiln.proof.judge import judge
+    from gpukiln.state import state_home
     from gpukiln.verify import report
     from gpukiln.verify.digest import suite_digest
 
@@ -207,11 +213,12 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
         except UsageError:  # another machine built it
             known = None
         say(words_of_access(where))
-        found = ami_verify.Found(subject_from_tags(proven.image_id, tags_of(proven.image)), where, known)
-        done = ami_verify.judge(found, planned.instance_types[:1])
+        subject = subject_from_tags(proven.image_id, tags_of(proven.image))
+        done = judge(subject, where, known, state_home(), instance_types=planned.instance_types[:1])
         verdict = done.verdict
-        PlainConsole(stderr=True).print(report.ending(verdict))
-        say(f"report: {done.folder / 'report.html'}")
+        shown = results(json=json)
+        shown.print(report.ending(verdict))
+        shown.tell(f"report: {done.folder / 'report.html'}")
     if json:
         print_json({**document, "verdict": verdict.to_dict() if verdict else None})
     if verdict:
@@ -222,10 +229,8 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
 @command(name="list", help=_some("json"))
 def list_(_: Any, json: bool = False) -> None:
     """List the builds of this machine, newest first."""
-    from rich.table import Table
-
     from gpukiln.images.killed import killed_builds, tell_killed
-    from gpukiln.progress import PlainConsole, human_seconds
+    from gpukiln.progress import Rows, human_seconds
     from gpukiln.verify.verdict import counts_text
 
     records = [build.read() for build in _builds().all()]
@@ -234,14 +239,10 @@ def list_(_: Any, json: bool = False) -> None:
     if json:
         print_json([record.to_dict() for record in records])
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("build", "AMI"):
-        table.add_column(title, no_wrap=True)
-    for title in ("cloud", "driver", "state", "checks", "took"):
-        table.add_column(title)
+    rows = Rows("build", "AMI", "cloud", "driver", "state", "checks", "took", first=2)
     for record in records:
         checks = record.verdict.checks if record.verdict else ()
-        table.add_row(
+        rows.add(
             record.build_id,
             record.bake.image_id if record.bake else "-",
             f"{record.plan.cloud} {record.plan.region}",
@@ -251,7 +252,7 @@ def list_(_: Any, json: bool = False) -> None:
             human_seconds(sum(record.durations_s.values())),
         )
     if records:
-        PlainConsole().print(table)
+        results().print(rows)
     else:
         say("no build yet: `invoke ami.build --region us-west-2` makes the first")
 
@@ -261,14 +262,13 @@ def timings(_: Any, last: int = 4, json: bool = False) -> None:
     """Compare how long each step of the last builds took, newest first."""
     from gpukiln.images.timings import timings as compare
     from gpukiln.images.timings import timings_table
-    from gpukiln.progress import PlainConsole
 
     records = (build.read() for build in _builds().all())
     rows = compare([record for record in records if record.durations_s][: max(last, 1)])
     if json:
         print_json(rows)
     elif rows:
-        PlainConsole().print(timings_table(rows))
+        results().print(timings_table(rows))
     else:
         say("no build has ended yet: `invoke ami.build --region us-west-2` makes the first")
 
@@ -281,7 +281,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     from gpukiln.images.modules import words
     from gpukiln.images.plan_view import plan_table
     from gpukiln.images.stages import words_of_stage
-    from gpukiln.progress import PlainConsole, human_seconds
+    from gpukiln.progress import human_seconds
     from gpukiln.verify.report import render
     from gpukiln.verify.verdict import counts_text
 
@@ -291,30 +291,29 @@ def show(_: Any, build: str, json: bool = False) -> None:
     if json:
         print_json(record.to_dict())
         return
-    console = PlainConsole()
+    console = results()
     console.print(plan_table(record.plan))
     if record.bake:
-        console.print(f"\n{record.bake.image_id}  {record.bake.name}")
-        console.print(f"kernel {record.bake.kernel}, {len(record.bake.packages)} packages\n")
+        console.tell(f"\n{record.bake.image_id}  {record.bake.name}")
+        console.tell(f"kernel {record.bake.kernel}, {len(record.bake.packages)} packages\n")
         if record.bake.stage:
-            console.print(f"{words_of_stage(record.bake.stage)}\n", markup=False)
+            console.tell(f"{words_of_stage(record.bake.stage)}\n")
         for use in record.bake.modules:
-            console.print(f"{words(use)}\n", markup=False)
+            console.tell(f"{words(use)}\n")
     if record.verdict:
         console.print(render(record.verdict))
         for name, verdict in record.judged.items():
             said = "passed" if verdict.passed else "FAILED"
-            console.print(
+            console.tell(
                 f"{name}: {said} on {verdict.started_at}, {counts_text(verdict.checks)}, "
                 f"suite {verdict.suite_version[:12]}",
-                markup=False,
             )
-        console.print(f"{len(record.verdicts)} verdicts, reports: {folder.report_folder(1).parent}\n")
+        console.tell(f"{len(record.verdicts)} verdicts, reports: {folder.report_folder(1).parent}\n")
     for step, seconds in record.durations_s.items():
-        console.print(f"{step:24} {human_seconds(seconds):>12}")
+        console.tell(f"{step:24} {human_seconds(seconds):>12}")
     if record.cost or record.plan.cloud == "embedded":
-        console.print("\n" + "\n".join(cost_lines(record.cost)))
-    console.print(
+        console.tell("\n" + "\n".join(cost_lines(record.cost)))
+    console.tell(
         f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}"
     )
 
@@ -361,13 +360,6 @@ def _builds() -> Builds:
     return Builds(state_home())
 
 
-def _show_plan(planned: Plan) -> None:
-    from gpukiln.images.plan_view import plan_table
-    from gpukiln.progress import PlainConsole
-
-    PlainConsole(stderr=True).print(plan_table(planned))
-
-
 def _nothing_to_bake(proven: Proven, *, again: str) -> str:
     from gpukiln.verify.digest import suite_digest
 
@@ -378,10 +370,3 @@ def _nothing_to_bake(proven: Proven, *, again: str) -> str:
         return text
     suites = ", ".join(sorted(suite[:12] for suite in proven.suites))
     return f"{text} by the suite {suites or 'unknown'}, today's is {suite_digest()[:12]}: {again}"
-
-
-def _say_why(planned: Plan) -> None:
-    from gpukiln.proof.pipeline import why_build
-
-    for line in why_build(planned, _builds()):
-        say(f"  {line}")

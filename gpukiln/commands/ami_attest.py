@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import command, print_json, say
+from gpukiln.commands.cli import command, print_json, results, say
 
 STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 
@@ -67,9 +67,10 @@ def attest(
     if json:
         print_json(written.to_dict())
         return 0
-    say(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")
-    say(f"signed: {written.envelope}" if written.envelope else "not signed: --sign-key FILE signs it")
-    say(f"{written.image_id} is tagged with the digests of both")
+    shown = results()
+    shown.tell(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")
+    shown.tell(f"signed: {written.envelope}" if written.envelope else "not signed: --sign-key FILE signs it")
+    shown.tell(f"{written.image_id} is tagged with the digests of both")
     return 0
 
 
@@ -81,11 +82,10 @@ def _verify(folder: Any, record: Any, cloud: Any, key: str, json: bool) -> int:
     from gpukiln.attest import attestation
     from gpukiln.attest.signing import load_public_key
     from gpukiln.errors import CheckFailedError
-    from gpukiln.progress import PlainConsole
 
     public = load_public_key(Path(key)) if key else None
     found = attestation.verify_attestation(folder, record, cloud, public)
-    console = PlainConsole(stderr=True)
+    console = results(json=json)
     for finding in found:
         outcome = finding.outcome.replace("_", " ")
         line = Text.assemble((f"{outcome:8}", STYLES[finding.outcome]), f" {finding.id:24} {finding.says}")

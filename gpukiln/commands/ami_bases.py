@@ -5,32 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import command, print_json
+from gpukiln.commands.cli import command, print_json, results
 
 
 @command(help={"json": COMMON["json"]})
 def bases(_: Any, json: bool = False) -> None:
     """List the base images of --base: the driver, and the Kubernetes versions that each was seen for."""
-    from rich.table import Table
-
     from gpukiln.catalog.components import load_components
     from gpukiln.catalog.driver_bases import base_rows
-    from gpukiln.progress import PlainConsole
+    from gpukiln.progress import Rows
 
     rows = base_rows(load_components())
     if json:
         print_json(rows)
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("base", "driver", "Kubernetes", "default on", ""):
-        table.add_column(title, no_wrap=title == "base")
+    table = Rows("base", "driver", "Kubernetes", "default on", "", first=1, folds=True)
     for row in rows:
         seen, notes = row["kubernetes"], [row["title"], *([f"driver: {row['why']}"] if row["why"] else [])]
-        table.add_row(
+        table.add(
             row["base"],
             row["driver"] + (", or --set nvidia_driver.branch" if row["any_branch"] else ""),
             " to ".join(seen) if seen else "",
             ", ".join(row["default_on"]),
             "; ".join(notes),
         )
-    PlainConsole().print(table)
+    results().print(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, words
+from gpukiln.commands.cli import command, print_json, results, words
 
 if TYPE_CHECKING:
     from gpukiln.release.osv import OsvRecord
@@ -27,7 +27,6 @@ def diff(
 ) -> None:
     """Show what changes when an image replaces another: versions, vulnerabilities, checks, packages."""
     from gpukiln.images.builds import Builds
-    from gpukiln.progress import PlainConsole
     from gpukiln.release.diff import compare
     from gpukiln.release.diff_view import check_format, sections, to_markdown, to_terminal
     from gpukiln.release.side import find_side
@@ -41,7 +40,7 @@ def diff(
     elif form == "markdown":
         print(to_markdown(sections(found)), end="")
     else:
-        PlainConsole().print(to_terminal(sections(found)))
+        results().print(to_terminal(sections(found)))
 
 
 @command(

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from invoke.parser.argument import Argument
 from invoke.tasks import Task, task
@@ -21,6 +21,9 @@ from invoke.tasks import Task, task
 from gpukiln.commands import streams
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
 from gpukiln.programs import ROOM_HINT
+
+if TYPE_CHECKING:
+    from gpukiln.progress import PlainConsole
 
 P = ParamSpec("P")
 INTERRUPTED = 130
@@ -62,7 +65,7 @@ def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             signal.signal(signal.SIGTERM, _interrupt)
             with streams.errors_anywhere():
-                if code := _end(work, *args, **kwargs):
+                if code := end(work, *args, **kwargs):
                     sys.exit(code)
 
         def work(*args: P.args, **kwargs: P.kwargs) -> int | None:
@@ -71,13 +74,13 @@ def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
                     kwargs[name] = _number(name, typed)
             return function(*args, **kwargs)
 
-        return task(klass=Command, **options)(run)
+        return task(klass=Command, auto_shortflags=False, **options)(run)
 
     return decorate
 
 
-def _end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int:
-    """Do the work; its errors become a message and an exit code."""
+def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int:
+    """Do the work; its errors become a message, and the exit code that is returned."""
     try:
         with streams.output_named():
             return work(*args, **kwargs) or 0
@@ -129,12 +132,23 @@ def print_error(error: GpukilnError) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line for people, beside the one document that `--json` promises.
+    """Write a notice for people, on standard error; results go to `results`.
 
     Args:
         text: The line.
     """
     print(text, file=sys.stderr)
+
+
+def results(*, json: bool = False) -> PlainConsole:
+    """Where people read results: on standard output, unless `--json` promises one document there.
+
+    Args:
+        json: Whether it does.
+    """
+    from gpukiln.progress import PlainConsole
+
+    return PlainConsole(stderr=json)
 
 
 def words(text: str) -> list[str]:

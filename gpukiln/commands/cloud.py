@@ -174,7 +174,7 @@ def sweep(
     where, builds = make_cloud(cloud, region, profile=profile or None), Builds(state_home())
     leftovers = killed.find_leftovers_here(where, builds)
     for leftover in leftovers:
-        print(leftover, file=sys.stderr)
+        print(leftover, file=sys.stderr if json else sys.stdout)
     removed = []
     if not leftovers:
         print(f"nothing is left in {region}", file=sys.stderr)

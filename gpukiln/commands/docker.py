@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, say, words
+from gpukiln.commands.cli import command, print_json, results, say, words
 
 if TYPE_CHECKING:
     from gpukiln.docker.plan import ContainerPlan
@@ -45,6 +45,7 @@ def plan(
     """Show what a build would do, or why it can't work; starts nothing."""
     from gpukiln.docker.build import find_built, why_build
     from gpukiln.docker.engines import find_engine
+    from gpukiln.docker.view import plan_table
 
     found = find_engine(engine)
     planned = _plan(image, base, platform, set, refresh=refresh)
@@ -52,13 +53,14 @@ def plan(
     if json:
         print_json({**planned.to_dict(), "built": built.read().reference if built else None})
     else:
-        _show_plan(planned)
+        shown = results()
+        shown.print(plan_table(planned))
         if built:
-            say(f"nothing to build: {built.read().reference} has this digest")
+            shown.tell(f"nothing to build: {built.read().reference} has this digest")
         else:
-            say("`invoke docker.build` would build it:")
+            shown.tell("`invoke docker.build` would build it:")
             for line in why_build(planned, _builds()):
-                say(f"  {line}")
+                shown.tell(f"  {line}")
     return CHANGES_PENDING if exit_code and not built else 0
 
 
@@ -90,24 +92,25 @@ def build(
     """Plan, build and judge a container image, and keep a record of all of it."""
     from gpukiln.docker.build import build_container, find_built, why_build
     from gpukiln.docker.engines import find_engine
-    from gpukiln.docker.view import layer_table
-    from gpukiln.progress import PlainConsole, Progress, human_seconds
+    from gpukiln.docker.view import layer_table, plan_table
+    from gpukiln.progress import Progress, human_seconds
 
     progress = Progress()
     with progress.step("plan"):
         found = find_engine(engine)
         planned = _plan(image, base, platform, set, refresh=refresh)
-    _show_plan(planned)
+    shown = results(json=json)
+    shown.print(plan_table(planned))
     there = None if force else find_built(planned, _builds(), found)
     if there:
         record = there.read()
-        say(
+        shown.tell(
             f"nothing to build: {record.reference} has this digest, built {record.plan.created_at},"
             f" {'verified' if record.state == 'verified' else 'not verified'} (--force builds anyway)"
         )
     else:
         for line in why_build(planned, _builds()):
-            say(line)
+            shown.tell(line)
     if dry_run:
         say("dry run: nothing was started")
         if json:
@@ -126,13 +129,13 @@ def build(
             cache_to=cache_to.split(),
         )
         if record.image:
-            PlainConsole(stderr=True).print(layer_table(record.image))
+            shown.print(layer_table(record.image))
         took = human_seconds(sum(record.durations_s.values()))
-        say(f"{record.reference}, also {planned.version}; built in {took}")
-        say(f"record: {folder.record_file}")
+        shown.tell(f"{record.reference}, also {planned.version}; built in {took}")
+        shown.tell(f"record: {folder.record_file}")
     verdict = None
     if not no_verify and record.state != "verified":  # also what an interrupted run has left to do
-        record, verdict = _judge(folder.id, progress)
+        record, verdict = _judge(folder.id, progress, json=json)
     if json:
         print_json({**record.to_dict(), "built": there is None})
     return int(verdict is not None and not verdict.passed)
@@ -143,7 +146,7 @@ def verify(_: Any, build: str, json: bool = False) -> int:
     """Judge a container image that was built here, inside a container of it, and update its record."""
     from gpukiln.progress import Progress
 
-    _record, verdict = _judge(build, Progress())
+    _record, verdict = _judge(build, Progress(), json=json)
     if json:
         print_json(verdict.to_dict())
     return int(not verdict.passed)
@@ -152,11 +155,9 @@ def verify(_: Any, build: str, json: bool = False) -> int:
 @command(name="list", help=_some("json"))
 def list_(_: Any, json: bool = False) -> None:
     """List the container builds of this machine, newest first."""
-    from rich.table import Table
-
     from gpukiln.docker.build import is_under_way
     from gpukiln.docker.view import human_size
-    from gpukiln.progress import PlainConsole, human_seconds
+    from gpukiln.progress import Rows, human_seconds
     from gpukiln.verify.verdict import counts_text
 
     records = [build.read() for build in _builds().all()]
@@ -164,11 +165,9 @@ def list_(_: Any, json: bool = False) -> None:
     if json:
         print_json([record.to_dict() for record in records])
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("build", "image", "base", "state", "size", "checks", "took"):
-        table.add_column(title, no_wrap=title == "build")
+    table = Rows("build", "image", "base", "state", "size", "checks", "took", first=2)
     for record in records:
-        table.add_row(
+        table.add(
             record.build_id,
             record.reference.rpartition("/")[2] or record.plan.image,
             record.plan.base_name,
@@ -178,7 +177,7 @@ def list_(_: Any, json: bool = False) -> None:
             human_seconds(sum(record.durations_s.values())),
         )
     if records:
-        PlainConsole().print(table)
+        results().print(table)
     else:
         say("no container image was built here yet: `invoke docker.build runner-gpu` builds the first")
 
@@ -187,7 +186,7 @@ def list_(_: Any, json: bool = False) -> None:
 def show(_: Any, build: str, json: bool = False) -> None:
     """Show the record of a container build: plan, layers, verdict, durations."""
     from gpukiln.docker.view import layer_table, plan_table
-    from gpukiln.progress import PlainConsole, human_seconds
+    from gpukiln.progress import human_seconds
     from gpukiln.verify.report import render
 
     folder = _builds().find(build)
@@ -195,29 +194,29 @@ def show(_: Any, build: str, json: bool = False) -> None:
     if json:
         print_json(record.to_dict())
         return
-    console = PlainConsole()
+    console = results()
     console.print(plan_table(record.plan))
     if record.image:
-        console.print(f"\n{record.reference}  {record.image.id}\n")
+        console.tell(f"\n{record.reference}  {record.image.id}\n")
         console.print(layer_table(record.image))
     if record.verdict:
         console.print(render(record.verdict))
     for step, seconds in record.durations_s.items():
-        console.print(f"{step:40} {human_seconds(seconds):>12}")
-    console.print(
+        console.tell(f"{step:40} {human_seconds(seconds):>12}")
+    console.tell(
         f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}"
     )
 
 
-def _judge(name: str, progress: Progress) -> tuple[ContainerRecord, Verdict]:
+def _judge(name: str, progress: Progress, *, json: bool) -> tuple[ContainerRecord, Verdict]:
     from gpukiln.docker.verify import verify_container
-    from gpukiln.progress import PlainConsole
     from gpukiln.verify import report
 
     folder = _builds().find(name)
     record, verdict = verify_container(folder, progress)
-    PlainConsole(stderr=True).print(report.ending(verdict))
-    say(f"report: {folder.folder / 'verify' / 'report.html'}")
+    shown = results(json=json)
+    shown.print(report.ending(verdict))
+    shown.tell(f"report: {folder.folder / 'verify' / 'report.html'}")
     return record, verdict
 
 
@@ -239,10 +238,3 @@ def _builds() -> ContainerBuilds:
     from gpukiln.state import state_home
 
     return ContainerBuilds(state_home())
-
-
-def _show_plan(planned: ContainerPlan) -> None:
-    from gpukiln.docker.view import plan_table
-    from gpukiln.progress import PlainConsole
-
-    PlainConsole(stderr=True).print(plan_table(planned))

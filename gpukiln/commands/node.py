@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, words
+from gpukiln.commands.cli import command, print_json, results, words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -193,7 +193,7 @@ def _judge(
     from gpukiln.nodes.hosts import find_targets
     from gpukiln.nodes.judge import judge, write_report
     from gpukiln.nodes.view import render_judged
-    from gpukiln.progress import PlainConsole, Progress
+    from gpukiln.progress import Progress
     from gpukiln.verify.report import Live
 
     if forks < 1:
@@ -215,9 +215,9 @@ def _judge(
         )
         if not all(one.verdict and one.verdict.passed for one in judged):
             progress.fail()
-    console = PlainConsole(stderr=True)
-    console.print(render_judged(judged))
-    console.print(f"report: {write_report(judged, run.folder)}", soft_wrap=True)
+    shown = results(json=as_json)
+    shown.print(render_judged(judged))
+    shown.tell(f"report: {write_report(judged, run.folder)}")
     if as_json:
         print_json([one.to_dict() for one in judged])
     return _exit_code_of_verdicts([one.verdict for one in judged])
@@ -235,14 +235,14 @@ def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = F
     """Test the roles with Molecule: real machines, converged twice and judged. Exit 1: one failed."""
     from gpukiln.nodes.scenarios import choose, load_scenarios, run_scenario
     from gpukiln.nodes.view import render_outcomes, render_scenarios
-    from gpukiln.progress import PlainConsole, Progress
+    from gpukiln.progress import Progress
 
     if list:
         scenarios = load_scenarios()
         if json:
             print_json([one.to_dict() for one in scenarios.values()])
         else:
-            PlainConsole().print(render_scenarios([*scenarios.values()]))
+            results().print(render_scenarios([*scenarios.values()]))
         return 0
     chosen, others = choose(words(scenario))
     runs = _runs()
@@ -259,9 +259,9 @@ def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = F
         "not_run": [one.name for one in others],
     }
     run.write_document(document)
-    console = PlainConsole(stderr=True)
-    console.print(render_outcomes(outcomes, others))
-    console.print(f"logs: {run.folder}", soft_wrap=True)
+    shown = results(json=json)
+    shown.print(render_outcomes(outcomes, others))
+    shown.tell(f"logs: {run.folder}")
     if json:
         print_json(document)
     return int(any(outcome.state == "failed" for outcome in outcomes))
@@ -356,13 +356,12 @@ def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
 
 def _report(run: Run, result: RunResult, request: Request, *, as_json: bool) -> None:
     from gpukiln.nodes.view import render
-    from gpukiln.progress import PlainConsole
 
-    console = PlainConsole(stderr=True)
-    console.print(render(result, check=request.check))
-    console.print(f"logs: {run.folder}", soft_wrap=True)
+    shown = results(json=as_json)
+    shown.print(render(result, check=request.check))
+    shown.tell(f"logs: {run.folder}")
     if result.unfinished and not request.check:
-        console.print(f"resume: invoke node.apply --resume {run.id}", soft_wrap=True)
+        shown.tell(f"resume: invoke node.apply --resume {run.id}")
     if as_json:
         print_json({"id": run.id, **result.to_dict(), "unfinished": result.unfinished})
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json
+from gpukiln.commands.cli import command, print_json, results
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
-    from gpukiln.release.channels import Proof
     from gpukiln.release.record import Release, Releases
 
 COMMON = {
@@ -61,17 +60,21 @@ def release(
     from dataclasses import replace
 
     from gpukiln.errors import UsageError
+    from gpukiln.images.builds import Builds
     from gpukiln.progress import Progress
     from gpukiln.release import publish
     from gpukiln.release.channels import load_channel
+    from gpukiln.release.find import find
     from gpukiln.release.needs import require_proven
     from gpukiln.release.options import key_by_region, region_names, sharing_with
     from gpukiln.release.overview import require_pointed
+    from gpukiln.state import state_home
 
     rules = load_channel(channel)
     if yes_public and not public:
         raise UsageError("--yes-public is for --public", hint="add --public, or leave it out")
-    where, proof = _find(build, cloud, region, profile)
+    found = find(build, Builds(state_home()), cloud=cloud, region=region, profile=profile)
+    where, proof = found.cloud, found.proof()
     excused = require_proven(channel, rules, proof, has_gpus=where.has_gpus)
     chosen = tuple(region_names(regions)) or rules.regions or (proof.region,)
     wish = publish.Wish(
@@ -142,7 +145,6 @@ def channels(
     _: Any, regions: str = "", cloud: str = "embedded", profile: str = "", json: bool = False
 ) -> int:
     """Show what every channel points at in every region; exit 1 when something is wrong with one."""
-    from gpukiln.progress import PlainConsole
     from gpukiln.release.overview import look, require_whole
     from gpukiln.release.view import channels_table
 
@@ -152,7 +154,7 @@ def channels(
         errors = {region: error.message for region, error in overview.errors.items()}
         print_json({"channels": [row.to_dict() for row in overview.rows], "errors": errors})
     elif overview.rows:
-        PlainConsole().print(channels_table(overview.rows), crop=False)
+        results().print(channels_table(overview.rows))
     elif not overview.errors:
         print("no channel points at anything yet", file=sys.stderr)
     require_whole(overview)
@@ -187,7 +189,7 @@ def prune(
     json: bool = False,
 ) -> int:
     """Show which images nobody needs, with a reason for each; --yes removes them with their snapshots."""
-    from gpukiln.progress import PlainConsole, Progress
+    from gpukiln.progress import Progress
     from gpukiln.release import prune as pruning
     from gpukiln.release.in_use import listed
     from gpukiln.release.options import words
@@ -213,7 +215,7 @@ def prune(
             action for one in done for action in (*(i.action for i in one.items), *one.leftovers.values())
         ]
         if actions:
-            PlainConsole().print(prune_table(done), crop=False)
+            results().print(prune_table(done))
         if not yes and not all(one.error for one in done):
             what = "--yes removes what says `remove`" if "remove" in actions else "nothing is to be"
             print(f"nothing was removed: {what}", file=sys.stderr)
@@ -252,17 +254,16 @@ def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[C
 
 def _end(done: Release, *, json: bool) -> int:
     """Show what was done; failed regions are the command's failure."""
-    from gpukiln.progress import PlainConsole
     from gpukiln.release.record import require_complete
     from gpukiln.release.view import release_table
 
-    console = PlainConsole(stderr=True)
-    console.print(
+    console = results(json=json)
+    console.tell(
         f"{done.pointer.path}: {done.action} {'to' if done.action == 'rollback' else 'of'} {done.build}"
     )
-    console.print(release_table(done), crop=False)
+    console.print(release_table(done))
     if done.not_run:
-        console.print(f"checks not run: {done.not_run}")
+        console.tell(f"checks not run: {done.not_run}")
     for check, reason in done.excused.items():
         console.print(f"[yellow]not proven[/] {check}: {reason}")
     if done.state == "planned":
@@ -271,32 +272,6 @@ def _end(done: Release, *, json: bool) -> int:
         print_json(done.to_dict())
     require_complete(done)
     return 0
-
-
-def _find(build: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Proof]:
-    """The image, its cloud and how it was judged: by this machine's record, or by its tags."""
-    from gpukiln.clouds.select import make_cloud
-    from gpukiln.errors import UsageError
-    from gpukiln.images.builds import Builds
-    from gpukiln.release.by_tags import find_proof, proof_of_build
-    from gpukiln.state import state_home
-
-    builds = Builds(state_home())
-    try:
-        folder = builds.find(build)
-        record = folder.read()
-    except UsageError:
-        if not (build.startswith("ami-") and region):
-            raise
-        where = make_cloud(cloud or "embedded", region, profile=profile or None)
-        return where, find_proof(where, build)
-    for name, typed, known in (("cloud", cloud, record.plan.cloud), ("region", region, record.plan.region)):
-        if typed not in ("", known):
-            raise UsageError(
-                f"build {record.build_id} is in {known}, not in {typed}", hint=f"leave out --{name}"
-            )
-    where = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
-    return where, proof_of_build(where, folder)
 
 
 def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -21,7 +20,9 @@ from gpukiln.docker.engine import BuildRequest, Engine
 from gpukiln.docker.plan import ContainerPlan
 from gpukiln.docker.records import ContainerBuild, ContainerBuilds, ContainerRecord
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError
+from gpukiln.files import remove_partial, whole_or_not
 from gpukiln.images.digest import canonical, explain_change
+from gpukiln.locks import locked
 from gpukiln.progress import Progress
 from gpukiln.sources.mirror import install_debian
 
@@ -172,19 +173,16 @@ def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: 
         (home / "bases").mkdir(parents=True, exist_ok=True)
         tar = home / "bases" / f"{plan.base_name}-{key}.tar"
         if not tar.exists():
-            partial = tar.with_name(f"partial-{tar.name}")
-            try:
+            with whole_or_not(tar) as partial:
                 install_debian(
                     plan.base.codename,
                     partial,
+                    form="tar",
                     variant="minbase",
                     packages=ADDED_TO_BASE,
                     sources=home / "bases" / "debian.sources",
                     log=log,
                 )
-                partial.rename(tar)
-            finally:
-                partial.unlink(missing_ok=True)
             for old in tar.parent.glob(f"{plan.base_name}-*.tar"):
                 if old != tar:
                     old.unlink()
@@ -238,20 +236,16 @@ def is_under_way(builds: ContainerBuilds) -> bool:
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(
-                "another docker.build is under way on this machine", hint="wait for it, then try again"
-            ) from None
+    busy = BusyError("another docker.build is under way on this machine", hint="wait for it, then try again")
+    with locked(home / "lock", busy=busy):
         yield
 
 
 @contextmanager
 def _exclusive(home: Path) -> Iterator[None]:
-    """One build at a time; what a killed one left of its context is removed."""
+    """One build at a time; what a killed one left of its context, and half-made in the caches, is removed."""
     with _locked(home):
         for leftover in home.glob("context-*"):
             shutil.rmtree(leftover)
+        remove_partial(*(folder for folder in home.iterdir() if folder.is_dir()))
         yield

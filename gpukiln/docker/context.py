@@ -19,14 +19,16 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from gpukiln import programs
+from gpukiln.catalog.architectures import ARCHITECTURES
 from gpukiln.catalog.components import Component
 from gpukiln.catalog.load import ROOT
 from gpukiln.docker.plan import HOOKS, LOCKS, PROGRAMS, ContainerPlan, Part
 from gpukiln.errors import UnavailableError
+from gpukiln.files import whole_or_not, write_whole
 
 # Every file of a context has the same time, so that the same content is the same layer.
 EPOCH = 315532800  # 1980-01-01, the first that a zip file can state
-PLATFORMS = {  # tags of the wheels that run there, PEP 600 and PEP 513
+WHEELS = {  # tags of the wheels that run there, PEP 600 and PEP 513
     "x86_64": (
         "manylinux_2_35",
         "manylinux_2_28",
@@ -38,7 +40,6 @@ PLATFORMS = {  # tags of the wheels that run there, PEP 600 and PEP 513
     ),
     "arm64": ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014"),
 }
-MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 VERSION = 1  # of how redistributables are laid out
 NVIDIA_FILE = re.compile(r"nvidia/\w+/((?:bin|include|lib|nvvm)/.+)")
 LICENCE = re.compile(r"([\w.-]+)-[\d.]+\.dist-info/(?:licenses/)?(Licen[sc]e.*)", re.IGNORECASE)
@@ -142,7 +143,7 @@ def requirements_for(lock: str, python: str, architecture: str) -> list[str]:
         "os_name": "posix",
         "sys_platform": "linux",
         "platform_system": "Linux",
-        "platform_machine": MACHINES[architecture],
+        "platform_machine": ARCHITECTURES[architecture].machine,
     }
     found = []
     for line in lock.replace("\\\n", " ").splitlines():
@@ -161,50 +162,36 @@ def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path)
     """The wheels of a lock file, each checked by its hash; fetched once."""
     key = hashlib.sha256("\n".join([plan.base.python, plan.platform, *lines]).encode()).hexdigest()[:16]
     folder = cache / "wheels" / key
-    machine = MACHINES[plan.architecture]
     if not folder.is_dir():
-        partial = cache / "wheels" / f"{key}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        (wanted := partial / "requirements.txt").write_text("\n".join(lines) + "\n")
-        command = [
-            *(
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--disable-pip-version-check",
-                "--no-input",
-                "--no-deps",
-            ),
-            *(
-                "--require-hashes",
-                "--only-binary=:all:",
-                "--implementation=cp",
-                f"--python-version={plan.base.python}",
-            ),
-            *(f"--platform={tag}_{machine}" for tag in PLATFORMS[plan.architecture]),
-            *("--progress-bar=off", "--no-cache-dir", f"--dest={partial}", f"--requirement={wanted}"),
-        ]
-        try:
-            with log.open("ab") as output:
-                done = programs.run(command, limit_s=programs.LONG_S, folder=partial, output=output)
-        except UnavailableError:
-            shutil.rmtree(partial)
-            raise
-        if done.returncode:
-            said = log.read_text(errors="replace").splitlines()
-            shutil.rmtree(partial)
-            if any("No space left on device" in line for line in said):
-                raise programs.disk_full(cache)
-            raise UnavailableError(
-                f"{len(lines)} Python packages can't be fetched (log: {log})",
-                hint="check that this machine's pip reaches its index, then try again",
-                details=tuple([line for line in said if line.startswith("ERROR")][-3:]),
-            )
-        wanted.unlink()
-        partial.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with whole_or_not(folder) as partial:
+            _download(lines, plan, partial, log)
     return sorted(folder.glob("*.whl"))
+
+
+def _download(lines: list[str], plan: ContainerPlan, folder: Path, log: Path) -> None:
+    folder.mkdir()
+    (wanted := folder / "requirements.txt").write_text("\n".join(lines) + "\n")
+    machine = ARCHITECTURES[plan.architecture].machine
+    command = [
+        *(sys.executable, "-m", "pip", "download"),
+        *("--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"),
+        *("--only-binary=:all:", "--implementation=cp", f"--python-version={plan.base.python}"),
+        *(f"--platform={tag}_{machine}" for tag in WHEELS[plan.architecture]),
+        *("--progress-bar=off", "--no-cache-dir", f"--dest={folder}", f"--requirement={wanted}"),
+    ]
+    with log.open("ab") as output:
+        done = programs.run(command, limit_s=programs.LONG_S, folder=folder, output=output)
+    if done.returncode:
+        said = log.read_text(errors="replace").splitlines()
+        if any("No space left on device" in line for line in said):
+            raise programs.disk_full(folder.parent)
+        raise UnavailableError(
+            f"{len(lines)} Python packages can't be fetched (log: {log})",
+            hint="check that this machine's pip reaches its index, then try again",
+            details=tuple([line for line in said if line.startswith("ERROR")][-3:]),
+        )
+    wanted.unlink()
 
 
 def _add_cuda(
@@ -238,11 +225,10 @@ def _add_cuda(
         if not kept.is_dir():
             wheels = _fetch_wheels(chosen, plan, cache, log)
             say("unpacking them")
-            partial = kept.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            for wheel in wheels:
-                unpack_redistributable(wheel, partial)
-            partial.rename(kept)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with whole_or_not(kept) as partial:
+                for wheel in wheels:
+                    unpack_redistributable(wheel, partial)
             shutil.rmtree(wheels[0].parent)
         shutil.copytree(kept, folder / "cuda", symlinks=True, copy_function=_link_or_copy, dirs_exist_ok=True)
 
@@ -282,7 +268,7 @@ def _add_repository(part: Part, component: Component, plan: ContainerPlan, folde
         raise UnavailableError(f"components.yaml has no apt repository for {part.name}")
     names = {
         "cuda_distribution": plan.base.cuda_distribution,
-        "cuda_arch": {"x86_64": "x86_64", "arm64": "sbsa"}[plan.architecture],
+        "cuda_arch": ARCHITECTURES[plan.architecture].cuda,
     }
     key = _fetch(repository.key_url.format(**names))
     found = key_fingerprints(key)
@@ -327,9 +313,7 @@ def _unpack_archive(part: Part, target: Path, cache: Path) -> None:
                 hint=f"was its version changed without its checksum? see components.yaml, {part.name}",
             )
         kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_suffix(".partial")
-        partial.write_bytes(content)
-        partial.rename(kept)
+        write_whole(kept, content)
     with tarfile.open(kept) as archive:
         archive.extractall(target)  # noqa: S202 - its checksum is the one that was reviewed
 

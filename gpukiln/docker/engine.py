@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpukiln import programs
+from gpukiln.catalog.architectures import MACHINES
 from gpukiln.errors import UnavailableError
 
 PROBE_TIMEOUT_S = 20.0
@@ -167,7 +168,8 @@ def has_gpu() -> bool:
 
 def native_platform() -> str:
     """This machine's platform, for example linux/amd64."""
-    return {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}.get(os.uname().machine, os.uname().machine)
+    machine = os.uname().machine
+    return MACHINES[machine].platform if machine in MACHINES else machine
 
 
 def ask(*command: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from gpukiln.catalog.architectures import ARCHITECTURES, PLATFORMS
 from gpukiln.catalog.components import Component, apply_overrides, as_plain, load_components
 from gpukiln.catalog.containers import ContainerBase, ContainerImage, load_container
 from gpukiln.catalog.load import ROOT, unknown, validate
@@ -21,7 +22,6 @@ from gpukiln.sources.apt import candidate_versions, upstream_version
 from gpukiln.sources.available import http_unreachable
 from gpukiln.sources.mirror import mirror_options, mirror_sources
 
-ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "arm64"}
 # What is in every Debian: when one of these has a new version, the base is made anew.
 BASE_PACKAGES = (
     "apt",
@@ -107,7 +107,7 @@ class ContainerPlan:
     @property
     def architecture(self) -> str:
         """x86_64 or arm64."""
-        return ARCHITECTURES[self.platform]
+        return PLATFORMS[self.platform].name
 
     @property
     def version(self) -> str:
@@ -184,11 +184,11 @@ def make_container_plan(
         UnavailableError: A source can't be reached, and the base wants all of them.
         IncompatibleError: The base can't be built for the platform.
     """
-    if platform not in ARCHITECTURES:
-        raise unknown("platform", platform, ARCHITECTURES)
+    if platform not in PLATFORMS:
+        raise unknown("platform", platform, PLATFORMS)
     image = load_container(name, root)
     start = image.base(base)
-    architecture = ARCHITECTURES[platform]
+    architecture = PLATFORMS[platform].name
     if start.cuda_from == "redistributables" and architecture != "x86_64":
         raise IncompatibleError(
             f"base {base} is built for linux/amd64 only: cuda.lock has the checksums of those files",
@@ -335,7 +335,7 @@ def _from_distribution(
 def _repository(name: str, component: Component, base: ContainerBase, architecture: str) -> str:
     if component.repository is None or component.repository.apt is None:
         raise UsageError(f"components.yaml: {name} has packages for apt and no repository for them")
-    cuda_arch = {"x86_64": "x86_64", "arm64": "sbsa"}[architecture]
+    cuda_arch = ARCHITECTURES[architecture].cuda
     return component.repository.apt.url.format(cuda_distribution=base.cuda_distribution, cuda_arch=cuda_arch)
 
 

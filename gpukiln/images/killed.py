@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import BusyError, GpukilnError, UsageError
+from gpukiln.files import PARTIAL, remove_partial
 from gpukiln.images.builds import Build, Builds, Record
 from gpukiln.images.modules import MODULES
 from gpukiln.instances.access import key_files, keys_folder
@@ -148,7 +149,7 @@ def _remove_empty(builds: Builds) -> None:
         if not began or datetime.now(UTC) - began < NEW:
             continue
         inside = list(folder.iterdir())
-        if {file.name for file in inside} <= {"lock", "record.partial"}:
+        if all(file.name == "lock" or file.match(PARTIAL) for file in inside):
             for file in inside:
                 file.unlink()
             folder.rmdir()
@@ -161,8 +162,7 @@ def _clean(build: Build, cloud: Cloud, say: Callable[[str], None]) -> list[str]:
         file.unlink()
     for folder in (_scratch(build.id), build.folder / MODULES):
         shutil.rmtree(folder, ignore_errors=True)
-    for partial in build.folder.glob("*.partial"):
-        partial.unlink()
+    remove_partial(build.folder)
     record = _read(build)
     if record and (record.plan.cloud, record.plan.region) != (cloud.name, cloud.region):
         return removed

@@ -1,12 +1,12 @@
 """Where the cache of kernel modules keeps its files: a folder, or S3."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UsageError
+from gpukiln.files import whole_or_not
 
 S3 = "s3://"
 NONE = "none"
@@ -50,12 +50,8 @@ class FolderStore:
         """Copy a file into the store; nobody sees half of it."""
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
+        with whole_or_not(target) as partial:
             shutil.copyfile(file, partial)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 class S3Store:

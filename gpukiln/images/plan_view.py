@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpukiln.images.plan import Plan
+from gpukiln.progress import Rows
 from gpukiln.sources.apt import strip_credentials
 from gpukiln.sources.available import Decision
 
@@ -46,18 +47,14 @@ def _head(plan: Plan) -> Table:
     return table
 
 
-def _components(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("component", no_wrap=True)
-    table.add_column("version", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    table.add_column("from, or why not", overflow="fold")
+def _components(plan: Plan) -> Rows:
+    rows = Rows("component", "version", "status", "from, or why not", first=3, folds=True)
     for decision in plan.components:
         words = decision.status.replace("_", " ")
         status = Text(words, style=STYLES[decision.status])
         why = decision.source if decision.status == "install" else decision.reason
-        table.add_row(decision.name, _version(decision), status, Text(strip_credentials(why)))
-    return table
+        rows.add(decision.name, _version(decision), status, strip_credentials(why))
+    return rows
 
 
 def _version(decision: Decision) -> str:

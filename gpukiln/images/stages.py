@@ -11,11 +11,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import yaml
 from rich.text import Text
 
-from gpukiln.catalog.load import unknown
+from gpukiln.catalog.load import ROOT, unknown
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import Build, StageUse
@@ -40,7 +42,6 @@ UNSTAGED = (
 )
 """What runs after the last stage, in about the time that keeping another one takes."""
 FOLDER = "stages"
-TASK = "Keep the stage "  # as ansible/stage.yml names it
 KEY_TAG, MADE_BY_TAG = "gpukiln:stage-key", "gpukiln:stage-build"
 CHOICES = ("on", "off")
 KEPT = 2  # of each stage of an image
@@ -173,6 +174,14 @@ def stages_of(plan: Plan, cloud: Cloud) -> Stages:
     return Stages(plan.image, stage_keys(plan.inputs), cloud)
 
 
+@cache
+def waiting_task() -> str:
+    """How the task's name begins that waits until a stage is kept: ansible/stage.yml alone knows it."""
+    tasks = yaml.safe_load((ROOT / "ansible" / "stage.yml").read_text(encoding="utf-8"))
+    [name] = [task["name"] for task in tasks if "ansible.builtin.wait_for" in task]
+    return str(name).partition("{{")[0]
+
+
 class StageKeeper:
     """Keeps stages while Ansible runs: it waits for the file that says that its stage was kept.
 
@@ -193,7 +202,7 @@ class StageKeeper:
         Args:
             task: The name of the task that starts.
         """
-        stage = task.removeprefix(TASK)
+        stage = task.removeprefix(waiting_task())
         if stage == task or stage not in self._stages.keys:
             return
         try:

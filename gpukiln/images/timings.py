@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gpukiln.images.builds import Record
-from gpukiln.progress import human_seconds
+from gpukiln.progress import Rows, human_seconds
 
 
 def modules_of(record: Record) -> str:
@@ -44,24 +45,21 @@ def timings(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def timings_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The same as a table: a step a row, a build a column, and how the newest compares with the one before.
+def timings_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """The same as tables: the builds, then a step a row, and how the newest compares with the one before.
 
     Args:
         rows: What `timings` returned.
     """
-    table = Table(box=None, pad_edge=False)
-    table.add_column("step", no_wrap=True)
-    for row in rows:
-        table.add_column(row["build_id"], justify="right")
-    table.add_column("newest / before", justify="right")
-    steps = dict.fromkeys(step for row in rows for step in row["durations_s"])
-    for step in steps:
-        table.add_row(step, *_cells([row["durations_s"].get(step) for row in rows]))
-    table.add_row("all", *_cells([row["total_s"] for row in rows]), style="bold")
-    table.add_row("state", *(row["state"] for row in rows), "")
-    table.add_row("modules", *(row["modules"] for row in rows), "")
-    return table
+    builds = Rows("", "build", "state", "modules", first=3)
+    numbers = [str(number) for number in range(1, len(rows) + 1)]
+    for number, row in zip(numbers, rows, strict=True):
+        builds.add(number, row["build_id"], row["state"], row["modules"])
+    steps = Rows("step", *numbers, "1 / 2", first=1, right=(*numbers, "1 / 2"))
+    for step in dict.fromkeys(step for row in rows for step in row["durations_s"]):
+        steps.add(step, *_cells([row["durations_s"].get(step) for row in rows]))
+    steps.add("all", *_cells([row["total_s"] for row in rows]), style="bold")
+    return Group(builds, Text(), steps)
 
 
 def _cells(seconds: list[float | None]) -> list[str]:

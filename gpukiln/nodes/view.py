@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gpukiln.nodes.judge import Judgement
 from gpukiln.nodes.results import HostResult, RunResult, State
 from gpukiln.nodes.scenarios import Outcome, Scenario
-from gpukiln.progress import human_seconds
+from gpukiln.progress import Rows, human_seconds
 from gpukiln.verify import report
 
 STYLES: dict[State, str] = {
@@ -42,34 +41,27 @@ def render(result: RunResult, *, check: bool) -> RenderableType:
     parts += [_failure(host) for host in result.hosts.values() if host.failure]
     slowest = sorted(result.task_seconds.items(), key=lambda pair: -pair[1])[:SLOWEST]
     if slowest and not check:
-        table = Table(box=None, pad_edge=False, title="slowest tasks", title_justify="left")
-        table.add_column("s", justify="right", no_wrap=True)
-        table.add_column("task", overflow="fold")
+        rows = Rows("s", "slowest tasks", first=2, folds=True, right=("s",))
         for task, seconds in slowest:
-            table.add_row(f"{seconds:.1f}", Text(task))
-        parts.append(table)
+            rows.add(f"{seconds:.1f}", task)
+        parts.append(rows)
     parts.append(Text(summary(result), style="bold"))
     return Group(*parts)
 
 
-def _hosts(result: RunResult, *, check: bool) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("host", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("tasks", justify="right")
-    table.add_column("would change" if check else "changed", justify="right")
-    table.add_column("took", justify="right", no_wrap=True)
-    table.add_column("slowest task", overflow="fold")
+def _hosts(result: RunResult, *, check: bool) -> Rows:
+    numbers = ("tasks", "would change" if check else "changed", "took")
+    rows = Rows("host", "state", *numbers, "slowest task", first=2, folds=True, right=numbers)
     for host in result.hosts.values():
-        table.add_row(
+        rows.add(
             host.name,
             Text(host.state.replace("_", " "), style=STYLES[host.state]),
             str(host.tasks),
             str(len(host.changes)),
             human_seconds(host.seconds),
-            Text(f"{host.slowest[0]} ({human_seconds(host.slowest[1])})" if host.slowest[0] else "-"),
+            f"{host.slowest[0]} ({human_seconds(host.slowest[1])})" if host.slowest[0] else "-",
         )
-    return table
+    return rows
 
 
 def _differences(host: HostResult) -> Text:
@@ -103,13 +95,10 @@ def render_judged(judged: Sequence[Judgement]) -> RenderableType:
 
 
 def render_scenarios(scenarios: list[Scenario]) -> RenderableType:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("scenario", no_wrap=True)
-    table.add_column("machine", no_wrap=True)
-    table.add_column("what it proves", overflow="fold")
+    rows = Rows("scenario", "machine", "what it proves", first=2, folds=True)
     for one in scenarios:
-        table.add_row(one.name, one.image or "embedded cloud", Text(one.title))
-    return table
+        rows.add(one.name, one.image or "embedded cloud", one.title)
+    return rows
 
 
 def render_outcomes(outcomes: list[Outcome], not_run: list[Scenario]) -> RenderableType:
@@ -119,19 +108,15 @@ def render_outcomes(outcomes: list[Outcome], not_run: list[Scenario]) -> Rendera
         outcomes: Of those that were run.
         not_run: The others.
     """
-    table = Table(box=None, pad_edge=False)
-    table.add_column("scenario", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("took", justify="right", no_wrap=True)
-    table.add_column("steps", overflow="fold")
-    parts: list[RenderableType] = [table]
+    rows = Rows("scenario", "state", "took", "steps", first=2, folds=True, right=("took",))
+    parts: list[RenderableType] = [rows]
     for one in outcomes:
         style = "green" if one.state == "passed" else "bold red"
         steps = ", ".join(f"{step} {human_seconds(seconds)}" for step, seconds in one.steps.items())
-        table.add_row(one.scenario, Text(one.state, style=style), human_seconds(one.seconds), Text(steps))
+        rows.add(one.scenario, Text(one.state, style=style), human_seconds(one.seconds), steps)
         if one.failure:
             parts.append(Text(f"\n{one.scenario}\n", style="bold red").append(one.failure, style="not bold"))
     for scenario in not_run:
         why = f"pulls the image {scenario.image}: --scenario {scenario.name}"
-        table.add_row(scenario.name, Text("not run", style="yellow"), "", Text(why))
+        rows.add(scenario.name, Text("not run", style="yellow"), "", why)
     return Group(*parts)

@@ -154,6 +154,7 @@ def _archive(paths: list[str]) -> bytes:
         for path in paths:
             tar.add(os.path.realpath(path), arcname=path.lstrip("/"))
     config = {
+        # the catalogue's names of architectures are not sent to machines
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
         "os": "linux",
         "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]},

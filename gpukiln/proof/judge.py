@@ -45,19 +45,33 @@ def subject_of_build(build: Build) -> Subject:
     return subject_of(record.plan, record.bake.image_id, build.id)
 
 
-def judge_build(
-    build: Build, cloud: Cloud, *, instance_types: Sequence[str] = (), spot: bool = False
+def judge(
+    subject: Subject,
+    cloud: Cloud,
+    build: Build | None,
+    home: Path,
+    *,
+    instance_types: Sequence[str] = (),
+    spot: bool = False,
 ) -> Judgement:
-    """Judge the image of a build, and add the verdict to its record.
+    """Judge an image on the first of these instance types that can be had.
 
     Args:
-        cloud: Where its image is.
+        build: Its build, whose record gets the verdict; None: only its tags and the report have it.
+        home: The state folder.
         instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
 
     Raises:
         GpukilnError: It could not be judged.
     """
+    if build:
+        return _judge_build(build, cloud, instance_types=instance_types, spot=spot)
+    return _judge_image(subject, cloud, home, instance_types=instance_types, spot=spot)
+
+
+def _judge_build(build: Build, cloud: Cloud, *, instance_types: Sequence[str], spot: bool) -> Judgement:
+    """The verdict is added to the record of the build."""
     with build.locked(), scratch(build):
         record, subject = build.read(), subject_of_build(build)
         if record.bake:
@@ -80,19 +94,10 @@ def judge_build(
     return Judgement(verdict, machine, folder)
 
 
-def judge_image(
-    subject: Subject, cloud: Cloud, home: Path, *, instance_types: Sequence[str] = (), spot: bool = False
+def _judge_image(
+    subject: Subject, cloud: Cloud, home: Path, *, instance_types: Sequence[str], spot: bool
 ) -> Judgement:
-    """Judge an image that another machine built; the verdict is in its tags and the report.
-
-    Args:
-        home: The state folder.
-        instance_types: The types to try, the best first; the first that it was built for when empty.
-        spot: Whether the machine may be a spot instance.
-
-    Raises:
-        GpukilnError: It could not be judged.
-    """
+    """Another machine built it: the verdict is in its tags and the report."""
     reports = home / FOLDER / subject.image_id
     reports.mkdir(parents=True, exist_ok=True)
     reports.parent.chmod(0o700)

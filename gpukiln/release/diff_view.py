@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gpukiln.catalog.load import unknown
-from gpukiln.progress import human_seconds
+from gpukiln.progress import Rows, human_seconds
 from gpukiln.release.diff import Change, Diff
 from gpukiln.release.vulnerabilities import Vulnerability
 
@@ -162,13 +161,11 @@ def to_terminal(parts: Iterable[Section]) -> RenderableType:
     return Group(*shown)
 
 
-def _table(part: Section) -> Table:
-    table = Table(box=None, pad_edge=True, header_style="dim")
-    for number, title in enumerate(part.columns):
-        table.add_column(title, overflow="fold", no_wrap=number == 0 and len(part.columns) < 6)
+def _table(part: Section) -> Rows:
+    rows = Rows(*part.columns, first=1, folds=True)
     for row in part.rows:
-        table.add_row(*(Text(cell) for cell in row), style=STYLES.get(row[-1], ""))
-    return table
+        rows.add(*row, style=STYLES.get(row[-1], ""))
+    return rows
 
 
 def to_markdown(parts: Iterable[Section], *, level: int = 2) -> str:

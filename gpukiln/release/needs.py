@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpukiln.attest.tags import KEY_TAG, SBOM_TAG, STATEMENT_TAG, UNSIGNED
 from gpukiln.catalog.gpus import gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
-from gpukiln.errors import RefusedError
+from gpukiln.errors import RefusedError, UsageError
 from gpukiln.proof.tags import SHORT, Judged
 from gpukiln.release.channels import DECLARED, Channel, Proof
 from gpukiln.verify.digest import suite_digest
@@ -224,3 +224,30 @@ def types_for(need: Need, proof: Proof, given: list[str]) -> list[str]:
         if fitting := [name for name in names if need.met_by(name)]:
             return fitting
     return []
+
+
+def machines_to_try(
+    channel_name: str, channel: Channel, proof: Proof, given: list[str], *, has_gpus: bool
+) -> list[tuple[str, ...]]:
+    """The types to try, best first, for each verdict that a channel still asks for and a machine can give.
+
+    Args:
+        channel_name: For the message.
+        given: Types that were named; empty: those that the image was built for.
+        has_gpus: Whether the cloud has GPUs.
+
+    Raises:
+        UsageError: None of the named types is what the channel asks for.
+    """
+    answer = judge(channel, proof, has_gpus=has_gpus)
+    wanted = []
+    for missing in (one for one in answer.missing if one.again):
+        types = types_for(missing.need, proof, given)
+        if not types:
+            raise UsageError(
+                f"channel {channel_name} asks for {missing.need.title}, and no type that was named has it",
+                hint="name one with --instance-types",
+            )
+        wanted.append(tuple(types))
+    wanted += [(name,) for name in answer.failed]  # what failed there may be mended: a flaw of the machine
+    return list(dict.fromkeys(wanted))

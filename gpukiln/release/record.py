@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import BusyError, GpukilnError, PartialError, UnavailableError
+from gpukiln.files import write_whole
+from gpukiln.locks import locked
 from gpukiln.release.pointer import Pointer
 
 log = logging.getLogger(__name__)
@@ -107,9 +108,7 @@ class Releases:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"{release.pointer.kubernetes}-{release.pointer.channel}-{release.build}-{release.action}.json"
         file = self.folder / name
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(release.to_dict(), indent=2) + "\n")
-        partial.replace(file)
+        write_whole(file, json.dumps(release.to_dict(), indent=2) + "\n")
         return file
 
     def regions(self, cloud: str) -> list[str]:
@@ -136,13 +135,8 @@ class Releases:
             BusyError: Another one runs.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(
-                    "another release, rollback or prune runs on this machine", hint="wait for its end"
-                ) from None
+        busy = BusyError("another release, rollback or prune runs on this machine", hint="wait for its end")
+        with locked(self.folder / "lock", busy=busy):
             yield
 
 

@@ -3,7 +3,6 @@
 Nothing of the machine's own apt state is read or changed, and root is not needed.
 """
 
-import fcntl
 import hashlib
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from gpukiln import programs
 from gpukiln.errors import UnavailableError
+from gpukiln.locks import locked
 
 ETC = Path("/etc/apt")
 RELEASES = ("bullseye", "bookworm", "trixie", "forky")
@@ -149,8 +149,7 @@ def candidate_versions(
         )
     text = debian_sources() if sources is None else sources
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(cache / "lock"):
         config = _write_config(cache, text)
         stamp = cache / "fetched"
         digest = hashlib.sha256(text.encode()).hexdigest()

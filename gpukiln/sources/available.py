@@ -10,6 +10,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
+from gpukiln.catalog.architectures import ARCHITECTURES
 from gpukiln.catalog.bases import Base
 from gpukiln.catalog.components import AptRepository, Component, Components, RpmRepository
 from gpukiln.catalog.driver_bases import bases_with
@@ -230,7 +231,7 @@ def _repository(component: Component, base: Base, architecture: str) -> AptRepos
     found = component.repository.of(base.os_family, base.distribution)
     if found is None:
         return None
-    cuda_arch = {"x86_64": "x86_64", "arm64": "sbsa"}[architecture]
+    cuda_arch = ARCHITECTURES[architecture].cuda
     url = found.url.replace("{cuda_distribution}", base.cuda_distribution)
     return replace(found, url=url.replace("{cuda_arch}", cuda_arch))
 

@@ -48,13 +48,20 @@ def mirror_options() -> list[str]:
 
 
 def install_debian(
-    release: str, target: Path, *, variant: str, packages: Iterable[str], sources: Path, log: Path
+    release: str,
+    target: Path,
+    *,
+    form: str,
+    variant: str,
+    packages: Iterable[str],
+    sources: Path,
+    log: Path,
 ) -> None:
     """Make a root file system.
 
     Args:
         release: The code name.
-        target: A folder, or a file that ends in .tar.
+        form: What the target becomes: directory or tar.
         variant: What of the distribution is in it, see mmdebstrap(1).
         packages: What is installed beside.
         sources: Where the sources file is written, which stays in the root file system, too.
@@ -68,7 +75,13 @@ def install_debian(
     sources.write_text(mirror_sources(release))
     command = [
         *("setpriv", "--pdeathsig", "KILL", *NAMESPACES),
-        *("mmdebstrap", "--mode=root", f"--variant={variant}", f"--include={','.join(packages)}"),
+        *(
+            "mmdebstrap",
+            "--mode=root",
+            f"--format={form}",
+            f"--variant={variant}",
+            f"--include={','.join(packages)}",
+        ),
         *("--aptopt=APT::Install-Recommends false", "--dpkgopt=force-unsafe-io"),
         *(f"--aptopt={option}" for option in mirror_options()),
         *("--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),

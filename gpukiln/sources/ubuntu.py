@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from http.client import HTTPException
 
+from gpukiln.catalog.architectures import ARCHITECTURES
 from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.sources.apt import strip_credentials, upstream_version
 
 CODE_NAMES = {"22.04": "jammy", "24.04": "noble"}
-ARCHIVES = {
-    "x86_64": ("http://archive.ubuntu.com/ubuntu", "amd64"),
-    "arm64": ("http://ports.ubuntu.com/ubuntu-ports", "arm64"),
-}
+ARCHIVES = {"x86_64": "http://archive.ubuntu.com/ubuntu", "arm64": "http://ports.ubuntu.com/ubuntu-ports"}
 COMPANIONS = (
     *("nvidia-headless", "nvidia-kernel-common", "nvidia-utils", "nvidia-compute-utils"),
     *("libnvidia-compute", "libnvidia-cfg1"),
@@ -85,7 +83,7 @@ def read_archive(release: str, architecture: str) -> Index | None:
     """
     if release not in CODE_NAMES:
         return None
-    root, arch = ARCHIVES[architecture]
+    root, arch = ARCHIVES[architecture], ARCHITECTURES[architecture].debian
     found: dict[str, tuple[DebPackage, ...]] = {}
     for pocket in POCKETS:
         url = f"{root}/dists/{CODE_NAMES[release]}{pocket}/{COMPONENT}/binary-{arch}/Packages.gz"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
+from gpukiln.verify.needs import NEEDS
 from gpukiln.verify.suite import SUITE
 
 
@@ -59,6 +60,11 @@ def markdown() -> str:
         "| Profile | Stands for | GPUs expected |",
         "|---|---|---|",
         *(f"| `{p.name}` | {p.title} | {p.min_gpus or 'none'} |" for p in PROFILES.values()),
+        "",
+        "| Need | What must be there |",
+        "|---|---|",
+        *(f"| `{name}` | {need.text} |" for name, need in NEEDS.items()),
+        "| `component:NAME` | what components.yaml calls NAME, by the image's record or its package |",
         "",
         "Two checks compare with what the node itself says is wanted, in `/etc/gpukiln/expected.json`. The",
         "role gpu_bootstrap writes it, into images and on live nodes, from its variables; where there is no",

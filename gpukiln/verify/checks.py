@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gpukiln.verify.needs import NEEDS, is_need
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ATTRIBUTE = "__gpukiln_check__"
@@ -58,18 +60,6 @@ PROFILES: dict[str, Profile] = {
     )
 }
 
-# What a check may need; `component:<name>` (a key of the record's components) comes on top.
-NEEDS: dict[str, str] = {
-    "record": "/etc/gpukiln/image.json",
-    "gpu": "an NVIDIA GPU on the PCI bus",
-    "several-gpus": "two GPUs or more",
-    "systemd": "a system that systemd has booted",
-    "dkms": "modules built by DKMS",
-    "build-tools": "a record that says whether build tools stay",
-    "apt": "a Debian or Ubuntu machine",
-    "entrypoint": "a container that its image's entrypoint started",
-}
-
 _ID = re.compile(r"^(?P<layer>[a-z-]+)\.[a-z0-9-]+$")
 
 
@@ -110,7 +100,7 @@ class Check:
             if profile not in PROFILES:
                 raise ValueError(f"check {self.id}: profile {profile!r} is none of {', '.join(PROFILES)}")
         for need in self.needs:
-            if need not in NEEDS and not re.fullmatch(r"component:[a-z0-9_]+", need):
+            if not is_need(need):
                 raise ValueError(
                     f"check {self.id}: need {need!r} is none of {', '.join(NEEDS)}, component:<name>"
                 )

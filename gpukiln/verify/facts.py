@@ -1,4 +1,4 @@
-"""What was found on a machine, and whether a check can be run with it.
+"""What was found on a machine.
 
 The facts are gathered by `gpukiln.probe.gather`, in one round trip. Each section stands alone: one that
 could not be gathered fails the checks that read it, with the reason, and no other. Of one that was not
@@ -8,13 +8,10 @@ reached, because a tool hangs or the time was up, nothing is known: its checks a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from gpukiln.probe.base import NOT_REACHED, NotReachedError
-from gpukiln.verify.checks import PROFILES, Check
 
-RECORD_PATH = "/etc/gpukiln/image.json"
 ERROR = "_error"
 
 
@@ -137,102 +134,3 @@ def environment(facts: Facts) -> dict[str, str]:
         "image's commit": get("record", "data", "git_commit"),
     }
     return {name: text for name, text in rows.items() if text}
-
-
-@dataclass(frozen=True)
-class Applies:
-    """Whether a check can be run.
-
-    Args:
-        answer: `run`; `not_run` with a reason; or `fail`: what it needs is missing and should be there.
-        reason: Empty for `run`.
-    """
-
-    answer: Literal["run", "not_run", "fail"]
-    reason: str = ""
-
-
-RUN = Applies("run")
-NOT_BOOTED = Applies("not_run", "systemd does not run here: a container, which nothing has booted")
-
-
-def applies(check: Check, facts: Facts, *, profile: str, expect_gpus: int | None = None) -> Applies:
-    """Decide whether a check can be run on a machine.
-
-    Args:
-        profile: Key of `PROFILES`.
-        expect_gpus: GPUs that the machine must have; None takes the profile's number.
-
-    Returns:
-        The answer. Hardware or a record that the profile expects and that is missing is `fail`.
-    """
-    for need in check.needs:
-        if need == "gpu":
-            found = _gpu(facts, PROFILES[profile].min_gpus if expect_gpus is None else expect_gpus)
-        elif need == "several-gpus":
-            found = _several(facts)
-        elif need == "record":
-            found = _record(facts, required=PROFILES[profile].needs_record)
-        elif need == "systemd":
-            found = RUN if facts["boot"]["booted"] else NOT_BOOTED
-        elif need == "dkms":
-            found = _dkms(facts)
-        elif need == "build-tools":
-            found = _build_tools(facts)
-        elif need == "entrypoint":
-            found = _entrypoint(facts)
-        elif need == "apt":
-            family = facts["os"]["family"]
-            found = RUN if family == "debian" else Applies("not_run", f"no apt on {family or 'this machine'}")
-        else:
-            found = _component(facts, need.partition(":")[2])
-        if found.answer != "run":
-            return found
-    return RUN
-
-
-def _gpu(facts: Facts, wanted: int) -> Applies:
-    count = len(facts["gpus"]["pci"])
-    if count < wanted:
-        return Applies("fail", f"{count} GPUs on the PCI bus, at least {wanted} expected on this machine")
-    return RUN if count else Applies("not_run", "no GPU")
-
-
-def _several(facts: Facts) -> Applies:
-    count = len(facts["gpus"]["pci"])
-    return RUN if count > 1 else Applies("not_run", "one GPU" if count else "no GPU")
-
-
-def _record(facts: Facts, *, required: bool) -> Applies:
-    if facts.record:
-        return RUN
-    problem = facts["record"]["error"] or f"{RECORD_PATH} is missing"
-    return Applies("fail", problem) if required else Applies("not_run", f"no record: {problem}")
-
-
-def _dkms(facts: Facts) -> Applies:
-    return RUN if facts["dkms"]["installed"] else Applies("not_run", "DKMS is not installed here")
-
-
-def _build_tools(facts: Facts) -> Applies:
-    if "keep_build_tools" in facts.component("nvidia_driver"):
-        return RUN
-    return Applies("not_run", "the record does not say whether build tools stay")
-
-
-def _entrypoint(facts: Facts) -> Applies:
-    """Buildah's containers are root file systems: process 1 is the host's."""
-    if facts["runner"]["process_1"].endswith("sleep infinity"):
-        return RUN
-    return Applies("not_run", "no process was started by the entrypoint: a container of Buildah")
-
-
-def _component(facts: Facts, name: str) -> Applies:
-    said = facts.component(name)
-    if facts.record and not said:
-        return Applies("not_run", f"{name} is not in the image's record")
-    if said.get("status") == "left_out":
-        return Applies("not_run", f"{name} left out: {said.get('reason') or 'no reason recorded'}")
-    if not facts.record and not facts.expects(name):
-        return Applies("not_run", f"{name} is not installed, and no record asks for it")
-    return RUN

@@ -29,9 +29,10 @@ from gpukiln.probe.base import NotReachedError
 from gpukiln.verify.asking import gather
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.digest import suite_digest
-from gpukiln.verify.facts import Facts, applies, environment
+from gpukiln.verify.facts import Facts, environment
 from gpukiln.verify.html import Judged, write_html
 from gpukiln.verify.junit import write_junit
+from gpukiln.verify.needs import applies
 from gpukiln.verify.presentable import presentable, presentable_values
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
 
@@ -252,9 +253,9 @@ def _leave_out(item: pytest.Item, check: Check) -> None:
     ):
         pytest.skip(f"{NOT_REACHED}{broken}")
     answer = applies(
-        check,
+        check.needs,
         run.facts[host_of(item)],
-        profile=item.config.getoption("--profile"),
+        PROFILES[item.config.getoption("--profile")],
         expect_gpus=item.config.getoption("--expect-gpus"),
     )
     if answer.answer == "fail":

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from gpukiln.progress import Progress
+from gpukiln.progress import Progress, Rows
 from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.suite import GATHERING
 from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, count, counts_text
@@ -44,23 +43,17 @@ def summary(verdict: Verdict) -> str:
     )
 
 
-def table(verdict: Verdict) -> Table:
+def table(verdict: Verdict) -> Rows:
     """All checks, grouped by layer, each layer headed by its counts."""
-    shown = Table(box=None, pad_edge=False, show_edge=False)
-    shown.add_column("Check", no_wrap=True)
-    shown.add_column("Result", no_wrap=True)
-    shown.add_column("s", justify="right", no_wrap=True)
-    shown.add_column("What it says", overflow="fold")
+    shown = Rows("check", "result", "s", "what it says", first=2, folds=True, right=("s",))
     for layer, title in LAYERS.items():
         checks = [c for c in verdict.checks if c.layer == layer]
         if not checks:
             continue
-        shown.add_row(
-            Text(layer, style="bold"), "", "", Text(f"{title} ({_some_counts(checks)})", style="dim")
-        )
+        shown.add(Text(layer, style="bold"), "", "", Text(f"{title} ({_some_counts(checks)})", style="dim"))
         for check in checks:
             seconds = f"{check.duration_s:.1f}"
-            shown.add_row(Text(f"  {check.id}"), _mark(check.outcome), seconds, Text(_says(check)))
+            shown.add(f"  {check.id}", _mark(check.outcome), seconds, _says(check))
     return shown
 
 

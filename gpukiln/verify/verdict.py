@@ -20,9 +20,9 @@ class CheckResult:
     """What came of one check.
 
     Args:
-        id: Its layer and a name of its own, such as `boot.kernel`.
+        id: `<layer>.<name>`, what people quote.
         title: What is true when it passes.
-        layer: What has to work before the layers after it can be judged.
+        layer: A key of `gpukiln.verify.checks.LAYERS`.
         outcome: `passed`; `failed`; `not_run`: what it needs is legitimately missing; `not_reached`: a check
             that failed makes it meaningless, a tool hangs, or the time was up. The last two are never counted
             as the first.

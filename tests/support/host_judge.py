@@ -4,7 +4,9 @@ import pytest
 
 from gpukiln.probe.base import NotReachedError
 from gpukiln.verify.catalog import load_checks
-from gpukiln.verify.facts import Facts, applies
+from gpukiln.verify.checks import PROFILES
+from gpukiln.verify.facts import Facts
+from gpukiln.verify.needs import applies
 from tests.support.host_machine import Data
 from tests.support.host_runner_faults import RUNNER_FAULTS
 
@@ -20,7 +22,7 @@ def judge(
         profile, expect_gpus = "runner", None
     facts = Facts(data, profile)
     try:
-        answer = applies(check, facts, profile=profile, expect_gpus=expect_gpus)
+        answer = applies(check.needs, facts, PROFILES[profile], expect_gpus=expect_gpus)
         if answer.answer != "run":
             return {"fail": "failed"}.get(answer.answer, answer.answer), answer.reason
         function(facts)

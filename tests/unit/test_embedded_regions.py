@@ -155,7 +155,7 @@ def test_a_disk_that_no_region_knows_stays_until_somebody_says_otherwise(layout)
 
 
 def test_what_is_half_written_goes(layout):
-    partial = layout.snapshots / f"{snapshot_id(8)}.raw.partial"
+    partial = layout.snapshots / f".{snapshot_id(8)}.raw.0a1b.partial"
     partial.touch()
     (layout.machines / "i-1").mkdir()
     sweep(layout)

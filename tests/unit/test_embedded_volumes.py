@@ -273,7 +273,7 @@ def test_a_new_server_removes_what_ended_with_its_machine_and_nothing_that_it_ca
         kept.append(volume(home, number, attachment=ending(ends=True)))
         home.volume(kept[-1]).with_suffix(".json").write_text(text)
     home.volume("vol-0").write_bytes(b"without a description")
-    (home.volumes / "vol-1.raw.partial").touch()
+    (home.volumes / ".vol-1.raw.0a1b.partial").touch()
     volume_files.sweep(home)
     assert {file.stem for file in home.volumes.glob("*.raw")} == {*kept, "vol-0"}
     assert not list(home.volumes.glob(f"{gone}*"))

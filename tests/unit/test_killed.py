@@ -59,7 +59,7 @@ def dead(ec2, home, planned):
 def die(ec2, home, planned, state="running", bake=None):
     build = Builds(home).create("eks-gpu")
     build.write(Record(build.id, state, planned, bake))
-    (build.folder / "record.partial").write_text("{")
+    (build.folder / ".record.json.0a1b.partial").write_text("{")
     access._write_key(build.id, "bake", "PRIVATE KEY")
     (home / f"gpukiln-{build.id}").mkdir()
     tags, client = build_tags(build.id, "bake", LATER), ec2.client("ec2")

@@ -1,6 +1,8 @@
 """Plain lines where there is no terminal; a failed step says so."""
 
 import io
+import re
+import time
 
 import pytest
 from rich.console import Console
@@ -52,3 +54,15 @@ def test_a_step_that_misses_its_aim_is_reported_as_failed():
     text, _ = reported(work)
     assert "failed verify" in text
     assert "ok remove the machine" in text
+
+
+def test_of_a_line_that_is_too_long_the_name_of_the_step_stays():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=60, color_system=None)
+    progress = Progress(console=console)
+    with progress.step("boot from the image"):
+        progress.say("nvidia_persistence : Validating arguments against arg spec 'install'")
+        time.sleep(0.2)  # rich paints ten times a second
+    painted = [line for line in re.split(r"[\r\n]+", out.getvalue()) if "nvidia_pers" in line]
+    assert painted
+    assert all("boot from the image" in line for line in painted)

@@ -111,7 +111,7 @@ def test_the_archive_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         root = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(ubuntu, "ARCHIVES", {"x86_64": (root, "amd64"), "arm64": (root, "arm64")})
+        monkeypatch.setattr(ubuntu, "ARCHIVES", {"x86_64": root, "arm64": root})
         found = read_archive("24.04", "x86_64")
         assert found is not None
         with pytest.raises(IncompatibleError, match="leads to branch 580"):

@@ -26,6 +26,7 @@ from gpukiln.images.stages import (
     Stages,
     stage_keys,
     stage_variables,
+    waiting_task,
     wants_stages,
 )
 from gpukiln.instances.launch import Launched
@@ -191,7 +192,7 @@ def keep(cloud: Any, build: Build, said: io.StringIO, *stages: str, key: str = "
     )
     keeper.on_task("nvtop : Install")
     for stage in stages:
-        keeper.on_task(f"Keep the stage {stage}")
+        keeper.on_task(f"{waiting_task()}{stage}")
 
 
 def of(cloud: Any, key: str) -> Stages:
@@ -239,11 +240,11 @@ def test_ansible_goes_on_when_a_stage_was_kept_and_when_it_could_not_be(
         {"gpukiln:build": build.id},
         quiet(said),
     )
-    keeper.on_task("Keep the stage runtime")  # the build's machine runs: kept
+    keeper.on_task(f"{waiting_task()}runtime")  # the build's machine runs: kept
     assert len(there(cloud)) == 2
     [running] = cloud.client("ec2").describe_instances()["Reservations"]
     cloud.client("ec2").terminate_instances(InstanceIds=[running["Instances"][0]["InstanceId"]])
-    keeper.on_task("Keep the stage driver")
+    keeper.on_task(f"{waiting_task()}driver")
     assert (tmp_path / "stages/driver").exists()
     assert len(there(cloud)) == 2
     assert "found 0 machines, wanted 1; the build goes on without it" in said.getvalue()

@@ -5,20 +5,19 @@ user `admin`. Nothing of a GPU is in it.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpukiln.clouds.embedded.block_devices import GUEST_FILES
 from gpukiln.clouds.embedded.disk import build_disk, free_bytes, run
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.errors import UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.errors import BusyError, UnavailableError
+from gpukiln.files import remove, remove_partial, write_whole
+from gpukiln.locks import locked
 from gpukiln.sources.mirror import install_debian, mirror_options, mirror_sources
 
 NAME = "debian-12"
@@ -155,7 +154,7 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
         UnavailableError: The mirror can't be reached or a tool failed; the log's path is in the message.
     """
     disk = layout.snapshot(base.snapshot_id)
-    with _exclusive(layout.bases / "lock"):
+    with locked(layout.bases / "lock"):
         if disk.exists():
             return disk
         if (free := free_bytes(layout.bases)) < NEED_BYTES:
@@ -168,7 +167,15 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
             root = Path(folder) / "root"
             say(f"installing {RELEASE} from this machine's mirror")
             sources = Path(folder) / "debian.sources"
-            install_debian(RELEASE, root, variant="apt", packages=PACKAGES, sources=sources, log=log)
+            install_debian(
+                RELEASE,
+                root,
+                form="directory",
+                variant="apt",
+                packages=PACKAGES,
+                sources=sources,
+                log=log,
+            )
             say("packing the disk")
             _configure(root)
             build_disk(root, disk, size_gib=SIZE_GIB)
@@ -234,14 +241,8 @@ def remove_unfinished(layout: Layout) -> None:
     Args:
         layout: The cloud's files.
     """
-    with (layout.bases / "lock").open("w") as lock, contextlib.suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    busy = BusyError("a base image is being built")
+    with contextlib.suppress(BusyError), locked(layout.bases / "lock", busy=busy):
         for leftover in layout.bases.glob("base-*"):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-
-
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            remove(leftover)
+        remove_partial(layout.bases)

@@ -1,6 +1,5 @@
 """What `invoke cloud.clean` removes: first a list, then, when somebody said yes, the things on it."""
 
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from gpukiln.clouds.embedded.disk import used_bytes
 from gpukiln.clouds.embedded.inventory import every_region, image_names
 from gpukiln.clouds.embedded.layout import DAMAGED, Layout
 from gpukiln.errors import RefusedError
+from gpukiln.files import PARTIAL, remove
 
 
 @dataclass
@@ -101,7 +101,7 @@ def carry_out(layout: Layout, cleaning: Cleaning) -> None:
         regions.write_region(layout, region, document)
     for path in cleaning.files:
         for file in (*(regions.description_files(layout, path.stem) if path.suffix == ".raw" else ()), path):
-            shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink(missing_ok=True)
+            remove(file)
 
 
 def _leftovers(layout: Layout) -> Iterator[Path]:
@@ -109,7 +109,7 @@ def _leftovers(layout: Layout) -> Iterator[Path]:
     yield from sorted(layout.machines.glob("*"))
     yield from sorted(layout.bases.glob("base-*"))
     for folder in (layout.root, layout.regions, layout.snapshots, layout.volumes, layout.bases):
-        yield from sorted({*folder.glob("*.partial"), *folder.glob(f"*{DAMAGED}*")})
+        yield from sorted({*folder.glob(PARTIAL), *folder.glob(f"*{DAMAGED}*")})
 
 
 def _plan_region(

@@ -1,7 +1,6 @@
 """Finds the embedded cloud's server, or starts it."""
 
 import contextlib
-import fcntl
 import http.client
 import json
 import logging
@@ -17,9 +16,10 @@ from typing import Any
 
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import regions
-from gpukiln.clouds.embedded.layout import Layout, read_endpoint, set_aside
+from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, set_aside
 from gpukiln.clouds.embedded.version import code_version
-from gpukiln.errors import UnavailableError
+from gpukiln.errors import BusyError, UnavailableError
+from gpukiln.locks import locked
 from gpukiln.sources.mirror import NAMESPACES
 
 log = logging.getLogger(__name__)
@@ -63,12 +63,14 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
 
 def server_runs(layout: Layout) -> bool:
     """Whether a server of this folder runs, be it that it answers or not."""
-    with contextlib.suppress(FileNotFoundError), layout.server_lock.open("r") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    if not layout.server_lock.exists():
+        return False
+    busy = BusyError("the embedded cloud's server runs", hint="`invoke cloud.stop` ends it")
+    try:
+        with locked(layout.server_lock, busy=busy, wait_s=ASKED_S):
+            return False
+    except BusyError:
+        return True
 
 
 def stop_server(layout: Layout) -> bool:
@@ -128,8 +130,7 @@ def ensure_server(layout: Layout) -> dict[str, Any]:
     """
     check_host()
     layout.create()
-    with (layout.root / "start.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(layout.root / "start.lock"):
         status = server_status(layout)
         if status is None and server_runs(layout):
             status = _wait_for_answer(layout)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpukiln.errors import UnavailableError
+from gpukiln.files import whole_or_not
 
 SECTOR = 512  # bytes
 BIOS_BOOT_START = 2048  # sectors
@@ -81,9 +82,7 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
     """
     root_uuid = str(uuid.uuid4())
     _write_boot_files(root, root_uuid)
-    partial = disk.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    try:
+    with whole_or_not(disk) as partial:
         with partial.open("wb") as file:
             file.truncate(size_gib << 30)
         table = (
@@ -97,9 +96,6 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
             *("-E", f"offset={ROOT_OFFSET},lazy_itable_init=1", str(partial), f"{root_kib(partial)}k"),
         )
         _install_grub(partial)
-        partial.replace(disk)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def root_kib(disk: Path) -> int:
@@ -162,12 +158,8 @@ def copy_disk(source: Path, target: Path) -> None:
     Raises:
         UnavailableError: The copy failed, for example because the disk is full.
     """
-    partial = target.with_name(target.name + ".partial")
-    try:
+    with whole_or_not(target) as partial:
         run("cp", "--sparse=auto", "--reflink=auto", str(source), str(partial))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def fit_root(disk: Path) -> None:

@@ -12,6 +12,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.files import write_whole
 
 DAMAGED = ".damaged-"  # in the name of what was set aside
+ASKED_S = 0.2  # seconds, many times what a look at a lock takes
 ACCESS_KEY = re.compile(r"embedded[0-9a-f]{16}")
 
 
@@ -37,7 +38,7 @@ class Layout:
 
     @property
     def server_lock(self) -> Path:
-        """Held by the server as long as it lives."""
+        """Held by the server as long as it lives; who asks holds it for a moment, so ask for `ASKED_S`."""
         return self.root / "server.lock"
 
     @property

@@ -5,11 +5,9 @@ and mounts end with it. It ends by itself when it has had no machine and no requ
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,11 +21,12 @@ from typing import Any
 
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.base import remove_unfinished
-from gpukiln.clouds.embedded.layout import Layout, read_endpoint, write_in_place
+from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, write_in_place
 from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
 from gpukiln.clouds.embedded.version import code_version
-from gpukiln.errors import GpukilnError
-from gpukiln.files import write_whole
+from gpukiln.errors import BusyError, GpukilnError
+from gpukiln.files import remove, remove_partial, write_whole
+from gpukiln.locks import locked
 
 MOTO_SETTINGS = {  # moto reads them when it is imported
     "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
@@ -165,11 +164,9 @@ def sweep(layout: Layout) -> None:
     """
     for folder in layout.machines.iterdir():
         log.info("removing what is left of %s", folder.name)
-        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
-    for folder in (layout.root, layout.regions, layout.snapshots):
-        for leftover in folder.glob("*.partial"):
-            log.info("removing %s, which is half written", leftover)
-            leftover.unlink()
+        remove(folder)
+    for leftover in remove_partial(layout.root, layout.regions, layout.snapshots):
+        log.info("removed %s, which was half written", leftover)
     remove_unfinished(layout)
     volume_files.sweep(layout)
 
@@ -185,24 +182,20 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     layout.create()
-    with layout.server_lock.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another server runs")
-            return 75
-        # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
-        Path("/run/netns").mkdir(exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
-        try:
+    busy = BusyError("another server runs", hint="use that one")
+    try:
+        with locked(layout.server_lock, busy=busy, wait_s=ASKED_S):
+            # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
+            Path("/run/netns").mkdir(exist_ok=True)
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
             sweep(layout)
-        except GpukilnError as error:  # the client shows the log's end
-            log.error("%s; next: %s", error.message, error.hint)
-            return error.exit_code
-        return _serve(layout, lock.fileno())
+            return _serve(layout)
+    except GpukilnError as error:  # the client shows the log's end
+        log.error("%s; next: %s", error.message, error.hint)
+        return error.exit_code
 
 
-def _serve(layout: Layout, lock: int) -> int:
+def _serve(layout: Layout) -> int:
     from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - reads MOTO_SETTINGS when imported
         DomainDispatcherApplication,
         MotoRequestHandler,
@@ -222,7 +215,6 @@ def _serve(layout: Layout, lock: int) -> int:
     server = make_server(
         "127.0.0.1", _kept_port(layout), application, threaded=True, request_handler=MotoRequestHandler
     )
-    os.set_inheritable(lock, False)
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, lambda *_: stopping.set())
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -16,6 +16,7 @@ from gpukiln.clouds.embedded.disk import (
 )
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
+from gpukiln.files import remove_partial, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +87,7 @@ def write_description(layout: Layout, volume_id: str, description: dict[str, Any
     file, text = layout.volume(volume_id).with_suffix(".json"), json.dumps(description, indent=1)
     if file.exists() and file.read_text() == text:
         return
-    partial = file.with_suffix(".json.partial")
-    partial.write_text(text)
-    partial.replace(file)
+    write_whole(file, text)
 
 
 def read_description(file: Path) -> dict[str, Any] | None:
@@ -134,8 +133,7 @@ def sweep(layout: Layout) -> None:
     Args:
         layout: The cloud's files; no server may run.
     """
-    for leftover in layout.volumes.glob("*.partial"):
-        leftover.unlink()
+    remove_partial(layout.volumes)
     for disk in sorted(layout.volumes.glob("vol-*.raw")):
         description = read_description(disk.with_suffix(".json"))
         if description is None:

@@ -1,15 +1,75 @@
-"""What the tags of an image say of it: all that is known of one that another machine built."""
+"""An image by the record of its build here, or by its tags: all that is known of one that another built."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gpukiln.clouds import select
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
-from gpukiln.images.builds import Build
+from gpukiln.images.builds import Build, Builds
+from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
+from gpukiln.proof.judge import subject_of_build
 from gpukiln.release.channels import Proof, joined, proof_from_record, proof_from_tags
 from gpukiln.release.images import find_images
 from gpukiln.release.regions import each, make_sites
+
+
+@dataclass(frozen=True)
+class Found:
+    """An image, where it is, and its build where this machine has it."""
+
+    image_id: str
+    cloud: Cloud
+    build: Build | None
+
+    def subject(self) -> Subject:
+        """What suite and rules need to know of it.
+
+        Raises:
+            UsageError: Its build has no image, or its tags don't say what it is.
+        """
+        if self.build:
+            return subject_of_build(self.build)
+        return subject_from_tags(self.image_id, tags_of(find_image(self.cloud, self.image_id)))
+
+    def proof(self) -> Proof:
+        """How it was judged: by record and tags, or by its tags alone."""
+        if self.build:
+            return proof_of_build(self.cloud, self.build)
+        return find_proof(self.cloud, self.image_id)
+
+
+def find(name: str, builds: Builds, *, cloud: str = "", region: str = "", **account: str) -> Found:
+    """An image by what was typed.
+
+    Args:
+        name: A build's id, an AMI's id, or `last`.
+        cloud: The cloud's name; empty: as its record says.
+        region: The region; empty: as its record says.
+        account: profile, subnet_id and ssh_cidr for `make_cloud`, as typed.
+
+    Raises:
+        UsageError: This machine has no such build, or it is elsewhere than was typed.
+    """
+    options = {key: value or None for key, value in account.items()}
+    try:
+        build = builds.find(name)
+    except UsageError as error:
+        if not name.startswith("ami-"):
+            raise
+        if not region:
+            raise UsageError(
+                error.message, hint="name the --region, and --cloud aws, where another machine built it"
+            ) from error
+        return Found(name, select.make_cloud(cloud or "embedded", region, **options), None)
+    record = build.read()
+    plan = record.plan
+    for option, typed, known in (("cloud", cloud, plan.cloud), ("region", region, plan.region)):
+        if typed not in ("", known):
+            raise UsageError(f"build {build.id} is in {known}, not in {typed}", hint=f"leave out --{option}")
+    where = select.make_cloud(plan.cloud, plan.region, **options)
+    return Found(record.bake.image_id if record.bake else "", where, build)
 
 
 def find_image(cloud: Cloud, image_id: str) -> dict[str, Any]:

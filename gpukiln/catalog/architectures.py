@@ -1,0 +1,36 @@
+"""What each of the two architectures is called, and by whom."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One.
+
+    Args:
+        name: EC2's and gpukiln's own.
+        debian: dpkg's, and that of container images.
+        machine: The kernel's (`uname -m`), dnf's ($basearch) and that of Python's wheels.
+        cuda: NVIDIA's CUDA repository's.
+    """
+
+    name: str
+    debian: str
+    machine: str
+    cuda: str
+
+    @property
+    def platform(self) -> str:
+        """A container image's."""
+        return f"linux/{self.debian}"
+
+
+ARCHITECTURES = {
+    one.name: one
+    for one in (
+        Architecture("x86_64", debian="amd64", machine="x86_64", cuda="x86_64"),
+        Architecture("arm64", debian="arm64", machine="aarch64", cuda="sbsa"),
+    )
+}
+PLATFORMS = {one.platform: one for one in ARCHITECTURES.values()}
+MACHINES = {one.machine: one for one in ARCHITECTURES.values()}

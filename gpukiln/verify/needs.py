@@ -1,0 +1,149 @@
+"""What a check may need of a machine: one table, each need in words and as a function of the facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from gpukiln.verify.facts import Facts
+
+if TYPE_CHECKING:
+    from gpukiln.verify.checks import Profile
+
+RECORD_PATH = "/etc/gpukiln/image.json"
+COMPONENT = re.compile(r"component:(?P<name>[a-z0-9_]+)")
+
+
+@dataclass(frozen=True)
+class Applies:
+    """Whether a check can be run.
+
+    Args:
+        answer: `run`; `not_run` with a reason; or `fail`: what it needs is missing and should be there.
+        reason: Empty for `run`.
+    """
+
+    answer: Literal["run", "not_run", "fail"]
+    reason: str = ""
+
+
+RUN = Applies("run")
+
+
+def _not_run(reason: str) -> Applies:
+    return Applies("not_run", reason)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that is to be judged, and what must be there."""
+
+    facts: Facts
+    wanted_gpus: int
+    needs_record: bool
+
+
+def _record(machine: Machine) -> Applies:
+    if machine.facts.record:
+        return RUN
+    problem = machine.facts["record"]["error"] or f"{RECORD_PATH} is missing"
+    return Applies("fail", problem) if machine.needs_record else _not_run(f"no record: {problem}")
+
+
+def _gpu(machine: Machine) -> Applies:
+    count, wanted = len(machine.facts["gpus"]["pci"]), machine.wanted_gpus
+    if count < wanted:
+        return Applies("fail", f"{count} GPUs on the PCI bus, at least {wanted} expected on this machine")
+    return RUN if count else _not_run("no GPU")
+
+
+def _several_gpus(machine: Machine) -> Applies:
+    count = len(machine.facts["gpus"]["pci"])
+    return RUN if count > 1 else _not_run("one GPU" if count else "no GPU")
+
+
+def _systemd(machine: Machine) -> Applies:
+    booted = machine.facts["boot"]["booted"]
+    return RUN if booted else _not_run("systemd does not run here: a container, which nothing has booted")
+
+
+def _dkms(machine: Machine) -> Applies:
+    return RUN if machine.facts["dkms"]["installed"] else _not_run("DKMS is not installed here")
+
+
+def _build_tools(machine: Machine) -> Applies:
+    said = "keep_build_tools" in machine.facts.component("nvidia_driver")
+    return RUN if said else _not_run("the record does not say whether build tools stay")
+
+
+def _apt(machine: Machine) -> Applies:
+    family = machine.facts["os"]["family"]
+    return RUN if family == "debian" else _not_run(f"no apt on {family or 'this machine'}")
+
+
+def _entrypoint(machine: Machine) -> Applies:
+    """Buildah's containers are root file systems: process 1 is the host's."""
+    started = machine.facts["runner"]["process_1"].endswith("sleep infinity")
+    return RUN if started else _not_run("no process was started by the entrypoint: a container of Buildah")
+
+
+def _component(machine: Machine, name: str) -> Applies:
+    facts = machine.facts
+    said = facts.component(name)
+    if facts.record and not said:
+        return _not_run(f"{name} is not in the image's record")
+    if said.get("status") == "left_out":
+        return _not_run(f"{name} left out: {said.get('reason') or 'no reason recorded'}")
+    if not facts.record and not facts.expects(name):
+        return _not_run(f"{name} is not installed, and no record asks for it")
+    return RUN
+
+
+class Need(NamedTuple):
+    """In words, and what decides whether it is there."""
+
+    text: str
+    applies: Callable[[Machine], Applies]
+
+
+# `component:<name>` (a key of the record's components) comes on top.
+NEEDS: dict[str, Need] = {
+    "record": Need(RECORD_PATH, _record),
+    "gpu": Need("an NVIDIA GPU on the PCI bus", _gpu),
+    "several-gpus": Need("two GPUs or more", _several_gpus),
+    "systemd": Need("a system that systemd has booted", _systemd),
+    "dkms": Need("modules built by DKMS", _dkms),
+    "build-tools": Need("a record that says whether build tools stay", _build_tools),
+    "apt": Need("a Debian or Ubuntu machine", _apt),
+    "entrypoint": Need("a container that its image's entrypoint started", _entrypoint),
+}
+
+
+def is_need(name: str) -> bool:
+    return name in NEEDS or COMPONENT.fullmatch(name) is not None
+
+
+def applies(
+    needs: Iterable[str], facts: Facts, profile: Profile, *, expect_gpus: int | None = None
+) -> Applies:
+    """Decide whether a check can be run on a machine.
+
+    Args:
+        needs: Keys of `NEEDS`, or `component:<name>`.
+        profile: The kind of the machine.
+        expect_gpus: GPUs that the machine must have; None takes the profile's number.
+
+    Returns:
+        The first answer that is not `run`. Hardware or a record that the profile expects and that is missing
+        is `fail`.
+    """
+    wanted = profile.min_gpus if expect_gpus is None else expect_gpus
+    machine = Machine(facts, wanted, profile.needs_record)
+    for name in needs:
+        component = COMPONENT.fullmatch(name)
+        found = _component(machine, component["name"]) if component else NEEDS[name].applies(machine)
+        if found.answer != "run":
+            return found
+    return RUN

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
+from gpukiln.clouds.embedded.container import Container
 from gpukiln.clouds.embedded.disk import copy_disk, mounted_root, run
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machine import Container, MachineSpec
+from gpukiln.clouds.embedded.machine import MachineSpec
 from gpukiln.clouds.embedded.network import MachineNetwork, free_ssh_port
 
 ROOT = Path(__file__).resolve().parents[1]

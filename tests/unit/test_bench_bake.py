@@ -1,5 +1,6 @@
 """The benchmark of builds: which rows, what is reached in words, and that its changes still fit this tree."""
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -163,3 +164,8 @@ def test_an_image_without_module_or_initramfs_is_void(tmp_path: Path) -> None:
     (tmp_path / "boot").mkdir()
     (tmp_path / "boot/initrd.img-6.1.0").touch()
     require_image(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "bench").glob("[a-z]*.py")))
+def test_every_benchmark_fits_the_package(name: str) -> None:
+    assert importlib.import_module(f"bench.{name}")

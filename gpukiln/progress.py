@@ -93,7 +93,8 @@ class Rows:
         for cells, style in self._rows:
             begin = Text("  ", style).join(cell for cell in cells[: self._first] if cell)
             yield Text("", style).append_text(begin)
-            for title, cell in zip(self._titles[self._first :], cells[self._first :], strict=True):
+            titles = (*self._titles[:-1], "" if self._folds else self._titles[-1])
+            for title, cell in zip(titles[self._first :], cells[self._first :], strict=True):
                 if cell:
                     yield Padding(Text(f"{title}: " if title else "", style).append_text(cell), (0, 0, 0, 4))
 

@@ -85,7 +85,7 @@ class Rows:
             made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
             for title, width in zip(self._titles, (*widths, min(last, beside)), strict=True):
                 justify: JustifyMethod = "right" if title in self._right else "left"
-                made.add_column(title, justify=justify, width=width, overflow="fold")
+                made.add_column(Text(title), justify=justify, width=width, overflow="fold")
             for cells, style in self._rows:
                 made.add_row(*cells, style=style)
             yield made

@@ -85,7 +85,7 @@ class Rows:
             made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
             for title, width in zip(self._titles, (*widths, min(last, beside)), strict=True):
                 justify: JustifyMethod = "right" if title in self._right else "left"
-                made.add_column(title, justify=justify, width=width, overflow="fold")
+                made.add_column(Text(title), justify=justify, width=width, overflow="fold")
             for cells, style in self._rows:
                 made.add_row(*cells, style=style)
             yield made
@@ -93,7 +93,8 @@ class Rows:
         for cells, style in self._rows:
             begin = Text("  ", style).join(cell for cell in cells[: self._first] if cell)
             yield Text("", style).append_text(begin)
-            for title, cell in zip(self._titles[self._first :], cells[self._first :], strict=True):
+            titles = (*self._titles[:-1], "" if self._folds else self._titles[-1])
+            for title, cell in zip(titles[self._first :], cells[self._first :], strict=True):
                 if cell:
                     yield Padding(Text(f"{title}: " if title else "", style).append_text(cell), (0, 0, 0, 4))
 

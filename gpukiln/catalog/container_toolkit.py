@@ -30,7 +30,7 @@ class Advisory:
 def advisories() -> tuple[Advisory, ...]:
     """Every advisory of the catalogue."""
     rows = data("nvidia_matrix")["container_toolkit_advisories"]
-    return validate(tuple[Advisory, ...], rows, where="container_toolkit_advisories")
+    return validate(tuple[Advisory, ...], rows, where="nvidia_matrix.yaml: container_toolkit_advisories")
 
 
 def flaws(version: str) -> tuple[Advisory, ...]:

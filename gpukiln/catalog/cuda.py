@@ -37,13 +37,17 @@ class Support:
 @cache
 def toolkits() -> dict[str, str]:
     """Every CUDA toolkit of the catalogue, and the driver released with it."""
-    return validate(dict[str, str], data("nvidia_matrix")["cuda_toolkits"], where="cuda_toolkits")
+    return validate(
+        dict[str, str], data("nvidia_matrix")["cuda_toolkits"], where="nvidia_matrix.yaml: cuda_toolkits"
+    )
 
 
 @cache
 def floors() -> dict[int, str]:
     """For each CUDA major version the first driver that runs its applications."""
-    return validate(dict[int, str], data("nvidia_matrix")["cuda_floor"], where="cuda_floor")
+    return validate(
+        dict[int, str], data("nvidia_matrix")["cuda_floor"], where="nvidia_matrix.yaml: cuda_floor"
+    )
 
 
 def floor(cuda: str) -> str:

@@ -54,7 +54,11 @@ class Bulletin:
 @cache
 def branches() -> dict[int, Branch]:
     """Every branch of the catalogue by its number."""
-    rows = validate(tuple[Branch, ...], data("nvidia_matrix")["driver_branches"], where="driver_branches")
+    rows = validate(
+        tuple[Branch, ...],
+        data("nvidia_matrix")["driver_branches"],
+        where="nvidia_matrix.yaml: driver_branches",
+    )
     return {row.branch: row for row in rows}
 
 
@@ -62,7 +66,9 @@ def branches() -> dict[int, Branch]:
 def bulletins() -> tuple[Bulletin, ...]:
     """Every driver bulletin of the catalogue."""
     return validate(
-        tuple[Bulletin, ...], data("nvidia_matrix")["driver_advisories"], where="driver_advisories"
+        tuple[Bulletin, ...],
+        data("nvidia_matrix")["driver_advisories"],
+        where="nvidia_matrix.yaml: driver_advisories",
     )
 
 

@@ -63,13 +63,17 @@ class Gpu:
 @cache
 def gpus() -> dict[str, Gpu]:
     """Every GPU of the catalogue by its key, for example a10g."""
-    return validate(dict[str, Gpu], data("nvidia_matrix")["gpus"], where="gpus")
+    return validate(dict[str, Gpu], data("nvidia_matrix")["gpus"], where="nvidia_matrix.yaml: gpus")
 
 
 @cache
 def architectures() -> dict[str, Architecture]:
     """Every architecture of the catalogue by its name."""
-    rows = validate(tuple[Architecture, ...], data("nvidia_matrix")["architectures"], where="architectures")
+    rows = validate(
+        tuple[Architecture, ...],
+        data("nvidia_matrix")["architectures"],
+        where="nvidia_matrix.yaml: architectures",
+    )
     return {row.name: row for row in rows}
 
 

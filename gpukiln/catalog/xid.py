@@ -53,7 +53,7 @@ class Xid:
 @cache
 def xids() -> dict[int, Xid]:
     """Every number of the catalogue."""
-    return validate(dict[int, Xid], data("xid")["xid"], where="xid")
+    return validate(dict[int, Xid], data("xid")["xid"], where="xid.yaml")
 
 
 @dataclass(frozen=True)

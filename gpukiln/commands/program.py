@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import sys
@@ -125,11 +126,20 @@ class Program(invoke.program.Program):
     def print_task_help(self, name: str) -> None:
         """See `Program.print_task_help`."""
         context = self.parser.contexts[name]
-        wanted = "".join(f" {str(one.name).upper()}" for one in context.positional_args)
+        wanted = "".join(f" {_placeholder(one)}" for one in context.positional_args)
         print(f"Usage: invoke {name}{wanted}{' [--OPTION...]' if context.flags else ''}\n")
         print(f"{(self.collection[name].__doc__ or '').strip()}\n")
         if context.flags:
-            self.print_columns(context.help_tuples())
+            self.print_columns([(self._typed(name, option), text) for option, text in context.help_tuples()])
+
+    def _typed(self, name: str, option: str) -> str:
+        """An option of a command as it is typed, with what its value is: `Command` reads numbers as texts."""
+        defaults = {
+            f"--{one.name.strip('_').replace('_', '-')}": one.default
+            for one in inspect.signature(self.collection[name].body).parameters.values()
+        }
+        flag, equals, value = option.partition("=")
+        return f"{flag}=NUMBER" if type(defaults.get(flag)) is int else f"{flag}{equals}{value}"
 
     def print_columns(self, tuples: Sequence[tuple[str, str | None]]) -> None:
         """See `Program.print_columns`; a line each where no terminal is, and never narrower than legible."""
@@ -165,7 +175,7 @@ class Program(invoke.program.Program):
         if found := re.match(r"Flag <Argument: ([\w-]+)", text):
             return UsageError(f"--{found[1].replace('_', '-')} lacks its value", hint=self._see_help(context))
         if context is not None and "required positional" in text:
-            lacking = {str(one.name).upper(): one.help for one in context.missing_positional_args}
+            lacking = {_placeholder(one): one.help for one in context.missing_positional_args}
             return UsageError(
                 f"{context.name} lacks {' '.join(lacking)}",
                 details=tuple(f"{name}: {text}" for name, text in lacking.items()),
@@ -195,3 +205,7 @@ class Program(invoke.program.Program):
             return UsageError(error.message, hint=f"`invoke --list {word}` says what each does")
         near = unknown("command", word, names).hint
         return UsageError(f"unknown command {word!r}", hint=near or "`invoke --list` lists them")
+
+
+def _placeholder(argument: Argument) -> str:
+    return str(argument.name).strip("_").upper()

@@ -197,7 +197,9 @@ class Builds(RecordFolders[Build]):
         known = tuple(build.id for build in builds[:5])
         raise UsageError(
             f"there is no build {name!r}" if builds else "nothing was built on this machine yet",
-            hint="give a build id, an AMI id or `last`; `invoke ami.list` shows them",
+            hint="give a build id, an AMI id or `last`; `invoke ami.list` shows them"
+            if builds
+            else "`invoke ami.build --region us-west-2` makes the first",
             details=known,
         )
 

@@ -131,7 +131,7 @@ def clean(
         stop_server(layout)
     cleaning = plan_cleaning(layout, images=images, base=base, released=released, volumes=volumes)
     for line in cleaning.kept:
-        print(f"kept    {line}", file=sys.stderr)
+        print(f"kept    {line}")
     if yes:
         carry_out(layout, cleaning)
     for line in cleaning.lines:

@@ -111,9 +111,9 @@ def test_a_failure_ends_with_its_causes_and_fix(judge):
     code, shown, build = judge(GOOD, BAD)
     assert code == 1
     assert "failed verify" in shown
-    for words in ("found: found degraded", "cause? a cause", "fix:   look"):
+    for words in ("found: degraded", "cause? a cause", "fix:   look"):
         assert words in shown
-    assert shown.count("found degraded") == 2  # as it came, and at the end with what to do
+    assert shown.count("degraded") == 2  # as it came, and at the end with what to do
     assert f"report: {build.folder}/verify/2/report.html" in shown.splitlines()
     assert build.read().verdict.counts["failed"] == 1
 

@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from gpukiln.errors import BusyError
 
 
@@ -17,6 +15,8 @@ def locked(path: Path, *, busy: BusyError | None = None, wait_s: float = 0) -> I
         busy: What is raised where another process holds it; without it the others are waited for.
         wait_s: For so long they are waited for before that.
     """
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - slow to import, and few commands lock
+
     lock = FileLock(path, timeout=wait_s if busy else -1)
     try:
         lock.acquire()

@@ -1,34 +1,84 @@
-"""Folders with a record: one for each build, of a machine image or of a container image."""
+"""How records are written and read, and the folders of builds, each of which has one."""
 
 import contextlib
 import functools
 import json
 import logging
+import reprlib
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.locks import locked
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 log = logging.getLogger(__name__)
 STAMP = "%Y%m%d-%H%M%S"
 SCHEMA = 1  # of the form of every record
 
 
-class Writable(Protocol):
-    """A record."""
+T = TypeVar("T")
+R = TypeVar("R")
+FOUND_CHARACTERS = 120  # of a wrong value that a message shows
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+_REPR = reprlib.Repr()  # of what aliases make huge, too
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 4 * FOUND_CHARACTERS
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = 20
+_REPR.maxlevel = 4
 
 
-R = TypeVar("R", bound=Writable)
+@functools.cache
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import, and `invoke --list` needs none of it
+
+    return TypeAdapter(kind)  # slow to make: a file of vulnerabilities has tens of thousands of entries
+
+
+def dump(value: object) -> dict[str, Any]:
+    """Plain data of a dataclass, ready for JSON."""
+    plain: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")  # type: ignore[arg-type]  # as below
+    return plain
+
+
+def load(kind: type[T], document: object, *, where: str, hint: str = "") -> T:
+    """Turn plain data into a typed value.
+
+    Args:
+        kind: The type wanted.
+        document: What YAML or JSON gave, for example of what `dump` made.
+        where: File and key, for the message.
+        hint: What to do where it does not fit.
+
+    Raises:
+        UsageError: The data does not fit; every mistake is one line of the details.
+    """
+    from pydantic import ValidationError  # noqa: PLC0415 - slow to import
+
+    try:
+        valid: T = _adapter(kind).validate_python(document)  # type: ignore[arg-type]  # every type can be hashed
+        return valid
+    except ValidationError as error:
+        mistakes = tuple(
+            ".".join(str(part) for part in item["loc"])
+            + f"{': ' if item['loc'] else ''}{item['msg']} (found {shorten(item['input'])})"
+            for item in error.errors()
+        )
+        count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
+        raise UsageError(f"{where}: {count}: {mistakes[0]}", hint=hint, details=mistakes) from error
+
+
+def shorten(value: object, *, quote: bool = True) -> str:
+    """A value for a message, of bounded length."""
+    text = _REPR.repr(value) if quote else str(value)
+    return text if len(text) <= FOUND_CHARACTERS else f"{text[:FOUND_CHARACTERS]}..."
 
 
 @dataclass(frozen=True)
@@ -43,8 +93,8 @@ class RecordFolder(ABC, Generic[R]):
 
     @staticmethod
     @abstractmethod
-    def parse(document: Mapping[str, Any]) -> R:
-        """Make a record of what its `to_dict` wrote."""
+    def kind() -> type[R]:
+        """The record's class."""
 
     @property
     def id(self) -> str:
@@ -57,7 +107,7 @@ class RecordFolder(ABC, Generic[R]):
 
     def write(self, record: R) -> None:
         """Write the record in one step."""
-        write_whole(self.record_file, json.dumps(record.to_dict(), indent=2) + "\n")
+        write_whole(self.record_file, json.dumps(dump(record), indent=2) + "\n")
 
     def read(self) -> R:
         """Read the record.
@@ -77,13 +127,17 @@ class RecordFolder(ABC, Generic[R]):
         Raises:
             UsageError: It is damaged, or of another version of gpukiln.
         """
+        where = f"{path} can't be read"
         try:
             document = json.loads(path.read_text())
-            if document["schema"] != SCHEMA:
-                raise UsageError(f"it has schema {document['schema']}, and this version reads {SCHEMA}")
-            return cls.parse(document)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-            raise UsageError(f"{path} can't be read: {_reason(error)}", hint=hint) from error
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror or error}", hint=hint) from error
+        except ValueError as error:
+            raise UsageError(f"{where}: it is no JSON: {error}", hint=hint) from error
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if schema != SCHEMA:
+            raise UsageError(f"{where}: it has schema {schema}, and this version reads {SCHEMA}", hint=hint)
+        return load(cls.kind(), document, where=where, hint=hint)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -146,14 +200,6 @@ class RecordFolders(Generic[F]):
             else:
                 readable.append(build)
         return readable
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if isinstance(error, KeyError):
-        return f"it has no {error}"
-    return f"it has another form: {error}" if isinstance(error, TypeError | AttributeError) else str(error)
 
 
 @functools.cache

@@ -13,8 +13,9 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter
 
 from gpukiln.catalog import drivers
 from gpukiln.catalog.architectures import ARCHITECTURES
-from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown
 from gpukiln.errors import UsageError
+from gpukiln.records import load
 
 
 def _address(text: str) -> str:
@@ -251,7 +252,7 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
     document = read_yaml(path)
     if set(document) != {"components"}:
         raise UsageError(f"{path.name} has the keys {', '.join(map(str, document))}; wanted: components")
-    components = validate(dict[str, Component], document["components"], where=path.name)
+    components = load(dict[str, Component], document["components"], where=path.name)
     for name, component in components.items():
         if (component.version is None) != component.distribution:
             raise UsageError(f"{path.name}: {name} needs either a version or `distribution: true`")
@@ -347,7 +348,7 @@ def _changed(name: str, component: Component, key: str, value: str) -> Component
         )
     *folders, leaf = key.split(".")
     reduce(getitem, folders, plain)[leaf] = value
-    return validate(Component, plain, where=f"--set {name}.{key}={value}")
+    return load(Component, plain, where=f"--set {name}.{key}={value}")
 
 
 def _agreeing_driver(after: Component, given: Mapping[str, str]) -> Component:

@@ -2,7 +2,8 @@
 
 from functools import cache
 
-from gpukiln.catalog.load import data, record, validate, version_key
+from gpukiln.catalog.load import data, record, version_key
+from gpukiln.records import load
 
 
 @record
@@ -30,7 +31,7 @@ class Advisory:
 def advisories() -> tuple[Advisory, ...]:
     """Every advisory of the catalogue."""
     rows = data("nvidia_matrix")["container_toolkit_advisories"]
-    return validate(tuple[Advisory, ...], rows, where="container_toolkit_advisories")
+    return load(tuple[Advisory, ...], rows, where="container_toolkit_advisories")
 
 
 def flaws(version: str) -> tuple[Advisory, ...]:

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import PositiveFloat, StringConstraints
 
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml, record, unknown
 from gpukiln.errors import UsageError
+from gpukiln.records import load
 
 
 @record
@@ -95,7 +96,7 @@ def load_container(name: str, root: Path = ROOT) -> ContainerImage:
     if name not in container_names(root):
         raise unknown("container image", name, container_names(root))
     where = f"docker/{name}/image.yaml"
-    image = validate(ContainerImage, read_yaml(root / where), where=where)
+    image = load(ContainerImage, read_yaml(root / where), where=where)
     if image.default_base not in image.bases:
         raise UsageError(f"{where}: default_base {image.default_base!r} is none of {', '.join(image.bases)}")
     for base_name, base in image.bases.items():

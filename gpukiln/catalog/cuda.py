@@ -7,7 +7,8 @@ from typing import Literal
 
 from gpukiln.catalog import drivers
 from gpukiln.catalog.gpus import architectures, gpu
-from gpukiln.catalog.load import data, unknown, validate, version_key
+from gpukiln.catalog.load import data, unknown, version_key
+from gpukiln.records import load
 
 GUIDE = "CUDA Compatibility"
 RELEASE_NOTES = "CUDA Toolkit Release Notes, table CUDA Toolkit and Corresponding Driver Versions"
@@ -37,13 +38,13 @@ class Support:
 @cache
 def toolkits() -> dict[str, str]:
     """Every CUDA toolkit of the catalogue, and the driver released with it."""
-    return validate(dict[str, str], data("nvidia_matrix")["cuda_toolkits"], where="cuda_toolkits")
+    return load(dict[str, str], data("nvidia_matrix")["cuda_toolkits"], where="cuda_toolkits")
 
 
 @cache
 def floors() -> dict[int, str]:
     """For each CUDA major version the first driver that runs its applications."""
-    return validate(dict[int, str], data("nvidia_matrix")["cuda_floor"], where="cuda_floor")
+    return load(dict[int, str], data("nvidia_matrix")["cuda_floor"], where="cuda_floor")
 
 
 def floor(cuda: str) -> str:

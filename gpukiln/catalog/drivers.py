@@ -4,7 +4,8 @@ from datetime import date
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record, unknown, validate
+from gpukiln.catalog.load import data, record, unknown
+from gpukiln.records import load
 
 
 @record
@@ -54,16 +55,14 @@ class Bulletin:
 @cache
 def branches() -> dict[int, Branch]:
     """Every branch of the catalogue by its number."""
-    rows = validate(tuple[Branch, ...], data("nvidia_matrix")["driver_branches"], where="driver_branches")
+    rows = load(tuple[Branch, ...], data("nvidia_matrix")["driver_branches"], where="driver_branches")
     return {row.branch: row for row in rows}
 
 
 @cache
 def bulletins() -> tuple[Bulletin, ...]:
     """Every driver bulletin of the catalogue."""
-    return validate(
-        tuple[Bulletin, ...], data("nvidia_matrix")["driver_advisories"], where="driver_advisories"
-    )
+    return load(tuple[Bulletin, ...], data("nvidia_matrix")["driver_advisories"], where="driver_advisories")
 
 
 def branch(number: int) -> Branch:

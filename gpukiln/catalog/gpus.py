@@ -3,7 +3,8 @@
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record, unknown, validate
+from gpukiln.catalog.load import data, record, unknown
+from gpukiln.records import load
 
 
 @record
@@ -63,13 +64,13 @@ class Gpu:
 @cache
 def gpus() -> dict[str, Gpu]:
     """Every GPU of the catalogue by its key, for example a10g."""
-    return validate(dict[str, Gpu], data("nvidia_matrix")["gpus"], where="gpus")
+    return load(dict[str, Gpu], data("nvidia_matrix")["gpus"], where="gpus")
 
 
 @cache
 def architectures() -> dict[str, Architecture]:
     """Every architecture of the catalogue by its name."""
-    rows = validate(tuple[Architecture, ...], data("nvidia_matrix")["architectures"], where="architectures")
+    rows = load(tuple[Architecture, ...], data("nvidia_matrix")["architectures"], where="architectures")
     return {row.name: row for row in rows}
 
 

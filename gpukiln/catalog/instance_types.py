@@ -6,7 +6,8 @@ from typing import Literal
 
 from botocore.loaders import create_loader
 
-from gpukiln.catalog.load import data, record, unknown, validate
+from gpukiln.catalog.load import data, record, unknown
+from gpukiln.records import load
 
 
 @record
@@ -51,9 +52,7 @@ class InstanceType:
 @cache
 def instance_types() -> dict[str, InstanceType]:
     """Every instance type of the catalogue by its name."""
-    return validate(
-        dict[str, InstanceType], data("gpu_instances")["instance_types"], where="gpu_instances.yaml"
-    )
+    return load(dict[str, InstanceType], data("gpu_instances")["instance_types"], where="gpu_instances.yaml")
 
 
 def instance_type(name: str) -> InstanceType:

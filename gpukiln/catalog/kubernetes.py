@@ -3,7 +3,8 @@
 from datetime import date
 from functools import cache
 
-from gpukiln.catalog.load import data, record, validate
+from gpukiln.catalog.load import data, record
+from gpukiln.records import load
 
 
 @record
@@ -22,4 +23,4 @@ class Support:
 @cache
 def versions() -> dict[str, Support]:
     """Every Kubernetes version of the catalogue, oldest first."""
-    return validate(dict[str, Support], data("kubernetes")["versions"], where="kubernetes.yaml")
+    return load(dict[str, Support], data("kubernetes")["versions"], where="kubernetes.yaml")

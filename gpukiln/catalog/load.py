@@ -1,6 +1,5 @@
 """Reads a YAML file into typed values, and says what is wrong with it in one line a mistake."""
 
-import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -9,21 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
 import yaml
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict
 
 from gpukiln.errors import UsageError
+from gpukiln.records import shorten
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout: where components.yaml and ami/ are."""
 
 T = TypeVar("T")
-FOUND_CHARACTERS = 120  # of a wrong value that a message shows
 MAX_DEPTH = 50  # levels of a document
-
-_REPR = reprlib.Repr()  # of what aliases make huge, too
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 4 * FOUND_CHARACTERS
-_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = 20
-_REPR.maxlevel = 4
 
 try:
     from yaml import CSafeLoader as _Loader
@@ -52,7 +46,7 @@ class SafeLoader(_Loader):
             found = repr(node.value) if isinstance(node, yaml.ScalarNode) else "this"
             why = f": {error}" if isinstance(error, ValueError) else ""
             raise yaml.constructor.ConstructorError(
-                None, None, f"{_short(found, quote=False)} is no {kind}{why}", node.start_mark
+                None, None, f"{shorten(found, quote=False)} is no {kind}{why}", node.start_mark
             ) from error
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
@@ -66,7 +60,7 @@ class SafeLoader(_Loader):
                 value = self.construct_object(key)
                 if value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {_short(value)} stands there twice", key.start_mark
+                        None, None, f"the key {shorten(value)} stands there twice", key.start_mark
                     )
                 seen.add(value)
         super().flatten_mapping(node)
@@ -153,43 +147,6 @@ def data(name: str) -> dict[str, Any]:
         Its content; shared, not to be changed.
     """
     return read_yaml(DATA / f"{name}.yaml")
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)  # slow to make: a file of vulnerabilities has tens of thousands of records
-
-
-def validate(kind: type[T], value: object, *, where: str) -> T:
-    """Turn plain data into a typed value.
-
-    Args:
-        kind: The type wanted.
-        value: What YAML or JSON gave.
-        where: File and key, for the message.
-
-    Returns:
-        The typed value.
-
-    Raises:
-        UsageError: The data does not fit; every mistake is one line of the details.
-    """
-    try:
-        valid: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # every type can be hashed
-        return valid
-    except ValidationError as error:
-        mistakes = tuple(
-            ".".join(str(part) for part in item["loc"])
-            + f"{': ' if item['loc'] else ''}{item['msg']} (found {_short(item['input'])})"
-            for item in error.errors()
-        )
-        count = f"{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}"
-        raise UsageError(f"{where}: {count}: {mistakes[0]}", details=mistakes) from error
-
-
-def _short(value: object, *, quote: bool = True) -> str:
-    text = _REPR.repr(value) if quote else str(value)
-    return text if len(text) <= FOUND_CHARACTERS else f"{text[:FOUND_CHARACTERS]}..."
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:

@@ -3,7 +3,8 @@
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record, validate
+from gpukiln.catalog.load import data, record
+from gpukiln.records import load
 
 Caller = Literal["gpukiln", "packer", "skopeo", "ec2"]
 
@@ -63,12 +64,12 @@ class Statement:
 @cache
 def jobs() -> dict[str, Job]:
     """Every job by its name."""
-    return validate(dict[str, Job], data("permissions")["jobs"], where="permissions.yaml: jobs")
+    return load(dict[str, Job], data("permissions")["jobs"], where="permissions.yaml: jobs")
 
 
 @cache
 def statements() -> tuple[Statement, ...]:
     """Every statement, whatever job it is for."""
-    return validate(
+    return load(
         tuple[Statement, ...], data("permissions")["statements"], where="permissions.yaml: statements"
     )

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
-from gpukiln.catalog.load import data, record, validate
+from gpukiln.catalog.load import data, record
+from gpukiln.records import load
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class _Snapshots:
 
 @cache
 def _machines() -> list[_Machines]:
-    return validate(list[_Machines], data("prices")["machines"], where="prices.yaml: machines")
+    return load(list[_Machines], data("prices")["machines"], where="prices.yaml: machines")
 
 
 @cache
 def _snapshots() -> list[_Snapshots]:
-    return validate(list[_Snapshots], data("prices")["snapshots"], where="prices.yaml: snapshots")
+    return load(list[_Snapshots], data("prices")["snapshots"], where="prices.yaml: snapshots")
 
 
 def machine_price(instance_type: str, region: str) -> Price | None:

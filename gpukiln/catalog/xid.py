@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from gpukiln.catalog.load import data, record, validate
+from gpukiln.catalog.load import data, record
+from gpukiln.records import load
 
 LINE = re.compile(
     r"(?:NVRM: Xid|nvidia-nvswitch\d*: (?P<switch>SXid)) \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): "
@@ -53,7 +54,7 @@ class Xid:
 @cache
 def xids() -> dict[int, Xid]:
     """Every number of the catalogue."""
-    return validate(dict[int, Xid], data("xid")["xid"], where="xid")
+    return load(dict[int, Xid], data("xid")["xid"], where="xid")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, say, words
+from gpukiln.records import dump
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -73,11 +74,11 @@ def plan(
         why = [] if proven else pipeline.why_build(planned, _builds())
         print_json(
             {
-                **planned.to_dict(),
+                **dump(planned),
                 "proven_image": proven.image_id if proven and is_current else None,
                 "proven_by_another_suite": proven.image_id if proven and not is_current else None,
                 "why_build": why,
-                "cost_estimate": {**cost.to_dict(), "usd": cost.usd} if cost else None,
+                "cost_estimate": {**dump(cost), "usd": cost.usd} if cost else None,
             }
         )
     else:
@@ -158,7 +159,7 @@ def build(
     if dry_run:
         say("dry run: nothing was started")
         if json:
-            print_json({**planned.to_dict(), "built": False})
+            print_json({**dump(planned), "built": False})
         return 0
     saved = Saved(open_store(module_cache, state_home(), where), kept, signing)
     folder, record = pipeline.build_image(planned, where, _builds(), progress, saved, signer)
@@ -172,7 +173,7 @@ def build(
         )
     if json:
         image_id = record.bake.image_id if record.bake else None
-        print_json({**record.to_dict(), "image_id": image_id, "built": True})
+        print_json({**dump(record), "image_id": image_id, "built": True})
     if record.verdict:
         pipeline.require_passed(record.verdict, folder.id)
     return 0
@@ -214,7 +215,7 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
         PlainConsole(stderr=True).print(report.ending(verdict))
         say(f"report: {done.folder / 'report.html'}")
     if json:
-        print_json({**document, "verdict": verdict.to_dict() if verdict else None})
+        print_json({**document, "verdict": dump(verdict) if verdict else None})
     if verdict:
         pipeline.require_passed(verdict, proven.build_id)
     return 0
@@ -233,7 +234,7 @@ def list_(_: Any, json: bool = False) -> None:
     killed = {build.id for build in killed_builds(_builds())}
     tell_killed(_builds(), say)
     if json:
-        print_json([record.to_dict() for record in records])
+        print_json([dump(record) for record in records])
         return
     table = Table(box=None, pad_edge=False)
     for title in ("build", "AMI"):
@@ -290,7 +291,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     record = folder.read()
     tell_killed(_builds(), say)
     if json:
-        print_json(record.to_dict())
+        print_json(dump(record))
         return
     console = PlainConsole()
     console.print(plan_table(record.plan))

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpukiln.commands.ami import COMMON
 from gpukiln.commands.cli import command, print_json, say
+from gpukiln.records import dump
 
 STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 
@@ -65,7 +66,7 @@ def attest(
     with folder.locked():
         written = attestation.write_attestation(folder, record, cloud, signer)
     if json:
-        print_json(written.to_dict())
+        print_json(dump(written))
         return 0
     say(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")
     say(f"signed: {written.envelope}" if written.envelope else "not signed: --sign-key FILE signs it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, words
+from gpukiln.records import dump
 
 if TYPE_CHECKING:
     from gpukiln.release.osv import OsvRecord
@@ -37,7 +38,7 @@ def diff(
     builds = Builds(state_home())
     found = compare(find_side(builds, old), find_side(builds, new), _osv(vulnerabilities))
     if form == "json":
-        print_json(found.to_dict())
+        print_json(dump(found))
     elif form == "markdown":
         print(to_markdown(sections(found)), end="")
     else:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpukiln.commands.ami import COMMON
 from gpukiln.commands.cli import command, print_json, say, words
+from gpukiln.records import dump
 
 
 @command(
@@ -70,7 +71,7 @@ def verify(
         say(f"judged on {machine.instance_type} in {machine.zone}{', spot' if machine.spot else ''}")
         say(f"report: {done.folder / 'report.html'}")
     if json:
-        shown = [verdict.to_dict() for verdict in verdicts]
+        shown = [dump(verdict) for verdict in verdicts]
         print_json(shown if for_ else shown[0])
     for verdict in verdicts:
         pipeline.require_passed(verdict, build)

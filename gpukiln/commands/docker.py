@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, say, words
+from gpukiln.records import dump
 
 if TYPE_CHECKING:
     from gpukiln.docker.plan import ContainerPlan
@@ -50,7 +51,7 @@ def plan(
     planned = _plan(image, base, platform, set, refresh=refresh)
     built = find_built(planned, _builds(), found)
     if json:
-        print_json({**planned.to_dict(), "built": built.read().reference if built else None})
+        print_json({**dump(planned), "built": built.read().reference if built else None})
     else:
         _show_plan(planned)
         if built:
@@ -111,7 +112,7 @@ def build(
     if dry_run:
         say("dry run: nothing was started")
         if json:
-            print_json({**planned.to_dict(), "built": False})
+            print_json({**dump(planned), "built": False})
         return 0
     if there:
         folder, record = there, there.read()
@@ -134,7 +135,7 @@ def build(
     if not no_verify and record.state != "verified":  # also what an interrupted run has left to do
         record, verdict = _judge(folder.id, progress)
     if json:
-        print_json({**record.to_dict(), "built": there is None})
+        print_json({**dump(record), "built": there is None})
     return int(verdict is not None and not verdict.passed)
 
 
@@ -145,7 +146,7 @@ def verify(_: Any, build: str, json: bool = False) -> int:
 
     _record, verdict = _judge(build, Progress())
     if json:
-        print_json(verdict.to_dict())
+        print_json(dump(verdict))
     return int(not verdict.passed)
 
 
@@ -162,7 +163,7 @@ def list_(_: Any, json: bool = False) -> None:
     records = [build.read() for build in _builds().all()]
     running = "running" if is_under_way(_builds()) else "killed"
     if json:
-        print_json([record.to_dict() for record in records])
+        print_json([dump(record) for record in records])
         return
     table = Table(box=None, pad_edge=False)
     for title in ("build", "image", "base", "state", "size", "checks", "took"):
@@ -193,7 +194,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     folder = _builds().find(build)
     record = folder.read()
     if json:
-        print_json(record.to_dict())
+        print_json(dump(record))
         return
     console = PlainConsole()
     console.print(plan_table(record.plan))

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json
+from gpukiln.records import dump
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -153,7 +154,7 @@ def channels(
     overview = look(where, chosen)
     if json:
         errors = {region: error.message for region, error in overview.errors.items()}
-        print_json({"channels": [row.to_dict() for row in overview.rows], "errors": errors})
+        print_json({"channels": [dump(row) for row in overview.rows], "errors": errors})
     elif overview.rows:
         PlainConsole().print(channels_table(overview.rows), crop=False)
     elif not overview.errors:
@@ -271,7 +272,7 @@ def _end(done: Release, *, json: bool) -> int:
     if done.state == "planned":
         console.print("dry run: nothing was changed")
     if json:
-        print_json(done.to_dict())
+        print_json(dump(done))
     require_complete(done)
     return 0
 

@@ -5,11 +5,8 @@ traffic and tax. The embedded cloud costs nothing.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from pydantic import TypeAdapter
-
-from gpukiln.catalog.load import record, validate
+from gpukiln.catalog.load import record
 from gpukiln.catalog.prices import Price, machine_price, snapshot_price
 from gpukiln.images.plan import Plan
 from gpukiln.instances.launch import Launched
@@ -62,23 +59,6 @@ class Cost:
         """What the machines cost together, or None where one has no price."""
         parts = [machine.usd for machine in self.machines]
         return round(sum(part or 0 for part in parts), 4) if None not in parts else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        plain: dict[str, Any] = TypeAdapter(Cost).dump_python(self, mode="json")
-        return plain
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> "Cost":
-        """Read what `to_dict` wrote.
-
-        Args:
-            value: Plain data.
-
-        Raises:
-            UsageError: The data is none.
-        """
-        return validate(cls, dict(value), where="cost")
 
 
 def estimate(plan: Plan, durations_s: Mapping[str, float]) -> Cost | None:

@@ -11,6 +11,7 @@ from gpukiln.errors import UsageError
 from gpukiln.files import write_whole
 from gpukiln.nodes.playbook import Request
 from gpukiln.nodes.results import RunResult
+from gpukiln.records import dump
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Run:
             "limit": request.limit,
             "check": request.check,
             "unfinished": result.unfinished,
-            **result.to_dict(),
+            **dump(result),
         }
         self.write_document(document)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,10 +68,6 @@ class Outcome:
     steps: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     log: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 def load_scenarios(folder: Path = FOLDER) -> dict[str, Scenario]:

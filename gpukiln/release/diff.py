@@ -1,7 +1,7 @@
 """What a human needs to know before one image replaces another."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.images.digest import explain_change
@@ -82,10 +82,6 @@ class Diff:
     checks: tuple[CheckChange, ...]
     durations: dict[str, tuple[float | None, float | None]]
     inputs: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 def compare(old: Side, new: Side, osv: Iterable[OsvRecord] | None = None) -> Diff:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpukiln.catalog.load import validate
 from gpukiln.errors import UsageError
+from gpukiln.records import load
 from gpukiln.release.versions import parse
 
 HINT = (
@@ -82,7 +82,7 @@ def load_osv(paths: Iterable[Path]) -> list[OsvRecord]:
         for where, document in _documents(path):
             if not isinstance(document, dict):
                 raise UsageError(f"{where} is no record of OSV", hint=HINT)
-            record = validate(OsvRecord, document, where=where)
+            record = load(OsvRecord, document, where=where)
             found += 1
             if not record.withdrawn:
                 records.append(record)

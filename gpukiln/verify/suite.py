@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import open_private
+from gpukiln.records import load
 from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
@@ -131,8 +132,10 @@ def run_suite(
             details=_tail(log),
         )
     try:
-        return Verdict.from_dict(json.loads((out_dir / "results.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        return load(
+            Verdict, json.loads((out_dir / "results.json").read_text(encoding="utf-8")), where="results.json"
+        )
+    except (OSError, ValueError, UsageError) as error:
         raise UnavailableError(f"the host suite left no verdict: {error}", hint=f"see {log}") from error
 
 

@@ -14,6 +14,7 @@ from gpukiln.images.module_store import open_store
 from gpukiln.images.plan import make_plan
 from gpukiln.images.stages import stages_of, wants_stages
 from gpukiln.progress import Progress
+from gpukiln.records import dump
 from gpukiln.sources.available import Probes
 from gpukiln.state import state_home
 
@@ -27,4 +28,4 @@ baked = bake(plan, cloud, build, Progress(), saved, stage)
 build.write(Record(build.id, "aborted", plan, error="nobody wanted to judge it"))
 events = map(json.loads, (build.folder / "events.jsonl").read_text().splitlines())
 tasks = [event["task"] for event in events if event["event"] == "task_end" and event["status"] != "skipped"]
-print(json.dumps({**baked.to_dict(), "tasks": tasks}))
+print(json.dumps({**dump(baked), "tasks": tasks}))

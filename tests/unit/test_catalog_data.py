@@ -7,8 +7,9 @@ import pytest
 from gpukiln.catalog import container_toolkit, cuda, drivers, kubernetes
 from gpukiln.catalog.gpus import architectures, gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
-from gpukiln.catalog.load import read_yaml, record, validate, version_key
+from gpukiln.catalog.load import read_yaml, record, version_key
 from gpukiln.errors import UsageError
+from gpukiln.records import load
 
 
 def test_every_machine_has_a_known_gpu_and_living_alternatives() -> None:
@@ -82,9 +83,9 @@ def test_a_record_refuses_a_misspelt_key_and_says_where() -> None:
     class Thing:
         size: int
 
-    assert validate(Thing, {"size": 1}, where="x") == Thing(size=1)
+    assert load(Thing, {"size": 1}, where="x") == Thing(size=1)
     with pytest.raises(UsageError, match=r"things.yaml: 2 mistakes: size: .*required") as caught:
-        validate(Thing, {"sise": 1}, where="things.yaml")
+        load(Thing, {"sise": 1}, where="things.yaml")
     assert any("sise" in line for line in caught.value.details)
 
 

@@ -18,6 +18,7 @@ import yaml
 from gpukiln.images.builds import Builds
 from gpukiln.instances import access
 from gpukiln.nodes.scenarios import load_scenarios
+from gpukiln.records import dump
 from gpukiln.release.publish import release
 from gpukiln.release.record import Releases, require_complete
 from tests.support.plans import BAKE
@@ -179,7 +180,7 @@ def runner(proven, tmp_path):
     record = replace(build.read(), verdicts=(judged,))
     runner = Runner(tmp_path, home)
     runner.environment["TEST_RECORD"] = str(tmp_path / "built.json")
-    (tmp_path / "built.json").write_text(json.dumps({**record.to_dict(), "build_id": build.id}))
+    (tmp_path / "built.json").write_text(json.dumps({**dump(record), "build_id": build.id}))
     runner.build = build.id
     build.record_file.unlink()
     tell("image", {"tags": tags(build.id, judged), "region": HOME, "image_id": BAKE.image_id, "name": "gpu"})
@@ -224,7 +225,7 @@ def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
     """The first finds no machine with the other GPU; the second has nothing to build, and no record."""
     seen = verdict(saw_gpu=True)
     record = json.loads((runner.folder / "built.json").read_text())
-    (runner.folder / "built.json").write_text(json.dumps({**record, "verdicts": [seen.to_dict()]}))
+    (runner.folder / "built.json").write_text(json.dumps({**record, "verdicts": [dump(seen)]}))
     tell("reset")
     about = {"region": HOME, "image_id": BAKE.image_id, "name": "gpu"}
     tell("image", {"tags": tags(runner.build, seen), **about})

@@ -7,7 +7,7 @@ from typing import Any
 
 from packageurl import PackageURL
 
-from gpukiln.catalog.load import record
+from gpukiln.catalog.load import strict
 from gpukiln.errors import UsageError
 from gpukiln.images.bases import ResolvedBase
 from gpukiln.records import load
@@ -16,7 +16,7 @@ IMAGE_RECORD = "image.json"
 NAMESPACES = {"amazon": "amzn"}  # purl-spec, types/rpm: the vendor as os-release's ID names it
 
 
-@record
+@strict
 class Package:
     """What is known of an installed package beside its version.
 

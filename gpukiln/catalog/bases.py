@@ -6,14 +6,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown
+from gpukiln.catalog.load import ROOT, read_yaml, strict, template, unknown
 from gpukiln.errors import UsageError
 from gpukiln.records import load
 
 Published = Annotated[str, template("kubernetes", "arch")]
 
 
-@record
+@strict
 class Base:
     """A base image and where to find the newest one.
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter
 
 from gpukiln.catalog import drivers
 from gpukiln.catalog.architectures import ARCHITECTURES
-from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown
+from gpukiln.catalog.load import ROOT, read_yaml, strict, template, unknown
 from gpukiln.errors import UsageError
 from gpukiln.records import load
 
@@ -42,7 +42,7 @@ RepositoryAddress = Annotated[str, template("cuda_distribution", "cuda_arch"), A
 PackageName = Annotated[str, template("branch")]
 
 
-@record
+@strict
 class AptRepository:
     """A package repository of a vendor's own, for apt.
 
@@ -77,7 +77,7 @@ class AptRepository:
         return "/".join(part for part in (root.rstrip("/"), folder, "InRelease") if part)
 
 
-@record
+@strict
 class RpmRepository:
     """A package repository of a vendor's own, for dnf.
 
@@ -118,7 +118,7 @@ class RpmRepository:
         return f"{self.root(architecture)}/repodata/repomd.xml"
 
 
-@record
+@strict
 class Repositories:
     """The package repositories of a component's own.
 
@@ -146,7 +146,7 @@ class Repositories:
         return None
 
 
-@record
+@strict
 class Archive:
     """A file that is fetched.
 
@@ -161,7 +161,7 @@ class Archive:
     arch: Mapping[Architecture, str]
 
 
-@record
+@strict
 class InContainer:
     """How a container image gets a component, by what it is built from.
 
@@ -176,7 +176,7 @@ class InContainer:
     archive: Archive | None = None
 
 
-@record
+@strict
 class Pin:
     """Another version on one release of a distribution, and why."""
 
@@ -185,7 +185,7 @@ class Pin:
     reason: str
 
 
-@record
+@strict
 class Component:
     """Something with a version that goes into an image.
 

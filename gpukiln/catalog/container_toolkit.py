@@ -2,11 +2,11 @@
 
 from functools import cache
 
-from gpukiln.catalog.load import data, record, version_key
+from gpukiln.catalog.load import data, strict, version_key
 from gpukiln.records import load
 
 
-@record
+@strict
 class Advisory:
     """A flaw of the container toolkit.
 

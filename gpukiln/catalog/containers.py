@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import PositiveFloat, StringConstraints
 
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown
+from gpukiln.catalog.load import ROOT, read_yaml, strict, unknown
 from gpukiln.errors import UsageError
 from gpukiln.records import load
 
 
-@record
+@strict
 class ContainerBase:
     """What a container image starts from.
 
@@ -43,7 +43,7 @@ class ContainerBase:
         return self.distribution + self.release.replace(".", "")
 
 
-@record
+@strict
 class ContainerImage:
     """What a container image is.
 

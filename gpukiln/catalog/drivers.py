@@ -4,11 +4,11 @@ from datetime import date
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record, unknown
+from gpukiln.catalog.load import data, strict, unknown
 from gpukiln.records import load
 
 
-@record
+@strict
 class Branch:
     """A driver branch.
 
@@ -35,7 +35,7 @@ class Branch:
     note: str = ""
 
 
-@record
+@strict
 class Bulletin:
     """A security bulletin of NVIDIA about the driver.
 

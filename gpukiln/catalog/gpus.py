@@ -3,11 +3,11 @@
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record, unknown
+from gpukiln.catalog.load import data, strict, unknown
 from gpukiln.records import load
 
 
-@record
+@strict
 class Architecture:
     """A GPU architecture.
 
@@ -26,7 +26,7 @@ class Architecture:
     note: str = ""
 
 
-@record
+@strict
 class Gpu:
     """A GPU or another accelerator.
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpukiln.catalog.instance_types import every_instance_type
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown
+from gpukiln.catalog.load import ROOT, read_yaml, strict, unknown
 from gpukiln.catalog.prices import machine_price
 from gpukiln.errors import UsageError
 from gpukiln.records import load
@@ -13,7 +13,7 @@ MIN_GIB = 8  # the embedded base image's size
 MAX_GIB = 16384  # of a gp3 volume that boots (EC2 user guide, EBS volume constraints)
 
 
-@record
+@strict
 class ImageDefinition:
     """What an image is.
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 from botocore.loaders import create_loader
 
-from gpukiln.catalog.load import data, record, unknown
+from gpukiln.catalog.load import data, strict, unknown
 from gpukiln.records import load
 
 
-@record
+@strict
 class InstanceType:
     """An EC2 instance type with an accelerator.
 

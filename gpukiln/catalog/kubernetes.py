@@ -3,11 +3,11 @@
 from datetime import date
 from functools import cache
 
-from gpukiln.catalog.load import data, record
+from gpukiln.catalog.load import data, strict
 from gpukiln.records import load
 
 
-@record
+@strict
 class Support:
     """How long EKS supports a Kubernetes version.
 

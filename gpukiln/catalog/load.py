@@ -85,7 +85,7 @@ def template(*names: str) -> AfterValidator:
 
 
 @dataclass_transform(frozen_default=True)
-def record(cls: type[T]) -> type[T]:
+def strict(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass that refuses unknown keys when it is read from YAML or JSON."""
     cls.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
     return dataclass(frozen=True)(cls)

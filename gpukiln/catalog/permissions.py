@@ -3,13 +3,13 @@
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record
+from gpukiln.catalog.load import data, strict
 from gpukiln.records import load
 
 Caller = Literal["gpukiln", "packer", "skopeo", "ec2"]
 
 
-@record
+@strict
 class Job:
     """Something that a role is made for.
 
@@ -22,7 +22,7 @@ class Job:
     includes: str = ""
 
 
-@record
+@strict
 class Call:
     """One call.
 
@@ -37,7 +37,7 @@ class Call:
     by: Caller = "gpukiln"
 
 
-@record
+@strict
 class Statement:
     """Calls with the same resources and conditions.
 

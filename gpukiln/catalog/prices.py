@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from gpukiln.catalog.load import data, record
+from gpukiln.catalog.load import data, strict
 from gpukiln.records import load
 
 
@@ -22,7 +22,7 @@ class Price:
     source: str
 
 
-@record
+@strict
 class _Machines:
     region: str
     as_of: str
@@ -30,7 +30,7 @@ class _Machines:
     usd_hour: dict[str, float]
 
 
-@record
+@strict
 class _Snapshots:
     region: str
     as_of: str

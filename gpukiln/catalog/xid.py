@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from gpukiln.catalog.load import data, record
+from gpukiln.catalog.load import data, strict
 from gpukiln.records import load
 
 LINE = re.compile(
@@ -25,7 +25,7 @@ FATAL = re.compile(r"\b(?P<non>Non-?)?fatal\b", re.IGNORECASE)
 CLEARED = re.compile(r"\bto 0x0 \(None\)")
 
 
-@record
+@strict
 class Xid:
     """One number.
 

@@ -183,7 +183,7 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
     """End a build whose image is there: at once, or with a verdict of this suite."""
     from gpukiln.errors import UsageError
     from gpukiln.images.subject import subject_from_tags
-    from gpukiln.instances.access import words_of_access
+    from gpukiln.instances.access import access_line
     from gpukiln.instances.tags import tags_of
     from gpukiln.progress import PlainConsole
     from gpukiln.proof import pipeline
@@ -208,7 +208,7 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
             known = _builds().find(proven.image_id)
         except UsageError:  # another machine built it
             known = None
-        say(words_of_access(where))
+        say(access_line(where))
         subject = subject_from_tags(proven.image_id, tags_of(proven.image))
         done = judge(subject, where, known, state_home(), instance_types=planned.instance_types[:1])
         verdict = done.verdict
@@ -280,9 +280,9 @@ def show(_: Any, build: str, json: bool = False) -> None:
     """Show the record of a build: plan, image, verdict, durations."""
     from gpukiln.images.cost import cost_lines
     from gpukiln.images.killed import tell_killed
-    from gpukiln.images.modules import words
+    from gpukiln.images.modules import module_line
     from gpukiln.images.plan_view import plan_table
-    from gpukiln.images.stages import words_of_stage
+    from gpukiln.images.stages import stage_line
     from gpukiln.progress import PlainConsole, human_seconds
     from gpukiln.verify.report import render
     from gpukiln.verify.verdict import counts_text
@@ -299,9 +299,9 @@ def show(_: Any, build: str, json: bool = False) -> None:
         console.print(f"\n{record.bake.image_id}  {record.bake.name}")
         console.print(f"kernel {record.bake.kernel}, {len(record.bake.packages)} packages\n")
         if record.bake.stage:
-            console.print(f"{words_of_stage(record.bake.stage)}\n", markup=False)
+            console.print(f"{stage_line(record.bake.stage)}\n", markup=False)
         for use in record.bake.modules:
-            console.print(f"{words(use)}\n", markup=False)
+            console.print(f"{module_line(use)}\n", markup=False)
     if record.verdict:
         console.print(render(record.verdict))
         for name, verdict in record.judged.items():

@@ -8,7 +8,7 @@ from gpukiln.commands.cli import command, print_json, words
 from gpukiln.records import dump
 
 if TYPE_CHECKING:
-    from gpukiln.release.osv import OsvRecord
+    from gpukiln.release.osv import OsvEntry
 
 WHICH = "build id, AMI id, `last`, or a record file"
 VULNERABILITIES = "files with OSV records (JSON or zip) to look up the packages in, separated by commas"
@@ -65,7 +65,7 @@ def notes(_: Any, build: str, since: str = "", vulnerabilities: str = "") -> Non
     print(make_notes(new, old, _osv(vulnerabilities)), end="")
 
 
-def _osv(option: str) -> list[OsvRecord] | None:
+def _osv(option: str) -> list[OsvEntry] | None:
     from pathlib import Path
 
     from gpukiln.errors import UsageError

@@ -38,7 +38,7 @@ def verify(
     from gpukiln.images.builds import Builds
     from gpukiln.images.killed import clean_up_after_killed
     from gpukiln.images.subject import check_machines
-    from gpukiln.instances.access import words_of_access
+    from gpukiln.instances.access import access_line
     from gpukiln.progress import PlainConsole
     from gpukiln.proof import pipeline
     from gpukiln.proof.judge import judge
@@ -61,7 +61,7 @@ def verify(
             say(f"channel {for_} asks for no other verdict on {subject.image_id}: nothing to verify")
     if tries:
         clean_up_after_killed(found.cloud, builds, say)
-        say(words_of_access(found.cloud))
+        say(access_line(found.cloud))
     verdicts = []
     for types in tries:
         done = judge(subject, found.cloud, found.build, state_home(), instance_types=types, spot=spot)

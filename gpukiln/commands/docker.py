@@ -8,8 +8,8 @@ from gpukiln.commands.cli import command, print_json, say, words
 from gpukiln.records import dump
 
 if TYPE_CHECKING:
+    from gpukiln.docker.builds import ContainerBuilds, ContainerRecord
     from gpukiln.docker.plan import ContainerPlan
-    from gpukiln.docker.records import ContainerBuilds, ContainerRecord
     from gpukiln.progress import Progress
     from gpukiln.verify.verdict import Verdict
 
@@ -236,7 +236,7 @@ def _plan(image: str, base: str, platform: str, overrides: str, *, refresh: bool
 
 
 def _builds() -> ContainerBuilds:
-    from gpukiln.docker.records import ContainerBuilds
+    from gpukiln.docker.builds import ContainerBuilds
     from gpukiln.state import state_home
 
     return ContainerBuilds(state_home())

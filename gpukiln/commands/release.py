@@ -10,7 +10,7 @@ from gpukiln.records import dump
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
-    from gpukiln.release.record import Release, Releases
+    from gpukiln.release.log import Release, ReleaseLog
 
 COMMON = {
     "channel": "a channel of ami/channels.yaml, for example stable",
@@ -194,7 +194,7 @@ def prune(
     from gpukiln.progress import PlainConsole, Progress
     from gpukiln.release import prune as pruning
     from gpukiln.release.in_use import listed
-    from gpukiln.release.options import words
+    from gpukiln.release.options import unique_words
     from gpukiln.release.view import prune_table
 
     records, yes = _releases(), yes and not dry_run
@@ -203,7 +203,7 @@ def prune(
         older_than_days=older_than,
         keep=None if keep < 0 else keep,
         limit=limit,
-        in_use=listed(words(in_use)),
+        in_use=listed(unique_words(in_use)),
         without_channels=without_channels,
     )
     for region in chosen:
@@ -239,7 +239,7 @@ def _clean_up_after_killed(where: Cloud, *, dry_run: bool) -> None:
         clean_up_after_killed(where, builds, say, ask=False)
 
 
-def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[Cloud, list[str]]:
+def _regions(cloud: str, typed: str, profile: str, records: ReleaseLog) -> tuple[Cloud, list[str]]:
     """The cloud, and the regions to look at: those that were typed, or where this machine has released."""
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
@@ -257,7 +257,7 @@ def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[C
 def _end(done: Release, *, json: bool) -> int:
     """Show what was done; failed regions are the command's failure."""
     from gpukiln.progress import PlainConsole
-    from gpukiln.release.record import require_complete
+    from gpukiln.release.log import require_complete
     from gpukiln.release.view import release_table
 
     console = PlainConsole(stderr=True)
@@ -289,8 +289,8 @@ def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:
         raise RefusedError(f"{name} is not made public: {found}", hint=f"--public --yes-public {name}")
 
 
-def _releases() -> Releases:
-    from gpukiln.release.record import Releases
+def _releases() -> ReleaseLog:
+    from gpukiln.release.log import ReleaseLog
     from gpukiln.state import state_home
 
-    return Releases(state_home())
+    return ReleaseLog(state_home())

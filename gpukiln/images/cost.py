@@ -6,7 +6,7 @@ traffic and tax. The embedded cloud costs nothing.
 
 from collections.abc import Mapping
 
-from gpukiln.catalog.load import record
+from gpukiln.catalog.load import strict
 from gpukiln.catalog.prices import Price, machine_price, snapshot_price
 from gpukiln.images.plan import Plan
 from gpukiln.instances.launch import Launched
@@ -17,7 +17,7 @@ ASSUMED_S = {"bake": 3600.0, "verify": 900.0}
 STEPS = {"bake": ("bake",), "verify": ("boot from the image", "verify", "remove the machine")}
 
 
-@record
+@strict
 class MachineCost:
     """One machine's.
 
@@ -37,7 +37,7 @@ class MachineCost:
     as_of: str
 
 
-@record
+@strict
 class Cost:
     """What a build costs.
 

@@ -254,6 +254,6 @@ def stage_variables(keeper: StageKeeper | None, stage: StageUse | None) -> dict[
     return {"gpukiln_stages_dir": str(keeper.folder), "gpukiln_stages_done": done, **fresh}
 
 
-def words_of_stage(use: StageUse) -> str:
+def stage_line(use: StageUse) -> str:
     """Say what a bake goes on from."""
     return f"goes on from the stage {use.stage} of build {use.build_id} ({use.image_id})"

@@ -10,7 +10,7 @@ from typing import Literal
 from gpukiln.attest.tags import ATTESTED_TAGS
 from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.images import load_image
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown
+from gpukiln.catalog.load import ROOT, read_yaml, strict, unknown
 from gpukiln.catalog.regions import check_region
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.builds import Record
@@ -22,7 +22,7 @@ from gpukiln.verify.checks import LAYERS
 DECLARED = "declared"
 
 
-@record
+@strict
 class Channel:
     """A channel; the fields are explained in ami/channels.yaml."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.images.digest import explain_change
-from gpukiln.release.osv import OsvRecord
+from gpukiln.release.osv import OsvEntry
 from gpukiln.release.side import Side
 from gpukiln.release.versions import Direction, direction
 from gpukiln.release.vulnerabilities import Vulnerability, known_vulnerabilities
@@ -84,7 +84,7 @@ class Diff:
     inputs: tuple[str, ...]
 
 
-def compare(old: Side, new: Side, osv: Iterable[OsvRecord] | None = None) -> Diff:
+def compare(old: Side, new: Side, osv: Iterable[OsvEntry] | None = None) -> Diff:
     """Compare two images.
 
     Args:

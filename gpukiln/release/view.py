@@ -9,9 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from gpukiln.release.log import Release
 from gpukiln.release.overview import Row
 from gpukiln.release.prune import RegionPrune
-from gpukiln.release.record import Release
 
 COLOURS = {
     "done": "green",

@@ -132,9 +132,8 @@ def run_suite(
             details=_tail(log),
         )
     try:
-        return load(
-            Verdict, json.loads((out_dir / "results.json").read_text(encoding="utf-8")), where="results.json"
-        )
+        document = json.loads((out_dir / "results.json").read_text(encoding="utf-8"))
+        return load(Verdict, document, where="results.json")
     except (OSError, ValueError, UsageError) as error:
         raise UnavailableError(f"the host suite left no verdict: {error}", hint=f"see {log}") from error
 

@@ -7,7 +7,7 @@ import pytest
 from gpukiln.catalog import container_toolkit, cuda, drivers, kubernetes
 from gpukiln.catalog.gpus import architectures, gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
-from gpukiln.catalog.load import read_yaml, record, version_key
+from gpukiln.catalog.load import read_yaml, strict, version_key
 from gpukiln.errors import UsageError
 from gpukiln.records import load
 
@@ -79,7 +79,7 @@ def test_versions_order_by_number() -> None:
 
 
 def test_a_record_refuses_a_misspelt_key_and_says_where() -> None:
-    @record
+    @strict
     class Thing:
         size: int
 

@@ -11,9 +11,9 @@ from gpukiln.catalog.components import load_components
 from gpukiln.catalog.containers import load_container
 from gpukiln.catalog.load import ROOT
 from gpukiln.docker.build import find_built, labels, why_build
+from gpukiln.docker.builds import ContainerBuilds
 from gpukiln.docker.context import requirements_for
 from gpukiln.docker.plan import ContainerPlan, ContainerProbes, read_packages
-from gpukiln.docker.records import ContainerBuilds
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.records import dump, load
 from tests.support.docker_records import CUT_OFF, PROBES, a_build, a_plan, names

@@ -19,8 +19,8 @@ from gpukiln.images.builds import Builds
 from gpukiln.instances import access
 from gpukiln.nodes.scenarios import load_scenarios
 from gpukiln.records import dump
+from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.publish import release
-from gpukiln.release.record import Releases, require_complete
 from tests.support.plans import BAKE
 from tests.support.release_cloud import (
     HOME,
@@ -251,7 +251,7 @@ def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
 
 def test_what_candidate_does_not_point_at_any_more_is_not_promoted(runner, tmp_path):
     newer = wish(make_image("newer"), "newer")
-    require_complete(release(newer, Cloud(), Releases(tmp_path), quiet()))
+    require_complete(release(newer, Cloud(), ReleaseLog(tmp_path), quiet()))
     runner.keep("7", json.loads((runner.folder / "built.json").read_text()))
     runner.context["needs"] = {"rebuild": {"outputs": {"build": runner.build}}}
     assert "candidate does not point at" in runner.job("promote")

@@ -92,8 +92,8 @@ class Release:
         return replace(self, regions=tuple(results[result.region] for result in self.regions))
 
 
-class Releases:
-    """The records of this machine.
+class ReleaseLog:
+    """What this machine released and rolled back.
 
     Args:
         home: The state folder.
@@ -103,7 +103,7 @@ class Releases:
         self.folder = home / "releases"
 
     def write(self, release: Release) -> Path:
-        """Keep a record in one step; a second run of the same release replaces the first's.
+        """Keep what was done; a second run of the same release replaces the first's.
 
         Returns:
             Its file.

@@ -1,12 +1,16 @@
 """One process at a time."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING
 
 from gpukiln.errors import BusyError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 
 def hold(path: Path, *, busy: BusyError | None = None, wait_s: float = 0) -> FileLock:
@@ -16,6 +20,8 @@ def hold(path: Path, *, busy: BusyError | None = None, wait_s: float = 0) -> Fil
         busy: What is raised where another process holds it; without it the others are waited for.
         wait_s: For so long they are waited for before that.
     """
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - slow to import, and few commands lock
+
     lock = FileLock(path, timeout=wait_s if busy else -1, mode=0o600)
     try:
         lock.acquire()

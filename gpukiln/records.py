@@ -1,4 +1,4 @@
-"""Folders with a record: one for each build, of a machine image or of a container image."""
+"""The folders of builds, each with a record: of a machine image or of a container image."""
 
 import contextlib
 import functools
@@ -6,29 +6,23 @@ import json
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.locks import locked
+from gpukiln.typed import dump, load
 
 log = logging.getLogger(__name__)
 STAMP = "%Y%m%d-%H%M%S"
 SCHEMA = 1  # of the form of every record
 
 
-class Writable(Protocol):
-    """A record."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-
-
-R = TypeVar("R", bound=Writable)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -43,8 +37,8 @@ class RecordFolder(ABC, Generic[R]):
 
     @staticmethod
     @abstractmethod
-    def parse(document: Mapping[str, Any]) -> R:
-        """Make a record of what its `to_dict` wrote."""
+    def kind() -> type[R]:
+        """The record's class."""
 
     @property
     def id(self) -> str:
@@ -57,7 +51,7 @@ class RecordFolder(ABC, Generic[R]):
 
     def write(self, record: R) -> None:
         """Write the record in one step."""
-        write_whole(self.record_file, json.dumps(record.to_dict(), indent=2) + "\n")
+        write_whole(self.record_file, json.dumps(dump(record), indent=2) + "\n")
 
     def read(self) -> R:
         """Read the record.
@@ -77,13 +71,17 @@ class RecordFolder(ABC, Generic[R]):
         Raises:
             UsageError: It is damaged, or of another version of gpukiln.
         """
+        where = f"{path} can't be read"
         try:
             document = json.loads(path.read_text())
-            if document["schema"] != SCHEMA:
-                raise UsageError(f"it has schema {document['schema']}, and this version reads {SCHEMA}")
-            return cls.parse(document)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-            raise UsageError(f"{path} can't be read: {_reason(error)}", hint=hint) from error
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror or error}", hint=hint) from error
+        except ValueError as error:
+            raise UsageError(f"{where}: it is no JSON: {error}", hint=hint) from error
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if schema != SCHEMA:
+            raise UsageError(f"{where}: it has schema {schema}, and this version reads {SCHEMA}", hint=hint)
+        return load(cls.kind(), document, where=where, hint=hint)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -146,14 +144,6 @@ class RecordFolders(Generic[F]):
             else:
                 readable.append(build)
         return readable
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if isinstance(error, KeyError):
-        return f"it has no {error}"
-    return f"it has another form: {error}" if isinstance(error, TypeError | AttributeError) else str(error)
 
 
 @functools.cache

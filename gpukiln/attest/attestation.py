@@ -50,16 +50,6 @@ class Attestation:
     envelope: Path | None
     tags: dict[str, str]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {
-            "image_id": self.image_id,
-            "sbom": str(self.sbom),
-            "provenance": str(self.provenance),
-            "envelope": str(self.envelope) if self.envelope else None,
-            "tags": self.tags,
-        }
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -7,15 +7,15 @@ from typing import Any
 
 from packageurl import PackageURL
 
-from gpukiln.catalog.load import record, validate
 from gpukiln.errors import UsageError
 from gpukiln.images.bases import ResolvedBase
+from gpukiln.typed import load, strict
 
 IMAGE_RECORD = "image.json"
 NAMESPACES = {"amazon": "amzn"}  # purl-spec, types/rpm: the vendor as os-release's ID names it
 
 
-@record
+@strict
 class Package:
     """What is known of an installed package beside its version.
 
@@ -87,7 +87,7 @@ def read_installed(folder: Path) -> Installed:
         built_at = document.get("built_at", "")
     except (ValueError, AttributeError) as error:
         raise UsageError(f"{path} can't be read: {error}", hint="bake the image again") from error
-    return Installed(validate(dict[str, Package], details, where=str(path)), built_at, content)
+    return Installed(load(dict[str, Package], details, where=str(path)), built_at, content)
 
 
 def package_url(base: ResolvedBase, name: str, version: str, installed: Installed) -> PackageURL:

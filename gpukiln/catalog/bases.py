@@ -6,13 +6,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UsageError
+from gpukiln.typed import load, strict, template, unknown
 
 Published = Annotated[str, template("kubernetes", "arch")]
 
 
-@record
+@strict
 class Base:
     """A base image and where to find the newest one.
 
@@ -97,7 +98,7 @@ def load_bases(path: Path = ROOT / "ami/bases.yaml") -> dict[str, Base]:
     Raises:
         UsageError: The file is missing or does not fit.
     """
-    return validate(dict[str, Base], read_yaml(path).get("bases"), where=path.name)
+    return load(dict[str, Base], read_yaml(path).get("bases"), where=path.name)
 
 
 def base(name: str) -> Base:

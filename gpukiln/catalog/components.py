@@ -13,8 +13,9 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter
 
 from gpukiln.catalog import drivers
 from gpukiln.catalog.architectures import ARCHITECTURES
-from gpukiln.catalog.load import ROOT, read_yaml, record, template, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UsageError
+from gpukiln.typed import load, strict, template, unknown
 
 
 def _address(text: str) -> str:
@@ -41,7 +42,7 @@ RepositoryAddress = Annotated[str, template("cuda_distribution", "cuda_arch"), A
 PackageName = Annotated[str, template("branch")]
 
 
-@record
+@strict
 class AptRepository:
     """A package repository of a vendor's own, for apt.
 
@@ -76,7 +77,7 @@ class AptRepository:
         return "/".join(part for part in (root.rstrip("/"), folder, "InRelease") if part)
 
 
-@record
+@strict
 class RpmRepository:
     """A package repository of a vendor's own, for dnf.
 
@@ -117,7 +118,7 @@ class RpmRepository:
         return f"{self.root(architecture)}/repodata/repomd.xml"
 
 
-@record
+@strict
 class Repositories:
     """The package repositories of a component's own.
 
@@ -145,7 +146,7 @@ class Repositories:
         return None
 
 
-@record
+@strict
 class Archive:
     """A file that is fetched.
 
@@ -160,7 +161,7 @@ class Archive:
     arch: Mapping[Architecture, str]
 
 
-@record
+@strict
 class InContainer:
     """How a container image gets a component, by what it is built from.
 
@@ -175,7 +176,7 @@ class InContainer:
     archive: Archive | None = None
 
 
-@record
+@strict
 class Pin:
     """Another version on one release of a distribution, and why."""
 
@@ -184,7 +185,7 @@ class Pin:
     reason: str
 
 
-@record
+@strict
 class Component:
     """Something with a version that goes into an image.
 
@@ -251,7 +252,7 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
     document = read_yaml(path)
     if set(document) != {"components"}:
         raise UsageError(f"{path.name} has the keys {', '.join(map(str, document))}; wanted: components")
-    components = validate(dict[str, Component], document["components"], where=path.name)
+    components = load(dict[str, Component], document["components"], where=path.name)
     for name, component in components.items():
         if (component.version is None) != component.distribution:
             raise UsageError(f"{path.name}: {name} needs either a version or `distribution: true`")
@@ -347,7 +348,7 @@ def _changed(name: str, component: Component, key: str, value: str) -> Component
         )
     *folders, leaf = key.split(".")
     reduce(getitem, folders, plain)[leaf] = value
-    return validate(Component, plain, where=f"--set {name}.{key}={value}")
+    return load(Component, plain, where=f"--set {name}.{key}={value}")
 
 
 def _agreeing_driver(after: Component, given: Mapping[str, str]) -> Component:

@@ -2,10 +2,11 @@
 
 from functools import cache
 
-from gpukiln.catalog.load import data, record, validate, version_key
+from gpukiln.catalog.load import data, version_key
+from gpukiln.typed import load, strict
 
 
-@record
+@strict
 class Advisory:
     """A flaw of the container toolkit.
 
@@ -30,7 +31,7 @@ class Advisory:
 def advisories() -> tuple[Advisory, ...]:
     """Every advisory of the catalogue."""
     rows = data("nvidia_matrix")["container_toolkit_advisories"]
-    return validate(tuple[Advisory, ...], rows, where="nvidia_matrix.yaml: container_toolkit_advisories")
+    return load(tuple[Advisory, ...], rows, where="nvidia_matrix.yaml: container_toolkit_advisories")
 
 
 def flaws(version: str) -> tuple[Advisory, ...]:

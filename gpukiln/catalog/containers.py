@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import PositiveFloat, StringConstraints
 
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UsageError
+from gpukiln.typed import load, strict, unknown
 
 
-@record
+@strict
 class ContainerBase:
     """What a container image starts from.
 
@@ -41,7 +42,7 @@ class ContainerBase:
         return self.distribution + self.release.replace(".", "")
 
 
-@record
+@strict
 class ContainerImage:
     """What a container image is.
 
@@ -94,7 +95,7 @@ def load_container(name: str, root: Path = ROOT) -> ContainerImage:
     if name not in container_names(root):
         raise unknown("container image", name, container_names(root))
     where = f"docker/{name}/image.yaml"
-    image = validate(ContainerImage, read_yaml(root / where), where=where)
+    image = load(ContainerImage, read_yaml(root / where), where=where)
     if image.default_base not in image.bases:
         raise UsageError(f"{where}: default_base {image.default_base!r} is none of {', '.join(image.bases)}")
     for base_name, base in image.bases.items():

@@ -7,7 +7,8 @@ from typing import Literal
 
 from gpukiln.catalog import drivers
 from gpukiln.catalog.gpus import architectures, gpu
-from gpukiln.catalog.load import data, unknown, validate, version_key
+from gpukiln.catalog.load import data, version_key
+from gpukiln.typed import load, unknown
 
 GUIDE = "CUDA Compatibility"
 RELEASE_NOTES = "CUDA Toolkit Release Notes, table CUDA Toolkit and Corresponding Driver Versions"
@@ -37,7 +38,7 @@ class Support:
 @cache
 def toolkits() -> dict[str, str]:
     """Every CUDA toolkit of the catalogue, and the driver released with it."""
-    return validate(
+    return load(
         dict[str, str], data("nvidia_matrix")["cuda_toolkits"], where="nvidia_matrix.yaml: cuda_toolkits"
     )
 
@@ -45,9 +46,7 @@ def toolkits() -> dict[str, str]:
 @cache
 def floors() -> dict[int, str]:
     """For each CUDA major version the first driver that runs its applications."""
-    return validate(
-        dict[int, str], data("nvidia_matrix")["cuda_floor"], where="nvidia_matrix.yaml: cuda_floor"
-    )
+    return load(dict[int, str], data("nvidia_matrix")["cuda_floor"], where="nvidia_matrix.yaml: cuda_floor")
 
 
 def floor(cuda: str) -> str:

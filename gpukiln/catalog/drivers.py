@@ -4,10 +4,11 @@ from datetime import date
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record, unknown, validate
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict, unknown
 
 
-@record
+@strict
 class Branch:
     """A driver branch.
 
@@ -34,7 +35,7 @@ class Branch:
     note: str = ""
 
 
-@record
+@strict
 class Bulletin:
     """A security bulletin of NVIDIA about the driver.
 
@@ -54,7 +55,7 @@ class Bulletin:
 @cache
 def branches() -> dict[int, Branch]:
     """Every branch of the catalogue by its number."""
-    rows = validate(
+    rows = load(
         tuple[Branch, ...],
         data("nvidia_matrix")["driver_branches"],
         where="nvidia_matrix.yaml: driver_branches",
@@ -65,7 +66,7 @@ def branches() -> dict[int, Branch]:
 @cache
 def bulletins() -> tuple[Bulletin, ...]:
     """Every driver bulletin of the catalogue."""
-    return validate(
+    return load(
         tuple[Bulletin, ...],
         data("nvidia_matrix")["driver_advisories"],
         where="nvidia_matrix.yaml: driver_advisories",

@@ -3,10 +3,11 @@
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record, unknown, validate
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict, unknown
 
 
-@record
+@strict
 class Architecture:
     """A GPU architecture.
 
@@ -25,7 +26,7 @@ class Architecture:
     note: str = ""
 
 
-@record
+@strict
 class Gpu:
     """A GPU or another accelerator.
 
@@ -63,13 +64,13 @@ class Gpu:
 @cache
 def gpus() -> dict[str, Gpu]:
     """Every GPU of the catalogue by its key, for example a10g."""
-    return validate(dict[str, Gpu], data("nvidia_matrix")["gpus"], where="nvidia_matrix.yaml: gpus")
+    return load(dict[str, Gpu], data("nvidia_matrix")["gpus"], where="nvidia_matrix.yaml: gpus")
 
 
 @cache
 def architectures() -> dict[str, Architecture]:
     """Every architecture of the catalogue by its name."""
-    rows = validate(
+    rows = load(
         tuple[Architecture, ...],
         data("nvidia_matrix")["architectures"],
         where="nvidia_matrix.yaml: architectures",

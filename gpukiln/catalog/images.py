@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import Literal
 
 from gpukiln.catalog.instance_types import every_instance_type
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.catalog.prices import machine_price
 from gpukiln.errors import UsageError
+from gpukiln.typed import load, strict, unknown
 
 MIN_GIB = 8  # the embedded base image's size
 MAX_GIB = 16384  # of a gp3 volume that boots (EC2 user guide, EBS volume constraints)
 
 
-@record
+@strict
 class ImageDefinition:
     """What an image is.
 
@@ -55,7 +56,7 @@ def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
     if name not in image_names(root):
         raise unknown("image", name, image_names(root))
     path = root / "ami" / name / "image.yaml"
-    image = validate(ImageDefinition, read_yaml(path), where=f"ami/{name}/image.yaml")
+    image = load(ImageDefinition, read_yaml(path), where=f"ami/{name}/image.yaml")
     if image.name != name:
         raise UsageError(f"ami/{name}/image.yaml names the image {image.name!r}; wanted: {name!r}")
     if "nvidia_driver" not in image.components:

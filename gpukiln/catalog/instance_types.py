@@ -6,10 +6,11 @@ from typing import Literal
 
 from botocore.loaders import create_loader
 
-from gpukiln.catalog.load import data, record, unknown, validate
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict, unknown
 
 
-@record
+@strict
 class InstanceType:
     """An EC2 instance type with an accelerator.
 
@@ -50,9 +51,7 @@ class InstanceType:
 @cache
 def instance_types() -> dict[str, InstanceType]:
     """Every instance type of the catalogue by its name."""
-    return validate(
-        dict[str, InstanceType], data("gpu_instances")["instance_types"], where="gpu_instances.yaml"
-    )
+    return load(dict[str, InstanceType], data("gpu_instances")["instance_types"], where="gpu_instances.yaml")
 
 
 def instance_type(name: str) -> InstanceType:

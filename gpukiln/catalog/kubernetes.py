@@ -3,10 +3,11 @@
 from datetime import date
 from functools import cache
 
-from gpukiln.catalog.load import data, record, validate
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict
 
 
-@record
+@strict
 class Support:
     """How long EKS supports a Kubernetes version.
 
@@ -22,4 +23,4 @@ class Support:
 @cache
 def versions() -> dict[str, Support]:
     """Every Kubernetes version of the catalogue, oldest first."""
-    return validate(dict[str, Support], data("kubernetes")["versions"], where="kubernetes.yaml")
+    return load(dict[str, Support], data("kubernetes")["versions"], where="kubernetes.yaml")

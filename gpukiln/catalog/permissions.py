@@ -3,12 +3,13 @@
 from functools import cache
 from typing import Literal
 
-from gpukiln.catalog.load import data, record, validate
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict
 
 Caller = Literal["gpukiln", "packer", "skopeo", "ec2"]
 
 
-@record
+@strict
 class Job:
     """Something that a role is made for.
 
@@ -21,7 +22,7 @@ class Job:
     includes: str = ""
 
 
-@record
+@strict
 class Call:
     """One call.
 
@@ -36,7 +37,7 @@ class Call:
     by: Caller = "gpukiln"
 
 
-@record
+@strict
 class Statement:
     """Calls with the same resources and conditions.
 
@@ -63,12 +64,12 @@ class Statement:
 @cache
 def jobs() -> dict[str, Job]:
     """Every job by its name."""
-    return validate(dict[str, Job], data("permissions")["jobs"], where="permissions.yaml: jobs")
+    return load(dict[str, Job], data("permissions")["jobs"], where="permissions.yaml: jobs")
 
 
 @cache
 def statements() -> tuple[Statement, ...]:
     """Every statement, whatever job it is for."""
-    return validate(
+    return load(
         tuple[Statement, ...], data("permissions")["statements"], where="permissions.yaml: statements"
     )

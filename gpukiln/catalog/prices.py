@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
-from gpukiln.catalog.load import data, record, validate
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Price:
     source: str
 
 
-@record
+@strict
 class _Machines:
     region: str
     as_of: str
@@ -29,7 +30,7 @@ class _Machines:
     usd_hour: dict[str, float]
 
 
-@record
+@strict
 class _Snapshots:
     region: str
     as_of: str
@@ -39,12 +40,12 @@ class _Snapshots:
 
 @cache
 def _machines() -> list[_Machines]:
-    return validate(list[_Machines], data("prices")["machines"], where="prices.yaml: machines")
+    return load(list[_Machines], data("prices")["machines"], where="prices.yaml: machines")
 
 
 @cache
 def _snapshots() -> list[_Snapshots]:
-    return validate(list[_Snapshots], data("prices")["snapshots"], where="prices.yaml: snapshots")
+    return load(list[_Snapshots], data("prices")["snapshots"], where="prices.yaml: snapshots")
 
 
 def machine_price(instance_type: str, region: str) -> Price | None:

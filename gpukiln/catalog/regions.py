@@ -5,8 +5,8 @@ from functools import cache
 from botocore.loaders import create_loader
 from botocore.regions import EndpointResolver
 
-from gpukiln.catalog.load import unknown
 from gpukiln.errors import UsageError
+from gpukiln.typed import unknown
 
 PARTITIONS = ("aws", "aws-us-gov", "aws-cn")  # the others are closed to almost everybody
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from gpukiln.catalog.load import data, record, validate
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict
 
 LINE = re.compile(
     r"(?:NVRM: Xid|nvidia-nvswitch\d*: (?P<switch>SXid)) \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): "
@@ -24,7 +25,7 @@ FATAL = re.compile(r"\b(?P<non>Non-?)?fatal\b", re.IGNORECASE)
 CLEARED = re.compile(r"\bto 0x0 \(None\)")
 
 
-@record
+@strict
 class Xid:
     """One number.
 
@@ -53,7 +54,7 @@ class Xid:
 @cache
 def xids() -> dict[int, Xid]:
     """Every number of the catalogue."""
-    return validate(dict[int, Xid], data("xid")["xid"], where="xid.yaml")
+    return load(dict[int, Xid], data("xid")["xid"], where="xid.yaml")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from gpukiln.catalog import permissions
-from gpukiln.catalog.load import unknown
 from gpukiln.errors import UsageError
+from gpukiln.typed import unknown
 
 VERSION = "2012-10-17"
 ISSUER = "token.actions.githubusercontent.com"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.typed import dump
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -74,11 +75,11 @@ def plan(
         why = [] if proven else pipeline.why_build(planned, _builds())
         print_json(
             {
-                **planned.to_dict(),
+                **dump(planned),
                 "proven_image": proven.image_id if proven and is_current else None,
                 "proven_by_another_suite": proven.image_id if proven and not is_current else None,
                 "why_build": why,
-                "cost_estimate": {**cost.to_dict(), "usd": cost.usd} if cost else None,
+                "cost_estimate": {**dump(cost), "usd": cost.usd} if cost else None,
             }
         )
     else:
@@ -164,7 +165,7 @@ def build(
     if dry_run:
         say("dry run: nothing was started")
         if json:
-            print_json({**planned.to_dict(), "built": False})
+            print_json({**dump(planned), "built": False})
         return 0
     saved = Saved(open_store(module_cache, state_home(), where), kept, signing)
     folder, record = pipeline.build_image(planned, where, _builds(), progress, saved, signer)
@@ -178,7 +179,7 @@ def build(
         )
     if json:
         image_id = record.bake.image_id if record.bake else None
-        print_json({**record.to_dict(), "image_id": image_id, "built": True})
+        print_json({**dump(record), "image_id": image_id, "built": True})
     if record.verdict:
         pipeline.require_passed(record.verdict, folder.id)
     return 0
@@ -188,7 +189,7 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
     """End a build whose image is there: at once, or with a verdict of this suite."""
     from gpukiln.errors import UsageError
     from gpukiln.images.subject import subject_from_tags
-    from gpukiln.instances.access import words_of_access
+    from gpukiln.instances.access import access_line
     from gpukiln.instances.tags import tags_of
     from gpukiln.proof import pipeline
     from gpukiln.proof.judge import judge
@@ -212,7 +213,7 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
             known = _builds().find(proven.image_id)
         except UsageError:  # another machine built it
             known = None
-        say(words_of_access(where))
+        say(access_line(where))
         subject = subject_from_tags(proven.image_id, tags_of(proven.image))
         done = judge(subject, where, known, state_home(), instance_types=planned.instance_types[:1])
         verdict = done.verdict
@@ -220,7 +221,7 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
         shown.print(report.ending(verdict))
         shown.tell(f"report: {done.folder / 'report.html'}")
     if json:
-        print_json({**document, "verdict": verdict.to_dict() if verdict else None})
+        print_json({**document, "verdict": dump(verdict) if verdict else None})
     if verdict:
         pipeline.require_passed(verdict, proven.build_id)
     return 0
@@ -237,7 +238,7 @@ def list_(_: Any, json: bool = False) -> None:
     killed = {build.id for build in killed_builds(_builds())}
     tell_killed(_builds(), say)
     if json:
-        print_json([record.to_dict() for record in records])
+        print_json([dump(record) for record in records])
         return
     rows = Rows("build", "AMI", "cloud", "driver", "state", "checks", "took", first=2)
     for record in records:
@@ -278,9 +279,9 @@ def show(_: Any, build: str, json: bool = False) -> None:
     """Show the record of a build: plan, image, verdict, durations."""
     from gpukiln.images.cost import cost_lines
     from gpukiln.images.killed import tell_killed
-    from gpukiln.images.modules import words
+    from gpukiln.images.modules import module_line
     from gpukiln.images.plan_view import plan_table
-    from gpukiln.images.stages import words_of_stage
+    from gpukiln.images.stages import stage_line
     from gpukiln.progress import human_seconds
     from gpukiln.verify.report import render
     from gpukiln.verify.verdict import counts_text
@@ -289,7 +290,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     record = folder.read()
     tell_killed(_builds(), say)
     if json:
-        print_json(record.to_dict())
+        print_json(dump(record))
         return
     console = results()
     console.print(plan_table(record.plan))
@@ -297,9 +298,9 @@ def show(_: Any, build: str, json: bool = False) -> None:
         console.tell(f"\n{record.bake.image_id}  {record.bake.name}")
         console.tell(f"kernel {record.bake.kernel}, {len(record.bake.packages)} packages\n")
         if record.bake.stage:
-            console.tell(f"{words_of_stage(record.bake.stage)}\n")
+            console.tell(f"{stage_line(record.bake.stage)}\n")
         for use in record.bake.modules:
-            console.tell(f"{words(use)}\n")
+            console.tell(f"{module_line(use)}\n")
     if record.verdict:
         console.print(render(record.verdict))
         for name, verdict in record.judged.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpukiln.commands.ami import COMMON
 from gpukiln.commands.cli import command, print_json, results, say
+from gpukiln.typed import dump
 
 STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 
@@ -65,7 +66,7 @@ def attest(
     with folder.locked():
         written = attestation.write_attestation(folder, record, cloud, signer)
     if json:
-        print_json(written.to_dict())
+        print_json(dump(written))
         return 0
     shown = results()
     shown.tell(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")

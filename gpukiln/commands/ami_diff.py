@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, words
+from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from gpukiln.release.osv import OsvRecord
+    from gpukiln.release.osv import OsvEntry
 
 WHICH = "build id, AMI id, `last`, or a record file"
 VULNERABILITIES = "files with OSV records (JSON or zip) to look up the packages in, separated by commas"
@@ -36,7 +37,7 @@ def diff(
     builds = Builds(state_home())
     found = compare(find_side(builds, old), find_side(builds, new), _osv(vulnerabilities))
     if form == "json":
-        print_json(found.to_dict())
+        print_json(dump(found))
     elif form == "markdown":
         print(to_markdown(sections(found)), end="")
     else:
@@ -63,7 +64,7 @@ def notes(_: Any, build: str, since: str = "", vulnerabilities: str = "") -> Non
     print(make_notes(new, old, _osv(vulnerabilities)), end="")
 
 
-def _osv(option: str) -> list[OsvRecord] | None:
+def _osv(option: str) -> list[OsvEntry] | None:
     from pathlib import Path
 
     from gpukiln.errors import UsageError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import command, print_json, say, words
+from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.typed import dump
 
 
 @command(
@@ -37,8 +38,7 @@ def verify(
     from gpukiln.images.builds import Builds
     from gpukiln.images.killed import clean_up_after_killed
     from gpukiln.images.subject import check_machines
-    from gpukiln.instances.access import words_of_access
-    from gpukiln.progress import PlainConsole
+    from gpukiln.instances.access import access_line
     from gpukiln.proof import pipeline
     from gpukiln.proof.judge import judge
     from gpukiln.release.channels import load_channel
@@ -60,18 +60,18 @@ def verify(
             say(f"channel {for_} asks for no other verdict on {subject.image_id}: nothing to verify")
     if tries:
         clean_up_after_killed(found.cloud, builds, say)
-        say(words_of_access(found.cloud))
-    verdicts = []
+        say(access_line(found.cloud))
+    verdicts, shown = [], results(json=json)
     for types in tries:
         done = judge(subject, found.cloud, found.build, state_home(), instance_types=types, spot=spot)
         verdicts.append(done.verdict)
-        PlainConsole(stderr=True).print(report.ending(done.verdict))
+        shown.print(report.ending(done.verdict))
         machine = done.machine
-        say(f"judged on {machine.instance_type} in {machine.zone}{', spot' if machine.spot else ''}")
-        say(f"report: {done.folder / 'report.html'}")
+        shown.tell(f"judged on {machine.instance_type} in {machine.zone}{', spot' if machine.spot else ''}")
+        shown.tell(f"report: {done.folder / 'report.html'}")
     if json:
-        shown = [verdict.to_dict() for verdict in verdicts]
-        print_json(shown if for_ else shown[0])
+        documents = [dump(verdict) for verdict in verdicts]
+        print_json(documents if for_ else documents[0])
     for verdict in verdicts:
         pipeline.require_passed(verdict, build)
     if rules:  # what no verification provides is told, too

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, words
+from gpukiln.typed import dump
 
 if TYPE_CHECKING:
     from gpukiln.docker.check import Judgement, Node
@@ -63,7 +64,7 @@ def check(
         node = replace(node, gpus=tuple(named))
     judged = judge(image, version, node)
     if json:
-        print_json(judged.to_dict())
+        print_json(dump(judged))
     else:
         _show(judged)
     judged.require_works()

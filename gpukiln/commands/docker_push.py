@@ -41,7 +41,7 @@ def push(
     from gpukiln.clouds.select import make_cloud
     from gpukiln.docker import push as pushing
     from gpukiln.docker import repository as repositories
-    from gpukiln.docker.records import ContainerBuilds
+    from gpukiln.docker.builds import ContainerBuilds
     from gpukiln.errors import RefusedError, UsageError
     from gpukiln.progress import Progress
     from gpukiln.state import state_home

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.typed import dump
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,7 +220,7 @@ def _judge(
     shown.print(render_judged(judged))
     shown.tell(f"report: {write_report(judged, run.folder)}")
     if as_json:
-        print_json([one.to_dict() for one in judged])
+        print_json([dump(one) for one in judged])
     return _exit_code_of_verdicts([one.verdict for one in judged])
 
 
@@ -255,7 +256,7 @@ def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = F
                 progress.fail()
     document = {
         "id": run.id,
-        "scenarios": [outcome.to_dict() for outcome in outcomes],
+        "scenarios": [dump(outcome) for outcome in outcomes],
         "not_run": [one.name for one in others],
     }
     run.write_document(document)
@@ -403,7 +404,7 @@ def _report(run: Run, result: RunResult, request: Request, *, as_json: bool) -> 
     if result.unfinished and not request.check:
         shown.tell(f"resume: invoke node.apply --resume {run.id}")
     if as_json:
-        print_json({"id": run.id, **result.to_dict(), "unfinished": result.unfinished})
+        print_json({"id": run.id, **dump(result), "unfinished": result.unfinished})
 
 
 def _exit_code(result: RunResult) -> int:

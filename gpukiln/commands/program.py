@@ -188,7 +188,7 @@ class Program(invoke.program.Program):
         return f"`invoke {name}-h` shows what it takes"
 
     def _unknown_option(self, context: ParserContext | None, word: str) -> UsageError:
-        from gpukiln.catalog.load import unknown
+        from gpukiln.typed import unknown
 
         if context is None or not context.name:
             context = self.initial_context
@@ -197,7 +197,7 @@ class Program(invoke.program.Program):
         return UsageError(error.message, hint=error.hint or self._see_help(context))
 
     def _unknown_command(self, word: str) -> UsageError:
-        from gpukiln.catalog.load import unknown
+        from gpukiln.typed import unknown
 
         names = list(self.collection.task_names)
         if of_noun := [name for name in names if name.startswith(f"{word.rstrip('.')}.")]:

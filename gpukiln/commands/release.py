@@ -6,10 +6,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, say
+from gpukiln.typed import dump
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
-    from gpukiln.release.record import Release, Releases
+    from gpukiln.release.log import Release, ReleaseLog
 
 COMMON = {
     "channel": "a channel of ami/channels.yaml, for example stable",
@@ -152,7 +153,7 @@ def channels(
     overview = look(where, chosen)
     if json:
         errors = {region: error.message for region, error in overview.errors.items()}
-        print_json({"channels": [row.to_dict() for row in overview.rows], "errors": errors})
+        print_json({"channels": [dump(row) for row in overview.rows], "errors": errors})
     elif overview.rows:
         results().print(channels_table(overview.rows))
     elif not overview.errors:
@@ -192,7 +193,7 @@ def prune(
     from gpukiln.progress import Progress
     from gpukiln.release import prune as pruning
     from gpukiln.release.in_use import listed
-    from gpukiln.release.options import words
+    from gpukiln.release.options import unique_words
     from gpukiln.release.view import prune_table
 
     records, yes = _releases(), yes and not dry_run
@@ -201,7 +202,7 @@ def prune(
         older_than_days=older_than,
         keep=None if keep < 0 else keep,
         limit=limit,
-        in_use=listed(words(in_use)),
+        in_use=listed(unique_words(in_use)),
         without_channels=without_channels,
     )
     for region in chosen:
@@ -236,7 +237,7 @@ def _clean_up_after_killed(where: Cloud, *, dry_run: bool) -> None:
         clean_up_after_killed(where, builds, say, ask=False)
 
 
-def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[Cloud, list[str]]:
+def _regions(cloud: str, typed: str, profile: str, records: ReleaseLog) -> tuple[Cloud, list[str]]:
     """The cloud, and the regions to look at: those that were typed, or that this machine's records name."""
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
@@ -262,7 +263,7 @@ def _regions(cloud: str, typed: str, profile: str, records: Releases) -> tuple[C
 
 def _end(done: Release, *, json: bool) -> int:
     """Show what was done; failed regions are the command's failure."""
-    from gpukiln.release.record import require_complete
+    from gpukiln.release.log import require_complete
     from gpukiln.release.view import release_table
 
     console = results(json=json)
@@ -277,7 +278,7 @@ def _end(done: Release, *, json: bool) -> int:
     if done.state == "planned":
         console.print("dry run: nothing was changed")
     if json:
-        print_json(done.to_dict())
+        print_json(dump(done))
     require_complete(done)
     return 0
 
@@ -294,8 +295,8 @@ def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:
         raise RefusedError(f"{name} is not made public: {found}", hint=f"--public --yes-public {name}")
 
 
-def _releases() -> Releases:
-    from gpukiln.release.record import Releases
+def _releases() -> ReleaseLog:
+    from gpukiln.release.log import ReleaseLog
     from gpukiln.state import state_home
 
-    return Releases(state_home())
+    return ReleaseLog(state_home())

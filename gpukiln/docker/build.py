@@ -15,10 +15,10 @@ from pathlib import Path
 
 from gpukiln.catalog.components import apply_overrides, load_components
 from gpukiln.catalog.load import ROOT
+from gpukiln.docker.builds import ContainerBuild, ContainerBuilds, ContainerRecord
 from gpukiln.docker.context import make_context
 from gpukiln.docker.engine import BuildRequest, Engine
 from gpukiln.docker.plan import ContainerPlan
-from gpukiln.docker.records import ContainerBuild, ContainerBuilds, ContainerRecord
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError
 from gpukiln.files import remove_partial, whole_or_not
 from gpukiln.images.digest import canonical, explain_change

@@ -1,8 +1,7 @@
 """Whether what an image was built with runs on a node: its CUDA version against the driver and the GPUs."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gpukiln.catalog import compat, cuda
 from gpukiln.catalog.compat import Finding
@@ -48,10 +47,6 @@ class Judgement:
     node: Node
     support: Support
     findings: tuple[Finding, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
     def require_works(self) -> None:
         """Stop at what does not work.

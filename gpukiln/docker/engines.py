@@ -1,10 +1,10 @@
 """Finds a container engine that works here: Docker, Podman or Buildah."""
 
-from gpukiln.catalog.load import unknown
 from gpukiln.docker.buildah import Buildah
 from gpukiln.docker.docker_like import Docker, Podman
 from gpukiln.docker.engine import Engine
 from gpukiln.errors import UnavailableError
+from gpukiln.typed import unknown
 
 ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (Docker, Podman, Buildah)}
 

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import TypeAdapter
+from typing import Literal
 
 from gpukiln.catalog.architectures import ARCHITECTURES, PLATFORMS
 from gpukiln.catalog.components import Component, apply_overrides, as_plain, load_components
 from gpukiln.catalog.containers import ContainerBase, ContainerImage, load_container
-from gpukiln.catalog.load import ROOT, unknown, validate
+from gpukiln.catalog.load import ROOT
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.digest import WORDS, canonical, digest, hash_file
 from gpukiln.images.plan import git_commit
 from gpukiln.sources.apt import candidate_versions, upstream_version
 from gpukiln.sources.available import http_unreachable
 from gpukiln.sources.mirror import mirror_options, mirror_sources
+from gpukiln.typed import unknown
 
 # What is in every Debian: when one of these has a new version, the base is made anew.
 BASE_PACKAGES = (
@@ -122,20 +121,6 @@ class ContainerPlan:
     def part(self, name: str) -> Part | None:
         """What happens to one component, or None where the image has none of that name."""
         return next((part for part in self.components if part.name == name), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        plain: dict[str, Any] = TypeAdapter(ContainerPlan).dump_python(self, mode="json")
-        return plain
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> ContainerPlan:
-        """Read what `to_dict` wrote.
-
-        Raises:
-            UsageError: The data is no plan.
-        """
-        return validate(cls, dict(value), where="plan")
 
 
 @dataclass(frozen=True)

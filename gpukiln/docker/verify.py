@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpukiln.docker.builds import ContainerBuild, ContainerRecord
 from gpukiln.docker.engine import VERIFYING, has_gpu
 from gpukiln.docker.engines import find_engine
-from gpukiln.docker.records import ContainerBuild, ContainerRecord
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.progress import Progress
 from gpukiln.verify.report import Live

@@ -19,7 +19,7 @@ from gpukiln.images.module_store import Store
 from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan
-from gpukiln.images.stages import StageKeeper, Stages, stage_variables, words_of_stage
+from gpukiln.images.stages import StageKeeper, Stages, stage_line, stage_variables
 from gpukiln.images.subject import BASE_TAG, subject_of, subject_tags
 from gpukiln.instances.access import SshAccess, ssh_access
 from gpukiln.instances.deadline import shutdown_user_data
@@ -86,7 +86,7 @@ def bake(
     cache = None if stage else module_cache(plan, build, saved)
     with progress.step("bake"):
         if stage:
-            progress.show(Text(words_of_stage(stage)))
+            progress.show(Text(stage_line(stage)))
         if cache:
             cache.offer(lambda line: progress.show(Text(line)))
         packer_folder = build.folder / "packer"

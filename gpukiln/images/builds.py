@@ -1,7 +1,6 @@
 """The folder of each build and its record: what was planned, baked and found, and how long each step took."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from gpukiln.errors import UsageError
 from gpukiln.images.cost import Cost
 from gpukiln.images.modules import ModuleUse
 from gpukiln.images.plan import Plan
-from gpukiln.records import RecordFolder, RecordFolders
+from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
 from gpukiln.verify.verdict import Verdict
 
 STATES = ("running", "baked", "verified", "failed", "aborted")
@@ -53,31 +52,13 @@ class Bake:
     modules: tuple[ModuleUse, ...] = ()
     stage: StageUse | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {
-            **vars(self),
-            "modules": [vars(use) for use in self.modules],
-            "stage": vars(self.stage) if self.stage else None,
-        }
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> "Bake":
-        """Read what `to_dict` wrote, or a version of gpukiln without `modules` or `stage`.
-
-        Args:
-            value: Plain data.
-        """
-        modules = tuple(ModuleUse(**use) for use in value.get("modules", ()))
-        stage = StageUse(**value["stage"]) if value.get("stage") else None
-        return cls(**{**value, "modules": modules, "stage": stage})
-
 
 @dataclass(frozen=True)
 class Record:
     """Everything that is known of one build.
 
     Args:
+        schema: Version of this document's form.
         build_id: Its name, which starts with the time.
         state: running, baked, verified, failed or aborted.
         plan: What was to be built.
@@ -86,9 +67,9 @@ class Record:
         durations_s: Seconds of each step.
         error: Why it failed, or an empty string.
         cost: What it cost so far; None where it costs nothing.
-        schema: Version of this document's form.
     """
 
+    schema: int = field(default=SCHEMA, kw_only=True)
     build_id: str
     state: str
     plan: Plan
@@ -97,7 +78,6 @@ class Record:
     durations_s: dict[str, float] = field(default_factory=dict)
     error: str = ""
     cost: Cost | None = None
-    schema: int = 1
 
     @property
     def judged(self) -> dict[str, Verdict]:
@@ -114,39 +94,6 @@ class Record:
         newest = list(self.judged.values())
         return next((one for one in reversed(newest) if not one.passed), newest[-1] if newest else None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {
-            "schema": self.schema,
-            "build_id": self.build_id,
-            "state": self.state,
-            "plan": self.plan.to_dict(),
-            "bake": self.bake.to_dict() if self.bake else None,
-            "verdicts": [verdict.to_dict() for verdict in self.verdicts],
-            "durations_s": self.durations_s,
-            "error": self.error,
-            "cost": self.cost.to_dict() if self.cost else None,
-        }
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> "Record":
-        """Read what `to_dict` wrote.
-
-        Args:
-            value: Plain data.
-        """
-        return cls(
-            build_id=value["build_id"],
-            state=value["state"],
-            plan=Plan.from_dict(value["plan"]),
-            bake=Bake.from_dict(value["bake"]) if value["bake"] else None,
-            verdicts=tuple(Verdict.from_dict(one) for one in value["verdicts"]),
-            durations_s={step: float(seconds) for step, seconds in value["durations_s"].items()},
-            error=value["error"],
-            cost=Cost.from_dict(value["cost"]) if value.get("cost") else None,
-            schema=value["schema"],
-        )
-
 
 @dataclass(frozen=True)
 class Build(RecordFolder[Record]):
@@ -161,9 +108,9 @@ class Build(RecordFolder[Record]):
         return self.folder / "verify" / str(number)
 
     @staticmethod
-    def parse(document: Mapping[str, Any]) -> Record:
-        """See `RecordFolder.parse`."""
-        return Record.from_dict(dict(document))
+    def kind() -> type[Record]:
+        """See `RecordFolder.kind`."""
+        return Record
 
 
 class Builds(RecordFolders[Build]):

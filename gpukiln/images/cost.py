@@ -5,22 +5,19 @@ traffic and tax. The embedded cloud costs nothing.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from pydantic import TypeAdapter
-
-from gpukiln.catalog.load import record, validate
 from gpukiln.catalog.prices import Price, machine_price, snapshot_price
 from gpukiln.images.plan import Plan
 from gpukiln.instances.launch import Launched
 from gpukiln.progress import human_seconds
+from gpukiln.typed import strict
 
 # When nothing was built here yet. Bake: awslabs/amazon-eks-ami names 45 to 60 minutes; verify: a guess.
 ASSUMED_S = {"bake": 3600.0, "verify": 900.0}
 STEPS = {"bake": ("bake",), "verify": ("boot from the image", "verify", "remove the machine")}
 
 
-@record
+@strict
 class MachineCost:
     """One machine's.
 
@@ -40,7 +37,7 @@ class MachineCost:
     as_of: str
 
 
-@record
+@strict
 class Cost:
     """What a build costs.
 
@@ -62,23 +59,6 @@ class Cost:
         """What the machines cost together, or None where one has no price."""
         parts = [machine.usd for machine in self.machines]
         return round(sum(part or 0 for part in parts), 4) if None not in parts else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        plain: dict[str, Any] = TypeAdapter(Cost).dump_python(self, mode="json")
-        return plain
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> "Cost":
-        """Read what `to_dict` wrote.
-
-        Args:
-            value: Plain data.
-
-        Raises:
-            UsageError: The data is none.
-        """
-        return validate(cls, dict(value), where="cost")
 
 
 def estimate(plan: Plan, durations_s: Mapping[str, float]) -> Cost | None:

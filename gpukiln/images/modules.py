@@ -285,7 +285,7 @@ class ModuleCache:
             use = ModuleUse(
                 parts["kernel"], f"{parts['module']}/{parts['version']}", file.stem in self._offered, reason
             )
-            say(words(use))
+            say(module_line(use))
             uses.append(use)
         shutil.rmtree(self.folder)
         return tuple(uses)
@@ -316,7 +316,7 @@ class ModuleCache:
         return "they are kept"
 
 
-def words(use: ModuleUse) -> str:
+def module_line(use: ModuleUse) -> str:
     """Where modules came from, in words.
 
     Args:

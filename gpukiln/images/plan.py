@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from gpukiln import programs
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import base as find_base
@@ -22,7 +20,7 @@ from gpukiln.catalog.components import (
 from gpukiln.catalog.driver_bases import check_published, on_base, with_bases
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
-from gpukiln.catalog.load import ROOT, unknown, validate
+from gpukiln.catalog.load import ROOT
 from gpukiln.catalog.regions import check_region
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UnavailableError, UsageError
@@ -30,6 +28,7 @@ from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.fit import check_types, refuse
 from gpukiln.sources.available import Decision, Probes, decide, with_found_driver
+from gpukiln.typed import unknown
 from gpukiln.verify.checks import LAYERS, PROFILES
 
 NEEDED = ("nvidia_driver", "nvidia_container_toolkit", "cuda", "kubernetes")  # by the rules of compatibility
@@ -91,23 +90,6 @@ class Plan:
             if decision.name == name:
                 return decision
         raise unknown(f"component of {self.image}", name, [decision.name for decision in self.components])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        plain: dict[str, Any] = TypeAdapter(Plan).dump_python(self, mode="json")
-        return plain
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> "Plan":
-        """Read what `to_dict` wrote.
-
-        Args:
-            value: Plain data.
-
-        Raises:
-            UsageError: The data is no plan.
-        """
-        return validate(cls, dict(value), where="plan")
 
 
 def make_plan(

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from rich.text import Text
 
-from gpukiln.catalog.load import ROOT, unknown
+from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import Build, StageUse
@@ -25,6 +25,7 @@ from gpukiln.images.digest import canonical
 from gpukiln.images.plan import Plan
 from gpukiln.instances.tags import RECIPE_TAG, STAGE_TAG, remove_image, tag_specifications, tags_of
 from gpukiln.progress import Progress
+from gpukiln.typed import unknown
 
 STAGES: dict[str, tuple[str, ...]] = {
     "driver": (),
@@ -254,6 +255,6 @@ def stage_variables(keeper: StageKeeper | None, stage: StageUse | None) -> dict[
     return {"gpukiln_stages_dir": str(keeper.folder), "gpukiln_stages_done": done, **fresh}
 
 
-def words_of_stage(use: StageUse) -> str:
+def stage_line(use: StageUse) -> str:
     """Say what a bake goes on from."""
     return f"goes on from the stage {use.stage} of build {use.build_id} ({use.image_id})"

@@ -48,7 +48,7 @@ def _write_key(build_id: str, purpose: str, key: str) -> Path:
     return file
 
 
-def words_of_access(cloud: Cloud) -> str:
+def access_line(cloud: Cloud) -> str:
     """Who may reach SSH of a build's machines.
 
     Args:

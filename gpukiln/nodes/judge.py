@@ -26,25 +26,15 @@ class Judgement:
 
     Args:
         host: Its name, as in the inventory.
-        verdict: None where it could not be judged.
-        reason: Why not.
+        reason: Why it could not be judged.
         situation: One sentence: how it stands with its GPUs and their driver; empty where it was not judged.
+        verdict: None where it could not be judged.
     """
 
     host: str
-    verdict: Verdict | None = None
     reason: str = ""
     situation: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        judged = self.verdict.to_dict() if self.verdict else None
-        return {
-            "host": self.host,
-            "reason": self.reason,
-            "situation": self.situation,
-            "verdict": judged,
-        }
+    verdict: Verdict | None = None
 
 
 def host_folder(folder: Path, host: str) -> Path:
@@ -135,7 +125,7 @@ def judge(
             on_host(host, "could not be judged")
             return Judgement(host, reason=error.message)
         on_host(host, state(verdict))
-        return Judgement(host, verdict, situation=situation(_facts(folder, host)))
+        return Judgement(host, situation=situation(_facts(folder, host)), verdict=verdict)
 
     with ThreadPoolExecutor(max_workers=forks) as pool:
         try:

@@ -1,6 +1,6 @@
 """What a playbook did on each host, put together from Ansible's events."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpukiln.redact import redact_value
@@ -72,10 +72,6 @@ class RunResult:
     def unfinished(self) -> list[str]:
         """Hosts that a resumed run has to do again."""
         return [host.name for host in self.hosts.values() if host.state not in ("ok", "changed")]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 class Collector:

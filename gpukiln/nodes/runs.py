@@ -17,6 +17,7 @@ from gpukiln.errors import BusyError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.nodes.playbook import Request
 from gpukiln.nodes.results import RunResult
+from gpukiln.typed import dump
 
 PURPOSES = ("apply", "drift", "verify", "doctor", "test")
 
@@ -57,7 +58,7 @@ class Run:
             "limit": request.limit,
             "check": request.check,
             "unfinished": result.unfinished,
-            **result.to_dict(),
+            **dump(result),
         }
         self.write_document(document)
 

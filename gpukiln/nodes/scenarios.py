@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gpukiln.catalog.load import ROOT, read_yaml, unknown
+from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UnavailableError
 from gpukiln.files import open_private
 from gpukiln.redact import Lines
+from gpukiln.typed import unknown
 
 FOLDER = ROOT / "molecule"
 STEP = re.compile(r"INFO +\[\S+ > (\w+)\] Executing$")
@@ -68,10 +69,6 @@ class Outcome:
     steps: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     log: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 def load_scenarios(folder: Path = FOLDER) -> dict[str, Scenario]:

@@ -55,7 +55,7 @@ def redact(nvml: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def record(pci: list[dict[str, str]]) -> dict[str, Any]:
+def make_recording(pci: list[dict[str, str]]) -> dict[str, Any]:
     """Make the recording.
 
     Args:
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", nargs="?", type=Path, help="where to write it; left out: standard output")
     file = parser.parse_args(arguments).file
     try:
-        text = json.dumps(record(pci_gpus()), indent=1) + "\n"
+        text = json.dumps(make_recording(pci_gpus()), indent=1) + "\n"
     except UnavailableError as error:
         sys.stderr.write(f"no recording: {error}; {error.hint}\n")
         return error.exit_code

@@ -21,7 +21,7 @@ from gpukiln.images.digest import explain_change
 from gpukiln.images.killed import scratch
 from gpukiln.images.plan import Plan
 from gpukiln.images.subject import Subject, subject_of
-from gpukiln.instances.access import machine_from_image, words_of_access
+from gpukiln.instances.access import access_line, machine_from_image
 from gpukiln.instances.launch import Launched
 from gpukiln.instances.leftovers import remove_unrecorded
 from gpukiln.progress import Progress
@@ -77,7 +77,7 @@ def build_image(
     Raises:
         GpukilnError: It could not be baked or verified.
     """
-    progress.show(Text(words_of_access(cloud)))  # or it can't be said: nothing is started then
+    progress.show(Text(access_line(cloud)))  # or it can't be said: nothing is started then
     stage = saved.stages.newest() if saved.stages else None
     progress = Progress(builds.last_durations(plan, stage), console=progress.console)
     build = builds.create(plan.image)

@@ -10,18 +10,19 @@ from typing import Literal
 from gpukiln.attest.tags import ATTESTED_TAGS
 from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.images import load_image
-from gpukiln.catalog.load import ROOT, read_yaml, record, unknown, validate
+from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.catalog.regions import check_region
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.builds import Record
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.proof.tags import Judged, judged_by, judged_from_tags
+from gpukiln.typed import load, strict, unknown
 from gpukiln.verify.checks import LAYERS
 
 DECLARED = "declared"
 
 
-@record
+@strict
 class Channel:
     """A channel; the fields are explained in ami/channels.yaml."""
 
@@ -47,7 +48,7 @@ def load_channels(root: Path = ROOT) -> dict[str, Channel]:
         UsageError: The file does not fit.
     """
     where = "ami/channels.yaml"
-    channels = validate(
+    channels = load(
         dict[str, Channel], read_yaml(root / "ami" / "channels.yaml").get("channels"), where=where
     )
     for name, channel in channels.items():

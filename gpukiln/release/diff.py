@@ -1,11 +1,11 @@
 """What a human needs to know before one image replaces another."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.images.digest import explain_change
-from gpukiln.release.osv import OsvRecord
+from gpukiln.release.osv import OsvEntry
 from gpukiln.release.side import Side
 from gpukiln.release.versions import Direction, direction
 from gpukiln.release.vulnerabilities import Vulnerability, known_vulnerabilities
@@ -83,12 +83,8 @@ class Diff:
     durations: dict[str, tuple[float | None, float | None]]
     inputs: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
-
-def compare(old: Side, new: Side, osv: Iterable[OsvRecord] | None = None) -> Diff:
+def compare(old: Side, new: Side, osv: Iterable[OsvEntry] | None = None) -> Diff:
     """Compare two images.
 
     Args:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.catalog.load import unknown
 from gpukiln.progress import Rows, human_seconds
 from gpukiln.release.diff import Change, Diff
 from gpukiln.release.vulnerabilities import Vulnerability
+from gpukiln.typed import unknown
 
 STYLES = {
     "added": "cyan",

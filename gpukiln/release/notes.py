@@ -7,7 +7,7 @@ from gpukiln.errors import UsageError
 from gpukiln.images.builds import Builds
 from gpukiln.release.diff import FACTS, MEASURES, Diff, compare
 from gpukiln.release.diff_view import SHOWN, markdown, sections, to_markdown
-from gpukiln.release.osv import OsvRecord
+from gpukiln.release.osv import OsvEntry
 from gpukiln.release.side import Side, side_of
 from gpukiln.verify.verdict import counts_text
 
@@ -28,7 +28,7 @@ def predecessor(builds: Builds, side: Side) -> Side | None:
     return None
 
 
-def make_notes(new: Side, old: Side | None, osv: Iterable[OsvRecord] | None = None) -> str:
+def make_notes(new: Side, old: Side | None, osv: Iterable[OsvEntry] | None = None) -> str:
     """Write the release notes of an image.
 
     Args:

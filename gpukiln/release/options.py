@@ -13,7 +13,7 @@ _ORGANIZATION = re.compile(
 )
 
 
-def words(text: str) -> list[str]:
+def unique_words(text: str) -> list[str]:
     """A list that is separated by commas; what comes twice counts once.
 
     Args:
@@ -31,7 +31,7 @@ def region_names(text: str) -> list[str]:
     Raises:
         UsageError: AWS has no such region.
     """
-    return [check_region(name) for name in words(text)]
+    return [check_region(name) for name in unique_words(text)]
 
 
 def kubernetes_version() -> str:
@@ -50,7 +50,7 @@ def sharing_with(accounts: str, organizations: str, *, public: bool) -> Sharing:
     Raises:
         UsageError: An account or ARN is none.
     """
-    ids, arns = words(accounts), words(organizations)
+    ids, arns = unique_words(accounts), unique_words(organizations)
     if wrong := [account for account in ids if not re.fullmatch(r"\d{12}", account)]:
         raise UsageError(f"--accounts: {', '.join(wrong)}: no account id", hint="an account id has 12 digits")
     if wrong := [arn for arn in arns if not _ORGANIZATION.fullmatch(arn)]:
@@ -75,7 +75,7 @@ def key_by_region(text: str, regions: Iterable[str], *, encrypt: bool) -> dict[s
     Raises:
         UsageError: A region has no key, or a key no region.
     """
-    pairs = dict(pair.partition("=")[::2] for pair in words(text))
+    pairs = dict(pair.partition("=")[::2] for pair in unique_words(text))
     if not pairs:
         return dict.fromkeys(regions, "default") if encrypt else {}
     if encrypt:

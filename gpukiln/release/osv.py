@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpukiln.catalog.load import validate
 from gpukiln.errors import UsageError
 from gpukiln.release.versions import parse
+from gpukiln.typed import load
 
 HINT = (
     "wanted: a record, a list or lines of records in the OSV format, or a zip of them, for example"
@@ -54,8 +54,8 @@ class Affected:
 
 
 @dataclass(frozen=True)
-class OsvRecord:
-    """The part of an OSV record that is used; what else a record holds is allowed and left alone."""
+class OsvEntry:
+    """The part of an OSV entry that is used; what else an entry holds is allowed and left alone."""
 
     id: str
     modified: str
@@ -67,8 +67,8 @@ class OsvRecord:
     database_specific: dict[str, Any] | None = field(default=None)
 
 
-def load_osv(paths: Iterable[Path]) -> list[OsvRecord]:
-    """Read OSV records; withdrawn ones are left out.
+def load_osv(paths: Iterable[Path]) -> list[OsvEntry]:
+    """Read OSV entries; withdrawn ones are left out.
 
     Args:
         paths: JSON, JSON lines, or zip files.
@@ -76,19 +76,19 @@ def load_osv(paths: Iterable[Path]) -> list[OsvRecord]:
     Raises:
         UsageError: A file can't be read or holds something else; the message names the record.
     """
-    records = []
+    entries = []
     for path in paths:
         found = 0
         for where, document in _documents(path):
             if not isinstance(document, dict):
                 raise UsageError(f"{where} is no record of OSV", hint=HINT)
-            record = validate(OsvRecord, document, where=where)
+            entry = load(OsvEntry, document, where=where)
             found += 1
-            if not record.withdrawn:
-                records.append(record)
+            if not entry.withdrawn:
+                entries.append(entry)
         if not found:
             raise UsageError(f"{path} holds no record", hint=HINT)
-    return records
+    return entries
 
 
 def _documents(path: Path) -> Iterator[tuple[str, object]]:

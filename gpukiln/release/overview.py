@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import CheckFailedError, GpukilnError, PartialError, RefusedError
@@ -38,9 +40,9 @@ class Row:
     previous: str
     problems: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {"parameter": self.pointer.path, **asdict(self)}
+    @model_serializer(mode="wrap")
+    def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"parameter": self.pointer.path, **plain(self)}
 
 
 @dataclass(frozen=True)

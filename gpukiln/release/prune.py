@@ -27,8 +27,8 @@ from gpukiln.release.images import (
     parse_time,
 )
 from gpukiln.release.in_use import images_in_use
+from gpukiln.release.log import ReleaseLog
 from gpukiln.release.pointer import Pointer
-from gpukiln.release.record import Releases
 from gpukiln.release.regions import Site, each, make_sites
 
 PRUNING_TAG = "gpukiln:pruning"  # on a snapshot: the image that it belonged to
@@ -102,7 +102,7 @@ class RegionPrune:
 
 
 def prune(
-    cloud: Cloud, regions: list[str], rules: Rules, records: Releases, *, remove: bool
+    cloud: Cloud, regions: list[str], rules: Rules, records: ReleaseLog, *, remove: bool
 ) -> list[RegionPrune]:
     """Find what can go, and remove it when told to.
 

@@ -30,8 +30,8 @@ from gpukiln.release.images import (
     make_live,
     wait_until_available,
 )
+from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.pointer import Pointer
-from gpukiln.release.record import RegionResult, Release, Releases, now
 from gpukiln.release.regions import Outcome, Site, each, make_sites
 from gpukiln.release.run import Run, retirement
 
@@ -101,7 +101,7 @@ def source_image(cloud: Cloud, proof: Proof) -> dict[str, Any]:
 
 
 def release(
-    wish: Wish, cloud: Cloud, records: Releases, progress: Progress, *, dry_run: bool = False
+    wish: Wish, cloud: Cloud, records: ReleaseLog, progress: Progress, *, dry_run: bool = False
 ) -> Release:
     """Release an image; what fails in a region is in its result, not an exception.
 

@@ -12,8 +12,8 @@ from gpukiln.progress import Progress
 from gpukiln.release import pointer as pointers
 from gpukiln.release.channels import Channel
 from gpukiln.release.images import find_images, make_live
+from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.pointer import Pointer, Version
-from gpukiln.release.record import RegionResult, Release, Releases, now
 from gpukiln.release.regions import Site, each, make_sites
 from gpukiln.release.run import Run, retirement
 
@@ -23,7 +23,7 @@ def rollback(
     channel: Channel,
     cloud: Cloud,
     regions: list[str],
-    records: Releases,
+    records: ReleaseLog,
     progress: Progress,
     *,
     to: str = "",

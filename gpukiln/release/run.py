@@ -11,8 +11,8 @@ from gpukiln.progress import Progress
 from gpukiln.release import pointer as pointers
 from gpukiln.release.channels import Channel
 from gpukiln.release.images import find_images, retire
+from gpukiln.release.log import RegionResult, Release, ReleaseLog
 from gpukiln.release.pointer import Version
-from gpukiln.release.record import RegionResult, Release, Releases
 from gpukiln.release.regions import Site, each
 
 
@@ -37,7 +37,7 @@ class Run:
         records: Where the record goes.
     """
 
-    def __init__(self, started: Release, records: Releases, progress: Progress, sites: list[Site]) -> None:
+    def __init__(self, started: Release, records: ReleaseLog, progress: Progress, sites: list[Site]) -> None:
         self._release, self._records, self._progress, self._sites = started, records, progress, sites
         self._results = {result.region: result for result in started.regions}
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from rich.text import Text
 
 from gpukiln.progress import Rows
+from gpukiln.release.log import Release
 from gpukiln.release.overview import Row
 from gpukiln.release.prune import RegionPrune
-from gpukiln.release.record import Release
 
 COLOURS = {
     "done": "green",

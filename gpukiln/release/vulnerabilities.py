@@ -7,7 +7,7 @@ from gpukiln.catalog import drivers
 from gpukiln.catalog.container_toolkit import flaws
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import UsageError
-from gpukiln.release.osv import Affected, OsvRecord, first_fixed, is_affected
+from gpukiln.release.osv import Affected, OsvEntry, first_fixed, is_affected
 from gpukiln.release.side import Side
 
 DRIVER, TOOLKIT = "nvidia_driver", "nvidia_container_toolkit"
@@ -62,7 +62,7 @@ class Known:
     notes: tuple[str, ...]
 
 
-def known_vulnerabilities(side: Side, osv: Iterable[OsvRecord] | None) -> Known:
+def known_vulnerabilities(side: Side, osv: Iterable[OsvEntry] | None) -> Known:
     """Find the known flaws of an image.
 
     Args:
@@ -117,7 +117,7 @@ def _driver(side: Side, notes: list[str]) -> Iterator[Vulnerability]:
                 yield Vulnerability(cve, DRIVER, version, fixed, "", about, source)
 
 
-def _packages(side: Side, osv: Iterable[OsvRecord], notes: list[str]) -> Iterator[Vulnerability]:
+def _packages(side: Side, osv: Iterable[OsvEntry], notes: list[str]) -> Iterator[Vulnerability]:
     base = side.record.plan.base
     names = [name.format(release=base.release) for name in ECOSYSTEMS.get(base.distribution, ())]
     if not names:
@@ -128,7 +128,7 @@ def _packages(side: Side, osv: Iterable[OsvRecord], notes: list[str]) -> Iterato
             f"{side.record.build_id} was baked before source packages were recorded: a flaw of a package"
             " whose source has another name is missed"
         )
-    index: dict[str, list[tuple[OsvRecord, Affected]]] = {}
+    index: dict[str, list[tuple[OsvEntry, Affected]]] = {}
     for record in osv:
         for affected in record.affected:
             if affected.package and affected.package.ecosystem in names:
@@ -148,7 +148,7 @@ def _packages(side: Side, osv: Iterable[OsvRecord], notes: list[str]) -> Iterato
         notes.append(f"{uncertain} ranges can't be compared with the versions on {side.record.build_id}")
 
 
-def _from_osv(record: OsvRecord, affected: Affected, source: str, version: str, family: str) -> Vulnerability:
+def _from_osv(record: OsvEntry, affected: Affected, source: str, version: str, family: str) -> Vulnerability:
     said = {**(record.database_specific or {}), **(affected.ecosystem_specific or {})}
     severity = said.get("severity") or said.get("urgency") or ""
     return Vulnerability(

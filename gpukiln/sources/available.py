@@ -14,11 +14,11 @@ from gpukiln.catalog.architectures import ARCHITECTURES
 from gpukiln.catalog.bases import Base
 from gpukiln.catalog.components import AptRepository, Component, Components, RpmRepository
 from gpukiln.catalog.driver_bases import bases_with
-from gpukiln.catalog.load import unknown
 from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.sources.apt import candidate_versions, strip_credentials, upstream_version
 from gpukiln.sources.rpm import RpmMetadata, read_metadata
 from gpukiln.sources.ubuntu import Index, driver_package, read_archive
+from gpukiln.typed import unknown
 
 PROBE_TIMEOUT_S = 5.0
 ESSENTIAL = "nvidia_driver"

@@ -26,6 +26,7 @@ from testinfra.backend import BACKENDS, get_backends
 
 from gpukiln.files import write_whole
 from gpukiln.probe.base import NotReachedError
+from gpukiln.typed import dump
 from gpukiln.verify.asking import gather
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.digest import suite_digest
@@ -368,7 +369,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             environment=presentable_values(environment(found)) if host in run.facts else {},
             instance_type=session.config.getoption("--gpukiln-instance-type"),
         )
-        _write(run, "results", host, verdict.to_dict(), several=_several(session))
+        _write(run, "results", host, dump(verdict), several=_several(session))
         machines.append(Judged(verdict.target, verdict, found.to_dict()))
     if run.report_dir is not None and machines:
         write_html(machines, run.report_dir / "report.html")

@@ -18,8 +18,8 @@ from gpukiln.verify.verdict import OUTCOMES, SCHEMA, CheckResult, Verdict
 
 
 def verdict_schema() -> dict[str, Any]:
-    """The schema of what `Verdict.to_dict` returns; every field that it always writes is required."""
-    schema = TypeAdapter(Verdict).json_schema(mode="serialization", ref_template="#/$defs/{model}")
+    """The schema of what is written of a verdict; every field that it always writes is required."""
+    schema = TypeAdapter(Verdict).json_schema(mode="validation", ref_template="#/$defs/{model}")
     check = schema["$defs"]["CheckResult"]
     _describe(schema, Verdict)
     _describe(check, CheckResult)

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import open_private
+from gpukiln.typed import load
 from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
@@ -131,8 +132,9 @@ def run_suite(
             details=_tail(log),
         )
     try:
-        return Verdict.from_dict(json.loads((out_dir / "results.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        document = json.loads((out_dir / "results.json").read_text(encoding="utf-8"))
+        return load(Verdict, document, where="results.json")
+    except (OSError, ValueError, UsageError) as error:
         raise UnavailableError(f"the host suite left no verdict: {error}", hint=f"see {log}") from error
 
 

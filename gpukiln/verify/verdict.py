@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from gpukiln.typed import dump
 
 Outcome = Literal["passed", "failed", "not_run", "not_reached"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
@@ -122,35 +124,26 @@ class Verdict:
     @property
     def digest(self) -> str:
         """SHA-256 of the document, hexadecimal: ties a tag or a record to one verdict."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(dump(self), sort_keys=True).encode()).hexdigest()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that is written as JSON."""
+    @model_serializer(mode="wrap")
+    def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What people look for comes before the checks."""
+        written = plain(self)
+        checks = written.pop("checks")
         return {
-            "schema": self.schema,
-            "target": self.target,
-            "profile": self.profile,
-            "started_at": self.started_at,
+            "schema": written.pop("schema"),
+            **written,
             "duration_s": round(self.duration_s, 3),
-            "suite_version": self.suite_version,
-            "environment": dict(self.environment),
-            "instance_type": self.instance_type,
             "passed": self.passed,
             "counts": self.counts,
-            "checks": [asdict(c) for c in self.checks],
+            "checks": checks,
         }
 
+    @model_validator(mode="before")
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Verdict:
-        """Read what `to_dict` wrote.
-
-        Args:
-            data: The document; `counts` and `passed` are computed anew, not believed.
-
-        Raises:
-            ValueError: A field is missing or has the wrong type (pydantic's ValidationError is one).
-        """
-        fields = {k: v for k, v in data.items() if k not in ("counts", "passed")}
-        if fields.get("schema") != SCHEMA:
-            raise ValueError(f"the verdict has schema {fields.get('schema')!r}, this version reads {SCHEMA}")
-        return TypeAdapter(cls).validate_python(fields)
+    def _of_this_form(cls, document: Any) -> Any:
+        """`counts` and `passed` are computed anew, not believed."""
+        if isinstance(document, Mapping) and document.get("schema") != SCHEMA:
+            raise ValueError(f"it has schema {document.get('schema')!r}, this version reads {SCHEMA}")
+        return document

@@ -16,6 +16,7 @@ from gpukiln.images.stages import stages_of, wants_stages
 from gpukiln.progress import Progress
 from gpukiln.sources.available import Probes
 from gpukiln.state import state_home
+from gpukiln.typed import dump
 
 cloud, home = make_cloud("embedded", "us-west-2"), state_home()
 plan = make_plan("eks-gpu", cloud, probes=Probes.real(home / "apt"), tools=tool_versions(), root=ROOT)
@@ -27,4 +28,4 @@ baked = bake(plan, cloud, build, Progress(), saved, stage)
 build.write(Record(build.id, "aborted", plan, error="nobody wanted to judge it"))
 events = map(json.loads, (build.folder / "events.jsonl").read_text().splitlines())
 tasks = [event["task"] for event in events if event["event"] == "task_end" and event["status"] != "skipped"]
-print(json.dumps({**baked.to_dict(), "tasks": tasks}))
+print(json.dumps({**dump(baked), "tasks": tasks}))

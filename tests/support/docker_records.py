@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpukiln.docker.builds import ContainerBuild, ContainerRecord
 from gpukiln.docker.engine import ImageInfo, Layer
 from gpukiln.docker.plan import ContainerPlan, ContainerProbes, make_container_plan
-from gpukiln.docker.records import ContainerBuild, ContainerRecord
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 PROBES = ContainerProbes(lambda _: None, lambda names: dict.fromkeys(names, "1.2-3"))

@@ -8,7 +8,7 @@ import pytest
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.plan import Plan
 from gpukiln.probe.base import evidence, watch
-from gpukiln.release.record import Releases
+from gpukiln.release.log import ReleaseLog
 from tests.support.endpoint import Endpoint, serve
 from tests.support.plans import BAKE, VERDICT, ec2_with_a_base, plan
 from tests.support.release_cloud import end_server, tell
@@ -47,8 +47,8 @@ def proven(planned: Plan, tmp_path: Path) -> Builds:
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Releases:
-    return Releases(tmp_path)
+def records(tmp_path: Path) -> ReleaseLog:
+    return ReleaseLog(tmp_path)
 
 
 @pytest.fixture(scope="session", autouse=True)

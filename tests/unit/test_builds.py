@@ -14,6 +14,7 @@ from gpukiln.images.modules import ModuleUse
 from gpukiln.images.timings import timings, timings_table
 from gpukiln.proof.pipeline import why_build
 from gpukiln.release.side import find_side
+from gpukiln.typed import dump, load
 from tests.support.plans import BAKE, VERDICT
 
 
@@ -41,7 +42,7 @@ def test_a_damaged_newest_build_is_not_passed_over(proven):
     document = json.loads(good.record_file.read_text())
     damaged.record_file.write_text(json.dumps({**document, "durations_s": 5}))
     for name in ("last", damaged.id):
-        with pytest.raises(UsageError, match="has another form") as caught:
+        with pytest.raises(UsageError, match="durations_s: Input should be a valid dictionary") as caught:
             proven.find(name)
         assert str(damaged.folder) in caught.value.hint
     assert {proven.find(name).id for name in (good.id, BAKE.image_id)} == {good.id}
@@ -81,9 +82,9 @@ def test_a_record_tells_where_modules_came_from_and_an_old_one_does_not(proven):
     use = ModuleUse("6.1.0-1", "nvidia-current/535.309.01", cached=True, reason="verified")
     build.write(replace(record, bake=replace(BAKE, modules=(use,))))
     assert build.read().bake.modules == (use,)
-    old = record.to_dict()
+    old = dump(record)
     del old["bake"]["modules"]
-    assert Record.from_dict(old).bake == BAKE
+    assert load(Record, old, where="record").bake == BAKE
 
 
 def test_builds_are_compared_step_by_step(proven):

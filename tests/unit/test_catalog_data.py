@@ -8,8 +8,9 @@ import pytest
 from gpukiln.catalog import container_toolkit, cuda, drivers, kubernetes
 from gpukiln.catalog.gpus import architectures, gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
-from gpukiln.catalog.load import read_yaml, record, validate, version_key
+from gpukiln.catalog.load import read_yaml, version_key
 from gpukiln.errors import UsageError
+from gpukiln.typed import load, strict
 
 
 def test_every_machine_has_a_known_gpu_and_living_alternatives() -> None:
@@ -79,13 +80,13 @@ def test_versions_order_by_number() -> None:
 
 
 def test_a_record_refuses_a_misspelt_key_and_says_where() -> None:
-    @record
+    @strict
     class Thing:
         size: int
 
-    assert validate(Thing, {"size": 1}, where="x") == Thing(size=1)
+    assert load(Thing, {"size": 1}, where="x") == Thing(size=1)
     with pytest.raises(UsageError, match=r"things.yaml: 2 mistakes") as caught:
-        validate(Thing, {"sise": 1}, where="things.yaml")
+        load(Thing, {"sise": 1}, where="things.yaml")
     assert caught.value.details == (
         "size is missing",
         "unknown key 'sise'; valid: size; did you mean size?",
@@ -93,14 +94,14 @@ def test_a_record_refuses_a_misspelt_key_and_says_where() -> None:
 
 
 def test_a_mistake_says_what_was_found_and_what_is_wanted_in_our_words() -> None:
-    @record
+    @strict
     class Part:
         names: tuple[str, ...]
         since: date
         kind: Literal["a", "b"] = "a"
         is_big: bool = False
 
-    @record
+    @strict
     class Thing:
         parts: dict[str, Part | None]
         size: int = 0
@@ -121,7 +122,7 @@ def test_a_mistake_says_what_was_found_and_what_is_wanted_in_our_words() -> None
         (None, "it has no value, wanted keys with values, KEY: VALUE"),
     ):
         with pytest.raises(UsageError) as caught:
-            validate(Thing, wrong, where="things.yaml")
+            load(Thing, wrong, where="things.yaml")
         assert message in caught.value.message
 
 

@@ -10,9 +10,9 @@ import pytest
 from gpukiln.commands import docker
 from gpukiln.commands.program import Program
 from gpukiln.docker import build, engines
-from gpukiln.docker.records import ContainerBuild
+from gpukiln.docker.builds import ContainerBuild
 from gpukiln.errors import BusyError
-from gpukiln.release.record import Releases
+from gpukiln.release.log import ReleaseLog
 from tasks import namespace
 from tests.support.docker_records import a_build, a_plan, a_verdict
 
@@ -68,7 +68,7 @@ def test_a_damaged_record_of_a_release_is_named(tmp_path: Path, caplog: pytest.L
     (tmp_path / "releases").mkdir()
     (tmp_path / "releases" / "a.json").write_text("{")
     (tmp_path / "releases" / "b.json").write_text('{"cloud": "aws", "regions": [{"region": "us-west-2"}]}')
-    assert Releases(tmp_path).regions("aws") == ["us-west-2"]
+    assert ReleaseLog(tmp_path).regions("aws") == ["us-west-2"]
     assert "a.json can't be read, so its regions are not looked at" in caplog.text
 
 

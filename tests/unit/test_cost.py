@@ -13,6 +13,7 @@ from gpukiln.commands import ami
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.cost import cost_lines, estimate, spent
 from gpukiln.instances.launch import Launched
+from gpukiln.typed import dump, load
 from tests.support.plans import BAKE, VERDICT
 
 STEPS = {
@@ -87,9 +88,10 @@ def test_a_record_keeps_what_was_spent_and_each_verification_adds_to_it(on_aws, 
 
 def test_a_record_of_before_has_no_cost(planned, tmp_path):
     build = Builds(tmp_path).create("eks-gpu")
-    record = Record(build.id, "verified", planned, BAKE, (VERDICT,), STEPS).to_dict()
-    del record["cost"]
-    assert Record.from_dict(record).cost is None
+    record = Record(build.id, "verified", planned, BAKE, (VERDICT,), STEPS)
+    document = dump(record)
+    del document["cost"]
+    assert load(Record, document, where="record").cost is None
 
 
 def test_show_says_what_a_build_cost(on_aws, tmp_path, monkeypatch, capsys):

@@ -44,7 +44,7 @@ def test_every_text_explains_what_stands_above_it() -> None:
     assert [f"{name}:{line}" for name, module in modules() for line in stray_texts(module)] == []
 
 
-def words(path: Path) -> Counter[str]:
+def names_used(path: Path) -> Counter[str]:
     return Counter(re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 
@@ -63,7 +63,7 @@ def unused(used: Counter[str], module: ast.Module) -> list[str]:
 def used() -> Counter[str]:
     """How often each word stands in the programs; what only tests of programs mention is used by nobody."""
     files = [path for folder in PROGRAMS for path in (ROOT / folder).rglob("*.py")]
-    return sum((words(path) for path in [*files, ROOT / "tasks.py", ROOT / "pyproject.toml"]), Counter())
+    return sum((names_used(path) for path in [*files, ROOT / "tasks.py", ROOT / "pyproject.toml"]), Counter())
 
 
 def test_nothing_is_there_for_its_test_only(used: Counter[str]) -> None:

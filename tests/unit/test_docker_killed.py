@@ -7,7 +7,7 @@ from invoke.context import Context
 
 from gpukiln.commands import docker
 from gpukiln.docker import build as building
-from gpukiln.docker.records import ContainerBuilds
+from gpukiln.docker.builds import ContainerBuilds
 from gpukiln.errors import UnavailableError
 from gpukiln.progress import Progress
 from tests.support.docker_records import a_build, a_plan

@@ -11,10 +11,11 @@ from gpukiln.catalog.components import load_components
 from gpukiln.catalog.containers import load_container
 from gpukiln.catalog.load import ROOT
 from gpukiln.docker.build import find_built, labels, why_build
+from gpukiln.docker.builds import ContainerBuilds
 from gpukiln.docker.context import requirements_for
 from gpukiln.docker.plan import ContainerPlan, ContainerProbes, read_packages
-from gpukiln.docker.records import ContainerBuilds
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.typed import dump, load
 from tests.support.docker_records import CUT_OFF, PROBES, a_build, a_plan, names
 
 LEFT_OUT_WITHOUT_NVIDIA = ["cuda_nvcc", "actions_runner"]
@@ -102,7 +103,7 @@ def test_the_digest_moves_with_what_changes_the_image_and_with_nothing_else(tmp_
 
 def test_a_plan_can_be_written_and_read() -> None:
     plan = a_plan()
-    assert ContainerPlan.from_dict(plan.to_dict()) == plan
+    assert load(ContainerPlan, dump(plan), where="plan") == plan
     assert plan.version.endswith(plan.digest[:8])
     assert labels(plan, "b")["gpukiln.left-out"] == "cuda_nvcc"
 

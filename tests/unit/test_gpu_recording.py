@@ -14,8 +14,8 @@ from tests.doubles.nvml_machine import Data, made_up_machine
 PCI = [{"address": "0000:00:1e.0", "device": "0x20b0"}]
 RECORD = """
 import json, sys
-from gpukiln.probe.recording import record
-print(json.dumps(record(json.loads(sys.argv[1]))))
+from gpukiln.probe.recording import make_recording
+print(json.dumps(make_recording(json.loads(sys.argv[1]))))
 """
 
 

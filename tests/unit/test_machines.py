@@ -16,7 +16,7 @@ from gpukiln.clouds.aws import AwsCloud
 from gpukiln.clouds.select import make_cloud
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.instances import access
-from gpukiln.instances.access import key_files, ssh_access, words_of_access
+from gpukiln.instances.access import access_line, key_files, ssh_access
 from gpukiln.instances.deadline import LIMITS
 from gpukiln.instances.leftovers import builds_with_leftovers, sweep
 from gpukiln.instances.tags import tag_specifications
@@ -211,12 +211,12 @@ def checkip(monkeypatch):
 def test_ssh_is_open_to_this_machines_own_address():
     cloud = AwsCloud("us-west-2")
     assert cloud.ssh_cidr == "198.51.100.23/32"
-    assert words_of_access(cloud) == "SSH of its machines is open to 198.51.100.23/32"
+    assert access_line(cloud) == "SSH of its machines is open to 198.51.100.23/32"
 
 
 @pytest.mark.usefixtures("checkip")
 def test_everybody_is_let_in_only_when_asked_for_and_it_is_told():
-    assert "to everybody" in words_of_access(AwsCloud("us-west-2", ssh_cidr="0.0.0.0/0"))
+    assert "to everybody" in access_line(AwsCloud("us-west-2", ssh_cidr="0.0.0.0/0"))
 
 
 @pytest.mark.parametrize("answer", [b"<html>a captive portal</html>", b"", b"2001:db8::1"])

@@ -19,7 +19,7 @@ from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.images.bake import Saved, ansible_variables, collected, module_cache
 from gpukiln.images.builds import Builds
 from gpukiln.images.module_store import FolderStore, S3Store, open_store
-from gpukiln.images.modules import OFFERED, SIGNED, ModuleCache, judge, read_key, signing_pair, words
+from gpukiln.images.modules import OFFERED, SIGNED, ModuleCache, judge, module_line, read_key, signing_pair
 from gpukiln.progress import Progress
 from tests.support.plans import plan
 
@@ -180,7 +180,7 @@ def run(store, folder, compiled=GOOD, key=None):
     [use] = cache.collect("a-build", told.append)
     assert not folder.exists()
     assert use.cached is offered
-    assert told[-1] == words(use)
+    assert told[-1] == module_line(use)
     return use, told
 
 

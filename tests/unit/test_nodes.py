@@ -15,6 +15,7 @@ from gpukiln.nodes.playbook import Request, list_hosts, run_playbook
 from gpukiln.nodes.results import Collector, HostResult, RunResult
 from gpukiln.nodes.runs import Run, Runs
 from gpukiln.nodes.view import render, summary
+from gpukiln.typed import dump
 
 INVENTORY = """\
 all:
@@ -111,7 +112,7 @@ def test_no_secret_is_in_a_log_or_a_record_and_nobody_else_may_read_them(tmp_pat
         Run(folder).write(request, result)
     finally:
         os.umask(before)
-    said = json.dumps(result.to_dict())
+    said = json.dumps(dump(result))
     assert "hunter2" not in said
     assert "+password: (left out)" in result.hosts["good"].changes[-1].diff
     assert "the end of it" in result.hosts["good"].failure

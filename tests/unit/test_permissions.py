@@ -31,10 +31,10 @@ from gpukiln.proof import tags as proof
 from gpukiln.release import prune
 from gpukiln.release.channels import load_channel
 from gpukiln.release.images import Sharing
+from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
 from gpukiln.release.pointer import Pointer
 from gpukiln.release.publish import release
-from gpukiln.release.record import Releases, require_complete
 from gpukiln.release.rollback import rollback
 from tests.support import release_cloud
 from tests.support.endpoint import serve
@@ -328,7 +328,7 @@ def rehearsed(tmp_path_factory):
             verify(calls, endpoint, images, tmp_path_factory.mktemp("verify"))
             sweep(calls, endpoint)
             push(calls, endpoint)
-        records = Releases(tmp_path_factory.mktemp("releases"))
+        records = ReleaseLog(tmp_path_factory.mktemp("releases"))
         release_twice(calls, records)
         remove_old(calls, records)
     calls.made["build"] += calls.made["verify"]  # a build verifies, as permissions.yaml says too

@@ -22,6 +22,7 @@ from gpukiln.images.plan import Plan, git_commit, make_plan
 from gpukiln.images.plan_view import plan_table
 from gpukiln.sources.available import Probes
 from gpukiln.sources.rpm import RpmMetadata
+from gpukiln.typed import dump, load
 from tests.support.plans import OFFLINE, MotoCloud, plan
 
 ONLINE = Probes(lambda _: None, OFFLINE.candidates, lambda _: None)
@@ -46,9 +47,9 @@ def test_a_plan_on_the_embedded_cloud(debian: str) -> None:
 def test_a_plan_survives_json() -> None:
     made = plan(overrides=["cuda.version=12.2"])
     assert made.overrides == ("cuda.version=12.2",)
-    assert Plan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert load(Plan, json.loads(json.dumps(dump(made))), where="plan") == made
     with pytest.raises(UsageError, match="plan: "):
-        Plan.from_dict({"image": "x"})
+        load(Plan, {"image": "x"}, where="plan")
 
 
 @pytest.mark.usefixtures("debian")
@@ -68,7 +69,10 @@ def test_a_plan_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     driver = told["nvidia_driver"]
     assert driver["repository"]["apt"]["key_fingerprint"].startswith("EB693B3035CD5710E231")
     assert driver["modules"] == "proprietary"
-    assert ansible_variables(Plan.from_dict(made.to_dict()), Build(tmp_path / "build"))["components"] == told
+    assert (
+        ansible_variables(load(Plan, dump(made), where="plan"), Build(tmp_path / "build"))["components"]
+        == told
+    )
     assert plan(root=tmp_path).digest != plan().digest
 
 

@@ -11,9 +11,9 @@ import pytest
 from gpukiln.errors import GpukilnError
 from gpukiln.instances.tags import tags_of
 from gpukiln.release.images import SOURCE_TAG
+from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.pointer import Pointer, history
 from gpukiln.release.publish import release
-from gpukiln.release.record import Releases, require_complete
 from tests.support.release_cloud import (
     HOME,
     POINTER,
@@ -34,7 +34,7 @@ CANDIDATE = Pointer("eks-gpu", "1.34", "candidate")
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    return Releases(tmp_path_factory.mktemp("state"))
+    return ReleaseLog(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gpukiln.errors import UsageError
 from gpukiln.progress import Progress
+from gpukiln.typed import dump, load
 from gpukiln.verify import catalog, report
 from gpukiln.verify.suite import GATHERING
 from gpukiln.verify.verdict import CheckResult, Verdict
@@ -31,18 +33,18 @@ VERDICT = Verdict(
 
 
 def test_verdict_survives_json() -> None:
-    assert Verdict.from_dict(json.loads(json.dumps(VERDICT.to_dict()))) == VERDICT
+    assert load(Verdict, json.loads(json.dumps(dump(VERDICT))), where="x") == VERDICT
 
 
 def test_verdict_does_not_believe_counts_of_a_document() -> None:
-    data = VERDICT.to_dict() | {"passed": True, "counts": {"passed": 3, "failed": 0, "not_run": 0}}
-    assert not Verdict.from_dict(data).passed
+    data = dump(VERDICT) | {"passed": True, "counts": {"passed": 3, "failed": 0, "not_run": 0}}
+    assert not load(Verdict, data, where="x").passed
 
 
 @pytest.mark.parametrize("wrong", [{"schema": 1}, {"checks": [{"id": "x"}]}, {"target": None}])
 def test_verdict_refuses_another_form(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - pydantic's text is its own
-        Verdict.from_dict(VERDICT.to_dict() | wrong)
+    with pytest.raises(UsageError, match=r"x: \d mistake"):
+        load(Verdict, dump(VERDICT) | wrong, where="x")
 
 
 def test_report_names_every_check_and_each_failure_s_fix() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gpukiln.typed import dump
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.schema import verdict_schema
 from gpukiln.verify.verdict import CheckResult, Verdict
@@ -32,7 +33,7 @@ VERDICT = Verdict(
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(json.dumps(verdict.to_dict()))
+    document: dict[str, Any] = json.loads(json.dumps(dump(verdict)))
     return document
 
 
@@ -53,14 +54,14 @@ def test_real_verdicts_are_valid() -> None:
     VALIDATOR.validate(as_json(replace(VERDICT, checks=results)))
 
 
-@pytest.mark.parametrize("name", VERDICT.to_dict())
+@pytest.mark.parametrize("name", dump(VERDICT))
 def test_every_field_is_required(name: str) -> None:
     document = as_json(VERDICT)
     del document[name]
     assert not VALIDATOR.is_valid(document)
 
 
-@pytest.mark.parametrize("name", VERDICT.to_dict()["checks"][0])
+@pytest.mark.parametrize("name", dump(VERDICT)["checks"][0])
 def test_every_field_of_a_check_is_required(name: str) -> None:
     document = as_json(VERDICT)
     del document["checks"][0][name]

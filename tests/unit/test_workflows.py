@@ -18,8 +18,9 @@ import yaml
 from gpukiln.images.builds import Builds
 from gpukiln.instances import access
 from gpukiln.nodes.scenarios import load_scenarios
+from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.publish import release
-from gpukiln.release.record import Releases, require_complete
+from gpukiln.typed import dump
 from tests.support.plans import BAKE
 from tests.support.release_cloud import (
     HOME,
@@ -179,7 +180,7 @@ def runner(proven, tmp_path):
     record = replace(build.read(), verdicts=(judged,))
     runner = Runner(tmp_path, home)
     runner.environment["TEST_RECORD"] = str(tmp_path / "built.json")
-    (tmp_path / "built.json").write_text(json.dumps({**record.to_dict(), "build_id": build.id}))
+    (tmp_path / "built.json").write_text(json.dumps({**dump(record), "build_id": build.id}))
     runner.build = build.id
     build.record_file.unlink()
     tell("image", {"tags": tags(build.id, judged), "region": HOME, "image_id": BAKE.image_id, "name": "gpu"})
@@ -224,7 +225,7 @@ def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
     """The first finds no machine with the other GPU; the second has nothing to build, and no record."""
     seen = verdict(saw_gpu=True)
     record = json.loads((runner.folder / "built.json").read_text())
-    (runner.folder / "built.json").write_text(json.dumps({**record, "verdicts": [seen.to_dict()]}))
+    (runner.folder / "built.json").write_text(json.dumps({**record, "verdicts": [dump(seen)]}))
     tell("reset")
     about = {"region": HOME, "image_id": BAKE.image_id, "name": "gpu"}
     tell("image", {"tags": tags(runner.build, seen), **about})
@@ -250,7 +251,7 @@ def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
 
 def test_what_candidate_does_not_point_at_any_more_is_not_promoted(runner, tmp_path):
     newer = wish(make_image("newer"), "newer")
-    require_complete(release(newer, Cloud(), Releases(tmp_path), quiet()))
+    require_complete(release(newer, Cloud(), ReleaseLog(tmp_path), quiet()))
     runner.keep("7", json.loads((runner.folder / "built.json").read_text()))
     runner.context["needs"] = {"rebuild": {"outputs": {"build": runner.build}}}
     assert "candidate does not point at" in runner.job("promote")

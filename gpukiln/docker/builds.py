@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from gpukiln.docker.engine import ImageInfo, Layer
+from gpukiln.docker.engine import ImageInfo
 from gpukiln.docker.plan import ContainerPlan
 from gpukiln.docker.push import Pushed
 from gpukiln.errors import UsageError
-from gpukiln.records import RecordFolder, RecordFolders
+from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
 from gpukiln.verify.verdict import Verdict
 
 
@@ -20,6 +18,7 @@ class ContainerRecord:
     """Everything that is known of one build of a container image.
 
     Args:
+        schema: Version of this document's form.
         build_id: Its name, which starts with the time.
         state: running, built, verified, failed or aborted.
         plan: What was to be built.
@@ -30,9 +29,9 @@ class ContainerRecord:
         pushed: Where it was pushed to, one a repository.
         durations_s: Seconds of each step.
         error: Why it failed, or an empty string.
-        schema: Version of this document's form.
     """
 
+    schema: int = field(default=SCHEMA, kw_only=True)
     build_id: str
     state: str
     plan: ContainerPlan
@@ -43,49 +42,6 @@ class ContainerRecord:
     pushed: tuple[Pushed, ...] = ()
     durations_s: dict[str, float] = field(default_factory=dict)
     error: str = ""
-    schema: int = 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {
-            "schema": self.schema,
-            "build_id": self.build_id,
-            "state": self.state,
-            "plan": self.plan.to_dict(),
-            "engine": self.engine,
-            "reference": self.reference,
-            "image": asdict(self.image) if self.image else None,
-            "verdict": self.verdict.to_dict() if self.verdict else None,
-            "pushed": [asdict(one) for one in self.pushed],
-            "durations_s": self.durations_s,
-            "error": self.error,
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> ContainerRecord:
-        """Read what `to_dict` wrote."""
-        image = value["image"]
-        return cls(
-            build_id=value["build_id"],
-            state=value["state"],
-            plan=ContainerPlan.from_dict(value["plan"]),
-            engine=value["engine"],
-            reference=value["reference"],
-            image=ImageInfo(
-                **{
-                    **image,
-                    "layers": tuple(Layer(**layer) for layer in image["layers"]),
-                    "entrypoint": tuple(image["entrypoint"]),
-                }
-            )
-            if image
-            else None,
-            verdict=Verdict.from_dict(value["verdict"]) if value["verdict"] else None,
-            pushed=tuple(Pushed(**{**one, "tags": tuple(one["tags"])}) for one in value["pushed"]),
-            durations_s={step: float(seconds) for step, seconds in value["durations_s"].items()},
-            error=value["error"],
-            schema=value["schema"],
-        )
 
 
 @dataclass(frozen=True)
@@ -93,9 +49,9 @@ class ContainerBuild(RecordFolder[ContainerRecord]):
     """The folder of one build."""
 
     @staticmethod
-    def parse(document: Mapping[str, Any]) -> ContainerRecord:
-        """See `RecordFolder.parse`."""
-        return ContainerRecord.from_dict(document)
+    def kind() -> type[ContainerRecord]:
+        """See `RecordFolder.kind`."""
+        return ContainerRecord
 
 
 class ContainerBuilds(RecordFolders[ContainerBuild]):

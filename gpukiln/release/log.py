@@ -6,15 +6,18 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpukiln.errors import BusyError, GpukilnError, PartialError, UnavailableError
 from gpukiln.files import write_whole
 from gpukiln.locks import locked
 from gpukiln.release.pointer import Pointer
+from gpukiln.typed import dump
 
 log = logging.getLogger(__name__)
 SCHEMA = 1
@@ -75,9 +78,9 @@ class Release:
     started_at: str = ""
     durations_s: dict[str, float] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The document that is written as JSON."""
-        return {"schema": SCHEMA, "parameter": self.pointer.path, **asdict(self)}
+    @model_serializer(mode="wrap")
+    def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"schema": SCHEMA, "parameter": self.pointer.path, **plain(self)}
 
     @property
     def failures(self) -> tuple[RegionResult, ...]:
@@ -89,8 +92,8 @@ class Release:
         return replace(self, regions=tuple(results[result.region] for result in self.regions))
 
 
-class Releases:
-    """The records of this machine.
+class ReleaseLog:
+    """What this machine released and rolled back.
 
     Args:
         home: The state folder.
@@ -100,7 +103,7 @@ class Releases:
         self.folder = home / "releases"
 
     def write(self, release: Release) -> Path:
-        """Keep a record in one step; a second run of the same release replaces the first's.
+        """Keep what was done; a second run of the same release replaces the first's.
 
         Returns:
             Its file.
@@ -108,7 +111,7 @@ class Releases:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"{release.pointer.kubernetes}-{release.pointer.channel}-{release.build}-{release.action}.json"
         file = self.folder / name
-        write_whole(file, json.dumps(release.to_dict(), indent=2) + "\n")
+        write_whole(file, json.dumps(dump(release), indent=2) + "\n")
         return file
 
     def regions(self, cloud: str) -> list[str]:

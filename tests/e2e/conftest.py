@@ -1,5 +1,9 @@
-"""One embedded cloud for all of these tests, in a folder of its own, removed at the end."""
+"""One embedded cloud for all tests of a process, in a folder of its own, removed at the end.
 
+The base image is built once a run: the clouds of all processes have its disk.
+"""
+
+import contextlib
 import itertools
 import json
 import os
@@ -8,7 +12,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from gpukiln.clouds.embedded.base import current_base
+from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import Machines
 from tests.support.harness import ROOT, Here
@@ -17,7 +24,7 @@ REGIONS = ("us-west-2", "us-east-1")
 
 
 @pytest.fixture(scope="session")
-def here(worker_id):
+def here(worker_id, tmp_path_factory):
     # not below /tmp, which may be memory: a build takes several GiB
     with tempfile.TemporaryDirectory(
         prefix="gpukiln-tests-", dir="/var/tmp", ignore_cleanup_errors=True
@@ -25,6 +32,8 @@ def here(worker_id):
         home = _apart(Path(folder), 0 if worker_id == "master" else int(worker_id.removeprefix("gw")))
         for path in (home, home.parent):
             path.chmod(0o755)  # apt reads its lists there as another user
+        run = tmp_path_factory.getbasetemp()
+        _have_base(Layout(home), run if worker_id == "master" else run.parent)
         cloud = Here(home)
         yield cloud
         cloud.invoke("cloud.clean", "--images", "--base", "--released", "--force", "--yes")
@@ -39,6 +48,20 @@ def built(here):
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return json.loads(done.stdout), done.stderr
+
+
+def _have_base(layout: Layout, run: Path) -> None:
+    """The first process of the run has its cloud build the base image; the others' disk is a link to that."""
+    base = current_base(layout)
+    layout.create()
+    with FileLock(run / "base.lock"):
+        built = run / base.snapshot_id  # where its disk is
+        if built.exists():
+            with contextlib.suppress(FileNotFoundError):  # that process has ended
+                os.link(built.read_text(), layout.snapshot(base.snapshot_id))
+                return
+        EmbeddedCloud(REGIONS[0], layout=layout).prepare(base.image_id, print)
+        built.write_text(str(layout.snapshot(base.snapshot_id)))
 
 
 def _apart(folder: Path, worker: int) -> Path:

@@ -1,5 +1,6 @@
 """The AWS CLI talks to the embedded cloud as to EC2, and what it says is what runs."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpukiln.instances.deadline import shutdown_user_data
-from tests.support.harness import command_lines, processes_of, wait_for
+from tests.support.harness import ROOT, command_lines, processes_of, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -37,6 +38,14 @@ def test_the_base_image_is_published_under_its_public_parameter(here, base_id):
     assert image["RootDeviceType"] == "ebs"
     assert image["OwnerId"] == "136693071363"
     assert image["Name"].startswith("debian-12-amd64-")
+
+
+def test_a_shell_gets_its_settings_from_one_command(here, base_id):
+    script = f'eval "$(invoke cloud.env)" && aws ec2 describe-images --image-ids {base_id} --output json'
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=here.environment, capture_output=True, text=True, check=False
+    )
+    assert [image["ImageId"] for image in json.loads(done.stdout)["Images"]] == [base_id], done.stderr
 
 
 def test_user_data_ran_on_a_machine_that_came_up_whole(here, instance, key):

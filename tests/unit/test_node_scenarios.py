@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gpukiln.errors import UsageError
 from gpukiln.nodes.runs import Runs
-from gpukiln.nodes.scenarios import Scenario, choose, load_scenarios, run_scenario
+from gpukiln.nodes.scenarios import Outcome, Scenario, choose, load_scenarios, run_scenario
 from gpukiln.nodes.view import render_outcomes, render_scenarios
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +68,7 @@ def test_a_scenario_that_passes(project):
 def test_a_scenario_that_fails_is_removed_and_says_why(project):
     outcome = run_scenario(scenario(project, "bad"), project / "bad.log", lambda _: None)
     assert outcome.state == "failed"
+    assert {"create", "converge"} < set(outcome.steps)
     assert "/does-not-exist" in outcome.failure
     assert (project / "bad-was-removed").exists()
 
@@ -108,7 +109,7 @@ def test_scenarios_that_pull_an_image_run_only_when_named(project):
 
 def test_the_tables(project):
     (project / "molecule/bad/molecule.yml").write_text(MOLECULE.format(platform=", image: debian"))
-    failed = run_scenario(scenario(project, "bad"), project / "bad.log", lambda _: None)
+    failed = Outcome("bad", steps={"converge": 1.0}, failure="ls: cannot access '/does-not-exist'")
     console = Console(width=120, record=True, file=(project / "out").open("w"))
     console.print(render_outcomes([failed], [scenario(project, "bad")]))
     console.print(render_scenarios([scenario(project, "good")]))

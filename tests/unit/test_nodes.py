@@ -83,7 +83,9 @@ def run(request: Request, folder: Path) -> RunResult:
 
 
 def test_every_host_has_its_own_outcome_and_a_failed_batch_is_the_last(request_of, tmp_path):
-    result = run(request_of(), tmp_path / "run")
+    """And it is found again with what it did not finish."""
+    request = request_of()
+    result = run(request, tmp_path / "run")
     states = {host.name: host.state for host in result.hosts.values()}
     assert states == {"good": "changed", "bad": "failed", "gone": "unreachable", "later": "not_reached"}
     assert result.unfinished == ["bad", "gone", "later"]
@@ -94,6 +96,14 @@ def test_every_host_has_its_own_outcome_and_a_failed_batch_is_the_last(request_o
     assert "Connection refused" in result.hosts["gone"].failure
     assert "/does-not-exist" in (tmp_path / "run/hosts/bad.log").read_text()
     assert summary(result) == "4 hosts: 1 changed, 1 failed, 1 unreachable, 1 not reached"
+
+    runs = Runs(tmp_path)
+    kept = runs.create("apply")
+    kept.write(request, result)
+    assert runs.find("last").read()["unfinished"] == ["bad", "gone", "later"]
+    assert json.loads(kept.file.read_text())["hosts"]["good"]["state"] == "changed"
+    with pytest.raises(UsageError, match="no run 'nonsense'"):
+        runs.find("nonsense")
 
 
 def test_no_secret_is_in_a_log_or_a_record_and_nobody_else_may_read_them(tmp_path, monkeypatch):
@@ -154,25 +164,11 @@ def test_check_mode_shows_the_difference_and_changes_nothing(request_of, tmp_pat
     assert "+new" in console.export_text()
 
 
-def test_ctrl_c_works_after_a_run(request_of, tmp_path):
-    run(request_of(limit="good"), tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_a_second_run_changes_nothing(request_of, tmp_path):
+def test_a_second_run_changes_nothing_and_ctrl_c_works_after_it(request_of, tmp_path):
     run(request_of(limit="good"), tmp_path / "one")
     assert run(request_of(limit="good"), tmp_path / "two").hosts["good"].state == "ok"
-
-
-def test_a_run_is_found_again_with_what_it_did_not_finish(request_of, tmp_path):
-    runs, request = Runs(tmp_path), request_of()
-    kept = runs.create("apply")
-    kept.write(request, run(request, tmp_path / "run"))
-    assert runs.find("last").read()["unfinished"] == ["bad", "gone", "later"]
-    assert json.loads(kept.file.read_text())["hosts"]["good"]["state"] == "changed"
-    with pytest.raises(UsageError, match="no run 'nonsense'"):
-        runs.find("nonsense")
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_hosts_of_the_inventory(request_of):

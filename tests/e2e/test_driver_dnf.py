@@ -112,10 +112,9 @@ def test_a_branch_that_amazon_linux_does_not_have_is_refused(amazon):
 
 def test_amazon_linux_gets_the_branch_that_it_has(amazon):
     """With NVIDIA's dkms, though Amazon's own repository comes first; the kernel stays with the release."""
-    amazon.converge(INSTALL_DRIVER, **sources(amazon), nvidia_driver_branch=580)
-    done = amazon.apply(
-        INSTALL_DRIVER, **sources(amazon), nvidia_driver_branch=580, nvidia_driver_upgrade_kernel=True
-    )
+    variables = {**sources(amazon), "nvidia_driver_branch": 580}
+    done = amazon.apply(INSTALL_DRIVER, **variables, nvidia_driver_upgrade_kernel=True)
+    amazon.rests(INSTALL_DRIVER, **variables)
     assert drivers(amazon, RPM) == {NEW}
     assert module_version(amazon) == NEW
     assert f"dkms {CUDAS_DKMS.split()[1].split('-')[0]}" in amazon.read(

@@ -63,6 +63,7 @@ def test_an_untrusted_key_is_refused(site):
     said = site.refused_from(key_fingerprint="0" * 40)
     assert f"Found keys with the fingerprints {site.fingerprint}" in said
     assert "wanted " + "0" * 40 in said
+    assert not set(runtime.TOOLKIT) & set(site.installed())
     said = site.refused_from(key_url="http://127.0.0.1:1/k")
     assert "Found no key for the repository nvidia-container-toolkit at http://127.0.0.1:1/k" in said
     assert "Check its network" in said
@@ -90,7 +91,7 @@ def test_nvidia_docker2_is_replaced_and_everybodys_keys_stay(site):
         node.read("sudo sed -i s/enabled=1/enabled=0/ /etc/yum.repos.d/nvidia-docker.repo")
     runtimes = {**KATA, **json.loads(runtime.DAEMON_JSON)["runtimes"]}
     node.write("/etc/docker/daemon.json", json.dumps({"log-level": "warn", "runtimes": runtimes}))
-    site.converge(nvidia_docker2=True)
+    site.apply(nvidia_docker2=True)  # that all of it rests is shown below
     found = site.installed()
     assert "nvidia-docker2" not in found
     assert {found[name] for name in runtime.TOOLKIT} == {f"{VERSION}-1"}
@@ -123,13 +124,18 @@ def test_the_engines_run_with_the_runtime(site):
     assert table["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
     if site.is_apt:  # the real one
         dump = node.read("sudo containerd config dump")
+        assert 'default_runtime_name = "nvidia"' in dump
+        assert "containerd.runtimes.nvidia]" in dump
         assert 'BinaryName = "/usr/bin/nvidia-container-runtime"' in dump
     found = site.installed()
     assert set(ENGINES.get(site.platform, ("containerd", "docker.io"))) <= set(found)
     assert ("nvtop" in found) == (site.platform != "amazon-2023")
     if site.platform == "rocky-9":
         assert "includepkgs = nvtop" in node.read("cat /etc/yum.repos.d/epel-nvtop.repo")
-    if not site.is_apt:
+    if site.is_apt:
+        text = node.read("cat /etc/apt/sources.list.d/nvidia-container-toolkit.*")
+        assert re.search("(?i)signed-by[=:]", text)
+    else:
         text = node.read("cat /etc/yum.repos.d/nvidia-container-toolkit.repo")
         assert "\ngpgcheck = 1" in text
         assert "\nrepo_gpgcheck = 1" in text
@@ -170,11 +176,15 @@ def test_a_broken_daemon_json_is_named_and_kept(site):
 
 @ONE_OF_EACH_KIND
 def test_persistence_is_on_where_there_is_a_gpu(site):
-    """A daemon that runs without it, as udev may start it before the role has been there, is started anew."""
+    """A daemon that runs without it, as udev may start it before the role has been there, is started anew.
+
+    Here every one of these roles rests in a second run, nvidia-docker2's command too; on Amazon Linux they do
+    in test_containerd_is_nodeadms.
+    """
     node = site.node
     node.read("sudo rm -r /etc/systemd/system/nvidia-persistenced.service.d; sudo systemctl daemon-reload")
     node.read("sudo touch /run/nvidia-gpu-present; sudo systemctl start nvidia-persistenced || true")
-    site.converge(gpu_presence_found=True, **cdi(node, "535.309.01"))
+    site.converge(gpu_presence_found=True, nvidia_docker2=True, **cdi(node, "535.309.01"))
     assert "--persistence-mode" in node.read("systemctl show -p ExecStart nvidia-persistenced")
     assert node.read("systemctl is-active nvidia-persistenced") == "active\n"
     assert node.read("systemctl is-enabled nvidia-persistenced") == "enabled\n"

@@ -104,11 +104,13 @@ def _become_rpm(node: "Node", platform: str, more: Iterable[Package]) -> None:
     is_amazon = platform == "amazon-2023"
     debian = node.read("ls /lib/modules").strip()
     file, text = RELEASE_FILES[platform]
+    # dracut's package makes an initramfs of every kernel in /boot, which takes long and would be thrown away.
+    node.read(f"sudo mv /boot/vmlinuz-{debian} /srv/vmlinuz && sudo rm -f /boot/initrd.img-*")
     node.read(f"sudo apt-get -q update && sudo apt-get -qy install {EL_TOOLS} linux-headers-{debian}")
     # Debian's kernel under the system's own name; its headers build what DKMS builds.
     node.read(
-        f"sudo mv /lib/modules/{debian} /lib/modules/{kernel} && sudo mv /boot/vmlinuz-{debian}"
-        f" /boot/vmlinuz-{kernel} && sudo rm -f /boot/initrd.img-* && sudo depmod {kernel}"
+        f"sudo mv /lib/modules/{debian} /lib/modules/{kernel} && sudo mv /srv/vmlinuz /boot/vmlinuz-{kernel}"
+        f" && sudo depmod {kernel}"
     )
     node.write(file, text)
     # What would tell Ansible and the roles that this is Debian.

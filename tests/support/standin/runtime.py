@@ -3,6 +3,7 @@
 The engines read their configuration as far as the roles need it: containerd refuses what is no TOML.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from tests.support.standin.packages import UNIT, Package, daemon
@@ -77,16 +78,25 @@ def engines(containerd: str, docker: str) -> list[Package]:
     ]
 
 
-def toolkit(version: str) -> list[Package]:
-    """NVIDIA's four packages, and what they replaced."""
+def needs(names: Sequence[str], version: str, *, rpm: bool) -> tuple[str, ...]:
+    """Relations to packages in one very version, in an rpm's words or in apt's."""
+    return tuple(f"{name} = {version}" if rpm else f"{name} (= {version})" for name in names)
+
+
+def toolkit(version: str, *, rpm: bool = False) -> list[Package]:
+    """NVIDIA's four packages, each of one version with those after it, and what they replaced."""
     files: dict[str, Any] = {
         "nvidia-container-toolkit-base": {
             "/usr/bin/nvidia-ctk": NVIDIA_CTK,
             "/usr/bin/nvidia-container-runtime": "#!/bin/sh\n",
         },
     }
+    full = f"{version}-1"
     return [
-        *(Package(name, f"{version}-1", files=files.get(name, {})) for name in TOOLKIT),
+        *(
+            Package(name, full, needs(TOOLKIT[place + 1 :], full, rpm=rpm), files=files.get(name, {}))
+            for place, name in enumerate(TOOLKIT)
+        ),
         # It owns the file: the file goes with it.
         Package(
             "nvidia-docker2",

@@ -25,6 +25,9 @@ PLAYBOOK = """\
       ansible.builtin.include_role: {name: "{{ item }}", tasks_from: runtime}
       loop: "{{ these | difference(['nvtop']) }}"
 """
+SERVE = (
+    "sudo systemd-run --unit vendor -p WorkingDirectory=/srv/vendor python3 -m http.server -b 127.0.0.1 8080"
+)
 ENGINES = {"rocky-9": ("containerd.io", "docker-ce"), "amazon-2023": ("containerd", "docker")}
 # As NVIDIA's own installation steps leave it.
 CUDA_REPO = """\
@@ -51,7 +54,8 @@ class Site:
         self.kind = "apt" if self.is_apt else "rpm"
         engines = [] if self.is_apt else runtime.engines(*ENGINES[platform])
         disguise(node, platform, base=engines if platform == "amazon-2023" else ())
-        vendor = [*runtime.toolkit(VERSION), *runtime.toolkit("1.19.0")[:4]]
+        versions = [runtime.toolkit(one, rpm=not self.is_apt) for one in (VERSION, "1.19.0", "1.19.2")]
+        vendor = [*versions[0], *versions[1][:4], *versions[2][:4]]  # not the newest is wanted
         self.fingerprint = publish(node, "/srv/vendor", vendor, kind=self.kind)
         if self.is_apt:
             unit = runtime.UBUNTU_UNIT
@@ -63,6 +67,7 @@ class Site:
             listed = "deb [signed-by=/srv/archive/gpgkey] file:/srv/archive /\n"
             node.write("/etc/apt/sources.list.d/archive.list", listed)
             node.read("sudo apt-get -q update")
+            node.read(SERVE)
         else:
             self._publish_others(engines)
 
@@ -84,9 +89,10 @@ class Site:
         return {"url": folder, "key_url": f"{folder}/gpgkey", "key_fingerprint": self.others[name]}
 
     def repository(self, **changed):
+        url = "http://127.0.0.1:8080" if self.is_apt else "file:///srv/vendor"
         found = {
-            "url": "file:///srv/vendor",
-            "key_url": "file:///srv/vendor/gpgkey",
+            "url": url,
+            "key_url": f"{url}/gpgkey",
             "key_fingerprint": self.fingerprint,
             **changed,
         }

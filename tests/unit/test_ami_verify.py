@@ -89,7 +89,7 @@ def judge(proven, monkeypatch, capsys):
             code = error.code
         shown = capsys.readouterr()
         run.out = shown.out
-        return code, shown.err, proven.find("last") if proven.all() else None
+        return code, shown.err + shown.out, proven.find("last") if proven.all() else None
 
     run.tags = there
     return run

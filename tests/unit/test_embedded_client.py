@@ -56,6 +56,7 @@ def test_a_server_is_started_once_and_keeps_its_port(served: Layout) -> None:
     assert stop_server(served)
     assert not server_runs(served)
     assert server_status(served) is None
+    assert not stop_server(served)
     assert ensure_server(served)["url"] == status["url"], "a shell's AWS_ENDPOINT_URL stays right"
 
 

@@ -10,8 +10,8 @@ from invoke.context import Context
 from gpukiln.clouds import select
 from gpukiln.commands import release as commands
 from gpukiln.errors import BusyError, UsageError
+from gpukiln.release.log import ReleaseLog
 from gpukiln.release.options import key_by_region, region_names, sharing_with
-from gpukiln.release.record import Releases
 from tests.support.plans import BAKE
 from tests.support.release_cloud import HOME, REGIONS, Cloud, pointed, tags, tell, verdict
 
@@ -96,7 +96,7 @@ def test_stable_takes_only_what_was_proven(typed):
 def test_a_dry_run_waits_for_nobody(typed, tmp_path):
     typed("release", "last", channel="candidate", judged=NO_GPU)
     release, rollback = ("release", "last"), ("rollback",)
-    with Releases(tmp_path).locked():
+    with ReleaseLog(tmp_path).locked():
         assert typed(*release, channel="candidate", dry_run=True)[0] == 0
         assert typed(*release, channel="candidate")[0] == BusyError.exit_code
         assert typed(*rollback, channel="candidate", dry_run=True)[0] == 6  # there is no release before

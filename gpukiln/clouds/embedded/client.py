@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def stop_server(layout: Layout) -> bool:
             pass
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        if not server_runs(layout):
+        # its namespaces end after its lock is free
+        if not server_runs(layout) and not any(_server_processes(layout)):
             return True
         time.sleep(0.1)
     raise UnavailableError("the embedded cloud's server does not end", hint=f"its log: {layout.server_log}")
@@ -102,8 +104,8 @@ def _request(layout: Layout, url: str, method: str = "GET") -> urllib.request.Re
     return urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - our own
 
 
-def _kill_server(layout: Layout) -> bool:
-    """End a server that does not answer; its machines and mounts end with its namespaces."""
+def _server_processes(layout: Layout) -> Iterator[int]:
+    """The processes that hold the namespaces of this folder's server, be it that it answers or not."""
     home = layout.identity()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -111,8 +113,15 @@ def _kill_server(layout: Layout) -> bool:
             if words[0] == b"unshare" and SERVER.encode() in words:
                 served = Path(os.fsdecode(words[words.index(SERVER.encode()) + 1]))
                 if home and Layout(served).identity() == home:  # by whatever path
-                    os.kill(int(folder.name), signal.SIGKILL)
-                    return True
+                    yield int(folder.name)
+
+
+def _kill_server(layout: Layout) -> bool:
+    """End a server that does not answer; its machines and mounts end with its namespaces."""
+    for pid in _server_processes(layout):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
     return False
 
 

@@ -42,7 +42,7 @@ def test_a_damaged_newest_build_is_not_passed_over(proven):
     document = json.loads(good.record_file.read_text())
     damaged.record_file.write_text(json.dumps({**document, "durations_s": 5}))
     for name in ("last", damaged.id):
-        with pytest.raises(UsageError, match="durations_s: Input should be a valid dictionary") as caught:
+        with pytest.raises(UsageError, match="durations_s: found 5, wanted keys with values") as caught:
             proven.find(name)
         assert str(damaged.folder) in caught.value.hint
     assert {proven.find(name).id for name in (good.id, BAKE.image_id)} == {good.id}

@@ -105,7 +105,8 @@ def test_dcgm_tells_what_it_would_do(node):
 def test_dcgm_is_installed_and_waits_for_a_gpu(node):
     node.write("/etc/apt/sources.list.d/cuda-debian12.list", OLD_REPOSITORY)
     node.read("sudo apt-get -q update && sudo apt-get -qy install datacenter-gpu-manager")
-    node.converge(PLAYBOOK, role="dcgm", **node.dcgm)
+    # That it rests without a GPU too is shown with dnf, in test_runtime_platforms.py.
+    apply(node, "dcgm", **node.dcgm)
     held = node.read("apt-mark showhold").split()
     assert "datacenter-gpu-manager-exporter" in held
     assert len([name for name in held if name.startswith("datacenter-gpu-manager-4")]) == 4
@@ -136,7 +137,7 @@ def test_dcgm_says_what_is_wrong(node, variables, reason):
 @pytest.mark.usefixtures("gpu")
 def test_dcgm_runs_where_there_is_a_gpu(node):
     node.write("/srv/discovery", "1 GPU found.\n")
-    node.converge(PLAYBOOK, role="dcgm", **node.dcgm)
+    apply(node, "dcgm", **node.dcgm)
     assert states(node, "nvidia-dcgm", "nvidia-dcgm-exporter") == [("enabled", "active")] * 2
     assert "127.0.0.1:9400" in node.read("ss -ltn")
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +23,7 @@ SSH_OPTIONS = (
     *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"),
     *("-o", "ConnectTimeout=10", "-o", "BatchMode=yes"),
 )
+ONE_CONNECTION = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60")
 
 
 class Here:
@@ -124,13 +125,13 @@ class Here:
         ec2.get_waiter(state).wait(InstanceIds=[instance["InstanceId"]], WaiterConfig=often)
 
     def ssh(
-        self, instance, key_file: Path, command: str, stdin: bytes = b""
+        self, instance, key_file: Path, command: str, stdin: bytes = b"", options: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine as its first user."""
         port = self.ssh_port(instance)
         target = f"admin@{instance['PrivateIpAddress']}"
         done = subprocess.run(
-            ["ssh", "-i", key_file, "-p", port, *SSH_OPTIONS, target, command],
+            ["ssh", "-i", key_file, "-p", port, *SSH_OPTIONS, *options, target, command],
             input=stdin,
             capture_output=True,
             check=False,
@@ -198,7 +199,8 @@ class Node:
         self.here, self.key_file, self.folder = here, key_file, folder
         self.instance = here.launch(image_id or here.base_id(), key_file)
         try:
-            wait_for(lambda: self.ssh("cloud-init status --wait").returncode == 0)
+            # with logins of its own: a later one finds what cloud-init sets for a session
+            wait_for(lambda: here.ssh(self.instance, key_file, "cloud-init status --wait").returncode == 0)
         except BaseException:
             here.terminate(self.instance)
             raise
@@ -210,7 +212,9 @@ class Node:
         self.here.terminate(self.instance)
 
     def ssh(self, command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-        return self.here.ssh(self.instance, self.key_file, command, stdin)
+        """Run a command over the one connection to it: a login takes longer than most commands."""
+        options = (*ONE_CONNECTION, "-o", f"ControlPath={self.folder}/ssh")
+        return self.here.ssh(self.instance, self.key_file, command, stdin, options)
 
     def read(self, command: str) -> str:
         """What a command says that must succeed."""

@@ -105,8 +105,7 @@ def test_dcgm_tells_what_it_would_do(node):
 def test_dcgm_is_installed_and_waits_for_a_gpu(node):
     node.write("/etc/apt/sources.list.d/cuda-debian12.list", OLD_REPOSITORY)
     node.read("sudo apt-get -q update && sudo apt-get -qy install datacenter-gpu-manager")
-    # That it rests without a GPU too is shown with dnf, in test_runtime_platforms.py.
-    apply(node, "dcgm", **node.dcgm)
+    node.converge(PLAYBOOK, role="dcgm", **node.dcgm)
     held = node.read("apt-mark showhold").split()
     assert "datacenter-gpu-manager-exporter" in held
     assert len([name for name in held if name.startswith("datacenter-gpu-manager-4")]) == 4

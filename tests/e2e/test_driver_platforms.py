@@ -78,7 +78,7 @@ def test_ubuntu_moves_to_another_branch_with_dkms(ubuntu):
 
 def test_nvidias_repository_gives_the_wanted_release_and_not_the_newest(ubuntu):
     # 580.159.03 is newer than both; of 535 the older of two releases
-    ubuntu.apply(  # test_what_was_built_unsigned_is_signed has all of it rest
+    ubuntu.converge(
         INSTALL_DRIVER,
         nvidia_driver_source="nvidia",
         nvidia_driver_version="535.288.01",
@@ -125,7 +125,6 @@ def test_what_was_built_unsigned_is_signed(ubuntu):
         nvidia_driver_branch=580,
         nvidia_driver_modules="open",
         nvidia_driver_repository=cuda_repository(ubuntu.fingerprint),
-        nvidia_driver_fabric_manager="always",
         nvidia_driver_sign=True,
         nvidia_driver_certificate_dir=str(ubuntu.folder),
     )

@@ -131,6 +131,8 @@ def _mistake(kind: Any, item: Any) -> str:
         wanted = f"wanted {known}" if known else item["msg"].replace("Input should be", "wanted something")
     if what == "string_type" and isinstance(item["input"], int | float):
         wanted += f': put it in quotes, "{item["input"]}"'
+    if not key and what == "value_error":  # of the whole document, which is too long to be shown
+        return wanted
     return f"{key}: {found}, {wanted}" if key else f"{found}, {wanted}"
 
 

@@ -41,9 +41,16 @@ def test_verdict_does_not_believe_counts_of_a_document() -> None:
     assert not load(Verdict, data, where="x").passed
 
 
-@pytest.mark.parametrize("wrong", [{"schema": 1}, {"checks": [{"id": "x"}]}, {"target": None}])
-def test_verdict_refuses_another_form(wrong: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"x: \d mistake"):
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"schema": 1}, "x: it has schema 1"),
+        ({"checks": [{"id": "x"}]}, r"x: \d mistakes"),
+        ({"target": None}, "x: target: it has no value, wanted a text"),
+    ],
+)
+def test_verdict_refuses_another_form(wrong: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
         load(Verdict, dump(VERDICT) | wrong, where="x")
 
 

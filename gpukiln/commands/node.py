@@ -296,9 +296,11 @@ def runs(
         print_json([run.to_dict() for run in found])
     elif found:
         results().print(render_runs(found))
-    if not removing:
-        going = [run for run in found if run.action == "remove"]
-        what = f"--yes removes these {len(going)} of {len(found)}" if going else "nothing is to be"
+    else:
+        say("no run has left anything on this machine")
+    if found and not removing:
+        going = sum(run.action == "remove" for run in found)
+        what = f"--yes removes these {going} of {len(found)}" if going else "all of them stay"
         say(f"nothing was removed: {what}")
     if failed := [run for run in found if run.action == "failed"]:
         raise PartialError(

@@ -51,7 +51,7 @@ class MotoCloud:
         self.strict_sources = name == "aws"
 
     def client(self, service: str) -> Any:
-        return boto3.client(service, region_name=self.region)  # type: ignore[call-overload]
+        return boto3.client(service, region_name=self.region)  # type: ignore[call-overload]  # the stubs want a literal
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """The folder of each run on nodes, with what is needed to look at it again and to resume it."""
 
+import contextlib
 import json
+import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,8 +123,8 @@ def old_runs(found: Iterable[tuple[str, Path]], *, keep: int, older_than_days: i
     """
     runs = []
     for kind, folder in found:
-        files = [folder, *folder.rglob("*")]
-        stats = [one.lstat() for one in files if one.name != "lock"]
+        if not (stats := list(_stats(folder))):
+            continue  # somebody has removed it
         ended = datetime.fromtimestamp(max(one.st_mtime for one in stats), UTC)
         runs.append((kind, ended, folder, sum(one.st_blocks * 512 for one in stats) / (1 << 20)))
     judged, seen = [], Counter[str]()
@@ -139,6 +141,14 @@ def old_runs(found: Iterable[tuple[str, Path]], *, keep: int, older_than_days: i
         action = "keep" if reason else "remove"
         judged.append(OldRun(folder, kind, ended, round(mib, 1), action, reason or f"{days} days old"))
     return judged
+
+
+def _stats(folder: Path) -> Iterator[os.stat_result]:
+    """Of all in a folder but its lock; what a process that works in it removes meanwhile is passed over."""
+    for top, _, names in os.walk(folder):
+        for path in (Path(top), *(Path(top, name) for name in names if name != "lock")):
+            with contextlib.suppress(FileNotFoundError):
+                yield path.lstat()
 
 
 def is_held(folder: Path) -> bool:

@@ -69,7 +69,7 @@ def nothing_hangs() -> Iterator[None]:
     """The probe has met no tool that hangs, and kept nothing of what it read; nor has it afterwards."""
 
     def forget() -> None:
-        watch.__init__()  # type: ignore[misc]
+        watch.__init__()  # type: ignore[misc]  # as it is made: it has no other way to forget
         evidence.clear()
 
     forget()

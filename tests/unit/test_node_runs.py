@@ -119,3 +119,11 @@ def test_what_can_not_be_removed_is_told(typed, make, monkeypatch):
     code, _, err = typed(keep=0, yes=True)
     assert code == 5
     assert f"{folder}: {folder}: Operation not permitted" in err
+
+
+def test_a_run_that_somebody_removes_meanwhile_is_none(tmp_path):
+    (tmp_path / "there").mkdir()
+    found = kept.old_runs(
+        [("apply", tmp_path / "gone"), ("apply", tmp_path / "there")], keep=20, older_than_days=30
+    )
+    assert [run.folder.name for run in found] == ["there"]

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpukiln.clouds.embedded.gpus import library as nvml
 from gpukiln.probe.contact_doubles import Answers, merged
-from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, made_up_machine
+from tests.support import nvml_double
 from tests.support.gpu_profiles import PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,10 +102,10 @@ def doubles_answer(folder: Path) -> Answers:
     Args:
         folder: An empty one, for what is built.
     """
-    library, spec, found = nvml.build(folder), folder / "spec", []
-    build_cuda(folder)
+    library, spec, found = nvml_double.build(folder), folder / "spec", []
+    build_cuda(library.parent)
     for number, (machine, more) in enumerate(machines()):
-        nvml.write_spec(spec, machine)
+        nvml.write_state(spec, machine)
         place, pci = folder / f"asked-{number}", folder / f"pci-{number}"
         make_pci(pci, int(more["DOUBLE_GPUS"]))
         subprocess.run(

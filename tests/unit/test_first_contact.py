@@ -15,11 +15,12 @@ from typing import Any
 import pynvml
 import pytest
 
+from gpukiln.clouds.embedded.gpus import library as nvml
 from gpukiln.probe.contact_doubles import contradictions
 from gpukiln.probe.contact_folder import Folder
-from tests.doubles import nvml
 from tests.doubles.answers import PREPARE, build_cuda, doubles_answer, environment, make_pci
 from tests.doubles.nvml_machine import Data, made_up_machine
+from tests.support import nvml_double
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "first-contact"
@@ -48,8 +49,8 @@ Contact = Callable[..., subprocess.Popen[str]]
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The double of NVML, with that of CUDA beside it."""
     folder = tmp_path_factory.mktemp("doubles")
-    built = nvml.build(folder)
-    build_cuda(folder)
+    built = nvml_double.build(folder)
+    build_cuda(built.parent)
     return built
 
 
@@ -74,7 +75,7 @@ def contact(library: Path, tmp_path: Path) -> Contact:
         machine = machine or made_up_machine()
         for number, one in enumerate(machine["gpus"]):
             one["bus_id"] = f"00000000:{0x1A + number:02X}:00.0"
-        nvml.write_spec(tmp_path / "spec", machine, errors=errors)
+        nvml.write_state(tmp_path / "spec", machine, errors=errors)
         arguments = [tmp_path / "pci", tmp_path / "tools", tmp_path / "found", also, ROOT]
         return subprocess.Popen(
             [*python, "-c", before + PREPARE + RUN, *map(str, arguments)],

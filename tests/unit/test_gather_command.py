@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln.clouds.embedded.gpus import library as nvml
 from gpukiln.probe.packing import NO_PYTHON, facts_in, gather_command
-from tests.doubles import nvml
 from tests.doubles.nvml_machine import made_up_machine
+from tests.support import nvml_double
 
 ARGUMENT_MAX = 120 << 10  # bytes; Linux ends at 128 KiB, and ssh and sudo come on top
 
@@ -41,8 +42,8 @@ def test_the_bindings_sent_along_read_nvml_with_no_package_installed(tmp_path: P
         "print(json.dumps([before, nvml_facts([]), nvml_facts([{'address': '0000:00:1e.0'}])]))",
     ]
     spec = tmp_path / "spec"
-    nvml.write_spec(spec, made_up_machine())
-    env = nvml.environment(nvml.build(tmp_path), spec)
+    nvml.write_state(spec, made_up_machine())
+    env = nvml.environment(nvml_double.build(tmp_path), spec)
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", "\n".join(lines)],
         env=env,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles import nvml
+from gpukiln.clouds.embedded.gpus import library as nvml
+from tests.support import nvml_double
 from tests.support.gpu_profiles import PROFILES, Profile
 from tests.support.host_gpu_faults import Fault
 from tests.support.host_judge import CHECKS, judge
@@ -58,7 +59,10 @@ def test_every_kind_of_machine_has_its_fault() -> None:
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """The double by whether it is that of an old driver."""
-    return {old: nvml.build(tmp_path_factory.mktemp("nvml"), old=old) for old in (False, True)}
+    return {
+        old: nvml_double.build(tmp_path_factory.mktemp("nvml"), branch=535 if old else 580)
+        for old in (False, True)
+    }
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_nvml_tells_it_as_the_profile_has_it(
     data, spec = profile.make(), tmp_path / "spec"
     wanted = {key: value for key, value in data["nvml"].items() if key != "at"}
     again = [{"index": gpu["index"], "nvlinks": gpu["nvlinks"]} for gpu in data["nvml"]["gpus"]]
-    nvml.write_spec(spec, wanted)
+    nvml.write_state(spec, wanted)
     done = subprocess.run(
         [sys.executable, "-c", READ],
         env={**nvml.environment(libraries[old], spec), "PYTHONPATH": str(ROOT)},

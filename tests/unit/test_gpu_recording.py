@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln.clouds.embedded.gpus import library as nvml
 from gpukiln.probe import recording
-from tests.doubles import nvml
 from tests.doubles.nvml_machine import Data, made_up_machine
+from tests.support import nvml_double
 
 PCI = [{"address": "0000:00:1e.0", "device": "0x20b0"}]
 RECORD = """
@@ -20,7 +21,7 @@ print(json.dumps(make_recording(json.loads(sys.argv[1]))))
 
 
 def record(library: Path, spec: Path, machine: Data) -> Data:
-    nvml.write_spec(spec, machine)
+    nvml.write_state(spec, machine)
     env = {**nvml.environment(library, spec), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", RECORD, json.dumps(PCI)],
@@ -35,7 +36,7 @@ def record(library: Path, spec: Path, machine: Data) -> Data:
 
 
 def test_a_recording_names_nobody_and_replays_as_it_was(tmp_path: Path) -> None:
-    library, spec = nvml.build(tmp_path), tmp_path / "spec"
+    library, spec = nvml_double.build(tmp_path), tmp_path / "spec"
     machine = made_up_machine()
     private = {"uuid": "GPU-5e1f", "serial": "1652923000417"}
     machine["gpus"][0].update(private)
@@ -85,8 +86,8 @@ def test_without_a_gpu_there_is_nothing_to_record(
 )
 def test_the_command_writes_a_file(tmp_path: Path, options: list[str], code: int, said: str) -> None:
     """On the double of a host with two GPUs; -S leaves out every installed package."""
-    library, spec, file = nvml.build(tmp_path), tmp_path / "spec", tmp_path / "recording.json"
-    nvml.write_spec(spec, made_up_machine())
+    library, spec, file = nvml_double.build(tmp_path), tmp_path / "spec", tmp_path / "recording.json"
+    nvml.write_state(spec, made_up_machine())
     command = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         f"from gpukiln.probe import recording; recording.pci_gpus = lambda: {PCI!r}\n"

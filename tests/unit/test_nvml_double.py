@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from gpukiln.clouds.embedded.gpus import library as nvml
 from gpukiln.probe import child as probe_child
 from gpukiln.probe import nvml as probe_nvml
-from tests.doubles import nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, Data, made_up_machine
+from tests.support import nvml_double
 from tests.support.host_gpu_faults import gpu
 from tests.support.host_judge import judge
 from tests.support.host_machine import machine
@@ -32,18 +33,18 @@ PCI = [{"address": "0000:00:1e.0"}, {"address": "0000:00:1f.0"}]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml.build(tmp_path_factory.mktemp("nvml"))
+    return nvml_double.build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="module")
 def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml.build(tmp_path_factory.mktemp("old"), old=True)
+    return nvml_double.build(tmp_path_factory.mktemp("old"), branch=535)
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
     path = tmp_path / "spec"
-    nvml.write_spec(path, made_up_machine())
+    nvml.write_state(path, made_up_machine())
     return path
 
 
@@ -89,7 +90,7 @@ for line in sys.stdin:
         for degrees in (31, 77):
             data = made_up_machine()
             data["gpus"][1]["temperature"]["gpu"] = degrees
-            nvml.write_spec(spec, data)
+            nvml.write_state(spec, data)
             child.stdin.write("next\n")
             child.stdin.flush()
             said.append(child.stdout.readline().split())
@@ -101,7 +102,7 @@ def test_gpustat_reads_the_double(library: Path, spec: Path) -> None:
     data = made_up_machine()
     data["gpus"][0].update(utilization={"gpu": 93, "memory": 40}, fan=55)
     data["gpus"][1]["processes"] = [{"pid": os.getpid(), "name": "train", "kind": "compute", "memory": 1024}]
-    nvml.write_spec(spec, data)
+    nvml.write_state(spec, data)
     done = ask(library, spec, "gpustat", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -146,7 +147,7 @@ def test_errors_and_what_is_not_supported_are_gathered_again(library: Path, spec
     first["fabric"] = dict.fromkeys(first["fabric"])
     second["processes"] = [{"pid": 7, "name": "Xorg", "kind": "graphics", "memory": 4}]
     second["power"]["draw"] = {**UNKNOWN, "_error": "nvmlDeviceGetPowerUsage: Unknown Error"}
-    nvml.write_spec(spec, data)
+    nvml.write_state(spec, data)
     assert gather(library, spec) == data
 
 
@@ -164,7 +165,7 @@ def test_a_machine_without_the_library_says_so(tmp_path: Path, spec: Path) -> No
 
 
 def test_nvml_without_the_driver_says_so(library: Path, spec: Path) -> None:
-    nvml.write_spec(spec, made_up_machine(), errors={"nvmlInit": 9})
+    nvml.write_state(spec, made_up_machine(), errors={"nvmlInit": 9})
     found = gather(library, spec)
     assert (found["available"], found["error"]) == (False, {"_error": "Driver Not Loaded", "code": 9})
     assert judged("gpu.nvml", found)[0] == "failed"
@@ -206,7 +207,7 @@ def test_a_fault_of_a_gpu_is_found_through_nvml(
 ) -> None:
     data = copy.deepcopy(made_up_machine())
     break_it(data)
-    nvml.write_spec(spec, data)
+    nvml.write_state(spec, data)
     outcome, reason = judged(check_id, gather(library, spec))
     assert outcome == "failed"
     assert words in reason
@@ -234,7 +235,7 @@ def test_a_fault_of_a_gpu_is_found_through_nvml(
 )
 def test_an_error_of_nvml_never_passes(library: Path, spec: Path, check_id: str, function: str) -> None:
     assert judged(check_id, gather(library, spec))[0] == "passed"
-    nvml.write_spec(spec, made_up_machine(), errors={f"0.{function}": 999})
+    nvml.write_state(spec, made_up_machine(), errors={f"0.{function}": 999})
     outcome, reason = judged(check_id, gather(library, spec))
     assert outcome == "failed"
     assert "Unknown Error" in reason
@@ -244,7 +245,7 @@ def test_an_error_of_nvml_never_passes(library: Path, spec: Path, check_id: str,
     "function", ["nvmlSystemGetConfComputeState", "nvmlSystemGetConfComputeGpusReadyState"]
 )
 def test_an_error_of_confidential_computing_never_passes(library: Path, spec: Path, function: str) -> None:
-    nvml.write_spec(spec, made_up_machine(), errors={function: 999})
+    nvml.write_state(spec, made_up_machine(), errors={function: 999})
     outcome, reason = judged("gpu.confidential", gather(library, spec))
     assert outcome == "failed"
     assert f"{function}: Unknown Error" in reason
@@ -253,7 +254,7 @@ def test_an_error_of_confidential_computing_never_passes(library: Path, spec: Pa
 def test_the_links_of_a_gpu_that_is_lost_meanwhile_are_an_error(library: Path, spec: Path) -> None:
     data = machine(gpus=2)
     data["nvml"] |= gather(library, spec)
-    nvml.write_spec(spec, made_up_machine(), errors={"1.nvmlDeviceGetHandleByIndex_v2": 15})
+    nvml.write_state(spec, made_up_machine(), errors={"1.nvmlDeviceGetHandleByIndex_v2": 15})
     done = ask(library, spec, "python", "-c", GATHER.replace("nvml_facts", "nvlink_facts"), json.dumps(PCI))
     data["nvlinks"] = {**json.loads(done.stdout), "at": data["nvml"]["at"] + 20}
     outcome, reason = judge("multi-gpu.nvlink", data)
@@ -262,7 +263,7 @@ def test_the_links_of_a_gpu_that_is_lost_meanwhile_are_an_error(library: Path, s
 
 
 def test_a_gpu_lost_between_two_calls_fails_every_check_that_reads_it(library: Path, spec: Path) -> None:
-    nvml.write_spec(spec, made_up_machine(), errors={"0.nvmlDeviceGetPciInfo_v3": 15})
+    nvml.write_state(spec, made_up_machine(), errors={"0.nvmlDeviceGetPciInfo_v3": 15})
     assert judged("gpu.nvml", gather(library, spec)) == (
         "failed",
         "GPU 0: bus_id: nvmlDeviceGetPciInfo: GPU is lost",

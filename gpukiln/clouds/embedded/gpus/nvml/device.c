@@ -1,0 +1,854 @@
+/* The double of NVML: the library itself, handles, and what a GPU answers with one number or text. */
+#include <time.h>
+#include <unistd.h>
+
+#include "double.h"
+
+static char gpus[MAX_GPUS], migs[MAX_GPUS][MAX_GI][MAX_CI]; /* a handle is an address in one of them */
+static int users;
+
+/* ---- handles and whether a function may answer */
+
+int target_of(const void *device, target *found) {
+    const char *at = device;
+    if (at >= gpus && at < gpus + MAX_GPUS) {
+        *found = (target){(int)(at - gpus), -1, -1};
+        return 1;
+    }
+    if (at >= &migs[0][0][0] && at < &migs[0][0][0] + sizeof migs) {
+        int position = (int)(at - &migs[0][0][0]);
+        *found = (target){position / (MAX_GI * MAX_CI), position / MAX_CI % MAX_GI, position % MAX_CI};
+        return ci_exists(found->gpu, found->gi, found->ci);
+    }
+    return 0;
+}
+
+void *handle_of(int gpu) { return &gpus[gpu]; }
+
+void *mig_handle(int gpu, int gi, int ci) { return &migs[gpu][gi][ci]; }
+
+static int count_gpus(void) {
+    char value[TEXT];
+    int count = look(value, "gpus.count") ? atoi(value) : 0;
+    return count < 0 ? 0 : count > MAX_GPUS ? MAX_GPUS : count;
+}
+
+static int of_gpu(const char *function, int gpu) {
+    char value[TEXT];
+    while (look(value, "gpus.%d.hung", gpu))
+        nanosleep(&(struct timespec){0, 50000000}, NULL);
+    if (look(value, "gpus.%d.error.code", gpu) || look(value, "gpus.%d.fail.%s", gpu, function))
+        return atoi(value);
+    return OK;
+}
+
+int system_gate(const char *function) {
+    char value[TEXT];
+    if (!__atomic_load_n(&users, __ATOMIC_ACQUIRE))
+        return UNINITIALIZED;
+    return look(value, "error.%s", function) ? atoi(value) : OK;
+}
+
+int device_gate(const char *function, const void *device, const void *result, target *found) {
+    int status = system_gate(function);
+    if (status)
+        return status;
+    if (!result || !target_of(device, found) || found->gpu >= count_gpus())
+        return INVALID;
+    return of_gpu(function, found->gpu);
+}
+
+/* As device_gate, for what only a whole GPU can be asked. */
+int gpu_gate(const char *function, const void *device, const void *result, int *gpu) {
+    target asked = {0, -1, -1};
+    int status = device_gate(function, device, result, &asked);
+    *gpu = asked.gpu;
+    return status || asked.gi < 0 ? status : INVALID;
+}
+
+/* ---- values of the state */
+
+int fetch(int gpu, const char *key, char *value) {
+    if (look(value, "gpus.%d.%s", gpu, key))
+        return OK;
+    return look(value, "gpus.%d.%s.code", gpu, key) ? atoi(value) : UNSUPPORTED;
+}
+
+int number(int gpu, const char *key, double *result) {
+    char value[TEXT];
+    int status = fetch(gpu, key, value);
+    if (!status)
+        *result = strtod(value, NULL);
+    return status;
+}
+
+int whole(int gpu, const char *key, unsigned *result) {
+    double value;
+    int status = number(gpu, key, &value);
+    if (!status)
+        *result = (unsigned)(value + 0.5);
+    return status;
+}
+
+int list_length(int gpu, const char *list) {
+    char value[TEXT];
+    return look(value, "gpus.%d.%s.count", gpu, list) ? atoi(value) : -1;
+}
+
+int copy(char *result, unsigned size, const char *value) {
+    if (!result || strlen(value) >= size)
+        return result ? TOO_SMALL : INVALID;
+    strcpy(result, value);
+    return OK;
+}
+
+int mig_is_on(int gpu) {
+    char value[TEXT];
+    return look(value, "gpus.%d.mig.current", gpu) && atoi(value);
+}
+
+/* While something computes, what a busy GPU shows: `busy.KEY` where there is one. */
+static int busy_whole(int gpu, const char *key, unsigned *result) {
+    char busy[KEY];
+    snprintf(busy, sizeof busy, "busy.%s", key);
+    return load_of(gpu, -1, -1).utilization && !whole(gpu, busy, result) ? OK : whole(gpu, key, result);
+}
+
+static int system_text(const char *function, const char *key, char *result, unsigned size) {
+    char value[TEXT];
+    int status = system_gate(function);
+    if (status)
+        return status;
+    if (look(value, "%s", key))
+        return copy(result, size, value);
+    return look(value, "%s.code", key) ? atoi(value) : UNSUPPORTED;
+}
+
+/* ---- the library */
+
+API int nvmlInitWithFlags(unsigned flags) {
+    char value[TEXT];
+    (void)flags;
+    if (!state_number())
+        return NO_DRIVER;
+    if (look(value, "error.nvmlInit") || look(value, "error.code"))
+        return atoi(value);
+    __atomic_add_fetch(&users, 1, __ATOMIC_ACQ_REL);
+    return OK;
+}
+
+API int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+API int nvmlInit(void) { return nvmlInitWithFlags(0); }
+
+API int nvmlShutdown(void) {
+    int status = system_gate("nvmlShutdown");
+    if (!status)
+        __atomic_sub_fetch(&users, 1, __ATOMIC_ACQ_REL);
+    return status;
+}
+
+/* Texts: pynvml.py, NVMLError._errcode_to_string */
+API const char *nvmlErrorString(int status) {
+    static const struct {
+        int status;
+        const char *text;
+    } known[] = {{OK, "Success"}, {UNINITIALIZED, "Uninitialized"}, {INVALID, "Invalid Argument"},
+                 {UNSUPPORTED, "Not Supported"}, {NO_PERMISSION, "Insufficient Permissions"},
+                 {5, "Already Initialized"}, {NOT_FOUND, "Not Found"}, {TOO_SMALL, "Insufficient Size"},
+                 {8, "Insufficient External Power"}, {NO_DRIVER, "Driver Not Loaded"}, {TIMEOUT, "Timeout"},
+                 {11, "Interrupt Request Issue"}, {12, "NVML Shared Library Not Found"},
+                 {13, "Function Not Found"}, {14, "Corrupted infoROM"}, {LOST, "GPU is lost"},
+                 {RESET_REQUIRED, "GPU requires restart"},
+                 {17, "The operating system has blocked the request."},
+                 {18, "RM has detected an NVML/RM version mismatch."}, {IN_USE, "In use by another client"},
+                 {20, "Insufficient Memory"}, {NO_DATA, "No data"},
+                 {INSUFFICIENT_RESOURCES, "Insufficient resources"},
+                 {VERSION_MISMATCH, "Argument version mismatch"}, {UNKNOWN, "Unknown Error"}};
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].status == status)
+            return known[i].text;
+    return "Unknown Error code";
+}
+
+API int nvmlSystemGetDriverVersion(char *result, unsigned size) {
+    return system_text(__func__, "driver", result, size);
+}
+
+API int nvmlSystemGetNVMLVersion(char *result, unsigned size) {
+    return system_text(__func__, "nvml", result, size);
+}
+
+static int cuda_version(const char *function, int *result) {
+    char value[TEXT];
+    int major = 0, minor = 0, status = result ? system_text(function, "cuda_driver", value, sizeof value) : INVALID;
+    if (!status && sscanf(value, "%d.%d", &major, &minor) > 0)
+        *result = major * 1000 + minor * 10;
+    return status;
+}
+
+API int nvmlSystemGetCudaDriverVersion_v2(int *result) { return cuda_version(__func__, result); }
+
+API int nvmlSystemGetCudaDriverVersion(int *result) { return cuda_version(__func__, result); }
+
+/* What no GPU of the machine can do is not supported. */
+static int confidential(const char *function, const char *key, unsigned *result) {
+    char value[TEXT];
+    int status = result ? system_text(function, key, value, sizeof value) : INVALID;
+    if (!status)
+        *result = (unsigned)atoi(value);
+    return status;
+}
+
+API int nvmlSystemGetConfComputeGpusReadyState(unsigned *result) {
+    return confidential(__func__, "confidential.ready", result);
+}
+
+typedef struct {
+    unsigned environment, feature, dev_tools;
+} confidential_state;
+
+API int nvmlSystemGetConfComputeState(confidential_state *state) {
+    unsigned feature;
+    int status = state ? confidential(__func__, "confidential.on", &feature) : INVALID;
+    if (!status)
+        *state = (confidential_state){feature ? 2 : 0, feature, 0};
+    return status;
+}
+
+/* Nobody excludes a GPU of the double; S-class units are no part of the machines that it stands for. */
+#define NONE_OF(function) \
+    API int function(unsigned *result) { \
+        int status = result ? system_gate(#function) : INVALID; \
+        if (!status) \
+            *result = 0; \
+        return status; \
+    }
+NONE_OF(nvmlUnitGetCount)
+NONE_OF(nvmlGetExcludedDeviceCount)
+
+/* ---- the GPUs */
+
+static int count_devices(const char *function, unsigned *result) {
+    int status = result ? system_gate(function) : INVALID;
+    if (!status)
+        *result = (unsigned)count_gpus();
+    return status;
+}
+
+API int nvmlDeviceGetCount_v2(unsigned *result) { return count_devices(__func__, result); }
+
+API int nvmlDeviceGetCount(unsigned *result) { return count_devices(__func__, result); }
+
+static int by_index(const char *function, unsigned index, void **device) {
+    int status = device ? system_gate(function) : INVALID;
+    if (!status && index >= (unsigned)count_gpus())
+        status = INVALID;
+    if (!status && !(status = of_gpu(function, (int)index)))
+        *device = &gpus[index];
+    return status;
+}
+
+API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { return by_index(__func__, index, device); }
+
+API int nvmlDeviceGetHandleByIndex(unsigned index, void **device) { return by_index(__func__, index, device); }
+
+static int find(const char *function, const char *key, const char *wanted, void **device) {
+    char value[TEXT];
+    int status = device && wanted ? system_gate(function) : INVALID;
+    for (int gpu = 0; !status && gpu < count_gpus(); gpu++)
+        if (look(value, "gpus.%d.%s", gpu, key) && !strcasecmp(value, wanted))
+            return by_index(function, (unsigned)gpu, device);
+    return status ? status : NOT_FOUND;
+}
+
+API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    char found[48];
+    int status = find(__func__, "uuid", uuid, device);
+    for (int gpu = 0; status == NOT_FOUND && gpu < count_gpus(); gpu++)
+        for (int at = 0; at < MAX_GI * MAX_CI; at++)
+            if (ci_exists(gpu, at / MAX_CI, at % MAX_CI)) {
+                mig_uuid(gpu, at / MAX_CI, at % MAX_CI, found);
+                if (!strcasecmp(found, uuid)) {
+                    *device = mig_handle(gpu, at / MAX_CI, at % MAX_CI);
+                    return of_gpu(__func__, gpu);
+                }
+            }
+    return status;
+}
+
+API int nvmlDeviceGetHandleBySerial(const char *serial, void **device) {
+    return find(__func__, "serial", serial, device);
+}
+
+static int by_bus_id(const char *function, const char *bus_id, void **device) {
+    char full[32];
+    unsigned domain = 0, bus = 0, slot = 0;
+    int colons = 0;
+    for (const char *at = bus_id ? bus_id : ""; *at; at++)
+        colons += *at == ':';
+    if (colons == 2 ? sscanf(bus_id, "%x:%x:%x", &domain, &bus, &slot) != 3
+                    : sscanf(bus_id ? bus_id : "", "%x:%x", &bus, &slot) != 2)
+        return INVALID;
+    snprintf(full, sizeof full, "%08X:%02X:%02X.0", domain, bus, slot);
+    return find(function, "bus_id", full, device);
+}
+
+API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **device) {
+    return by_bus_id(__func__, bus_id, device);
+}
+
+API int nvmlDeviceGetHandleByPciBusId(const char *bus_id, void **device) {
+    return by_bus_id(__func__, bus_id, device);
+}
+
+/* ---- one GPU: what is a number or a text and nothing else */
+
+static int asked_number(const char *function, void *device, const char *key, unsigned *result) {
+    int gpu, status = gpu_gate(function, device, result, &gpu);
+    return status ? status : whole(gpu, key, result);
+}
+
+static int asked_text(const char *function, void *device, const char *key, char *result, unsigned size) {
+    char value[TEXT];
+    int gpu, status = gpu_gate(function, device, result, &gpu);
+    if (!status && !(status = fetch(gpu, key, value)))
+        status = copy(result, size, value);
+    return status;
+}
+
+#define NUMBER(function, key) \
+    API int function(void *device, unsigned *result) { return asked_number(#function, device, key, result); }
+#define NAMED(function, key) \
+    API int function(void *device, char *result, unsigned size) { \
+        return asked_text(#function, device, key, result, size); \
+    }
+
+NAMED(nvmlDeviceGetSerial, "serial")
+NAMED(nvmlDeviceGetVbiosVersion, "vbios")
+NAMED(nvmlDeviceGetBoardPartNumber, "board_part_number")
+NAMED(nvmlDeviceGetInforomImageVersion, "inforom")
+NAMED(nvmlDeviceGetGspFirmwareVersion, "gsp_firmware")
+NUMBER(nvmlDeviceGetIndex, "index")
+NUMBER(nvmlDeviceGetBrand, "brand")
+NUMBER(nvmlDeviceGetArchitecture, "architecture")
+NUMBER(nvmlDeviceGetNumGpuCores, "cores")
+NUMBER(nvmlDeviceGetMemoryBusWidth, "memory_bus_width")
+NUMBER(nvmlDeviceGetPersistenceMode, "persistence")
+NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, "retired_pages_pending")
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_gen")
+NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie.max_gen")
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width")
+NUMBER(nvmlDeviceGetPcieReplayCounter, "pcie.replays")
+NUMBER(nvmlDeviceGetFanSpeed, "fan")
+NUMBER(nvmlDeviceGetNumFans, "fans")
+NUMBER(nvmlDeviceGetComputeMode, "compute_mode")
+NUMBER(nvmlDeviceGetDisplayMode, "display_mode")
+NUMBER(nvmlDeviceGetDisplayActive, "display_active")
+NUMBER(nvmlDeviceGetMultiGpuBoard, "multi_gpu_board")
+NUMBER(nvmlDeviceGetDefaultEccMode, "ecc.default")
+NUMBER(nvmlDeviceGetNumaNodeId, "numa_node")
+
+#define BUSY(function, key) \
+    API int function(void *device, unsigned *result) { \
+        int gpu, status = gpu_gate(#function, device, result, &gpu); \
+        return status ? status : busy_whole(gpu, key, result); \
+    }
+BUSY(nvmlDeviceGetPerformanceState, "pstate")
+BUSY(nvmlDeviceGetPowerState, "pstate")
+BUSY(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.gen")
+
+/* The minor number of its device node; the index where nothing else is said. */
+API int nvmlDeviceGetMinorNumber(void *device, unsigned *result) {
+    int gpu, status = gpu_gate(__func__, device, result, &gpu);
+    return status ? status : whole(gpu, "minor", result) ? whole(gpu, "index", result) : OK;
+}
+
+API int nvmlDeviceGetName(void *device, char *result, unsigned size) {
+    char value[TEXT], instance[64];
+    target asked;
+    int status = device_gate(__func__, device, result, &asked);
+    if (!status && !(status = fetch(asked.gpu, "name", value))) {
+        if (asked.gi >= 0 && !(status = ci_name(asked.gpu, asked.gi, asked.ci, instance, sizeof instance)))
+            snprintf(value + strlen(value), sizeof value - strlen(value), " MIG %s", instance);
+        status = status ? status : copy(result, size, value);
+    }
+    return status;
+}
+
+API int nvmlDeviceGetUUID(void *device, char *result, unsigned size) {
+    char value[TEXT];
+    target asked;
+    int status = device_gate(__func__, device, result, &asked);
+    if (!status && asked.gi >= 0)
+        mig_uuid(asked.gpu, asked.gi, asked.ci, value);
+    else if (!status)
+        status = fetch(asked.gpu, "uuid", value);
+    return status ? status : copy(result, size, value);
+}
+
+void fill_pci(pci_info *info, int gpu, const char *bus_id) {
+    char value[TEXT];
+    memset(info, 0, sizeof *info);
+    snprintf(info->bus_id, sizeof info->bus_id, "%.31s", bus_id);
+    sscanf(bus_id, "%x:%x:%x", &info->domain, &info->bus, &info->device);
+    snprintf(info->bus_id_legacy, sizeof info->bus_id_legacy, "%04X:%02X:%02X.0", info->domain & 0xffff,
+             info->bus & 0xff, info->device & 0xff);
+    info->pci_device = gpu >= 0 && !fetch(gpu, "pci_device_id", value) ? (unsigned)strtoul(value, NULL, 0) : 0x10de;
+    if (gpu >= 0 && !fetch(gpu, "pci_subsystem_id", value))
+        info->pci_subsystem = (unsigned)strtoul(value, NULL, 0);
+}
+
+static int pci_of(const char *function, void *device, pci_info *info) {
+    char value[TEXT];
+    int gpu, status = gpu_gate(function, device, info, &gpu);
+    if (!status && !(status = fetch(gpu, "bus_id", value)))
+        fill_pci(info, gpu, value);
+    return status;
+}
+
+API int nvmlDeviceGetPciInfo_v3(void *device, pci_info *info) { return pci_of(__func__, device, info); }
+
+API int nvmlDeviceGetPciInfo_v2(void *device, pci_info *info) { return pci_of(__func__, device, info); }
+
+static int pair(const char *function, void *device, const char *first, unsigned *a, const char *second,
+                unsigned *b) {
+    int status = b ? asked_number(function, device, first, a) : INVALID;
+    return status ? status : asked_number(function, device, second, b);
+}
+
+API int nvmlDeviceGetEccMode(void *device, unsigned *current, unsigned *pending) {
+    return pair(__func__, device, "ecc.current", current, "ecc.pending", pending);
+}
+
+API int nvmlDeviceGetGspFirmwareMode(void *device, unsigned *enabled, unsigned *by_default) {
+    return pair(__func__, device, "gsp_enabled", enabled, "gsp_default", by_default);
+}
+
+API int nvmlDeviceGetPowerManagementMode(void *device, unsigned *result) {
+    unsigned limit;
+    int status = result ? asked_number(__func__, device, "power.limit", &limit) : INVALID;
+    if (!status)
+        *result = 1;
+    return status;
+}
+
+/* With MIG on a GPU tells none: the work is its instances' (nvml.h). */
+API int nvmlDeviceGetUtilizationRates(void *device, unsigned *gpu_and_memory) {
+    target asked;
+    int status = device_gate(__func__, device, gpu_and_memory, &asked);
+    if (status)
+        return status;
+    if (asked.gi >= 0 || mig_is_on(asked.gpu))
+        return UNSUPPORTED;
+    load work = load_of(asked.gpu, -1, -1);
+    unsigned gpu, memory;
+    if ((status = whole(asked.gpu, "utilization.gpu", &gpu)))
+        return status;
+    if ((status = whole(asked.gpu, "utilization.memory", &memory)))
+        return status;
+    gpu_and_memory[0] = gpu + work.utilization > 100 ? 100 : gpu + work.utilization;
+    gpu_and_memory[1] = memory + work.memory_utilization > 100 ? 100 : memory + work.memory_utilization;
+    return OK;
+}
+
+static int coder(const char *function, void *device, const char *key, unsigned *load_of_it, unsigned *period_us) {
+    if (period_us)
+        *period_us = 100000;
+    return asked_number(function, device, key, load_of_it);
+}
+
+API int nvmlDeviceGetEncoderUtilization(void *device, unsigned *percent, unsigned *period_us) {
+    return coder(__func__, device, "utilization.encoder", percent, period_us);
+}
+
+API int nvmlDeviceGetDecoderUtilization(void *device, unsigned *percent, unsigned *period_us) {
+    return coder(__func__, device, "utilization.decoder", percent, period_us);
+}
+
+/* Only Windows has driver models. */
+#define WINDOWS(function) \
+    API int function(void *device, unsigned *current, unsigned *pending) { \
+        int gpu, status = gpu_gate(#function, device, current, &gpu); \
+        (void)pending; \
+        return status ? status : UNSUPPORTED; \
+    }
+WINDOWS(nvmlDeviceGetDriverModel)
+#if DRIVER >= 570
+WINDOWS(nvmlDeviceGetDriverModel_v2)
+#endif
+
+API int nvmlDeviceGetVirtualizationMode(void *device, unsigned *result) {
+    unsigned mode = 1; /* passed through, as EC2's whole GPUs are to a guest */
+    int gpu, status = gpu_gate(__func__, device, result, &gpu);
+    if (!status) {
+        whole(gpu, "virtualization", &mode);
+        *result = mode;
+    }
+    return status;
+}
+
+API int nvmlDeviceGetAccountingMode(void *device, unsigned *result) {
+    int gpu, status = gpu_gate(__func__, device, result, &gpu);
+    if (!status)
+        *result = 0;
+    return status;
+}
+
+/* ---- clocks, temperature, power */
+
+static const char *clock_key(int kind, int most) {
+    static const char *const names[2][4] = {{"clocks.graphics", "clocks.sm", "clocks.mem", "clocks.video"},
+                                            {"clocks.max_graphics", "clocks.max_sm", "clocks.max_mem",
+                                             "clocks.max_video"}};
+    return kind < 0 || kind > 3 ? NULL : names[most][kind];
+}
+
+static int clock_of(const char *function, void *device, int kind, int most, unsigned *result) {
+    const char *key = clock_key(kind, most);
+    int gpu, status = key ? gpu_gate(function, device, result, &gpu) : INVALID;
+    if (status)
+        return status;
+    status = busy_whole(gpu, key, result);
+    /* graphics and SM clock are one on every board of this century */
+    return status == UNSUPPORTED && !kind ? busy_whole(gpu, clock_key(1, most), result) : status;
+}
+
+API int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *result) {
+    return clock_of(__func__, device, kind, 0, result);
+}
+
+API int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *result) {
+    return clock_of(__func__, device, kind, 1, result);
+}
+
+API int nvmlDeviceGetMaxCustomerBoostClock(void *device, int kind, unsigned *result) {
+    return clock_of(__func__, device, kind, 1, result);
+}
+
+/* Application clocks are the highest ones until somebody sets them. */
+API int nvmlDeviceGetDefaultApplicationsClock(void *device, int kind, unsigned *result) {
+    return clock_of(__func__, device, kind, 1, result);
+}
+
+API int nvmlDeviceGetApplicationsClock(void *device, int kind, unsigned *result) {
+    unsigned set;
+    int gpu, status = gpu_gate(__func__, device, result, &gpu);
+    if (!status && (kind == 0 || kind == 2) && !whole(gpu, kind ? "clocks.app_mem" : "clocks.app_sm", &set)) {
+        *result = set;
+        return OK;
+    }
+    return clock_of(__func__, device, kind, 1, result);
+}
+
+API int nvmlDeviceGetClock(void *device, int kind, int which, unsigned *result) {
+    if (which < 0 || which > 3)
+        return INVALID;
+    return which == 0   ? nvmlDeviceGetClockInfo(device, kind, result)
+           : which == 1 ? nvmlDeviceGetApplicationsClock(device, kind, result)
+                        : nvmlDeviceGetMaxClockInfo(device, kind, result);
+}
+
+static int one_clock(const char *function, void *device, int kind, unsigned *count, unsigned *clocks) {
+    unsigned most, room = count ? *count : 0;
+    int status = count ? clock_of(function, device, kind, 1, &most) : INVALID;
+    if (status)
+        return status;
+    *count = 1;
+    if (!clocks || !room)
+        return TOO_SMALL;
+    clocks[0] = most;
+    return OK;
+}
+
+API int nvmlDeviceGetSupportedMemoryClocks(void *device, unsigned *count, unsigned *clocks) {
+    return one_clock(__func__, device, 2, count, clocks);
+}
+
+API int nvmlDeviceGetSupportedGraphicsClocks(void *device, unsigned memory_mhz, unsigned *count, unsigned *clocks) {
+    unsigned memory;
+    int status = clock_of(__func__, device, 2, 1, &memory);
+    if (!status && memory != memory_mhz)
+        return NOT_FOUND;
+    return status ? status : one_clock(__func__, device, 0, count, clocks);
+}
+
+static int reasons(const char *function, void *device, unsigned long long *result) {
+    double value;
+    int gpu, status = gpu_gate(function, device, result, &gpu);
+    if (!status && !(status = number(gpu, "throttle.mask", &value))) {
+        *result = (unsigned long long)value;
+        if (load_of(gpu, -1, -1).utilization)
+            *result &= ~1ULL; /* not idle */
+    }
+    return status;
+}
+
+API int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *result) {
+    return reasons(__func__, device, result);
+}
+
+static int every_reason(const char *function, void *device, unsigned long long *result) {
+    int status = reasons(function, device, result);
+    if (!status)
+        *result = 0x1ff;
+    return status;
+}
+
+API int nvmlDeviceGetSupportedClocksThrottleReasons(void *device, unsigned long long *result) {
+    return every_reason(__func__, device, result);
+}
+
+API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *result) {
+    int gpu, status = sensor ? INVALID : gpu_gate(__func__, device, result, &gpu);
+    return status ? status : busy_whole(gpu, "temperature.gpu", result);
+}
+
+/* T.Limit supersedes it on Ada and later (nvml.h): there it answers, and means nothing. */
+API int nvmlDeviceGetTemperatureThreshold(void *device, int kind, unsigned *result) {
+    static const char *const names[] = {"temperature.shutdown", "temperature.slowdown", "temperature.memory_max",
+                                        "temperature.gpu_max"};
+    char value[TEXT];
+    int gpu, status = kind < 0 || kind > 7 ? INVALID : gpu_gate(__func__, device, result, &gpu);
+    if (status)
+        return status;
+    if (!fetch(gpu, "temperature.tlimit.slowdown", value)) {
+        *result = 0;
+        return OK;
+    }
+    return kind < 4 ? whole(gpu, names[kind], result) : UNSUPPORTED;
+}
+
+static int milliwatts(const char *function, void *device, const char *key, unsigned *result) {
+    double value;
+    int gpu, status = gpu_gate(function, device, result, &gpu);
+    if (!status && !(status = number(gpu, key, &value)))
+        *result = (unsigned)(value * 1000 + 0.5);
+    return status;
+}
+
+/* Between what it draws idle and its limit, as much as the processes use of it. */
+static int power_drawn(int gpu, double *watts) {
+    double most;
+    int status = number(gpu, "power.draw", watts);
+    unsigned used = status ? 0 : load_of(gpu, -1, -1).utilization;
+    if (used && !number(gpu, "busy.power.draw", &most) && most > *watts)
+        *watts += (most - *watts) * used / 100;
+    return status;
+}
+
+API int nvmlDeviceGetPowerUsage(void *device, unsigned *result) {
+    double watts;
+    int gpu, status = gpu_gate(__func__, device, result, &gpu);
+    if (!status && !(status = power_drawn(gpu, &watts)))
+        *result = (unsigned)(watts * 1000 + 0.5);
+    return status;
+}
+
+API int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *result) {
+    return milliwatts(__func__, device, "power.limit", result);
+}
+
+API int nvmlDeviceGetPowerManagementLimit(void *device, unsigned *result) {
+    return milliwatts(__func__, device, "power.limit", result);
+}
+
+API int nvmlDeviceGetPowerManagementDefaultLimit(void *device, unsigned *result) {
+    return milliwatts(__func__, device, "power.default_limit", result);
+}
+
+API int nvmlDeviceGetPowerManagementLimitConstraints(void *device, unsigned *least, unsigned *most) {
+    int status = most ? milliwatts(__func__, device, "power.min_limit", least) : INVALID;
+    return status ? status : milliwatts(__func__, device, "power.max_limit", most);
+}
+
+/* What was counted when the state last changed, and since then what it drew at that time: it never falls. */
+API int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
+    double counted, watts, since;
+    int gpu, status = gpu_gate(__func__, device, millijoules, &gpu);
+    if (status || (status = number(gpu, "energy.counted", &counted)) ||
+        (status = number(gpu, "energy.watts", &watts)) || (status = number(gpu, "energy.since", &since)))
+        return status;
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    double passed = (double)at.tv_sec + (double)at.tv_nsec / 1e9 - since;
+    *millijoules = (unsigned long long)(counted + (passed > 0 ? passed * watts * 1000 : 0));
+    return OK;
+}
+
+API int nvmlDeviceGetPcieThroughput(void *device, int counter, unsigned *kib_s) {
+    if (counter != 0 && counter != 1)
+        return INVALID;
+    return asked_number(__func__, device, counter ? "pcie.rx" : "pcie.tx", kib_s);
+}
+
+/* ---- memory */
+
+static int memory_of(const char *function, void *device, const void *result, double *total, double *reserved,
+                     double *used) {
+    target asked;
+    gi_profile profile;
+    int status = device_gate(function, device, result, &asked);
+    if (status)
+        return status;
+    if (asked.gi >= 0) {
+        if ((status = gi_profile_of(asked.gpu, asked.gi, &profile)))
+            return status;
+        *total = (double)profile.memory * (1 << 20);
+        *reserved = 0;
+        *used = (double)load_of(asked.gpu, asked.gi, -1).memory;
+        return OK;
+    }
+    if ((status = number(asked.gpu, "memory.total", total)) || (status = number(asked.gpu, "memory.used", used)))
+        return status;
+    if (number(asked.gpu, "memory.reserved", reserved))
+        *reserved = 0;
+    *total *= 1 << 20;
+    *reserved *= 1 << 20;
+    *used = *used * (1 << 20) + (double)load_of(asked.gpu, -1, -1).memory;
+    if (*used > *total - *reserved)
+        *used = *total - *reserved;
+    return OK;
+}
+
+API int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *total_free_used) {
+    double total = 0, used = 0, reserved = 0;
+    int status = memory_of(__func__, device, total_free_used, &total, &reserved, &used);
+    if (!status) { /* this form counts what is reserved as used */
+        total_free_used[0] = (unsigned long long)total;
+        total_free_used[2] = (unsigned long long)(used + reserved);
+        total_free_used[1] = total_free_used[0] - total_free_used[2];
+    }
+    return status;
+}
+
+typedef struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} memory_info_v2;
+
+API int nvmlDeviceGetMemoryInfo_v2(void *device, memory_info_v2 *info) {
+    double total = 0, used = 0, reserved = 0;
+    if (!info || info->version != 0x02000028)
+        return info ? VERSION_MISMATCH : INVALID;
+    int status = memory_of(__func__, device, info, &total, &reserved, &used);
+    if (!status) {
+        info->total = (unsigned long long)total;
+        info->reserved = (unsigned long long)reserved;
+        info->used = (unsigned long long)used;
+        info->free = info->total - info->used - info->reserved;
+    }
+    return status;
+}
+
+API int nvmlDeviceGetBAR1MemoryInfo(void *device, unsigned long long *total_free_used) {
+    double total;
+    int gpu, status = gpu_gate(__func__, device, total_free_used, &gpu);
+    if (!status && !(status = number(gpu, "bar1", &total))) {
+        total_free_used[0] = (unsigned long long)total << 20;
+        total_free_used[2] = 1 << 20; /* the driver's own */
+        total_free_used[1] = total_free_used[0] - total_free_used[2];
+    }
+    return status;
+}
+
+API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    char value[TEXT];
+    target asked;
+    int status = minor ? device_gate(__func__, device, major, &asked) : INVALID;
+    if (!status && !(status = fetch(asked.gpu, "compute_capability", value)))
+        status = sscanf(value, "%d.%d", major, minor) == 2 ? OK : UNSUPPORTED;
+    return status;
+}
+
+/* ---- errors of memory */
+
+static int long_number(const char *function, void *device, const char *key, unsigned long long *result) {
+    char value[TEXT];
+    int gpu, status = gpu_gate(function, device, result, &gpu);
+    if (!status && !(status = fetch(gpu, key, value)))
+        *result = (unsigned long long)strtod(value, NULL);
+    return status;
+}
+
+API int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned long long *result) {
+    char key[KEY];
+    snprintf(key, sizeof key, "ecc.%s_%s", counter ? "aggregate" : "volatile", type ? "uncorrected" : "corrected");
+    return type < 0 || type > 1 || counter < 0 || counter > 1 ? INVALID
+                                                              : long_number(__func__, device, key, result);
+}
+
+/* Where in the GPU they were is told of the memory alone: all of them. */
+API int nvmlDeviceGetMemoryErrorCounter(void *device, int type, int counter, int location,
+                                        unsigned long long *result) {
+    int status = nvmlDeviceGetTotalEccErrors(device, type, counter, result);
+    if (!status && location != 2)
+        *result = 0;
+    return status;
+}
+
+API int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                                  unsigned *failed) {
+    int status = pair(__func__, device, "remapped_rows.correctable", corrected, "remapped_rows.uncorrectable",
+                      uncorrected);
+    return status ? status
+                  : pair(__func__, device, "remapped_rows.pending", pending, "remapped_rows.failed", failed);
+}
+
+/* No page is retired; boards that remap rows retire none (nvml.h). */
+API int nvmlDeviceGetRetiredPages(void *device, int cause, unsigned *count, unsigned long long *addresses) {
+    unsigned pending;
+    int status = cause < 0 || cause > 1 ? INVALID
+                                        : asked_number(__func__, device, "retired_pages_pending", &pending);
+    (void)addresses;
+    if (!status && count)
+        *count = 0;
+    return status;
+}
+
+#if DRIVER >= 550 /* their names since then */
+
+API int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *result) {
+    return reasons(__func__, device, result);
+}
+
+API int nvmlDeviceGetSupportedClocksEventReasons(void *device, unsigned long long *result) {
+    return every_reason(__func__, device, result);
+}
+
+#endif
+#if DRIVER >= 570
+
+typedef struct {
+    unsigned version;
+    int sensor, temperature;
+} temperature_info;
+
+API int nvmlDeviceGetTemperatureV(void *device, temperature_info *info) {
+    unsigned value = 0;
+    if (!info || info->version != 0x100000C)
+        return info ? VERSION_MISMATCH : INVALID;
+    int status = info->sensor ? INVALID : nvmlDeviceGetTemperature(device, 0, &value);
+    if (!status)
+        info->temperature = (int)value;
+    return status;
+}
+
+typedef struct {
+    unsigned version;
+    int margin;
+} margin_info;
+
+API int nvmlDeviceGetMarginTemperature(void *device, margin_info *info) {
+    double value;
+    int gpu;
+    if (!info || info->version != 0x1000008)
+        return info ? VERSION_MISMATCH : INVALID;
+    int status = gpu_gate(__func__, device, info, &gpu);
+    if (!status && !(status = number(gpu, "temperature.margin", &value)))
+        info->margin = (int)value;
+    return status;
+}
+
+#endif

@@ -1,4 +1,4 @@
-"""The embedded cloud's double of NVML, for tests: built where there is a compiler, driven by a file of its own."""
+"""The embedded cloud's double of NVML, for tests: built where there is a compiler."""
 
 import shutil
 from pathlib import Path

@@ -59,10 +59,8 @@ def test_every_kind_of_machine_has_its_fault() -> None:
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """The double by whether it is that of an old driver."""
-    return {
-        old: nvml_double.build(tmp_path_factory.mktemp("nvml"), branch=535 if old else 580)
-        for old in (False, True)
-    }
+    folder = tmp_path_factory.mktemp("nvml")
+    return {old: nvml_double.build(folder, branch=535 if old else 580) for old in (False, True)}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A machine as a container (systemd-nspawn) on its mounted disk: fast."""
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.container_devices import ContainerDevices
 from gpukiln.clouds.embedded.disk import fit_root, mount_root, run
+from gpukiln.clouds.embedded.gpus import machine_files
+from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.machine import Machine, MachineSpec, children
 from gpukiln.clouds.embedded.network import GATEWAY, GUEST, NAMESERVER, MachineNetwork
 from gpukiln.errors import UnavailableError
@@ -45,10 +48,15 @@ class Container(Machine):
     def _prepare(self) -> None:
         fit_root(self.spec.root.file)
         self._mount()
-        for name, text in CONTAINER_UNITS.items():
+        if self.gpus:
+            self.gpus.prepare(self._root)
+        for name, text in self._units().items():
             file = self.spec.folder / "units" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
+
+    def _units(self) -> dict[str, str]:
+        return {**CONTAINER_UNITS, **(machine_files.CONTAINER_UNITS if self.gpus else {})}
 
     def _command(self) -> list[str]:
         # Writes are not synced one by one: the disk is copied only after a clean stop or a freeze, and the
@@ -58,7 +66,8 @@ class Container(Machine):
             *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
             *(f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
             *(f"--network-namespace-path={self.network.path}", "--capability=CAP_NET_ADMIN"),
-            *(f"--bind-ro={self.spec.folder}/units/{name}:/run/systemd/{name}" for name in CONTAINER_UNITS),
+            *(f"--bind-ro={self.spec.folder}/units/{name}:/run/systemd/{name}" for name in self._units()),
+            *([f"--bind={self.gpus.files.folder}:{machine_files.FOLDER}"] if self.gpus else []),
         ]
 
     def _ask_to_shut_down(self) -> None:
@@ -69,6 +78,9 @@ class Container(Machine):
         """Boot, with every disk."""
         super().start()
         try:
+            if self.gpus:
+                self.shown = self.gpus.files
+                self._namespace(self.shown)
             for disk in self.disks.values():
                 self._plug(disk)
         except BaseException:
@@ -80,6 +92,35 @@ class Container(Machine):
 
     def _unplug(self, disk: AttachedDisk, *, force: bool) -> bool:
         return self._devices.remove(self._init(), disk, force=force)
+
+    def run_inside(self, *command: str) -> str:
+        """Run a command in the running container, as root.
+
+        Raises:
+            UnavailableError: It failed; the details are the end of what it said.
+        """
+        return run(
+            *("nsenter", f"--target={self._init()}", "--mount", "--uts", "--ipc", "--net", "--pid"), *command
+        )
+
+    def show_gpus(self, gpus: SimulatedGpus) -> None:
+        """Give the running container its simulated GPUs now; its next starts have them from the beginning."""
+        gpus.prepare(self._root)
+        there = Path(f"/proc/{self._init()}/root{machine_files.FOLDER}")
+        shutil.copytree(gpus.files.folder, there, dirs_exist_ok=True)
+        self.gpus, self.shown = gpus, machine_files.MachineFiles(there)
+        self._namespace(self.shown)
+        self.run_inside("sh", str(machine_files.FOLDER / "up"))
+
+    def hide_gpus(self) -> None:
+        """Take them away again; the image's own files are seen as they are."""
+        self.run_inside("sh", str(machine_files.FOLDER / "down"))
+        self.gpus = self.shown = None
+
+    def _namespace(self, files: machine_files.MachineFiles) -> None:
+        """Process ids of the container mean something in its own namespace alone."""
+        name = str(Path(f"/proc/{self._init()}/ns/pid").readlink())
+        files.state.change(lambda rows: rows.update(pid_namespace=name))
 
     def _resize(self, disk: AttachedDisk) -> None:
         if (

@@ -75,6 +75,11 @@ class Layout:
         """Container images: blobs by their digest, uploads that are not finished."""
         return self.root / "registry"
 
+    @property
+    def doubles(self) -> Path:
+        """What is compiled for simulated GPUs."""
+        return self.root / "doubles"
+
     def snapshot(self, snapshot_id: str) -> Path:
         """The disk of a snapshot."""
         return self.snapshots / f"{snapshot_id}.raw"

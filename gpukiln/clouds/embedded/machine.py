@@ -14,6 +14,8 @@ from typing import Literal
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.disk import run
+from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles
+from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.network import MachineNetwork
 from gpukiln.errors import UnavailableError
 
@@ -61,6 +63,8 @@ class Machine(ABC):
         self.network = network
         self.process: subprocess.Popen[bytes] | None = None
         self.disks: dict[str, AttachedDisk] = {}  # by volume id, beside the root
+        self.gpus: SimulatedGpus | None = None  # that it starts with
+        self.shown: MachineFiles | None = None  # of the GPUs that it has now
 
     @property
     def running(self) -> bool:

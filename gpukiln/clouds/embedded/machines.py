@@ -12,6 +12,7 @@ from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.container import Container
 from gpukiln.clouds.embedded.disk import copy_disk, require_room, used_bytes
+from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.instance_metadata import describe_instance
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machine import Machine, MachineSpec, remove_folder
@@ -148,8 +149,22 @@ class Machines:
             metadata = MetadataServer(machine.network.listen(80), lambda: describe_instance(instance))
             self._metadata[instance.id] = metadata
             undo.callback(self._stop_metadata, instance.id)
+            machine.gpus = self.gpus_of(instance) if is_simulated(instance) else None
             machine.start()
             undo.pop_all()
+
+    def gpus_of(self, instance: Any) -> SimulatedGpus:
+        """The simulated GPUs of an instance's type.
+
+        Args:
+            instance: moto's instance.
+        """
+        return SimulatedGpus(
+            self.layout.machines / instance.id,
+            self.layout.doubles,
+            instance_type=instance.instance_type,
+            seed=instance.id,
+        )
 
     def stop(self, instance_id: str, *, clean: bool) -> None:
         """Shut a machine down and take its network away; its disk stays.

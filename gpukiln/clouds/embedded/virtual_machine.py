@@ -8,6 +8,9 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.disk import mount_root, run
+from gpukiln.clouds.embedded.gpus.share import Share
+from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.machine import Machine
 from gpukiln.clouds.embedded.network import GUEST, NAMESERVER
 from gpukiln.clouds.embedded.qmp import Qmp
@@ -19,12 +22,30 @@ UNPLUG_S = 10  # seconds that a guest gets to give a device back before it is as
 class VirtualMachine(Machine):
     """QEMU on the raw disk: its own bootloader, kernel and hardware."""
 
+    _share: Share | None = None
+
     @property
     def _control(self) -> Path:
         return self.spec.folder / "qmp.sock"
 
     def _prepare(self) -> None:
         (self.spec.folder / "resolv.conf").write_text(f"nameserver {NAMESERVER}\n")
+        if self.gpus:
+            self._prepare_gpus(self.gpus)
+
+    def _prepare_gpus(self, gpus: SimulatedGpus) -> None:
+        root = self.spec.folder / "root"
+        mount_root(self.spec.root.file, root)
+        try:
+            gpus.prepare(root)
+            gpus.files.put_unit(root)
+            # the first namespace has this number on every kernel (linux/proc_ns.h, PROC_PID_INIT_INO)
+            gpus.files.state.change(lambda rows: rows.update(pid_namespace=f"pid:[{0xEFFFFFFC}]"))
+        finally:
+            run("umount", str(root))
+        self._share = Share(gpus.files.folder, self.spec.folder)
+        self._share.start()
+        self.shown = gpus.files
 
     def _command(self) -> list[str]:
         spec = self.spec
@@ -47,6 +68,7 @@ class VirtualMachine(Machine):
             *("-device", f"virtio-net-pci,netdev=net,mac={mac}"),
             *("-device", "virtio-rng-pci", "-serial", "stdio"),
             *("-qmp", f"unix:{self._control},server=on,wait=off"),
+            *(self._share.arguments(spec.memory_mib) if self._share else ()),
         ]
         # QEMU's own resolver reads /etc/resolv.conf: inside the namespace only slirp4netns' answers.
         enter = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
@@ -60,8 +82,11 @@ class VirtualMachine(Machine):
             qemu.execute("system_powerdown")
 
     def release(self) -> None:
-        """Remove the control socket."""
+        """Remove the control socket, end the share."""
         self._control.unlink(missing_ok=True)
+        if self._share:
+            self._share.stop()
+            self._share = None
 
     def _plug(self, disk: AttachedDisk) -> None:
         with Qmp(self._control) as qemu:

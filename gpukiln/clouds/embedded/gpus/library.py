@@ -14,6 +14,7 @@ from gpukiln.files import whole_or_not
 
 SONAME = "libnvidia-ml.so.1"
 STATE = "GPUKILN_SIMULATED_GPUS"  # names a file with a state, where it is not the library's own
+FLAGS = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
 SOURCES = Path(__file__).with_name("nvml")
 
 
@@ -36,16 +37,7 @@ def build(folder: Path, *, branch: int) -> Path:
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with whole_or_not(library) as part:
-        flags = [
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-std=gnu11",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-fvisibility=hidden",
-        ]
+        flags = [*FLAGS, "-shared", "-fPIC", "-fvisibility=hidden"]
         compile_c([*flags, f"-Wl,-soname,{SONAME}", f"-DDRIVER={branch}"], sources, part)
         append_region(part)
     return library
@@ -92,3 +84,18 @@ def environment(library: Path, state: Path | None = None) -> dict[str, str]:
     """Environment in which a program finds the double in place of the driver's library."""
     named = {STATE: str(state)} if state else {}
     return {**os.environ, "LD_LIBRARY_PATH": str(library.parent), **named}
+
+
+def build_tool(folder: Path, name: str) -> Path:
+    """Compile a program of the folder `tools`, unless the folder has it.
+
+    Raises:
+        UnavailableError: There is no gcc, or it refuses the source.
+    """
+    source = Path(__file__).with_name("tools") / f"{name}.c"
+    program = folder / hashlib.sha256(source.read_bytes()).hexdigest()[:16] / name
+    if not program.exists():
+        program.parent.mkdir(parents=True, exist_ok=True)
+        with whole_or_not(program) as part:
+            compile_c(FLAGS, [source], part)
+    return program

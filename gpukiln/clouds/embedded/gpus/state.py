@@ -1,8 +1,9 @@
 """What a double of NVML tells: rows of `key value` at the end of a file, the library's own as a rule.
 
-A program that has the library has its state with it, in a container too; and it can change while programs hold
-handles. The region (nvml/state.c reads and writes it as well): a page with the magic, the number of changes and the
-lengths of two slots; the slot that the number's lowest bit names is what holds, the next change goes to the other.
+A program that has the library has its state with it, in a container too; and it can change while programs
+hold handles. The region (nvml/state.c reads and writes it as well): a page with the magic, the number of
+changes and the lengths of two slots; the slot that the number's lowest bit names is what holds, the next
+change goes to the other.
 """
 
 import contextlib
@@ -113,9 +114,7 @@ class State:
         try:
             start = os.fstat(file).st_size - REGION
             if start < 0 or os.pread(file, len(MAGIC), start) != MAGIC:
-                raise UsageError(
-                    f"{self.path} has no state of simulated GPUs", hint="it is no double of NVML"
-                )
+                raise UsageError(f"{self.path} has no state of simulated GPUs", hint="it is no double")
             yield file, start
         finally:
             os.close(file)

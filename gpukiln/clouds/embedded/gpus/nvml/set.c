@@ -154,3 +154,87 @@ API int gpukilnReset(void *device) {
     int status = gpu_gate(__func__, device, &asked, &asked.gpu);
     return status ? status : change(reset, &asked);
 }
+
+/* ---- a process that runs is given a part of a GPU: the double's own call, as there is no work that does it */
+
+typedef struct {
+    int gpu, gi, ci;
+    unsigned pid, utilization;
+    unsigned long long start, memory;
+    char name[TEXT];
+} use;
+
+static int began(unsigned pid, unsigned long long *start, char *name) {
+    char path[64], line[1024];
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    FILE *file = fopen(path, "r");
+    char *read = file ? fgets(line, sizeof line, file) : NULL, *at = read ? strrchr(line, ')') : NULL;
+    if (file)
+        fclose(file);
+    if (!at || sscanf(at + 1, " %*c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+                      start) != 1)
+        return 0;
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    file = fopen(path, "r");
+    size_t length = file ? fread(name, 1, TEXT - 1, file) : 0;
+    if (file)
+        fclose(file);
+    name[length] = 0;
+    name[strcspn(name, "\n")] = 0; /* the first word, as the driver has it */
+    return 1;
+}
+
+static int take(edits *changes, void *with) {
+    const use *asked = with;
+    char text[64];
+    process one;
+    int listed = list_length(asked->gpu, "processes"), at = 0;
+    for (; at < listed; at++) /* its own place, or that of one that has ended */
+        if (!process_at(asked->gpu, at, &one) || one.pid == asked->pid)
+            break;
+    drop(changes, "gpus.%d.processes.%d", asked->gpu, at);
+    if (!asked->memory && !asked->utilization)
+        return OK;
+#define ROW(name, format, value) \
+    snprintf(text, sizeof text, format, value); \
+    put(changes, text, "gpus.%d.processes.%d." name, asked->gpu, at)
+    if (at >= listed) {
+        snprintf(text, sizeof text, "%d", at + 1);
+        put(changes, text, "gpus.%d.processes.count", asked->gpu);
+    }
+    put(changes, asked->name, "gpus.%d.processes.%d.name", asked->gpu, at);
+    ROW("pid", "%u", asked->pid);
+    ROW("start", "%llu", asked->start);
+    ROW("memory", "%llu", asked->memory);
+    ROW("utilization", "%u", asked->utilization);
+    ROW("kind", "%s", "compute");
+    if (asked->gi >= 0) {
+        ROW("gi", "%d", asked->gi);
+        ROW("ci", "%d", asked->ci);
+    }
+#undef ROW
+    return OK;
+}
+
+/* Memory in MiB; with neither memory nor utilisation the process gives back what it had. */
+API int gpukilnUse(void *device, unsigned pid, unsigned long long memory, unsigned utilization) {
+    use asked = {.pid = pid, .memory = memory, .utilization = utilization};
+    unsigned long long info[3];
+    target whose;
+    extern int nvmlDeviceGetMemoryInfo(void *, unsigned long long *);
+    int status = utilization > 100 ? INVALID : device_gate(__func__, device, device, &whose);
+    if (status)
+        return status;
+    if (whose.gi < 0 && mig_is_on(whose.gpu))
+        return UNSUPPORTED; /* with MIG on, work is on one of its devices */
+    if (!began(pid, &asked.start, asked.name))
+        return NOT_FOUND;
+    if ((status = nvmlDeviceGetMemoryInfo(device, info)))
+        return status;
+    if (memory > info[1] >> 20)
+        return 20; /* NVML_ERROR_MEMORY */
+    asked.gpu = whose.gpu;
+    asked.gi = whose.gi;
+    asked.ci = whose.ci;
+    return change(take, &asked);
+}

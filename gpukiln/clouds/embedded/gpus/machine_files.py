@@ -1,0 +1,174 @@
+"""The files by which one machine has simulated GPUs, and what of them is put on its disk.
+
+In the machine they are in FOLDER: of a container the folder is bound there, of a virtual machine shared
+by virtiofs. A unit binds the library over that of the image's driver and makes the device nodes before
+anything else starts. The image's own files stay as they are.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.clouds.embedded.gpus.library import build, build_tool
+from gpukiln.clouds.embedded.gpus.smi import build_smi
+from gpukiln.clouds.embedded.gpus.start import start_state
+from gpukiln.clouds.embedded.gpus.state import State
+
+FOLDER = Path("/run/gpukiln-simulated")
+MARKER = Path("/etc/gpukiln/simulated-gpus")
+SHARE = "gpukiln-gpus"  # the tag of a virtual machine's share
+UNIT = "gpukiln-simulated-gpus.service"
+LIBRARY, SMI, LOAD = "libnvidia-ml.so", "nvidia-smi", "gpukiln-gpu-load"
+# Debian and Ubuntu, with its alternatives; RHEL, Amazon Linux and others; see ld.so(8) for the rest
+LIBRARY_FOLDERS = (
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+)
+MARKER_TEXT = """\
+The GPUs of the machine that had this disk were simulated. Nothing that it showed of GPUs proves anything, and
+an image that is made of this disk is refused by the verification.
+"""
+UNIT_TEXT = """\
+[Unit]
+Description=Simulated GPUs (gpukiln): a double of NVML in place of the driver's
+DefaultDependencies=no
+After=local-fs.target systemd-modules-load.service
+Before=sysinit.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh {script}
+"""
+# below /run/systemd of a container
+CONTAINER_UNITS = {
+    f"system/{UNIT}": UNIT_TEXT.format(script=FOLDER / "up"),
+    "system/sysinit.target.d/simulated-gpus.conf": f"[Unit]\nWants={UNIT}\n",
+}
+# 0x1a is the number of virtio's file systems (virtio 1.2, 5 Device Types); 195 is NVIDIA's major number, 255
+# its control node (nvidia-modprobe, nvidia-modprobe-utils.h)
+SCRIPT = f"""\
+set -eu
+if [ ! -e {FOLDER}/{LIBRARY} ]; then
+  grep -qx 0x001a /sys/bus/virtio/devices/*/device || exit 0 # started without simulated GPUs
+  mkdir -p {FOLDER}
+  mount -t virtiofs {SHARE} {FOLDER}
+fi
+while read -r name target; do
+  if ! grep -q " $target " /proc/self/mountinfo; then
+    mount --bind {FOLDER}/"$name" "$target"
+  fi
+done < {FOLDER}/places
+while read -r node minor; do
+  [ -e "/dev/$node" ] || mknod -m 666 "/dev/$node" c 195 "$minor"
+done < {FOLDER}/nodes
+"""
+DOWN = f"""\
+set -eu
+while read -r name target; do
+  umount "$target"
+done < {FOLDER}/places
+while read -r node minor; do
+  rm -f "/dev/$node"
+done < {FOLDER}/nodes
+rm -r {FOLDER}
+"""
+
+
+@dataclass(frozen=True)
+class MachineFiles:
+    """The files of one machine's simulated GPUs.
+
+    Args:
+        folder: Where they are on this host.
+    """
+
+    folder: Path
+
+    @property
+    def state(self) -> State:
+        """What its GPUs tell."""
+        return State(self.folder / LIBRARY)
+
+    def make(self, root: Path, built: Path, document: dict[str, Any], *, branch: int) -> None:
+        """Make them, in the state of a machine that has just started.
+
+        Args:
+            root: The machine's root file system, mounted; it gets a marker, and empty files to bind over
+                where it has none.
+            built: Folder of what is compiled, shared by all machines.
+            document: What its GPUs tell.
+            branch: Of the driver whose library it stands for.
+
+        Raises:
+            UnavailableError: Nothing can be compiled here.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, source in (
+            (LIBRARY, build(built, branch=branch)),
+            (SMI, build_smi(built)),
+            (LOAD, build_tool(built, "load")),
+        ):
+            shutil.copy(source, self.folder / name)
+            (self.folder / name).chmod(0o755)
+        places = ((LIBRARY, _library_place(root)), (SMI, _smi_place(root)))
+        (self.folder / "places").write_text("".join(f"{name} /{place}\n" for name, place in places))
+        count = len(document["gpus"])
+        nodes = [(f"nvidia{n}", n) for n in range(count)] + [("nvidiactl", 255)]
+        (self.folder / "nodes").write_text("".join(f"{name} {minor}\n" for name, minor in nodes))
+        (self.folder / "up").write_text(SCRIPT)
+        (self.folder / "down").write_text(DOWN)
+        start_state(self.state, document)
+        for place in (place for _name, place in places):
+            if not (root / place).exists():
+                (root / place).parent.mkdir(parents=True, exist_ok=True)
+                (root / place).touch(0o755)
+        marker = root / MARKER.relative_to("/")
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.write_text(MARKER_TEXT)
+
+    def put_unit(self, root: Path) -> None:
+        """Let a virtual machine's own systemd start it; a container's unit is bound to its /run."""
+        script = root / "etc/gpukiln/simulated-gpus.sh"
+        script.write_text(SCRIPT)
+        unit = root / "etc/systemd/system" / UNIT
+        unit.parent.mkdir(parents=True, exist_ok=True)
+        unit.write_text(UNIT_TEXT.format(script="/" + str(script.relative_to(root))))
+        wanted = unit.parent / "sysinit.target.wants" / UNIT
+        wanted.parent.mkdir(exist_ok=True)
+        wanted.unlink(missing_ok=True)
+        wanted.symlink_to(f"../{UNIT}")
+
+
+def driver_version(root: Path) -> str | None:
+    """The version of the image's driver by its library's name, None where it has none."""
+    place = root / _library_place(root)
+    version = place.name.partition(".so.")[2]
+    return version if "." in version else None
+
+
+def _library_place(root: Path) -> Path:
+    """Where the driver's library is, below the root; where the loader would look for one that it lacks."""
+    folders = [Path(name) for name in LIBRARY_FOLDERS if (root / name).is_dir()]
+    for folder in folders:
+        for file in sorted((root / folder).glob("libnvidia-ml.so.*.*")):
+            if not file.is_symlink():
+                return folder / file.name
+    triplets = [folder for folder in folders if folder.name.endswith("-linux-gnu")]
+    return next(iter(triplets or folders), Path("usr/lib64")) / "libnvidia-ml.so.1"
+
+
+def _smi_place(root: Path) -> Path:
+    """Where /usr/bin/nvidia-smi leads to inside the root: with Debian's alternatives through two links."""
+    place = Path("usr/bin/nvidia-smi")
+    for _ in range(10):
+        if not (root / place).is_symlink():
+            break
+        joined = Path("/") / place.parent / (root / place).readlink()
+        place = Path(os.path.normpath(joined)).relative_to("/")
+    return place

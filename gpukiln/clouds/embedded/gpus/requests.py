@@ -1,0 +1,193 @@
+"""What `invoke cloud.gpus` asks the server: a machine's simulated GPUs, given, taken, shown and changed."""
+
+from typing import Any
+
+from gpukiln.catalog.instance_types import instance_types
+from gpukiln.clouds.embedded.container import Container
+from gpukiln.clouds.embedded.gpus import machine_files
+from gpukiln.clouds.embedded.gpus.settings import apply, play
+from gpukiln.clouds.embedded.gpus.simulated import GPUS_TAG, SIMULATED, is_simulated
+from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.state import Rows, gpu_count
+from gpukiln.clouds.embedded.machine import Machine
+from gpukiln.clouds.embedded.machines import Machines
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.typed import load, strict, unknown
+
+
+@strict
+class Request:
+    """What is asked; all of it in this order.
+
+    Args:
+        instance_id: The machine's.
+        switch: `on` or `off`; empty: as they are.
+        recording: The section `nvml` of a recording, which they tell from now on.
+        healthy: Whether they begin anew, as after a start.
+        scenario: A key of `settings.SCENARIOS`.
+        settings: `GPU.NAME=VALUE` each.
+        reset: Indices of GPUs to reset, as `nvidia-smi --gpu-reset` does.
+        load: GPU, process id in the machine, MiB and percent, for `gpukiln-gpu-load`.
+    """
+
+    instance_id: str
+    switch: str = ""
+    recording: dict[str, Any] | None = None
+    healthy: bool = False
+    scenario: str = ""
+    settings: tuple[str, ...] = ()
+    reset: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+
+
+def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
+    """Do what is asked, and say how the machine's GPUs are then.
+
+    Raises:
+        UsageError: The request does not fit; nothing is changed then.
+        IncompatibleError: The machine can't have it now.
+    """
+    asked = load(Request, document, where="request")
+    instance, machine = _machine(machines, asked.instance_id)
+    with machines.lock(instance.id):
+        if asked.switch == "on":
+            _switch_on(machines, instance, machine)
+        elif asked.switch == "off":
+            _switch_off(instance, machine)
+        gpus = machine.gpus
+        if asked.recording is not None and gpus:
+            gpus.use_recording(asked.recording)
+        files = machine.shown
+        changes = (
+            asked.recording or asked.healthy or asked.scenario or asked.settings or asked.reset or asked.load
+        )
+        if changes and not files:
+            raise IncompatibleError(
+                f"{instance.id} has no simulated GPUs",
+                hint=f"invoke cloud.gpus {instance.id} --on, or launch it with {GPUS_TAG}={SIMULATED}",
+            )
+        if files and gpus:
+            if asked.recording is not None or asked.healthy:
+                kept = files.state.rows().get("pid_namespace")
+                rows = start_rows(asked.recording or gpus.document(files))
+                files.state.write({**rows, **({"pid_namespace": kept} if kept else {})})
+            files.state.change(lambda rows: _change(rows, asked))
+            for words in _inside(asked):
+                _run(machine, words)
+        return {
+            "instance_id": instance.id,
+            "instance_type": instance.instance_type,
+            "machine": machine.spec.kind,
+            "simulated": is_simulated(instance),
+            **shown(files.state.rows() if files else {}),
+        }
+
+
+def _machine(machines: Machines, instance_id: str) -> tuple[Any, Machine]:
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto is slow to import
+
+    machine = machines.get(instance_id)
+    if machine is None:
+        raise unknown("machine", instance_id, [one.spec.instance_id for one in machines.all()])
+    for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
+        if instance := backend.get_instance_by_id(instance_id):
+            return instance, machine
+    raise UsageError(
+        f"{instance_id} is no instance any more", hint="`invoke cloud.status` lists the machines"
+    )
+
+
+def _switch_on(machines: Machines, instance: Any, machine: Machine) -> None:
+    known = instance_types().get(instance.instance_type)
+    if known is None:
+        raise IncompatibleError(
+            f"an instance of the type {instance.instance_type} has no GPU",
+            hint="launch one of a type with GPUs, for example g4dn.xlarge",
+        )
+    instance.ec2_backend.create_tags([instance.id], {GPUS_TAG: SIMULATED})
+    if machine.shown:
+        return
+    if not machine.running:
+        return  # it has them from its next start on
+    if not isinstance(machine, Container):
+        raise IncompatibleError(
+            f"{instance.id} is a virtual machine, which gets GPUs when it starts: it is marked for it",
+            hint=f"aws ec2 reboot-instances --instance-ids {instance.id}",
+        )
+    machine.show_gpus(machines.gpus_of(instance))
+
+
+def _switch_off(instance: Any, machine: Machine) -> None:
+    instance.ec2_backend.delete_tags([instance.id], {GPUS_TAG: None})
+    if not machine.shown:
+        return
+    if not isinstance(machine, Container):
+        raise IncompatibleError(
+            f"{instance.id} is a virtual machine, which loses its GPUs when it starts: it is marked for it",
+            hint=f"aws ec2 reboot-instances --instance-ids {instance.id}",
+        )
+    machine.hide_gpus()
+
+
+def _change(rows: Rows, asked: Request) -> None:
+    if asked.scenario:
+        play(rows, asked.scenario)
+    for text in asked.settings:
+        apply(rows, text)
+
+
+def _inside(asked: Request) -> list[list[str]]:
+    commands = [[machine_files.SMI, "--gpu-reset", f"--id={index}"] for index in asked.reset]
+    return commands + ([[machine_files.LOAD, *asked.load]] if asked.load else [])
+
+
+def _run(machine: Machine, words: list[str]) -> None:
+    program, *arguments = words
+    command = [str(machine_files.FOLDER / program), *arguments]
+    if not isinstance(machine, Container):
+        raise IncompatibleError(
+            "what is done with processes of a virtual machine is done in it",
+            hint="there: " + " ".join(command),
+        )
+    machine.run_inside(*command)
+
+
+def shown(rows: Rows) -> dict[str, Any]:
+    """What the state says, for people and programs.
+
+    Returns:
+        driver, error: NVML's number with which it does not start, and for each GPU what identifies it, what it
+        was set to, and its processes.
+    """
+
+    def number(key: str) -> float | None:
+        return float(rows[key]) if key in rows else None
+
+    gpus = []
+    for index in range(gpu_count(rows)):
+        key = f"gpus.{index}"
+        processes = int(rows.get(f"{key}.processes.count", 0))
+        gpus.append(
+            {
+                "index": index,
+                **{name: rows.get(f"{key}.{name}") for name in ("name", "uuid", "bus_id")},
+                "memory_total_mib": number(f"{key}.memory.total"),
+                "temperature_celsius": number(f"{key}.temperature.gpu"),
+                "power_watts": number(f"{key}.power.draw"),
+                "mig_enabled": rows[f"{key}.mig.current"] == "1" if f"{key}.mig.current" in rows else None,
+                "error": number(f"{key}.error.code"),
+                "hung": f"{key}.hung" in rows,
+                "processes": [
+                    int(rows[f"{key}.processes.{n}.pid"])
+                    for n in range(processes)
+                    if f"{key}.processes.{n}.pid" in rows
+                ],
+            }
+        )
+    return {
+        "driver": rows.get("driver"),
+        "error": number("error.code"),
+        "reason": rows.get("error._error"),
+        "gpus": gpus,
+    }

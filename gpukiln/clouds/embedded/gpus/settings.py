@@ -1,0 +1,335 @@
+"""What can be changed about simulated GPUs while programs look at them: settings and scenarios, by name."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpukiln.clouds.embedded.gpus.state import Rows, add_event, count_energy, gpu_count, remove
+from gpukiln.errors import UsageError
+from gpukiln.typed import unknown
+
+# NVML's numbers (nvml.h: nvmlReturn_t, nvmlEventType*, nvmlClocksEventReason*)
+DRIVER_NOT_LOADED, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN_ERROR = 9, 15, 18, 999
+XID, DOUBLE_BIT_ERROR = 8, 2
+IDLE, SW_THERMAL, HW_SLOWDOWN, HW_THERMAL = 0x1, 0x20, 0x8, 0x40
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+Change = Callable[[Rows, int, Any], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing about a GPU that can be set.
+
+    Args:
+        text: What it is, with its unit.
+        read: Makes a value of what somebody typed; raises ValueError.
+        change: Changes the rows of one GPU.
+    """
+
+    text: str
+    read: Callable[[str], Any]
+    change: Change
+
+
+def _yes(text: str) -> bool:
+    if text.lower() in (*TRUE, *FALSE):
+        return text.lower() in TRUE
+    raise ValueError
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _watts(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 10000:
+        raise ValueError
+    return value
+
+
+def _to(key: str, *, own: bool = False) -> Change:
+    """Sets a key, as the GPU tells it whether it is busy or not.
+
+    Args:
+        own: Also where this GPU does not tell it.
+    """
+
+    def change(rows: Rows, gpu: int, value: Any) -> None:
+        whole_key = f"gpus.{gpu}.{key}"
+        if whole_key not in rows and not own:
+            raise UsageError(
+                f"GPU {gpu} does not tell {key}, so it can't be set", hint="see `invoke cloud.gpus`"
+            )
+        rows[whole_key] = str(int(value)) if isinstance(value, bool) else str(value)
+        rows.pop(f"gpus.{gpu}.busy.{key}", None)
+
+    return change
+
+
+def _power(rows: Rows, gpu: int, watts: float) -> None:
+    count_energy(rows, gpu)
+    _to("power.draw")(rows, gpu, watts)
+    count_energy(rows, gpu)
+
+
+def _temperature(rows: Rows, gpu: int, degrees: int) -> None:
+    """Above the slowdown threshold the driver lowers clocks and says why."""
+    key = f"gpus.{gpu}"
+    _to("temperature.gpu")(rows, gpu, degrees)
+    mask = int(rows.get(f"{key}.throttle.mask", 0)) & ~(SW_THERMAL | HW_THERMAL | HW_SLOWDOWN)
+    slowdown = rows.get(f"{key}.temperature.slowdown")
+    if slowdown and degrees >= int(float(slowdown)):
+        mask |= SW_THERMAL | HW_THERMAL | HW_SLOWDOWN
+    if limit := rows.get(f"{key}.temperature.gpu_limit"):
+        rows[f"{key}.temperature.margin"] = str(int(limit) - degrees)
+        if degrees >= int(limit):
+            mask |= SW_THERMAL
+    if f"{key}.throttle.mask" in rows:
+        rows[f"{key}.throttle.mask"] = str(mask)
+
+
+def _lost(rows: Rows, gpu: int, lost: bool) -> None:
+    """NVML answers GPU_IS_LOST for whatever is asked of it."""
+    if lost:
+        rows[f"gpus.{gpu}.error.code"] = str(GPU_IS_LOST)
+        add_event(rows, gpu=gpu, kind=XID, data=79)
+    else:
+        remove(rows, f"gpus.{gpu}.error")
+
+
+def _fallen(rows: Rows, gpu: int, fallen: bool) -> None:
+    """A GPU that the bus lost is one whose handle new programs don't get: nvidia-smi says "Unknown Error"."""
+    handle = [f"gpus.{gpu}.fail.nvmlDeviceGetHandleBy{by}" for by in ("Index_v2", "UUID", "PciBusId_v2")]
+    _lost(rows, gpu, fallen)
+    if fallen:
+        remove(rows, f"gpus.{gpu}.error")
+        rows.update(dict.fromkeys(handle, str(UNKNOWN_ERROR)))
+    else:
+        for key in handle:
+            rows.pop(key, None)
+
+
+def _xid(rows: Rows, gpu: int, number: int) -> None:
+    add_event(rows, gpu=gpu, kind=XID, data=number)
+
+
+def _uncorrected(rows: Rows, gpu: int, count: int) -> None:
+    """New double bit errors are counted since the last reset and for ever, and told as event and Xid 48."""
+    key = f"gpus.{gpu}.ecc"
+    before = int(float(rows.get(f"{key}.volatile_uncorrected", 0)))
+    _to("ecc.volatile_uncorrected")(rows, gpu, count)
+    if count > before:
+        aggregate = int(float(rows.get(f"{key}.aggregate_uncorrected", 0)))
+        rows[f"{key}.aggregate_uncorrected"] = str(aggregate + count - before)
+        add_event(rows, gpu=gpu, kind=DOUBLE_BIT_ERROR)
+        add_event(rows, gpu=gpu, kind=XID, data=48)
+
+
+def _hung(rows: Rows, gpu: int, hung: bool) -> None:
+    if hung:
+        rows[f"gpus.{gpu}.hung"] = "1"
+    else:
+        rows.pop(f"gpus.{gpu}.hung", None)
+
+
+def _link(rows: Rows, gpu: int, link: int) -> None:
+    key = f"gpus.{gpu}.nvlinks.{link}.state"
+    if key not in rows:
+        raise UsageError(f"GPU {gpu} has no NVLink {link}", hint="links count from 0")
+    rows[key] = "0"
+
+
+PERCENT, MIB = _whole(0, 100), _whole(0, 1 << 22)
+SETTINGS: dict[str, Setting] = {
+    "temperature": Setting("degrees Celsius", _whole(-40, 200), _temperature),
+    "power": Setting("watts drawn", _watts, _power),
+    "power_limit": Setting("watts", _watts, _to("power.limit")),
+    "utilization": Setting("percent, beside what processes use", PERCENT, _to("utilization.gpu")),
+    "memory_used": Setting("MiB, beside what processes use", MIB, _to("memory.used")),
+    "sm_clock": Setting("MHz", _whole(0, 10000), _to("clocks.sm")),
+    "memory_clock": Setting("MHz", _whole(0, 30000), _to("clocks.mem")),
+    "fan": Setting("percent", PERCENT, _to("fan")),
+    "pcie_gen": Setting("generation of the link as it runs", _whole(1, 6), _to("pcie.gen")),
+    "pcie_width": Setting("lanes of the link as it runs", _whole(1, 16), _to("pcie.width")),
+    "ecc_corrected": Setting("errors since the last reset", MIB, _to("ecc.volatile_corrected")),
+    "ecc_uncorrected": Setting("errors since the last reset; more come with Xid 48", MIB, _uncorrected),
+    "remap_pending": Setting("whether rows wait for a reset", _yes, _to("remapped_rows.pending")),
+    "remap_failed": Setting("whether rows could not be remapped", _yes, _to("remapped_rows.failed")),
+    "pages_pending": Setting("whether pages wait for a reset", _yes, _to("retired_pages_pending")),
+    "recovery_action": Setting("NVML's number, 1: reset", _whole(0, 5), _to("recovery_action", own=True)),
+    "throttle": Setting("mask of NVML's clock event reasons", _whole(0, 0x1FF), _to("throttle.mask")),
+    "persistence": Setting("whether it is on", _yes, _to("persistence")),
+    "compute_mode": Setting("NVML's number, 3: exclusive process", _whole(0, 3), _to("compute_mode")),
+    "nvlink_down": Setting("number of the link that goes down", _whole(0, 17), _link),
+    "xid": Setting("number of an Xid, told as event", _whole(1, 999), _xid),
+    "lost": Setting("whether NVML says that it is lost", _yes, _lost),
+    "fallen_off_bus": Setting("whether the bus lost it", _yes, _fallen),
+    "hung": Setting("whether whoever asks it waits", _yes, _hung),
+}
+
+
+def apply(rows: Rows, text: str) -> None:
+    """Change one thing.
+
+    Args:
+        text: `GPU.NAME=VALUE`; GPU is an index, `*` for all, `last`.
+
+    Raises:
+        UsageError: There is no such GPU or thing, or the value is none for it.
+    """
+    where, equals, value = text.partition("=")
+    gpu, dot, name = where.partition(".")
+    if not (equals and dot):
+        raise UsageError(
+            f"{text!r} is not GPU.NAME=VALUE", hint="for example --set 1.temperature=91, or *.hung=true"
+        )
+    setting = SETTINGS.get(name.strip().replace("-", "_"))
+    if setting is None:
+        raise unknown("setting of a GPU", name, SETTINGS)
+    try:
+        wanted = setting.read(value.strip())
+    except ValueError:
+        raise UsageError(
+            f"{name}={value}: wanted {setting.text}", hint=f"for example {gpu}.{name}=1"
+        ) from None
+    for index in _indices(rows, gpu.strip()):
+        setting.change(rows, index, wanted)
+
+
+def _indices(rows: Rows, text: str) -> Iterable[int]:
+    count = gpu_count(rows)
+    if text == "*":
+        return range(count)
+    if text == "last" and count:
+        return [count - 1]
+    if text.isdigit() and int(text) < count:
+        return [int(text)]
+    raise UsageError(
+        f"no GPU {text!r}: the machine has {count}",
+        hint=f"0 to {count - 1}, last or * for all" if count else "it has none to set",
+    )
+
+
+# ---- scenarios: what goes wrong with whole machines
+
+
+def _machine_error(code: int) -> Callable[[Rows], None]:
+    """NVML can't be started; who has started it before goes on."""
+
+    def change(rows: Rows) -> None:
+        rows["error.code"] = str(code)
+
+    return change
+
+
+def _settings(*texts: str) -> Callable[[Rows], None]:
+    def change(rows: Rows) -> None:
+        for text in texts:
+            apply(rows, text)
+
+    return change
+
+
+def _hot(rows: Rows) -> None:
+    """As hot as the board's slowdown threshold, or 5 degrees above the limit where it tells margins."""
+    gpu = gpu_count(rows) - 1
+    slowdown = rows.get(f"gpus.{gpu}.temperature.slowdown")
+    apply(rows, f"last.temperature={int(float(slowdown)) + 1 if slowdown else 95}")
+
+
+def _mig_mixed(rows: Rows) -> None:
+    """The first GPU in the smallest parts, the second in halves as far as they go, the others whole."""
+    able = [gpu for gpu in range(gpu_count(rows)) if f"gpus.{gpu}.mig.current" in rows]
+    if not able:
+        raise UsageError("no GPU of this machine can be cut by MIG", hint="p4d, p5 and newer ones have some")
+    for gpu, slices in zip(able[:2], (1, 3), strict=False):
+        _cut(rows, gpu, slices)
+
+
+def _cut(rows: Rows, gpu: int, slices: int) -> None:
+    key = f"gpus.{gpu}.mig"
+    rows.update({f"{key}.current": "1", f"{key}.pending": "1"})
+    remove(rows, f"{key}.gi")
+    for at in range(int(rows[f"{key}.profiles.count"])):
+        profile = f"{key}.profiles.{at}"
+        if rows[f"{profile}.slices"] != str(slices) or "+" in rows[f"{profile}.name"]:
+            continue
+        size, most = int(rows[f"{profile}.size"]), int(rows[f"{profile}.instances"])
+        for n in range(min(most, int(rows[f"{profile}.placements.count"]))):
+            start = int(rows[f"{profile}.placements.{n}"])
+            number = (7 + start) if size == 1 else (3 + start // 2) if size == 2 else 1 + start // 4
+            rows[f"{key}.gi.{number}.profile"] = rows[f"{profile}.id"]
+            rows[f"{key}.gi.{number}.start"] = str(start)
+            rows[f"{key}.gi.{number}.ci.0.slices"] = str(slices)
+            rows[f"{key}.gi.{number}.ci.0.start"] = "0"
+        return
+    raise UsageError(
+        f"GPU {gpu} has no MIG profile of {slices} slices", hint="nvidia-smi mig -lgip lists them"
+    )
+
+
+SCENARIOS: dict[str, tuple[str, Callable[[Rows], None]]] = {
+    "lost": ("the last GPU is lost (NVML 15), with Xid 79", _settings("last.lost=true")),
+    "fallen-off-bus": (
+        "new programs get no handle of the last GPU (999)",
+        _settings("last.fallen_off_bus=true"),
+    ),
+    "hot": ("the last GPU is at its slowdown temperature and says so", _hot),
+    "ecc": (
+        "the last GPU has two uncorrected memory errors, with Xid 48",
+        _settings("last.ecc_uncorrected=2"),
+    ),
+    "remap-pending": (
+        "rows of the last GPU wait for a reset, which the driver asks for",
+        _settings("last.remap_pending=true", "last.recovery_action=1", "last.xid=63"),
+    ),
+    "mismatch": ("the driver is of another version than NVML (18)", _machine_error(VERSION_MISMATCH)),
+    "no-driver": ("the driver is not loaded (9)", _machine_error(DRIVER_NOT_LOADED)),
+    "mig-mixed": ("MIG is on: the first GPU in smallest parts, the second in thirds and halves", _mig_mixed),
+    "hung": ("whoever asks the last GPU waits", _settings("last.hung=true")),
+}
+
+
+def play(rows: Rows, name: str) -> None:
+    """Let a scenario happen.
+
+    Args:
+        name: A key of SCENARIOS, or a YAML file with a list of settings, `set: [1.temperature=91, ...]`.
+
+    Raises:
+        UsageError: There is none of that name, the file is none, or the machine can't do it.
+    """
+    if name in SCENARIOS:
+        if not gpu_count(rows):
+            raise UsageError("the machine has no simulated GPU", hint="invoke cloud.gpus MACHINE --on")
+        SCENARIOS[name][1](rows)
+        return
+    raise unknown("scenario", name, SCENARIOS)
+
+
+def read_scenario(path: Path) -> list[str]:
+    """The settings of a file.
+
+    Raises:
+        UsageError: It is not `set: [...]` in YAML.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: {error}", hint="a scenario is YAML: set: [1.temperature=91]") from None
+    settings = document.get("set") if isinstance(document, dict) else None
+    if not isinstance(settings, list) or not settings or not all(isinstance(text, str) for text in settings):
+        raise UsageError(
+            f"{path} has no list of settings", hint="a scenario is YAML: set: [1.temperature=91, 0.lost=true]"
+        )
+    return settings

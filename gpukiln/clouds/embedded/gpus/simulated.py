@@ -1,0 +1,94 @@
+"""The simulated GPUs of one machine: what they are when it starts, and where its files are."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from gpukiln.catalog.drivers import branches
+from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles, driver_version
+from gpukiln.clouds.embedded.gpus.profile import make_profile
+from gpukiln.clouds.embedded.gpus.settings import DRIVER_NOT_LOADED
+from gpukiln.errors import GpukilnError
+from gpukiln.files import write_whole
+
+GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # of an instance, and of whatever has ever been one's
+log = logging.getLogger(__name__)
+
+
+def is_simulated(instance: Any) -> bool:
+    """Whether an instance's tags ask for simulated GPUs.
+
+    Args:
+        instance: moto's instance.
+    """
+    return bool(instance.ec2_backend.tags.get(instance.id, {}).get(GPUS_TAG) == SIMULATED)
+
+
+def default_driver() -> str:
+    """Of an image without a driver: the last release of the newest long-term branch."""
+    long_term = [branch for branch in branches().values() if branch.type == "LTSB" and branch.latest]
+    return str(max(long_term, key=lambda branch: branch.branch).latest)
+
+
+class SimulatedGpus:
+    """The simulated GPUs of one machine.
+
+    Args:
+        machine: The machine's folder.
+        built: Folder of what is compiled, shared by all machines.
+        instance_type: Whose GPUs they are.
+        seed: What makes their UUIDs; the same for an instance as long as it lives.
+    """
+
+    def __init__(self, machine: Path, built: Path, *, instance_type: str, seed: str) -> None:
+        self.files = MachineFiles(machine / "gpus")
+        self._recording = machine / "gpus-recording.json"
+        self._built, self._instance_type, self._seed = built, instance_type, seed
+
+    def prepare(self, root: Path) -> None:
+        """Make its files, and what is needed on its disk.
+
+        Args:
+            root: The machine's root file system, mounted.
+
+        Raises:
+            UnavailableError: Nothing can be compiled here.
+        """
+        driver = driver_version(root) or default_driver()
+        self.files.make(root, self._built, self._document(driver), branch=_branch(driver))
+
+    def document(self, files: MachineFiles) -> dict[str, Any]:
+        """What they tell after a start.
+
+        Args:
+            files: Of the machine that has started.
+        """
+        return self._document(files.state.rows()["driver"])
+
+    def use_recording(self, nvml: dict[str, Any]) -> None:
+        """Tell from now on what was recorded on a real host, instead of the type's profile."""
+        write_whole(self._recording, json.dumps(nvml))
+
+    def use_profile(self) -> None:
+        """Tell from now on what the instance type has."""
+        self._recording.unlink(missing_ok=True)
+
+    def _document(self, driver: str) -> dict[str, Any]:
+        if self._recording.exists():
+            recorded: dict[str, Any] = json.loads(self._recording.read_text())
+            return recorded
+        known = branches().get(_branch(driver))
+        cuda = (
+            known.native_cuda if known else max(branches().values(), key=lambda one: one.branch).native_cuda
+        )
+        try:
+            return make_profile(self._instance_type, seed=self._seed, driver=driver, cuda=cuda)
+        except GpukilnError as error:
+            # as on a real machine: a driver that knows none of its GPUs is not loaded, and the machine boots
+            log.warning("%s: %s", self._seed, error)
+            return {"driver": driver, "error": {"code": DRIVER_NOT_LOADED, "_error": str(error)}, "gpus": []}
+
+
+def _branch(driver: str) -> int:
+    return int(driver.partition(".")[0])

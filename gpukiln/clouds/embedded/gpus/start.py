@@ -1,0 +1,50 @@
+"""The state of a machine's GPUs when it starts: its profile, and what the double keeps beside it."""
+
+import time
+from typing import Any
+
+from gpukiln.clouds.embedded.gpus.state import Rows, State, rows_of
+
+BUSY_DEGREES = 30  # how much warmer a busy GPU is than an idle one; a choice of this project
+
+
+def start_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
+    """The rows of a document.
+
+    Args:
+        document: Of a profile or a recording: the section `nvml` of the facts, and more.
+        now: Seconds since 1970.
+    """
+    at = time.time() if now is None else now
+    gpus = [gpu if gpu.get("error") else {**gpu, **_kept(gpu, at)} for gpu in document["gpus"]]
+    rows = dict(rows_of({**document, "gpus": gpus}))
+    for index, gpu in enumerate(gpus):
+        for name in ("processes", "peers", "nvlinks"):  # a list that is empty is not the same as none
+            if gpu.get(name) == []:
+                rows[f"gpus.{index}.{name}.count"] = "0"
+    return rows
+
+
+def start_state(state: State, document: dict[str, Any]) -> None:
+    """Write it; the processes of before are gone."""
+    state.write(start_rows(document))
+
+
+def _kept(gpu: dict[str, Any], now: float) -> dict[str, Any]:
+    """What a busy GPU shows, and its energy counter."""
+    clocks, temperature = gpu.get("clocks") or {}, gpu.get("temperature") or {}
+    power, pcie = gpu.get("power") or {}, gpu.get("pcie") or {}
+    degrees = temperature.get("gpu")
+    kept: dict[str, Any] = {
+        "busy": {
+            "clocks": {name: clocks.get(f"max_{name}") for name in ("graphics", "sm", "mem", "video")},
+            "power": {"draw": power.get("limit")},
+            "pcie": {"gen": pcie.get("max_gen")},
+            "temperature": {"gpu": degrees + BUSY_DEGREES if isinstance(degrees, int) else None},
+            "pstate": 0 if gpu.get("pstate") is not None else None,
+        },
+        "pcie": {"tx": 0, "rx": 0, "replays": 0, **pcie},
+    }
+    if isinstance(power.get("draw"), int | float) and "energy" not in gpu:
+        kept["energy"] = {"counted": 0, "watts": power["draw"], "since": round(now, 3)}
+    return kept

@@ -100,9 +100,10 @@ class Cloud:
     name: str = "embedded"
     has_gpus: bool = False
     ssh_cidr: str = "127.0.0.0/8"
+    subnet_id: str | None = None
 
-    def client(self, service):
-        return _client(service, self.region, self.attempts)
+    def client(self, service, *, attempts=0):
+        return _client(service, self.region, attempts or self.attempts)
 
     def in_region(self, region):
         return Cloud(region, self.attempts, self.name, self.has_gpus)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpukiln.clouds.embedded import regions
+from gpukiln.clouds.embedded import regions, scarcity
 from gpukiln.clouds.embedded.base import BASE_NAME, current_base
 from gpukiln.clouds.embedded.client import server_runs
 from gpukiln.clouds.embedded.disk import used_bytes
 from gpukiln.clouds.embedded.inventory import every_region, image_names
 from gpukiln.clouds.embedded.layout import DAMAGED, Layout
-from gpukiln.errors import RefusedError
+from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.files import PARTIAL, remove
 
 
@@ -56,6 +56,8 @@ def plan_cleaning(
     if not layout.root.exists():
         return done
     done.files |= dict.fromkeys(_leftovers(layout), "")
+    if layout.scarcity.exists():
+        done.files[layout.scarcity] = f"scarcity: {_rules(layout)}"
     if volumes:
         done.files |= {
             file: f"volume, {used_bytes(file) >> 20} MiB" if file.suffix == ".raw" else ""
@@ -102,6 +104,13 @@ def carry_out(layout: Layout, cleaning: Cleaning) -> None:
     for path in cleaning.files:
         for file in (*(regions.description_files(layout, path.stem) if path.suffix == ".raw" else ()), path):
             remove(file)
+
+
+def _rules(layout: Layout) -> str:
+    try:
+        return ", ".join(map(str, scarcity.rules(layout)))
+    except UnavailableError:
+        return "damaged"
 
 
 def _leftovers(layout: Layout) -> Iterator[Path]:

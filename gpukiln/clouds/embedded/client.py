@@ -10,21 +10,24 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpukiln import errors
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, set_aside
 from gpukiln.clouds.embedded.version import code_version
-from gpukiln.errors import BusyError, UnavailableError
+from gpukiln.errors import BusyError, GpukilnError, UnavailableError
 from gpukiln.locks import locked
 from gpukiln.sources.mirror import NAMESPACES
 
 log = logging.getLogger(__name__)
 START_S = 60  # seconds that the server gets to answer
+ANSWER_S = 120  # seconds that it gets for what it is asked
 SERVER = "gpukiln.clouds.embedded.server"
 ANOTHER_RUNS = 75  # exit code of a server that finds another one
 TOOLS = {
@@ -99,9 +102,59 @@ def stop_server(layout: Layout) -> bool:
     raise UnavailableError("the embedded cloud's server does not end", hint=f"its log: {layout.server_log}")
 
 
-def _request(layout: Layout, url: str, method: str = "GET") -> urllib.request.Request:
+def ask_server(layout: Layout, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the running server for something that no API of AWS has.
+
+    Args:
+        layout: The cloud's files.
+        path: A path of the server's own, for example /gpukiln/interrupt.
+        document: What it is told, as JSON.
+
+    Returns:
+        Its answer.
+
+    Raises:
+        GpukilnError: What the server raised.
+        UnavailableError: No server runs, or it gave no answer.
+    """
+    status = server_status(layout)
+    if status is None:
+        raise UnavailableError(
+            "the embedded cloud's server does not run, so it has no machines",
+            hint="`invoke cloud.status` shows what there is; it starts with the next launch",
+        )
+    request = _request(layout, f"{status['url']}{path}", "POST", json.dumps(document).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - our own
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except urllib.error.HTTPError as refused:
+        with refused:
+            raise _error(refused.read(), refused) from refused
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise UnavailableError(
+            f"the embedded cloud's server did not answer {path}: {error}",
+            hint=f"its log: {layout.server_log}",
+        ) from error
+
+
+def _error(body: bytes, refused: Exception) -> GpukilnError:
+    """The error that the server raised, of the same kind."""
+    try:
+        told = json.loads(body)["error"]
+        kind = getattr(errors, told["kind"])
+        error: GpukilnError = kind(told["message"], hint=told["hint"], details=tuple(told["details"]))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        text = body.decode(errors="replace")[:200]
+        return UnavailableError(f"the embedded cloud's server refused: {refused}: {text}")
+    return error
+
+
+def _request(
+    layout: Layout, url: str, method: str = "GET", body: bytes | None = None
+) -> urllib.request.Request:
     headers = {"Authorization": f"Credential={layout.access_key}/"}
-    return urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - our own
+    return urllib.request.Request(url, body, method=method, headers=headers)  # noqa: S310 - our own
 
 
 def _server_processes(layout: Layout) -> Iterator[int]:

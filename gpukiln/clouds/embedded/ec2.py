@@ -19,9 +19,10 @@ from moto.ec2.responses.instances import InstanceResponse
 from moto.ssm.models import SimpleSystemManagerBackend
 
 from gpukiln.clouds.embedded import base as base_image
-from gpukiln.clouds.embedded import launch_devices, store, volumes
+from gpukiln.clouds.embedded import capacity, launch_devices, spot, store, volumes
 from gpukiln.clouds.embedded.image_calls import extend_image_calls
 from gpukiln.clouds.embedded.images import extend_images
+from gpukiln.clouds.embedded.instance_types import extend_instance_types
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.lifecycle import Lifecycle
 from gpukiln.clouds.embedded.machines import Machines
@@ -38,7 +39,9 @@ def install(machines: Machines) -> None:
     """
     layout = machines.layout
     _publish_base(layout)
-    _extend_instances(Lifecycle(machines, terminate=Instance.terminate))
+    _extend_instances(layout, Lifecycle(machines, terminate=spot.keeps_reason(Instance.terminate)))
+    spot.extend_launches()
+    extend_instance_types()
     volumes.extend_volumes(machines)
     extend_images(machines)
     extend_image_calls()
@@ -106,15 +109,11 @@ def _publish_base(layout: Layout) -> None:
     _replace(SimpleSystemManagerBackend, __init__=init_ssm)
 
 
-def _extend_instances(lifecycle: Lifecycle) -> None:
+def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
     run_instances = EC2Backend.run_instances
 
     def run_and_boot(self: Any, image_id: str, *args: Any, **kwargs: Any) -> Any:
         image_id = resolve_image(self, image_id, kwargs.get("launch_template"))
-        if not kwargs.get("subnet_id") and not kwargs.get("nics"):
-            # EC2 takes the zone's default subnet; moto would take an address outside of every VPC
-            zone = kwargs.get("placement") or f"{self.region_name}a"
-            kwargs["subnet_id"] = next(iter(self.subnets[zone]))
         named = kwargs.get("launch_template")
         template = self._get_template_from_args(named).data if named else {}
         wanted = image_id or template.get("ImageId")
@@ -124,13 +123,20 @@ def _extend_instances(lifecycle: Lifecycle) -> None:
         image = self.amis.get(wanted)
         if image is None:  # moto finds those that were deregistered too
             raise UnvailableAMIIdError(wanted)
-        asked = (template.get("BlockDeviceMappings"), kwargs.get("block_device_mappings"))
-        devices = launch_devices.merged(image, *(mappings or [] for mappings in asked))
+        mapped = (template.get("BlockDeviceMappings"), kwargs.get("block_device_mappings"))
+        devices = launch_devices.merged(image, *(mappings or [] for mappings in mapped))
         for device in devices:  # what moto refuses is refused before there is an instance
             self.volumes.pop(launch_devices.create_volume(self, "", device["Ebs"]).id)
         kwargs["block_device_mappings"] = []  # moto would leave out the image's own
         tags = (kwargs.get("tags") or {}).get("volume", {})
-        reservation = run_instances(self, image_id, *args, **kwargs)
+        if template.get("InstanceMarketOptions") and not kwargs.get("instance_market_options"):
+            kwargs["instance_market_options"] = template["InstanceMarketOptions"].get("MarketType")
+        asked = {"count": args[0] if args else kwargs["count"], **kwargs}
+        with capacity.taken(layout, self, asked, template, devices) as zone:
+            if not kwargs.get("subnet_id") and not kwargs.get("nics") and self.subnets.get(zone):
+                # EC2 takes the zone's default subnet; moto would take an address outside of every VPC
+                kwargs["subnet_id"] = next(iter(self.subnets[zone]))
+            reservation = run_instances(self, image_id, *args, **kwargs)
         for instance in reservation.instances:
             for device in devices:
                 volume = launch_devices.create_volume(self, instance.availability_zone, device["Ebs"])

@@ -71,6 +71,11 @@ class Layout:
         return self.root / "bases"
 
     @property
+    def scarcity(self) -> Path:
+        """Which launches find no capacity; not there where all do."""
+        return self.root / "scarcity.json"
+
+    @property
     def registry(self) -> Path:
         """Container images: blobs by their digest, uploads that are not finished."""
         return self.root / "registry"

@@ -19,7 +19,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.responses import EC2Response
 
-from gpukiln.catalog.instance_types import instance_types
+from gpukiln.catalog.instance_types import every_instance_type, instance_types
 from gpukiln.clouds.embedded.pointers import PREFIX, resolve_image
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ IMAGE_NAME = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")  # botocore's model
 def extend_requests() -> None:
     """Look at each request before moto does; what moto then fails at is an answer too. Call once."""
     setup_class, call_action = EC2Response.setup_class, EC2Response.call_action
+    serialize = EC2Response.serialized
 
     def dispatch(self: Any, request: Any, full_url: Any = None, headers: Any = None) -> Any:
         try:
@@ -74,6 +75,12 @@ def extend_requests() -> None:
         status, answered, body = self.serialized(ActionResult(refusal))
         return status, {**answered, "status": str(status)}, body
 
+    def serialized(self: Any, result: ActionResult) -> Any:
+        status, *answer = serialize(self, result)
+        fault = isinstance(result.result, ServiceException)  # botocore's model has no status of EC2's errors
+        return getattr(result.result, "status", status) if fault else status, *answer
+
+    EC2Response.serialized = serialized  # type: ignore[method-assign,assignment]
     EC2Response._dispatch = dispatch  # type: ignore[method-assign]
 
 
@@ -177,8 +184,7 @@ def _check_launch(ec2: Any, asked: Mapping[str, Any]) -> None:
     if not image_id:
         raise EC2ClientError("MissingParameter", "The request must contain the parameter ImageId")
     type_name = asked.get("InstanceType") or given.get("InstanceType") or "m1.small"
-    types: Any = get_service_model("ec2").shape_for("InstanceType")
-    if type_name not in types.enum:
+    if type_name not in every_instance_type():
         raise EC2ClientError("InvalidParameterValue", f"Invalid value '{type_name}' for InstanceType.")
     [image] = ec2.describe_images(ami_ids=[image_id])
     runs = _architectures(type_name)

@@ -24,7 +24,7 @@ from gpukiln.clouds.embedded.base import remove_unfinished
 from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, write_in_place
 from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
 from gpukiln.clouds.embedded.version import code_version
-from gpukiln.errors import BusyError, GpukilnError
+from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import remove, remove_partial, write_whole
 from gpukiln.locks import locked
 
@@ -36,7 +36,9 @@ MOTO_SETTINGS = {  # moto reads them when it is imported
 CHECK_S = 5  # seconds between two looks at what the server needs
 IDLE_S = 1800  # seconds without a machine and without a request before the server ends
 log = logging.getLogger("gpukiln.embedded")
+OWN, STATUS = "/gpukiln/", "/gpukiln/status"
 Start = Callable[..., Any]
+Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of a path of our own
 
 
 class Application:
@@ -55,6 +57,11 @@ class Application:
         self._layout, self._machines, self._stop = layout, machines, stop
         self._moto, self._registry = moto, registry
         self._access_key = layout.access_key
+        self._own: dict[tuple[str, str], Answer] = {
+            ("GET", STATUS): lambda _: self.status(),
+            ("POST", "/gpukiln/stop"): self._end,
+            ("POST", "/gpukiln/interrupt"): _interrupt,
+        }
         self._saving = threading.Lock()
         self.last_request = time.monotonic()
 
@@ -70,13 +77,33 @@ class Application:
             return self._registry(environ, start_response)  # type: ignore[no-any-return]
         if refusal := self._refusal(authorization):
             return _answer(start_response, *refusal)
-        if path == "/gpukiln/status":  # asking how it is does not keep it alive
-            return _json(start_response, self.status())
-        self.last_request = time.monotonic()
-        if path == "/gpukiln/stop" and environ["REQUEST_METHOD"] == "POST":
-            threading.Thread(target=self._stop).start()
-            return _json(start_response, {"stopping": True})
+        if path != STATUS:  # asking how it is does not keep it alive
+            self.last_request = time.monotonic()
+        if path.startswith(OWN):
+            return self._answer_own(environ, start_response)
         return self._change(self._moto, environ, start_response)
+
+    def _answer_own(self, environ: dict[str, Any], start_response: Start) -> list[bytes]:
+        """JSON in, JSON out; `client.ask_server` raises an error of ours again."""
+        asked = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        try:
+            if asked not in self._own:
+                raise UsageError(f"the embedded cloud's server has no {' '.join(asked)}")
+            return _json(start_response, self._own[asked](_document(environ)))
+        except GpukilnError as error:
+            status, told = HTTPStatus.BAD_REQUEST, error
+        except Exception as error:  # a crash would be answered as a page of HTML
+            log.exception("%s %s", *asked)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            told = UnavailableError(
+                f"the embedded cloud's server failed: {type(error).__name__}: {error}",
+                hint=f"its log: {self._layout.server_log}",
+            )
+        return _json(start_response, {"error": error_document(told)}, status)
+
+    def _end(self, _: dict[str, Any]) -> dict[str, Any]:
+        threading.Thread(target=self._stop).start()
+        return {"stopping": True}
 
     def _refusal(self, authorization: str) -> Refusal | None:
         """Machines run as root: nobody but who can read the cloud's folder may start one."""
@@ -144,12 +171,40 @@ class Application:
         return not self._machines.all() and time.monotonic() - self.last_request > IDLE_S
 
 
-def _json(start_response: Start, document: dict[str, Any]) -> list[bytes]:
-    return _answer(start_response, 200, "application/json", json.dumps(document).encode())
+def error_document(error: GpukilnError) -> dict[str, Any]:
+    """An error of ours as JSON."""
+    return {
+        "kind": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+        "details": error.details,
+    }
+
+
+def _interrupt(document: dict[str, Any]) -> dict[str, Any]:
+    from gpukiln.clouds.embedded import spot  # noqa: PLC0415 - moto is slow to import
+
+    return spot.interrupt(document)
+
+
+def _document(environ: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request, which may be empty."""
+    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    try:
+        document = json.loads(body or "{}")
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the request is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"the request is a {type(document).__name__}, wanted keys with values")
+    return document
+
+
+def _json(start_response: Start, document: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> list[bytes]:
+    return _answer(start_response, status, "application/json", json.dumps(document).encode())
 
 
 def _answer(start_response: Start, status: int, kind: str, body: bytes) -> list[bytes]:
-    line = f"{status} {HTTPStatus(status).phrase}"
+    line = f"{int(status)} {HTTPStatus(status).phrase}"
     start_response(line, [("Content-Type", kind), ("Content-Length", str(len(body)))])
     return [body]
 

@@ -1,0 +1,218 @@
+"""Spot instances that are interrupted when somebody says so: notices, and the end that they announce.
+
+Paths and forms: AWS, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations". The
+codes of the reason: Amazon EC2 API reference, StateReason.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
+from moto.ec2.responses.instances import InstanceResponse
+
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.typed import load, strict, unknown
+
+NOTICE_S = 120  # from the notice to the end, AWS's two minutes
+MOST_S = 86400
+REASONS = {  # action: code and text
+    "terminate": ("Server.SpotInstanceTermination", "Spot instance termination"),
+    "stop": ("Server.SpotInstanceShutdown", "Spot instance shutdown"),
+    "hibernate": ("Server.SpotInstanceShutdown", "Spot instance shutdown"),
+}
+ALIVE = ("pending", "running")
+_lock = threading.Lock()
+
+
+@strict
+class Interruption:
+    """What somebody asks for.
+
+    Args:
+        seconds: From the notice to the end; a hibernation begins with its notice.
+        rebalance_seconds: From the rebalance recommendation to the notice.
+    """
+
+    instance_id: str
+    seconds: float = NOTICE_S
+    rebalance_seconds: float = 0
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What an instance is told.
+
+    Args:
+        action: One of REASONS.
+        recommended: When it is told that it is at risk.
+        noticed: When it is told that it ends.
+        ends: When it does.
+    """
+
+    action: str
+    recommended: datetime
+    noticed: datetime
+    ends: datetime
+
+    def tree(self, now: datetime) -> dict[str, Any]:
+        """What instance metadata has of it at a moment.
+
+        Args:
+            now: The moment, in UTC.
+        """
+        found: dict[str, Any] = {}
+        if now >= self.recommended:
+            told = json.dumps({"noticeTime": _text(self.recommended)})
+            found["events"] = {"recommendations": {"rebalance": told}}
+        if now >= self.noticed:
+            found["spot"] = {"instance-action": json.dumps({"action": self.action, "time": _text(self.ends)})}
+            if self.action == "terminate":
+                found["spot"]["termination-time"] = _text(self.ends)
+        return found
+
+
+def interrupt(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Interrupt a spot instance, as EC2 does when it wants the capacity back.
+
+    Args:
+        document: An Interruption.
+
+    Returns:
+        The notice; that of before where there was one.
+
+    Raises:
+        UsageError: The document does not fit, or there is no such instance.
+        IncompatibleError: It is no spot instance, or does not run.
+    """
+    asked = load(Interruption, dict(document), where="interruption")
+    for name, seconds in (("seconds", asked.seconds), ("rebalance_seconds", asked.rebalance_seconds)):
+        if not 0 <= seconds <= MOST_S:
+            raise UsageError(f"interruption: {name}: found {seconds:g}, wanted 0 to {MOST_S}")
+    instance = _instance(asked.instance_id)
+    if instance.lifecycle != "spot":
+        raise IncompatibleError(
+            f"{instance.id} is an on-demand instance, and EC2 interrupts spot instances alone",
+            hint="launch one with the market type spot: `ami.verify --spot`, or run-instances "
+            "--instance-market-options MarketType=spot",
+        )
+    with _lock:
+        notice = _notice(instance)
+        if notice is None:
+            if instance.state not in ALIVE:
+                raise IncompatibleError(
+                    f"{instance.id} is {instance.state}, and only an instance that runs is interrupted",
+                    hint="`invoke cloud.status` lists those that run",
+                )
+            notice = _announce(instance, asked)
+    return {
+        "instance_id": instance.id,
+        "action": notice.action,
+        "recommended": _text(notice.recommended),
+        "noticed": _text(notice.noticed),
+        "ends": _text(notice.ends),
+    }
+
+
+def metadata_of(instance: Any) -> dict[str, Any]:
+    """The categories of instance metadata that an interruption adds.
+
+    Args:
+        instance: moto's instance.
+    """
+    notice = _notice(instance)
+    return notice.tree(datetime.now(UTC)) if notice else {}
+
+
+def extend_launches() -> None:
+    """Keep what a launch says of interruptions, which moto does not. Call once."""
+    run_instances = InstanceResponse.run_instances
+
+    def keeps_behavior(self: Any) -> Any:
+        answer: Any = run_instances(self)
+        options = self._get_param("InstanceMarketOptions", {})
+        if not options and (named := self._get_param("LaunchTemplate", {})):
+            template = self.ec2_backend._get_template_from_args(named).data
+            options = template.get("InstanceMarketOptions", {})
+        behavior = (options.get("SpotOptions") or {}).get("InstanceInterruptionBehavior")
+        for instance in answer.result.instances:
+            instance.interruption_behavior = behavior or "terminate"
+        return answer
+
+    InstanceResponse.run_instances = keeps_behavior  # type: ignore[method-assign]
+
+
+def keeps_reason(terminate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let an instance that was interrupted say so, where moto says that a user ended it.
+
+    Args:
+        terminate: moto's way to terminate an instance.
+    """
+
+    def terminated(instance: Any) -> Any:
+        before = terminate(instance)
+        if getattr(instance, "interrupted", "") == "terminate":
+            _give_reason(instance, "terminate")
+        return before
+
+    return terminated
+
+
+def _announce(instance: Any, asked: Interruption) -> Notice:
+    action = getattr(instance, "interruption_behavior", "terminate")
+    now = datetime.now(UTC)
+    noticed = now + timedelta(seconds=asked.rebalance_seconds)
+    ends = noticed if action == "hibernate" else noticed + timedelta(seconds=asked.seconds)
+    notice = Notice(action, now, noticed, ends)
+    instance.interruption, instance.interrupted = notice, ""
+    timer = threading.Timer((ends - now).total_seconds(), _end, (instance, notice))
+    timer.daemon = True
+    timer.start()
+    return notice
+
+
+def _end(instance: Any, notice: Notice) -> None:
+    with _lock:
+        if instance.state not in ALIVE:  # it ended meanwhile, by itself or because somebody said so
+            instance.interruption = None
+            return
+        instance.interrupted = notice.action
+        _give_reason(instance, notice.action)
+        if notice.action == "terminate":
+            instance.terminate()
+        else:
+            instance.stop()  # no machine here keeps its memory, so one that hibernates is stopped
+
+
+def _notice(instance: Any) -> Notice | None:
+    """The notice that holds; one that was carried out does not after the next start."""
+    notice: Notice | None = getattr(instance, "interruption", None)
+    return None if notice and instance.interrupted and instance.state in ALIVE else notice
+
+
+def _give_reason(instance: Any, action: str) -> None:
+    code, text = REASONS[action]
+    instance._reason, instance.state_reason = code, StateReason(f"{code}: {text}", code)
+
+
+def _instance(instance_id: str) -> Any:
+    backends = ec2_backends[DEFAULT_ACCOUNT_ID]
+    found = {
+        instance.id: instance
+        for region in list(backends)
+        for reservation in list(backends[region].reservations.values())
+        for instance in reservation.instances
+    }
+    if instance_id not in found:
+        alive = [one.id for one in found.values() if one.lifecycle == "spot" and one.state in ALIVE]
+        raise unknown("spot instance", instance_id, alive)
+    return found[instance_id]
+
+
+def _text(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -12,6 +12,7 @@ from gpukiln.commands import (
     ami_diff,
     ami_verify,
     cloud,
+    cloud_gpus,
     cloud_policy,
     docker,
     docker_check,
@@ -34,7 +35,7 @@ def noun(*modules: ModuleType) -> Collection:
 
 namespace = Collection(
     ami=noun(ami, ami_attest, ami_bases, ami_diff, ami_verify, release),
-    cloud=noun(cloud, cloud_policy),
+    cloud=noun(cloud, cloud_gpus, cloud_policy),
     docker=noun(docker, docker_check, docker_push),
     node=noun(node),
 )

@@ -61,6 +61,7 @@ class Application:
             ("GET", STATUS): lambda _: self.status(),
             ("POST", "/gpukiln/stop"): self._end,
             ("POST", "/gpukiln/interrupt"): _interrupt,
+            ("POST", "/gpukiln/gpus"): self._gpus,
         }
         self._saving = threading.Lock()
         self.last_request = time.monotonic()
@@ -100,6 +101,13 @@ class Application:
                 hint=f"its log: {self._layout.server_log}",
             )
         return _json(start_response, {"error": error_document(told)}, status)
+
+    def _gpus(self, document: dict[str, Any]) -> dict[str, Any]:
+        from gpukiln.clouds.embedded.gpus import requests  # noqa: PLC0415 - moto is slow to import
+
+        found = requests.answer(self._machines, document)
+        self.save()  # it may have changed tags
+        return found
 
     def _end(self, _: dict[str, Any]) -> dict[str, Any]:
         threading.Thread(target=self._stop).start()

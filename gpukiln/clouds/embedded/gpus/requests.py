@@ -157,8 +157,8 @@ def shown(rows: Rows) -> dict[str, Any]:
     """What the state says, for people and programs.
 
     Returns:
-        driver, error: NVML's number with which it does not start, and for each GPU what identifies it, what it
-        was set to, and its processes.
+        driver, error: NVML's number with which it does not start, and for each GPU what identifies it,
+        what it was set to, and its processes.
     """
 
     def number(key: str) -> float | None:

@@ -1,0 +1,227 @@
+"""Simulated GPUs and scripted scarcity of the embedded cloud."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.commands.cli import command, print_json, results, say, words
+
+if TYPE_CHECKING:
+    from gpukiln.clouds.embedded.layout import Layout
+    from gpukiln.clouds.embedded.scarcity import Rule
+
+
+@command(
+    positional=["machine"],
+    iterable=["set", "scarce"],
+    help={
+        "machine": "instance id, or `last`; without it every machine that has simulated GPUs",
+        "on": "give it the GPUs of its instance type, simulated; a virtual machine when it starts again",
+        "off": "take them away",
+        "set": "GPU.NAME=VALUE, as often as wanted: 1.temperature=91, last.lost=true, *.hung=true",
+        "scenario": "what goes wrong: a name (see --list), or a YAML file with `set: [1.temperature=91]`",
+        "healthy": "begin anew, as after a start",
+        "reset": "reset GPUs: indices, separated by commas",
+        "load": "give a process of the machine a part of a GPU, until it ends: GPU:PID:MIB[:PERCENT]",
+        "recording": "tell what was recorded on a real host (python -m gpukiln.probe.recording FILE)",
+        "scarce": "ZONE:TYPE[:spot|on-demand][:TIMES]: launches find no capacity there, for example *:p4d.*",
+        "plenty": "forget a --scarce, or `all`",
+        "interrupt": "interrupt the spot instance, as EC2 does when it wants it back",
+        "seconds": "how long --interrupt gives it",
+        "list": "list the settings and scenarios",
+        "json": "print one JSON document to standard output",
+    },
+)
+def gpus(
+    _: Any,
+    machine: str = "",
+    on: bool = False,
+    off: bool = False,
+    set: Any = None,
+    scenario: str = "",
+    healthy: bool = False,
+    reset: str = "",
+    load: str = "",
+    recording: str = "",
+    scarce: Any = None,
+    plenty: str = "",
+    interrupt: bool = False,
+    seconds: int = 120,
+    list: bool = False,
+    json: bool = False,
+) -> None:
+    """Simulate GPUs on the embedded cloud's machines: give, show, break; script scarcity and interruption."""
+    from gpukiln.clouds.embedded import scarcity
+    from gpukiln.clouds.embedded.client import ask_server
+    from gpukiln.clouds.embedded.layout import Layout
+    from gpukiln.errors import UsageError
+    from gpukiln.state import state_home
+
+    if list:
+        _print_names(json=json)
+        return
+    if on and off:
+        raise UsageError("--on and --off", hint="one of them")
+    settings = [word for text in set or () for word in words(text)]
+    changes: dict[str, Any] = {
+        "switch": "on" if on else "off" if off else "",
+        "healthy": healthy,
+        "settings": settings,
+        "reset": words(reset),
+        "load": _load(load) if load else [],
+        **_scenario(scenario, settings),
+        **({"recording": _recording(Path(recording))} if recording else {}),
+    }
+    asked = {name: value for name, value in changes.items() if value}
+    if (asked or interrupt) and not machine:
+        raise UsageError(
+            "which machine?", hint="invoke cloud.gpus MACHINE ...; `invoke cloud.status` lists them"
+        )
+    layout = Layout(state_home())
+    for text in scarce or ():
+        say(f"scarce from now on: {scarcity.add(layout, text)}")
+    if plenty:
+        gone = scarcity.clear(layout, None if plenty == "all" else plenty)
+        say(f"forgotten: {', '.join(map(str, gone)) or 'nothing was scarce'}")
+    found: dict[str, Any] = {}
+    if interrupt:
+        found["interruption"] = ask_server(
+            layout, "/gpukiln/interrupt", {"instance_id": _chosen(layout, machine), "seconds": seconds}
+        )
+    names = [_chosen(layout, machine)] if machine else _running(layout)
+    answers = [ask_server(layout, "/gpukiln/gpus", {"instance_id": name, **asked}) for name in names]
+    if not machine:
+        answers = [answer for answer in answers if answer["simulated"] or answer["gpus"]]
+    rules = scarcity.rules(layout)
+    if json:
+        print_json({**found, "machines": answers, "scarce": [str(rule) for rule in rules]})
+        return
+    _print(answers, rules, found.get("interruption"), machine=machine)
+
+
+def _load(text: str) -> list[str]:
+    from gpukiln.errors import UsageError
+
+    parts = text.split(":")
+    if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts[1:]):
+        raise UsageError(
+            f"--load {text}: wanted GPU:PID:MIB[:PERCENT]", hint="for example --load 0:1234:900:40"
+        )
+    return parts
+
+
+def _scenario(name: str, settings: list[str]) -> dict[str, Any]:
+    """A scenario by its name goes to the server; one in a file is its settings, which come first."""
+    from gpukiln.clouds.embedded.gpus.settings import SCENARIOS, read_scenario
+
+    if not name or name in SCENARIOS:
+        return {"scenario": name}
+    path = Path(name)
+    if path.exists():
+        return {"settings": read_scenario(path) + settings}
+    from gpukiln.typed import unknown
+
+    raise unknown("scenario", name, SCENARIOS)
+
+
+def _recording(path: Path) -> dict[str, Any]:
+    import json
+
+    from gpukiln.errors import UsageError
+
+    try:
+        nvml = json.loads(path.read_text(encoding="utf-8"))["nvml"]
+        if not isinstance(nvml["gpus"], list):
+            raise TypeError("gpus is no list")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{path} is no recording of a GPU host: {type(error).__name__}: {error}",
+            hint="on the host: python -m gpukiln.probe.recording recording.json",
+        ) from error
+    found: dict[str, Any] = nvml
+    return found
+
+
+def _running(layout: Layout) -> list[str]:
+    from gpukiln.clouds.embedded.client import server_status
+
+    machines = (server_status(layout) or {}).get("machines", ())
+    return [machine["instance_id"] for machine in machines]
+
+
+def _chosen(layout: Layout, machine: str) -> str:
+    from gpukiln.typed import unknown
+
+    known = _running(layout)
+    if machine == "last" and known:
+        return known[-1]
+    if machine not in known:
+        raise unknown("machine", machine, known)
+    return machine
+
+
+def _print_names(*, json: bool) -> None:
+    from gpukiln.clouds.embedded.gpus.settings import SCENARIOS, SETTINGS
+    from gpukiln.progress import Rows
+
+    if json:
+        print_json(
+            {
+                "settings": {name: setting.text for name, setting in SETTINGS.items()},
+                "scenarios": {name: text for name, (text, _) in SCENARIOS.items()},
+            }
+        )
+        return
+    table = Rows("", "name", "what", first=2, folds=True)
+    for name, setting in SETTINGS.items():
+        table.add("setting", name, setting.text)
+    for name, (text, _) in SCENARIOS.items():
+        table.add("scenario", name, text)
+    results().print(table)
+
+
+def _print(
+    answers: list[dict[str, Any]],
+    rules: tuple[Rule, ...],
+    interruption: dict[str, Any] | None,
+    *,
+    machine: str,
+) -> None:
+    from gpukiln.progress import Rows
+
+    console = results()
+    if interruption:
+        console.print(f"{interruption['instance_id']}: {interruption['action']} at {interruption['ends']}")
+    for answer in answers:
+        console.print(f"{answer['instance_id']}  {answer['instance_type']}  {_state(answer)}")
+        table = Rows("gpu", "name", "memory", "degrees", "watts", "state", first=3, folds=True)
+        for gpu in answer["gpus"]:
+            told = [gpu["memory_total_mib"], gpu["temperature_celsius"], gpu["power_watts"]]
+            cells = ["-" if value is None else f"{value:g}" for value in told]
+            table.add(str(gpu["index"]), gpu["name"] or "-", *cells, _gpu_state(gpu))
+        if answer["gpus"]:
+            console.print(table)
+    for rule in rules:
+        console.print(f"scarce  {rule}")
+    if not answers and not machine:
+        say("no machine has simulated GPUs: launch one with the tag gpukiln:gpus=simulated, or MACHINE --on")
+
+
+def _state(answer: dict[str, Any]) -> str:
+    if answer["error"] is not None:
+        reason = f": {answer['reason']}" if answer["reason"] else ""
+        return f"simulated GPUs; NVML does not start ({answer['error']:g}){reason}"
+    if answer["gpus"]:
+        return f"{len(answer['gpus'])} simulated GPUs, driver {answer['driver']}"
+    return "simulated GPUs from its next start on" if answer["simulated"] else "no simulated GPUs"
+
+
+def _gpu_state(gpu: dict[str, Any]) -> str:
+    said = [
+        *([f"NVML error {gpu['error']:g}"] if gpu["error"] is not None else []),
+        *(["hangs"] if gpu["hung"] else []),
+        *(["MIG"] if gpu["mig_enabled"] else []),
+        *([f"processes {', '.join(map(str, gpu['processes']))}"] if gpu["processes"] else []),
+    ]
+    return "; ".join(said) or "ok"

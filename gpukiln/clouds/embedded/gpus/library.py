@@ -1,4 +1,4 @@
-"""Builds the double of NVML, and the environment in which a program finds it."""
+"""Compiles the double of NVML and its tools, and says how a program finds the double."""
 
 import hashlib
 import os
@@ -14,8 +14,8 @@ from gpukiln.files import whole_or_not
 
 SONAME = "libnvidia-ml.so.1"
 STATE = "GPUKILN_SIMULATED_GPUS"  # names a file with a state, where it is not the library's own
-FLAGS = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
-SOURCES = Path(__file__).with_name("nvml")
+FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
+LIBRARY_FLAGS = ("-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{SONAME}")
 
 
 def build(folder: Path, *, branch: int) -> Path:
@@ -30,37 +30,43 @@ def build(folder: Path, *, branch: int) -> Path:
     Raises:
         UnavailableError: There is no gcc, or it refuses the sources.
     """
-    sources = sorted(SOURCES.glob("*.c"))
-    text = b"".join(source.read_bytes() for source in [SOURCES / "double.h", *sources])
-    library = folder / hashlib.sha256(text + str(branch).encode()).hexdigest()[:16] / SONAME
-    if library.exists():
-        return library
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with whole_or_not(library) as part:
-        flags = [*FLAGS, "-shared", "-fPIC", "-fvisibility=hidden"]
-        compile_c([*flags, f"-Wl,-soname,{SONAME}", f"-DDRIVER={branch}"], sources, part)
-        append_region(part)
-    return library
+    return _compiled(folder, "nvml", SONAME, *LIBRARY_FLAGS, f"-DDRIVER={branch}", state=True)
 
 
-def compile_c(flags: list[str], sources: list[Path], output: Path) -> None:
-    """Compile C.
+def build_smi(folder: Path) -> Path:
+    """Compile the stand-in nvidia-smi, as `build`."""
+    return _compiled(folder, "smi", "nvidia-smi")
 
-    Raises:
-        UnavailableError: There is no gcc, or it refuses the sources.
-    """
+
+def build_load(folder: Path) -> Path:
+    """Compile what gives a process a part of a GPU, as `build`."""
+    return _compiled(folder, "load", "gpukiln-gpu-load")
+
+
+def _compiled(folder: Path, name: str, output: str, *flags: str, state: bool = False) -> Path:
+    files = sorted(Path(__file__).with_name(name).glob("*.[ch]"))
+    digest = hashlib.sha256(repr(flags).encode() + b"".join(file.read_bytes() for file in files))
+    made = folder / digest.hexdigest()[:16] / output
+    if made.exists():
+        return made
     if shutil.which("gcc") is None:
         raise UnavailableError(
             "simulated GPUs are compiled here, and there is no gcc", hint="apt-get install gcc libc6-dev"
         )
-    command = ["gcc", *flags, "-o", str(output), *map(str, sources), "-ldl", "-pthread"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UnavailableError(
-            f"gcc ended with {done.returncode}",
-            details=tuple(done.stderr.splitlines()[:5]),
-            hint="gcc --version",
-        )
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with whole_or_not(made) as part:
+        sources = [str(file) for file in files if file.suffix == ".c"]
+        command = ["gcc", *FLAGS, *flags, "-o", str(part), *sources, "-ldl", "-pthread"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UnavailableError(
+                f"gcc can't build {output}: it ended with {done.returncode}",
+                details=tuple(done.stderr.splitlines()[:10]),
+                hint="gcc --version: 10 or newer",
+            )
+        if state:
+            append_region(part)
+    return made
 
 
 def write_state(path: Path, machine: Mapping[str, Any], *, errors: Mapping[str, int] | None = None) -> None:
@@ -84,18 +90,3 @@ def environment(library: Path, state: Path | None = None) -> dict[str, str]:
     """Environment in which a program finds the double in place of the driver's library."""
     named = {STATE: str(state)} if state else {}
     return {**os.environ, "LD_LIBRARY_PATH": str(library.parent), **named}
-
-
-def build_tool(folder: Path, name: str) -> Path:
-    """Compile a program of the folder `tools`, unless the folder has it.
-
-    Raises:
-        UnavailableError: There is no gcc, or it refuses the source.
-    """
-    source = Path(__file__).with_name("tools") / f"{name}.c"
-    program = folder / hashlib.sha256(source.read_bytes()).hexdigest()[:16] / name
-    if not program.exists():
-        program.parent.mkdir(parents=True, exist_ok=True)
-        with whole_or_not(program) as part:
-            compile_c(FLAGS, [source], part)
-    return program

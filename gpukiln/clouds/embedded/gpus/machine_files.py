@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpukiln.clouds.embedded.gpus.library import build, build_tool
-from gpukiln.clouds.embedded.gpus.smi import build_smi
+from gpukiln.clouds.embedded.gpus.library import build, build_load, build_smi
 from gpukiln.clouds.embedded.gpus.start import start_state
 from gpukiln.clouds.embedded.gpus.state import State
 
@@ -112,7 +111,7 @@ class MachineFiles:
         for name, source in (
             (LIBRARY, build(built, branch=branch)),
             (SMI, build_smi(built)),
-            (LOAD, build_tool(built, "load")),
+            (LOAD, build_load(built)),
         ):
             shutil.copy(source, self.folder / name)
             (self.folder / name).chmod(0o755)

@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from gpukiln.clouds.embedded.layout import Layout
     from gpukiln.clouds.embedded.scarcity import Rule
 
+ALL = "all"
+
 
 @command(
-    positional=["machine"],
     iterable=["set", "scarce"],
     help={
-        "machine": "instance id, or `last`; without it every machine that has simulated GPUs",
+        "machine": "instance id, `last`, or `all` that have simulated GPUs",
         "on": "give it the GPUs of its instance type, simulated; a virtual machine when it starts again",
         "off": "take them away",
         "set": "GPU.NAME=VALUE, as often as wanted: 1.temperature=91, last.lost=true, *.hung=true",
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 )
 def gpus(
     _: Any,
-    machine: str = "",
+    machine: str,
     on: bool = False,
     off: bool = False,
     set: Any = None,
@@ -74,9 +75,9 @@ def gpus(
         **({"recording": _recording(Path(recording))} if recording else {}),
     }
     asked = {name: value for name, value in changes.items() if value}
-    if (asked or interrupt) and not machine:
+    if (asked or interrupt) and machine == ALL:
         raise UsageError(
-            "which machine?", hint="invoke cloud.gpus MACHINE ...; `invoke cloud.status` lists them"
+            "one machine at a time", hint="`invoke cloud.status` lists them; `last` is the last one"
         )
     layout = Layout(state_home())
     for text in scarce or ():
@@ -89,15 +90,17 @@ def gpus(
         found["interruption"] = ask_server(
             layout, "/gpukiln/interrupt", {"instance_id": _chosen(layout, machine), "seconds": seconds}
         )
-    names = [_chosen(layout, machine)] if machine else _running(layout)
+    names = _running(layout) if machine == ALL else [_chosen(layout, machine)]
     answers = [ask_server(layout, "/gpukiln/gpus", {"instance_id": name, **asked}) for name in names]
-    if not machine:
+    if machine == ALL:
         answers = [answer for answer in answers if answer["simulated"] or answer["gpus"]]
     rules = scarcity.rules(layout)
     if json:
         print_json({**found, "machines": answers, "scarce": [str(rule) for rule in rules]})
         return
-    _print(answers, rules, found.get("interruption"), machine=machine)
+    _print(answers, rules, found.get("interruption"))
+    if not answers:
+        say("no machine has simulated GPUs: launch one with the tag gpukiln:gpus=simulated, or MACHINE --on")
 
 
 def _load(text: str) -> list[str]:
@@ -185,8 +188,6 @@ def _print(
     answers: list[dict[str, Any]],
     rules: tuple[Rule, ...],
     interruption: dict[str, Any] | None,
-    *,
-    machine: str,
 ) -> None:
     from gpukiln.progress import Rows
 
@@ -204,8 +205,6 @@ def _print(
             console.print(table)
     for rule in rules:
         console.print(f"scarce  {rule}")
-    if not answers and not machine:
-        say("no machine has simulated GPUs: launch one with the tag gpukiln:gpus=simulated, or MACHINE --on")
 
 
 def _state(answer: dict[str, Any]) -> str:

@@ -408,6 +408,15 @@ static int pci_of(const char *function, void *device, pci_info *info) {
     return status;
 }
 
+/* The double's own: the address of a GPU whose handle can't be had. */
+API int gpukilnBusId(unsigned index, char *text, unsigned size) {
+    char value[TEXT];
+    int status = system_gate(__func__);
+    if (!status && !(status = fetch((int)index, "bus_id", value)))
+        status = copy(text, size, value);
+    return status;
+}
+
 API int nvmlDeviceGetPciInfo_v3(void *device, pci_info *info) { return pci_of(__func__, device, info); }
 
 API int nvmlDeviceGetPciInfo_v2(void *device, pci_info *info) { return pci_of(__func__, device, info); }

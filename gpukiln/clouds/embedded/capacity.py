@@ -2,7 +2,7 @@
 
 EC2 answers it as a fault of its own, 500 (hashicorp/packer issue 2485), which SDKs send again. Texts: a zone
 that was named (aws/eks-anywhere-build-tooling pull request 772), no zone (fedora-copr/copr issue 3279), spot
-(awslabs and hashicorp issues quote it; where another zone has some, the text is that of on demand).
+(what people have published of their launches; where another zone has some, it is the text of on demand).
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 /* An NVML of one made-up A100 with MIG that can be set and partitioned, for tests of the stand-in nvidia-smi.
- * State lasts as long as the process; PARTITIONED=1 begins with one instance. Error FAIL answers every change. */
+ * State lasts as long as the process; PARTITIONED=1 begins with one instance. Error FAIL answers every change.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,13 +8,28 @@ static int gpu, mig_gpu, gi, ci, has_gi, has_ci, has_mig = 1;
 
 static int failure(void) { return getenv("FAIL") ? atoi(getenv("FAIL")) : 0; }
 
-static int text(char *to, const char *from) { strcpy(to, from); return 0; }
+static int text(char *to, const char *from) {
+    strcpy(to, from);
+    return 0;
+}
 
-int nvmlInit_v2(void) { has_gi = has_ci = getenv("PARTITIONED") != 0; return 0; }
+int nvmlInit_v2(void) {
+    has_gi = has_ci = getenv("PARTITIONED") != 0;
+    return 0;
+}
 int nvmlShutdown(void) { return 0; }
-int nvmlSystemGetDriverVersion(char *to, unsigned size) { (void)size; return text(to, "535.309.01"); }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **to) { *to = &gpu; return index ? 2 : 0; }
+int nvmlSystemGetDriverVersion(char *to, unsigned size) {
+    (void)size;
+    return text(to, "535.309.01");
+}
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    *count = 1;
+    return 0;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **to) {
+    *to = &gpu;
+    return index ? 2 : 0;
+}
 int nvmlDeviceGetPciInfo_v3(void *device, char *info) {
     (void)device;
     memset(info, 0, 68);
@@ -23,10 +39,24 @@ int nvmlDeviceGetName(void *device, char *to) {
     return text(to, device == &mig_gpu ? "NVIDIA A100-SXM4-40GB MIG 3g.20gb" : "NVIDIA A100-SXM4-40GB");
 }
 int nvmlDeviceGetUUID(void *device, char *to) { return text(to, device == &mig_gpu ? "MIG-1" : "GPU-1"); }
-int nvmlDeviceGetPersistenceMode(void *device, unsigned *mode) { (void)device; *mode = 0; return 0; }
-int nvmlDeviceSetPersistenceMode(void *device, unsigned mode) { (void)device, (void)mode; return failure(); }
-int nvmlDeviceGetComputeMode(void *device, unsigned *mode) { (void)device; *mode = 0; return 0; }
-int nvmlDeviceSetComputeMode(void *device, unsigned mode) { (void)device, (void)mode; return failure(); }
+int nvmlDeviceGetPersistenceMode(void *device, unsigned *mode) {
+    (void)device;
+    *mode = 0;
+    return 0;
+}
+int nvmlDeviceSetPersistenceMode(void *device, unsigned mode) {
+    (void)device, (void)mode;
+    return failure();
+}
+int nvmlDeviceGetComputeMode(void *device, unsigned *mode) {
+    (void)device;
+    *mode = 0;
+    return 0;
+}
+int nvmlDeviceSetComputeMode(void *device, unsigned mode) {
+    (void)device, (void)mode;
+    return failure();
+}
 int nvmlDeviceGetPowerManagementLimit(void *device, unsigned *limit) {
     (void)device;
     *limit = 400000;
@@ -52,16 +82,31 @@ int nvmlDeviceSetMigMode(void *device, unsigned mode, int *activation) {
     *activation = getenv("PENDING") ? atoi(getenv("PENDING")) : 0;
     return failure();
 }
-int gpukilnReset(void *device) { (void)device; return failure(); }
+int gpukilnReset(void *device) {
+    (void)device;
+    return failure();
+}
 
-int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) { (void)device; *count = 7; return 0; }
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
+    (void)device;
+    *count = 7;
+    return 0;
+}
 int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **to) {
     (void)device;
     *to = &mig_gpu;
     return has_ci && index == 0 ? 0 : 6;
 }
-int nvmlDeviceGetGpuInstanceId(void *device, unsigned *id) { (void)device; *id = 2; return 0; }
-int nvmlDeviceGetComputeInstanceId(void *device, unsigned *id) { (void)device; *id = 0; return 0; }
+int nvmlDeviceGetGpuInstanceId(void *device, unsigned *id) {
+    (void)device;
+    *id = 2;
+    return 0;
+}
+int nvmlDeviceGetComputeInstanceId(void *device, unsigned *id) {
+    (void)device;
+    *id = 0;
+    return 0;
+}
 int nvmlDeviceGetAttributes_v2(void *device, unsigned *has) {
     unsigned set[8] = {42, 3, 2, 0, 0, 0, 3, 3};
     (void)device;
@@ -108,7 +153,10 @@ int nvmlDeviceGetGpuInstances(void *device, unsigned id, void **found, unsigned 
     return 0;
 }
 int nvmlGpuInstanceGetInfo(void *instance, void *info) {
-    struct { void *device; unsigned id, profile, start, size; } made = {&gpu, 2, 9, 0, 4};
+    struct {
+        void *device;
+        unsigned id, profile, start, size;
+    } made = {&gpu, 2, 9, 0, 4};
     (void)instance;
     memcpy(info, &made, sizeof made);
     return 0;
@@ -116,11 +164,13 @@ int nvmlGpuInstanceGetInfo(void *instance, void *info) {
 int nvmlDeviceCreateGpuInstance(void *device, unsigned id, void **made) {
     (void)device;
     *made = &gi;
-    if (id != 9 || has_gi) return 23;
+    if (id != 9 || has_gi)
+        return 23;
     has_gi = 1;
     return failure();
 }
-int nvmlDeviceGetGpuInstancePossiblePlacements_v2(void *device, unsigned id, unsigned *places, unsigned *count) {
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(void *device, unsigned id, unsigned *places,
+                                                  unsigned *count) {
     (void)device, (void)id;
     places[0] = 0;
     places[1] = 4;
@@ -133,7 +183,8 @@ int nvmlDeviceCreateGpuInstanceWithPlacement(void *device, unsigned id, unsigned
 }
 int nvmlGpuInstanceDestroy(void *instance) {
     (void)instance;
-    if (has_ci) return 19;
+    if (has_ci)
+        return 19;
     has_gi = 0;
     return failure();
 }
@@ -152,7 +203,10 @@ int nvmlGpuInstanceGetComputeInstances(void *instance, unsigned id, void **found
     return 0;
 }
 int nvmlComputeInstanceGetInfo_v2(void *instance, void *info) {
-    struct { void *device, *parent; unsigned id, profile, start, size; } made = {&gpu, &gi, 0, 2, 0, 3};
+    struct {
+        void *device, *parent;
+        unsigned id, profile, start, size;
+    } made = {&gpu, &gi, 0, 2, 0, 3};
     (void)instance;
     memcpy(info, &made, sizeof made);
     return 0;
@@ -163,4 +217,8 @@ int nvmlGpuInstanceCreateComputeInstance(void *instance, unsigned id, void **mad
     has_ci = 1;
     return failure();
 }
-int nvmlComputeInstanceDestroy(void *instance) { (void)instance; has_ci = 0; return failure(); }
+int nvmlComputeInstanceDestroy(void *instance) {
+    (void)instance;
+    has_ci = 0;
+    return failure();
+}

@@ -353,6 +353,8 @@ def test_a_machine_without_the_library_says_so(program: Path, tmp_path: Path) ->
                 "dmon",
                 "pmon",
                 "-lgc 1000",
+                "--lock-memory-clocks-deferred=9",
+                "--auto-boost-default=0",
                 "conf-compute -q",
                 "topo",
                 "topo -mp",

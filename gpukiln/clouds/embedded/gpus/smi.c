@@ -50,13 +50,14 @@ static const struct {
 static const char unanswered[] =
     " -B --list-excluded-gpus -f --filename -l --loop -lms --loop-ms -u --unit -x --xml-format --dtd -e"
     " --ecc-config -p --reset-ecc-errors --gom -vm --virt-mode -lgc --lock-gpu-clocks -m --mode -rgc"
-    " --reset-gpu-clocks -lmc --lock-memory-clocks -rmc --reset-memory-clocks -lmcd --lock-memory-clocks-"
-    " deferred -rmcd --reset-memory-clocks-deferred -ac --applications-clocks -rac --reset-applications-"
-    " clocks -sc --scope -cc --cuda-clocks -am --accounting-mode -caa --clear-accounted-apps --auto-boost-"
-    " default --auto-boost-permission -gtt --gpu-target-temp -eow --error-on-warning -t --toggle-led"
-    " --debug --query-supported-clocks --query-accounted-apps --query-retired-pages --query-remapped-rows"
-    " --help-query-gpu --help-query-compute-apps dmon daemon replay pmon drain c2c clocks encodersessions"
-    " fbcsessions vgpu compute-policy boost-slider power-hint base-clocks conf-compute gpm ";
+    " --reset-gpu-clocks -lmc --lock-memory-clocks -rmc --reset-memory-clocks -lmcd"
+    " --lock-memory-clocks-deferred -rmcd --reset-memory-clocks-deferred -ac --applications-clocks -rac"
+    " --reset-applications-clocks -sc --scope -cc --cuda-clocks -am --accounting-mode -caa"
+    " --clear-accounted-apps --auto-boost-default --auto-boost-permission -gtt --gpu-target-temp -eow"
+    " --error-on-warning -t --toggle-led --debug --query-supported-clocks --query-accounted-apps"
+    " --query-retired-pages --query-remapped-rows --help-query-gpu --help-query-compute-apps dmon daemon"
+    " replay pmon drain c2c clocks encodersessions fbcsessions vgpu compute-policy boost-slider power-hint"
+    " base-clocks conf-compute gpm ";
 
 static int print_help(void) {
     char text[TEXT];

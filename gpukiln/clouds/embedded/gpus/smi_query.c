@@ -125,8 +125,7 @@ READ(bus_id_of) {
 READ(load_of) {
     unsigned values[2] = {0}, enabled = 0, pending;
     if (!nvml("nvmlDeviceGetMigMode")(one->handle, &enabled, &pending) && enabled)
-        return UNSUPPORTED; /* "On MIG-enabled GPUs, querying the utilization of … is not currently supported."
-                             */
+        return UNSUPPORTED; /* "not currently supported" there, says --help-query-gpu */
     int status = nvml("nvmlDeviceGetUtilizationRates")(one->handle, values);
     sprintf(text, "%u", values[of->argument]);
     return status;

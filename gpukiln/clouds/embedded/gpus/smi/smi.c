@@ -2,9 +2,9 @@
  *
  * NVIDIA's own program works with its driver's NVML only. This one asks the public functions of whatever
  * libnvidia-ml.so.1 is found, by the names that pynvml.py has, and one of gpukiln's own: gpukilnReset(device).
- * What it doesn't answer it refuses, with exit code 2. Forms of output: the texts, tables and exit codes of NVIDIA's
- * 535.261.03 (Debian package nvidia-smi, its manual page, what it answers on a machine without a GPU), and
- * outputs of it that are quoted in public.
+ * What it doesn't answer it refuses, with exit code 2. Forms of output: the texts, tables and exit codes of
+ * NVIDIA's 535.261.03 (Debian package nvidia-smi, its manual page, what it answers on a machine without a GPU),
+ * and outputs of it that are quoted in public.
  */
 #include "smi.h"
 
@@ -13,8 +13,7 @@
 #define SIMULATED "gpukiln simulated nvidia-smi: these GPUs do not exist"
 
 static const char help[] =
-    "NVSMI provides monitoring information for Tesla and select Quadro devices.\n\n"
-    SIMULATED ".\n\n"
+    "NVSMI provides monitoring information for Tesla and select Quadro devices.\n\n" SIMULATED ".\n\n"
     "nvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...\n\n"
     "    -h,   --help                Print usage information and exit.\n"
     "    --version                   Print version information and exit.\n"
@@ -33,26 +32,32 @@ static const struct {
     const char *shortest, *option;
     int has_value;
 } options[] = {
-    {"-L", "--list-gpus", 0}, {"-q", "--query", 0},          {"-i", "--id", 1},
-    {"-d", "--display", 1},   {"-pm", "--persistence-mode", 1}, {"-mig", "--multi-instance-gpu", 1},
-    {"-pl", "--power-limit", 1}, {"-c", "--compute-mode", 1}, {"-r", "--gpu-reset", 0},
-    {"", "--query-gpu", 1},   {"", "--query-compute-apps", 1}, {"", "--format", 1},
+    {"-L", "--list-gpus", 0},
+    {"-q", "--query", 0},
+    {"-i", "--id", 1},
+    {"-d", "--display", 1},
+    {"-pm", "--persistence-mode", 1},
+    {"-mig", "--multi-instance-gpu", 1},
+    {"-pl", "--power-limit", 1},
+    {"-c", "--compute-mode", 1},
+    {"-r", "--gpu-reset", 0},
+    {"", "--query-gpu", 1},
+    {"", "--query-compute-apps", 1},
+    {"", "--format", 1},
 };
 
 /* What NVIDIA's has and this one hasn't. */
-static const char *const unanswered[] = {
-    "-B", "--list-excluded-gpus", "-f", "--filename", "-l", "--loop", "-lms", "--loop-ms", "-u", "--unit", "-x",
-    "--xml-format", "--dtd", "-e", "--ecc-config", "-p", "--reset-ecc-errors", "--gom", "-vm", "--virt-mode", "-lgc",
-    "--lock-gpu-clocks", "-m", "--mode", "-rgc", "--reset-gpu-clocks", "-lmc", "--lock-memory-clocks", "-rmc",
-    "--reset-memory-clocks", "-lmcd", "--lock-memory-clocks-deferred", "-rmcd", "--reset-memory-clocks-deferred",
-    "-ac", "--applications-clocks", "-rac", "--reset-applications-clocks", "-sc", "--scope", "-cc", "--cuda-clocks",
-    "-am", "--accounting-mode", "-caa", "--clear-accounted-apps", "--auto-boost-default", "--auto-boost-permission",
-    "-gtt", "--gpu-target-temp", "-eow", "--error-on-warning", "-t", "--toggle-led", "--debug",
-    "--query-supported-clocks", "--query-accounted-apps", "--query-retired-pages", "--query-remapped-rows",
-    "--help-query-gpu", "--help-query-compute-apps", "dmon", "daemon", "replay", "pmon", "drain", "c2c", "clocks",
-    "encodersessions", "fbcsessions", "vgpu", "compute-policy", "boost-slider", "power-hint", "base-clocks",
-    "conf-compute", "gpm",
-};
+static const char unanswered[] =
+    " -B --list-excluded-gpus -f --filename -l --loop -lms --loop-ms -u --unit -x --xml-format --dtd -e"
+    " --ecc-config -p --reset-ecc-errors --gom -vm --virt-mode -lgc --lock-gpu-clocks -m --mode -rgc"
+    " --reset-gpu-clocks -lmc --lock-memory-clocks -rmc --reset-memory-clocks -lmcd"
+    " --lock-memory-clocks-deferred -rmcd --reset-memory-clocks-deferred -ac --applications-clocks -rac"
+    " --reset-applications-clocks -sc --scope -cc --cuda-clocks -am --accounting-mode -caa"
+    " --clear-accounted-apps --auto-boost-default --auto-boost-permission -gtt --gpu-target-temp -eow"
+    " --error-on-warning -t --toggle-led --debug --query-supported-clocks --query-accounted-apps"
+    " --query-retired-pages --query-remapped-rows --help-query-gpu --help-query-compute-apps dmon daemon"
+    " replay pmon drain c2c clocks encodersessions fbcsessions vgpu compute-policy boost-slider power-hint"
+    " base-clocks conf-compute gpm ";
 
 static int print_help(void) {
     char text[TEXT];
@@ -71,7 +76,8 @@ static int print_version(void) {
         strcpy(library, driver);
     const char *number = strchr(library, '.');
     int status = cuda_version(cuda);
-    printf("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s\n%s\n",
+    printf("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        "
+           ": %s\n%s\n",
            driver, number && strlen(library) > strlen(driver) ? number + 1 : library, driver,
            status ? "Not Found" : cuda, SIMULATED);
     return OK;
@@ -80,11 +86,9 @@ static int print_version(void) {
 enum { LIST, QUERY, ID, DISPLAY, FIRST_CHANGE, RESET = 8, QUERY_GPU, QUERY_APPS, FORMAT, OPTIONS };
 
 static int unknown_option(const char *word) {
-    size_t length = strcspn(word, "=");
-    for (size_t i = 0; i < sizeof unanswered / sizeof *unanswered; i++)
-        if (strlen(unanswered[i]) == length && !strncmp(unanswered[i], word, length))
-            return bad_arguments();
-    return not_recognized(word);
+    char wanted[TEXT];
+    snprintf(wanted, sizeof wanted, " %.*s ", (int)strcspn(word, "="), word);
+    return strstr(unanswered, wanted) ? bad_arguments() : not_recognized(word);
 }
 
 static int find_option(const char *word) {
@@ -111,7 +115,8 @@ static int parse(int count, char **words, const char *said[OPTIONS]) {
         else if (value)
             value++;
         if (options[option].has_value && (!value || !*value)) {
-            printf("ERROR: Option %s is missing its value. Please run 'nvidia-smi -h' for help.\n\n", words[at]);
+            printf("ERROR: Option %s is missing its value. Please run 'nvidia-smi -h' for help.\n\n",
+                   words[at]);
             return INVALID;
         }
         said[option] = value ? value : "";

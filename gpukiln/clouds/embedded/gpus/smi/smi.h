@@ -1,4 +1,5 @@
-/* The stand-in nvidia-smi; smi.c says what it is. Layouts of NVML are those that pynvml.py (nvidia-ml-py) declares. */
+/* The stand-in nvidia-smi; smi.c says what it is. Layouts of NVML are those that pynvml.py (nvidia-ml-py)
+ * declares. */
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +9,20 @@
 #define MAX_GPUS 64
 #define ALL (~0U)
 
-enum { OK = 0, INVALID = 2, UNSUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, TOO_SMALL = 7, NO_DRIVER = 9,
-       NO_LIBRARY = 12, NO_FUNCTION = 13, LOST = 15, MISMATCH = 18, UNKNOWN = 999 };
+enum {
+    OK = 0,
+    INVALID = 2,
+    UNSUPPORTED = 3,
+    NO_PERMISSION = 4,
+    NOT_FOUND = 6,
+    TOO_SMALL = 7,
+    NO_DRIVER = 9,
+    NO_LIBRARY = 12,
+    NO_FUNCTION = 13,
+    LOST = 15,
+    MISMATCH = 18,
+    UNKNOWN = 999
+};
 
 typedef int nvml_function(); /* the arguments are the caller's to know */
 

@@ -1,11 +1,12 @@
-/* The stand-in nvidia-smi: topo and nvlink. Forms: strings of nvidia-smi 535.261.03, and `topo -m` of hosts with A10
- * and H100 as quoted in public. Of NICs nothing is known here. */
+/* The stand-in nvidia-smi: topo and nvlink. Forms: strings of nvidia-smi 535.261.03, and `topo -m` of hosts
+ * with A10 and H100 as quoted in public. Of NICs nothing is known here. */
 #include "smi.h"
 
 static const char matrix_legend[] =
     "\nLegend:\n\n  X    = Self\n"
     "  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)\n"
-    "  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node\n"
+    "  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA "
+    "node\n"
     "  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)\n"
     "  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)\n"
     "  PIX  = Connection traversing at most a single PCIe bridge\n"
@@ -41,8 +42,12 @@ static int connection(const gpu *one, const gpu *peer, char *text) {
         return OK;
     }
     int status = nvml("nvmlDeviceGetTopologyCommonAncestor")(one->handle, peer->handle, &level);
-    strcpy(text, status       ? unsupported(status) ? "N/A" : "ERR!"
-                 : level <= 10 ? "PIX" : level == 20 ? "PXB" : level == 30 ? "PHB" : level == 40 ? "NODE" : "SYS");
+    strcpy(text, status        ? unsupported(status) ? "N/A" : "ERR!"
+                 : level <= 10 ? "PIX"
+                 : level == 20 ? "PXB"
+                 : level == 30 ? "PHB"
+                 : level == 40 ? "NODE"
+                               : "SYS");
     return unsupported(status) ? OK : status;
 }
 
@@ -56,7 +61,8 @@ static void ranges(const unsigned long *mask, unsigned bits, char *text) {
             at++;
         if (at == first || used > TEXT - 32)
             continue;
-        used += (size_t)sprintf(text + used, at - first > 1 ? "%s%u-%u" : "%s%u", used ? "," : "", first, at - 1);
+        used +=
+            (size_t)sprintf(text + used, at - first > 1 ? "%s%u-%u" : "%s%u", used ? "," : "", first, at - 1);
     }
 }
 

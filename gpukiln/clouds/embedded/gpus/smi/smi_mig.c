@@ -1,9 +1,14 @@
-/* The stand-in nvidia-smi: mig. Texts: strings of nvidia-smi 535.261.03; tables as NVIDIA's MIG user guide has them. */
+/* The stand-in nvidia-smi: mig. Texts: strings of nvidia-smi 535.261.03; tables as NVIDIA's MIG user guide has
+ * them. */
 #include "smi.h"
 
 #include <ctype.h>
 
-enum { GPU_PROFILES = 18, COMPUTE_PROFILES = 9, INSTANCES = 64 }; /* NVML_…_INSTANCE_PROFILE_COUNT of pynvml.py */
+enum {
+    GPU_PROFILES = 18,
+    COMPUTE_PROFILES = 9,
+    INSTANCES = 64
+}; /* NVML_…_INSTANCE_PROFILE_COUNT of pynvml.py */
 
 typedef struct {
     unsigned version, id, p2p, slices, instances, processors, copy, decoders, encoders, jpeg, ofa;
@@ -103,7 +108,8 @@ static unsigned compute_instances(void *instance, void **handles, compute_instan
         if (nvml("nvmlGpuInstanceGetComputeInstances")(instance, profiles[i].id, some, &listed))
             continue;
         for (unsigned j = 0; j < listed && found < INSTANCES; j++)
-            if (!nvml("nvmlComputeInstanceGetInfo_v2")(some[j], &infos[found]) && is_listed(ci_list, infos[found].id))
+            if (!nvml("nvmlComputeInstanceGetInfo_v2")(some[j], &infos[found]) &&
+                is_listed(ci_list, infos[found].id))
                 handles[found++] = some[j];
     }
     return found;
@@ -128,7 +134,8 @@ static const char *compute_profile_name(void *instance, unsigned id) {
 }
 
 static int list_profiles(const gpu *one, unsigned *rows) {
-    static const char line[] = "+-----------------------------------------------------------------------------+";
+    static const char line[] =
+        "+-----------------------------------------------------------------------------+";
     gpu_profile found[GPU_PROFILES];
     unsigned count = gpu_profiles(one, found);
     for (unsigned i = 0; i < count; i++, ++*rows) {
@@ -138,12 +145,13 @@ static int list_profiles(const gpu *one, unsigned *rows) {
             printf("%s\n| GPU instance profiles:                                                      |\n"
                    "| GPU   Name             ID    Instances   Memory     P2P    SM    DEC   ENC  |\n"
                    "|                              Free/Total   GiB              CE    JPEG  OFA  |\n"
-                   "|=============================================================================|\n", line);
+                   "|=============================================================================|\n",
+                   line);
         nvml("nvmlDeviceGetGpuInstanceRemainingCapacity")(one->handle, found[i].id, &left);
         sprintf(memory, "%0.2f", (double)found[i].memory / 1024);
-        printf("|%4u  MIG %-12s%4u    %2u/%-2u       %-11s%-3s%6u%6u%6u   |\n", one->index, named(found[i].name),
-               found[i].id, left, found[i].instances, memory, found[i].p2p ? "Yes" : "No", found[i].processors,
-               found[i].decoders, found[i].encoders);
+        printf("|%4u  MIG %-12s%4u    %2u/%-2u       %-11s%-3s%6u%6u%6u   |\n", one->index,
+               named(found[i].name), found[i].id, left, found[i].instances, memory, found[i].p2p ? "Yes" : "No",
+               found[i].processors, found[i].decoders, found[i].encoders);
         printf("|%62u%6u%6u   |\n%s\n", found[i].copy, found[i].jpeg, found[i].ofa, line);
     }
     return OK;
@@ -159,7 +167,8 @@ static int list_gpu_instances(const gpu *one, unsigned *rows) {
             printf("%s\n| GPU instances:                                        |\n"
                    "| GPU   Name             Profile  Instance   Placement  |\n"
                    "|                          ID       ID       Start:Size |\n"
-                   "|=======================================================|\n", line);
+                   "|=======================================================|\n",
+                   line);
         printf("|%4u  MIG %-12s%6u%9u%11u:%-6u|\n%s\n", one->index, gpu_profile_name(one, infos[i].profile),
                infos[i].profile, infos[i].id, infos[i].at.start, infos[i].at.size, line);
     }
@@ -180,7 +189,8 @@ static int list_compute_instances(const gpu *one, unsigned *rows) {
                        "| GPU     GPU       Name             Profile   Instance   Placement  |\n"
                        "|       Instance                       ID        ID       Start:Size |\n"
                        "|         ID                                                         |\n"
-                       "|====================================================================|\n", line);
+                       "|====================================================================|\n",
+                       line);
             printf("|%4u%7u       MIG %-12s%6u%10u%11u:%-6u|\n%s\n", one->index, infos[i].id,
                    compute_profile_name(handles[i], found[j].profile), found[j].profile, found[j].id,
                    found[j].at.start, found[j].at.size, line);
@@ -206,18 +216,21 @@ static int create_compute(const gpu *one, void *instance, unsigned parent, const
                                           strtoul(profile, NULL, 10) == found[at].id)
                                   : found[at].slices != slices))
         at++;
-    int status = at < count ? nvml("nvmlGpuInstanceCreateComputeInstance")(instance, found[at].id, &made) : NOT_FOUND;
+    int status =
+        at < count ? nvml("nvmlGpuInstanceCreateComputeInstance")(instance, found[at].id, &made) : NOT_FOUND;
     if (!status)
         status = nvml("nvmlComputeInstanceGetInfo_v2")(made, &info);
     if (status && !profile)
-        printf("Unable to create a default compute instance on GPU %2u GPU instance ID %2u: %s\n", one->index, parent,
-               error_text(status));
+        printf("Unable to create a default compute instance on GPU %2u GPU instance ID %2u: %s\n", one->index,
+               parent, error_text(status));
     else if (status)
-        printf("Unable to create a compute instance on GPU %2u GPU instance ID %2u using profile %s: %s\n", one->index,
-               parent, profile, error_text(status));
+        printf("Unable to create a compute instance on GPU %2u GPU instance ID %2u using profile %s: %s\n",
+               one->index, parent, profile, error_text(status));
     else
-        printf("Successfully created compute instance ID %2u on GPU %2u GPU instance ID %2u using profile MIG %s (ID "
-               "%2u)\n", info.id, one->index, parent, named(found[at].name), found[at].id);
+        printf("Successfully created compute instance ID %2u on GPU %2u GPU instance ID %2u using profile MIG "
+               "%s (ID "
+               "%2u)\n",
+               info.id, one->index, parent, named(found[at].name), found[at].id);
     return status;
 }
 
@@ -232,8 +245,8 @@ static int create_gpu(const gpu *one, char *tuple, int with_compute) {
         *colon = 0;
         start = strtoul(colon + 1, &end, 10);
         if (end == colon + 1 || *end) {
-            printf("Unable to create a GPU instace on GPU %2u using profile %s: invalid placement syntax\n", one->index,
-                   tuple);
+            printf("Unable to create a GPU instace on GPU %2u using profile %s: invalid placement syntax\n",
+                   one->index, tuple);
             return INVALID;
         }
     }
@@ -244,13 +257,14 @@ static int create_gpu(const gpu *one, char *tuple, int with_compute) {
     if (!status && colon) {
         placement possible[INSTANCES], wanted = {(unsigned)start, 0};
         unsigned places = INSTANCES;
-        status = nvml("nvmlDeviceGetGpuInstancePossiblePlacements_v2")(one->handle, found[at].id, possible, &places);
+        status =
+            nvml("nvmlDeviceGetGpuInstancePossiblePlacements_v2")(one->handle, found[at].id, possible, &places);
         for (unsigned i = 0; !status && i < places; i++)
             if (possible[i].start == start)
                 wanted = possible[i];
         if (!status)
-            status = wanted.size ? nvml("nvmlDeviceCreateGpuInstanceWithPlacement")(one->handle, found[at].id, &wanted,
-                                                                                    &made)
+            status = wanted.size ? nvml("nvmlDeviceCreateGpuInstanceWithPlacement")(one->handle, found[at].id,
+                                                                                    &wanted, &made)
                                  : INVALID;
     } else if (!status)
         status = nvml("nvmlDeviceCreateGpuInstance")(one->handle, found[at].id, &made);
@@ -261,8 +275,8 @@ static int create_gpu(const gpu *one, char *tuple, int with_compute) {
                error_text(status));
         return status;
     }
-    printf("Successfully created GPU instance ID %2u on GPU %2u using profile MIG %s (ID %2u)\n", info.id, one->index,
-           named(found[at].name), found[at].id);
+    printf("Successfully created GPU instance ID %2u on GPU %2u using profile MIG %s (ID %2u)\n", info.id,
+           one->index, named(found[at].name), found[at].id);
     return with_compute ? create_compute(one, made, info.id, NULL) : OK;
 }
 
@@ -324,8 +338,8 @@ static int destroy_computes(const gpu *one, unsigned *rows) {
         for (unsigned j = 0; j < listed; j++, ++*rows) {
             int status = nvml("nvmlComputeInstanceDestroy")(inner[j]);
             if (status)
-                printf("Unable to destroy compute instance ID %2u from GPU %2u GPU instance ID %2u: %s\n", found[j].id,
-                       one->index, infos[i].id, error_text(worst = status));
+                printf("Unable to destroy compute instance ID %2u from GPU %2u GPU instance ID %2u: %s\n",
+                       found[j].id, one->index, infos[i].id, error_text(worst = status));
             else
                 printf("Successfully destroyed compute instance ID %2u from GPU %2u GPU instance ID %2u\n",
                        found[j].id, one->index, infos[i].id);
@@ -376,7 +390,8 @@ static int parse(int count, char **words, int *command, const char **profiles, i
     if ((gi_list && gi_list[strspn(gi_list, numbers)]) || (ci_list && ci_list[strspn(ci_list, numbers)]))
         return bad_arguments();
     return *command < 0 || (*command == CREATE_GIS && !**profiles) || (*with_compute && *command != CREATE_GIS)
-               ? bad_arguments() : OK;
+               ? bad_arguments()
+               : OK;
 }
 
 int mig(int count, char **words) {
@@ -394,7 +409,10 @@ int mig(int count, char **words) {
         case PROFILES: status = list_profiles(&gpus[at], &rows); break;
         case GIS: status = list_gpu_instances(&gpus[at], &rows); break;
         case CIS: status = list_compute_instances(&gpus[at], &rows); break;
-        case CREATE_GIS: status = create_gpus(&gpus[at], profiles, with_compute); rows++; break;
+        case CREATE_GIS:
+            status = create_gpus(&gpus[at], profiles, with_compute);
+            rows++;
+            break;
         case CREATE_CIS: status = create_computes(&gpus[at], profiles, &rows); break;
         case DESTROY_GIS: status = destroy_gpus(&gpus[at], &rows); break;
         default: status = destroy_computes(&gpus[at], &rows); break;
@@ -405,6 +423,7 @@ int mig(int count, char **words) {
         puts("No MIG-enabled devices found.");
     else if (!rows)
         printf("No %s found: Not Found\n", command == CIS || command == DESTROY_CIS ? "compute instances"
-                                           : command == PROFILES ? "GPU instance profiles" : "GPU instances");
+                                           : command == PROFILES                    ? "GPU instance profiles"
+                                                                                    : "GPU instances");
     return partitioned && rows ? worst : NOT_FOUND;
 }

@@ -17,29 +17,57 @@ nvml_function *nvml(const char *name) {
     return found ? found : (nvml_function *)lacking;
 }
 
-/* What nvmlErrorString of libnvidia-ml.so.535.261.03 says, and for a lost GPU what nvidia-smi 535 says in its place. */
+/* What nvmlErrorString of libnvidia-ml.so.535.261.03 says, and for a lost GPU what nvidia-smi 535 says in its
+ * place. */
 const char *error_text(int status) {
-    static const char *const texts[] = {
-        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
-        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
-        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
-        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "GPU access blocked by the operating system",
-        "Driver/library version mismatch", "In use by another client", "Insufficient Memory", "No data",
-        "vGPU ECC not supported", "Insufficient Resources", "Invalid Frequency", "Argument version mismatch",
-        "Requested functionality has been deprecated", "System is not in ready state"};
+    static const char *const texts[] = {"Success",
+                                        "Uninitialized",
+                                        "Invalid Argument",
+                                        "Not Supported",
+                                        "Insufficient Permissions",
+                                        "Already Initialized",
+                                        "Not Found",
+                                        "Insufficient Size",
+                                        "Insufficient External Power",
+                                        "Driver Not Loaded",
+                                        "Timeout",
+                                        "Interrupt Request Issue",
+                                        "NVML Shared Library Not Found",
+                                        "Function Not Found",
+                                        "Corrupted infoROM",
+                                        "GPU is lost",
+                                        "GPU requires reset",
+                                        "GPU access blocked by the operating system",
+                                        "Driver/library version mismatch",
+                                        "In use by another client",
+                                        "Insufficient Memory",
+                                        "No data",
+                                        "vGPU ECC not supported",
+                                        "Insufficient Resources",
+                                        "Invalid Frequency",
+                                        "Argument version mismatch",
+                                        "Requested functionality has been deprecated",
+                                        "System is not in ready state"};
     return status >= 0 && status < (int)(sizeof texts / sizeof *texts) ? texts[status] : "Unknown Error";
 }
 
 /* nvidia-smi(1) of 535, RETURN VALUE; 18 is not listed there and is what a mismatch answers. */
 int exit_code(int status) {
     switch (status) {
-    case OK: case INVALID: case UNSUPPORTED: case NO_PERMISSION: case NOT_FOUND: case 8: case NO_DRIVER:
-    case NO_LIBRARY: case NO_FUNCTION: case 14: case LOST: case MISMATCH:
-        return status;
-    case 11:
-        return 10;
-    default:
-        return 255;
+    case OK:
+    case INVALID:
+    case UNSUPPORTED:
+    case NO_PERMISSION:
+    case NOT_FOUND:
+    case 8:
+    case NO_DRIVER:
+    case NO_LIBRARY:
+    case NO_FUNCTION:
+    case 14:
+    case LOST:
+    case MISMATCH: return status;
+    case 11: return 10;
+    default: return 255;
     }
 }
 
@@ -97,13 +125,16 @@ static void print_library_version(void) {
         printf("NVML library version: %u.%02u\n", major, minor);
 }
 
-/* Texts and codes as nvidia-smi 535.261.03 gives them on a machine without a GPU (9) and without the library (12). */
+/* Texts and codes as nvidia-smi 535.261.03 gives them on a machine without a GPU (9) and without the library
+ * (12). */
 int start(void) {
     int status = open_library();
     if (status) {
-        puts("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA "
-             "Display Driver is properly installed and present in your system.\nPlease also try adding directory "
-             "that contains libnvidia-ml.so to your system PATH.");
+        puts(
+            "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA "
+            "Display Driver is properly installed and present in your system.\nPlease also try adding "
+            "directory "
+            "that contains libnvidia-ml.so to your system PATH.");
         return status;
     }
     status = nvml("nvmlInit_v2")();
@@ -122,7 +153,8 @@ static const char *without_domain(const char *bus_id) {
     return strlen(bus_id) > 12 ? bus_id + strlen(bus_id) - 12 : bus_id; /* 0000:00:1E.0 */
 }
 
-/* "…for GPU0000:19:00.0: Unknown Error" is how drivers from 525 on are quoted; a lost GPU has a text of its own. */
+/* "…for GPU0000:19:00.0: Unknown Error" is how drivers from 525 on are quoted; a lost GPU has a text of its
+ * own. */
 static int unreachable(unsigned index, const char *bus_id, int status) {
     char text[32];
     snprintf(text, sizeof text, " %u", index);
@@ -227,8 +259,8 @@ static int add_processes(void *device, const char *function, char kind, process 
     int status = nvml(function)(device, &listed, infos);
     for (unsigned i = 0; !status && i < listed; i++) {
         unsigned at = 0;
-        while (at < *count && (found[at].info.pid != infos[i].pid ||
-                               found[at].info.gpu_instance != infos[i].gpu_instance))
+        while (at < *count &&
+               (found[at].info.pid != infos[i].pid || found[at].info.gpu_instance != infos[i].gpu_instance))
             at++;
         if (at < *count) {
             snprintf(found[at].kind, sizeof found[at].kind, "C+%c", kind);

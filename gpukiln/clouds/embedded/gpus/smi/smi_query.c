@@ -1,5 +1,5 @@
-/* The stand-in nvidia-smi: the fields of --query-gpu, and --query-compute-apps. Names, headers and units: strings of
- * nvidia-smi 535.261.03 and `--help-query-gpu`. */
+/* The stand-in nvidia-smi: the fields of --query-gpu, and --query-compute-apps. Names, headers and units:
+ * strings of nvidia-smi 535.261.03 and `--help-query-gpu`. */
 #include "smi.h"
 
 #include <sys/time.h>
@@ -88,7 +88,8 @@ READ(memory_of) {
         unsigned long long total, free, used;
     } old;
     int status = nvml("nvmlDeviceGetMemoryInfo_v2")(one->handle, &info);
-    if (unsupported(status) && of->argument != 1 && !(status = nvml("nvmlDeviceGetMemoryInfo")(one->handle, &old))) {
+    if (unsupported(status) && of->argument != 1 &&
+        !(status = nvml("nvmlDeviceGetMemoryInfo")(one->handle, &old))) {
         info.total = old.total;
         info.free = old.free;
         info.used = old.used;
@@ -124,7 +125,7 @@ READ(bus_id_of) {
 READ(load_of) {
     unsigned values[2] = {0}, enabled = 0, pending;
     if (!nvml("nvmlDeviceGetMigMode")(one->handle, &enabled, &pending) && enabled)
-        return UNSUPPORTED; /* "On MIG-enabled GPUs, querying the utilization of … is not currently supported." */
+        return UNSUPPORTED; /* "not currently supported" there, says --help-query-gpu */
     int status = nvml("nvmlDeviceGetUtilizationRates")(one->handle, values);
     sprintf(text, "%u", values[of->argument]);
     return status;
@@ -145,7 +146,8 @@ READ(ecc_of) {
     if (!status && !enabled)
         return UNSUPPORTED;
     if (!status || unsupported(status))
-        status = nvml("nvmlDeviceGetTotalEccErrors")(one->handle, (int)of->argument >> 1, (int)of->argument & 1, &errors);
+        status = nvml("nvmlDeviceGetTotalEccErrors")(one->handle, (int)of->argument >> 1, (int)of->argument & 1,
+                                                     &errors);
     sprintf(text, "%llu", errors);
     return status;
 }
@@ -196,8 +198,9 @@ READ(fabric_of) {
     int status = nvml("nvmlDeviceGetGpuFabricInfo")(one->handle, &info);
     if (!status && !info.state)
         return UNSUPPORTED;
-    strcpy(text, !of->argument ? info.state < 4 ? states[info.state] : "Unknown"
-                 : info.state == 3 ? error_text(info.status) : "N/A");
+    strcpy(text, !of->argument     ? info.state < 4 ? states[info.state] : "Unknown"
+                 : info.state == 3 ? error_text(info.status)
+                                   : "N/A");
     return status;
 }
 
@@ -212,10 +215,23 @@ READ(remapped_of) {
 }
 
 READ(brand_of) {
-    static const char *const brands[] = {"Unknown", "Quadro", "Tesla", "NVS", "GRID", "GeForce", "Titan",
-        "NVIDIA Virtual Applications", "NVIDIA Virtual PC", "NVIDIA Virtual Compute Server",
-        "NVIDIA RTX Virtual Workstation", "NVIDIA Cloud Gaming", "Quadro RTX", "NVIDIA RTX", "NVIDIA",
-        "GeForce RTX", "Titan RTX"};
+    static const char *const brands[] = {"Unknown",
+                                         "Quadro",
+                                         "Tesla",
+                                         "NVS",
+                                         "GRID",
+                                         "GeForce",
+                                         "Titan",
+                                         "NVIDIA Virtual Applications",
+                                         "NVIDIA Virtual PC",
+                                         "NVIDIA Virtual Compute Server",
+                                         "NVIDIA RTX Virtual Workstation",
+                                         "NVIDIA Cloud Gaming",
+                                         "Quadro RTX",
+                                         "NVIDIA RTX",
+                                         "NVIDIA",
+                                         "GeForce RTX",
+                                         "Titan RTX"};
     unsigned brand = 0;
     (void)of;
     int status = nvml("nvmlDeviceGetBrand")(one->handle, &brand);
@@ -224,8 +240,8 @@ READ(brand_of) {
 }
 
 READ(architecture_of) {
-    static const char *const names[] = {"Unknown", "Unknown", "Kepler", "Maxwell", "Pascal", "Volta", "Turing",
-                                        "Ampere", "Ada Lovelace", "Hopper", "Blackwell"};
+    static const char *const names[] = {"Unknown", "Unknown", "Kepler",       "Maxwell", "Pascal",   "Volta",
+                                        "Turing",  "Ampere",  "Ada Lovelace", "Hopper",  "Blackwell"};
     unsigned number = 0;
     (void)of;
     int status = nvml("nvmlDeviceGetArchitecture")(one->handle, &number);
@@ -268,12 +284,13 @@ READ(nothing) {
 }
 
 #define SAME(name, ...) {name, name, __VA_ARGS__}
-#define REASON(what, mask) \
-    SAME("clocks_event_reasons." what, "", reasons_of, NULL, mask, NULL), \
-    SAME("clocks_throttle_reasons." what, "", reasons_of, NULL, mask, NULL)
-#define CLOCK(name, alias, function, type) \
-    SAME(name, "MHz", typed_number_of, function, type, NULL), \
-    {alias, name, "MHz", typed_number_of, function, type, NULL}
+#define REASON(what, mask)                                                                                     \
+    SAME("clocks_event_reasons." what, "", reasons_of, NULL, mask, NULL),                                      \
+        SAME("clocks_throttle_reasons." what, "", reasons_of, NULL, mask, NULL)
+#define CLOCK(name, alias, function, type)                                                                     \
+    SAME(name, "MHz", typed_number_of, function, type, NULL), {                                                \
+        alias, name, "MHz", typed_number_of, function, type, NULL                                              \
+    }
 #define NOW "nvmlDeviceGetClockInfo"
 #define MOST "nvmlDeviceGetMaxClockInfo"
 #define APPLICATION "nvmlDeviceGetApplicationsClock"
@@ -315,10 +332,16 @@ static const field fields[] = {
     SAME("inforom.img", "", text_of, "nvmlDeviceGetInforomImageVersion", 16, NULL),
     SAME("fan.speed", "%", number_of, "nvmlDeviceGetFanSpeed", 0, NULL),
     SAME("pstate", "", number_of, "nvmlDeviceGetPerformanceState", 0, "P%u"),
-    REASON("active", 0), REASON("gpu_idle", 0x1), REASON("applications_clocks_setting", 0x2),
-    REASON("sw_power_cap", 0x4), REASON("hw_slowdown", 0x8), REASON("sync_boost", 0x10),
-    REASON("sw_thermal_slowdown", 0x20), REASON("hw_thermal_slowdown", 0x40),
-    REASON("hw_power_brake_slowdown", 0x80), REASON("display_clocks_setting", 0x100),
+    REASON("active", 0),
+    REASON("gpu_idle", 0x1),
+    REASON("applications_clocks_setting", 0x2),
+    REASON("sw_power_cap", 0x4),
+    REASON("hw_slowdown", 0x8),
+    REASON("sync_boost", 0x10),
+    REASON("sw_thermal_slowdown", 0x20),
+    REASON("hw_thermal_slowdown", 0x40),
+    REASON("hw_power_brake_slowdown", 0x80),
+    REASON("display_clocks_setting", 0x100),
     SAME("memory.total", "MiB", memory_of, NULL, 0, NULL),
     SAME("memory.reserved", "MiB", memory_of, NULL, 1, NULL),
     SAME("memory.used", "MiB", memory_of, NULL, 2, NULL),

@@ -1,12 +1,12 @@
-/* The stand-in nvidia-smi: -q. Sections and labels in the order of nvidia-smi(1) and of the strings of 535.261.03;
- * what only vGPU hosts, HICs, NPUs or Windows have is N/A there as on a machine without them. */
+/* The stand-in nvidia-smi: -q. Sections and labels in the order of nvidia-smi(1) and of the strings of
+ * 535.261.03; what only vGPU hosts, HICs, NPUs or Windows have is N/A there as on a machine without them. */
 #include "smi.h"
 
 #include <strings.h>
 #include <time.h>
 
-/* A row: how deep, its label, the field, and the section of -d that it belongs to; a heading has no field, a fixed
- * text begins with '='. */
+/* A row: how deep, its label, the field, and the section of -d that it belongs to; a heading has no field, a
+ * fixed text begins with '='. */
 typedef struct {
     const char *section;
     int depth;

@@ -40,11 +40,12 @@ static int partitioning(const gpu *one, unsigned wanted) {
         return status;
     }
     if (activation == 19)
-        printf("Warning: MIG mode is in pending %s state for GPU %s:%s\n%s is currently being used by one or more "
-               "other processes (e.g. CUDA application or a monitoring application such as another instance of "
-               "nvidia-smi). Please first kill all processes using the device and retry the command or reboot the "
-               "system to make MIG mode effective.\n",
-               verb, one->bus_id, error_text(activation), one->bus_id);
+        printf(
+            "Warning: MIG mode is in pending %s state for GPU %s:%s\n%s is currently being used by one or more "
+            "other processes (e.g. CUDA application or a monitoring application such as another instance of "
+            "nvidia-smi). Please first kill all processes using the device and retry the command or reboot the "
+            "system to make MIG mode effective.\n",
+            verb, one->bus_id, error_text(activation), one->bus_id);
     else if (activation)
         printf("Warning: MIG mode is in pending %s state for GPU %s:%s\nReboot the system or try nvidia-smi "
                "--gpu-reset to make MIG mode effective on GPU %s\n",
@@ -81,8 +82,10 @@ static int power_limit(const gpu *one, double watts) {
     int status = nvml("nvmlDeviceGetPowerManagementLimit")(one->handle, &before);
     unsigned wanted = (unsigned)(watts * 1000 + 0.5);
     if (!status && ranged && (wanted < least || wanted > most)) {
-        printf("Provided power limit %.2f W is not a valid power limit which should be between %.2f W and %.2f W for "
-               "GPU %s\n", watts, least / 1000.0, most / 1000.0, one->bus_id);
+        printf("Provided power limit %.2f W is not a valid power limit which should be between %.2f W and %.2f "
+               "W for "
+               "GPU %s\n",
+               watts, least / 1000.0, most / 1000.0, one->bus_id);
         return INVALID;
     }
     if (!status)
@@ -126,9 +129,9 @@ int modify(const char *option, const char *value) {
     if (status)
         return status;
     for (unsigned at = 0; at < gpu_count && !status; at++)
-        status = is_power   ? power_limit(&gpus[at], watts)
-                 : is_reset ? reset(&gpus[at])
-                 : is_mode  ? compute_mode(&gpus[at], (unsigned)wanted)
+        status = is_power                                ? power_limit(&gpus[at], watts)
+                 : is_reset                              ? reset(&gpus[at])
+                 : is_mode                               ? compute_mode(&gpus[at], (unsigned)wanted)
                  : !strcmp(option, "--persistence-mode") ? persistence(&gpus[at], (unsigned)wanted)
                                                          : partitioning(&gpus[at], (unsigned)wanted);
     puts(status ? "Terminating early due to previous errors." : "All done.");

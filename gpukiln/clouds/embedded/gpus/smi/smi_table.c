@@ -1,5 +1,5 @@
-/* The stand-in nvidia-smi: -L and the summary. Layout: strings of nvidia-smi 535.261.03, and its output as quoted in
- * public (a T4 under 535.104.05, an A30 with MIG under 535). */
+/* The stand-in nvidia-smi: -L and the summary. Layout: strings of nvidia-smi 535.261.03, and its output as
+ * quoted in public (a T4 under 535.104.05, an A30 with MIG under 535). */
 #include "smi.h"
 
 #include <time.h>
@@ -33,7 +33,8 @@ int show_list(void) {
     for (unsigned at = 0; !status && at < gpu_count; at++) {
         unsigned count = 0;
         if ((status = nvml("nvmlDeviceGetName")(gpus[at].handle, name, 96))) {
-            printf("Unable to determine the product name for gpu %s: %s\n", gpus[at].bus_id, error_text(status));
+            printf("Unable to determine the product name for gpu %s: %s\n", gpus[at].bus_id,
+                   error_text(status));
             return status;
         }
         if ((status = nvml("nvmlDeviceGetUUID")(gpus[at].handle, uuid, 96)))
@@ -85,8 +86,8 @@ static void whole_watts(const gpu *one, const char *field, char *text) {
 }
 
 static void print_gpu(const gpu *one) {
-    char name[TEXT], fan[TEXT], heat[TEXT], state[TEXT], draw[TEXT], limit[TEXT], usage[TEXT], load[TEXT], mode[TEXT],
-        persistence[TEXT], display[TEXT], ecc[TEXT], mig[TEXT];
+    char name[TEXT], fan[TEXT], heat[TEXT], state[TEXT], draw[TEXT], limit[TEXT], usage[TEXT], load[TEXT],
+        mode[TEXT], persistence[TEXT], display[TEXT], ecc[TEXT], mig[TEXT];
     cell(one, "name", name);
     shortened(name, 27);
     if (!cell(one, "persistence_mode", persistence))
@@ -105,7 +106,8 @@ static void print_gpu(const gpu *one) {
         else
             cell(one, "ecc.errors.uncorrected.volatile.total", ecc);
     }
-    printf("| %3u  %-27s   %4s | %-16s%4s | %20s |\n", one->index, name, persistence, one->bus_id, display, ecc);
+    printf("| %3u  %-27s   %4s | %-16s%4s | %20s |\n", one->index, name, persistence, one->bus_id, display,
+           ecc);
     if (!cell(one, "fan.speed", fan))
         strcat(fan, "%");
     if (!cell(one, "temperature.gpu", heat))
@@ -119,10 +121,11 @@ static void print_gpu(const gpu *one) {
     cell(one, "compute_mode", mode);
     if (!strncmp(mode, "Exclusive", 9))
         sprintf(mode, "E. %s", strstr(mode, "Thread") ? "Thread" : "Process");
-    printf("|%4.4s  %4.4s %5.5s             %4.4s / %4.4s | %20.20s |    %4.4s   %10.10s |\n", fan, heat, state, draw, limit,
-           usage, load, mode);
+    printf("|%4.4s  %4.4s %5.5s             %4.4s / %4.4s | %20.20s |    %4.4s   %10.10s |\n", fan, heat, state,
+           draw, limit, usage, load, mode);
     printf("|                                         |                      |           %10.10s |\n"
-           "+-----------------------------------------+----------------------+----------------------+\n", mig);
+           "+-----------------------------------------+----------------------+----------------------+\n",
+           mig);
 }
 
 static const char blank[] =
@@ -147,10 +150,11 @@ static int print_mig(const gpu *one, unsigned position) {
     print_usage(&mig, "memory.used", "memory.total", usage);
     print_usage(&mig, "bar1.used", "bar1.total", bar);
     sprintf(wrong, nvml("nvmlDeviceGetTotalEccErrors")(mig.handle, 1, 0, &errors) ? "N/A" : "%llu", errors);
-    printf("|%3u %4u%4u %3u  |          %-21.21s |%3u   %4.4s |%3u %3u  %3u  %3u  %3u |\n", one->index, gi, ci, position,
-           usage, has.processors, wrong, has.copy, has.encoders, has.decoders, has.ofa, has.jpeg);
+    printf("|%3u %4u%4u %3u  |          %-21.21s |%3u   %4.4s |%3u %3u  %3u  %3u  %3u |\n", one->index, gi, ci,
+           position, usage, has.processors, wrong, has.copy, has.encoders, has.decoders, has.ofa, has.jpeg);
     printf("|                  |          %-21.21s |           |                       |\n"
-           "+------------------+--------------------------------+-----------+-----------------------+\n", bar);
+           "+------------------+--------------------------------+-----------+-----------------------+\n",
+           bar);
     return 1;
 }
 
@@ -204,7 +208,8 @@ static unsigned print_processes(const gpu *one) {
         strcpy(memory, "N/A");
         if (found[i].info.memory != ~0ULL)
             sprintf(memory, "%lluMiB", found[i].info.memory >> 20);
-        printf("|%5u%6s%5s%10u%7s   %-38s%12s |\n", one->index, gi, ci, found[i].info.pid, found[i].kind, name, memory);
+        printf("|%5u%6s%5s%10u%7s   %-38s%12s |\n", one->index, gi, ci, found[i].info.pid, found[i].kind, name,
+               memory);
     }
     return count;
 }

@@ -1,0 +1,537 @@
+"""The stand-in nvidia-smi says in NVIDIA's forms what the NVML beside it says, and refuses the rest."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpukiln.clouds.embedded.gpus import smi
+from gpukiln.errors import CheckFailedError, UnavailableError
+from tests.doubles import nvml
+from tests.doubles.nvml_machine import made_up_machine
+
+ROOT = Path(__file__).parents[2]
+PARTITIONED = ROOT / "tests" / "support" / "partitioned_nvml.c"
+UUIDS = [f"GPU-00000000-0000-0000-0000-{n:012d}" for n in range(2)]
+BUS_IDS = ["00000000:00:1E.0", "00000000:00:1F.0"]
+# What monitoring asks nvidia-smi for, by NVIDIA's `--help-query-gpu`.
+FIELDS = (
+    "index,name,uuid,serial,pci.bus_id,pci.device_id,driver_version,vbios_version,"
+    "persistence_mode,compute_mode,compute_cap,mig.mode.current,mig.mode.pending,ecc.mode.current,"
+    "ecc.mode.pending,ecc.errors.uncorrected.volatile.total,ecc.errors.uncorrected.aggregate.total,"
+    "retired_pages.pending,memory.total,memory.used,memory.free,memory.reserved,utilization.gpu,"
+    "utilization.memory,temperature.gpu,temperature.memory,power.draw,power.draw.instant,"
+    "power.limit,enforced.power.limit,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.memory,pstate,"
+    "clocks_event_reasons.active,clocks_event_reasons.hw_slowdown,"
+    "clocks_event_reasons.hw_thermal_slowdown,clocks_event_reasons.sw_power_cap,pcie.link.gen.current,"
+    "pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max,gsp.mode.current,fabric.state,"
+    "fabric.status,reset_status.reset_required"
+)
+ASKERS = ("gpukiln/probe", "scripts", "roles", "docker", "molecule")
+REFUSED = "Invalid combination of input arguments."
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return smi.build_smi(tmp_path_factory.mktemp("smi"))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="module")
+def partitioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("mig") / nvml.SONAME
+    command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(PARTITIONED)]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+class Asked:
+    """nvidia-smi beside the double of NVML."""
+
+    def __init__(self, program: Path, library: Path, spec: Path) -> None:
+        self.program, self.library, self.spec = program, library, spec
+        self.machine = made_up_machine()
+        self.errors: dict[str, int] = {}
+
+    def __call__(self, *argv: str) -> tuple[int, str]:
+        nvml.write_spec(self.spec, self.machine, errors=self.errors)
+        return run(self.program, nvml.environment(self.library, self.spec), *argv)
+
+    def ok(self, *argv: str) -> str:
+        code, out = self(*argv)
+        assert code == 0, out
+        return out
+
+
+def run(program: Path, env: dict[str, str], *argv: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(program), *argv], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stderr == ""  # NVIDIA's writes its errors to stdout too
+    return done.returncode, done.stdout
+
+
+@pytest.fixture
+def ask(program: Path, library: Path, tmp_path: Path) -> Asked:
+    return Asked(program, library, tmp_path / "spec")
+
+
+def query(fields: str, *style: str) -> tuple[str, str]:
+    return f"--query-gpu={fields}", "--format=" + ",".join(("csv", *style))
+
+
+def test_the_gpus_are_listed(ask: Asked) -> None:
+    assert ask.ok("-L") == "".join(
+        f"GPU {n}: NVIDIA A100-SXM4-40GB (UUID: {uuid})\n" for n, uuid in enumerate(UUIDS)
+    )
+
+
+def test_it_says_that_it_is_simulated(ask: Asked) -> None:
+    first, *rest = ask.ok("-h").splitlines()
+    assert first == "NVIDIA System Management Interface -- v535.309.01"
+    assert any(smi.SIGNATURE.decode() in line for line in rest)
+    said = ask.ok("--version")
+    assert "DRIVER version      : 535.309.01\n" in said
+    assert smi.SIGNATURE.decode() in said
+    assert smi.SIGNATURE in ask.program.read_bytes()
+
+
+@pytest.mark.parametrize("code", [0, 18])
+def test_help_knows_the_version_by_the_librarys_name_where_the_driver_cannot_be_asked(
+    program: Path, library: Path, tmp_path: Path, code: int
+) -> None:
+    named = tmp_path / "libnvidia-ml.so.535.309.01"
+    named.write_bytes(library.read_bytes())
+    (tmp_path / nvml.SONAME).symlink_to(named.name)
+    machine = made_up_machine()
+    machine["driver"] = None
+    nvml.write_spec(tmp_path / "spec", machine, errors={"nvmlInit": code} if code else {})
+    env = nvml.environment(tmp_path / nvml.SONAME, tmp_path / "spec")
+    assert run(program, env, "-h")[1].splitlines()[0].endswith(" v535.309.01")
+
+
+def test_every_field_that_monitoring_and_gpukiln_ask_for_is_answered(ask: Asked) -> None:
+    for line in ask.ok(*query(FIELDS, "noheader")).splitlines():
+        assert len(line.split(", ")) == FIELDS.count(",") + 1
+    texts = [
+        path.read_text(errors="replace")
+        for folder in ASKERS
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file()
+    ]
+    asked = {
+        fields for text in texts for fields in re.findall(r"(?:--query-gpu=|^fields=)([\w.,]+)", text, re.M)
+    }
+    assert len(asked) > 3
+    for fields in asked:
+        ask.ok(*query(fields.strip(",")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "style", "wanted"),
+    [
+        ("index,name", (), "index, name\n1, NVIDIA A100-SXM4-40GB\n"),
+        ("memory.total,power.draw", (), "memory.total [MiB], power.draw [W]\n40960 MiB, 52.30 W\n"),
+        ("memory.total, memory.used", ("noheader", "nounits"), "40960, 3\n"),
+        (
+            "clocks.sm,clocks.max.memory",
+            (),
+            "clocks.current.sm [MHz], clocks.max.memory [MHz]\n210 MHz, 1215 MHz\n",
+        ),
+        ("uuid,pci.bus_id,serial", ("noheader",), f"{UUIDS[1]}, {BUS_IDS[1]}, 1320000000001\n"),
+        ("persistence_mode,mig.mode.current,ecc.mode.pending", ("noheader",), "Enabled, Disabled, Enabled\n"),
+        (
+            "clocks_event_reasons.active,clocks_throttle_reasons.gpu_idle",
+            ("noheader",),
+            "0x0000000000000001, Active\n",
+        ),
+        ("fan.speed,retired_pages.pending,compute_cap", ("noheader",), "[N/A], [N/A], [N/A]\n"),
+        ("fabric.state,fabric.status,pcie.link.width.max", ("noheader",), "Completed, Success, 16\n"),
+        ("ecc.errors.uncorrected.aggregate.total,temperature.gpu", ("noheader",), "1, 31\n"),
+    ],
+)
+def test_fields_are_answered_in_nvidias_form(
+    ask: Asked, fields: str, style: tuple[str, ...], wanted: str
+) -> None:
+    assert ask.ok(*query(fields, *style), "-i", "1") == wanted
+
+
+@pytest.mark.parametrize("said", ["1", UUIDS[1], BUS_IDS[1], "0000:00:1f.0", "00:1F.0"])
+def test_a_gpu_is_chosen_by_index_uuid_or_address(ask: Asked, said: str) -> None:
+    assert ask.ok(*query("index", "noheader"), f"--id={said}") == "1\n"
+    assert ask.ok("-i", f"0,{said}", *query("index", "noheader")) == "0\n1\n"
+
+
+def test_processes_are_listed_and_shown(ask: Asked) -> None:
+    name = "/opt/a/very/long/path/of/a/program/python3"
+    ask.machine["gpus"][1]["processes"] = [
+        {"pid": 4711, "name": name, "kind": "compute", "memory": 1024},
+        {"pid": 5, "name": "Xorg", "kind": "graphics", "memory": 4},
+    ]
+    fields = "--query-compute-apps=pid,process_name,used_memory,gpu_uuid,gpu_name,gpu_bus_id"
+    header, row = ask.ok(fields, "--format=csv").splitlines()
+    assert header == "pid, process_name, used_gpu_memory [MiB], gpu_uuid, gpu_name, gpu_bus_id"
+    assert row == f"4711, {name}, 1024 MiB, {UUIDS[1]}, NVIDIA A100-SXM4-40GB, {BUS_IDS[1]}"
+    table = ask.ok()
+    assert f"|    1   N/A  N/A      4711      C   ...{name[-35:]}     1024MiB |\n" in table
+    assert re.search(r"\|    1   N/A  N/A         5      G   Xorg +4MiB \|\n", table)
+    assert "Process ID                        : 4711\n" in ask.ok("-q", "-d", "PIDS")
+
+
+TABLE = """\
++---------------------------------------------------------------------------------------+
+| NVIDIA-SMI 535.309.01             Driver Version: 535.309.01   CUDA Version: 12.2     |
+|-----------------------------------------+----------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id        Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |         Memory-Usage | GPU-Util  Compute M. |
+|                                         |                      |               MIG M. |
+|=========================================+======================+======================|
+|   0  NVIDIA A100-SXM4-40GB           On | 00000000:00:1E.0 Off |                    0 |
+| N/A   31C    P0              52W / 400W |      3MiB / 40960MiB |     93%      Default |
+|                                         |                      |             Disabled |
++-----------------------------------------+----------------------+----------------------+
+"""
+
+
+def test_the_table_has_the_layout_of_535(ask: Asked) -> None:
+    ask.machine["gpus"][0].update(utilization={"gpu": 93, "memory": 40}, pstate=0, compute_mode=0)
+    when, _, table = ask.ok().partition("\n")
+    assert len(when) == 31
+    assert table.startswith(TABLE)
+    assert {len(line) for line in table.splitlines()} == {89}
+    assert "|  No running processes found   " in table
+
+
+def test_the_report_has_its_sections_or_those_asked_for(ask: Asked) -> None:
+    out = ask.ok("-q")
+    assert out.index("==NVSMI LOG==") < out.index("    FB Memory Usage") < out.index("    Fabric")
+    assert "    Product Name                          : NVIDIA A100-SXM4-40GB\n" in out
+    assert "Attached GPUs                             : 2\n" in out
+    out = ask.ok("-q", "-d", "memory,POWER", "-i", "0")
+    assert "        Total                             : 40960 MiB\n" in out
+    assert "        Power Draw                        : 52.30 W\n" in out
+    assert "Temperature" not in out
+    assert ask("-q", "-d", "NOTHING") == (2, "Failed to parse --display/-d flags\n")
+
+
+def test_the_topology_is_a_matrix(ask: Asked) -> None:
+    head, first, *rest = ask.ok("topo", "-m").splitlines()
+    assert head == "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"
+    assert first == "GPU0\t X \tNV12\tN/A\tN/A\t\tN/A"
+    assert "Legend:" in rest
+    ask.machine["gpus"][0]["nvlinks"][3]["state"] = False
+    assert "GPU0\t X \tNV11\t" in ask.ok("topo", "-m")
+    for gpu in ask.machine["gpus"]:
+        gpu["nvlinks"] = []
+        gpu["peers"][0]["p2p"]["nvlink"] = 5
+        gpu["peers"][0]["p2p"]["read"] = 1
+    assert "GPU0\t X \tPXB\t" in ask.ok("topo", "-m")
+    assert " GPU0\tX\tCNS\t\n" in ask.ok("topo", "-p2p", "r")
+
+
+def test_links_have_a_state_a_speed_and_errors(ask: Asked) -> None:
+    ask.machine["gpus"][0]["nvlinks"][1]["state"] = False
+    ask.machine["gpus"][0]["nvlinks"][2]["errors"]["replay"] = 3
+    out = ask.ok("nvlink", "-s", "-i", "0").splitlines()
+    assert out[1:3] == ["\t Link 0: 25 GB/s", "\t Link 1: <inactive>"]
+    assert len(out) == 13
+    assert "\t Link 2: Replay Errors: 3\n" in ask.ok("nvlink", "-e")
+    for gpu in ask.machine["gpus"]:
+        gpu["nvlinks"] = None
+    assert ask.ok("nvlink", "-s") == "No NVLink devices found.\n"
+
+
+LOST = "Unable to determine the device handle for GPU"
+
+
+def test_a_lost_gpu_ends_what_is_asked_of_all_and_not_what_is_asked_of_another(ask: Asked) -> None:
+    ask.errors = {"1.nvmlDeviceGetPciInfo_v3": 15}
+    for argv in ((), ("-L",), ("-q",), query("name"), ("topo", "-m"), ("-pm", "1"), ("-i", "1")):
+        code, out = ask(*argv)
+        assert code == 15, argv
+        assert out.startswith(LOST), argv
+        assert "GPU is lost.  Reboot the system to recover this GPU\n" in out, argv
+    assert ask(*query("index", "noheader"), "-i", "0") == (0, "0\n")
+
+
+def test_a_gpu_lost_while_it_is_asked_is_an_error_in_its_cells(ask: Asked) -> None:
+    ask.errors = {"0.nvmlDeviceGetTemperature": 15, "0.nvmlDeviceGetFanSpeed": 999}
+    code, out = ask(*query("index,temperature.gpu,fan.speed", "noheader"))
+    assert (code, out) == (15, "0, [GPU is lost], [Unknown Error]\n1, 31, [N/A]\n")
+    code, table = ask()
+    assert code == 15
+    assert "|ERR!  ERR!" in table
+    assert "GPU Current Temp                  : GPU is lost\n" in ask("-q", "-d", "TEMPERATURE")[1]
+
+
+def test_the_address_of_a_lost_gpu_is_named_where_the_library_tells_it(program: Path, tmp_path: Path) -> None:
+    source = tmp_path / "lost.c"
+    source.write_text(
+        "#include <string.h>\n"
+        "int nvmlInit_v2(void) { return 0; }\n"
+        "int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return 0; }\n"
+        "int nvmlDeviceGetHandleByIndex_v2(unsigned n, void **to) { (void)n; (void)to; return 15; }\n"
+        'int gpukilnBusId(unsigned n, char *to) { (void)n; strcpy(to, "00000000:00:1E.0"); return 0; }\n'
+    )
+    library = tmp_path / nvml.SONAME
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    code, out = run(program, {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert code == 15
+    assert out == f"{LOST}0000:00:1E.0: GPU is lost.  Reboot the system to recover this GPU\n\n"
+
+
+@pytest.mark.parametrize(
+    ("errors", "code", "words"),
+    [
+        (
+            {"nvmlInit": 9},
+            9,
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. ",
+        ),
+        ({"nvmlInit": 18}, 18, "Failed to initialize NVML: Driver/library version mismatch\n"),
+        ({"nvmlInit": 999}, 255, "Failed to initialize NVML: Unknown Error\n"),
+        ({"nvmlInit": 4}, 4, "Failed to initialize NVML: Insufficient Permissions\n"),
+        (
+            {"nvmlDeviceGetCount_v2": 999},
+            255,
+            "Unable to determine the number of available GPUs: Unknown Error",
+        ),
+        ({"0.nvmlDeviceGetHandleByIndex_v2": 999}, 255, LOST),
+    ],
+)
+def test_what_is_wrong_with_the_driver_is_said_with_its_code(
+    ask: Asked, errors: dict[str, int], code: int, words: str
+) -> None:
+    ask.errors = errors
+    found, out = ask()
+    assert found == code
+    assert out.startswith(words)
+
+
+def test_a_machine_without_the_library_says_so(program: Path, tmp_path: Path) -> None:
+    (tmp_path / nvml.SONAME).write_text("no library")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    code, out = run(program, env, "-L")
+    assert code == 12
+    assert out.startswith("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.")
+    assert run(program, env, "-h")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (query("name,nonsense"), 2, 'Field "nonsense" is not a valid field to query.\n'),
+        (("--query-compute-apps=x", "--format=csv"), 2, 'Field "x" is not a valid field to query.\n'),
+        (("--query-gpu=name",), 2, '"--format=" switch is missing.'),
+        (("--query-gpu=name", "--format=noheader"), 2, "Format modifier --format=csv is mandatory."),
+        (("--query-gpu=name", "--format=csv,xml"), 2, "Format modifier is not recognized."),
+        (("-i", "9"), 6, "No devices were found\n"),
+        (("-i", "GPU-1", "-L"), 6, "No devices were found\n"),
+        (("--nonsense",), 2, "ERROR: Option --nonsense is not recognized. "),
+        (("-i",), 2, "ERROR: Option -i is missing its value. "),
+        (("-pm", "3"), 2, "ERROR: Option 3 is invalid for --persistence-mode."),
+        (("-pl", "much"), 2, "ERROR: Option much is invalid for --power-limit."),
+        (("-pl", "300"), 3, "Changing power management limit is not supported for GPU: 00000000:00:1E.0."),
+        (("-r", "-i", "1"), 3, "Resetting GPU 00000000:00:1F.0 is not supported."),
+        (("mig", "-lgip"), 6, "No MIG-enabled devices found."),
+        *(
+            (tuple(said.split()), 2, REFUSED)
+            for said in (
+                "-L -q",
+                "-pm 1 -mig 1",
+                "-d MEMORY",
+                "--format=csv",
+                "-q -x",
+                "-l 1",
+                "-f file",
+                "dmon",
+                "pmon",
+                "-lgc 1000",
+                "--lock-memory-clocks-deferred=9",
+                "--auto-boost-default=0",
+                "conf-compute -q",
+                "topo",
+                "topo -mp",
+                "topo -p2p z",
+                "nvlink",
+                "nvlink -c",
+                "mig",
+                "mig -lcip",
+                "mig -cgi",
+                "mig -lgi -lci",
+                "mig -dgi -gi all",
+                "mig -dgi -C",
+            )
+        ),
+    ],
+)
+def test_what_is_wrong_or_not_answered_is_refused(
+    ask: Asked, argv: tuple[str, ...], code: int, words: str
+) -> None:
+    found, out = ask(*argv)
+    assert (found, out[: len(words)]) == (code, words)
+
+
+def test_a_machine_without_gpus_has_none(ask: Asked) -> None:
+    ask.machine = {**made_up_machine(), "gpus": []}
+    assert ask() == (6, "No devices were found\n")
+
+
+BUS = "00000000:00:1E.0"
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "code", "words"),
+    [
+        ("-pm 1", {}, 0, f"Enabled persistence mode for GPU {BUS}.\nAll done.\n"),
+        ("-pm 0", {}, 0, f"Persistence mode is already Disabled for GPU {BUS}.\nAll done.\n"),
+        (
+            "--persistence-mode=1",
+            {"FAIL": "4"},
+            4,
+            f"Unable to set persistence mode for GPU {BUS}: Insufficient Permissions\n"
+            "Terminating early due to previous errors.\n",
+        ),
+        ("-mig 1", {}, 0, f"Enabled MIG Mode for GPU {BUS}\nAll done.\n"),
+        ("-mig 0", {"PENDING": "16"}, 0, f"Warning: MIG mode is in pending disable state for GPU {BUS}:"),
+        ("-mig 1", {"FAIL": "3"}, 3, f"Unable to enable MIG Mode for GPU {BUS}: Not Supported\n"),
+        ("-pl 300", {}, 0, f"Power limit for GPU {BUS} was set to 300.00 W from 400.00 W.\nAll done.\n"),
+        (
+            "-pl 90",
+            {},
+            2,
+            "Provided power limit 90.00 W is not a valid power limit which should be between 1",
+        ),
+        ("-c 3", {}, 0, f"Set compute mode to EXCLUSIVE_PROCESS for GPU {BUS}.\nAll done.\n"),
+        ("-c PROHIBITED", {"FAIL": "4"}, 4, f"Unable to set the compute mode for GPU {BUS}: Insuf"),
+        ("-c 1", {}, 2, "Exclusive_Thread was deprecated!"),
+        ("-r -i 0", {}, 0, f"GPU {BUS} was successfully reset.\nAll done.\n"),
+        ("--gpu-reset", {"FAIL": "19"}, 255, f"GPU {BUS} is currently in use by another process.\n"),
+        (
+            "-L",
+            {"PARTITIONED": "1"},
+            0,
+            "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)\n  MIG 3g.20gb     Device  0: (UUID: MIG-1)\n",
+        ),
+        (
+            "mig -cgi 9 -C",
+            {},
+            0,
+            "Successfully created GPU instance ID  2 on GPU  0 using profile MIG 3g.20gb (ID  9)\n"
+            "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  2 using profile MIG "
+            "3g.20gb (ID  2)\n",
+        ),
+        ("mig -cgi 3g.20gb:0", {}, 0, "Successfully created GPU instance ID  2 on GPU  0"),
+        ("mig -cgi 3g.20gb:x", {}, 2, "Unable to create a GPU instace on GPU  0 using profile 3g.20gb: inv"),
+        ("mig -cgi 3g.20gb:7", {}, 2, "Unable to create a GPU instance on GPU  0 using profile 3g.20gb: Inv"),
+        ("mig -cgi 5g.90gb", {}, 6, "Unable to create a GPU instance on GPU  0 using profile 5g.90gb: Not"),
+        (
+            "mig -cgi 19",
+            {},
+            255,
+            "Unable to create a GPU instance on GPU  0 using profile 19: Insufficient Resources\n"
+            "Failed to create GPU instances: Insufficient Resources\n",
+        ),
+        ("mig -lgi", {}, 6, "No GPU instances found: Not Found\n"),
+        ("mig -lci", {}, 6, "No compute instances found: Not Found\n"),
+        (
+            "mig -cci 3g.20gb -gi 2",
+            {"PARTITIONED": "1"},
+            0,
+            "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  2",
+        ),
+        ("mig -cci 7g.40gb", {"PARTITIONED": "1"}, 6, "Unable to create a compute instance on GPU  0"),
+        ("mig -cci -gi 5", {"PARTITIONED": "1"}, 6, "No GPU instances found: Not Found\n"),
+        ("mig -dgi", {"PARTITIONED": "1"}, 255, "Unable to destroy GPU instance ID  2 from GPU  0: In use"),
+        (
+            "mig -dci -ci 0 -gi 2",
+            {"PARTITIONED": "1"},
+            0,
+            "Successfully destroyed compute instance ID  0 from GPU  0 GPU instance ID  2\n",
+        ),
+        ("mig -lgip", {"WHOLE": "1"}, 6, "No MIG-enabled devices found.\n"),
+    ],
+)
+def test_a_gpu_is_changed_through_nvml(
+    program: Path, partitioned: Path, argv: str, env: dict[str, str], code: int, words: str
+) -> None:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(partitioned.parent), **env}
+    found, out = run(program, env, *argv.split())
+    assert (found, out[: len(words)]) == (code, words)
+
+
+PROFILES = """\
++-----------------------------------------------------------------------------+
+| GPU instance profiles:                                                      |
+| GPU   Name             ID    Instances   Memory     P2P    SM    DEC   ENC  |
+|                              Free/Total   GiB              CE    JPEG  OFA  |
+|=============================================================================|
+|   0  MIG 1g.5gb        19     3/7        4.75       No     14     0     0   |
+|                                                             1     0     0   |
++-----------------------------------------------------------------------------+
+|   0  MIG 3g.20gb        9     1/2        19.62      No     42     2     0   |
+|                                                             3     0     0   |
++-----------------------------------------------------------------------------+
+"""
+INSTANCES = """\
++-------------------------------------------------------+
+| GPU instances:                                        |
+| GPU   Name             Profile  Instance   Placement  |
+|                          ID       ID       Start:Size |
+|=======================================================|
+|   0  MIG 3g.20gb          9        2          0:4     |
++-------------------------------------------------------+
+"""
+COMPUTE_INSTANCES = """\
++--------------------------------------------------------------------+
+| Compute instances:                                                 |
+| GPU     GPU       Name             Profile   Instance   Placement  |
+|       Instance                       ID        ID       Start:Size |
+|         ID                                                         |
+|====================================================================|
+|   0      2       MIG 3g.20gb          2         0          0:3     |
++--------------------------------------------------------------------+
+"""
+MIG_DEVICES = """\
+| MIG devices:                                                                          |
++------------------+--------------------------------+-----------+-----------------------+
+| GPU  GI  CI  MIG |                   Memory-Usage |        Vol|      Shared           |
+|      ID  ID  Dev |                     BAR1-Usage | SM     Unc| CE ENC DEC OFA JPG    |
+|                  |                                |        ECC|                       |
+|==================+================================+===========+=======================|
+|  0    2   0   0  |              37MiB / 20096MiB  | 42      0 |  3   0    2    0    0 |
+|                  |               0MiB / 32767MiB  |           |                       |
++------------------+--------------------------------+-----------+-----------------------+
+"""
+
+
+def test_partitions_are_shown_in_tables(program: Path, partitioned: Path) -> None:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(partitioned.parent), "PARTITIONED": "1"}
+    assert run(program, env, "mig", "-lgip") == (0, PROFILES)
+    assert run(program, env, "mig", "-lgi") == (0, INSTANCES)
+    assert run(program, env, "mig", "-lci", "-gi", "2") == (0, COMPUTE_INSTANCES)
+    assert MIG_DEVICES in run(program, env)[1]
+    del env["PARTITIONED"]
+    assert "|  No MIG devices found  " in run(program, env)[1]
+
+
+def test_it_is_not_built_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="No gcc is here") as error:
+        smi.build_smi(tmp_path)
+    assert "gcc" in error.value.hint
+
+
+def test_what_the_compiler_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "smi.c").write_text("int main(void) { return wrong; }\n")
+    monkeypatch.setattr(smi, "_SOURCES", tmp_path)
+    with pytest.raises(CheckFailedError, match="gcc can't build") as error:
+        smi.build_smi(tmp_path)
+    assert any("wrong" in line for line in error.value.details)
+    assert [path.name for path in tmp_path.iterdir()] == ["smi.c"]

@@ -137,7 +137,8 @@ static const struct field {
     {189, PLAIN_TYPE, 535, "power.default_limit", 1000}, {190, PLAIN_TYPE, 535, "power.limit", 1000},
     {192, PLAIN_TYPE, 535, "power.limit", 1000}, {193, WHOLE_TYPE, 545, "temperature.tlimit.shutdown", 1},
     {194, WHOLE_TYPE, 545, "temperature.tlimit.slowdown", 1}, {195, WHOLE_TYPE, 545, "temperature.tlimit.memory", 1},
-    {196, WHOLE_TYPE, 545, "temperature.tlimit.gpu", 1}, {226, PLAIN_TYPE, 560, "reset_required", 1},
+    {196, WHOLE_TYPE, 545, "temperature.tlimit.gpu", 1}, {226, PLAIN_TYPE, 550, "reset_required", 1},
+    {227, PLAIN_TYPE, 550, "drain_required", 1},
     {230, PLAIN_TYPE, 565, "recovery_action", 1},
 };
 

@@ -248,7 +248,7 @@ def _hot(rows: Rows) -> None:
 
 
 def _mig_mixed(rows: Rows) -> None:
-    """The first GPU in the smallest parts, the second in halves as far as they go, the others whole."""
+    """The first GPU in the smallest parts, the second in halves of three slices, the others whole."""
     able = [gpu for gpu in range(gpu_count(rows)) if f"gpus.{gpu}.mig.current" in rows]
     if not able:
         raise UsageError("no GPU of this machine can be cut by MIG", hint="p4d, p5 and newer ones have some")
@@ -267,7 +267,7 @@ def _cut(rows: Rows, gpu: int, slices: int) -> None:
         size, most = int(rows[f"{profile}.size"]), int(rows[f"{profile}.instances"])
         for n in range(min(most, int(rows[f"{profile}.placements.count"]))):
             start = int(rows[f"{profile}.placements.{n}"])
-            number = (7 + start) if size == 1 else (3 + start // 2) if size == 2 else 1 + start // 4
+            number = 7 + start if size == 1 else 2 - start // 4  # nvml/mig.c, number_of
             rows[f"{key}.gi.{number}.profile"] = rows[f"{profile}.id"]
             rows[f"{key}.gi.{number}.start"] = str(start)
             rows[f"{key}.gi.{number}.ci.0.slices"] = str(slices)
@@ -295,7 +295,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[Rows], None]]] = {
     ),
     "mismatch": ("the driver is of another version than NVML (18)", _machine_error(VERSION_MISMATCH)),
     "no-driver": ("the driver is not loaded (9)", _machine_error(DRIVER_NOT_LOADED)),
-    "mig-mixed": ("MIG is on: the first GPU in smallest parts, the second in thirds and halves", _mig_mixed),
+    "mig-mixed": ("MIG is on: the first GPU in smallest parts, the second in two halves", _mig_mixed),
     "hung": ("whoever asks the last GPU waits", _settings("last.hung=true")),
 }
 

@@ -326,9 +326,14 @@ API int nvmlDeviceGetGpuInstanceRemainingCapacity(void *device, unsigned id, uns
     return OK;
 }
 
-/* Its number, as the driver gives it: the whole GPU is 0, halves are 1 and 2, quarters 3 to 6, eighths from 7. */
-static int number_of(unsigned start, unsigned size) {
-    return size >= 8 ? 0 : size >= 4 ? 1 + (int)start / 4 : size >= 2 ? 3 + (int)start / 2 : 7 + (int)start;
+/* Its number, as the driver gives it: the whole GPU is 0, halves are 1 and 2, quarters 3 to 6, eighths from 7; of
+ * two halves of 3 slices the first is 2 (NVIDIA, MIG User Guide, the tables of `nvidia-smi mig -lgi`). */
+static int number_of(unsigned start, unsigned size, unsigned slices) {
+    if (size >= 8)
+        return 0;
+    if (size >= 4)
+        return slices == 3 ? 2 - (int)start / 4 : 1 + (int)start / 4;
+    return size >= 2 ? 3 + (int)start / 2 : 7 + (int)start;
 }
 
 typedef struct {
@@ -345,10 +350,11 @@ static int make_instance(edits *changes, void *with) {
     if (at < 0)
         return UNSUPPORTED;
     unsigned count = places(asked->gpu, at, &profile, 1, free_ones, 16);
-    for (unsigned i = 0; i < count && i < 16; i++) {
+    for (unsigned n = 0; n < count && n < 16; n++) {
+        unsigned i = profile.size < 4 ? count - 1 - n : n; /* what is small goes to the end, as in the Guide */
         if (asked->forced && free_ones[i].start != asked->start)
             continue;
-        asked->gi = number_of(free_ones[i].start, profile.size);
+        asked->gi = number_of(free_ones[i].start, profile.size, profile.slices);
         snprintf(text, sizeof text, "%u", profile.id);
         put(changes, text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi);
         snprintf(text, sizeof text, "%u", free_ones[i].start);

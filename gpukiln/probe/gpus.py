@@ -26,7 +26,8 @@ from gpukiln.probe.base import (
 from gpukiln.probe.simulated import is_simulated
 from gpukiln.probe.xids import xids
 
-NO_LOG = {"xids": [], "log_gap": None, "log_lost": None}  # the kernel knows nothing of a simulated GPU
+# The kernel knows nothing of a simulated GPU.
+NO_LOG: dict[str, Any] = {"xids": [], "log_gap": None, "log_lost": None}
 CDI_GPUS = re.compile(r"(?m)^kind: *[\"']?nvidia\.com/gpu\b")
 
 

@@ -90,7 +90,8 @@ def test_the_command_writes_a_file(tmp_path: Path, options: list[str], code: int
     nvml.write_spec(spec, made_up_machine())
     command = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        f"from gpukiln.probe import recording; recording.is_simulated = lambda: False; recording.pci_gpus = lambda: {PCI!r}\n"
+        "from gpukiln.probe import recording; recording.is_simulated = lambda: False\n"
+        f"recording.pci_gpus = lambda: {PCI!r}\n"
         f"sys.exit(recording.main([{str(file)!r}]))"
     )
     done = subprocess.run(

@@ -47,7 +47,7 @@ def test_every_check_of_the_layers_about_gpus_needs_them() -> None:
     assert here <= set(NEED_GPUS)
 
 
-@pytest.mark.parametrize("check_id", [name for name in NEED_GPUS])
+@pytest.mark.parametrize("check_id", NEED_GPUS)
 def test_asked_for_what_nvml_tells_is_judged(check_id: str) -> None:
     check, _ = CHECKS[check_id]
     outcome, reason = judge(check_id, simulated_machine(), expect_gpus=2, simulated=True)
@@ -179,5 +179,5 @@ def test_a_channel_refuses_what_only_a_double_has_shown() -> None:
     """Also where somebody wrote it beside a real verdict."""
     proof = proof_from_tags("ami-1", HOME, tags("b1"))
     judged = {one.instance_type: judged_by(one) for one in (DOUBLE, replace(REAL, instance_type="g5.xlarge"))}
-    with pytest.raises(RefusedError, match="not `passed` on g4dn.xlarge"):
+    with pytest.raises(RefusedError, match=r"not `passed` on g4dn\.xlarge"):
         require_proven("candidate", load_channel("candidate"), replace(proof, judged=judged), has_gpus=True)

@@ -249,7 +249,9 @@ def list_(_: Any, json: bool = False) -> None:
             f"{record.plan.cloud} {record.plan.region}",
             record.plan.component("nvidia_driver").version or "-",
             "killed" if record.build_id in killed else record.state,
-            counts_text(checks) if checks else "-",
+            f"{counts_text(checks)}{' (simulated)' if record.verdict and record.verdict.simulated else ''}"
+            if checks
+            else "-",
             human_seconds(sum(record.durations_s.values())),
         )
     if records:
@@ -309,6 +311,8 @@ def show(_: Any, build: str, json: bool = False) -> None:
                 f"{name}: {said} on {verdict.started_at}, {counts_text(verdict.checks)}, "
                 f"suite {verdict.suite_version[:12]}",
             )
+        if record.simulated:
+            console.tell(f"on simulated GPUs, which proves nothing: {', '.join(record.simulated)}")
         console.tell(f"{len(record.verdicts)} verdicts, reports: {folder.report_folder(1).parent}\n")
     for step, seconds in record.durations_s.items():
         console.tell(f"{step:24} {human_seconds(seconds):>12}")

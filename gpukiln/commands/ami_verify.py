@@ -17,6 +17,7 @@ from gpukiln.typed import dump
         "the image was built for",
         "for": "a channel: judge it on what this one still asks for; nothing when nothing is missing",
         "spot": "take a spot instance: cheaper, and EC2 may take it away",
+        "simulated": "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing",
         "region": "where the image is, when this machine has no record of it",
         "cloud": "where the image is; default: as its record says",
     }
@@ -27,6 +28,7 @@ def verify(
     instance_types: str = "",
     for_: str = "",
     spot: bool = False,
+    simulated: bool = False,
     region: str = "",
     cloud: str = "",
     profile: str = "",
@@ -35,6 +37,7 @@ def verify(
     json: bool = False,
 ) -> int:
     """Boot a new machine from an image, judge it, and add the verdict to its record and its tags."""
+    from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
     from gpukiln.images.killed import clean_up_after_killed
     from gpukiln.images.subject import check_machines
@@ -47,10 +50,19 @@ def verify(
     from gpukiln.state import state_home
     from gpukiln.verify import report
 
+    if simulated and for_:
+        raise UsageError(
+            f"--simulated proves nothing, and channel {for_} asks for proof", hint="leave one of the two out"
+        )
     rules, builds = load_channel(for_) if for_ else None, Builds(state_home())
     account = {"profile": profile, "subnet_id": subnet_id, "ssh_cidr": ssh_cidr}
     found = find(build, builds, cloud=cloud, region=region, **account)
     subject, has_gpus = found.subject(), found.cloud.has_gpus
+    if simulated and found.cloud.name != "embedded":
+        raise UsageError(
+            f"--simulated: the cloud {found.cloud.name} has no simulated GPUs, only the embedded one has",
+            hint="leave it out: a machine with real GPUs judges the image",
+        )
     given = check_machines(subject, words(instance_types))
     tries = [given]
     if rules:
@@ -63,7 +75,15 @@ def verify(
         say(access_line(found.cloud))
     verdicts, shown = [], results(json=json)
     for types in tries:
-        done = judge(subject, found.cloud, found.build, state_home(), instance_types=types, spot=spot)
+        done = judge(
+            subject,
+            found.cloud,
+            found.build,
+            state_home(),
+            instance_types=types,
+            spot=spot,
+            simulated=simulated,
+        )
         verdicts.append(done.verdict)
         shown.print(report.ending(done.verdict))
         machine = done.machine

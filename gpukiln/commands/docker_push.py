@@ -54,9 +54,12 @@ def push(
     folder = ContainerBuilds(state_home()).find(build or image)
     with nullcontext() if dry_run else folder.locked():
         record = folder.read()
-        if not unverified and not (record.verdict and record.verdict.passed):
+        if not unverified and not (record.verdict and record.verdict.proves):
+            simulated = record.verdict is not None and record.verdict.simulated
             raise RefusedError(
-                f"build {record.build_id} is {record.state}, wanted a passed verification",
+                f"build {record.build_id} was judged on simulated GPUs, which proves nothing"
+                if simulated
+                else f"build {record.build_id} is {record.state}, wanted a passed verification",
                 hint=f"`invoke docker.verify {record.build_id}` judges it; --unverified pushes it as it is",
             )
         plan = record.plan

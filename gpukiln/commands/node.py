@@ -119,6 +119,7 @@ JUDGED = {
         **JUDGED,
         "layer": "only these layers of docs/checks.md, separated by commas",
         "require": "layers in which a check that is not run counts as failed, separated by commas",
+        "simulated": "judge simulated GPUs too, as far as that makes sense; such a verdict proves nothing",
     }
 )
 def verify(
@@ -130,6 +131,7 @@ def verify(
     expect_gpus: int = -1,
     layer: str = "",
     require: str = "",
+    simulated: bool = False,
     forks: int = 4,
     max_seconds: int = 1800,
     json: bool = False,
@@ -147,6 +149,7 @@ def verify(
         expect_gpus=None if expect_gpus < 0 else expect_gpus,
         layers=words(layer),
         require=words(require),
+        simulated=simulated,
     )
 
 

@@ -81,17 +81,28 @@ class Record:
 
     @property
     def judged(self) -> dict[str, Verdict]:
-        """The newest verdict of each instance type, in the order in which they came."""
+        """The newest verdict of each instance type, in the order in which they came.
+
+        Those on simulated GPUs prove nothing, and take no other's place.
+        """
         newest: dict[str, Verdict] = {}
-        for verdict in self.verdicts:
+        for verdict in (one for one in self.verdicts if not one.simulated):
             newest.pop(verdict.instance_type, None)
             newest[verdict.instance_type] = verdict
         return newest
 
     @property
+    def simulated(self) -> tuple[str, ...]:
+        """The instance types on whose simulated GPUs it was judged."""
+        return tuple(dict.fromkeys(one.instance_type for one in self.verdicts if one.simulated))
+
+    @property
     def verdict(self) -> Verdict | None:
-        """The one to show: the newest of a type on which it fails, else the newest of all."""
-        newest = list(self.judged.values())
+        """The one to show: the newest of a type on which it fails, else the newest of all.
+
+        One on simulated GPUs only where there is no other.
+        """
+        newest = list(self.judged.values()) or list(self.verdicts[-1:])
         return next((one for one in reversed(newest) if not one.passed), newest[-1] if newest else None)
 
 

@@ -16,7 +16,7 @@ from gpukiln.instances.deadline import deadline_of, deadline_text, shutdown_user
 from gpukiln.instances.launch import Launched, launch, lost
 from gpukiln.instances.leftovers import sweep
 from gpukiln.instances.rehearsal import node_config
-from gpukiln.instances.tags import GONE, build_tags, tag_specifications
+from gpukiln.instances.tags import GONE, GPUS_TAG, SIMULATED, build_tags, tag_specifications
 from gpukiln.state import state_home
 from gpukiln.verify.target import Target
 
@@ -161,6 +161,7 @@ def machine_from_image(
     user: str,
     say: Callable[[str], None],
     spot: bool = False,
+    simulated: bool = False,
     rehearse_node: bool = False,
     timeout_s: float = 900,
 ) -> Iterator[tuple[Target, Launched]]:
@@ -173,6 +174,7 @@ def machine_from_image(
         user: Who logs in.
         say: Told what is being waited for, and what could not be removed at the end.
         spot: Whether it may be a spot instance.
+        simulated: Whether it gets simulated GPUs; only the embedded cloud has them.
         rehearse_node: Whether nodeadm gets a NodeConfig, of a cluster that there is not.
         timeout_s: Seconds until SSH must answer.
 
@@ -187,6 +189,8 @@ def machine_from_image(
     with ssh_access(cloud, build_id, purpose="verify", say=say) as access:
         # `gpukiln:machine`: the embedded cloud boots its own kernel, not the fast container
         tags = {**build_tags(build_id, "verify", access.deadline), "gpukiln:machine": "vm"}
+        if simulated:
+            tags[GPUS_TAG] = SIMULATED
         launched = launch(
             cloud,
             {

@@ -15,6 +15,10 @@ BUILD_TAG = "gpukiln:build"
 OWNER_TAG = "gpukiln:owner"
 PURPOSE_TAG = "gpukiln:purpose"
 DEADLINE_TAG = "gpukiln:deadline"
+GPUS_TAG, SIMULATED = (
+    "gpukiln:gpus",
+    "simulated",
+)  # the embedded cloud gives such an instance a double of GPUs
 STAGE_TAG = "gpukiln:stage"
 RECIPE_TAG = "gpukiln:recipe"
 """On every AMI and snapshot of ours, stages and images that nobody judged too: the folder of ami/. By it they

@@ -33,6 +33,7 @@ from gpukiln.probe.contact_folder import Folder, default_folder
 from gpukiln.probe.contact_here import COMMANDS, here, sampling
 from gpukiln.probe.ptx import hashed
 from gpukiln.probe.sections import gather_section
+from gpukiln.probe.simulated import is_simulated
 
 TOTAL_S = 165.0  # of the three minutes: what hangs has to be ended too
 COMMAND_S, NVML_S, COMPUTE_S, PACKED_S = 15.0, 60.0, 60.0, 60.0
@@ -268,6 +269,11 @@ def contact(path: Path, root: Path) -> int:
     Returns:
         The exit code.
     """
+    if is_simulated():
+        sys.stderr.write(
+            "the GPUs of this machine are simulated, wanted real ones; run it on a machine with a GPU\n"
+        )
+        return NO_GPU
     if not pci_gpus():
         sys.stderr.write("found no NVIDIA GPU on the PCI bus, wanted one; run it on a machine with a GPU\n")
         return NO_GPU

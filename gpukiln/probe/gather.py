@@ -31,7 +31,6 @@ from gpukiln.probe.base import (
     init_started,
     mtime,
     need,
-    pci_gpus,
     read,
     run,
     show,
@@ -48,6 +47,7 @@ from gpukiln.probe.nvml import name_gpus, nvlink_facts, nvml_facts
 from gpukiln.probe.runner import runner, visible_gpus
 from gpukiln.probe.scripts import SIGNATURE
 from gpukiln.probe.sections import gather
+from gpukiln.probe.simulated import gpus_to_ask, simulated
 from gpukiln.probe.xids import JOURNAL_S
 
 UNITS = (
@@ -390,10 +390,10 @@ def nvlinks() -> dict[str, Any]:
     return _asked_of_nvml(nvlink_facts)
 
 
-def _asked_of_nvml(facts: Callable[[list[dict[str, str]]], dict[str, Any]]) -> dict[str, Any]:
+def _asked_of_nvml(facts: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
     driver_answers()
     try:
-        return {**facts(pci_gpus()), "at": round(time.monotonic(), 1)}
+        return {**facts(gpus_to_ask()), "at": round(time.monotonic(), 1)}
     except HungError as error:
         watch.hung["NVML"] = {"tool": "NVML", "command": "every call about the GPUs", "told": str(error)}
         raise
@@ -414,6 +414,7 @@ SECTIONS = (
     keys,
     leftovers,
     secrets,
+    simulated,
     docker,
     containerd,
     nodeadm,
@@ -430,13 +431,14 @@ RUNNER_SECTIONS = {
     "record": record,
     "expected": expected,
     "os": os_release,
+    "simulated": simulated,
     "runner": runner,
     "gpus": visible_gpus,
     "nvml": nvml,
     "cuda": cuda,
 }
 # What only reads, and needs no root; for scripts/first-contact.
-CONTACT_SECTIONS = {"gpus": gpus, "nvml": nvml, "cuda": cuda}
+CONTACT_SECTIONS = {"simulated": simulated, "gpus": gpus, "nvml": nvml, "cuda": cuda}
 CHOSEN = {"runner": RUNNER_SECTIONS, "contact": CONTACT_SECTIONS}
 
 

@@ -23,8 +23,11 @@ from gpukiln.probe.base import (
     show,
     unless_hung,
 )
+from gpukiln.probe.simulated import is_simulated
 from gpukiln.probe.xids import xids
 
+# The kernel knows nothing of a simulated GPU.
+NO_LOG: dict[str, Any] = {"xids": [], "log_gap": None, "log_lost": None}
 CDI_GPUS = re.compile(r"(?m)^kind: *[\"']?nvidia\.com/gpu\b")
 
 
@@ -44,7 +47,8 @@ def gpus() -> dict[str, Any]:
         "module": loaded.strip() if loaded else None,
         "nouveau": os.path.exists("/sys/module/nouveau"),
     }
-    if not pci:
+    double = not pci and is_simulated()
+    if not (pci or double):
         return result
     query = "--query-gpu=pci.bus_id,name,uuid,driver_version,persistence_mode"
     smi = unless_hung("nvidia-smi", query, "--format=csv,noheader", timeout=120)
@@ -63,7 +67,7 @@ def gpus() -> dict[str, Any]:
                 "nodes": sorted(set(re.findall(r"(?m)^\s*-? *path: *[\"']?(/dev/[\w/-]+)", text))),
             }
     try:
-        log = xids()
+        log = NO_LOG if double else xids()
     except NotReachedError as error:
         log = {"xids": {NOT_REACHED: str(error)}, "log_gap": None, "log_lost": None}
     result.update(smi=smi, rows=rows, cdi=cdi, **log)

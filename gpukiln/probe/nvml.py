@@ -66,22 +66,22 @@ def name_gpus(facts: dict[str, Any]) -> None:
             gpu["name"] = known[gpu["address"]]
 
 
-def nvml_facts(pci: list[dict[str, str]]) -> dict[str, Any]:
+def nvml_facts(there: bool) -> dict[str, Any]:
     """What NVML says: {available, error, driver, nvml, cuda_driver, confidential, gpus}.
 
     Args:
-        pci: GPUs of the PCI bus; where there is none nothing is loaded.
+        there: Whether there are GPUs to ask about; where there is none nothing is loaded.
     """
-    return call(read_nvml, TIMEOUT_S) if pci else dict(NOTHING)
+    return call(read_nvml, TIMEOUT_S) if there else dict(NOTHING)
 
 
-def nvlink_facts(pci: list[dict[str, str]]) -> dict[str, Any]:
+def nvlink_facts(there: bool) -> dict[str, Any]:
     """The NVLinks once more, to be compared with what `nvml_facts` found: {error, gpus: [{index, nvlinks}]}.
 
     Args:
-        pci: As of `nvml_facts`.
+        there: As of `nvml_facts`.
     """
-    return call(read_nvlinks, TIMEOUT_S) if pci else {"error": None, "gpus": []}
+    return call(read_nvlinks, TIMEOUT_S) if there else {"error": None, "gpus": []}
 
 
 class _Nvml:

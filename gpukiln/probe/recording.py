@@ -24,6 +24,7 @@ from gpukiln.files import write_whole
 from gpukiln.probe.base import pci_gpus
 from gpukiln.probe.child import call
 from gpukiln.probe.nvml import read_nvml
+from gpukiln.probe.simulated import is_simulated
 
 TIMEOUT_S = 150.0
 SCHEMA = 1
@@ -65,8 +66,13 @@ def make_recording(pci: list[dict[str, str]]) -> dict[str, Any]:
         {schema, gpukiln, pci, nvml}.
 
     Raises:
-        UnavailableError: There is no GPU, the bindings are missing, or NVML gave no answer.
+        UnavailableError: There is no GPU or a simulated one, no bindings are there, or NVML gave no answer.
     """
+    if is_simulated():
+        raise UnavailableError(
+            "the GPUs of this machine are simulated, wanted real ones: a recording of a double says nothing",
+            hint="run it on a host with a GPU",
+        )
     if not pci:
         raise UnavailableError("found no NVIDIA GPU on the PCI bus", hint="run it on a host with a GPU")
     if importlib.util.find_spec("pynvml") is None:

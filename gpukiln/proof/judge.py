@@ -54,6 +54,7 @@ def judge(
     *,
     instance_types: Sequence[str] = (),
     spot: bool = False,
+    simulated: bool = False,
 ) -> Judgement:
     """Judge an image on the first of these instance types that can be had.
 
@@ -62,16 +63,19 @@ def judge(
         home: The state folder.
         instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
+        simulated: Whether it gets simulated GPUs: a rehearsal, of which the image's tags say nothing.
 
     Raises:
         GpukilnError: It could not be judged.
     """
     if build:
-        return _judge_build(build, cloud, instance_types=instance_types, spot=spot)
-    return _judge_image(subject, cloud, home, instance_types=instance_types, spot=spot)
+        return _judge_build(build, cloud, instance_types=instance_types, spot=spot, simulated=simulated)
+    return _judge_image(subject, cloud, home, instance_types=instance_types, spot=spot, simulated=simulated)
 
 
-def _judge_build(build: Build, cloud: Cloud, *, instance_types: Sequence[str], spot: bool) -> Judgement:
+def _judge_build(
+    build: Build, cloud: Cloud, *, instance_types: Sequence[str], spot: bool, simulated: bool
+) -> Judgement:
     """The verdict is added to the record of the build."""
     with build.locked(), scratch(build):
         record, subject = build.read(), subject_of_build(build)
@@ -79,7 +83,7 @@ def _judge_build(build: Build, cloud: Cloud, *, instance_types: Sequence[str], s
             finish(cloud, record.bake)  # its build may have ended before
         progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
         verdict, machine = pipeline.verify_image(
-            subject, cloud, folder, progress, instance_types=instance_types, spot=spot
+            subject, cloud, folder, progress, instance_types=instance_types, spot=spot, simulated=simulated
         )
         record = replace(
             record,
@@ -91,12 +95,19 @@ def _judge_build(build: Build, cloud: Cloud, *, instance_types: Sequence[str], s
         )
         build.write(record)
         write_proof(cloud, subject, verdict)
-        pipeline.attest(build, record, cloud, progress)
+        if not verdict.simulated:  # nothing was proven
+            pipeline.attest(build, record, cloud, progress)
     return Judgement(verdict, machine, folder)
 
 
 def _judge_image(
-    subject: Subject, cloud: Cloud, home: Path, *, instance_types: Sequence[str], spot: bool
+    subject: Subject,
+    cloud: Cloud,
+    home: Path,
+    *,
+    instance_types: Sequence[str],
+    spot: bool,
+    simulated: bool,
 ) -> Judgement:
     """Another machine built it: the verdict is in its tags and the report."""
     reports = home / FOLDER / subject.image_id
@@ -106,7 +117,7 @@ def _judge_image(
     folder.mkdir()
     with locked(folder / "lock"):
         verdict, machine = pipeline.verify_image(
-            subject, cloud, folder, Progress(), instance_types=instance_types, spot=spot
+            subject, cloud, folder, Progress(), instance_types=instance_types, spot=spot, simulated=simulated
         )
     write_proof(cloud, subject, verdict)
     return Judgement(verdict, machine, folder)

@@ -47,7 +47,7 @@ def why_build(plan: Plan, builds: Builds) -> list[str]:
             plan.cloud,
             plan.base.name,
         )
-        if same and old.verdict and old.verdict.passed:
+        if same and old.verdict and old.verdict.proves:
             image = f"{old.bake.image_id if old.bake else 'the image'} of build {old.build_id}"
             changes = explain_change(old.plan.inputs, plan.inputs)
             if not changes:
@@ -130,7 +130,7 @@ def build_image(
             write_proof(cloud, subject, verdict)
             attest(build, record, cloud, progress, signer)
         finally:
-            _end_stages(saved, build, baked, progress, proven=verdict.passed)
+            _end_stages(saved, build, baked, progress, proven=verdict.proves)
     return build, record
 
 
@@ -191,6 +191,7 @@ def verify_image(
     *,
     instance_types: Sequence[str] = (),
     spot: bool = False,
+    simulated: bool = False,
 ) -> tuple[Verdict, Launched]:
     """Boot a new machine from an image and judge it; the verdict is the caller's to keep.
 
@@ -198,6 +199,7 @@ def verify_image(
         folder: For the report.
         instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
+        simulated: Whether it gets simulated GPUs, which are judged as far as that makes sense.
 
     Returns:
         The verdict, and the machine that it is about.
@@ -217,6 +219,7 @@ def verify_image(
                     build_id=subject.build_id,
                     instance_types=instance_types or subject.instance_types[:1],
                     spot=spot,
+                    simulated=simulated,
                     rehearse_node=find_base(subject.base).has_nodeadm,
                     user=subject.ssh_user,
                     say=progress.say,
@@ -230,7 +233,10 @@ def verify_image(
                 out_dir=folder,
                 on_start=live.start,
                 on_check=live.check,
-                expect_gpus=instance_type(launched.instance_type).gpus if cloud.has_gpus else None,
+                expect_gpus=instance_type(launched.instance_type).gpus
+                if cloud.has_gpus or simulated
+                else None,
+                simulated=simulated,
                 instance_type=launched.instance_type,
             )
             if not verdict.passed:

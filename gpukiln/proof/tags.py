@@ -29,7 +29,7 @@ class Judged:
 
     Args:
         instance_type: The type of the machine that was started for it.
-        passed: Whether something passed and nothing failed.
+        passed: Whether something passed and nothing failed, on a machine whose GPUs are not simulated.
         at: When, ISO 8601 in UTC.
         suite: The first digits of the suite's digest.
         digest: The first digits of the verdict's.
@@ -70,7 +70,7 @@ def judged_by(verdict: Verdict) -> Judged:
     counts = Counter(check.layer for check in verdict.not_run)
     return Judged(
         instance_type=verdict.instance_type,
-        passed=verdict.passed,
+        passed=verdict.proves,
         profile=verdict.profile,
         at=verdict.started_at,
         suite=verdict.suite_version[:SHORT],
@@ -142,9 +142,13 @@ def proof_tags(recipe: str, judged: Iterable[Judged]) -> dict[str, str]:
 def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
     """Write a verdict on an image, beside those of other types that it has.
 
+    One on simulated GPUs proves nothing, and leaves the tags as they are.
+
     Raises:
         UnavailableError: The cloud refused.
     """
+    if verdict.simulated:
+        return
     try:
         with explain_aws_errors("write the verdict on the image"):
             ec2 = cloud.client("ec2")

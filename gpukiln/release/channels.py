@@ -94,6 +94,8 @@ class Proof:
         judged: The newest verdict of each instance type.
         attested: Digests of SBOM and provenance, and the key that signed it, by the image's tags.
         findings: What is wrong with SBOM and provenance; None: they are not on this machine.
+        simulated: The instance types on whose simulated GPUs it was judged, which proves nothing; its tags
+            don't tell them.
         named: How a command names it; empty: by its id and region.
     """
 
@@ -108,6 +110,7 @@ class Proof:
     judged: Mapping[str, Judged]
     attested: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[str, ...] | None = None
+    simulated: tuple[str, ...] = ()
     named: str = ""
 
     @property
@@ -143,6 +146,7 @@ def proof_from_record(found: Record) -> Proof:
         profile=plan.profile,
         required_layers=plan.required_layers,
         judged={name: judged_by(verdict) for name, verdict in found.judged.items()},
+        simulated=found.simulated,
         named=found.build_id,
     )
 

@@ -182,6 +182,12 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
     refused = f"channel {name} takes no {proof.image_id}"
     which = proof.named or f"{proof.image_id} --region {proof.region}"
     answer = judge(channel, proof, has_gpus=has_gpus)
+    if not proof.judged and proof.simulated:
+        raise RefusedError(
+            f"{refused}: it was judged on simulated GPUs alone ({', '.join(proof.simulated)}), "
+            "which proves nothing",
+            hint=f"`invoke ami.verify {which} --for {name}`, without --simulated, judges it",
+        )
     if not proof.judged:
         raise RefusedError(
             f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` judges it"

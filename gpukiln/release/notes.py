@@ -23,7 +23,7 @@ def predecessor(builds: Builds, side: Side) -> Side | None:
         record = build.read()
         same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
         older = record.plan.created_at < plan.created_at
-        if same and older and record.bake and record.verdict and record.verdict.passed:
+        if same and older and record.bake and record.verdict and record.verdict.proves:
             return side_of(build.record_file)
     return None
 
@@ -43,9 +43,10 @@ def make_notes(new: Side, old: Side | None, osv: Iterable[OsvEntry] | None = Non
         UsageError: The image was not verified, so there is nothing to release.
     """
     verdict = new.record.verdict
-    if verdict is None:
+    if verdict is None or verdict.simulated:
+        where = " on real GPUs or without any, only on simulated ones" if verdict else ""
         raise UsageError(
-            f"{new.baked.image_id} was not verified, so it is not to be released",
+            f"{new.baked.image_id} was not verified{where}, so it is not to be released",
             hint=f"`invoke ami.verify {new.record.build_id}` judges it",
         )
     plan, diff = new.record.plan, compare(old or new, new, osv)

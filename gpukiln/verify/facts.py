@@ -43,13 +43,14 @@ class Facts(Mapping[str, Any]):
         data: Section name to what was found; `{"_error": text}` where gathering failed,
             `{"_not_reached": text}` where it was not done.
         profile: Key of `PROFILES` that the machine is judged by; empty is the strictest.
+        asked_simulated: Whether simulated GPUs are to be judged.
 
     Example:
         `facts["kernel"]["running"]` is `uname -r`; see the docstrings of `gpukiln.probe.gather`.
     """
 
-    def __init__(self, data: Mapping[str, Any], profile: str = "") -> None:
-        self.profile = profile
+    def __init__(self, data: Mapping[str, Any], profile: str = "", *, asked_simulated: bool = False) -> None:
+        self.profile, self.asked_simulated = profile, asked_simulated
         self._data = data
         self._note = ""
         self._read: dict[str, None] = {}
@@ -84,6 +85,21 @@ class Facts(Mapping[str, Any]):
     def to_dict(self) -> dict[str, Any]:
         """Return all that was found."""
         return dict(self._data)
+
+    @property
+    def has_simulated_gpus(self) -> bool:
+        """Whether what seems to be this machine's GPUs is a double; no evidence of the check that asks.
+
+        False where that is not known: `hygiene.simulated` says so then.
+        """
+        return bool(self._data.get("simulated", {}).get("machine"))
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of the PCI bus; simulated ones are on none, and NVML tells them."""
+        if self.has_simulated_gpus:
+            return len(self["nvml"]["gpus"])
+        return len(self["gpus"]["pci"])
 
     @property
     def record(self) -> dict[str, Any]:
@@ -121,7 +137,16 @@ def environment(facts: Facts) -> dict[str, str]:
             value = value.get(key) if isinstance(value, dict) else None
         return str(value) if value else ""
 
-    gpus = get("gpus", "pci") and [gpu.get("name") or "NVIDIA GPU" for gpu in data["gpus"]["pci"]]
+    simulated = " (simulated)" if facts.has_simulated_gpus else ""
+    there = (
+        get("nvml", "gpus") and data["nvml"]["gpus"]
+        if simulated
+        else get("gpus", "pci") and data["gpus"]["pci"]
+    )
+    gpus = [
+        f"{name if isinstance(name := gpu.get('name'), str) else 'NVIDIA GPU'}{simulated}"
+        for gpu in there or ()
+    ]
     rows = {
         "host name": get("hostname"),
         "system": get("os", "title"),

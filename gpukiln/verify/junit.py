@@ -65,7 +65,8 @@ def _suite(root: ET.Element, verdict: Verdict, *, several: bool) -> None:
             hostname=verdict.environment.get("host name", verdict.target),
         ),
     )
-    about = {"profile": verdict.profile, "suite_version": verdict.suite_version, **verdict.environment}
+    about = {"profile": verdict.profile, "suite_version": verdict.suite_version}
+    about |= {"simulated": str(verdict.simulated).lower(), **verdict.environment}
     _properties(suite, about)
     # A single machine has another name in each run of a pipeline: with it, no check would have a history.
     prefix = f"gpukiln.{verdict.target}" if several else f"gpukiln.{verdict.profile}"

@@ -12,6 +12,7 @@ from gpukiln.verify.facts import Facts
 if TYPE_CHECKING:
     from gpukiln.verify.checks import Profile
 
+SIMULATED = "GPUs are simulated"
 RECORD_PATH = "/etc/gpukiln/image.json"
 COMPONENT = re.compile(r"component:(?P<name>[a-z0-9_]+)")
 
@@ -53,14 +54,23 @@ def _record(machine: Machine) -> Applies:
 
 
 def _gpu(machine: Machine) -> Applies:
-    count, wanted = len(machine.facts["gpus"]["pci"]), machine.wanted_gpus
+    facts, wanted = machine.facts, machine.wanted_gpus
+    if facts.has_simulated_gpus and not facts.asked_simulated:
+        return _not_run(SIMULATED)
+    if facts.asked_simulated and not facts.has_simulated_gpus:
+        return Applies("fail", "found no simulated GPUs on this machine, which `--simulated` asks for")
+    count, where = facts.gpu_count, "simulated" if facts.has_simulated_gpus else "on the PCI bus"
     if count < wanted:
-        return Applies("fail", f"{count} GPUs on the PCI bus, at least {wanted} expected on this machine")
+        return Applies("fail", f"{count} GPUs {where}, at least {wanted} expected on this machine")
     return RUN if count else _not_run("no GPU")
 
 
+def _real_gpu(machine: Machine) -> Applies:
+    return _not_run(SIMULATED) if machine.facts.has_simulated_gpus else RUN
+
+
 def _several_gpus(machine: Machine) -> Applies:
-    count = len(machine.facts["gpus"]["pci"])
+    count = machine.facts.gpu_count
     return RUN if count > 1 else _not_run("one GPU" if count else "no GPU")
 
 
@@ -112,6 +122,7 @@ class Need(NamedTuple):
 NEEDS: dict[str, Need] = {
     "record": Need(RECORD_PATH, _record),
     "gpu": Need("an NVIDIA GPU on the PCI bus", _gpu),
+    "real-gpu": Need("a GPU that has a kernel module and computes: no simulated one", _real_gpu),
     "several-gpus": Need("two GPUs or more", _several_gpus),
     "systemd": Need("a system that systemd has booted", _systemd),
     "dkms": Need("modules built by DKMS", _dkms),

@@ -109,6 +109,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--expect-gpus", type=int, help="GPUs the machine must have (default: the profile's number)"
     )
     group.addoption(
+        "--simulated", action="store_true", help="judge simulated GPUs, as far as that makes sense"
+    )
+    group.addoption(
         "--first-broken", action="store_true", help="reach no layer after the first one with a failure"
     )
     group.addoption(
@@ -221,6 +224,7 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             run.emit("unreachable", host=name, message=message)
             pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
         run.facts[name].profile = request.config.getoption("--profile")
+        run.facts[name].asked_simulated = request.config.getoption("--simulated")
         shown = presentable_values(run.facts[name].to_dict())
         _write(run, "facts", name, shown, several=_several(request.session))
     return run.facts[name]
@@ -368,6 +372,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             suite_version=suite_digest(),
             environment=presentable_values(environment(found)) if host in run.facts else {},
             instance_type=session.config.getoption("--gpukiln-instance-type"),
+            simulated=found.has_simulated_gpus or session.config.getoption("--simulated"),
         )
         _write(run, "results", host, dump(verdict), several=_several(session))
         machines.append(Judged(verdict.target, verdict, found.to_dict()))

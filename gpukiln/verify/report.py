@@ -19,7 +19,16 @@ MARKS: dict[Outcome, tuple[str, str]] = {
     "not_reached": ("not reached", "magenta"),
 }
 
+SIMULATED = "SIMULATED GPUS, PROVES NOTHING"
 LIVE_CHARS = 110  # of what a check says while others run; all of a failure's words come at the end
+
+
+def banner(verdict: Verdict) -> Text:
+    """What heads all that is shown of a verdict on simulated GPUs; empty for another one."""
+    if not verdict.simulated:
+        return Text()
+    said = f" {SIMULATED}: {verdict.target} has a double in place of GPUs. No release takes this verdict. "
+    return Text.assemble("\n", (said, "bold white on dark_magenta"), "\n")
 
 
 def _mark(outcome: Outcome) -> Text:
@@ -40,6 +49,7 @@ def summary(verdict: Verdict) -> str:
     return (
         f"{verdict.target} ({verdict.profile}): {word if verdict.passed else word.upper()} - "
         f"{counts_text(verdict.checks)} in {verdict.duration_s:.0f} s"
+        f"{' - ' + SIMULATED if verdict.simulated else ''}"
     )
 
 
@@ -131,10 +141,10 @@ def _says(check: CheckResult) -> str:
 
 def ending(verdict: Verdict) -> RenderableType:
     """What is left to say where `Live` showed every check: fixes and summary."""
-    style = "bold green" if verdict.passed else "bold red"
-    return Group(fixes(verdict), Text(summary(verdict), style=style))
+    style = "bold red" if not verdict.passed else "bold magenta" if verdict.simulated else "bold green"
+    return Group(fixes(verdict), banner(verdict), Text(summary(verdict), style=style))
 
 
 def render(verdict: Verdict) -> RenderableType:
     """The whole terminal report: table, fixes, summary."""
-    return Group(table(verdict), ending(verdict))
+    return Group(banner(verdict), table(verdict), ending(verdict))

@@ -23,7 +23,17 @@ def situation(facts: Mapping[str, Any]) -> str:
         A sentence; of two troubles the one that has to be mended first.
     """
     look = _Look(facts)
-    for trouble in (_hangs, _lost, _nothing, _no_gpu, _taken, _not_installed, _not_loaded, _mismatch):
+    for trouble in (
+        _hangs,
+        _simulated,
+        _lost,
+        _nothing,
+        _no_gpu,
+        _taken,
+        _not_installed,
+        _not_loaded,
+        _mismatch,
+    ):
         if said := trouble(look):
             return said
     if look.smi_code:
@@ -95,6 +105,15 @@ def _hangs(look: _Look) -> str:
         names = _listed(t["tool"] for t in tools)
         return f"{names} hang{'s' if len(tools) == 1 else ''}: {tools[0]['told']}{said}."
     return ""
+
+
+def _simulated(look: _Look) -> str:
+    if not look.get("simulated", "machine"):
+        return ""
+    error = (look.get("nvml", "error") or {}).get("_error")
+    names = [str(gpu.get("name")) for gpu in look.get("nvml", "gpus") or []]
+    told = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none is listed"
+    return f"The GPUs of this machine are simulated ({error or told}): nothing here is true of a real one."
 
 
 def _lost(look: _Look) -> str:

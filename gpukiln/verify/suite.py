@@ -44,6 +44,7 @@ def run_suite(
     require: Sequence[str] = (),
     expect_gpus: int | None = None,
     instance_type: str = "",
+    simulated: bool = False,
     first_broken: bool = False,
     max_seconds: float = MAX_SECONDS,
 ) -> Verdict:
@@ -60,6 +61,8 @@ def run_suite(
         require: Layers in which a check that is not run counts as failed.
         expect_gpus: GPUs that the machine must have; None takes the profile's number.
         instance_type: EC2's type of the machine, for the verdict.
+        simulated: Whether simulated GPUs are judged too, as far as that makes sense: a verdict that proves
+            nothing.
         first_broken: Whether no layer is reached after the first one with a failure.
         max_seconds: Seconds within which this returns, whatever hangs: what was not looked at by then is not
             reached.
@@ -110,6 +113,7 @@ def run_suite(
             *(f"--require={x}" for x in require),
             *([f"--gpukiln-instance-type={instance_type}"] if instance_type else []),
             *([] if expect_gpus is None else [f"--expect-gpus={expect_gpus}"]),
+            *(["--simulated"] if simulated else []),
             *(["--first-broken"] if first_broken else []),
             f"--gpukiln-until={time.time() + max_seconds - reserve_s:.3f}",
         ]

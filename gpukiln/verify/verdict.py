@@ -80,6 +80,7 @@ class Verdict:
         suite_version: SHA-256 over the checks and what gathers the facts: of another suite, another verdict.
         environment: What was judged, by names for people: system, kernel, driver, GPUs, the image's digest.
         instance_type: EC2's type of the machine where it was started to be judged, or an empty string.
+        simulated: Whether the machine's GPUs are simulated, or such were asked for: then it proves nothing.
         schema: Version of this document's form.
     """
 
@@ -91,6 +92,7 @@ class Verdict:
     suite_version: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     instance_type: str = ""
+    simulated: bool = False
     schema: int = SCHEMA
 
     @property
@@ -106,6 +108,11 @@ class Verdict:
         """
         counts = self.counts
         return counts["failed"] == counts["not_reached"] == 0 and counts["passed"] > 0
+
+    @property
+    def proves(self) -> bool:
+        """Whether it passed on a machine on which something can be proven: its GPUs are not simulated."""
+        return self.passed and not self.simulated
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:
@@ -124,7 +131,10 @@ class Verdict:
     @property
     def digest(self) -> str:
         """SHA-256 of the document, hexadecimal: ties a tag or a record to one verdict."""
-        return hashlib.sha256(json.dumps(dump(self), sort_keys=True).encode()).hexdigest()
+        document = dump(self)
+        if not self.simulated:  # a verdict from before there were simulated GPUs keeps its digest
+            del document["simulated"]
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @model_serializer(mode="wrap")
     def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -133,6 +143,7 @@ class Verdict:
         checks = written.pop("checks")
         return {
             "schema": written.pop("schema"),
+            "simulated": written.pop("simulated"),
             **written,
             "duration_s": round(self.duration_s, 3),
             "passed": self.passed,

@@ -10,7 +10,7 @@ from gpukiln.verify.checks import check
     title="All GPUs add up each other's numbers, and each has the right sum",
     layer="multi-gpu",
     profiles=("image", "node", "eks-node", "runner"),
-    needs=("gpu", "several-gpus"),
+    needs=("gpu", "real-gpu", "several-gpus"),
     causes=(
         "PCIe access control (ACS) or an IOMMU between the GPUs: peer copies hang or arrive wrong",
         "error 802 or 999: the fabric manager does not run, or is of another version than the driver",

@@ -59,7 +59,7 @@ def is_ours(line: str, pids: list[int]) -> bool:
     title="A CUDA kernel runs on every GPU, and every element of its result is right",
     layer="compute",
     profiles=ALL,
-    needs=("gpu",),
+    needs=("gpu", "real-gpu"),
     causes=(
         "error 100, 999 or a missing GPU: driver not loaded, no /dev/nvidia-uvm, a GPU off the bus or in MIG "
         "mode without an instance",
@@ -103,7 +103,7 @@ def test_kernel(facts):
     "expectations say",
     layer="compute",
     profiles=ALL,
-    needs=("gpu",),
+    needs=("gpu", "real-gpu"),
     causes=(
         "a switch or riser between them has a slower link than the GPU's own",
         "a job uses the machine's memory at the same time",

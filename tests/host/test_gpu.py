@@ -30,7 +30,7 @@ def onoff(value: bool | None) -> str:
     title="The nvidia module is loaded, in the version of the user space",
     layer="gpu",
     profiles=ALL,
-    needs=("gpu",),
+    needs=("gpu", "real-gpu"),
     causes=(
         "The running kernel has no module: it was updated, and DKMS did not build for it.",
         "The driver was updated without a reboot.",
@@ -58,9 +58,10 @@ def test_driver_loaded(facts):
     "18: module and libraries differ, reboot.",
 )
 def test_nvidia_smi(facts):
-    smi, rows, pci = known(facts["gpus"]["smi"]), known(facts["gpus"]["rows"]), facts["gpus"]["pci"]
+    smi, rows = known(facts["gpus"]["smi"]), known(facts["gpus"]["rows"])
     assert smi["rc"] == 0, f"nvidia-smi exits {smi['rc']}: {smi['out'].strip()[:300]}"
-    assert len(rows) == len(pci), f"nvidia-smi lists {len(rows)} GPUs, the PCI bus has {len(pci)}"
+    where = "NVML" if facts.has_simulated_gpus else "the PCI bus"
+    assert len(rows) == facts.gpu_count, f"nvidia-smi lists {len(rows)} GPUs, {where} has {facts.gpu_count}"
     lost = [
         r["bus_id"]
         for r in rows
@@ -92,8 +93,8 @@ def test_nvml(facts):
             f"NVML does not work: {found['error']['_error']}; nvidia-smi exits {smi['rc']}; wanted NVML"
         )
     gpus = nvml_gpus(facts)
-    there = {p["address"].lower() for p in pci}
     listed = {address(read(g, "bus_id")) for g in gpus}
+    there = listed if facts.has_simulated_gpus else {p["address"].lower() for p in pci}
     assert listed == there, (
         f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(there))}"
     )
@@ -139,7 +140,7 @@ def xid_report(facts: Facts) -> tuple[list[str], list[str]]:
     title="The kernel log of this boot has no Xid error that blames the machine",
     layer="gpu",
     profiles=ALL,
-    needs=("gpu",),
+    needs=("gpu", "real-gpu"),
     causes=(
         "The GPU, its memory or its link is damaged, or too hot.",
         "An application made an invalid access (13, 31, 43, 45): a failure of an image, which has run none.",

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from gpukiln.probe.simulated import NOTE, UNIT
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
@@ -186,3 +187,30 @@ def test_dkms_trees(facts):
 def test_build_tools(facts):
     found = facts["leftovers"]["build_tools"]
     assert not found, f"found {', '.join(found)}, wanted nothing of the build"
+
+
+@check(
+    id="hygiene.simulated",
+    title="Nothing of simulated GPUs is on the disk",
+    layer="hygiene",
+    profiles=("image", "eks-node", "node", "runner"),
+    causes=(
+        "the image was baked on an instance with simulated GPUs (the tag gpukiln:gpus)",
+        "somebody copied the double's library, or the stand-in of nvidia-smi, into the image",
+    ),
+    fix="Bake the image again on an instance without the tag gpukiln:gpus; on a node delete the files, and "
+    "install the driver's packages again.",
+)
+def test_simulated(facts):
+    """A machine with simulated GPUs has their note and unit on its disk.
+
+    They are excused where such GPUs are to be judged, and on a node, of which nothing is released; never the
+    double itself, which is mounted there.
+    """
+    found = facts["simulated"]
+    expected = found["machine"] and (facts.asked_simulated or facts.profile == "node")
+    left = [path for path in found["disk"] if not (expected and (path == NOTE or path.endswith(f"/{UNIT}")))]
+    asked = "; this machine's GPUs are simulated, and nobody asked for it" if found["machine"] else ""
+    assert not left, f"found {', '.join(left)}, wanted nothing of simulated GPUs{'' if expected else asked}"
+    if found["machine"]:
+        facts.note("the GPUs are simulated; the double itself is not on the disk")

@@ -31,7 +31,7 @@ def test_nvtop(facts):
     title="DCGM's short diagnostic passes",
     layer="monitoring",
     profiles=ALL,
-    needs=("gpu", "component:dcgm"),
+    needs=("gpu", "real-gpu", "component:dcgm"),
     causes=(
         "The host engine does not run (nvidia-dcgm.service).",
         "The diagnostic found a fault: it names the test.",

@@ -145,7 +145,7 @@ def test_containerd_nvidia(facts):
     title="The CDI specification exists, is of the loaded driver, and gives containers what CUDA opens",
     layer="runtime",
     profiles=ALL,
-    needs=("gpu", TOOLKIT),
+    needs=("gpu", "real-gpu", TOOLKIT),
     causes=(
         "the driver was changed after the specification was made",
         "nvidia-cdi-refresh did not run at boot",

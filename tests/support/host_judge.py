@@ -14,13 +14,18 @@ CHECKS = load_checks()
 
 
 def judge(
-    check_id: str, data: Data, *, profile: str = "image", expect_gpus: int | None = 1
+    check_id: str,
+    data: Data,
+    *,
+    profile: str = "image",
+    expect_gpus: int | None = 1,
+    simulated: bool = False,
 ) -> tuple[str, str]:
     """Outcome and reason of one check, decided as the plugin does."""
     check, function = CHECKS[check_id]
     if check_id in RUNNER_FAULTS:
         profile, expect_gpus = "runner", None
-    facts = Facts(data, profile)
+    facts = Facts(data, profile, asked_simulated=simulated)
     try:
         answer = applies(check.needs, facts, PROFILES[profile], expect_gpus=expect_gpus)
         if answer.answer != "run":

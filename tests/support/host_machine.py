@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+from gpukiln.probe.simulated import NOTE, UNIT
 from tests.doubles.nvml_machine import made_up_machine, nvlinks_later
 
 KERNEL = "6.1.0-44-cloud-amd64"
@@ -16,6 +17,15 @@ TOOLKIT = (
 )
 BOOT = 1_760_000_000.0
 Data = dict[str, Any]
+
+
+def simulated_machine(*, gpus: int = 2) -> Data:
+    """Facts of a machine of the embedded cloud with simulated GPUs: none is on a bus, nothing computes."""
+    data, real = machine(gpus=0), machine(gpus=gpus)
+    data["simulated"] = {"machine": True, "disk": [NOTE, f"/etc/systemd/system/{UNIT}"]}
+    data["nvml"], data["nvlinks"] = real["nvml"], real["nvlinks"]
+    data["gpus"] |= {key: real["gpus"][key] for key in ("smi", "rows", "xids", "cdi")} | {"module": None}
+    return data
 
 
 def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
@@ -173,6 +183,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             ],
         },
         "leftovers": {"package_cache": [], "history": [], "build_tools": []},
+        "simulated": {"machine": False, "disk": []},
         "secrets": {"found": [], "files": 20, "complete": True},
         "docker": {
             "installed": True,

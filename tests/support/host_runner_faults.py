@@ -35,6 +35,7 @@ def container() -> Data:
     }
     hook = {"rc": 0, "out": "gpukiln: no GPU here: nothing to free\n"}
     return {
+        "simulated": {"machine": False, "disk": []},
         "record": {
             "error": None,
             "data": {

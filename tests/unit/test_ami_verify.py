@@ -31,19 +31,22 @@ def judge(proven, monkeypatch, capsys):
     """Run ami.verify with these results; returns its exit code, standard error and the build."""
     there = {}
 
-    def run(*results, is_gone=False, suite_version="", command=ami_verify.verify, **options):
-        def suite(target, *, profile, out_dir, on_check, on_start, expect_gpus, instance_type):
-            assert (target.name, expect_gpus) == ("i-1", None)
+    def run(
+        *results, is_gone=False, suite_version="", command=ami_verify.verify, cloud_name="embedded", **options
+    ):
+        def suite(target, *, profile, out_dir, on_check, on_start, expect_gpus, simulated, instance_type):
+            assert (target.name, expect_gpus) == ("i-1", 1 if simulated else None)
             on_start("gathering facts")
             for result in results:
                 on_start(result.title)
                 on_check(result)
             (out_dir / "report.html").write_text("the page")
-            of = {"suite_version": suite_version, "instance_type": instance_type}
+            of = {"suite_version": suite_version, "instance_type": instance_type, "simulated": simulated}
             return Verdict("i-1", profile, "2026-01-01T00:00:00+00:00", 1.0, results, **of)
 
         @contextmanager
-        def machine(*_args, instance_types, **_options):
+        def machine(*_args, instance_types, **machine_options):
+            run.machine_options = machine_options
             yield Target("192.0.2.1", name="i-1"), Launched("i-1", instance_types[0], "us-west-2a", False)
 
         def describe(**_):
@@ -72,7 +75,7 @@ def judge(proven, monkeypatch, capsys):
         monkeypatch.setattr(killed, "clean_up_after_killed", lambda *_: [])
         monkeypatch.setenv("GPUKILN_HOME", str(proven.folder.parent))
         cloud = SimpleNamespace(
-            name="embedded",
+            name=cloud_name,
             region="us-west-2",
             has_gpus=False,
             keeps_stages=False,
@@ -225,3 +228,34 @@ def test_a_channel_says_what_it_lacks(judge):
 
 def replace_id(check, name):
     return CheckResult(name, check.title, check.layer, check.outcome, check.reason)
+
+
+def test_a_rehearsal_on_simulated_gpus_is_kept_and_proves_nothing(judge):
+    _, _, build = judge(GOOD, build="last", instance_types="g5.xlarge")
+    proven = dict(judge.tags)
+    (build.folder / "sbom.cdx.json").unlink()
+    (build.folder / "provenance.intoto.json").unlink()
+    code, shown, build = judge(GOOD, build="last", instance_types="g5.xlarge", simulated=True)
+    assert code == 0
+    assert judge.machine_options["simulated"] is True
+    assert "SIMULATED GPUS, PROVES NOTHING" in shown
+    assert judge.tags == proven, "no tag of an image tells of a rehearsal"
+    assert not (build.folder / "sbom.cdx.json").exists(), "nothing is attested by it"
+    record = build.read()
+    assert [one.simulated for one in record.verdicts[-2:]] == [False, True]
+    assert record.judged["g5.xlarge"] == record.verdicts[-2]
+    code, _, _ = judge(GOOD, build="last", instance_types="g5.xlarge", simulated=True, json=True)
+    assert json.loads(judge.out)["simulated"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "cloud", "said"),
+    [
+        ({"for_": "candidate"}, "embedded", "proves nothing, and channel candidate asks for proof"),
+        ({}, "aws", "the cloud aws has no simulated GPUs"),
+    ],
+)
+def test_a_rehearsal_is_refused_where_it_makes_no_sense(judge, options, cloud, said):
+    code, shown, build = judge(GOOD, build="last", simulated=True, cloud_name=cloud, **options)
+    assert (code, said in shown) == (2, True)
+    assert len(build.read().verdicts) == 1

@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -348,7 +349,7 @@ def test_the_command_pushes_the_newest_build_to_any_registry_and_records_it_once
     assert caught.value.code == UsageError.exit_code
 
 
-@pytest.mark.parametrize("verdict", [None, a_verdict(passed=False)])
+@pytest.mark.parametrize("verdict", [None, a_verdict(passed=False), replace(a_verdict(), simulated=True)])
 def test_what_was_not_proven_is_not_pushed(
     verdict: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpukiln.clouds.embedded.gpus import library as nvml
-from gpukiln.probe import recording
+from gpukiln.probe import contact, recording
 from tests.doubles.nvml_machine import Data, made_up_machine
 from tests.support import nvml_double
 
 PCI = [{"address": "0000:00:1e.0", "device": "0x20b0"}]
 RECORD = """
 import json, sys
-from gpukiln.probe.recording import make_recording
-print(json.dumps(make_recording(json.loads(sys.argv[1]))))
+from gpukiln.probe import recording
+recording.is_simulated = lambda: False  # the double is what is recorded here
+print(json.dumps(recording.make_recording(json.loads(sys.argv[1]))))
 """
 
 
@@ -90,7 +91,8 @@ def test_the_command_writes_a_file(tmp_path: Path, options: list[str], code: int
     nvml.write_state(spec, made_up_machine())
     command = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        f"from gpukiln.probe import recording; recording.pci_gpus = lambda: {PCI!r}\n"
+        "from gpukiln.probe import recording; recording.is_simulated = lambda: False\n"
+        f"recording.pci_gpus = lambda: {PCI!r}\n"
         f"sys.exit(recording.main([{str(file)!r}]))"
     )
     done = subprocess.run(
@@ -105,3 +107,16 @@ def test_the_command_writes_a_file(tmp_path: Path, options: list[str], code: int
     assert said.format(file=file) in done.stderr
     assert file.exists() == (code == 0)
     assert not file.exists() or len(json.loads(file.read_text())["nvml"]["gpus"]) == 2
+
+
+def test_a_double_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recording, "pci_gpus", lambda: PCI)
+    monkeypatch.setattr(recording, "is_simulated", lambda: True)
+    assert recording.main([str(tmp_path / "recording.json")]) == 4
+    assert "no recording: the GPUs of this machine are simulated" in capsys.readouterr().err
+    monkeypatch.setattr(contact, "is_simulated", lambda: True)
+    assert contact.main([str(tmp_path / "found")]) == 4
+    assert "the GPUs of this machine are simulated, wanted real ones" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

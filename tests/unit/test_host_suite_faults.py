@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpukiln.probe.simulated import NOTE
 from tests.support.host_gpu_faults import GPU_FAULTS
 from tests.support.host_judge import CHECKS, judge
 from tests.support.host_machine import BOOT, DRIVER, KERNEL, TOOLKIT, Data, machine
@@ -85,6 +86,11 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     ],
     "hygiene.dkms-trees": [(put("dkms/trees", ["/var/lib/dkms/nvidia-current/1/build"]), "build")],
     "hygiene.build-tools": [(put("leftovers/build_tools", ["/usr/sbin/policy-rc.d"]), "policy-rc.d")],
+    "hygiene.simulated": [
+        (put("simulated/disk", [NOTE]), f"found {NOTE}, wanted nothing of simulated GPUs"),
+        (put("simulated", {"machine": True, "disk": [NOTE]}), "nobody asked for it"),
+        (put("simulated/disk", ["/usr/lib64/libnvidia-ml.so.1"]), "/usr/lib64/libnvidia-ml.so.1"),
+    ],
     "versions.record": [
         (NO_RECORD, "missing"),
         (put("record/data/schema", 2), "schema 2"),

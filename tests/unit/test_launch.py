@@ -55,7 +55,7 @@ def _greet(sshd):
             connection.sendall(b"SSH-2.0-test\r\n")
 
 
-def boot(ec2, *, spot=False, types=TYPES):
+def boot(ec2, *, spot=False, simulated=False, types=TYPES):
     """Boot a machine as a verification does; returns what it is, and what EC2 says of it meanwhile."""
     with machine_from_image(
         ec2,
@@ -65,6 +65,7 @@ def boot(ec2, *, spot=False, types=TYPES):
         user="admin",
         say=lambda _: None,
         spot=spot,
+        simulated=simulated,
     ) as (_, launched):
         [reservation] = ec2.client("ec2").describe_instances(InstanceIds=[launched.instance_id])[
             "Reservations"
@@ -90,6 +91,13 @@ def test_the_first_type_is_taken_where_it_is_offered(ec2):
     assert seen["Placement"]["AvailabilityZone"] == launched.zone
     assert len(ec2.asked("RunInstances")) == 1
     assert builds_with_leftovers(ec2) == set()
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_simulated_gpus_are_asked_for_by_a_tag_of_the_instance(ec2, simulated):
+    _, seen = boot(ec2, simulated=simulated)
+    tags = {tag["Key"]: tag["Value"] for tag in seen["Tags"]}
+    assert tags.get("gpukiln:gpus") == ("simulated" if simulated else None)
 
 
 def test_the_machine_ends_itself_at_its_deadline(ec2):

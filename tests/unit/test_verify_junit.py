@@ -63,7 +63,8 @@ def test_counts_environment_and_time(tmp_path: Path) -> None:
         assert counts == ["4", "1", "0", "2", "12.300"]
     assert (root[0].get("name"), root[0].get("hostname")) == ("i-1", "vm")
     assert root[0].get("timestamp") == "2026-01-01T00:00:00+00:00"
-    wanted = {"profile": "image", "suite_version": "0.9.1", "host name": "vm", "kernel": "6.1"}
+    wanted = {"profile": "image", "suite_version": "0.9.1", "simulated": "false"}
+    wanted |= {"host name": "vm", "kernel": "6.1"}
     assert properties(root[0]) == wanted
 
 

@@ -378,3 +378,46 @@ def test_a_group_without_a_host_is_a_usage_error(tmp_path: Path) -> None:
     assert "names no machine: no host of the inventory matches" in done.stderr
     assert "INTERNALERROR" not in done.stdout + done.stderr
     assert not (tmp_path / "out/report.html").exists()
+
+
+DOUBLE = FACTS.replace(
+    "Facts({", 'Facts({"simulated": {"machine": True, "disk": []}, "nvml": {"gpus": [{"name": "A100"}]}, '
+)
+ON_DOUBLES = """
+    from gpukiln.verify.checks import check
+    COMMON = {"profiles": ("image",), "fix": "mend it"}
+
+    @check(id="hygiene.good", title="good", layer="hygiene", **COMMON)
+    def test_good(facts):
+        pass
+
+    @check(id="gpu.there", title="GPU there", layer="gpu", needs=("gpu",), **COMMON)
+    def test_gpu(facts):
+        pass
+
+    @check(id="compute.right", title="computes", layer="compute", needs=("gpu", "real-gpu"), **COMMON)
+    def test_compute(facts):
+        raise AssertionError("must not run")
+"""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_simulated_gpus_are_judged_only_where_that_is_asked_for(make: Make, asked: bool) -> None:
+    verdict = suite.run_suite(
+        TARGET, profile="image", out_dir=make(ON_DOUBLES, DOUBLE), expect_gpus=1, simulated=asked
+    )
+    found = {check.id: (check.outcome, check.reason) for check in verdict.checks}
+    no = ("not_run", "GPUs are simulated")
+    assert found == {
+        "hygiene.good": ("passed", ""),
+        "gpu.there": ("passed", "") if asked else no,
+        "compute.right": no,
+    }
+    assert (verdict.simulated, verdict.passed, verdict.proves) == (True, True, False)
+    assert verdict.environment["GPUs"] == "1 x A100 (simulated)"
+
+
+def test_a_verdict_that_was_to_be_of_simulated_gpus_proves_nothing_of_others(make: Make) -> None:
+    verdict = suite.run_suite(TARGET, profile="image", out_dir=make(ON_DOUBLES), simulated=True)
+    assert [check.id for check in verdict.failures] == ["gpu.there", "compute.right"]
+    assert verdict.simulated

@@ -1,0 +1,119 @@
+"""Gathers whether the GPUs of this machine are simulated, and what of that is on its disk.
+
+The embedded cloud gives an instance such GPUs: a double of NVML stands where the driver has its library, and
+a stand-in where nvidia-smi is, both mounted over the image's own files. A machine booted from an image that
+was baked there must not carry them. Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the
+same rules.
+"""
+
+# ruff: noqa: PTH112, PTH113, PTH118, PTH123, PTH207
+# See gpukiln/probe/gather.py.
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gpukiln.probe.base import pci_gpus, read, run
+
+FOLDER = "/run/gpukiln-simulated"
+NOTE = "/etc/gpukiln/simulated-gpus"
+UNIT = "gpukiln-simulated-gpus.service"
+UNITS = f"/etc/systemd/system/{UNIT}"
+WANTED = f"/etc/systemd/system/*.wants/{UNIT}"
+MOUNTINFO = "/proc/self/mountinfo"
+LIBRARY, NVIDIA_SMI = "libnvidia-ml.so", "nvidia-smi"
+# The state at the end of the double's file begins with this, so far before the file's end.
+HEADER, STATE_BYTES = b"gpukiln simulated GPUs 1".ljust(32, b"\0"), 4096 + 2 * 524288
+SMI_MARK, SMI_BYTES = b"gpukiln simulated nvidia-smi", 16 << 20
+LIBRARIES = (
+    *(
+        f"/usr/lib/{machine}-linux-gnu{below}"
+        for machine in ("x86_64", "aarch64")
+        for below in ("", "/nvidia", "/nvidia/current")
+    ),
+    *("/usr/lib64", "/usr/lib64/nvidia", "/usr/lib", "/usr/lib/nvidia", "/usr/lib/nvidia/current"),
+    *("/usr/local/lib", "/usr/local/lib64", "/usr/local/nvidia/lib", "/usr/local/nvidia/lib64"),
+)
+PROGRAMS = (
+    *("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/usr/local/nvidia/bin"),
+    *("/usr/lib/nvidia", "/usr/lib/nvidia/current", "/usr/lib64/nvidia", "/opt/bin"),
+)
+
+
+def simulated() -> dict[str, Any]:
+    """{machine: whether its GPUs are simulated, disk: paths of what that left on the disk}."""
+    return {"machine": is_simulated(), "disk": sorted(_on_disk())}
+
+
+def is_simulated() -> bool:
+    """Whether what programs take for this machine's GPUs is a double."""
+    return os.path.isdir(FOLDER) or any(is_double(path) for path in _loaded())
+
+
+def gpus_to_ask() -> bool:
+    """Whether there are GPUs that NVML and nvidia-smi can be asked about; simulated ones are on no bus."""
+    return bool(pci_gpus()) or is_simulated()
+
+
+def is_double(path: str) -> bool:
+    """Whether a file is the double of NVML, by its header."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < STATE_BYTES:
+                return False
+            file.seek(size - STATE_BYTES)
+            return file.read(len(HEADER)) == HEADER
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+
+
+def _is_stand_in(path: str) -> bool:
+    """Whether a file is the stand-in of nvidia-smi."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return SMI_MARK in file.read(SMI_BYTES)
+
+
+def _cached() -> list[str]:
+    """The paths of the library that the loader's cache names."""
+    said = run("ldconfig", "-p")["out"]
+    return re.findall(rf"(?m)^\s*{re.escape(LIBRARY)}\S* .*=> (\S+)$", said)
+
+
+def _loaded() -> Iterator[str]:
+    """Where a program finds the library."""
+    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        yield os.path.join(folder, f"{LIBRARY}.1")
+    yield from _cached()
+
+
+def _on_disk() -> set[str]:
+    """What the double left on the disk; what is mounted over a file is not, the file below it is."""
+    mounted = _mount_points()
+
+    def real(paths: Iterable[str]) -> set[str]:
+        return {os.path.realpath(path) for path in paths} - mounted
+
+    libraries = [path for folder in LIBRARIES for path in glob.glob(f"{folder}/{LIBRARY}*")]
+    programs = [f"{folder}/{NVIDIA_SMI}" for folder in PROGRAMS]
+    found = {path for path in (NOTE, UNITS, *glob.glob(WANTED)) if os.path.lexists(path)} - mounted
+    found |= {path for path in real([*libraries, *_cached()]) if not _in_memory(path) and is_double(path)}
+    return found | {path for path in real(programs) if not _in_memory(path) and _is_stand_in(path)}
+
+
+def _in_memory(path: str) -> bool:
+    """Whether a link led to where the embedded cloud puts what it mounts."""
+    return path.startswith(f"{os.path.realpath(FOLDER)}/")
+
+
+def _mount_points() -> set[str]:
+    """Proc_pid_mountinfo(5): the fifth field, in which octal numbers stand for blanks."""
+    lines = [line.split(" ") for line in (read(MOUNTINFO) or "").splitlines()]
+    points = (fields[4] for fields in lines if len(fields) > 4)
+    return {re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point) for point in points}

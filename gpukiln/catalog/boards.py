@@ -1,0 +1,187 @@
+"""Boards as NVML describes them, how they can be divided, and where EC2's instance types have them."""
+
+from dataclasses import field
+from functools import cache
+from typing import Literal
+
+from gpukiln.catalog.instance_types import InstanceType, instance_type
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict, unknown
+
+Status = Literal["confirmed", "secondary", "memory"]
+LAST_SLOT = 0x1E  # of a Nitro machine whose GPUs are all below 0000:00
+
+
+@strict
+class Power:
+    """Limits of power, in W."""
+
+    limit: float
+    min: float | None = None
+    max: float | None = None
+
+
+@strict
+class Clocks:
+    """The highest clocks, in MHz."""
+
+    sm: int | None = None
+    mem: int | None = None
+    video: int | None = None
+
+
+@strict
+class Idle:
+    """What a board says that does nothing: W, degrees Celsius, MHz, a fan in percent."""
+
+    power: float
+    temperature: int
+    pstate: int
+    margin: int | None = None
+    sm: int | None = None
+    mem: int | None = None
+    video: int | None = None
+    fan: int | None = None
+
+
+@strict
+class Tlimit:
+    """Margins in degrees at which something is done."""
+
+    shutdown: int | None = None
+    slowdown: int | None = None
+    memory: int | None = None
+    gpu: int | None = None
+
+
+@strict
+class Temperature:
+    """Thresholds in degrees Celsius, or since Ada the margins instead."""
+
+    slowdown: int | None = None
+    shutdown: int | None = None
+    tlimit: Tlimit = Tlimit()
+
+
+@strict
+class Pcie:
+    """A board's PCIe; virtual_width: the lanes that a virtual machine is shown, where they are fewer."""
+
+    gen: int
+    width: int
+    virtual_width: int | None = None
+
+
+@strict
+class Nvlink:
+    """version is NVML's number of it."""
+
+    version: int
+    links: int
+
+
+@strict
+class Board:
+    """A board; gpukiln/catalog/data/gpu_boards.yaml says what each field is. None: nobody shows it."""
+
+    name: str
+    brand: int
+    device: str
+    memory_mib: int
+    cores: int
+    power: Power
+    clocks: Clocks
+    idle: Idle
+    temperature: Temperature
+    pcie: Pcie
+    ecc: bool
+    repair: Literal["rows", "pages"]
+    status: Status
+    source: str
+    subsystem: str | None = None
+    reserved_mib: int | None = None
+    bus_width: int | None = None
+    vbios: str | None = None
+    part_number: str | None = None
+    nvlink: Nvlink | None = None
+    fabric: bool = False
+    fabric_health: int | None = None
+    mig: str | None = None
+
+
+# number, id, name, slices, memory slices, multiprocessors, MiB, instances, copy engines, decoders, encoders,
+# jpegs, ofas, starts of placements
+MigRow = tuple[int, int, str, int, int, int, int, int, int, int, int, int, int, tuple[int, ...]]
+
+
+@strict
+class Division:
+    """How a GPU can be divided by MIG."""
+
+    slices: int
+    memory_slices: int
+    profiles: tuple[MigRow, ...]
+    status: Status
+    source: str
+
+
+@strict
+class Layout:
+    """Where the GPUs of an instance type are; gpu_boards.yaml says what each field is."""
+
+    buses: tuple[str, ...]
+    status: Status
+    source: str
+    roots: tuple[str, ...] = ()
+    flat: bool = True
+    switches: dict[str, int] = field(default_factory=dict)
+    mesh: tuple[tuple[int, ...], ...] = ()
+    memory_mib: int | None = None
+    ecc: bool | None = None
+
+
+@cache
+def boards() -> dict[str, Board]:
+    """Every board by the key of its GPU in nvidia_matrix.yaml."""
+    return load(dict[str, Board], data("gpu_boards")["boards"], where="gpu_boards.yaml: boards")
+
+
+@cache
+def divisions() -> dict[str, Division]:
+    """Every kind of division that a board's `mig` names."""
+    return load(dict[str, Division], data("gpu_boards")["mig"], where="gpu_boards.yaml: mig")
+
+
+@cache
+def _layouts() -> dict[str, Layout]:
+    return load(dict[str, Layout], data("gpu_boards")["layouts"], where="gpu_boards.yaml: layouts")
+
+
+def board(key: str) -> Board:
+    """One board.
+
+    Args:
+        key: For example a10g.
+
+    Raises:
+        UsageError: The catalogue has none for this GPU.
+    """
+    if found := boards().get(key):
+        return found
+    raise unknown("GPU board", key, boards())
+
+
+def layout(name: str) -> Layout:
+    """Where an instance type has its GPUs.
+
+    Raises:
+        UsageError: The catalogue does not know the type.
+    """
+    machine: InstanceType = instance_type(name)
+    first = LAST_SLOT + 1 - machine.gpus
+    rule = Layout(
+        buses=tuple(f"00:{slot:02x}" for slot in range(first, LAST_SLOT + 1)),
+        status="secondary",
+        source="the last at 00:1e, as g4dn.xlarge, g5.xlarge and g5.12xlarge show",
+    )
+    return _layouts().get(name, rule)

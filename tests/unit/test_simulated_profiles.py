@@ -1,0 +1,221 @@
+"""The GPUs of every instance type as the embedded cloud simulates them."""
+
+import uuid
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from gpukiln.catalog.boards import board, boards, divisions, layout
+from gpukiln.catalog.gpus import gpu
+from gpukiln.catalog.instance_types import instance_type, instance_types
+from gpukiln.clouds.embedded.gpus.profile import make_profile
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.probe.nvml import address
+from gpukiln.verify.catalog import load_checks
+from tests.doubles.nvml_machine import made_up_machine, nvlinks_later
+from tests.support.host_gpu_faults import Fault
+from tests.support.host_gpu_faults import gpu as fault
+from tests.support.host_judge import judge
+from tests.support.host_machine import machine
+
+TYPES = sorted(
+    name
+    for name, one in instance_types().items()
+    if one.status != "retired" and gpu(one.gpu).manufacturer == "NVIDIA"
+)
+DRIVER = {"v100": "580.178.04"}
+MARGIN = 0.08  # of the API's memory: it counts T4 without what ECC takes, and a fraction in GB
+
+
+def profile(name: str, seed: str = "i-1") -> dict[str, Any]:
+    return make_profile(name, seed=seed, driver=DRIVER.get(instance_type(name).gpu, "595.91.07"), cuda="13.2")
+
+
+def keys(value: Any, above: str = "") -> set[str]:
+    """The ways to every key; of a list its first item's."""
+    if isinstance(value, list):
+        return keys(value[0], above) if value else set()
+    if not isinstance(value, dict):
+        return set()
+    return {f"{above}{k}" for k in value} | {w for k, v in value.items() for w in keys(v, f"{above}{k}/")}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_type_has_its_gpus(name: str) -> None:
+    one = instance_type(name)
+    found = profile(name)["gpus"]
+    assert len(found) == one.gpus == len(layout(name).buses)
+    assert len({g["bus_id"] for g in found}) == one.gpus
+    for row in found:
+        told = row["memory"]["total"]
+        assert abs(told - one.gpu_memory_mib) <= MARGIN * one.gpu_memory_mib, told
+        assert row["compute_capability"] == gpu(one.gpu).cc
+        assert f"{row['pci_device_id'] >> 16:04X}" in gpu(one.gpu).pci_ids
+        assert row["pci_device_id"] & 0xFFFF == 0x10DE
+        assert None not in (row["brand"], row["architecture"], row["cores"])
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_document_has_all_that_the_probe_reads(name: str) -> None:
+    wanted = keys(made_up_machine()) - {w for w in keys(made_up_machine()) if w.startswith("gpus/")}
+    found = profile(name)
+    assert wanted <= keys(found)
+    first = found["gpus"][0]
+    untold = {w for w in keys(made_up_machine()["gpus"][0]) if w.startswith(("nvlinks/", "peers/"))}
+    linked = {w for w in untold if first[w.partition("/")[0]]}
+    assert (keys(made_up_machine()["gpus"][0]) - untold) | linked <= keys(first)
+
+
+def test_every_board_and_type_of_the_file_is_used() -> None:
+    used = {instance_type(name).gpu for name in TYPES}
+    assert set(boards()) == used
+    assert {one.mig for one in boards().values() if one.mig} == set(divisions())
+
+
+def test_gpu_without_a_board_is_refused() -> None:
+    with pytest.raises(UsageError, match="unknown GPU board 'k80'"):
+        board("k80")
+
+
+def test_uuids_are_stable_for_an_instance_and_no_others() -> None:
+    one, same, other = profile("p4d.24xlarge"), profile("p4d.24xlarge"), profile("p4d.24xlarge", "i-2")
+    assert one == same
+    found = [g["uuid"] for doc in (one, other) for g in doc["gpus"]]
+    assert len(set(found)) == 16
+    assert all(uuid.UUID(u.removeprefix("GPU-")).variant == uuid.RFC_4122 for u in found)
+    assert len({g["serial"] for doc in (one, other) for g in doc["gpus"]}) == 16
+
+
+@pytest.mark.parametrize("name", [n for n in TYPES if instance_type(n).gpus > 1])
+def test_ways_and_links_are_symmetric(name: str) -> None:
+    found = profile(name)["gpus"]
+    ways = {(g["index"], p["index"]): (p["ancestor"], p["p2p"]["read"]) for g in found for p in g["peers"]}
+    assert len(ways) == len(found) * (len(found) - 1)
+    assert all(ways[b, a] == way for (a, b), way in ways.items())
+    at = {g["bus_id"]: g for g in found}
+    for one in found:
+        for other in found:
+            links = [lnk for lnk in one["nvlinks"] or [] if lnk["remote_bus_id"] == other["bus_id"]]
+            back = [lnk for lnk in other["nvlinks"] or [] if lnk["remote_bus_id"] == one["bus_id"]]
+            assert len(links) == len(back)
+    kind = boards()[instance_type(name).gpu]
+    if kind.nvlink and instance_type(name).interconnect != "none":
+        assert all(len(g["nvlinks"]) == kind.nvlink.links for g in at.values())
+
+
+def test_nvswitches_get_the_links_that_the_machines_have() -> None:
+    def ends(name: str) -> set[str | None]:
+        return {lnk["remote_bus_id"] for g in profile(name)["gpus"] for lnk in g["nvlinks"]}
+
+    assert (len(ends("p4d.24xlarge")), len(ends("p5.48xlarge"))) == (6, 4)
+    assert ends("p6-b200.48xlarge") == {None}
+    assert [g["bus_id"][9:] for g in profile("p4d.24xlarge")["gpus"]][:3] == ["10:1C.0", "10:1D.0", "20:1C.0"]
+    assert profile("g5.12xlarge")["gpus"][0]["bus_id"] == "00000000:00:1B.0"
+
+
+@pytest.mark.parametrize("name", sorted(divisions()))
+def test_divisions_fit_their_board(name: str) -> None:
+    division = divisions()[name]
+    kind = next(one for one in boards().values() if one.mig == name)
+    assert len({row[0] for row in division.profiles}) == len(division.profiles)
+    assert len({row[1] for row in division.profiles}) == len(division.profiles)
+    for row in division.profiles:
+        _, _, title, slices, size, processors, memory, instances, *_, starts = row
+        assert instances * slices <= division.slices, title
+        assert instances <= len(starts), title
+        assert all(start + size <= division.memory_slices for start in starts), title
+        assert all(b - a >= size for a, b in pairwise(starts)), title
+        assert instances * memory <= kind.memory_mib, title
+        assert processors * 128 <= kind.cores or processors * 64 <= kind.cores, title
+        assert title.startswith(f"{slices}g."), title
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "mib"),
+    [("g6f.large", "NVIDIA L4-3Q", 3072), ("g6f.2xlarge", "NVIDIA L4-6Q", 6144),
+     ("gr6f.4xlarge", "NVIDIA L4-12Q", 12288)],
+)  # fmt: skip
+def test_fraction_is_a_virtual_gpu(name: str, title: str, mib: int) -> None:
+    (row,) = profile(name)["gpus"]
+    assert (row["name"], row["memory"]["total"], row["serial"]) == (title, mib, None)
+    assert (row["mig"]["current"], row["mig"]["profiles"]) == (None, [])
+    assert row["power"] == dict.fromkeys(row["power"])
+
+
+def test_driver_that_does_not_know_the_gpu_is_refused() -> None:
+    with pytest.raises(IncompatibleError, match=r"does not know the B200 .* is 570\.133\.20"):
+        make_profile("p6-b200.48xlarge", seed="i-1", driver="535.309.01", cuda="12.2")
+    with pytest.raises(IncompatibleError, match="has dropped"):
+        make_profile("p3dn.24xlarge", seed="i-1", driver="595.91.07", cuda="13.2")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("p4d.24xlarg", "unknown GPU instance type"),
+        ("g4ad.xlarge", "no GPU of NVIDIA, but AMD's"),
+        ("p2.xlarge", "EC2 has retired p2.xlarge"),
+    ],
+)
+def test_type_without_such_gpus_is_refused(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_profile(name, seed="i-1", driver="535.309.01", cuda="12.2")
+
+
+def facts(name: str) -> dict[str, Any]:
+    """A healthy machine's facts with a profile as what NVML says."""
+    data = machine(gpus=1)
+    data["nvml"] = {"at": data["nvml"]["at"], **profile(name)}
+    data["nvlinks"] = nvlinks_later(data["nvml"])
+    data["gpus"]["pci"] = [
+        {"address": address(g["bus_id"]), "device": hex(g["pci_device_id"] >> 16)}
+        for g in data["nvml"]["gpus"]
+    ]
+    data["boot"]["virtualization"] = "amazon"
+    return data
+
+
+NVML_CHECKS = sorted(
+    name
+    for name in load_checks()
+    if name
+    in {
+        "gpu.persistence", "gpu.ecc", "gpu.memory-repair", "gpu.throttle", "gpu.clocks", "gpu.pcie-link",
+        "gpu.mig", "gpu.idle", "gpu.confidential", "multi-gpu.topology", "multi-gpu.p2p",
+        "multi-gpu.nvlink", "multi-gpu.fabric",
+    }
+)  # fmt: skip
+
+
+def healthy() -> Iterator[Any]:
+    """Each check of what NVML says on each type."""
+    wrong = pytest.mark.xfail(
+        strict=True,
+        reason="gpu_facts.linked takes two GPUs of a mesh for linked that have a third one as neighbour",
+    )
+    for name in TYPES:
+        for check in NVML_CHECKS:
+            marks = (wrong,) if (check, name) == ("multi-gpu.p2p", "p3dn.24xlarge") else ()
+            yield pytest.param(check, name, marks=marks, id=f"{check} {name}")
+
+
+@pytest.mark.parametrize(("check", "name"), list(healthy()))
+def test_nothing_is_found_on_a_healthy_machine(check: str, name: str) -> None:
+    outcome, reason = judge(check, facts(name), expect_gpus=instance_type(name).gpus)
+    assert outcome in ("passed", "not_run"), reason
+
+
+@pytest.mark.parametrize(
+    ("check", "break_it"),
+    [
+        ("multi-gpu.nvlink", fault("nvlinks/3/state", False, 5)),
+        ("multi-gpu.p2p", fault("peers/6/p2p/read", 5, 4)),
+        ("gpu.persistence", fault("persistence", False, 2)),
+    ],
+)
+def test_a_fault_of_a_simulated_machine_is_found(check: str, break_it: Fault) -> None:
+    data = facts("p4d.24xlarge")
+    break_it(data)
+    assert judge(check, data, expect_gpus=8)[0] == "failed"

@@ -134,9 +134,12 @@ def test_divisions_fit_their_board(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "title", "mib"),
-    [("g6f.large", "NVIDIA L4-3Q", 3072), ("g6f.2xlarge", "NVIDIA L4-6Q", 6144),
-     ("gr6f.4xlarge", "NVIDIA L4-12Q", 12288)],
-)  # fmt: skip
+    [
+        ("g6f.large", "NVIDIA L4-3Q", 3072),
+        ("g6f.2xlarge", "NVIDIA L4-6Q", 6144),
+        ("gr6f.4xlarge", "NVIDIA L4-12Q", 12288),
+    ],
+)
 def test_fraction_is_a_virtual_gpu(name: str, title: str, mib: int) -> None:
     (row,) = profile(name)["gpus"]
     assert (row["name"], row["memory"]["total"], row["serial"]) == (title, mib, None)
@@ -182,11 +185,21 @@ NVML_CHECKS = sorted(
     for name in load_checks()
     if name
     in {
-        "gpu.persistence", "gpu.ecc", "gpu.memory-repair", "gpu.throttle", "gpu.clocks", "gpu.pcie-link",
-        "gpu.mig", "gpu.idle", "gpu.confidential", "multi-gpu.topology", "multi-gpu.p2p",
-        "multi-gpu.nvlink", "multi-gpu.fabric",
+        "gpu.persistence",
+        "gpu.ecc",
+        "gpu.memory-repair",
+        "gpu.throttle",
+        "gpu.clocks",
+        "gpu.pcie-link",
+        "gpu.mig",
+        "gpu.idle",
+        "gpu.confidential",
+        "multi-gpu.topology",
+        "multi-gpu.p2p",
+        "multi-gpu.nvlink",
+        "multi-gpu.fabric",
     }
-)  # fmt: skip
+)
 
 
 def healthy() -> Iterator[Any]:

@@ -7,6 +7,7 @@ reading it here fails the check. A value that the GPU doesn't have is None.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from gpukiln.verify.facts import ERROR, Facts
@@ -137,12 +138,16 @@ def is_divided(gpu: Gpu) -> bool:
     return bool(read(gpu, "mig.current"))
 
 
-def linked(one: Gpu, other: Gpu) -> bool:
+def linked(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
     """Whether active NVLinks join two GPUs: directly, through a switch that both reach, or by a fabric.
 
     What is at a link's end is not told where NVSwitches are no PCI devices (HGX B200): there the GPUs of one
     cluster and clique reach each other (nvml.h, nvmlGpuFabricInfo_t).
+
+    Args:
+        gpus: All of the machine: one that two others are linked to passes nothing on (P3's mesh).
     """
+    own = {str(read(gpu, "bus_id")).lower() for gpu in gpus}
 
     def ends(gpu: Gpu) -> set[str]:
         far = [link["remote_bus_id"] for link in links(gpu) if link["state"]]
@@ -152,7 +157,7 @@ def linked(one: Gpu, other: Gpu) -> bool:
         joined = read(gpu, "fabric.state") == COMPLETED and any(link["state"] for link in links(gpu))
         return (read(gpu, "fabric.cluster"), read(gpu, "fabric.clique")) if joined else None
 
-    if str(read(other, "bus_id")).lower() in ends(one) or ends(one) & ends(other):
+    if str(read(other, "bus_id")).lower() in ends(one) or (ends(one) & ends(other)) - own:
         return True
     return fabric(one) is not None and fabric(one) == fabric(other)
 

@@ -109,7 +109,8 @@ def test_p2p(facts):
             check_readable(gpu, status, f"{way}: peer {kind}")
             found = P2P_STATUS.get(status, f"status {status}") if status is not None else "not supported"
             # Boards and chipsets without it are common where GPUs have only PCIe between them.
-            must = linked(gpu, other) or status in (DISABLED, UNKNOWN) or status not in (None, *P2P_STATUS)
+            joined = linked(gpu, other, gpus)
+            must = joined or status in (DISABLED, UNKNOWN) or status not in (None, *P2P_STATUS)
             assert status == OK or not must, f"{way}: peer {kind} is {found}, wanted ok"
             count += status == OK
             without |= {found} if status != OK else set()

@@ -204,14 +204,9 @@ NVML_CHECKS = sorted(
 
 def healthy() -> Iterator[Any]:
     """Each check of what NVML says on each type."""
-    wrong = pytest.mark.xfail(
-        strict=True,
-        reason="gpu_facts.linked takes two GPUs of a mesh for linked that have a third one as neighbour",
-    )
     for name in TYPES:
         for check in NVML_CHECKS:
-            marks = (wrong,) if (check, name) == ("multi-gpu.p2p", "p3dn.24xlarge") else ()
-            yield pytest.param(check, name, marks=marks, id=f"{check} {name}")
+            yield pytest.param(check, name, id=f"{check} {name}")
 
 
 @pytest.mark.parametrize(("check", "name"), list(healthy()))

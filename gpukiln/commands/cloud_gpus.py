@@ -212,7 +212,8 @@ def _state(answer: dict[str, Any]) -> str:
         reason = f": {answer['reason']}" if answer["reason"] else ""
         return f"simulated GPUs; NVML does not start ({answer['error']:g}){reason}"
     if answer["gpus"]:
-        return f"{len(answer['gpus'])} simulated GPUs, driver {answer['driver']}"
+        count = len(answer["gpus"])
+        return f"{count} simulated GPU{'s' if count > 1 else ''}, driver {answer['driver']}"
     return "simulated GPUs from its next start on" if answer["simulated"] else "no simulated GPUs"
 
 

@@ -114,7 +114,7 @@ class Container(Machine):
 
     def hide_gpus(self) -> None:
         """Take them away again; the image's own files are seen as they are."""
-        self.run_inside("sh", str(machine_files.FOLDER / "down"))
+        self.run_inside("sh", "-c", machine_files.DOWN)
         self.gpus = self.shown = None
 
     def _namespace(self, files: machine_files.MachineFiles) -> None:

@@ -70,12 +70,17 @@ done < {FOLDER}/nodes
 DOWN = f"""\
 set -eu
 while read -r name target; do
-  umount "$target"
+  if grep -q " $target " /proc/self/mountinfo; then
+    umount "$target"
+  fi
 done < {FOLDER}/places
 while read -r node minor; do
   rm -f "/dev/$node"
 done < {FOLDER}/nodes
-rm -r {FOLDER}
+if mountpoint -q {FOLDER}; then
+  umount {FOLDER}
+fi
+rm -rf {FOLDER}
 """
 
 
@@ -121,7 +126,6 @@ class MachineFiles:
         nodes = [(f"nvidia{n}", n) for n in range(count)] + [("nvidiactl", 255)]
         (self.folder / "nodes").write_text("".join(f"{name} {minor}\n" for name, minor in nodes))
         (self.folder / "up").write_text(SCRIPT)
-        (self.folder / "down").write_text(DOWN)
         start_state(self.state, document)
         for place in (place for _name, place in places):
             if not (root / place).exists():

@@ -11,7 +11,7 @@ from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import Rows, gpu_count
 from gpukiln.clouds.embedded.machine import Machine
 from gpukiln.clouds.embedded.machines import Machines
-from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.typed import load, strict, unknown
 
 
@@ -150,7 +150,12 @@ def _run(machine: Machine, words: list[str]) -> None:
             "what is done with processes of a virtual machine is done in it",
             hint="there: " + " ".join(command),
         )
-    machine.run_inside(*command)
+    try:
+        machine.run_inside(*command)
+    except UnavailableError as error:
+        raise UsageError(
+            f"{' '.join(words)}: refused", details=error.details, hint="see the machine's processes and GPUs"
+        ) from None
 
 
 def shown(rows: Rows) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from gpukiln.clouds.embedded.disk import mounted_root
 from gpukiln.images import modules
 from tests.support.faults import FAULTS, LAST
-from tests.support.harness import ROOT, Node, copy_checkout
+from tests.support.harness import ROOT, SIMULATED, Node, copy_checkout
 from tests.support.same import differences
 
 pytestmark = pytest.mark.e2e
@@ -172,11 +172,11 @@ def node(here, key, tmp_path, image):
         yield machine
 
 
-def judge(node):
+def judge(node, *more, gpus=0):
     """The checks' results by id, each as a dict."""
     hosts = node.folder / "hosts.yml"
     hosts.write_text(json.dumps({"all": {"hosts": {"node": node.variables()}}}))
-    options = ("--inventory", str(hosts), "--profile", "image", "--expect-gpus", "0", "--json")
+    options = ("--inventory", str(hosts), "--profile", "image", "--expect-gpus", str(gpus), "--json", *more)
     [one] = json.loads(node.here.invoke("node.verify", *options, ok=False).stdout)
     return {check["id"]: check for check in one["verdict"]["checks"]}
 
@@ -194,6 +194,51 @@ def test_the_suite_finds_what_is_broken_on_a_real_machine(node):
             assert after[check_id]["outcome"] == "failed", after[check_id]
             assert words in after[check_id]["reason"], after[check_id]
             assert after[check_id]["evidence"]
+
+
+def test_simulated_gpus_stand_where_the_driver_does_and_prove_nothing(here, key, tmp_path, image):
+    """On a machine booted from the image, over the driver's own library; then an image of that machine."""
+    tags = f"ResourceType=instance,Tags=[{SIMULATED}]"
+    options = ("--instance-type", "g5.12xlarge", "--tag-specifications", tags)
+    with Node(here, key, tmp_path, image["ImageId"], options) as machine:
+        loaded = machine.read("readlink -f /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").strip()
+        assert loaded.endswith(f".so.{DRIVER}")
+        assert loaded in machine.read("cat /proc/self/mountinfo")
+        assert (
+            machine.read("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader").splitlines()
+            == [f"NVIDIA A10G, {DRIVER}"] * 4
+        )
+        # the image's own nvtop, as it is; its screen is 4096 columns wide where nobody says how wide
+        screen = machine.read(
+            "(sleep 4; echo q) | TERM=xterm script -qec 'stty rows 60 cols 160; nvtop -C -p -d 5' /dev/null"
+        )
+        assert screen.count("NVIDIA A10G]") >= 4
+
+        not_run = judge(machine)
+        layers = ("gpu", "compute", "container", "multi-gpu")
+        told = {check["outcome"]: check["reason"] for check in not_run.values() if check["layer"] in layers}
+        assert told == {"not_run": "GPUs are simulated"}
+        assert not_run["hygiene.simulated"]["outcome"] == "failed", "nobody asked for simulated GPUs"
+        asked = judge(machine, "--simulated", gpus=4)
+        assert [i for i, check in asked.items() if check["outcome"] == "failed"] == ["modules.running-kernel"]
+        assert asked["gpu.nvml"]["outcome"] == asked["multi-gpu.topology"]["outcome"] == "passed"
+        assert asked["compute.kernel"]["outcome"] == "not_run"
+
+        command = (
+            "ec2",
+            "create-image",
+            "--instance-id",
+            machine.instance["InstanceId"],
+            "--name",
+            "simulated",
+        )
+        baked = here.aws(*command)["ImageId"]
+    here.wait("image_available", {"InstanceId": baked})
+    with Node(here, key, tmp_path, baked) as machine:
+        found = judge(machine)["hygiene.simulated"]
+    here.aws("ec2", "deregister-image", "--image-id", baked)
+    assert found["outcome"] == "failed"
+    assert "/etc/gpukiln/simulated-gpus" in found["reason"]
 
 
 @pytest.mark.usefixtures("built")

@@ -19,6 +19,7 @@ from gpukiln.clouds.embedded.layout import Layout
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "/aws/service/debian/release/12/latest/amd64"
 KEY_PAIR = "tests"
+SIMULATED = "{Key=gpukiln:gpus,Value=simulated}"
 SSH_OPTIONS = (
     *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"),
     *("-o", "ConnectTimeout=10", "-o", "BatchMode=yes"),
@@ -193,11 +194,14 @@ class Node:
         key_file: Private key of its first user.
         folder: For what this machine needs of this host.
         image_id: What it is booted from, by default the base image.
+        options: Of `aws ec2 run-instances`.
     """
 
-    def __init__(self, here: Here, key_file: Path, folder: Path, image_id: str = "") -> None:
+    def __init__(
+        self, here: Here, key_file: Path, folder: Path, image_id: str = "", options: Sequence[str] = ()
+    ) -> None:
         self.here, self.key_file, self.folder = here, key_file, folder
-        self.instance = here.launch(image_id or here.base_id(), key_file)
+        self.instance = here.launch(image_id or here.base_id(), key_file, *options)
         try:
             # with logins of its own: a later one finds what cloud-init sets for a session
             wait_for(lambda: here.ssh(self.instance, key_file, "cloud-init status --wait").returncode == 0)

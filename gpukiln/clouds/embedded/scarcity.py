@@ -309,5 +309,5 @@ def _write(layout: Layout, known: Sequence[Rule]) -> None:
 def _damaged(layout: Layout, why: str) -> UnavailableError:
     return UnavailableError(
         f"{layout.scarcity} says which launches find no capacity, and can't be read: {why}",
-        hint="`invoke cloud.gpus --plenty` removes it",
+        hint="`invoke cloud.gpus all --plenty all` removes it",
     )

@@ -73,6 +73,7 @@ while read -r name target; do
   if grep -q " $target " /proc/self/mountinfo; then
     umount "$target"
   fi
+  [ -s "$target" ] || rm -f "$target" # what was made to be bound over
 done < {FOLDER}/places
 while read -r node minor; do
   rm -f "/dev/$node"
@@ -130,7 +131,7 @@ class MachineFiles:
         for place in (place for _name, place in places):
             if not (root / place).exists():
                 (root / place).parent.mkdir(parents=True, exist_ok=True)
-                (root / place).touch(0o755)
+                (root / place).touch(0o644)  # a program that is none must not seem to run
         marker = root / MARKER.relative_to("/")
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_text(MARKER_TEXT)

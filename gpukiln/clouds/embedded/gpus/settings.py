@@ -68,7 +68,8 @@ def _to(key: str, *, own: bool = False) -> Change:
         whole_key = f"gpus.{gpu}.{key}"
         if whole_key not in rows and not own:
             raise UsageError(
-                f"GPU {gpu} does not tell {key}, so it can't be set", hint="see `invoke cloud.gpus`"
+                f"GPU {gpu} does not tell {key}, so it can't be set",
+                hint="`invoke cloud.gpus all --list` lists settings",
             )
         rows[whole_key] = str(int(value)) if isinstance(value, bool) else str(value)
         rows.pop(f"gpus.{gpu}.busy.{key}", None)

@@ -51,6 +51,14 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             "is in us-west-2, not in eu-west-1",
         ),
         ("docker.plan runner-gpu --engine dockre", "unknown engine 'dockre'"),
+        ("cloud.gpus i-1 --on --off", "--on and --off"),
+        ("cloud.gpus i-1 --load 0:x:900", "wanted GPU:PID:MIB[:PERCENT]"),
+        ("cloud.gpus i-1 --scenario hott", "did you mean hot?"),
+        ("cloud.gpus i-1 --recording none.json", "none.json is no recording of a GPU host"),
+        ("cloud.gpus i-1 --interrupt", "unknown machine 'i-1'"),
+        ("cloud.gpus all --set 1.lost=true", "one machine at a time"),
+        ("cloud.gpus all --scarce us-west-2x:g5.xlarge", "us-west-2x"),
+        ("cloud.gpus all --plenty us-west-2a:g5.xlarge", "unknown scarcity rule"),
     ],
 )
 def test_what_is_typed_wrong_is_named_before_anything_is_done(typed: Any, words: str, message: str) -> None:
@@ -58,6 +66,25 @@ def test_what_is_typed_wrong_is_named_before_anything_is_done(typed: Any, words:
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_scarcity_is_scripted_without_a_machine(typed: Any) -> None:
+    code, out, err = typed(
+        "cloud.gpus", "all", "--scarce", "us-west-2a:p4d.24xlarge", "--scarce", "*:g5.*:spot"
+    )
+    assert (code, out.splitlines()) == (0, ["scarce  us-west-2a:p4d.24xlarge", "scarce  *:g5.*:spot"])
+    assert "no machine has simulated GPUs" in err
+    code, out, _ = typed("cloud.gpus", "all", "--plenty", "us-west-2a:p4d.24xlarge", "--json")
+    assert (code, json.loads(out)) == (0, {"machines": [], "scarce": ["*:g5.*:spot"]})
+    assert typed("cloud.gpus", "all", "--plenty", "all")[1] == ""
+
+
+def test_settings_and_scenarios_are_listed(typed: Any) -> None:
+    code, out, _ = typed("cloud.gpus", "all", "--list")
+    assert code == 0
+    assert "temperature" in out
+    assert "fallen-off-bus" in out
+    assert json.loads(typed("cloud.gpus", "all", "--list", "--json")[1])["settings"]["power"] == "watts drawn"
 
 
 def test_a_number_is_read(typed: Any) -> None:

@@ -147,6 +147,7 @@ class Application:
                     "address": machine.spec.address,
                     "ssh_port": machine.spec.ssh_port,
                     "running": machine.running,
+                    "simulated": machine.shown is not None,
                 }
                 for machine in self._machines.all()
             ],

@@ -1,4 +1,4 @@
-"""What a real GPU answers and the doubles of tests/doubles never do.
+"""What a real GPU answers and the doubles of NVML and CUDA never do.
 
 `answers` makes of what was found a document of kinds; that of the doubles is tests/doubles/answers.json.
 Runs on the machine that is looked at, with Python 3.9 or newer.

@@ -4,7 +4,7 @@
 
 Only reads, as root or not, and ends within three minutes. UUIDs, serial numbers and clusters are replaced by
 numbers in the order of the GPUs, processes lose their names: nothing in the recording tells one host from
-another of its kind. tests/doubles/nvml.py replays the part `nvml`.
+another of its kind. `invoke cloud.gpus MACHINE --recording recording.json` replays the part `nvml`.
 """
 
 from __future__ import annotations

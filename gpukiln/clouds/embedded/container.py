@@ -140,6 +140,7 @@ class Container(Machine):
 
     def release(self) -> None:
         """Unmount the disk, let the others go."""
+        self.shown = None
         self._devices.release()
         if self._root.is_mount():
             # processes of the container may need a moment to die after nspawn has ended

@@ -84,6 +84,7 @@ class VirtualMachine(Machine):
     def release(self) -> None:
         """Remove the control socket, end the share."""
         self._control.unlink(missing_ok=True)
+        self.shown = None
         if self._share:
             self._share.stop()
             self._share = None

@@ -204,7 +204,8 @@ class Node:
         self.instance = here.launch(image_id or here.base_id(), key_file, *options)
         try:
             # with logins of its own: a later one finds what cloud-init sets for a session
-            wait_for(lambda: here.ssh(self.instance, key_file, "cloud-init status --wait").returncode == 0)
+            # a virtual one takes minutes
+            wait_for(lambda: here.ssh(self.instance, key_file, "cloud-init status --wait").returncode == 0, 600)
         except BaseException:
             here.terminate(self.instance)
             raise

@@ -19,6 +19,7 @@ from gpukiln.clouds.embedded.layout import Layout
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "/aws/service/debian/release/12/latest/amd64"
 KEY_PAIR = "tests"
+BOOT_S = 600  # a virtual machine takes minutes, on a slow host several
 SIMULATED = "{Key=gpukiln:gpus,Value=simulated}"
 SSH_OPTIONS = (
     *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"),
@@ -204,8 +205,8 @@ class Node:
         self.instance = here.launch(image_id or here.base_id(), key_file, *options)
         try:
             # with logins of its own: a later one finds what cloud-init sets for a session
-            # a virtual one takes minutes
-            wait_for(lambda: here.ssh(self.instance, key_file, "cloud-init status --wait").returncode == 0, 600)
+            done = "cloud-init status --wait"
+            wait_for(lambda: here.ssh(self.instance, key_file, done).returncode == 0, BOOT_S)
         except BaseException:
             here.terminate(self.instance)
             raise

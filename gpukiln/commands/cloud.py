@@ -45,7 +45,7 @@ def status(_: Any, json: bool = False) -> None:
     print(f"server  {server['url'] if server else 'does not run (any command that needs it starts it)'}")
     for machine in server["machines"] if server else ():
         state = "running" if machine["running"] else "stopped"
-        gpus = " simulated GPUs" if machine["simulated"] else ""
+        gpus = " simulated GPUs" if machine.get("simulated") else ""  # a server of before says nothing
         print(f"machine {machine['instance_id']} {machine['kind']} {state} {machine['address']}{gpus}")
     for disk in disks:
         print(f"disk    {disk['snapshot']} {disk['mib']:6} MiB  {disk['image'] or 'no image'}")

@@ -107,13 +107,16 @@ def test_a_number_that_is_given_again_is_another_process(machine: Machine) -> No
     assert pynvml.nvmlDeviceGetComputeRunningProcesses(gpu) == []
 
 
-def test_in_another_namespace_processes_are_not_named_and_use_memory(machine: Machine) -> None:
+def test_in_another_namespace_processes_have_numbers_and_no_names(machine: Machine) -> None:
     state = machine("g5.xlarge")
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(gpu).used
     assert use(state, "0", os.getpid(), 100).returncode == 0
     state.change(lambda rows: rows.update(pid_namespace="pid:[1]"))
-    assert pynvml.nvmlDeviceGetComputeRunningProcesses(gpu) == []
+    [running] = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    assert running.pid == os.getpid()
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlSystemGetProcessName(running.pid)
     assert pynvml.nvmlDeviceGetMemoryInfo(gpu).used == before + (100 << 20)
 
 

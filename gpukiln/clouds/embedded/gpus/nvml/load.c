@@ -22,7 +22,7 @@ static int lives(unsigned pid, unsigned long long start) {
 }
 
 /* Numbers of processes mean something in the namespace where they were given: elsewhere, as in a container, the
- * driver lists none and their memory is used all the same. */
+ * driver tells them all the same, and nobody there can say whose they are (NVIDIA/nvidia-docker#1483). */
 static int in_namespace(void) {
     char value[TEXT], here[64] = "";
     if (!look(value, "pid_namespace"))
@@ -56,7 +56,7 @@ int process_at(int gpu, int position, process *found) {
         return 1; /* of a recording: its memory is in what the GPU says */
     if (!in_namespace()) {
         found->lives = 1;
-        found->pid = 0;
+        found->name[0] = 0;
         return 1;
     }
     found->lives = lives(found->pid, strtoull(value, NULL, 10));

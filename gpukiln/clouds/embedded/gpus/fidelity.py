@@ -1,0 +1,79 @@
+"""What the double of NVML has, and where it was taken from: the table of docs/simulated-gpus.md.
+
+`python -m gpukiln.clouds.embedded.gpus.fidelity > docs/simulated-gpus.md` makes the page.
+"""
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from gpukiln.clouds.embedded.gpus.settings import SCENARIOS, SETTINGS
+from gpukiln.typed import load, strict
+
+FUNCTIONS = Path(__file__).with_name("functions.yaml")
+HEAD = """\
+# Simulated GPUs: what they answer
+
+Machines of the embedded EC2 have them where their tag `gpukiln:gpus` says so
+([embedded.md](embedded.md#simulated-gpus)). This page is made of the code:
+`python -m gpukiln.clouds.embedded.gpus.fidelity > docs/simulated-gpus.md`.
+
+What they do not do: compute (there is no CUDA, and no kernel module), be on the PCI bus, show themselves in
+`/proc/driver/nvidia` and `/dev/nvidia-caps` (so that nvidia-ctk finds no MIG device), count PCIe or NVLink
+traffic, or have firmware. NVIDIA's nvidia-smi refuses any NVML but its driver's; the stand-in answers `-L`,
+the table, `-q`, `--query-gpu`, `--query-compute-apps`, `topo`, `nvlink -s`, `mig`, and the options that set
+something, with NVIDIA's exit codes, and refuses everything else as NVIDIA's refuses what it does not know
+(exit 2).
+
+## What can be set
+
+`invoke cloud.gpus MACHINE --set GPU.NAME=VALUE`; GPU is an index, `last` or `*`.
+
+"""
+
+
+@strict
+class Functions:
+    """Functions of NVML that answer alike.
+
+    Args:
+        source: Where that was taken from, see functions.yaml.
+        since: The branch of the driver from which on the double has them; 0: always.
+    """
+
+    names: tuple[str, ...]
+    answers: str
+    source: str
+    since: int = 0
+
+
+@cache
+def functions() -> tuple[Functions, ...]:
+    """Every function that the double has."""
+    rows = yaml.safe_load(FUNCTIONS.read_text(encoding="utf-8"))
+    return load(tuple[Functions, ...], rows, where=FUNCTIONS.name)
+
+
+def page() -> str:
+    """docs/simulated-gpus.md."""
+    lines = ["| setting | what |", "|---|---|"]
+    lines += [f"| `{name}` | {setting.text} |" for name, setting in SETTINGS.items()]
+    lines += ["", "`--scenario NAME`, or a YAML file with `set: [1.temperature=91, last.lost=true]`:", ""]
+    lines += ["| scenario | what happens |", "|---|---|"]
+    lines += [f"| `{name}` | {text} |" for name, (text, _) in SCENARIOS.items()]
+    lines += [
+        *("", "## The functions of NVML", ""),
+        "A function that is not here does not exist in the library, as in an older driver's. *h* is the",
+        "documentation in nvml.h, *py* nvidia-ml-py, *own* a choice of this project.",
+        *("", "| functions | since driver | answers | source |", "|---|---|---|---|"),
+    ]
+    for row in functions():
+        names = " ".join(f"`{name}`" for name in row.names)
+        lines.append(f"| {names} | {row.since or ''} | {row.answers} | {row.source} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

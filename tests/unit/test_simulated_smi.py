@@ -3,17 +3,20 @@
 import os
 import re
 import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from gpukiln.clouds.embedded.gpus import library as nvml
+from gpukiln.clouds.embedded.gpus.profile import make_profile
+from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import UnavailableError
 from tests.doubles.nvml_machine import made_up_machine
 from tests.support import nvml_double
 
 ROOT = Path(__file__).parents[2]
-PARTITIONED = ROOT / "tests" / "support" / "partitioned_nvml.c"
 UUIDS = [f"GPU-00000000-0000-0000-0000-{n:012d}" for n in range(2)]
 BUS_IDS = ["00000000:00:1E.0", "00000000:00:1F.0"]
 # What monitoring asks nvidia-smi for, by NVIDIA's `--help-query-gpu`.
@@ -42,14 +45,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml_double.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture(scope="module")
-def partitioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("mig") / nvml.SONAME
-    command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(PARTITIONED)]
-    subprocess.run(command, check=True, capture_output=True)
-    return library
 
 
 class Asked:
@@ -387,21 +382,51 @@ def test_a_machine_without_gpus_has_none(ask: Asked) -> None:
 BUS = "00000000:00:1E.0"
 
 
+Partitioned = Callable[..., tuple[int, str]]
+ONE_HALF = {"mig.gi.2.profile": "9", "mig.gi.2.start": "0"}  # an instance of three slices
+ITS_PART = {"mig.gi.2.ci.0.slices": "3", "mig.gi.2.ci.0.start": "0"}
+ALL_OF_IT = {"mig.gi.0.profile": "0", "mig.gi.0.start": "0"}
+OFF = {"mig.current": "0", "mig.pending": "0"}
+
+
+@pytest.fixture
+def partitioned(program: Path, library: Path, tmp_path: Path) -> Partitioned:
+    """Run it on one A100 with MIG on, changed as a test wants."""
+
+    def ask(argv: str, rows: Mapping[str, str]) -> tuple[int, str]:
+        machine = make_profile("p4d.24xlarge", seed="i-1", driver="535.309.01", cuda="12.2")
+        machine["gpus"] = [{**machine["gpus"][0], "bus_id": BUS, "peers": []}]
+        path = tmp_path / "state"
+        append_region(path)
+        on = {"gpus.0.mig.current": "1", "gpus.0.mig.pending": "1", "gpus.0.persistence": "0"}
+        before = start_rows(machine) | on
+        State(path).write(before | {f"gpus.0.{name}": value for name, value in rows.items()})
+        return run(program, nvml.environment(library, path), *argv.split())
+
+    return ask
+
+
 @pytest.mark.parametrize(
-    ("argv", "env", "code", "words"),
+    ("argv", "rows", "code", "words"),
     [
         ("-pm 1", {}, 0, f"Enabled persistence mode for GPU {BUS}.\nAll done.\n"),
         ("-pm 0", {}, 0, f"Persistence mode is already Disabled for GPU {BUS}.\nAll done.\n"),
         (
             "--persistence-mode=1",
-            {"FAIL": "4"},
+            {"fail.nvmlDeviceSetPersistenceMode": "4"},
             4,
             f"Unable to set persistence mode for GPU {BUS}: Insufficient Permissions\n"
             "Terminating early due to previous errors.\n",
         ),
         ("-mig 1", {}, 0, f"Enabled MIG Mode for GPU {BUS}\nAll done.\n"),
-        ("-mig 0", {"PENDING": "16"}, 0, f"Warning: MIG mode is in pending disable state for GPU {BUS}:"),
-        ("-mig 1", {"FAIL": "3"}, 3, f"Unable to enable MIG Mode for GPU {BUS}: Not Supported\n"),
+        ("-mig 1", OFF, 0, f"Warning: MIG mode is in pending enable state for GPU {BUS}:"),
+        ("-mig 0", {}, 0, f"Warning: MIG mode is in pending disable state for GPU {BUS}:"),
+        (
+            "-mig 1",
+            {"fail.nvmlDeviceSetMigMode": "3"},
+            3,
+            f"Unable to enable MIG Mode for GPU {BUS}: Not Supported\n",
+        ),
         ("-pl 300", {}, 0, f"Power limit for GPU {BUS} was set to 300.00 W from 400.00 W.\nAll done.\n"),
         (
             "-pl 90",
@@ -410,15 +435,25 @@ BUS = "00000000:00:1E.0"
             "Provided power limit 90.00 W is not a valid power limit which should be between 1",
         ),
         ("-c 3", {}, 0, f"Set compute mode to EXCLUSIVE_PROCESS for GPU {BUS}.\nAll done.\n"),
-        ("-c PROHIBITED", {"FAIL": "4"}, 4, f"Unable to set the compute mode for GPU {BUS}: Insuf"),
+        (
+            "-c PROHIBITED",
+            {"fail.nvmlDeviceSetComputeMode": "4"},
+            4,
+            "Unable to set the compute mode for GPU ",
+        ),
         ("-c 1", {}, 2, "Exclusive_Thread was deprecated!"),
         ("-r -i 0", {}, 0, f"GPU {BUS} was successfully reset.\nAll done.\n"),
-        ("--gpu-reset", {"FAIL": "19"}, 255, f"GPU {BUS} is currently in use by another process.\n"),
+        (
+            "--gpu-reset",
+            {"fail.gpukilnReset": "19"},
+            255,
+            f"GPU {BUS} is currently in use by",
+        ),
         (
             "-L",
-            {"PARTITIONED": "1"},
+            ONE_HALF | ITS_PART | {"uuid": "GPU-1"},
             0,
-            "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)\n  MIG 3g.20gb     Device  0: (UUID: MIG-1)\n",
+            "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)\n  MIG 3g.20gb     Device  0: (UUID: MIG-",
         ),
         (
             "mig -cgi 9 -C",
@@ -434,7 +469,7 @@ BUS = "00000000:00:1E.0"
         ("mig -cgi 5g.90gb", {}, 6, "Unable to create a GPU instance on GPU  0 using profile 5g.90gb: Not"),
         (
             "mig -cgi 19",
-            {},
+            ALL_OF_IT,
             255,
             "Unable to create a GPU instance on GPU  0 using profile 19: Insufficient Resources\n"
             "Failed to create GPU instances: Insufficient Resources\n",
@@ -443,27 +478,26 @@ BUS = "00000000:00:1E.0"
         ("mig -lci", {}, 6, "No compute instances found: Not Found\n"),
         (
             "mig -cci 3g.20gb -gi 2",
-            {"PARTITIONED": "1"},
+            ONE_HALF,
             0,
             "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  2",
         ),
-        ("mig -cci 7g.40gb", {"PARTITIONED": "1"}, 6, "Unable to create a compute instance on GPU  0"),
-        ("mig -cci -gi 5", {"PARTITIONED": "1"}, 6, "No GPU instances found: Not Found\n"),
-        ("mig -dgi", {"PARTITIONED": "1"}, 255, "Unable to destroy GPU instance ID  2 from GPU  0: In use"),
+        ("mig -cci 7g.40gb", ONE_HALF | ITS_PART, 6, "Unable to create a compute instance on GPU  0"),
+        ("mig -cci -gi 5", ONE_HALF | ITS_PART, 6, "No GPU instances found: Not Found\n"),
+        ("mig -dgi", ONE_HALF | ITS_PART, 255, "Unable to destroy GPU instance ID  2 from GPU  0: In use"),
         (
             "mig -dci -ci 0 -gi 2",
-            {"PARTITIONED": "1"},
+            ONE_HALF | ITS_PART,
             0,
             "Successfully destroyed compute instance ID  0 from GPU  0 GPU instance ID  2\n",
         ),
-        ("mig -lgip", {"WHOLE": "1"}, 6, "No MIG-enabled devices found.\n"),
+        ("mig -lgip", OFF, 6, "No MIG-enabled devices found.\n"),
     ],
 )
 def test_a_gpu_is_changed_through_nvml(
-    program: Path, partitioned: Path, argv: str, env: dict[str, str], code: int, words: str
+    partitioned: Partitioned, argv: str, rows: dict[str, str], code: int, words: str
 ) -> None:
-    env = {**os.environ, "LD_LIBRARY_PATH": str(partitioned.parent), **env}
-    found, out = run(program, env, *argv.split())
+    found, out = partitioned(argv, rows)
     assert (found, out[: len(words)]) == (code, words)
 
 
@@ -476,8 +510,8 @@ PROFILES = """\
 |   0  MIG 1g.5gb        19     3/7        4.75       No     14     0     0   |
 |                                                             1     0     0   |
 +-----------------------------------------------------------------------------+
-|   0  MIG 3g.20gb        9     1/2        19.62      No     42     2     0   |
-|                                                             3     0     0   |
+|   0  MIG 1g.5gb+me     20     1/1        4.75       No     14     1     0   |
+|                                                             1     1     1   |
 +-----------------------------------------------------------------------------+
 """
 INSTANCES = """\
@@ -506,20 +540,20 @@ MIG_DEVICES = """\
 |      ID  ID  Dev |                     BAR1-Usage | SM     Unc| CE ENC DEC OFA JPG    |
 |                  |                                |        ECC|                       |
 |==================+================================+===========+=======================|
-|  0    2   0   0  |              37MiB / 20096MiB  | 42      0 |  3   0    2    0    0 |
-|                  |               0MiB / 32767MiB  |           |                       |
+|  0    2   0   0  |               0MiB / 19968MiB  | 42    N/A |  3   0    2    0    0 |
+|                  |                           N/A  |           |                       |
 +------------------+--------------------------------+-----------+-----------------------+
 """
 
 
-def test_partitions_are_shown_in_tables(program: Path, partitioned: Path) -> None:
-    env = {**os.environ, "LD_LIBRARY_PATH": str(partitioned.parent), "PARTITIONED": "1"}
-    assert run(program, env, "mig", "-lgip") == (0, PROFILES)
-    assert run(program, env, "mig", "-lgi") == (0, INSTANCES)
-    assert run(program, env, "mig", "-lci", "-gi", "2") == (0, COMPUTE_INSTANCES)
-    assert MIG_DEVICES in run(program, env)[1]
-    del env["PARTITIONED"]
-    assert "|  No MIG devices found  " in run(program, env)[1]
+def test_partitions_are_shown_in_tables(partitioned: Partitioned) -> None:
+    divided = ONE_HALF | ITS_PART
+    code, profiles = partitioned("mig -lgip", divided)
+    assert (code, profiles[: len(PROFILES)]) == (0, PROFILES)
+    assert partitioned("mig -lgi", divided) == (0, INSTANCES)
+    assert partitioned("mig -lci -gi 2", divided) == (0, COMPUTE_INSTANCES)
+    assert MIG_DEVICES in partitioned("", divided)[1]
+    assert "|  No MIG devices found  " in partitioned("", {})[1]
 
 
 def test_it_is_not_built_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

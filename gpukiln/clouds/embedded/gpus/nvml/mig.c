@@ -322,7 +322,9 @@ API int nvmlDeviceGetGpuInstanceRemainingCapacity(void *device, unsigned id, uns
     whole(gpu, "mig.slices", &slices);
     unsigned by_slices = profile.slices ? (slices - used_slices(gpu)) / profile.slices : 0;
     unsigned by_size = profile.size > 1 ? free_places / profile.size + (free_places % profile.size != 0) : free_places;
+    unsigned left = profile.instances - of_profile(gpu, profile.id);
     *count = by_size < by_slices ? by_size : by_slices;
+    *count = *count < left ? *count : left;
     return OK;
 }
 

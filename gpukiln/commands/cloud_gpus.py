@@ -107,7 +107,7 @@ def _load(text: str) -> list[str]:
     from gpukiln.errors import UsageError
 
     parts = text.split(":")
-    if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts[1:]):
+    if len(parts) not in (3, 4) or not all(part.isascii() and part.isdecimal() for part in parts[1:]):
         raise UsageError(
             f"--load {text}: wanted GPU:PID:MIB[:PERCENT]", hint="for example --load 0:1234:900:40"
         )

@@ -16,7 +16,7 @@ from gpukiln.clouds.embedded.gpus.requests import answer, shown
 from gpukiln.clouds.embedded.gpus.settings import apply
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.gpus.start import start_rows
-from gpukiln.clouds.embedded.gpus.state import State, append_region
+from gpukiln.clouds.embedded.gpus.state import SLOT, State, append_region
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machine import MachineSpec
 from gpukiln.clouds.embedded.machines import Machines
@@ -25,6 +25,13 @@ from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from tests.doubles.nvml_machine import made_up_machine
 
 Ask = Callable[..., dict[str, Any]]
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({}, "KeyError"),
+    ({"gpus": ["a"]}, "AttributeError"),
+    ({"gpus": [{"temperature": {"gpu": "hot"}}]}, "hot"),
+    ({"gpus": [{"name": "A"}] * 65}, "65 GPUs"),
+    ({"gpus": [{"name": "A" * SLOT}]}, "the most that fit"),
+]
 
 
 @pytest.fixture
@@ -115,6 +122,15 @@ def test_settings_of_one_request_hold_together_or_not_at_all(
     assert gpus.files.state.rows() == before
     answer(machines, {"instance_id": name, "recording": made_up_machine(1)})
     assert gpus.files.state.rows()["gpus.count"] == "1"
+    before = gpus.files.state.rows()
+    for recording, said in BROKEN:
+        assert said in str(refused(machines, instance_id=name, recording=recording))
+    assert "0 to 0" in refused(machines, instance_id=name, settings=["².lost=true"]).hint
+    assert "-40 to 200" in str(refused(machines, instance_id=name, settings=["0.temperature=201"]))
+    assert "no MIG profile" in str(refused(machines, instance_id=name, scenario="mig-mixed"))
+    error = refused(machines, instance_id=name, settings=["0.temperature=77"], reset=["99"])
+    assert "--reset 99" in str(error)
+    assert gpus.files.state.rows() == before
     told = answer(machines, {"instance_id": name, "healthy": True})["gpus"]
     assert len(told) == 1, "it begins anew as what was recorded"
 

@@ -8,11 +8,13 @@ from gpukiln.clouds.embedded.gpus import machine_files
 from gpukiln.clouds.embedded.gpus.settings import apply, play
 from gpukiln.clouds.embedded.gpus.simulated import GPUS_TAG, SIMULATED, is_simulated
 from gpukiln.clouds.embedded.gpus.start import start_rows
-from gpukiln.clouds.embedded.gpus.state import Rows, gpu_count
+from gpukiln.clouds.embedded.gpus.state import Rows, encoded, gpu_count
 from gpukiln.clouds.embedded.machine import Machine
 from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.typed import load, strict, unknown
+
+MOST_GPUS = 64  # more than any host has; a choice of this project
 
 
 @strict
@@ -48,6 +50,8 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
         IncompatibleError: The machine can't have it now.
     """
     asked = load(Request, document, where="request")
+    if asked.recording is not None:
+        _check_recording(asked.recording)
     instance, machine = _machine(machines, asked.instance_id)
     with machines.lock(instance.id):
         if asked.switch == "on":
@@ -81,6 +85,24 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
             "simulated": is_simulated(instance),
             **shown(files.state.rows() if files else {}),
         }
+
+
+def _check_recording(recording: dict[str, Any]) -> None:
+    """A recording is kept for later starts, too: one that can't be told must not get so far."""
+    try:
+        rows = start_rows(recording)
+        shown(rows)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the recording does not describe GPUs: {type(error).__name__}: {error}",
+            hint="wanted is what `python -m gpukiln.probe.recording FILE` writes on a host, unchanged",
+        ) from None
+    if gpu_count(rows) > MOST_GPUS:
+        raise UsageError(
+            f"the recording has {gpu_count(rows)} GPUs, and {MOST_GPUS} are the most",
+            hint="leave some out of its list `gpus`",
+        )
+    encoded(rows)
 
 
 def _machine(machines: Machines, instance_id: str) -> tuple[Any, Machine]:
@@ -135,6 +157,11 @@ def _change(rows: Rows, asked: Request) -> None:
         play(rows, asked.scenario)
     for text in asked.settings:
         apply(rows, text)
+    for index in asked.reset:
+        if not (index.isascii() and index.isdecimal() and int(index) < gpu_count(rows)):
+            raise UsageError(
+                f"--reset {index}: no such GPU, the machine has {gpu_count(rows)}", hint="indices from 0"
+            )
 
 
 def _inside(asked: Request) -> list[list[str]]:

@@ -37,23 +37,29 @@ class Setting:
 def _yes(text: str) -> bool:
     if text.lower() in (*TRUE, *FALSE):
         return text.lower() in TRUE
-    raise ValueError
+    raise ValueError(", true or false")
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
         if not least <= value <= most:
-            raise ValueError
+            raise ValueError(f", {least} to {most}")
         return value
 
     return read
 
 
 def _watts(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
     if not 0 <= value <= 10000:
-        raise ValueError
+        raise ValueError(", 0 to 10000")
     return value
 
 
@@ -199,9 +205,9 @@ def apply(rows: Rows, text: str) -> None:
         raise unknown("setting of a GPU", name, SETTINGS)
     try:
         wanted = setting.read(value.strip())
-    except ValueError:
+    except ValueError as error:
         raise UsageError(
-            f"{name}={value}: wanted {setting.text}", hint=f"for example {gpu}.{name}=1"
+            f"{name}={value}: wanted {setting.text}{error}", hint=f"for example {gpu}.{name}=1"
         ) from None
     for index in _indices(rows, gpu.strip()):
         setting.change(rows, index, wanted)
@@ -213,7 +219,7 @@ def _indices(rows: Rows, text: str) -> Iterable[int]:
         return range(count)
     if text == "last" and count:
         return [count - 1]
-    if text.isdigit() and int(text) < count:
+    if text.isdecimal() and int(text) < count:
         return [int(text)]
     raise UsageError(
         f"no GPU {text!r}: the machine has {count}",
@@ -261,7 +267,7 @@ def _cut(rows: Rows, gpu: int, slices: int) -> None:
     key = f"gpus.{gpu}.mig"
     rows.update({f"{key}.current": "1", f"{key}.pending": "1"})
     remove(rows, f"{key}.gi")
-    for at in range(int(rows[f"{key}.profiles.count"])):
+    for at in range(int(rows.get(f"{key}.profiles.count", 0))):
         profile = f"{key}.profiles.{at}"
         if rows[f"{profile}.slices"] != str(slices) or "+" in rows[f"{profile}.name"]:
             continue

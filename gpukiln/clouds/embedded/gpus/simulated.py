@@ -64,7 +64,7 @@ class SimulatedGpus:
         Args:
             files: Of the machine that has started.
         """
-        return self._document(files.state.rows()["driver"])
+        return self._document(files.state.rows().get("driver") or default_driver())
 
     def use_recording(self, nvml: dict[str, Any]) -> None:
         """Tell from now on what was recorded on a real host, instead of the type's profile."""

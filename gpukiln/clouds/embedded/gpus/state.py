@@ -56,6 +56,21 @@ def rows_of(document: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, str(int(document)) if isinstance(document, bool) else str(document).replace("\n", " ")
 
 
+def encoded(rows: Rows) -> bytes:
+    """The rows as a file has them.
+
+    Raises:
+        UnavailableError: They are more than fits.
+    """
+    text = "".join(f"{key} {value}\n" for key, value in rows.items()).encode()
+    if len(text) > SLOT:
+        raise UnavailableError(
+            f"{len(text)} bytes describe these GPUs, and {SLOT} are the most that fit",
+            hint="fewer GPUs, processes or NVLinks",
+        )
+    return text
+
+
 class State:
     """The state of one machine's GPUs.
 
@@ -95,12 +110,7 @@ class State:
             )  # not filelock: nvml/state.c locks the same file, and it empties none
             rows = self._read(file, start)
             edit(rows)
-            text = "".join(f"{key} {value}\n" for key, value in rows.items()).encode()
-            if len(text) > SLOT:
-                raise UnavailableError(
-                    f"{len(text)} bytes describe these GPUs, and {SLOT} are the most that fit",
-                    hint="fewer GPUs, processes or NVLinks",
-                )
+            text = encoded(rows)
             _magic, changes, *_lengths = HEADER.unpack(os.pread(file, HEADER.size, start))
             slot = (changes + 1) & 1
             os.pwrite(file, text, start + PAGE + slot * SLOT)

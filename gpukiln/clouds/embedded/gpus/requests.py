@@ -6,7 +6,7 @@ from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.embedded.container import Container
 from gpukiln.clouds.embedded.gpus import machine_files
 from gpukiln.clouds.embedded.gpus.settings import apply, play
-from gpukiln.clouds.embedded.gpus.simulated import GPUS_TAG, SIMULATED, is_simulated
+from gpukiln.clouds.embedded.gpus.simulated import GPUS_TAG, SIMULATED, SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import Rows, encoded, gpu_count
 from gpukiln.clouds.embedded.machine import Machine
@@ -57,11 +57,9 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
         if asked.switch == "on":
             _switch_on(machines, instance, machine)
         elif asked.switch == "off":
+            machines.gpus_of(instance).use_profile()
             _switch_off(instance, machine)
-        gpus = machine.gpus
-        if asked.recording is not None and gpus:
-            gpus.use_recording(asked.recording)
-        files = machine.shown
+        gpus, files = machine.gpus, machine.shown
         changes = (
             asked.recording or asked.healthy or asked.scenario or asked.settings or asked.reset or asked.load
         )
@@ -71,13 +69,7 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
                 hint=f"invoke cloud.gpus {instance.id} --on, or launch it with {GPUS_TAG}={SIMULATED}",
             )
         if files and gpus:
-            if asked.recording is not None or asked.healthy:
-                kept = files.state.rows().get("pid_namespace")
-                rows = start_rows(asked.recording or gpus.document(files))
-                files.state.write({**rows, **({"pid_namespace": kept} if kept else {})})
-            files.state.change(lambda rows: _change(rows, asked))
-            for words in _inside(asked):
-                _run(machine, words)
+            _do(machine, gpus, files, asked)
         return {
             "instance_id": instance.id,
             "instance_type": instance.instance_type,
@@ -85,6 +77,23 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
             "simulated": is_simulated(instance),
             **shown(files.state.rows() if files else {}),
         }
+
+
+def _do(machine: Machine, gpus: SimulatedGpus, files: machine_files.MachineFiles, asked: Request) -> None:
+    """What a machine refuses comes before what is written, and what is wrong before both."""
+    before = files.state.rows()
+    anew = asked.recording is not None or asked.healthy
+    rows = start_rows(asked.recording or gpus.document(files)) if anew else dict(before)
+    if "pid_namespace" in before:
+        rows["pid_namespace"] = before["pid_namespace"]
+    _change(dict(rows), asked)
+    if asked.recording is not None:
+        gpus.use_recording(asked.recording)
+    if anew:
+        files.state.write(rows)
+    for words in _inside(asked):
+        _run(machine, words)
+    files.state.change(lambda rows: _change(rows, asked))
 
 
 def _check_recording(recording: dict[str, Any]) -> None:

@@ -64,7 +64,13 @@ while read -r name target; do
   fi
 done < {FOLDER}/places
 while read -r node minor; do
-  [ -e "/dev/$node" ] || mknod -m 666 "/dev/$node" c 195 "$minor"
+  # where this kernel has NVIDIA's driver, a container's nodes would lead to GPUs that are real: they are null
+  if grep -q '^195 ' /proc/devices; then
+    numbers="1 3"
+  else
+    numbers="195 $minor"
+  fi
+  [ -e "/dev/$node" ] || mknod -m 666 "/dev/$node" c $numbers
 done < {FOLDER}/nodes
 """
 DOWN = f"""\

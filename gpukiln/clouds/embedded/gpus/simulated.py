@@ -12,7 +12,7 @@ from gpukiln.clouds.embedded.gpus.settings import DRIVER_NOT_LOADED
 from gpukiln.errors import GpukilnError
 from gpukiln.files import write_whole
 
-GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # of an instance, and of whatever has ever been one's
+GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # of an instance
 log = logging.getLogger(__name__)
 
 

@@ -17,12 +17,7 @@ def start_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
     """
     at = time.time() if now is None else now
     gpus = [gpu if gpu.get("error") else {**gpu, **_kept(gpu, at)} for gpu in document["gpus"]]
-    rows = dict(rows_of({**document, "gpus": gpus}))
-    for index, gpu in enumerate(gpus):
-        for name in ("processes", "peers", "nvlinks"):  # a list that is empty is not the same as none
-            if gpu.get(name) == []:
-                rows[f"gpus.{index}.{name}.count"] = "0"
-    return rows
+    return dict(rows_of({**document, "gpus": gpus}))
 
 
 def start_state(state: State, document: dict[str, Any]) -> None:

@@ -32,16 +32,6 @@ def append_region(path: Path) -> None:
         file.truncate(file.tell() - HEADER.size + REGION)
 
 
-def has_region(path: Path) -> bool:
-    """Whether a file is a double: whoever finds one can tell."""
-    try:
-        with path.open("rb") as file:
-            file.seek(-REGION, os.SEEK_END)
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
 def rows_of(document: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Keys and values of a document, lists by position and with their length, nothing for null."""
     dot = f"{key}." if key else ""

@@ -18,7 +18,7 @@ import pytest
 from gpukiln.clouds.embedded.gpus import library, settings
 from gpukiln.clouds.embedded.gpus.profile import make_profile
 from gpukiln.clouds.embedded.gpus.start import start_rows
-from gpukiln.clouds.embedded.gpus.state import REGION, SLOT, State, append_region
+from gpukiln.clouds.embedded.gpus.state import PAGE, REGION, SLOT, State, append_region
 from gpukiln.errors import UnavailableError, UsageError
 from tests.support import nvml_double
 
@@ -439,8 +439,26 @@ def test_more_than_fits_is_refused_and_nothing_lost(tmp_path: Path) -> None:
 def test_what_is_no_double_has_no_state(tmp_path: Path) -> None:
     path = tmp_path / "libnvidia-ml.so.1"
     path.write_bytes(b"\x7fELF" + bytes(2 * REGION))
-    with pytest.raises(UsageError, match="no state of simulated GPUs"):
+    with pytest.raises(UnavailableError, match="no state of simulated GPUs"):
         State(path).rows()
+    with pytest.raises(UnavailableError, match="No such file") as error:
+        State(tmp_path / "gone").rows()
+    assert "--off, then --on" in error.value.hint
+
+
+def test_a_damaged_state_is_told_and_no_driver_is_there(machine: Machine, loaded: Path) -> None:
+    state = machine("g5.xlarge")
+    with state.path.open("r+b") as file:
+        file.seek(PAGE + SLOT)  # the second slot, which the first change was written to
+        file.write(b"\xff" * 100)
+    with pytest.raises(UnavailableError, match="can't be read"):
+        state.rows()
+    with state.path.open("r+b") as file:
+        file.truncate(PAGE)
+    command = [sys.executable, "-c", "import pynvml; pynvml.nvmlInit()"]
+    env = library.environment(loaded, state.path)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert "NVMLError_DriverNotLoaded" in done.stderr
 
 
 def snapshot(handles: list[Any]) -> list[dict[str, Any]]:

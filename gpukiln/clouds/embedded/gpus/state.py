@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.errors import UnavailableError
 
 MAGIC = b"gpukiln simulated GPUs 1".ljust(32, b"\0")
 PAGE, SLOT = 4096, 512 * 1024
@@ -110,14 +110,25 @@ class State:
 
     @contextlib.contextmanager
     def _opened(self, flags: int) -> Iterator[tuple[int, int]]:
-        file = os.open(self.path, flags | os.O_CLOEXEC)
+        try:
+            file = os.open(self.path, flags | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._damaged(str(error.strerror)) from error
         try:
             start = os.fstat(file).st_size - REGION
             if start < 0 or os.pread(file, len(MAGIC), start) != MAGIC:
-                raise UsageError(f"{self.path} has no state of simulated GPUs", hint="it is no double")
+                raise self._damaged("it has no state of simulated GPUs")
             yield file, start
+        except UnicodeDecodeError as error:
+            raise self._damaged(str(error)) from error
         finally:
             os.close(file)
+
+    def _damaged(self, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"{self.path} can't be read: {why}",
+            hint="make it anew: invoke cloud.gpus MACHINE --off, then --on",
+        )
 
     @staticmethod
     def _read(file: int, start: int) -> Rows:

@@ -131,10 +131,7 @@ class Verdict:
     @property
     def digest(self) -> str:
         """SHA-256 of the document, hexadecimal: ties a tag or a record to one verdict."""
-        document = dump(self)
-        if not self.simulated:  # a verdict from before there were simulated GPUs keeps its digest
-            del document["simulated"]
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(dump(self), sort_keys=True).encode()).hexdigest()
 
     @model_serializer(mode="wrap")
     def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def test_a_damaged_file_is_told_refuses_launches_and_can_be_removed(layout, imag
         with pytest.raises(UnavailableError, match="can't be read") as damaged:
             ask(layout)
         assert str(layout.scarcity) in damaged.value.message
-        assert "cloud.gpus --plenty" in damaged.value.hint
+        assert "cloud.gpus all --plenty all" in damaged.value.hint
     with pytest.raises(ClientError, match=r"InternalError.*scarcity\.json.*can't be read.*--plenty"):
         start(image_id)
     assert layout.scarcity.read_text() == text

@@ -136,13 +136,6 @@ def test_everything_that_is_written_says_it(tmp_path: Path) -> None:
         assert properties["simulated"] == str(said).lower()
 
 
-def test_a_verdict_of_before_keeps_its_digest() -> None:
-    old = dump(REAL)
-    del old["simulated"]
-    assert load(Verdict, old, where="x").digest == REAL.digest
-    assert DOUBLE.digest != REAL.digest
-
-
 def test_it_passes_and_proves_nothing() -> None:
     assert (REAL.passed, REAL.proves) == (True, True)
     assert (DOUBLE.passed, DOUBLE.proves) == (True, False)

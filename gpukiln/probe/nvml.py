@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Callable, Collection
 from typing import Any
 
-from gpukiln.probe.child import call
+from gpukiln.probe.child import Tell, call
+from gpukiln.probe.nvml_more import bad as _bad
+from gpukiln.probe.nvml_more import more
 
 TIMEOUT_S = 180.0  # a GPU whose firmware hangs costs tens of seconds a call
-NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH = 3, 13, 2, 25
+NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH, NOT_FOUND = 3, 13, 2, 25, 6
 NOTHING: dict[str, Any] = {
     "available": False,
     "error": None,
@@ -84,8 +87,10 @@ def nvlink_facts(there: bool) -> dict[str, Any]:
     return call(read_nvlinks, TIMEOUT_S) if there else {"error": None, "gpus": []}
 
 
-class _Nvml:
+class Nvml:
     """Asks pynvml, and turns its errors into values."""
+
+    NOT_FOUND, VERSION_MISMATCH = NOT_FOUND, VERSION_MISMATCH
 
     def __init__(self) -> None:
         import pynvml  # noqa: PLC0415 - only where there is a GPU
@@ -121,16 +126,30 @@ class _Nvml:
             return {"_error": f"field {number}: {self.pynvml.NVMLError(code)}", "code": int(code)}
         return getattr(found[0].value, kind)
 
-    def handles(self) -> Any:
-        """{index: handle, null or an error}; an error where not even the number of GPUs is told."""
+    def handles(self, skip: Collection[int] = (), about: Callable[[int], None] = lambda index: None) -> Any:
+        """{index: handle, null or an error}; an error where not even the number of GPUs is told.
+
+        Args:
+            skip: Indices that are left out.
+            about: Told of each index before it is asked for.
+        """
         count = self.ask("nvmlDeviceGetCount")
         if not isinstance(count, int):
             return count
-        return {index: self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)}
+        found = {}
+        for index in range(count):
+            if index not in skip:
+                about(index)
+                found[index] = self.ask("nvmlDeviceGetHandleByIndex", index)
+        return found
 
+    def gpu(self, index: int, handle: Any) -> dict[str, Any]:
+        """What is judged of a GPU."""
+        return _gpu(self, index, handle)
 
-def _bad(value: Any) -> bool:
-    return isinstance(value, dict) and "_error" in value
+    def processes(self, handle: Any) -> Any:
+        """The processes of a GPU or a MIG device."""
+        return _processes(self, handle)
 
 
 def _spread(answer: Any, *names: str) -> dict[str, Any]:
@@ -149,8 +168,40 @@ def _scaled(value: Any, unit: float) -> Any:
 
 
 def read_nvml() -> dict[str, Any]:
-    """Ask NVML for everything; for what is what see `gpu_facts`."""
-    nvml, found = _Nvml(), {**NOTHING, "gpus": []}
+    """Ask NVML for everything that is judged; for what is what see `gpu_facts`."""
+    gpus: list[dict[str, Any]] = []
+    return {**_read(lambda index, gpu: gpus.append(gpu), Nvml.gpu), "gpus": gpus}
+
+
+def read_gpus(tell: Tell, skip: Collection[int], limit_s: float) -> None:
+    """Ask NVML for everything that is judged and shown, and tell it GPU by GPU, for one may hang.
+
+    Args:
+        tell: Given `head`, all that `read_nvml` returns but the GPUs, and each `gpu` with its `index`, which
+            has what is shown beside it as `more`.
+        skip: Indices of GPUs that are not asked.
+        limit_s: For each GPU.
+    """
+
+    def about(index: int) -> None:
+        tell(at=f"GPU {index}", limit=limit_s, index=index)
+
+    def one(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
+        about(index)
+        return {**nvml.gpu(index, handle), "more": more(nvml, handle)}
+
+    tell(at="NVML's start", limit=limit_s)
+    head = _read(lambda index, gpu: tell(gpu=gpu, index=index), one, skip=skip, about=about)
+    tell(head=head)
+
+
+def _read(
+    add: Callable[[int, dict[str, Any]], None],
+    one: Callable[[Nvml, int, Any], dict[str, Any]],
+    skip: Collection[int] = (),
+    about: Callable[[int], None] = lambda index: None,
+) -> dict[str, Any]:
+    nvml, found = Nvml(), {**NOTHING, "gpus": []}
     try:
         nvml.pynvml.nvmlInit()
     except nvml.pynvml.NVMLError as error:
@@ -163,16 +214,17 @@ def read_nvml() -> dict[str, Any]:
         cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else cuda,
         confidential=_confidential(nvml),
     )
-    handles = nvml.handles()
+    handles = nvml.handles(skip, about)
     if not isinstance(handles, dict) or _bad(handles):
         return {**found, "available": False, "error": handles}
     good = {i: h for i, h in handles.items() if h is not None and not _bad(h)}
     for index, handle in handles.items():
         if index not in good:
-            found["gpus"].append({"index": index, "error": handle or NO_HANDLE})
+            add(index, {"index": index, "error": handle or NO_HANDLE})
             continue
+        gpu = one(nvml, index, handle)
         peers = [_peer(nvml, i, handle, other) for i, other in good.items() if i != index]
-        found["gpus"].append({**_gpu(nvml, index, handle), "peers": peers})
+        add(index, {**gpu, "peers": peers})
     with contextlib.suppress(nvml.pynvml.NVMLError):
         nvml.pynvml.nvmlShutdown()
     return found
@@ -180,7 +232,7 @@ def read_nvml() -> dict[str, Any]:
 
 def read_nvlinks() -> dict[str, Any]:
     """Ask NVML for the NVLinks alone; each GPU's are an error where it can't be asked."""
-    nvml = _Nvml()
+    nvml = Nvml()
     try:
         nvml.pynvml.nvmlInit()
     except nvml.pynvml.NVMLError as error:
@@ -197,7 +249,7 @@ def read_nvlinks() -> dict[str, Any]:
     return {"error": None, "gpus": gpus}
 
 
-def _confidential(nvml: _Nvml) -> dict[str, Any]:
+def _confidential(nvml: Nvml) -> dict[str, Any]:
     """{on: whether the GPUs do confidential computing, ready: whether they accept work then}.
 
     Until somebody has set the ready state, CUDA answers 802 there (NVIDIA/nvtrust#87; `nvidia-smi
@@ -208,7 +260,7 @@ def _confidential(nvml: _Nvml) -> dict[str, Any]:
     return {"on": on, "ready": _whether(nvml.ask("nvmlSystemGetConfComputeGpusReadyState"))}
 
 
-def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
+def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
     """One GPU: clocks in MHz, memory in MiB, power in W, temperature in degrees Celsius."""
     ask = nvml.ask
 
@@ -277,7 +329,7 @@ def _gpu(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
     }
 
 
-def _temperature(nvml: _Nvml, handle: Any) -> dict[str, Any]:
+def _temperature(nvml: Nvml, handle: Any) -> dict[str, Any]:
     """{gpu, slowdown, margin, tlimit: {shutdown, slowdown, memory, gpu}} in degrees Celsius.
 
     On Ada and later T.Limit supersedes the threshold (nvml.h), which answers 0 or nothing then. margin: how
@@ -292,7 +344,7 @@ def _temperature(nvml: _Nvml, handle: Any) -> dict[str, Any]:
     }
 
 
-def _links(nvml: _Nvml, handle: Any) -> Any:
+def _links(nvml: Nvml, handle: Any) -> Any:
     """[{link, state, version, remote_bus_id, errors}], null where the GPU has no NVLink.
 
     errors count since the driver was loaded, or the GPU was reset.
@@ -327,7 +379,7 @@ def _links(nvml: _Nvml, handle: Any) -> Any:
     return links or None
 
 
-def _recoveries(nvml: _Nvml, handle: Any, link: int, counted: Any) -> Any:
+def _recoveries(nvml: Nvml, handle: Any, link: int, counted: Any) -> Any:
     """How often a link recovered: by its counter or, of NVLink 5, by a field; the other one may be 0."""
     told = nvml.field(handle, RECOVERIES, "ullVal", link)
     if counted is None or (isinstance(counted, int) and isinstance(told, int) and told > counted):
@@ -335,7 +387,7 @@ def _recoveries(nvml: _Nvml, handle: Any, link: int, counted: Any) -> Any:
     return counted
 
 
-def _fabric(nvml: _Nvml, handle: Any) -> dict[str, Any]:
+def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
     """{state, status, cluster, clique, health}.
 
     state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome; GPUs that
@@ -357,7 +409,7 @@ def _fabric(nvml: _Nvml, handle: Any) -> dict[str, Any]:
     }
 
 
-def _processes(nvml: _Nvml, handle: Any) -> Any:
+def _processes(nvml: Nvml, handle: Any) -> Any:
     """[{pid, name, kind, memory}] in MiB, null where the GPU does not tell."""
     rows = []
     for kind in ("Compute", "Graphics"):
@@ -378,7 +430,7 @@ def _processes(nvml: _Nvml, handle: Any) -> Any:
     return rows
 
 
-def _peer(nvml: _Nvml, index: int, handle: Any, other: Any) -> dict[str, Any]:
+def _peer(nvml: Nvml, index: int, handle: Any, other: Any) -> dict[str, Any]:
     """How another GPU is reached, in NVML's numbers: {index, ancestor, p2p: {read, write, nvlink, ...}}."""
     return {
         "index": index,

@@ -1,0 +1,51 @@
+"""What machines are told of the catalogue: `python -m gpukiln.catalog.shipped > gpukiln/gpus/facts.json`.
+
+They have neither YAML nor pydantic, and judge their own driver, prices and Xids by the same facts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from gpukiln.catalog import cuda, drivers, gpus, xid
+from gpukiln.catalog.load import data
+
+
+def shipped() -> dict[str, Any]:
+    """Branches, CUDA toolkits, boards, prices and Xids as plain data."""
+    return {
+        "_": "Generated: python -m gpukiln.catalog.shipped > gpukiln/gpus/facts.json",
+        "branches": {
+            str(number): {
+                "type": row.type,
+                "eol": row.eol and row.eol.isoformat(),
+                "native_cuda": row.native_cuda,
+                "latest": row.latest,
+            }
+            for number, row in drivers.branches().items()
+        },
+        "cuda": {
+            "toolkits": cuda.toolkits(),
+            "floors": {str(major): driver for major, driver in cuda.floors().items()},
+        },
+        "architectures": {
+            name: {"first_cuda": row.first_cuda, "last_cuda": row.last_cuda, "last_driver": row.last_driver}
+            for name, row in gpus.architectures().items()
+        },
+        "gpus": {
+            key: {"name": row.name, "arch": row.arch, "cc": row.cc, "data_center": row.data_center}
+            for key, row in gpus.gpus().items()
+            if row.manufacturer == "NVIDIA"
+        },
+        "prices": data("prices")["machines"],
+        "xids": {
+            str(number): {"mnemonic": row.mnemonic, "meaning": row.meaning, "kind": row.kind}
+            for number, row in xid.xids().items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(shipped(), indent=1) + "\n")

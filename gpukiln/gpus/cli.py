@@ -1,0 +1,144 @@
+"""`gpukiln-gpu`: the verbs on the machine itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from gpukiln import __version__
+from gpukiln.errors import GpukilnError, UsageError
+from gpukiln.gpus.model import plain
+from gpukiln.gpus.verb import Failure, Options, Verb, document
+from gpukiln.gpus.verbs import VERBS
+
+PROGRAM = "gpukiln-gpu"
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong as every command of ours does."""
+
+    def error(self, message: str) -> Any:
+        raise UsageError(message, hint=f"`{self.prog} -h` shows what it takes")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all verbs; the man page and the completion are made of it."""
+    top = _Parser(prog=PROGRAM, description="Look at GPUs, lease them, run on them, account for them.")
+    top.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
+    for verb in VERBS.values():
+        sub = commands.add_parser(verb.name, help=verb.help, description=verb.help, allow_abbrev=False)
+        for option in verb.options:
+            names = [f"-{option.letter}"] * bool(option.letter) + [option.flag]
+            more: dict[str, Any] = {"help": option.help.replace("%", "%%"), "dest": option.name}
+            if option.default is False:
+                more.update(action="store_true")
+            else:
+                more.update(metavar=option.value or option.name.upper())
+                many = isinstance(option.default, tuple)
+                more.update(action="append" if many else "store", default=[] if many else option.default)
+            sub.add_argument(*names, **more)
+            if option.first:
+                sub.add_argument(
+                    f"{option.name}_",
+                    nargs="?",
+                    metavar=option.value or option.name.upper(),
+                    help=option.help,
+                )
+        sub.add_argument("--json", action="store_true", help="print one JSON document to standard output")
+        if verb.takes_command:
+            sub.usage = f"{sub.format_usage()[7:].rstrip()} -- {verb.takes_command}"
+    return top
+
+
+def read_options(argv: list[str]) -> tuple[Verb, Options]:
+    """What was typed.
+
+    Raises:
+        UsageError: It is not understood.
+    """
+    if "--" in argv:
+        at = argv.index("--")
+        argv, rest, given = argv[:at], argv[at + 1 :], True
+    else:
+        rest, given = [], False
+    typed = vars(parser().parse_args(argv))
+    verb = VERBS[typed.pop("verb")]
+    for option in verb.options:
+        if option.first and (value := typed.pop(f"{option.name}_")) is not None:
+            typed[option.name] = value
+        if isinstance(option.default, tuple):
+            typed[option.name] = tuple(typed[option.name])
+        elif type(option.default) is int and isinstance(typed[option.name], str):
+            if not typed[option.name].isdecimal():
+                raise UsageError(
+                    f"{option.flag} {typed[option.name]!r} is no whole number", hint="wanted: 0 or more"
+                )
+            typed[option.name] = int(typed[option.name])
+    if given and not verb.takes_command:
+        raise UsageError(f"{verb.name} takes no command, and -- {' '.join(rest)} is given")
+    return verb, Options(command=tuple(rest), **typed)
+
+
+def run(verb: Verb, options: Options) -> int:
+    """Do it and say it; the exit code."""
+    if verb.takes_over is not None:
+        return verb.takes_over(options)
+    answer = verb.answer(options)
+    said = plain(answer)
+    if options.json:
+        print(json.dumps(document(verb, [said], []), indent=2))
+    else:
+        verb.show(said, options, print)
+    return int(answer.exit_code)
+
+
+def failure(error: GpukilnError, node: str = "") -> Failure:
+    """An error as the JSON document has it."""
+    name = node or os.uname().nodename
+    return Failure(name, error.message, error.hint, error.details, error.exit_code)
+
+
+def print_error(error: GpukilnError) -> None:
+    """Write an error for people."""
+    print(f"error: {error.message}", file=sys.stderr)
+    for line in error.details:
+        print(f"  {line}", file=sys.stderr)
+    if error.hint:
+        print(f"next: {error.hint}", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    signal.signal(signal.SIGTERM, _interrupt)
+    verb = None
+    try:
+        verb, options = read_options(argv)
+        code = run(verb, options)
+        sys.stdout.flush()
+        return code
+    except GpukilnError as error:
+        if verb is not None and options.json:
+            print(json.dumps(document(verb, [], [plain(failure(error))]), indent=2))
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head`: who reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"error: {what}", file=sys.stderr)
+        return 4
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

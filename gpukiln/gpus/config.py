@@ -1,0 +1,169 @@
+"""/etc/gpukiln/gpus.toml: limits of who leases, and what the machine costs. The role gpu_tools writes it.
+
+[limits]              # of everybody
+gpus = 4              # at the same time; 0: as many as there are
+hours = 24            # of one lease; 0: no end
+
+[limits.users.ann]    # instead of these, for one user
+gpus = 8
+
+[limits.projects.training]
+hours = 72
+
+[price]               # of the whole machine; without it the catalogue's, where its type is known
+usd_hour = 12.5
+source = "contract 2026"
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import UsageError
+
+try:
+    import tomllib
+except ImportError:  # Python 3.9 and 3.10
+    import tomli as tomllib  # type: ignore[no-redef]
+
+FILE = "/etc/gpukiln/gpus.toml"
+ENVIRONMENT = "GPUKILN_GPUS_CONFIG"
+DMI = "/sys/class/dmi/id"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much one holder may have.
+
+    Args:
+        gpus: At the same time; 0: as many as there are.
+        hours: One lease; 0: no end.
+        whose: Of whom this is, for messages.
+    """
+
+    gpus: int = 0
+    hours: float = 0
+    whose: str = "everybody"
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the whole machine costs.
+
+    Args:
+        source: Who says so, and when.
+    """
+
+    usd_hour: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the file says."""
+
+    path: Path
+    everybody: Limit = field(default_factory=Limit)
+    users: dict[str, Limit] = field(default_factory=dict)
+    projects: dict[str, Limit] = field(default_factory=dict)
+    price: Price | None = None
+
+    def limit(self, user: str, project: str) -> Limit:
+        """What holds for a user: their own, else their project's, else everybody's."""
+        return self.users.get(user) or self.projects.get(project) or self.everybody
+
+
+def load(path: Path | None = None) -> Config:
+    """Read the file; where there is none nothing is limited.
+
+    Raises:
+        UsageError: It is not TOML, or says what nobody understands.
+    """
+    path = path or Path(os.environ.get(ENVIRONMENT) or FILE)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Config(path)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}", hint="the role gpu_tools writes it anew") from error
+    reader = _Reader(path)
+    reader.keys(data, "", ("limits", "price"))
+    limits = reader.section(data, "limits")
+    reader.keys(limits, "limits", ("gpus", "hours", "users", "projects"))
+    everybody = reader.limit(limits, "limits", "everybody", Limit())
+    price = None
+    if said := reader.section(data, "price"):
+        reader.keys(said, "price", ("usd_hour", "source"))
+        price = Price(float(reader.number(said, "price", "usd_hour", 0)), str(said.get("source", path)))
+    return Config(
+        path,
+        everybody,
+        reader.limits(limits, "users", everybody),
+        reader.limits(limits, "projects", everybody),
+        price,
+    )
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def wrong(self, what: str, wanted: str) -> UsageError:
+        return UsageError(f"{self.path}: {what}", hint=f"wanted: {wanted}")
+
+    def keys(self, data: dict[str, Any], where: str, known: tuple[str, ...]) -> None:
+        if strange := [key for key in data if key not in known]:
+            place = f"[{where}] has" if where else "it has"
+            raise self.wrong(f"{place} {strange[0]!r}", ", ".join(known))
+
+    def section(self, data: dict[str, Any], name: str) -> dict[str, Any]:
+        found = data.get(name, {})
+        if not isinstance(found, dict):
+            raise self.wrong(f"{name} is {found!r}", f"a table [{name}]")
+        return found
+
+    def number(self, data: dict[str, Any], where: str, name: str, default: float) -> float:
+        found = data.get(name, default)
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or found < 0:
+            raise self.wrong(f"[{where}] {name} is {found!r}", "a number of 0 or more")
+        return found
+
+    def limit(self, data: dict[str, Any], where: str, whose: str, default: Limit) -> Limit:
+        gpus = self.number(data, where, "gpus", default.gpus)
+        if gpus != int(gpus):
+            raise self.wrong(f"[{where}] gpus is {gpus!r}", "a whole number")
+        return Limit(int(gpus), self.number(data, where, "hours", default.hours), whose)
+
+    def limits(self, data: dict[str, Any], name: str, default: Limit) -> dict[str, Limit]:
+        found = {}
+        for key, said in self.section(data, name).items():
+            where = f"limits.{name}.{key}"
+            if not isinstance(said, dict):
+                raise self.wrong(f"{where} is {said!r}", "gpus and hours")
+            self.keys(said, where, ("gpus", "hours"))
+            found[key] = self.limit(said, where, f"{name[:-1]} {key}", default)
+        return found
+
+
+def machine_price(config: Config) -> Price | None:
+    """What this machine costs: as the file says, else the catalogue's price of its instance type."""
+    if config.price is not None:
+        return config.price
+    from gpukiln.gpus.facts import facts  # noqa: PLC0415 - rarely needed
+
+    try:
+        vendor = Path(DMI, "sys_vendor").read_text(encoding="utf-8").strip()
+        name = Path(DMI, "product_name").read_text(encoding="utf-8").strip()  # EC2 Nitro: the instance type
+    except OSError:
+        return None
+    if vendor != "Amazon EC2":
+        return None
+    # The machine does not know its region without asking its metadata; the first list that has the type.
+    for listed in facts()["prices"]:
+        if name in listed["usd_hour"]:
+            source = f"{name} on demand in {listed['region']}, {listed['as_of']} ({listed['source']})"
+            return Price(float(listed["usd_hour"][name]), source)
+    return None

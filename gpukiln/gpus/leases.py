@@ -1,0 +1,584 @@
+"""Leases of this machine's GPUs: granted, renewed, released, and found dead."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import json
+import os
+import pwd
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError
+from gpukiln.gpus.collect import collect, now
+from gpukiln.gpus.config import Config, machine_price
+from gpukiln.gpus.config import load as load_config
+from gpukiln.gpus.marks import covered, taken_by
+from gpukiln.gpus.model import Device, Snapshot
+from gpukiln.gpus.processes import start_ticks, user_name
+from gpukiln.gpus.selection import SHARED, Considered, Request, Selection, Taken, select
+from gpukiln.gpus.store import Held, Lease, Store, boot_clock, boot_id, number_of, read_lifeline, written
+from gpukiln.gpus.text import span
+
+JOB, DETACHED, CONTAINER = "job", "detached", "container"
+POLL_S = (0.05, 0.5)  # between looks of who waits at the leases: at first, and at most
+LOOK_AGAIN_S = 5.0  # between looks of who waits at the GPUs, which costs far more
+FRESH_S = 2.0  # age of a look at the GPUs by which something is granted
+Alive = Callable[[Lease], bool]  # whether the container of a lease runs
+
+
+@dataclass(frozen=True)
+class Who:
+    """Who leases.
+
+    Args:
+        user: Login name; of somebody who became root by sudo their own.
+        project: What for, as they said it.
+    """
+
+    user: str
+    uid: int
+    project: str = ""
+
+
+def whoami(project: str = "") -> Who:
+    """Who runs this program."""
+    uid = os.getuid()
+    if uid == 0 and (before := os.environ.get("SUDO_UID", "")).isdecimal():
+        uid = int(before)
+    return Who(user_name(uid), uid, project)
+
+
+@dataclass(frozen=True)
+class Granted:
+    """A lease that was granted, with the locks that keep it.
+
+    Args:
+        descriptors: Of the locks; a job must inherit them (`pass_fds` of subprocess).
+        considered: What became of each device.
+    """
+
+    lease: Lease
+    descriptors: tuple[int, ...]
+    considered: tuple[Considered, ...]
+    why: str
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """The devices."""
+        return self.lease.uuids
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What CUDA has to be told: it knows devices by UUID (CUDA C++ Programming Guide, environment)."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.uuids)}
+
+
+class Leases:
+    """The leases of this machine.
+
+    Args:
+        store: Where they are.
+        look: Takes a snapshot without leases.
+        alive: Whether the container of a lease runs; None asks its engine.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        look: Callable[[], Snapshot] = collect,
+        alive: Alive | None = None,
+        config: Config | None = None,
+    ) -> None:
+        self.store = store or Store()
+        self.look = look
+        self.config = config or load_config()
+        self._alive = alive
+
+    def alive(self, lease: Lease) -> bool:
+        """Whether the container of a lease runs; an engine that does not answer has it run."""
+        if self._alive is None:
+            from gpukiln.gpus.engines import runs  # noqa: PLC0415 - needs no engine as a rule
+
+            self._alive = runs
+        return self._alive(lease)
+
+    def current(self) -> list[Lease]:
+        """The leases that hold; those that ended are taken out first."""
+        gone = self._containers_gone()
+        with self.store.change():
+            return self._reap(gone)
+
+    def _containers_gone(self) -> set[int]:
+        """Leases whose container ended; asked for outside of a transaction, for engines are slow."""
+        found = set()
+        for lease in self.store.leases():
+            held = self.store.is_locked(self.store.lifeline(lease))
+            if (
+                lease.kind == CONTAINER
+                and self.store.why_dead(lease) is None
+                and not held
+                and not self.alive(lease)
+            ):
+                found.add(lease.number)
+        return found
+
+    def _reap(self, containers_gone: set[int]) -> list[Lease]:
+        """Take out what ended, in a transaction; returns what holds."""
+        held = []
+        for lease in self.store.leases():
+            why = self.store.why_dead(lease) or ("gone" if lease.number in containers_gone else None)
+            if why is None:
+                held.append(lease)
+            else:
+                self._end(lease, why)
+        kept = {lease.id for lease in held}
+        for path in (self.store.path / "alive").glob("L-*"):
+            if path.name not in kept and not self.store.is_locked(path):
+                path.unlink(missing_ok=True)  # of a grant that was killed, or of one of these
+        boot = boot_id()
+        for row in self.store.db.execute("select id, pid, ticks, boot_id from tickets").fetchall():
+            if row["boot_id"] != boot or start_ticks(row["pid"]) != row["ticks"]:
+                self.store.db.execute("delete from tickets where id = ?", (row["id"],))
+        return held
+
+    def _end(self, lease: Lease, why: str, energy: dict[str, float] | None = None) -> None:
+        """Take a lease out and account for it, in a transaction."""
+        seconds, ended_at = self._lasted(lease, why)
+        price = machine_price(self.config)
+        uses = []
+        for one in lease.devices:
+            used = None
+            if one.energy_joules is not None and energy and one.device in energy:
+                used = round(max(energy[one.device] - one.energy_joules, 0.0), 1)
+            usd = price and round(price.usd_hour / lease.machine_gpus * one.share * seconds / 3600, 6)
+            uses.append(
+                (
+                    lease.number,
+                    lease.user,
+                    lease.project,
+                    one.device,
+                    one.model,
+                    one.share,
+                    lease.granted_at,
+                    ended_at,
+                    round(seconds, 3),
+                    used,
+                    usd,
+                    price.source if price else None,
+                    why,
+                )
+            )
+        self.store.remove(lease, uses)
+        if not self.store.is_locked(self.store.lifeline(lease)):
+            self.store.lifeline(lease).unlink(missing_ok=True)
+
+    def _lasted(self, lease: Lease, why: str) -> tuple[float, str]:
+        """For how long a lease was held, and until when; a reboot ended it when the machine went down at last."""
+        clock = boot_clock()
+        if lease.boot_id == boot_id():
+            seconds = clock - lease.granted_boot
+            if why == "expired" and lease.ends_boot is not None:
+                seconds = lease.ends_boot - lease.granted_boot
+            ended = time.time() - (clock - lease.granted_boot - seconds)
+        else:
+            began = datetime.datetime.fromisoformat(lease.granted_at).timestamp()
+            ended = max(time.time() - clock, began)
+            seconds = ended - began
+            if lease.ends_boot is not None:
+                seconds = min(seconds, lease.ends_boot - lease.granted_boot)
+                ended = began + seconds
+        stamp = datetime.datetime.fromtimestamp(ended, datetime.UTC)
+        return max(seconds, 0.0), stamp.isoformat(timespec="milliseconds")
+
+    def plan(self, request: Request, found: Snapshot | None = None) -> Selection:
+        """What a request would get now; nothing is changed."""
+        found = found or self.look()
+        gone = self._containers_gone()
+        with self.store.change():
+            return self._select(request, found, self._reap(gone), None)
+
+    def _select(self, request: Request, found: Snapshot, held: list[Lease], ticket: int | None) -> Selection:
+        """What a request would get, in a transaction.
+
+        Args:
+            ticket: Its place in the queue, None for who has not waited yet.
+        """
+        taken = taken_by(held)
+        for one in found.devices:
+            if one.uuid and one.uuid not in taken and self.store.is_locked(self.store.guard(one.uuid)):
+                taken[one.uuid] = Taken(exclusive=True, holders=("a job that no lease names",))
+        for row in self._before(ticket):
+            for uuid in json.loads(row["devices"]):
+                has = taken.get(uuid, Taken())
+                if not has.exclusive:
+                    since = row["at"][11:19]
+                    mark = f"{row['user']} waits for {row['count']} since {since}"
+                    taken[uuid] = dataclasses.replace(has, reserved=mark)
+        seen = covered(found, held)
+        return select(request, seen.devices, seen.processes or (), seen.driver, taken)
+
+    def _before(self, ticket: int | None) -> list[sqlite3.Row]:
+        """The tickets that are served before one: the first of every holder, then the second of every holder."""
+        rows = self.store.db.execute("select * from tickets order by id").fetchall()
+        places: dict[int, tuple[int, int]] = {}
+        for row in rows:
+            many = sum(1 for one in rows if one["uid"] == row["uid"] and one["id"] < row["id"])
+            places[row["id"]] = (many, row["id"])
+        mine = places.get(ticket or 0)
+        return [row for row in rows if mine is None or places[row["id"]] < mine]
+
+    def acquire(
+        self,
+        request: Request,
+        who: Who,
+        *,
+        kind: str = JOB,
+        hours: float | None = None,
+        heartbeat_s: float | None = None,
+        wait_s: float = 0.0,
+        command: str = "",
+        engine: str | None = None,
+        on_wait: Callable[[str], None] = lambda text: None,
+    ) -> Granted:
+        """Have devices, or wait for them.
+
+        Args:
+            kind: JOB, DETACHED or CONTAINER.
+            hours: How long a detached one lasts; None: as long as the holder's limit, or without end.
+            heartbeat_s: Within which a detached one must be renewed.
+            wait_s: How long to wait for devices that others have.
+            command: What it is for, for people.
+            engine: docker or podman, of a container.
+            on_wait: Told why it waits, when it begins to.
+
+        Raises:
+            IncompatibleError: This machine can never serve it.
+            BusyError: It can't now.
+            RefusedError: A limit forbids it.
+            UnavailableError: The driver does not answer.
+        """
+        until = time.monotonic() + wait_s
+        ticket: int | None = None
+        pause, found, looked = POLL_S[0], None, 0.0
+        try:
+            while True:
+                if found is None or time.monotonic() - looked > LOOK_AGAIN_S:
+                    found, looked = self.look(), time.monotonic()
+                    check_usable(found)
+                gone = self._containers_gone()
+                with self.store.change():
+                    held = self._reap(gone)
+                    selection = self._select(request, found, held, ticket)
+                    if request.count > len(selection.possible):
+                        raise IncompatibleError(
+                            f"this machine can't serve it: {selection.why}",
+                            details=explained(selection.considered),
+                            hint="`gpukiln-gpu list` shows what there is; ask for less",
+                        )
+                    self._check_limits(request, who, held, hours)
+                    fresh = time.monotonic() - looked < FRESH_S
+                    if selection.devices and fresh:
+                        granted = self._grant(
+                            request, who, selection, found, kind, hours, heartbeat_s, command, engine
+                        )
+                        if ticket is not None:
+                            self.store.db.execute("delete from tickets where id = ?", (ticket,))
+                        return granted
+                    if not selection.devices and time.monotonic() >= until:
+                        raise BusyError(
+                            f"not now: {selection.why}",
+                            details=explained(selection.considered),
+                            hint="--wait 10m waits for it; `gpukiln-gpu leases` says who has what",
+                        )
+                    if ticket is None and not selection.devices:
+                        ticket = self._queue(request, who, selection)
+                        on_wait(selection.why)
+                if selection.devices:
+                    found = None  # there is something to be had: look whether that is still so
+                    continue
+                time.sleep(min(pause, max(until - time.monotonic(), 0.001)))
+                pause = min(pause * 1.5, POLL_S[1])
+        except BaseException:
+            if ticket is not None:
+                with contextlib.suppress(Exception), self.store.change():  # it ends with this process anyway
+                    self.store.db.execute("delete from tickets where id = ?", (ticket,))
+            raise
+
+    def _queue(self, request: Request, who: Who, selection: Selection) -> int:
+        done = self.store.db.execute(
+            "insert into tickets (user, uid, pid, ticks, boot_id, devices, count, at) values (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                who.user,
+                who.uid,
+                os.getpid(),
+                start_ticks(os.getpid()),
+                boot_id(),
+                json.dumps([one.uuid for one in selection.possible if one.uuid]),
+                request.count,
+                now(),
+            ),
+        )
+        return int(done.lastrowid or 0)
+
+    def _check_limits(self, request: Request, who: Who, held: list[Lease], hours: float | None) -> None:
+        limit = self.config.limit(who.user, who.project)
+        has = sum(len(lease.devices) for lease in held if lease.uid == who.uid)
+        if limit.gpus and has + request.count > limit.gpus:
+            raise RefusedError(
+                f"{who.user} has {has} GPUs and wants {request.count} more, the limit of {limit.whose} is {limit.gpus}",
+                hint=f"release some, or ask who keeps {self.config.path}",
+            )
+        if limit.hours and hours is not None and hours > limit.hours:
+            raise RefusedError(
+                f"--for {span(hours * 3600)} is longer than the {limit.hours:g} hours of {limit.whose}",
+                hint=f"ask for less, and renew; {self.config.path} has the limits",
+            )
+
+    def _grant(
+        self,
+        request: Request,
+        who: Who,
+        selection: Selection,
+        found: Snapshot,
+        kind: str,
+        hours: float | None,
+        heartbeat_s: float | None,
+        command: str,
+        engine: str | None,
+    ) -> Granted:
+        """Write a lease down and take its locks, in a transaction."""
+        clock = boot_clock()
+        limit = self.config.limit(who.user, who.project)
+        hours = limit.hours or None if hours is None else hours
+        whole = [one for one in found.devices if one.kind == "gpu"]
+        lease = self.store.add(
+            Lease(
+                number=0,
+                user=who.user,
+                uid=who.uid,
+                project=who.project,
+                mode=request.mode,
+                kind=kind,
+                memory_mib=request.memory_mib if request.mode == SHARED else None,
+                pid=os.getpid(),
+                ticks=start_ticks(os.getpid()),
+                boot_id=boot_id(),
+                job_pid=None,
+                job_ticks=None,
+                command=command,
+                engine=engine,
+                machine_gpus=len(whole),
+                granted_at=now(),
+                granted_boot=clock,
+                expires_boot=None if hours is None else clock + hours * 3600,
+                heartbeat_s=heartbeat_s,
+                beat_boot=clock if heartbeat_s is not None else None,
+                devices=tuple(_held(request, one, whole) for one in selection.devices),
+            )
+        )
+        descriptors: list[int] = []
+        try:
+            if kind != DETACHED:
+                how = fcntl.LOCK_SH if request.mode == SHARED else fcntl.LOCK_EX
+                wanted = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
+                wanted += [(self.store.guard(uuid), how) for uuid in lease.uuids]
+                for path, way in wanted:
+                    number = self.store.open_locked(path, way)
+                    if number is None:  # `_select` looked a moment ago: it was taken without a lease
+                        raise BusyError(f"{path} was locked by somebody else meanwhile", hint="try again")
+                    descriptors.append(number)
+            self.store.lifeline(lease).write_text(written(lease), encoding="utf-8")
+            with contextlib.suppress(PermissionError):
+                self.store.lifeline(lease).chmod(0o660)
+        except BaseException:
+            _close(descriptors)
+            with contextlib.suppress(OSError):
+                self.store.lifeline(lease).unlink(missing_ok=True)
+            raise
+        return Granted(lease, tuple(descriptors), selection.considered, selection.why)
+
+    def find(self, name: str) -> Lease | None:
+        """A lease that holds, by its id."""
+        number = number_of(name)
+        return next((one for one in self.current() if one.number == number), None)
+
+    def is_ours(self, lease: Lease, who: Who) -> bool:
+        """Whether this user may end or renew a lease without force."""
+        return lease.uid == who.uid
+
+    def release(
+        self, lease: Lease, who: Who, *, force: bool = False, energy: dict[str, float] | None = None
+    ) -> bool:
+        """End a lease; False where it had ended already.
+
+        Raises:
+            RefusedError: It is somebody else's, and `force` is missing.
+        """
+        if not self.is_ours(lease, who) and not force:
+            raise RefusedError(
+                f"{lease.id} is {lease.user}'s, since {lease.granted_at[:19]}",
+                hint=f"ask {lease.user}; --force takes it away, and is written down",
+            )
+        with self.store.change():
+            row = self.store.db.execute("select 1 from leases where id = ?", (lease.number,)).fetchone()
+            if row is None:
+                return False
+            why = "released" if self.is_ours(lease, who) else f"taken away by {who.user}"
+            self._end(lease, why, energy)
+        return True
+
+    def renew(self, lease: Lease, who: Who, hours: float | None = None) -> Lease:
+        """Let a detached lease go on: its heartbeat begins anew, and its deadline with `hours`.
+
+        Raises:
+            RefusedError: It is somebody else's, or longer than the limit.
+        """
+        if not self.is_ours(lease, who):
+            raise RefusedError(f"{lease.id} is {lease.user}'s", hint=f"only {lease.user} renews it")
+        limit = self.config.limit(lease.user, lease.project)
+        if hours is not None and limit.hours and hours > limit.hours:
+            raise RefusedError(
+                f"{span(hours * 3600)} is longer than the {limit.hours:g} hours of {limit.whose}"
+            )
+        clock = boot_clock()
+        values: dict[str, float] = {}
+        if lease.heartbeat_s is not None:
+            values["beat_boot"] = clock
+        if hours is not None:
+            values["expires_boot"] = clock + hours * 3600
+        with self.store.change():
+            if values:
+                self.store.update(lease.number, **values)
+        changed = dataclasses.replace(lease, **values)
+        self.store.lifeline(lease).write_text(written(changed), encoding="utf-8")
+        return changed
+
+    def began(self, lease: Lease, pid: int) -> None:
+        """Write down the process that runs under a lease."""
+        with self.store.change():
+            self.store.update(lease.number, job_pid=pid, job_ticks=start_ticks(pid))
+
+    def rebuild(self) -> tuple[Leases, list[str], list[str]]:
+        """Set a broken database aside and write the leases down again that their files name.
+
+        Returns:
+            The leases with the new database, where the old files are, and which leases were found.
+        """
+        moved = [str(path) for path in self.store.set_aside()]
+        store = Store(self.store.path)
+        found = []
+        with store.change():
+            for path in sorted((store.path / "alive").glob("L-*")):
+                with contextlib.suppress(ValueError, OSError):  # half written, by a grant that was killed
+                    lease = read_lifeline(path.read_text(encoding="utf-8"))
+                    if store.why_dead(lease) is None:
+                        store.add(lease)
+                        found.append(lease.id)
+        return Leases(store, look=self.look, alive=self._alive, config=self.config), moved, found
+
+
+def _held(request: Request, device: Device, whole: Sequence[Device]) -> Held:
+    """A device as a lease has it, and the part of a GPU that is accounted."""
+    share = 1.0
+    if device.kind == "mig":
+        parent = next((one for one in whole if one.uuid == device.parent), None)
+        total = parent.memory_total_mib if parent else None
+        share = round((device.memory_total_mib or 0) / total, 4) if total else 1.0
+    elif request.mode == SHARED and device.memory_total_mib:
+        share = round((request.memory_mib or 0) / device.memory_total_mib, 4)
+    return Held(
+        device=device.uuid or "",
+        model=device.name or "",
+        parent=device.parent,
+        memory_mib=request.memory_mib if request.mode == SHARED else None,
+        share=share,
+        energy_joules=device.energy_joules,
+    )
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for number in descriptors:
+        os.close(number)
+
+
+def check_usable(found: Snapshot) -> None:
+    """Raise where there is nothing to lease.
+
+    Raises:
+        IncompatibleError: The machine has no GPU.
+        UnavailableError: The driver does not answer.
+    """
+    if found.state in ("no-device", "not-granted"):
+        raise IncompatibleError(found.message, hint=found.fix)
+    if found.state != "ok":
+        raise UnavailableError(found.message, hint=found.fix)
+
+
+def explained(considered: Sequence[Considered]) -> tuple[str, ...]:
+    """Why each device was or was not taken, a line each."""
+    lines = []
+    for one in considered:
+        said = "taken" if one.taken else "not needed"
+        if one.never or one.not_now:
+            said = "; ".join((*one.never, *one.not_now))
+        elif one.score:
+            said += f" ({one.score})"
+        lines.append(f"{one.index} {one.device or '-'} {one.name or ''}: {said}")
+    return tuple(lines)
+
+
+@contextlib.contextmanager
+def lease(
+    count: int = 1,
+    *,
+    memory_mib: int | None = None,
+    shared: bool = False,
+    wait_s: float = 0.0,
+    project: str = "",
+    **wanted: object,
+) -> Iterator[Granted]:
+    """Have GPUs for a block of code, and for the programs it starts with `pass_fds=gpus.descriptors`.
+
+    Args:
+        count: Of GPUs.
+        memory_mib: That must be free on each; what may be used of each where it is shared.
+        shared: Whether others may have the rest.
+        wait_s: How long to wait for what others have.
+        project: What it is for.
+        wanted: Further fields of `Request`.
+
+    Yields:
+        What was granted: `uuids`, `environment`, `descriptors`.
+
+    Raises:
+        IncompatibleError, BusyError, RefusedError, UnavailableError: As `Leases.acquire`.
+    """
+    leases = Leases()
+    mode = {"mode": SHARED} if shared else {}
+    request = Request(count=count, memory_mib=memory_mib, **mode, **wanted)  # type: ignore[arg-type]
+    who = whoami(project)
+    granted = leases.acquire(request, who, wait_s=wait_s, command=" ".join(sys.argv))
+    try:
+        yield granted
+    finally:
+        try:
+            leases.release(granted.lease, who)
+        finally:
+            _close(granted.descriptors)
+            leases.store.close()
+
+
+def login(name: str) -> int | None:
+    """The number of a user; None where there is none of this name."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None

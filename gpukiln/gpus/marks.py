@@ -1,0 +1,101 @@
+"""Writes on a snapshot who has what: leases on devices and processes, and what could be leased now."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from gpukiln.errors import GpukilnError
+from gpukiln.gpus.collect import collect
+from gpukiln.gpus.model import Device, LeaseMark, Process, Snapshot
+from gpukiln.gpus.processes import PROC
+from gpukiln.gpus.selection import SHARED, Request, Taken, select
+from gpukiln.gpus.store import Lease, Store, boot_clock, folder
+from gpukiln.probe.base import read
+
+
+def taken_by(leases: Sequence[Lease]) -> dict[str, Taken]:
+    """By device what leases have of it."""
+    found: dict[str, Taken] = {}
+    for lease in leases:
+        for one in lease.devices:
+            before = found.get(one.device, Taken())
+            found[one.device] = Taken(
+                exclusive=before.exclusive or lease.mode != SHARED,
+                budget_mib=before.budget_mib + (one.memory_mib or 0),
+                holders=(*before.holders, f"{lease.id} of {lease.user}"),
+            )
+    return found
+
+
+def snapshot() -> Snapshot:
+    """The GPUs of this machine now, with its leases where it keeps some that can be read."""
+    found = collect()
+    if not (folder() / "leases.db").exists():
+        return dataclasses.replace(covered(found, []), leases="none")
+    try:
+        store = Store()
+        try:
+            held = [one for one in store.leases() if store.why_dead(one) is None]
+        finally:
+            store.close()
+    except (GpukilnError, OSError) as error:
+        return dataclasses.replace(covered(found, []), leases=str(error))
+    return dataclasses.replace(covered(found, held), leases="yes")
+
+
+def covered(found: Snapshot, held: Sequence[Lease]) -> Snapshot:
+    """The snapshot with leases that hold."""
+    marks: dict[str, list[LeaseMark]] = {}
+    clock = boot_clock()
+    for lease in held:
+        for one in lease.devices:
+            ends = lease.ends_boot
+            left = round(ends - clock, 1) if ends is not None else None
+            mark = LeaseMark(lease.id, lease.user, lease.mode, one.memory_mib, left)
+            marks.setdefault(one.device, []).append(mark)
+    processes = tuple(_covered(one, held) for one in found.processes or ())
+    taken = taken_by(held)
+    request = Request(mig="any") if any(one.kind == "mig" for one in found.devices) else Request()
+    devices = []
+    for kind, asked in (("gpu", Request()), ("mig", request)):
+        chosen = [one for one in found.devices if one.kind == kind]
+        if not chosen:
+            continue
+        looked = select(asked, found.devices, processes, found.driver, taken).considered
+        for one, said in zip(found.devices, looked):  # noqa: B905 - Python 3.9
+            if one.kind == kind:
+                because = (*said.never, *said.not_now)
+                devices.append(_marked(one, tuple(marks.get(one.uuid or "", ())), because))
+    devices.sort(key=lambda one: (one.index, one.kind == "mig", one.mig_index or 0))
+    return dataclasses.replace(
+        found, devices=tuple(devices), processes=processes if found.processes is not None else None
+    )
+
+
+def _marked(one: Device, marks: tuple[LeaseMark, ...], because: tuple[str, ...]) -> Device:
+    return dataclasses.replace(one, leases=marks, allocatable=not because, not_allocatable_because=because)
+
+
+def _covered(process: Process, held: Sequence[Lease]) -> Process:
+    """The process with the lease that covers it: of its device, and its user's or its ancestor's."""
+    on = [lease for lease in held if process.device in lease.uuids]
+    if len(on) > 1:  # shared: whose job it descends from, else whose user it is
+        line = set(_ancestors(process.pid))
+        of_job = [one for one in on if {one.pid, one.job_pid} & line]
+        on = of_job or [one for one in on if one.uid == process.uid]
+    elif on and on[0].kind == "job" and process.uid not in (None, 0, on[0].uid):
+        on = []  # somebody else's work on a leased GPU
+    return dataclasses.replace(process, lease=on[0].id if on else None)
+
+
+def _ancestors(pid: int) -> list[int]:
+    """A process and its parents (proc_pid_stat(5), field 4)."""
+    found = []
+    while pid > 1 and pid not in found:
+        found.append(pid)
+        fields = (read(f"{PROC}/{pid}/stat") or "").rpartition(")")[2].split()
+        if len(fields) < 2:
+            break
+        pid = int(fields[1])
+    return found

@@ -1,0 +1,143 @@
+"""Who the processes are that a driver lists: user, command and container, from /proc."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pwd
+import re
+from typing import Any
+
+from gpukiln.gpus.model import Container, Process
+from gpukiln.probe.base import read
+from gpukiln.redact import redact
+
+PROC = "/proc"
+COMMAND_CHARS = 500
+# The last part of a control group's path that names a container, by who made it.
+CONTAINERS = (
+    ("docker", re.compile(r"docker[-/](?P<id>[0-9a-f]{64})")),
+    ("podman", re.compile(r"libpod[-/](?:conmon-)?(?P<id>[0-9a-f]{64})")),
+    ("crio", re.compile(r"crio-(?P<id>[0-9a-f]{64})")),
+    ("containerd", re.compile(r"cri-containerd[-:/](?P<id>[0-9a-f]{64})")),
+    (
+        "containerd",
+        re.compile(r"/system\.slice/containerd\.service/[^/]*:cri-containerd:(?P<id>[0-9a-f]{64})"),
+    ),
+    ("containerd", re.compile(r"/(?:default|moby|k8s\.io)/(?P<id>[\w.-]+)$")),
+    ("unknown", re.compile(r"/(?P<id>[0-9a-f]{64})(?:\.scope)?$")),
+)
+POD = re.compile(r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
+
+
+def described(listed: list[tuple[str | None, dict[str, Any]]]) -> tuple[Process, ...]:
+    """The processes, each with what this system knows of it.
+
+    Args:
+        listed: UUID of the device, and a row of the collector.
+    """
+    return tuple(_described(device, row) for device, row in listed)
+
+
+def _described(device: str | None, row: dict[str, Any]) -> Process:
+    pid, unavailable = int(row["pid"]), {}
+    memory = row["memory"]
+    if memory is None:
+        unavailable["memory_mib"] = "NOT_AVAILABLE"
+    names = ("user", "uid", "command", "started_at", "container")
+    try:
+        uid = os.stat(f"{PROC}/{pid}").st_uid
+    except FileNotFoundError:
+        # The driver numbers by its own namespace; in another one a number means nobody, or somebody else.
+        state = "gone" if _first_namespace() else "foreign"
+        why = "the process is gone" if state == "gone" else "it is of another namespace of process ids"
+        unavailable.update(dict.fromkeys(names, why))
+        return Process(pid, device, row["kind"], state, memory_mib=memory, unavailable=unavailable)
+    command = _command(pid)
+    if command is None:
+        unavailable["command"] = "NO_PERMISSION"
+    container = container_of(read(f"{PROC}/{pid}/cgroup") or "")
+    if container is None:
+        unavailable["container"] = "it is in none"
+    started = started_at(pid)
+    if started is None:
+        unavailable["started_at"] = "the process is gone"
+    return Process(
+        pid,
+        device,
+        row["kind"],
+        "running",
+        memory_mib=memory,
+        user=user_name(uid),
+        uid=uid,
+        command=command,
+        started_at=started,
+        container=container,
+        unavailable=unavailable,
+    )
+
+
+def _first_namespace() -> bool:
+    """Whether processes have the numbers here that the driver knows them by (include/linux/proc_ns.h)."""
+    try:
+        return os.stat(f"{PROC}/self/ns/pid").st_ino == 0xEFFFFFFC
+    except OSError:
+        return False
+
+
+def user_name(uid: int) -> str:
+    """Login name; the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _command(pid: int) -> str | None:
+    try:
+        text = read(f"{PROC}/{pid}/cmdline")
+    except OSError:
+        return None
+    words = (text or "").rstrip("\0").split("\0")
+    return redact(" ".join(words))[:COMMAND_CHARS] or None
+
+
+def start_ticks(pid: int, proc: str = PROC) -> int | None:
+    """When a process started, in clock ticks since the boot (proc_pid_stat(5), field 22); None: it is gone.
+
+    With the number it names a process for good: numbers are given again.
+    """
+    try:
+        text = read(f"{proc}/{pid}/stat")
+    except OSError:
+        return None
+    if not text:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def started_at(pid: int) -> str | None:
+    """When a process started, RFC 3339 in UTC."""
+    ticks = start_ticks(pid)
+    boot = re.search(r"(?m)^btime (\d+)$", read(f"{PROC}/stat") or "")
+    if ticks is None or boot is None:
+        return None
+    seconds = int(boot[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+
+
+def container_of(cgroup: str) -> Container | None:
+    """The container that a control group is of.
+
+    Args:
+        cgroup: Text of /proc/PID/cgroup, of version 1 or 2.
+    """
+    for line in cgroup.splitlines():
+        path = line.split(":", 2)[-1]
+        pod = POD.search(path)
+        for engine, pattern in CONTAINERS:
+            if found := pattern.search(path):
+                known = "containerd" if engine == "unknown" and pod else engine
+                return Container(known, found["id"], pod["uid"].replace("_", "-") if pod else None)
+    return None

@@ -1,0 +1,307 @@
+"""Which GPUs a request gets, and for each one why it was or was not taken."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpukiln.errors import UsageError
+from gpukiln.gpus.facts import version_key
+from gpukiln.gpus.model import Device, Driver, Process
+from gpukiln.gpus.topology import describe, linked_groups, rank
+
+EXCLUSIVE, SHARED = "exclusive", "shared"
+RESERVE_MIB = 512  # of each shared GPU for contexts, which take memory that no budget counts
+COMPARISONS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody wants.
+
+    Args:
+        memory_mib: Of each device; of a shared one the budget, else the least that must be free.
+        models: Only these, by a part of their names; empty for any.
+        prefer: The first of these that there is, before others.
+        capability: The least compute capability, such as (8, 0).
+        cuda: Comparisons with what the driver brings, such as ((">=", (12, 1)),).
+        devices: Only these, by UUID.
+        mig: A MIG device of this profile instead of a GPU; `any` for every profile.
+        linked: Whether several must be joined by NVLinks.
+        pack: Of shared ones, whether those are filled first that somebody has already.
+        ignore_unleased: Whether one counts as free on which somebody works without a lease.
+    """
+
+    count: int = 1
+    memory_mib: int | None = None
+    mode: str = EXCLUSIVE
+    models: tuple[str, ...] = ()
+    prefer: tuple[str, ...] = ()
+    capability: tuple[int, ...] = ()
+    cuda: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    devices: tuple[str, ...] = ()
+    mig: str = ""
+    linked: bool = False
+    pack: bool = False
+    ignore_unleased: bool = False
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What others have of a device.
+
+    Args:
+        exclusive: Whether somebody has it alone.
+        budget_mib: Sum of the budgets of those who share it.
+        holders: Who, for people.
+        reserved: Why it waits for somebody who asked before.
+    """
+
+    exclusive: bool = False
+    budget_mib: int = 0
+    holders: tuple[str, ...] = ()
+    reserved: str = ""
+
+
+@dataclass(frozen=True)
+class Considered:
+    """What became of one device.
+
+    Args:
+        device: UUID; null of one that is lost and left no name.
+        taken: Whether it was chosen.
+        never: Why it can't serve this request on this machine.
+        not_now: Why it can't at the moment.
+        score: What it was compared by, the less the better, in words.
+    """
+
+    device: str | None
+    index: int
+    name: str | None
+    taken: bool
+    never: tuple[str, ...]
+    not_now: tuple[str, ...]
+    score: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a request gets.
+
+    Args:
+        devices: Chosen; empty where it gets nothing.
+        possible: How many devices could ever serve it here.
+        free: How many could now.
+        why: What several have in common, or why there is nothing.
+    """
+
+    devices: tuple[Device, ...]
+    possible: tuple[Device, ...]
+    free: int
+    why: str
+    considered: tuple[Considered, ...] = field(default=())
+
+
+def cuda_wanted(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Such as '>=12.1,<13'.
+
+    Raises:
+        UsageError: It is none.
+    """
+    found = []
+    for part in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"(>=|<=|==|>|<)?(\d+(?:\.\d+)?)", part)
+        if match is None:
+            raise UsageError(
+                f"--cuda {text!r} is no comparison of versions", hint="such as '>=12.1' or '>=12.1,<13'"
+            )
+        found.append((match[1] or ">=", version_key(match[2])))
+    return tuple(found)
+
+
+def select(
+    request: Request,
+    devices: Sequence[Device],
+    processes: Sequence[Process],
+    driver: Driver,
+    taken: Mapping[str, Taken],
+) -> Selection:
+    """Choose devices; nothing is changed.
+
+    Args:
+        taken: By UUID, what others have.
+    """
+    parents = {one.parent for one in devices if one.kind == "mig"}
+    pieces = {
+        one.uuid: taken[one.uuid] for one in devices if one.kind == "mig" and one.uuid and one.uuid in taken
+    }
+    rows: list[tuple[Device, list[str], list[str]]] = []
+    for one in devices:
+        never = _never(request, one, driver, parents)
+        not_now = [] if never else _not_now(request, one, processes, taken)
+        if one.kind == "gpu" and any(p.parent == one.uuid and p.uuid in pieces for p in devices):
+            never = never or ["its MIG devices are leased"]
+        rows.append((one, never, not_now))
+    possible = tuple(one for one, never, _ in rows if not never)
+    able = [one for one, never, not_now in rows if not never and not not_now]
+    chosen: tuple[Device, ...] = ()
+    why = ""
+    if request.count > len(possible):
+        why = f"{len(possible)} of this machine's devices can ever serve it, {request.count} are wanted"
+    elif request.count > len(able):
+        why = (
+            f"{len(able)} of {len(possible)} devices that could serve it are free, {request.count} are wanted"
+        )
+    else:
+        groups = linked_groups(able, request.count) if request.count > 1 else ((one,) for one in able)
+        if request.linked and request.count > 1:
+            groups = (group for group in groups if rank(group)[0][0] > 0)
+        best = min(groups, key=lambda group: _group_score(request, group, taken), default=None)
+        if best is None:
+            why = f"no {request.count} of the free devices are joined by NVLinks"
+        else:
+            chosen, why = tuple(best), describe(best) if request.count > 1 else ""
+    considered = tuple(
+        Considered(
+            one.uuid,
+            one.index,
+            one.name,
+            one in chosen,
+            tuple(never),
+            tuple(not_now),
+            "" if never or not_now else _score_words(request, one, taken),
+        )
+        for one, never, not_now in rows
+    )
+    return Selection(chosen, possible, len(able), why, considered)
+
+
+def _never(request: Request, one: Device, driver: Driver, parents: set[str | None]) -> list[str]:
+    """Why a device can't serve a request as long as it is what it is."""
+    found = []
+    wants_mig = bool(request.mig)
+    if one.kind == "mig":
+        if request.mig not in ("any", one.profile) and one.uuid not in request.devices:
+            found.append(
+                f"it is a MIG device {one.profile}" + (f", wanted {request.mig}" if wants_mig else "")
+            )
+    elif wants_mig:
+        found.append("it is no MIG device")
+    elif one.mig_enabled or one.uuid in parents:
+        found.append("MIG is on: its MIG devices are leased (--mig)")
+    if request.devices and one.uuid not in request.devices:
+        found.append("another one was named")
+    name = (one.name or "").lower()
+    if request.models and one.readable and not any(_is_model(name, model) for model in request.models):
+        found.append(f"it is {one.name}, wanted {' or '.join(request.models)}")
+    total = one.memory_total_mib
+    reserve = RESERVE_MIB if request.mode == SHARED else 0
+    if (
+        request.memory_mib is not None
+        and total is not None
+        and total - (one.memory_reserved_mib or 0) < request.memory_mib + reserve
+    ):
+        found.append(
+            f"it has {total} MiB, wanted {request.memory_mib}"
+            + (f" and {reserve} in reserve" if reserve else "")
+        )
+    if (
+        request.capability
+        and one.compute_capability
+        and version_key(one.compute_capability) < request.capability
+    ):
+        found.append(
+            f"its compute capability is {one.compute_capability}, wanted {'.'.join(map(str, request.capability))}"
+        )
+    for sign, version in request.cuda:
+        if driver.cuda is None:
+            found.append("the driver's CUDA version is not told")
+        elif not COMPARISONS[sign](version_key(driver.cuda), version):
+            found.append(f"the driver brings CUDA {driver.cuda}, wanted {sign}{'.'.join(map(str, version))}")
+    if one.compute_mode == "prohibited":
+        found.append("its compute mode is prohibited")
+    return found
+
+
+def _is_model(name: str, wanted: str) -> bool:
+    """Whether a name has all words of what was wanted: `a100`, `rtx pro 6000`, but l4 is not l40s."""
+    words = re.findall(r"[a-z]+\d+[a-z]*|\w+", name)
+    return all(word in words for word in re.findall(r"\w+", wanted.lower()))
+
+
+def _not_now(
+    request: Request, one: Device, processes: Sequence[Process], taken: Mapping[str, Taken]
+) -> list[str]:
+    """Why a device can't serve a request at the moment."""
+    if not one.readable:
+        return [f"it can't be read: {one.error}"]
+    if one.uuid is None:
+        return ["it has no UUID"]
+    found = [finding.text for finding in one.findings if finding.level == "sick"]
+    has = taken.get(one.uuid, Taken())
+    if has.exclusive:
+        found.append(f"leased: {', '.join(has.holders)}")
+    elif has.holders and request.mode == EXCLUSIVE:
+        found.append(f"shared by {', '.join(has.holders)}")
+    if has.reserved:
+        found.append(has.reserved)
+    mine = [p for p in processes if p.device == one.uuid and p.lease is None and p.state != "gone"]
+    if mine and not request.ignore_unleased and not has.holders:
+        found.append(f"busy without a lease: {', '.join(f'pid {p.pid} {p.user or p.state}' for p in mine)}")
+    if request.memory_mib is not None:
+        if request.mode == SHARED:
+            free = (one.memory_total_mib or 0) - (one.memory_reserved_mib or 0) - RESERVE_MIB - has.budget_mib
+            if request.memory_mib > free:
+                found.append(f"{free} MiB are not promised yet, wanted {request.memory_mib}")
+        elif not has.holders and one.memory_free_mib is not None and one.memory_free_mib < request.memory_mib:
+            found.append(f"{one.memory_free_mib} MiB are free, wanted {request.memory_mib}")
+    return found
+
+
+def _score(request: Request, one: Device, taken: Mapping[str, Taken]) -> tuple[float, ...]:
+    """What one device is compared by; the less the better."""
+    name = (one.name or "").lower()
+    preferred = next(
+        (n for n, model in enumerate(request.prefer) if _is_model(name, model)), len(request.prefer)
+    )
+    has = taken.get(one.uuid or "", Taken())
+    shared = float(has.budget_mib if not request.pack else -has.budget_mib)
+    return (
+        float(preferred),
+        float(one.health != "ok"),
+        shared,
+        float(one.memory_used_mib or 0),
+        float(one.utilization_percent or 0),
+        float(one.temperature_c or 0),
+        (one.power_watts or 0.0) / (one.power_limit_watts or 1.0),
+        float(one.index),
+    )
+
+
+def _group_score(request: Request, group: Sequence[Device], taken: Mapping[str, Taken]) -> tuple[object, ...]:
+    scores = sorted(_score(request, one, taken) for one in group)
+    preferred = max(score[0] for score in scores)
+    if len(group) == 1:
+        return (preferred, (), tuple(scores))
+    (links, near, p2p), one_node = rank(group)
+    return (preferred, (-links, -near, -p2p, not one_node), tuple(zip(*scores)))  # noqa: B905 - Python 3.9
+
+
+def _score_words(request: Request, one: Device, taken: Mapping[str, Taken]) -> str:
+    has = taken.get(one.uuid or "", Taken())
+    words = [f"{one.memory_used_mib or 0} MiB used", f"{one.utilization_percent or 0}% busy"]
+    if one.temperature_c is not None:
+        words.append(f"{one.temperature_c} C")
+    if request.mode == SHARED:
+        words.insert(0, f"{has.budget_mib} MiB promised")
+    if one.health != "ok":
+        words.append(one.health)
+    return ", ".join(words)

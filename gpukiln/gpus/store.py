@@ -1,0 +1,427 @@
+"""Where a machine keeps who has which GPU: one SQLite file, and files whose locks say that a job lives.
+
+    STATE/leases.db       the leases, the queue and the ledger
+    STATE/alive/L-42      locked (flock) by whatever runs under lease L-42; its text is the lease once more
+    STATE/devices/UUID    locked by whoever has the GPU: alone, or with others that share it
+
+The lock's descriptor is inherited by the job, so it lasts as long as anything of the job does, whoever else
+was killed. What changes is one transaction that begins with the write lock (BEGIN IMMEDIATE), so a process
+that is killed in it has changed nothing. Times that decide are of the clock that counts from the machine's
+start and never jumps; another boot ends every lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import grp
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import BusyError, GpukilnError, RefusedError, UnavailableError
+from gpukiln.gpus.processes import start_ticks
+
+FOLDER = "/var/lib/gpukiln/gpus"
+ENVIRONMENT = "GPUKILN_GPUS_STATE"  # another folder, for tests and for who has no rights on this one
+GROUP = "gpu"
+VERSION = 1
+LOCKED_S = 20.0  # for which a writer waits for others
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+REBUILD = "`gpukiln-gpu leases --rebuild` sets it aside and makes it anew from what holds the locks"
+TABLES = """
+create table leases (
+    id integer primary key autoincrement, user text not null, uid integer not null, project text not null,
+    mode text not null, kind text not null, memory_mib integer, pid integer not null, ticks integer,
+    boot_id text not null, job_pid integer, job_ticks integer, command text not null, engine text,
+    machine_gpus integer not null, granted_at text not null, granted_boot real not null, expires_boot real, heartbeat_s real, beat_boot real
+);
+create table held (
+    lease integer not null references leases(id) on delete cascade, device text not null, model text not null,
+    parent text, memory_mib integer, share real not null, energy_joules real, primary key (lease, device)
+);
+create table tickets (
+    id integer primary key autoincrement, user text not null, uid integer not null, pid integer not null,
+    ticks integer, boot_id text not null, devices text not null, count integer not null, at text not null
+);
+create table ledger (
+    id integer primary key autoincrement, lease integer not null, user text not null, project text not null,
+    device text not null, model text not null, share real not null, started_at text not null,
+    ended_at text not null, seconds real not null, energy_joules real, usd real, price text, ended_by text not null
+);
+"""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A device of a lease.
+
+    Args:
+        device: UUID.
+        model: Its name.
+        parent: Of a MIG device its GPU's UUID.
+        memory_mib: What a shared lease may use of it.
+        share: The part of the GPU that is accounted, 1 for all of it.
+        energy_joules: What its counter said when it was granted.
+    """
+
+    device: str
+    model: str
+    parent: str | None
+    memory_mib: int | None
+    share: float
+    energy_joules: float | None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Who has which GPUs.
+
+    Args:
+        number: Of its id, L-NUMBER.
+        mode: exclusive or shared.
+        kind: job: as long as the job; detached: until its deadline, or until nobody renews it; container: as
+            long as its container.
+        pid: Of who asked.
+        ticks: When that process started, in clock ticks since the boot.
+        job_pid: Of what runs under it.
+        engine: docker or podman, whose container it is.
+        machine_gpus: How many the machine has, of whose price this is a part.
+        granted_at: RFC 3339, UTC.
+        granted_boot: The same in seconds since the machine's start, as all that ends in _boot.
+        expires_boot: When it ends whatever happens.
+        heartbeat_s: Within which it must be renewed again.
+        beat_boot: When it was last.
+    """
+
+    number: int
+    user: str
+    uid: int
+    project: str
+    mode: str
+    kind: str
+    memory_mib: int | None
+    pid: int
+    ticks: int | None
+    boot_id: str
+    job_pid: int | None
+    job_ticks: int | None
+    command: str
+    engine: str | None
+    machine_gpus: int
+    granted_at: str
+    granted_boot: float
+    expires_boot: float | None
+    heartbeat_s: float | None
+    beat_boot: float | None
+    devices: tuple[Held, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """How it is named."""
+        return f"L-{self.number}"
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Its devices."""
+        return tuple(one.device for one in self.devices)
+
+    @property
+    def ends_boot(self) -> float | None:
+        """When it ends unless somebody renews it."""
+        beat = None
+        if self.heartbeat_s is not None:
+            beat = (self.beat_boot or self.granted_boot) + self.heartbeat_s
+        ends = [one for one in (self.expires_boot, beat) if one is not None]
+        return min(ends) if ends else None
+
+
+def boot_id() -> str:
+    """Names this boot of the machine."""
+    return Path(BOOT_ID).read_text(encoding="ascii").strip()
+
+
+def boot_clock() -> float:
+    """Seconds since the machine's start, sleep included; never set, never jumps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def folder() -> Path:
+    """Where the state is."""
+    return Path(os.environ.get(ENVIRONMENT) or FOLDER)
+
+
+def number_of(lease: str) -> int | None:
+    """The number in a lease's id."""
+    digits = lease[2:] if lease.upper().startswith("L-") else lease
+    return int(digits) if digits.isdecimal() else None
+
+
+class Store:
+    """The state of a machine's leases.
+
+    Args:
+        path: The folder; made where it is missing and this user may.
+
+    Raises:
+        RefusedError: This user may not use it.
+        UnavailableError: It can't be read; says how to go on.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or folder()
+        self.file = self.path / "leases.db"
+        with self._told():
+            self._make()
+            self.db = sqlite3.connect(self.file, timeout=LOCKED_S, isolation_level=None)
+            self.db.row_factory = sqlite3.Row
+            with contextlib.suppress(PermissionError):  # somebody else's; made by the same code
+                self.file.chmod(0o660)
+            version = self.db.execute("pragma user_version").fetchone()[0]
+            if version > VERSION:
+                raise UnavailableError(
+                    f"{self.file} has version {version}, this gpukiln knows {VERSION}: a newer one wrote it",
+                    hint="use the newer gpukiln-gpu",
+                )
+            self.db.execute("pragma synchronous = normal")
+            self.db.execute("pragma foreign_keys = on")
+            if version == 0:
+                self._make_tables()
+
+    def _make(self) -> None:
+        for one in (self.path, self.path / "alive", self.path / "devices"):
+            if one.is_dir():
+                continue
+            one.mkdir(parents=True, exist_ok=True)
+            one.chmod(0o2770)
+            if os.geteuid() == 0:
+                with contextlib.suppress(KeyError):  # without the group: root alone
+                    os.chown(one, 0, grp.getgrnam(GROUP).gr_gid)
+
+    def _make_tables(self) -> None:
+        self.db.execute("pragma journal_mode = wal")
+        with self.change():
+            if self.db.execute("pragma user_version").fetchone()[0] == 0:
+                for statement in TABLES.split(";"):
+                    self.db.execute(statement)
+                self.db.execute(f"pragma user_version = {VERSION}")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong below, in words."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._explained(error) from error
+        except PermissionError as error:
+            raise self._not_allowed() from error
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise self._full() from error
+            raise UnavailableError(f"{error.filename or self.path}: {error.strerror}") from error
+
+    def _explained(self, error: sqlite3.Error) -> GpukilnError:
+        text = str(error)
+        if "locked" in text:
+            return BusyError(
+                f"{self.file} was locked for {LOCKED_S:.0f} s by others",
+                hint="try again; `fuser` names who has it open",
+            )
+        if "full" in text or "disk I/O" in text:
+            return self._full()
+        if "readonly" in text or "unable to open" in text:
+            return self._not_allowed()
+        return UnavailableError(f"{self.file} can't be read: {text}", hint=REBUILD)
+
+    def _full(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self.path} has no room left: nothing was changed", hint="make room there (df), then try again"
+        )
+
+    def _not_allowed(self) -> RefusedError:
+        try:
+            group = grp.getgrgid(self.path.stat().st_gid).gr_name
+            hint = f"become a member: `usermod -aG {group} USER` as root, then log in again"
+            return RefusedError(f"only root and the group {group} may lease this machine's GPUs", hint=hint)
+        except (OSError, KeyError):
+            return RefusedError(
+                f"{self.path} is missing, and this user can't make it",
+                hint="the role gpu_tools makes it; or run as root once",
+            )
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        """A transaction that nobody else changes anything in; it is whole or it is not."""
+        with self._told():
+            self.db.execute("begin immediate")
+            try:
+                yield
+                self.db.execute("commit")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # it ended by the error itself
+                    self.db.execute("rollback")
+                raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self.db.close()
+
+    def leases(self) -> list[Lease]:
+        """All that are written down, those too that have ended and that nobody has found yet."""
+        with self._told():
+            rows = self.db.execute(
+                "select leases.*, held.*, leases.memory_mib as budget from leases "
+                "join held on held.lease = leases.id order by leases.id, held.rowid"
+            ).fetchall()
+        found: dict[int, Lease] = {}
+        for row in rows:
+            held = Held(**{name: row[name] for name in _HELD})
+            before = found.get(row["id"])
+            if before is None:
+                values = {**{name: row[name] for name in _LEASE}, "memory_mib": row["budget"]}
+                before = Lease(number=row["id"], **values)
+            found[row["id"]] = dataclasses.replace(before, devices=(*before.devices, held))
+        return list(found.values())
+
+    def add(self, lease: Lease) -> Lease:
+        """Write a lease down, in a transaction; returns it with its number, if it had none."""
+        data = dataclasses.asdict(lease)
+        data.pop("devices")
+        number = data.pop("number")
+        if number:
+            data["id"] = number
+        names = ", ".join(data)
+        done = self.db.execute(
+            f"insert into leases ({names}) values ({', '.join('?' * len(data))})",  # noqa: S608 - our own names
+            tuple(data.values()),
+        )
+        made = dataclasses.replace(lease, number=int(done.lastrowid or 0))
+        for one in lease.devices:
+            self.db.execute(
+                "insert into held values (?, ?, ?, ?, ?, ?, ?)", (made.number, *dataclasses.astuple(one))
+            )
+        return made
+
+    def update(self, number: int, **values: Any) -> None:
+        """Change fields of a lease, in a transaction."""
+        names = ", ".join(f"{name} = ?" for name in values)
+        self.db.execute(f"update leases set {names} where id = ?", (*values.values(), number))  # noqa: S608
+
+    def remove(self, lease: Lease, uses: Sequence[tuple[Any, ...]]) -> None:
+        """Take a lease out and append to the ledger, in a transaction.
+
+        Args:
+            uses: Rows of the ledger, see `gpukiln.gpus.ledger`.
+        """
+        for use in uses:
+            self.db.execute(
+                "insert into ledger (lease, user, project, device, model, share, started_at, ended_at, seconds, "
+                "energy_joules, usd, price, ended_by) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                use,
+            )
+        self.db.execute("delete from held where lease = ?", (lease.number,))
+        self.db.execute("delete from leases where id = ?", (lease.number,))
+
+    def lifeline(self, lease: Lease) -> Path:
+        """The file whose lock says that a lease's job lives."""
+        return self.path / "alive" / lease.id
+
+    def guard(self, device: str) -> Path:
+        """The file whose lock has a device."""
+        return self.path / "devices" / device
+
+    def open_locked(self, path: Path, how: int) -> int | None:
+        """A descriptor that holds the lock of a file, and is inherited; None where somebody else has it.
+
+        Args:
+            how: fcntl.LOCK_EX or LOCK_SH.
+        """
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        with contextlib.suppress(PermissionError):  # not ours: it has these rights
+            os.fchmod(number, 0o660)
+        try:
+            fcntl.flock(number, how | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(number)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return None
+            raise
+        return number
+
+    def is_locked(self, path: Path) -> bool:
+        """Whether something holds the lock of a file."""
+        try:
+            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(number)
+        return False
+
+    def why_dead(self, lease: Lease, *, proc: str = "/proc") -> str | None:
+        """Why a lease has ended: reboot, expired, gone; None where it holds.
+
+        A container's is never gone by this: its engine is asked (`gpukiln.gpus.engines`).
+        """
+        if lease.boot_id != boot_id():
+            return "reboot"
+        ends = lease.ends_boot
+        if ends is not None and ends <= boot_clock() and lease.kind == "detached":
+            return "expired"
+        if lease.kind != "job" or self.is_locked(self.lifeline(lease)):
+            return None
+        for pid, ticks in ((lease.pid, lease.ticks), (lease.job_pid, lease.job_ticks)):
+            if pid is not None and ticks is not None and start_ticks(pid, proc) == ticks:
+                return None
+        return "gone"
+
+    def set_aside(self) -> list[Path]:
+        """Move the database out of the way; returns where its files are now."""
+        moved = []
+        self.db.close()
+        for end in ("", "-wal", "-shm"):
+            old = Path(f"{self.file}{end}")
+            if old.exists():
+                new = old.with_name(f"{old.name}.broken-{int(time.time())}")
+                old.rename(new)
+                moved.append(new)
+        return moved
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Every use that has ended, the oldest first."""
+        with self._told():
+            return [dict(row) for row in self.db.execute("select * from ledger order by id")]
+
+
+_HELD = tuple(one.name for one in dataclasses.fields(Held))
+_LEASE = tuple(one.name for one in dataclasses.fields(Lease) if one.name not in ("number", "devices"))
+
+
+def written(lease: Lease) -> str:
+    """A lease as the text of its lifeline."""
+    return json.dumps(dataclasses.asdict(lease)) + "\n"
+
+
+def read_lifeline(text: str) -> Lease:
+    """The lease of such a text.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        data = json.loads(text)
+        devices = tuple(Held(**one) for one in data.pop("devices"))
+        return Lease(**data, devices=devices)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(str(error)) from error

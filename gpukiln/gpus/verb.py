@@ -1,0 +1,90 @@
+"""What a verb is: said once, typed as `invoke gpu.VERB` in a checkout and as `gpukiln-gpu VERB` on a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Callable  # noqa: UP035 - Python 3.9 evaluates the aliases below
+
+Options = SimpleNamespace
+"""What was typed: an attribute an option, dashes as underscores; `command` has what follows `--`."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a verb.
+
+    Args:
+        name: As an attribute; typed as --name.
+        default: A text, a number, False for a flag, or () for what may be given several times.
+        letter: Of a short form, for example n.
+        first: Whether it may also stand without its name right behind the verb.
+        value: What stands for its value in the help.
+    """
+
+    name: str
+    help: str
+    default: Any = ""
+    letter: str = ""
+    first: bool = False
+    value: str = ""
+
+    @property
+    def flag(self) -> str:
+        """How it is typed."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing that can be asked or done.
+
+    Args:
+        name: As it is typed.
+        help: One line.
+        answer: Does it on this machine. Returns a frozen dataclass with `node` and `exit_code`, which becomes
+            one element of `nodes` in the JSON document.
+        show: Writes one element for people; given that element as plain data, what was typed, and `print`.
+        takes_command: What follows `--`: empty for nothing, else its name in the help.
+        takes_over: Does it with this terminal as its own, and returns the exit code; instead of `answer`
+            where it says so itself.
+        changes: Whether it changes something.
+    """
+
+    name: str
+    help: str
+    options: tuple[Option, ...]
+    answer: Callable[[Options], Any]
+    show: Callable[[dict[str, Any], Options, Callable[[str], None]], None]
+    takes_command: str = ""
+    takes_over: Callable[[Options], int] | None = None
+    changes: bool = False
+    examples: tuple[str, ...] = field(default=())
+
+    @property
+    def schema(self) -> str:
+        """The name and version of its document."""
+        return f"gpu.{self.name}/1"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A machine of which there is no answer.
+
+    Args:
+        node: How it was named.
+        message: What was found and what was wanted.
+        details: Further lines.
+        hint: The next step.
+    """
+
+    node: str
+    message: str
+    hint: str
+    details: tuple[str, ...]
+    exit_code: int
+
+
+def document(verb: Verb, nodes: list[Any], failed: list[Any]) -> dict[str, Any]:
+    """What `--json` prints; every machine is in one of the two lists."""
+    return {"schema": verb.schema, "nodes": nodes, "failed": failed}

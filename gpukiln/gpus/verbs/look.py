@@ -1,0 +1,392 @@
+"""The verbs that only look: list, show, memory, processes, topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable  # noqa: UP035 - Python 3.9
+
+from gpukiln.errors import UsageError
+from gpukiln.gpus.marks import snapshot
+from gpukiln.gpus.model import Device, Driver, Problem, Process, Snapshot
+from gpukiln.gpus.text import gib, short_uuid, shown, span, table
+from gpukiln.gpus.topology import Group, best_group
+from gpukiln.gpus.verb import Option, Options, Verb
+
+Print = Callable[[str], None]
+GPU = Option(
+    "gpu", "only this one: its UUID or the beginning of it, its index or its PCI address", first=True
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Some of the devices of a machine; the fields are those of a snapshot.
+
+    Args:
+        processes: On these devices; null where they were not asked for.
+        best: The group of GPUs that was asked for; null where none was.
+    """
+
+    node: str
+    taken_at: str
+    source: str
+    scope: str
+    simulated: bool
+    state: str
+    message: str
+    fix: str
+    driver: Driver
+    devices: tuple[Device, ...]
+    processes: tuple[Process, ...] | None
+    best: Group | None
+    errors: tuple[Problem, ...]
+    leases: str
+    exit_code: int
+
+
+def chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
+    """The devices that a name means, a GPU with its MIG devices; all for no name.
+
+    Raises:
+        UsageError: It means none, or several.
+    """
+    if not name:
+        return found.devices
+    one = found.device(name)
+    if one is None:
+        there = [f"{device.index}: {device.title}" for device in found.devices if device.kind == "gpu"]
+        raise UsageError(
+            f"--gpu {name!r} names none of this machine's {len(there)} GPUs, or several",
+            details=tuple(there),
+            hint="name it by its UUID or the beginning of it, its index or its PCI address",
+        )
+    return (one, *(part for part in found.devices if part.parent and part.parent == one.uuid))
+
+
+def _seen(
+    found: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: Group | None = None
+) -> Seen:
+    uuids = {one.uuid for one in devices}
+    return Seen(
+        node=found.node,
+        taken_at=found.taken_at,
+        source=found.source,
+        scope=found.scope,
+        simulated=found.simulated,
+        state=found.state,
+        message=found.message,
+        fix=found.fix,
+        driver=found.driver,
+        devices=devices,
+        processes=tuple(p for p in found.processes or () if p.device in uuids) if processes else None,
+        best=best,
+        errors=found.errors,
+        leases=found.leases,
+        exit_code=found.exit_code,
+    )
+
+
+def _list(options: Options) -> Seen:
+    found = snapshot()
+    devices = chosen(found, options.gpu)
+    if options.free:
+        devices = tuple(one for one in devices if one.allocatable)
+    return _seen(found, devices)
+
+
+def _show(options: Options) -> Seen:
+    found = snapshot()
+    return _seen(found, chosen(found, options.gpu), processes=True)
+
+
+def _topology(options: Options) -> Seen:
+    found = snapshot()
+    best = best_group(found.devices, options.best, free=options.free) if options.best else None
+    return _seen(found, tuple(one for one in found.devices if one.kind == "gpu"), best=best)
+
+
+def head(node: dict[str, Any], print: Print) -> bool:
+    """Say which machine and driver; returns whether there are devices to show."""
+    driver = node["driver"]
+    parts = [f"node {node['node']}"]
+    if driver["version"] or driver["module"]:
+        kind = driver["branch_type"]
+        life = ""
+        if driver["supported_until"]:
+            life = f", {'ended' if driver['ended'] else 'supported until'} {driver['supported_until']}"
+        parts.append(f"driver {driver['version'] or driver['module']}" + (f" ({kind}{life})" if kind else ""))
+    if driver["cuda"]:
+        parts.append(f"CUDA {driver['cuda']}")
+    gpus = [one for one in node["devices"] if one["kind"] == "gpu"]
+    unreadable = sum(1 for one in gpus if one["error"])
+    counted = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
+    if unreadable:
+        counted += f", {unreadable} unreadable"
+    if node["simulated"]:
+        counted += ", SIMULATED"
+    if node["scope"] == "container":
+        counted += ", as this container sees them"
+    parts.append(counted)
+    print("   ".join(parts))
+    if node["message"]:
+        print(f"{node['state']}: {node['message']}")
+    if node["fix"]:
+        print(f"next: {node['fix']}")
+    return bool(node["devices"])
+
+
+def who(device: dict[str, Any]) -> str:
+    """Who has a device, for a table."""
+    return ", ".join(
+        f"{mark['id']} {mark['user']}"
+        + (f" {span(mark['expires_in_s'])}" if mark["expires_in_s"] is not None else "")
+        for mark in device["leases"]
+    )
+
+
+def number(device: dict[str, Any]) -> str:
+    """The index of a device, for a table; indented for a MIG device."""
+    return str(device["index"]) if device["kind"] == "gpu" else f"  {device['index']}:{device['mig_index']}"
+
+
+def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
+    if not head(node, print):
+        return
+    rows = []
+    for one in node["devices"]:
+        model = one["name"] or "-"
+        if one["kind"] == "mig":
+            model = one["profile"] or model
+        elif one["compute_capability"]:
+            model += f" sm_{one['compute_capability'].replace('.', '')}"
+        memory = (
+            f"{gib(one['memory_used_mib'])}/{gib(one['memory_total_mib'])} GiB"
+            if one["memory_total_mib"] is not None
+            else "-"
+        )
+        power = (
+            f"{shown(one['power_watts'])}/{shown(one['power_limit_watts'], 'W')}"
+            if one["power_watts"] is not None
+            else "-"
+        )
+        mig = {None: "-", True: "on", False: "off"}[one["mig_enabled"]]
+        word = one["health"] if one["health"] == "ok" else ", ".join(f["id"] for f in one["findings"])
+        rows.append(
+            (
+                number(one),
+                short_uuid(one["uuid"]),
+                model.replace("NVIDIA ", ""),
+                memory,
+                shown(one["utilization_percent"], "%"),
+                shown(one["temperature_c"], "C"),
+                power,
+                mig,
+                word if one["health"] in ("ok", "warning") else f"{one['health'].upper()} ({word})",
+                who(one) or "-",
+            )
+        )
+    titles = ("#", "UUID", "MODEL", "MEM USED/TOTAL", "UTIL", "TEMP", "POWER", "MIG", "HEALTH", "LEASE")
+    for line in table(titles, rows, "UTIL TEMP POWER"):
+        print(line)
+    for one in node["devices"]:
+        for found in one["findings"]:
+            print(f"{one['uuid'] or 'GPU ' + str(one['index'])}: {found['text']}")
+
+
+SHOWN = (
+    (
+        "identity",
+        ("uuid", "index", "bus_id", "minor", "parent", "profile", "architecture", "compute_capability"),
+    ),
+    ("board", ("serial", "vbios", "board_part_number", "gsp_firmware", "numa_node", "cpus")),
+    ("memory (MiB)", ("memory_total_mib", "memory_used_mib", "memory_reserved_mib", "memory_free_mib")),
+    ("BAR1 (MiB)", ("bar1_total_mib", "bar1_used_mib")),
+    ("use (%)", ("utilization_percent", "memory_utilization_percent", "encoder_percent", "decoder_percent")),
+    ("temperature (C)", ("temperature_c", "temperature_slowdown_c", "temperature_margin_c")),
+    ("power (W, J)", ("power_watts", "power_limit_watts", "energy_joules")),
+    ("clocks (MHz)", ("clock_sm_mhz", "clock_sm_max_mhz", "clock_memory_mhz", "clock_memory_max_mhz")),
+    ("clock events", ("clock_events",)),
+    ("PCIe", ("pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max")),
+    ("NVLink", ("nvlinks_active", "nvlinks_total", "fabric_state")),
+    ("modes", ("persistence", "compute_mode", "mig_enabled", "mig_pending", "ecc_enabled", "ecc_pending")),
+    (
+        "ECC errors",
+        ("ecc_uncorrected", "ecc_corrected", "ecc_uncorrected_lifetime", "ecc_corrected_lifetime"),
+    ),
+    (
+        "memory repair",
+        (
+            "remapped_rows_correctable",
+            "remapped_rows_uncorrectable",
+            "remap_pending",
+            "remap_failed",
+            "pages_pending",
+        ),
+    ),
+    ("recovery", ("recovery_action",)),
+)
+
+
+def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
+    if not head(node, print):
+        return
+    for one in node["devices"]:
+        print("")
+        print(f"{number(one).strip()}  {one['name'] or one['uuid'] or 'GPU'}   {one['health']}")
+        for title, names in SHOWN:
+            cells = [f"{_plain_name(name)} {_word(one[name])}" for name in names if one[name] is not None]
+            if cells:
+                print(f"  {title:17} {', '.join(cells)}")
+        for found in one["findings"]:
+            print(f"  {found['level']:17} {found['id']}: {found['text']}")
+        print(f"  {'lease':17} {who(one) or 'none'}")
+        if one["not_allocatable_because"]:
+            print(f"  {'not to be had':17} {'; '.join(one['not_allocatable_because'])}")
+        mine = [p for p in node["processes"] or () if p["device"] == one["uuid"]]
+        for process in mine:
+            print(
+                f"  {'process':17} {process['pid']} {process['user'] or process['state']} {process['command'] or ''}"
+            )
+        missing: dict[str, list[str]] = {}
+        for name, why in one["unavailable"].items():
+            if not why.startswith("it is "):
+                missing.setdefault(why, []).append(name)
+        for why, names in missing.items():
+            print(f"  {'not told':17} {', '.join(sorted(names))} ({why})")
+
+
+def _plain_name(name: str) -> str:
+    for unit in ("_mib", "_mhz", "_percent", "_c", "_watts", "_joules"):
+        name = name[: -len(unit)] if name.endswith(unit) else name
+    return name.replace("_", " ")
+
+
+def _word(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else shown(value)
+
+
+def _show_memory(node: dict[str, Any], _: Options, print: Print) -> None:
+    if not head(node, print):
+        return
+    rows = []
+    for one in node["devices"]:
+        rows.append(
+            (
+                number(one),
+                short_uuid(one["uuid"]),
+                *(gib(one[f"memory_{name}_mib"]) for name in ("total", "used", "reserved", "free")),
+                gib(one["bar1_used_mib"]),
+                who(one) or "-",
+            )
+        )
+        for process in node["processes"] or ():
+            if process["device"] == one["uuid"]:
+                name = f"pid {process['pid']} {process['user'] or process['state']}"
+                rows.append(
+                    (
+                        "",
+                        f"  {name}",
+                        "",
+                        gib(process["memory_mib"]),
+                        "",
+                        "",
+                        "",
+                        process["lease"] or "no lease",
+                    )
+                )
+    titles = ("#", "UUID", "TOTAL", "USED", "RESERVED", "FREE", "BAR1", "LEASE")
+    for line in table(titles, rows, "TOTAL USED RESERVED FREE BAR1"):
+        print(line)
+    print("GiB; reserved is the driver's own share.")
+
+
+def _show_processes(node: dict[str, Any], _: Options, print: Print) -> None:
+    if not head(node, print):
+        return
+    if not node["processes"]:
+        print("no process uses a GPU")
+        return
+    rows = []
+    for one in node["processes"]:
+        box = one["container"]
+        where = (
+            f"{box['engine']} {box['id'][:12]}" + (f" pod {box['pod']}" if box["pod"] else "") if box else "-"
+        )
+        rows.append(
+            (
+                str(one["pid"]),
+                one["user"] or "-",
+                short_uuid(one["device"]),
+                gib(one["memory_mib"]),
+                where,
+                one["lease"] or "no lease",
+                one["command"] or f"({one['state']})",
+            )
+        )
+    titles = ("PID", "USER", "DEVICE", "GiB", "CONTAINER", "LEASE", "COMMAND")
+    for line in table(titles, rows, "PID GiB"):
+        print(line)
+
+
+def _show_topology(node: dict[str, Any], _: Options, print: Print) -> None:
+    if not head(node, print):
+        return
+    indices = [one["index"] for one in node["devices"]]
+    rows = []
+    for one in node["devices"]:
+        ways = {peer["index"]: peer for peer in one["peers"]}
+        cells = ["self" if n == one["index"] else _way(ways.get(n)) for n in indices]
+        rows.append((f"GPU {one['index']}", *cells, shown(one["numa_node"]), one["cpus"] or "-"))
+    titles = ("", *(f"GPU {n}" for n in indices), "NUMA", "CPUS")
+    for line in table(titles, rows):
+        print(line)
+    print("NV12: joined by 12 NVLinks; else what both hang on. * : they don't read each other's memory.")
+    if node["best"]:
+        print(f"best {len(node['best']['uuids'])}: {','.join(node['best']['uuids'])}")
+        print(f"  {node['best']['why']}")
+
+
+SHORT = {
+    "one board": "board",
+    "one switch": "switch",
+    "several switches": "switches",
+    "one host bridge": "bridge",
+    "one NUMA node": "node",
+    "across NUMA nodes": "system",
+}
+
+
+def _way(peer: dict[str, Any] | None) -> str:
+    if peer is None:
+        return "-"
+    way = f"NV{peer['nvlinks']}" if peer["nvlinks"] else SHORT.get(peer["ancestor"], peer["ancestor"] or "?")
+    return way + ("" if peer["p2p"] in ("ok", None) else "*")
+
+
+FREE = Option("free", "only what could be leased now", default=False)
+VERBS = (
+    Verb(
+        "list",
+        "One row a GPU, and one a MIG device: what it is, what it does, how it is, who has it.",
+        (GPU, FREE),
+        _list,
+        _show_list,
+        examples=("--free", "--json"),
+    ),
+    Verb("show", "Everything that is known of the GPUs.", (GPU,), _show, _show_devices),
+    Verb("memory", "Who has how much of each GPU's memory.", (GPU,), _show, _show_memory),
+    Verb(
+        "processes",
+        "The processes on the GPUs: user, container, and the lease that covers each.",
+        (GPU,),
+        _show,
+        _show_processes,
+    ),
+    Verb(
+        "topology",
+        "How the GPUs reach each other; the best group of several.",
+        (Option("best", "also name the best linked group of so many", default=0, value="N"), FREE),
+        _topology,
+        _show_topology,
+    ),
+)

@@ -8,7 +8,6 @@ import datetime
 import fcntl
 import json
 import os
-import pwd
 import sqlite3
 import sys
 import time
@@ -23,7 +22,18 @@ from gpukiln.gpus.marks import covered, taken_by
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.processes import start_ticks, user_name
 from gpukiln.gpus.selection import SHARED, Considered, Request, Selection, Taken, select
-from gpukiln.gpus.store import Held, Lease, Store, boot_clock, boot_id, number_of, read_lifeline, written
+from gpukiln.gpus.store import (
+    Held,
+    Lease,
+    Store,
+    boot_clock,
+    boot_id,
+    folder,
+    number_of,
+    read_lifeline,
+    set_aside,
+    written,
+)
 from gpukiln.gpus.text import span
 
 JOB, DETACHED, CONTAINER = "job", "detached", "container"
@@ -375,6 +385,7 @@ class Leases:
                 job_ticks=None,
                 command=command,
                 engine=engine,
+                container=None,
                 machine_gpus=len(whole),
                 granted_at=now(),
                 granted_boot=clock,
@@ -466,23 +477,104 @@ class Leases:
         with self.store.change():
             self.store.update(lease.number, job_pid=pid, job_ticks=start_ticks(pid))
 
-    def rebuild(self) -> tuple[Leases, list[str], list[str]]:
-        """Set a broken database aside and write the leases down again that their files name.
+    def queue(self) -> list[sqlite3.Row]:
+        """Who waits, the first first."""
+        rows = self.store.db.execute("select * from tickets order by id").fetchall()
+        return sorted(rows, key=lambda row: len(self._before(row["id"])))
 
-        Returns:
-            The leases with the new database, where the old files are, and which leases were found.
+    def reconcile(self, who: Who) -> list[str]:
+        """Write leases for containers and processes that use GPUs and have none; returns their ids.
+
+        Args:
+            who: In whose name those of containers are written.
         """
-        moved = [str(path) for path in self.store.set_aside()]
-        store = Store(self.store.path)
-        found = []
-        with store.change():
-            for path in sorted((store.path / "alive").glob("L-*")):
-                with contextlib.suppress(ValueError, OSError):  # half written, by a grant that was killed
-                    lease = read_lifeline(path.read_text(encoding="utf-8"))
-                    if store.why_dead(lease) is None:
-                        store.add(lease)
-                        found.append(lease.id)
-        return Leases(store, look=self.look, alive=self._alive, config=self.config), moved, found
+        from gpukiln.gpus.engines import containers  # noqa: PLC0415 - asks every engine
+
+        found, running = self.look(), containers()
+        whole = [one for one in found.devices if one.kind == "gpu"]
+        adopted = []
+        with self.store.change():
+            held = self._reap(set())
+            seen = covered(found, held)
+            known = {uuid for lease in held for uuid in lease.uuids}
+            for box in running:
+                uuids = [uuid for uuid in box.uuids if uuid not in known]
+                if box.lease in {lease.id for lease in held} or not uuids:
+                    continue
+                name = f"container {box.id[:12]} ({box.image})"
+                adopted.append(self._adopt(seen, uuids, whole, who, CONTAINER, name, box.engine, box.id))
+                known |= set(uuids)
+            for process in seen.processes or ():
+                if process.lease or process.state != "running" or process.device in known:
+                    continue
+                owner = Who(process.user or "", process.uid or 0)
+                uuids = [process.device or ""]
+                command = process.command or f"pid {process.pid}"
+                adopted.append(self._adopt(seen, uuids, whole, owner, JOB, command, None, None, process.pid))
+                known |= set(uuids)
+        return [lease.id for lease in adopted]
+
+    def _adopt(
+        self,
+        seen: Snapshot,
+        uuids: Sequence[str],
+        whole: Sequence[Device],
+        who: Who,
+        kind: str,
+        command: str,
+        engine: str | None,
+        container: str | None,
+        pid: int | None = None,
+    ) -> Lease:
+        """Write a lease for what runs already, in a transaction; it has no lifeline of its own."""
+        number = os.getpid() if pid is None else pid
+        lease = self.store.add(
+            Lease(
+                number=0,
+                user=who.user,
+                uid=who.uid,
+                project=who.project,
+                mode="exclusive",
+                kind=kind,
+                memory_mib=None,
+                pid=number,
+                ticks=start_ticks(number),
+                boot_id=boot_id(),
+                job_pid=pid,
+                job_ticks=None if pid is None else start_ticks(pid),
+                command=command,
+                engine=engine,
+                container=container,
+                machine_gpus=len(whole),
+                granted_at=now(),
+                granted_boot=boot_clock(),
+                expires_boot=None,
+                heartbeat_s=None,
+                beat_boot=None,
+                devices=tuple(_held(Request(), one, whole) for one in seen.devices if one.uuid in uuids),
+            )
+        )
+        self.store.lifeline(lease).write_text(written(lease), encoding="utf-8")
+        return lease
+
+
+def rebuilt() -> tuple[Leases, list[str], list[str]]:
+    """Set a broken database aside and write the leases down again that their files name.
+
+    Returns:
+        The leases with the new database, where the old files are, and which leases were found.
+    """
+    moved = [str(path) for path in set_aside(folder())]
+    store = Store()
+    found = []
+    with store.change():
+        for path in sorted((store.path / "alive").glob("L-*")):
+            with contextlib.suppress(ValueError, OSError):  # half written, by a grant that was killed
+                lease = read_lifeline(path.read_text(encoding="utf-8"))
+                if store.why_dead(lease) is None:
+                    store.add(lease)
+                    found.append(lease.id)
+    return Leases(store), moved, found
 
 
 def _held(request: Request, device: Device, whole: Sequence[Device]) -> Held:
@@ -574,11 +666,3 @@ def lease(
         finally:
             _close(granted.descriptors)
             leases.store.close()
-
-
-def login(name: str) -> int | None:
-    """The number of a user; None where there is none of this name."""
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return None

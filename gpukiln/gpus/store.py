@@ -40,7 +40,7 @@ TABLES = """
 create table leases (
     id integer primary key autoincrement, user text not null, uid integer not null, project text not null,
     mode text not null, kind text not null, memory_mib integer, pid integer not null, ticks integer,
-    boot_id text not null, job_pid integer, job_ticks integer, command text not null, engine text,
+    boot_id text not null, job_pid integer, job_ticks integer, command text not null, engine text, container text,
     machine_gpus integer not null, granted_at text not null, granted_boot real not null, expires_boot real, heartbeat_s real, beat_boot real
 );
 create table held (
@@ -93,6 +93,7 @@ class Lease:
         ticks: When that process started, in clock ticks since the boot.
         job_pid: Of what runs under it.
         engine: docker or podman, whose container it is.
+        container: The engine's id of one that ran before there was a lease for it; others have a label.
         machine_gpus: How many the machine has, of whose price this is a part.
         granted_at: RFC 3339, UTC.
         granted_boot: The same in seconds since the machine's start, as all that ends in _boot.
@@ -115,6 +116,7 @@ class Lease:
     job_ticks: int | None
     command: str
     engine: str | None
+    container: str | None
     machine_gpus: int
     granted_at: str
     granted_boot: float
@@ -386,22 +388,29 @@ class Store:
                 return None
         return "gone"
 
-    def set_aside(self) -> list[Path]:
-        """Move the database out of the way; returns where its files are now."""
-        moved = []
-        self.db.close()
-        for end in ("", "-wal", "-shm"):
-            old = Path(f"{self.file}{end}")
-            if old.exists():
-                new = old.with_name(f"{old.name}.broken-{int(time.time())}")
-                old.rename(new)
-                moved.append(new)
-        return moved
-
     def ledger(self) -> list[dict[str, Any]]:
         """Every use that has ended, the oldest first."""
         with self._told():
             return [dict(row) for row in self.db.execute("select * from ledger order by id")]
+
+
+def set_aside(path: Path) -> list[Path]:
+    """Move a database out of the way.
+
+    Args:
+        path: The folder of the state.
+
+    Returns:
+        Where its files are now.
+    """
+    moved = []
+    for end in ("", "-wal", "-shm"):
+        old = path / f"leases.db{end}"
+        if old.exists():
+            new = old.with_name(f"{old.name}.broken-{int(time.time())}")
+            old.rename(new)
+            moved.append(new)
+    return moved
 
 
 _HELD = tuple(one.name for one in dataclasses.fields(Held))

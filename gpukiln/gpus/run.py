@@ -1,0 +1,151 @@
+"""Runs a command under a lease: its GPUs are its own as long as anything of it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from gpukiln.errors import RefusedError, UsageError
+from gpukiln.gpus.collect import collect
+from gpukiln.gpus.leases import Granted, Leases, Who
+from gpukiln.gpus.store import Lease, boot_clock
+
+NOT_FOUND, NOT_EXECUTABLE, TIMED_OUT = 127, 126, 124  # as env(1) and timeout(1) say it
+GRACE_S = 30.0  # between the signal that ends a job whose time is up and the one that it can't ignore
+PASSED_ON = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGCONT,
+)
+FROM_KERNEL = 0x80  # si_code SI_KERNEL (sigaction(2)): a terminal sends it to the job as well
+
+
+def under(
+    leases: Leases,
+    granted: Granted,
+    who: Who,
+    command: Sequence[str],
+    *,
+    engine: str | None = None,
+    image: str = "",
+) -> int:
+    """Run a command under a lease that was granted for it, and release it; returns its exit code."""
+    lease = granted.lease
+    try:
+        environment = {**os.environ, "GPUKILN_LEASE": lease.id}
+        if engine:
+            from gpukiln.gpus.engines import container_command  # noqa: PLC0415 - needs no engine as a rule
+
+            argv = container_command(granted, engine, image, command)
+        else:
+            argv = list(command)
+            environment.update(granted.environment)
+        return _run(leases, lease, argv, environment, granted.descriptors)
+    finally:
+        for number in granted.descriptors:
+            os.close(number)
+        _released(leases, lease, who)
+
+
+def _released(leases: Leases, lease: Lease, who: Who) -> None:
+    if leases.store.is_locked(leases.store.lifeline(lease)):
+        # What the command started outlives it, and has its GPUs.
+        print(f"{lease.id} goes on: something that the command started still runs", file=sys.stderr)
+        return
+    energy = {}
+    if any(one.energy_joules is not None for one in lease.devices):
+        found = collect()
+        energy = {d.uuid: d.energy_joules for d in found.devices if d.uuid and d.energy_joules is not None}
+    leases.release(lease, who, force=True, energy=energy)
+
+
+def within(leases: Leases, name: str, who: Who, command: Sequence[str], limit_s: float | None) -> int:
+    """Run a command under a lease that there is already; it stays."""
+    lease = leases.find(name)
+    if lease is None:
+        raise UsageError(f"--lease {name}: there is no such lease", hint="`gpukiln-gpu leases` lists them")
+    if not leases.is_ours(lease, who):
+        raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own: leave --lease out")
+    descriptors = []
+    for uuid in lease.uuids:
+        # Shared: several commands may run under one lease, and who comes next still sees that they do.
+        number = leases.store.open_locked(leases.store.guard(uuid), fcntl.LOCK_SH)
+        if number is None:
+            raise RefusedError(f"something that no lease names has {uuid}", hint="gpukiln-gpu processes")
+        descriptors.append(number)
+    try:
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": ",".join(lease.uuids),
+            "GPUKILN_LEASE": lease.id,
+        }
+        limited = lease
+        if limit_s is not None:
+            limited = dataclasses.replace(lease, expires_boot=boot_clock() + limit_s)
+        return _run(leases, limited, list(command), environment, tuple(descriptors))
+    finally:
+        for number in descriptors:
+            os.close(number)
+
+
+def _run(
+    leases: Leases,
+    lease: Lease,
+    argv: list[str],
+    environment: dict[str, str],
+    descriptors: tuple[int, ...],
+) -> int:
+    """Run it, pass signals on, end it when its time is up; returns its exit code."""
+    watched = {*PASSED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        try:
+            job = subprocess.Popen(
+                argv,
+                env=environment,
+                pass_fds=descriptors,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),  # noqa: PLW1509 - one thread
+            )
+        except (FileNotFoundError, PermissionError, OSError) as error:
+            print(f"error: {argv[0]}: {error.strerror}", file=sys.stderr)
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        if lease.kind != "detached":
+            leases.began(lease, job.pid)
+        return _wait(job, lease.ends_boot, watched)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(job: subprocess.Popen[bytes], ends_boot: float | None, watched: set[signal.Signals]) -> int:
+    """The exit code of a job; 128 and the signal's number where one ended it, 124 where its time was up."""
+    late = False
+    while True:
+        code = job.poll()
+        if code is not None:
+            return TIMED_OUT if late else 128 - code if code < 0 else code
+        left = 3600.0
+        if ends_boot is not None:
+            left = max(ends_boot - boot_clock(), 0.0)
+            if left == 0.0:
+                print("error: its time is up (--for, or the holder's limit)", file=sys.stderr)
+                job.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+                late, ends_boot = True, boot_clock() + GRACE_S
+                continue
+        said = signal.sigtimedwait(watched, min(left, 3600.0))
+        if said is None or said.si_signo == signal.SIGCHLD:
+            continue
+        terminal = said.si_code == FROM_KERNEL and said.si_signo != signal.SIGTERM
+        if not terminal:
+            with contextlib.suppress(ProcessLookupError):
+                job.send_signal(said.si_signo)

@@ -1,0 +1,485 @@
+"""The verbs about leases: lease, run, release, renew, leases."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import syslog
+from dataclasses import dataclass
+from typing import Any, Callable  # noqa: UP035 - Python 3.9
+
+from gpukiln.errors import GpukilnError, PartialError, UsageError
+from gpukiln.gpus import leases as kept
+from gpukiln.gpus.facts import version_key
+from gpukiln.gpus.leases import Leases, explained, whoami
+from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, Request, cuda_wanted
+from gpukiln.gpus.store import Lease, boot_clock
+from gpukiln.gpus.text import mebibytes, seconds, span, table
+from gpukiln.gpus.verb import Option, Options, Verb
+
+Print = Callable[[str], None]
+WANTED = (
+    Option("count", "how many GPUs", default=1, letter="n", value="N"),
+    Option("memory", "what must be free on each, or what may be used of each with --shared", value="24GiB"),
+    Option("shared", "leave the rest of each to others; needs --memory", default=False),
+    Option("model", "only GPUs of these names, separated by commas", value="A100,H100"),
+    Option("prefer", "the first of these that there is, before others", value="H100,A100"),
+    Option("capability", "the least compute capability", value="8.0"),
+    Option("cuda", "what the driver must offer", value="'>=12.1'"),
+    Option("gpu", "exactly these, separated by commas: UUIDs or beginnings, indices or PCI addresses"),
+    Option("mig", "MIG devices of this profile instead of GPUs, or `any`", value="1g.10gb"),
+    Option("linked", "several that are joined by NVLinks, every two", default=False),
+    Option("pack", "with --shared: fill a GPU that somebody has a part of", default=False),
+    Option("ignore_unleased", "take GPUs too that somebody uses without a lease", default=False),
+    Option("wait", "wait so long for what others have, in the order of asking", value="10m"),
+    Option("project", "what it is for; limits and usage go by it"),
+    Option("explain", "say of each GPU why it was taken or not", default=False),
+)
+FOR = Option("for", "how long at most", value="2h")
+LEASE = Option("lease", "its id, for example L-42", first=True)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A lease as people and programs are told of it.
+
+    Args:
+        id: For example L-42.
+        uid: Of the user.
+        kind: job: as long as the job lives; detached: until its deadline; container: as long as its container.
+        devices: UUIDs.
+        memory_mib: Of each device, where it is shared; null where it is not.
+        command: What it is for.
+        granted_at: RFC 3339, UTC.
+        held_s: For how long by now.
+        ends_in_s: When it ends unless it is renewed; null where it has no deadline.
+        job_pid: What runs under it, null where that is not known.
+    """
+
+    id: str
+    user: str
+    uid: int
+    project: str
+    mode: str
+    kind: str
+    devices: tuple[str, ...]
+    memory_mib: int | None
+    command: str
+    granted_at: str
+    held_s: float
+    ends_in_s: float | None
+    job_pid: int | None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a request got.
+
+    Args:
+        lease: Null for a rehearsal.
+        devices: UUIDs, in the order of their indices.
+        environment: What CUDA has to be told.
+        considered: What became of each device.
+        why: What several have in common.
+        dry_run: Whether nothing was leased.
+    """
+
+    node: str
+    lease: Told | None
+    devices: tuple[str, ...]
+    environment: dict[str, str]
+    considered: tuple[Considered, ...]
+    why: str
+    dry_run: bool
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What was released.
+
+    Args:
+        released: Ids; empty where there was nothing to release.
+        still_running: Ids of those whose job still has its GPUs, which nobody gets before it ends.
+    """
+
+    node: str
+    released: tuple[str, ...]
+    still_running: tuple[str, ...]
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Somebody who waits.
+
+    Args:
+        count: How many devices.
+        since: RFC 3339, UTC.
+    """
+
+    user: str
+    pid: int
+    count: int
+    since: str
+
+
+@dataclass(frozen=True)
+class Book:
+    """Who has what, and who waits.
+
+    Args:
+        adopted: Ids of leases that were written for what ran without one.
+        set_aside: Where the files of a broken database are now.
+    """
+
+    node: str
+    leases: tuple[Told, ...]
+    waiting: tuple[Waiting, ...]
+    adopted: tuple[str, ...]
+    set_aside: tuple[str, ...]
+    exit_code: int
+
+
+def told(lease: Lease) -> Told:
+    """A lease in words."""
+    clock, ends = boot_clock(), lease.ends_boot
+    return Told(
+        id=lease.id,
+        user=lease.user,
+        uid=lease.uid,
+        project=lease.project,
+        mode=lease.mode,
+        kind=lease.kind,
+        devices=lease.uuids,
+        memory_mib=lease.memory_mib,
+        command=lease.command,
+        granted_at=lease.granted_at,
+        held_s=round(clock - lease.granted_boot, 1),
+        ends_in_s=None if ends is None else round(ends - clock, 1),
+        job_pid=lease.job_pid,
+    )
+
+
+def words(text: str) -> tuple[str, ...]:
+    """What was typed with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def request_of(options: Options, leases: Leases) -> Request:
+    """The request that was typed.
+
+    Raises:
+        UsageError: It contradicts itself, or a part is not understood.
+    """
+    memory = mebibytes(options.memory, "--memory") if options.memory else None
+    if options.shared and memory is None:
+        raise UsageError("--shared says not how much", hint="--memory 8GiB: what may be used of each GPU")
+    if options.pack and not options.shared:
+        raise UsageError(
+            "--pack is about GPUs that are shared", hint="add --shared --memory 8GiB, or leave it out"
+        )
+    count, devices = options.count, words(options.gpu)
+    if count < 1:
+        raise UsageError(f"--count {count}: nothing is wanted", hint="1 or more")
+    uuids: list[str] = []
+    if devices:
+        found = leases.look()
+        kept.check_usable(found)
+        for name in devices:
+            one = found.device(name)
+            if one is None or one.uuid is None:
+                there = ", ".join(f"{d.index}: {d.title}" for d in found.devices)
+                raise UsageError(f"--gpu {name!r} names no GPU, or several", hint=f"there are {there}")
+            uuids.append(one.uuid)
+        if options.count not in (1, len(uuids)):
+            raise UsageError(f"--count {count} and {len(uuids)} GPUs are named", hint="leave --count out")
+        count = len(uuids)
+        mig = options.mig or ("any" if any(uuid.startswith("MIG-") for uuid in uuids) else "")
+    else:
+        mig = options.mig
+    capability = version_key(options.capability) if options.capability else ()
+    if options.capability and not capability:
+        raise UsageError(f"--capability {options.capability!r} is none", hint="such as 8.0")
+    return Request(
+        count=count,
+        memory_mib=memory,
+        mode=SHARED if options.shared else EXCLUSIVE,
+        models=words(options.model),
+        prefer=words(options.prefer),
+        capability=capability,
+        cuda=cuda_wanted(options.cuda) if options.cuda else (),
+        devices=tuple(uuids),
+        mig=mig,
+        linked=options.linked,
+        pack=options.pack,
+        ignore_unleased=options.ignore_unleased,
+    )
+
+
+def say(text: str) -> None:
+    """A notice for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _waits(why: str) -> None:
+    say(f"waiting: {why}")
+
+
+def _hours(text: str) -> float | None:
+    return seconds(text, "--for") / 3600 if text else None
+
+
+def _lease(options: Options) -> Grant:
+    leases, node = Leases(), socket.gethostname()
+    request, who = request_of(options, leases), whoami(options.project)
+    if options.dry_run:
+        found = leases.look()
+        kept.check_usable(found)
+        planned = leases.plan(request, found)
+        uuids = tuple(one.uuid for one in planned.devices if one.uuid)
+        code = 0 if uuids else 3 if request.count > len(planned.possible) else 75
+        return Grant(node, None, uuids, {}, planned.considered, planned.why, True, code)
+    granted = leases.acquire(
+        request,
+        who,
+        kind=kept.DETACHED,
+        hours=_hours(getattr(options, "for")),
+        heartbeat_s=seconds(options.heartbeat, "--heartbeat") if options.heartbeat else None,
+        wait_s=seconds(options.wait, "--wait") if options.wait else 0.0,
+        command=options.comment,
+        on_wait=_waits,
+    )
+    return Grant(
+        node,
+        told(granted.lease),
+        granted.uuids,
+        granted.environment,
+        granted.considered,
+        granted.why,
+        False,
+        0,
+    )
+
+
+def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
+    lease = node["lease"]
+    if options.explain or node["dry_run"]:
+        for line in explained([Considered(**one) for one in node["considered"]]):
+            print(line)
+    if node["dry_run"]:
+        print(f"would lease: {', '.join(node['devices']) or 'nothing: ' + node['why']}")
+        return
+    ends = (
+        f", ends in {span(lease['ends_in_s'])}"
+        if lease["ends_in_s"] is not None
+        else ", until it is released"
+    )
+    print(
+        f"{lease['id']} {lease['user']} {lease['mode']}{ends}" + (f"; {node['why']}" if node["why"] else "")
+    )
+    for name, value in node["environment"].items():
+        print(f"export {name}={value}")
+
+
+def _run(options: Options) -> int:
+    from gpukiln.gpus import run  # noqa: PLC0415 - signals are its business alone
+
+    if options.json:
+        raise UsageError(
+            "run prints what its command prints, and --json is given", hint="`lease --json`, or leave it out"
+        )
+    if not options.command and not (options.docker or options.podman):
+        raise UsageError("run lacks its command", hint="gpukiln-gpu run -n 1 -- python3 train.py")
+    if options.docker and options.podman:
+        raise UsageError("--docker and --podman", hint="one of them")
+    leases, who = Leases(), whoami(options.project)
+    limit_s = seconds(getattr(options, "for"), "--for") if getattr(options, "for") else None
+    if options.lease:
+        return run.within(leases, options.lease, who, options.command, limit_s)
+    request = request_of(options, leases)
+    engine = "docker" if options.docker else "podman" if options.podman else None
+    granted = leases.acquire(
+        request,
+        who,
+        kind=kept.CONTAINER if engine else kept.JOB,
+        hours=limit_s / 3600 if limit_s else None,
+        wait_s=seconds(options.wait, "--wait") if options.wait else 0.0,
+        command=" ".join(options.command) or options.docker or options.podman,
+        engine=engine,
+        on_wait=_waits,
+    )
+    if options.explain:
+        for line in explained(granted.considered):
+            say(line)
+    return run.under(
+        leases, granted, who, options.command, engine=engine, image=options.docker or options.podman
+    )
+
+
+def _release(options: Options) -> Ended:
+    leases, who = Leases(), whoami()
+    asked = [bool(options.lease), bool(options.holder), options.mine]
+    if sum(asked) != 1:
+        raise UsageError(
+            "which lease is to be released?", hint="a lease such as L-42, --mine, or --holder USER"
+        )
+    if options.lease:
+        found = [one for one in (leases.find(options.lease),) if one is not None]
+    else:
+        user = who.user if options.mine else options.holder
+        found = [one for one in leases.current() if one.user == user]
+    released, running, refused = [], [], []
+    for lease in found:
+        try:
+            if leases.release(lease, who, force=options.force):
+                released.append(lease.id)
+                if not leases.is_ours(lease, who):
+                    syslog.syslog(
+                        syslog.LOG_NOTICE, f"gpukiln-gpu: {who.user} took {lease.id} away from {lease.user}"
+                    )
+        except GpukilnError as error:
+            refused.append(error)
+            continue
+        if leases.store.is_locked(leases.store.lifeline(lease)):
+            running.append(lease.id)
+    if refused and released:
+        raise PartialError(
+            f"released {', '.join(released)}, and {len(refused)} not",
+            details=tuple(e.message for e in refused),
+        )
+    if refused:
+        raise refused[0]
+    return Ended(socket.gethostname(), tuple(released), tuple(running), 0)
+
+
+def _show_released(node: dict[str, Any], _: Options, print: Print) -> None:
+    print(f"released: {', '.join(node['released']) or 'nothing, there is no such lease'}")
+    for one in node["still_running"]:
+        print(f"{one}: its job still runs, and keeps its GPUs until it ends")
+
+
+def _renew(options: Options) -> Grant:
+    leases, who = Leases(), whoami()
+    lease = leases.find(options.lease) if options.lease else None
+    if lease is None:
+        raise UsageError(
+            f"{options.lease or 'no lease'} is no lease that holds",
+            hint="`gpukiln-gpu leases` lists them; lease anew",
+        )
+    changed = leases.renew(lease, who, _hours(getattr(options, "for")))
+    return Grant(socket.gethostname(), told(changed), changed.uuids, {}, (), "", False, 0)
+
+
+def _leases(options: Options) -> Book:
+    leases = None
+    moved: list[str] = []
+    adopted: list[str] = []
+    if options.rebuild:
+        leases, moved, adopted = kept.rebuilt()
+    leases = leases or Leases()
+    if options.reconcile:
+        adopted += leases.reconcile(whoami())
+    held = leases.current()
+    waiting = leases.queue()
+    return Book(
+        socket.gethostname(),
+        tuple(told(one) for one in held),
+        tuple(Waiting(row["user"], row["pid"], row["count"], row["at"]) for row in waiting),
+        tuple(adopted),
+        tuple(moved),
+        0,
+    )
+
+
+def _show_leases(node: dict[str, Any], _: Options, print: Print) -> None:
+    for path in node["set_aside"]:
+        print(f"set aside: {path}")
+    if node["adopted"]:
+        print(f"written for what ran without one: {', '.join(node['adopted'])}")
+    rows = [
+        (
+            one["id"],
+            one["user"],
+            one["project"] or "-",
+            one["mode"] if one["memory_mib"] is None else f"{one['mode']} {one['memory_mib']} MiB",
+            one["kind"],
+            span(one["held_s"]),
+            "-" if one["ends_in_s"] is None else span(one["ends_in_s"]),
+            " ".join(one["devices"]),
+            one["command"],
+        )
+        for one in node["leases"]
+    ]
+    titles = ("LEASE", "USER", "PROJECT", "MODE", "KIND", "HELD", "ENDS IN", "DEVICES", "COMMAND")
+    for line in table(titles, rows) or ["no lease"]:
+        print(line)
+    for one in node["waiting"]:
+        print(f"waits: {one['user']} (pid {one['pid']}) for {one['count']} since {one['since'][:19]}")
+
+
+VERBS = (
+    Verb(
+        "lease",
+        "Have GPUs until a deadline, or until they are released; prints what CUDA has to be told.",
+        (
+            *WANTED,
+            FOR,
+            Option("heartbeat", "let it end when it is not renewed within so long", value="10m"),
+            Option("comment", "what it is for, for people"),
+            Option("dry_run", "lease nothing, say what would be", default=False),
+        ),
+        _lease,
+        _show_lease,
+        changes=True,
+        examples=("-n 2 --memory 24GiB --for 2h", "--model A100 --explain --dry-run"),
+    ),
+    Verb(
+        "run",
+        "Run a command, or a container, on GPUs of its own; they are free again when it ends.",
+        (
+            *WANTED,
+            FOR,
+            Option("lease", "run under a lease that there is already", value="L-42"),
+            Option("docker", "run this image with Docker", value="IMAGE"),
+            Option("podman", "run this image with Podman", value="IMAGE"),
+        ),
+        _lease,
+        _show_lease,
+        takes_command="COMMAND",
+        takes_over=_run,
+        changes=True,
+        examples=("-n 2 --memory 24GiB -- python3 train.py",),
+    ),
+    Verb(
+        "release",
+        "End a lease.",
+        (
+            LEASE,
+            Option("mine", "every one of yours", default=False),
+            Option("holder", "every one of this user"),
+            Option("force", "somebody else's too; it is written down", default=False),
+        ),
+        _release,
+        _show_released,
+        changes=True,
+    ),
+    Verb(
+        "renew",
+        "Let a lease go on: its heartbeat begins anew, its deadline with --for.",
+        (LEASE, FOR),
+        _renew,
+        _show_lease,
+        changes=True,
+    ),
+    Verb(
+        "leases",
+        "Who has which GPUs, and who waits.",
+        (
+            Option("reconcile", "write leases for containers and processes that have none", default=False),
+            Option("rebuild", "set a broken database aside and make it anew", default=False),
+        ),
+        _leases,
+        _show_leases,
+    ),
+)

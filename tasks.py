@@ -17,6 +17,7 @@ from gpukiln.commands import (
     docker,
     docker_check,
     docker_push,
+    gpu,
     node,
     release,
 )
@@ -37,6 +38,7 @@ namespace = Collection(
     ami=noun(ami, ami_attest, ami_bases, ami_diff, ami_verify, release),
     cloud=noun(cloud, cloud_gpus, cloud_policy),
     docker=noun(docker, docker_check, docker_push),
+    gpu=noun(gpu),
     node=noun(node),
 )
 program = Program(namespace)

@@ -36,7 +36,14 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Command(Task[Any]):
-    """A task whose numbers are read here: Invoke ends with a traceback where one is none."""
+    """A task whose numbers are read here: Invoke ends with a traceback where one is none.
+
+    `letters` has the option of each letter that may be typed; `first` the option that may stand without its
+    name right behind the command.
+    """
+
+    letters: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
+    first: str = ""
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """See `Task.get_arguments`."""
@@ -46,6 +53,7 @@ class Command(Task[Any]):
         for argument in arguments:
             if argument.kind is int:
                 argument.kind = str
+            argument.names += tuple(letter for letter, name in self.letters.items() if name == argument.name)
         return arguments
 
 

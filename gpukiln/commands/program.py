@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import shutil
 import sys
@@ -28,6 +29,7 @@ LETTERS = ("help", "list", "version")
 # taken, and would build.
 CORE = (*LETTERS, "complete", "print-completion-script", "list-format", "collection", "search-root")
 HIDDEN = ("complete", "list-format", "collection", "search-root")
+REST, COMMAND = "--", "command"  # what follows the first becomes the second
 NARROW = 30  # columns: a text that would have fewer stands below its name
 
 
@@ -54,8 +56,11 @@ class Program(invoke.program.Program):
 
     def _work(self, argv: list[str] | None) -> None:
         self.create_config()
+        typed = list(sys.argv if argv is None else argv)
+        at = typed.index(REST) if REST in typed else len(typed)
+        self.rest = typed[at + 1 :] if at < len(typed) else None  # Invoke would make one text of it
         try:
-            self.parse_core(argv)
+            self.parse_core(typed[:at])
             self.parse_collection()
             self.parse_tasks()
             self.parse_cleanup()
@@ -97,11 +102,32 @@ class Program(invoke.program.Program):
             self.args.help.value = (known or words)[-1 if known else 0]
             self.tasks = ParseResult()
             return
+        self.core.unparsed = self._named(words)
         super().parse_tasks()
         for context in self.tasks:
             for argument in context.positional_args:
                 if str(argument.value).startswith("-"):
                     raise self._unknown_option(context, argument.value)
+        if self.rest is not None:
+            self._pass_on(self.rest)
+
+    def _named(self, words: list[str]) -> list[str]:
+        """What was typed, with the name of an option that may stand without it behind its command."""
+        known, found = set(self.collection.task_names), list(words)
+        for number, (name, word) in enumerate(itertools.pairwise(words), 1):
+            first = getattr(self.collection[name], "first", "") if name in known else ""
+            if first and not word.startswith("-") and word not in known:
+                found[number] = f"--{first.replace('_', '-')}={word}"
+        return found
+
+    def _pass_on(self, rest: list[str]) -> None:
+        """Give what follows `--` to the command that runs it."""
+        context = self.tasks[-1] if self.tasks else None
+        if context is None or COMMAND not in context.args:
+            name = context.name if context is not None else "invoke"
+            raise UsageError(f"{name} takes no command, and {REST} {' '.join(rest)} is given")
+        for word in rest:
+            context.args[COMMAND].set_value(word)
 
     def no_tasks_given(self) -> None:
         """See `Program.no_tasks_given`."""
@@ -127,10 +153,15 @@ class Program(invoke.program.Program):
         """See `Program.print_task_help`."""
         context = self.parser.contexts[name]
         wanted = "".join(f" {_placeholder(one)}" for one in context.positional_args)
-        print(f"Usage: invoke {name}{wanted}{' [--OPTION...]' if context.flags else ''}\n")
+        options = " [--OPTION...]" if context.flags else ""
+        rest = f" [{REST} COMMAND...]" if COMMAND in context.args else ""
+        first = getattr(self.collection[name], "first", "")
+        wanted += f" [{first.upper()}]" if first else ""
+        print(f"Usage: invoke {name}{wanted}{options}{rest}\n")
         print(f"{(self.collection[name].__doc__ or '').strip()}\n")
+        shown = ParserContext(args=[one for one in context.args.values() if one.name != COMMAND])
         if context.flags:
-            self.print_columns([(self._typed(name, option), text) for option, text in context.help_tuples()])
+            self.print_columns([(self._typed(name, option), text) for option, text in shown.help_tuples()])
 
     def _typed(self, name: str, option: str) -> str:
         """An option of a command as it is typed, with what its value is: `Command` reads numbers as texts."""

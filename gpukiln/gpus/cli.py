@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
             if option.default is False:
                 more.update(action="store_true")
             else:
-                more.update(metavar=option.value or option.name.upper())
+                more.update(metavar=option.value or option.flag[2:].upper())
                 many = isinstance(option.default, tuple)
                 more.update(action="append" if many else "store", default=[] if many else option.default)
             sub.add_argument(*names, **more)
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
                 sub.add_argument(
                     f"{option.name}_",
                     nargs="?",
-                    metavar=option.value or option.name.upper(),
+                    metavar=option.value or option.flag[2:].upper(),
                     help=option.help,
                 )
         sub.add_argument("--json", action="store_true", help="print one JSON document to standard output")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import re
 import socket
 from typing import Any
@@ -221,69 +220,79 @@ def _state(
 ) -> tuple[str, str, str]:
     """Snapshot.state, message and fix."""
     if not (given or simulated):
-        if contained and (pci or os.path.exists(MODULE_VERSION)):
-            many = f"{len(pci)} NVIDIA GPU{'s' * (len(pci) != 1)}" if pci else "NVIDIA GPUs"
-            return (
-                "not-granted",
-                f"this container was granted none of its host's {many}",
-                "start it with GPUs: docker run --gpus all, or --device nvidia.com/gpu=all; "
-                "on Kubernetes a limit nvidia.com/gpu",
-            )
-        where = "this container sees no NVIDIA GPU" if contained else "no NVIDIA GPU is on the PCI bus"
-        return (
-            "no-device",
-            where,
-            "`lspci -d 10de:` lists what NVIDIA made; a virtual machine needs one passed through",
-        )
-    if why and not gpus:
-        return "hung", f"NVML gives no answer: {why}", "read the kernel's log (dmesg), and reboot the machine"
+        return _nothing(pci, contained)
+    there = f"{counted(given)} on the PCI bus" if given else "simulated GPUs"
     error = head.get("error")
-    if error is None:
-        if not gpus:
-            return (
-                "failed",
-                "NVML lists no GPU, and the PCI bus has one",
-                "dmesg says why the driver refuses it",
-            )
+    if error:
+        return _no_answer(error, there, contained)
+    if gpus:
         return "ok", "", ""
-    many = f"{len(given)} NVIDIA GPU{'s' * (len(given) != 1)} on the PCI bus" if given else "simulated GPUs"
-    code = error.get("code")
-    module = _stripped(read(MODULE_VERSION))
-    if code == NO_LIBRARY:
-        if contained:
-            return (
-                "no-library",
-                f"{many}, and this container has no libnvidia-ml.so.1",
-                "give it the driver's capability utility: NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-            )
-        fix = "install the driver: the role nvidia_driver, or the package with libnvidia-ml.so.1"
-        return ("no-driver" if module is None else "no-library"), f"{many}, and no libnvidia-ml.so.1", fix
-    if code == NO_DRIVER:
-        fix = "`modprobe nvidia`; if it fails, dmesg says why: no module for this kernel, Secure Boot, another driver"
-        return "no-driver", f"{many}, and the kernel module nvidia is not loaded", fix
-    if code == MISMATCH:
-        fix = "an upgrade ran under the loaded module: reboot, or stop what uses the GPUs and reload the nvidia modules"
+    if why:
+        return "hung", f"NVML gives no answer: {why}", "read the kernel's log (dmesg), and reboot the machine"
+    return "failed", f"{there}, and NVML lists none", "dmesg says why the driver refuses them"
+
+
+def counted(gpus: list[Any]) -> str:
+    """Such as `2 NVIDIA GPUs`."""
+    return f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) != 1)}"
+
+
+def _nothing(pci: list[Any], contained: bool) -> tuple[str, str, str]:
+    """The state of a machine, or a container, that has no GPU."""
+    if contained and (pci or read(MODULE_VERSION)):
         return (
+            "not-granted",
+            f"this container was granted none of its host's {counted(pci) if pci else 'NVIDIA GPUs'}",
+            "start it with GPUs: docker run --gpus all, or --device nvidia.com/gpu=all; "
+            "on Kubernetes a limit nvidia.com/gpu",
+        )
+    return (
+        "no-device",
+        "this container sees no NVIDIA GPU" if contained else "no NVIDIA GPU is on the PCI bus",
+        "`lspci -d 10de:` lists what NVIDIA made; a virtual machine needs one passed through",
+    )
+
+
+def _no_answer(error: dict[str, Any], there: str, contained: bool) -> tuple[str, str, str]:
+    """The state of a machine whose driver does not answer."""
+    module = _stripped(read(MODULE_VERSION))
+    code = error.get("code")
+    if code == NO_LIBRARY:
+        fix = "install the driver: the role nvidia_driver, or the package with libnvidia-ml.so.1"
+        if contained:
+            fix = "give it the driver's capability utility: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        state = "no-library" if contained or module else "no-driver"
+        return state, f"{there}, and no libnvidia-ml.so.1", fix
+    told = {
+        NO_DRIVER: (
+            "no-driver",
+            f"{there}, and the kernel module nvidia is not loaded",
+            "`modprobe nvidia`; if it fails, dmesg says why: no module for this kernel, Secure Boot, "
+            "another driver",
+        ),
+        MISMATCH: (
             "mismatch",
             f"libnvidia-ml.so.1 does not fit the loaded kernel module {module or 'nvidia'}",
-            fix,
-        )
-    if code == NO_PERMISSION:
-        fix = "let this user open /dev/nvidia*, for example by the group that owns them"
-        return "no-permission", f"{many}, and this user may not use them", fix
-    return "failed", f"NVML does not start: {error['_error']}", "dmesg has what the driver says"
+            "an upgrade ran under the loaded module: reboot, or stop what uses the GPUs and reload the "
+            "nvidia modules",
+        ),
+        NO_PERMISSION: (
+            "no-permission",
+            f"{there}, and this user may not use them",
+            "let this user open /dev/nvidia*, for example by the group that owns them",
+        ),
+    }
+    otherwise = ("failed", f"NVML does not start: {error['_error']}", "dmesg has what the driver says")
+    return told.get(code or 0, otherwise)
 
 
 def _driver(head: dict[str, Any]) -> Driver:
     said = read(NVIDIA_VERSION) or ""
     module = _stripped(read(MODULE_VERSION))
     unavailable: dict[str, str] = {}
-    version = _value(
-        head.get("driver") if head else None, "version", unavailable, nothing="the driver did not answer"
-    )
-    cuda = _value(
-        head.get("cuda_driver") if head else None, "cuda", unavailable, nothing="the driver did not answer"
-    )
+    silent = "the driver did not answer"
+    version = _value(head.get("driver"), "version", unavailable, nothing=silent)
+    cuda = _value(head.get("cuda_driver"), "cuda", unavailable, nothing=silent)
     if module is None:
         unavailable["module"] = "no module nvidia is loaded"
     flavour = None

@@ -191,7 +191,7 @@ class Leases:
             self.store.lifeline(lease).unlink(missing_ok=True)
 
     def _lasted(self, lease: Lease, why: str) -> tuple[float, str]:
-        """For how long a lease was held, and until when; a reboot ended it when the machine went down at last."""
+        """For how long a lease was held, and until when; one of an earlier boot ended before this one."""
         clock = boot_clock()
         if lease.boot_id == boot_id():
             seconds = clock - lease.granted_boot
@@ -236,7 +236,7 @@ class Leases:
         return select(request, seen.devices, seen.processes or (), seen.driver, taken)
 
     def _before(self, ticket: int | None) -> list[sqlite3.Row]:
-        """The tickets that are served before one: the first of every holder, then the second of every holder."""
+        """The tickets that are served before one: the first of each holder, then the second of each."""
         rows = self.store.db.execute("select * from tickets order by id").fetchall()
         places: dict[int, tuple[int, int]] = {}
         for row in rows:
@@ -256,7 +256,7 @@ class Leases:
         wait_s: float = 0.0,
         command: str = "",
         engine: str | None = None,
-        on_wait: Callable[[str], None] = lambda text: None,
+        on_wait: Callable[[str], None] | None = None,
     ) -> Granted:
         """Have devices, or wait for them.
 
@@ -310,7 +310,8 @@ class Leases:
                         )
                     if ticket is None and not selection.devices:
                         ticket = self._queue(request, who, selection)
-                        on_wait(selection.why)
+                        if on_wait:
+                            on_wait(selection.why)
                 if selection.devices:
                     found = None  # there is something to be had: look whether that is still so
                     continue
@@ -324,7 +325,8 @@ class Leases:
 
     def _queue(self, request: Request, who: Who, selection: Selection) -> int:
         done = self.store.db.execute(
-            "insert into tickets (user, uid, pid, ticks, boot_id, devices, count, at) values (?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert into tickets (user, uid, pid, ticks, boot_id, devices, count, at) "
+            "values (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 who.user,
                 who.uid,
@@ -343,7 +345,8 @@ class Leases:
         has = sum(len(lease.devices) for lease in held if lease.uid == who.uid)
         if limit.gpus and has + request.count > limit.gpus:
             raise RefusedError(
-                f"{who.user} has {has} GPUs and wants {request.count} more, the limit of {limit.whose} is {limit.gpus}",
+                f"{who.user} has {has} GPUs and wants {request.count} more, "
+                f"the limit of {limit.whose} is {limit.gpus}",
                 hint=f"release some, or ask who keeps {self.config.path}",
             )
         if limit.hours and hours is not None and hours > limit.hours:
@@ -460,15 +463,13 @@ class Leases:
                 f"{span(hours * 3600)} is longer than the {limit.hours:g} hours of {limit.whose}"
             )
         clock = boot_clock()
-        values: dict[str, float] = {}
-        if lease.heartbeat_s is not None:
-            values["beat_boot"] = clock
-        if hours is not None:
-            values["expires_boot"] = clock + hours * 3600
+        changed = dataclasses.replace(
+            lease,
+            beat_boot=clock if lease.heartbeat_s is not None else None,
+            expires_boot=lease.expires_boot if hours is None else clock + hours * 3600,
+        )
         with self.store.change():
-            if values:
-                self.store.update(lease.number, **values)
-        changed = dataclasses.replace(lease, **values)
+            self.store.update(lease.number, beat_boot=changed.beat_boot, expires_boot=changed.expires_boot)
         self.store.lifeline(lease).write_text(written(changed), encoding="utf-8")
         return changed
 

@@ -49,11 +49,11 @@ def covered(found: Snapshot, held: Sequence[Lease]) -> Snapshot:
     marks: dict[str, list[LeaseMark]] = {}
     clock = boot_clock()
     for lease in held:
-        for one in lease.devices:
+        for part in lease.devices:
             ends = lease.ends_boot
             left = round(ends - clock, 1) if ends is not None else None
-            mark = LeaseMark(lease.id, lease.user, lease.mode, one.memory_mib, left)
-            marks.setdefault(one.device, []).append(mark)
+            mark = LeaseMark(lease.id, lease.user, lease.mode, part.memory_mib, left)
+            marks.setdefault(part.device, []).append(mark)
     processes = tuple(_covered(one, held) for one in found.processes or ())
     taken = taken_by(held)
     request = Request(mig="any") if any(one.kind == "mig" for one in found.devices) else Request()

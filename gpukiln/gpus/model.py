@@ -1,7 +1,7 @@
 """What is known of a machine's GPUs at one moment. Every view is made of it; nothing else asks a driver.
 
-A value that is not known is null, and `unavailable` has the reason under the field's name: what NVML answered,
-by its constant's name without NVML_ERROR_. The keys are always the same.
+A value that is not known is null, and `unavailable` has the reason under the field's name: what NVML
+answered, by its constant's name without NVML_ERROR_. The keys are always the same.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import datetime
 import os
 import pwd
 import re
+from pathlib import Path
 from typing import Any
 
 from gpukiln.gpus.model import Container, Process
@@ -46,7 +47,7 @@ def _described(device: str | None, row: dict[str, Any]) -> Process:
         unavailable["memory_mib"] = "NOT_AVAILABLE"
     names = ("user", "uid", "command", "started_at", "container")
     try:
-        uid = os.stat(f"{PROC}/{pid}").st_uid
+        uid = Path(PROC, str(pid)).stat().st_uid
     except FileNotFoundError:
         # The driver numbers by its own namespace; in another one a number means nobody, or somebody else.
         state = "gone" if _first_namespace() else "foreign"
@@ -80,7 +81,7 @@ def _described(device: str | None, row: dict[str, Any]) -> Process:
 def _first_namespace() -> bool:
     """Whether processes have the numbers here that the driver knows them by (include/linux/proc_ns.h)."""
     try:
-        return os.stat(f"{PROC}/self/ns/pid").st_ino == 0xEFFFFFFC
+        return Path(PROC, "self/ns/pid").stat().st_ino == 0xEFFFFFFC
     except OSError:
         return False
 

@@ -219,7 +219,8 @@ def _never(request: Request, one: Device, driver: Driver, parents: set[str | Non
         and version_key(one.compute_capability) < request.capability
     ):
         found.append(
-            f"its compute capability is {one.compute_capability}, wanted {'.'.join(map(str, request.capability))}"
+            f"its compute capability is {one.compute_capability}, "
+            f"wanted {'.'.join(map(str, request.capability))}"
         )
     for sign, version in request.cuda:
         if driver.cuda is None:

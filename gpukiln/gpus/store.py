@@ -33,6 +33,10 @@ FOLDER = "/var/lib/gpukiln/gpus"
 ENVIRONMENT = "GPUKILN_GPUS_STATE"  # another folder, for tests and for who has no rights on this one
 GROUP = "gpu"
 VERSION = 1
+LEDGER = (
+    "lease, user, project, device, model, share, started_at, ended_at, seconds, energy_joules, usd, price, "
+    "ended_by"
+)
 LOCKED_S = 20.0  # for which a writer waits for others
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 REBUILD = "`gpukiln-gpu leases --rebuild` sets it aside and makes it anew from what holds the locks"
@@ -40,21 +44,24 @@ TABLES = """
 create table leases (
     id integer primary key autoincrement, user text not null, uid integer not null, project text not null,
     mode text not null, kind text not null, memory_mib integer, pid integer not null, ticks integer,
-    boot_id text not null, job_pid integer, job_ticks integer, command text not null, engine text, container text,
-    machine_gpus integer not null, granted_at text not null, granted_boot real not null, expires_boot real, heartbeat_s real, beat_boot real
+    boot_id text not null, job_pid integer, job_ticks integer, command text not null, engine text,
+    container text, machine_gpus integer not null, granted_at text not null, granted_boot real not null,
+    expires_boot real, heartbeat_s real, beat_boot real
 );
 create table held (
-    lease integer not null references leases(id) on delete cascade, device text not null, model text not null,
-    parent text, memory_mib integer, share real not null, energy_joules real, primary key (lease, device)
+    lease integer not null references leases(id) on delete cascade, device text not null,
+    model text not null, parent text, memory_mib integer, share real not null, energy_joules real,
+    primary key (lease, device)
 );
 create table tickets (
     id integer primary key autoincrement, user text not null, uid integer not null, pid integer not null,
     ticks integer, boot_id text not null, devices text not null, count integer not null, at text not null
 );
 create table ledger (
-    id integer primary key autoincrement, lease integer not null, user text not null, project text not null,
-    device text not null, model text not null, share real not null, started_at text not null,
-    ended_at text not null, seconds real not null, energy_joules real, usd real, price text, ended_by text not null
+    id integer primary key autoincrement, lease integer not null, user text not null,
+    project text not null, device text not null, model text not null, share real not null,
+    started_at text not null, ended_at text not null, seconds real not null, energy_joules real,
+    usd real, price text, ended_by text not null
 );
 """
 
@@ -320,12 +327,11 @@ class Store:
         """Take a lease out and append to the ledger, in a transaction.
 
         Args:
-            uses: Rows of the ledger, see `gpukiln.gpus.ledger`.
+            uses: Rows, in the order of LEDGER.
         """
         for use in uses:
             self.db.execute(
-                "insert into ledger (lease, user, project, device, model, share, started_at, ended_at, seconds, "
-                "energy_joules, usd, price, ended_by) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"insert into ledger ({LEDGER}) values ({', '.join('?' * len(use))})",  # noqa: S608 - our names
                 use,
             )
         self.db.execute("delete from held where lease = ?", (lease.number,))

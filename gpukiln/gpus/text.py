@@ -54,7 +54,8 @@ def whole(text: Any, option: str, least: int = 0) -> int:
 
 def span(value: float) -> str:
     """A duration for people, in two units at most."""
-    rest, parts = max(value, 0.0), []
+    rest = max(value, 0.0)
+    parts: list[str] = []
     for name in ("d", "h", "m", "s"):
         many, rest = divmod(rest, UNITS_S[name])
         if many and len(parts) < 2:

@@ -35,7 +35,7 @@ class Group:
 
 
 def quality(one: Device, other: Device) -> tuple[int, int, int]:
-    """How well two GPUs reach each other: NVLinks, then what they have in common, then P2P; more is better."""
+    """How well two GPUs reach each other: NVLinks, what they have in common, P2P; more is better."""
     way = next((peer for peer in one.peers if peer.index == other.index), None)
     if way is None:
         return (0, -len(WAYS) - 1, 0)

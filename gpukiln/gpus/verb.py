@@ -31,8 +31,8 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """How it is typed."""
-        return f"--{self.name.replace('_', '-')}"
+        """How it is typed; a name that Python has for itself ends in a dash."""
+        return f"--{self.name.strip('_').replace('_', '-')}"
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Nvml:
             return {"_error": f"field {number}: {self.pynvml.NVMLError(code)}", "code": int(code)}
         return getattr(found[0].value, kind)
 
-    def handles(self, skip: Collection[int] = (), about: Callable[[int], None] = lambda index: None) -> Any:
+    def handles(self, skip: Collection[int] = (), about: Callable[[int], None] | None = None) -> Any:
         """{index: handle, null or an error}; an error where not even the number of GPUs is told.
 
         Args:
@@ -139,7 +139,8 @@ class Nvml:
         found = {}
         for index in range(count):
             if index not in skip:
-                about(index)
+                if about is not None:
+                    about(index)
                 found[index] = self.ask("nvmlDeviceGetHandleByIndex", index)
         return found
 
@@ -169,8 +170,8 @@ def _scaled(value: Any, unit: float) -> Any:
 
 def read_nvml() -> dict[str, Any]:
     """Ask NVML for everything that is judged; for what is what see `gpu_facts`."""
-    gpus: list[dict[str, Any]] = []
-    return {**_read(lambda index, gpu: gpus.append(gpu), Nvml.gpu), "gpus": gpus}
+    gpus: dict[int, dict[str, Any]] = {}
+    return {**_read(gpus.__setitem__, Nvml.gpu), "gpus": list(gpus.values())}
 
 
 def read_gpus(tell: Tell, skip: Collection[int], limit_s: float) -> None:
@@ -199,7 +200,7 @@ def _read(
     add: Callable[[int, dict[str, Any]], None],
     one: Callable[[Nvml, int, Any], dict[str, Any]],
     skip: Collection[int] = (),
-    about: Callable[[int], None] = lambda index: None,
+    about: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     nvml, found = Nvml(), {**NOTHING, "gpus": []}
     try:

@@ -26,7 +26,7 @@ WANTED = (
     Option("prefer", "the first of these that there is, before others", value="H100,A100"),
     Option("capability", "the least compute capability", value="8.0"),
     Option("cuda", "what the driver must offer", value="'>=12.1'"),
-    Option("gpu", "exactly these, separated by commas: UUIDs or beginnings, indices or PCI addresses"),
+    Option("gpu", "exactly these, separated by commas: UUIDs or their beginnings, indices, PCI addresses"),
     Option("mig", "MIG devices of this profile instead of GPUs, or `any`", value="1g.10gb"),
     Option("linked", "several that are joined by NVLinks, every two", default=False),
     Option("pack", "with --shared: fill a GPU that somebody has a part of", default=False),
@@ -35,7 +35,7 @@ WANTED = (
     Option("project", "what it is for; limits and usage go by it"),
     Option("explain", "say of each GPU why it was taken or not", default=False),
 )
-FOR = Option("for", "how long at most", value="2h")
+FOR = Option("for_", "how long at most", value="2h")
 LEASE = Option("lease", "its id, for example L-42", first=True)
 
 
@@ -46,7 +46,7 @@ class Told:
     Args:
         id: For example L-42.
         uid: Of the user.
-        kind: job: as long as the job lives; detached: until its deadline; container: as long as its container.
+        kind: job and container: as long as that lives; detached: until its deadline.
         devices: UUIDs.
         memory_mib: Of each device, where it is shared; null where it is not.
         command: What it is for.
@@ -244,7 +244,7 @@ def _lease(options: Options) -> Grant:
         request,
         who,
         kind=kept.DETACHED,
-        hours=_hours(getattr(options, "for")),
+        hours=_hours(options.for_),
         heartbeat_s=seconds(options.heartbeat, "--heartbeat") if options.heartbeat else None,
         wait_s=seconds(options.wait, "--wait") if options.wait else 0.0,
         command=options.comment,
@@ -294,7 +294,7 @@ def _run(options: Options) -> int:
     if options.docker and options.podman:
         raise UsageError("--docker and --podman", hint="one of them")
     leases, who = Leases(), whoami(options.project)
-    limit_s = seconds(getattr(options, "for"), "--for") if getattr(options, "for") else None
+    limit_s = seconds(options.for_, "--for") if options.for_ else None
     if options.lease:
         return run.within(leases, options.lease, who, options.command, limit_s)
     request = request_of(options, leases)
@@ -367,7 +367,7 @@ def _renew(options: Options) -> Grant:
             f"{options.lease or 'no lease'} is no lease that holds",
             hint="`gpukiln-gpu leases` lists them; lease anew",
         )
-    changed = leases.renew(lease, who, _hours(getattr(options, "for")))
+    changed = leases.renew(lease, who, _hours(options.for_))
     return Grant(socket.gethostname(), told(changed), changed.uuids, {}, (), "", False, 0)
 
 

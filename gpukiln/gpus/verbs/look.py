@@ -244,15 +244,14 @@ def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
             print(f"  {'not to be had':17} {'; '.join(one['not_allocatable_because'])}")
         mine = [p for p in node["processes"] or () if p["device"] == one["uuid"]]
         for process in mine:
-            print(
-                f"  {'process':17} {process['pid']} {process['user'] or process['state']} {process['command'] or ''}"
-            )
+            whose = process["user"] or process["state"]
+            print(f"  {'process':17} {process['pid']} {whose} {process['command'] or ''}")
         missing: dict[str, list[str]] = {}
         for name, why in one["unavailable"].items():
             if not why.startswith("it is "):
                 missing.setdefault(why, []).append(name)
-        for why, names in missing.items():
-            print(f"  {'not told':17} {', '.join(sorted(names))} ({why})")
+        for why, fields in missing.items():
+            print(f"  {'not told':17} {', '.join(sorted(fields))} ({why})")
 
 
 def _plain_name(name: str) -> str:

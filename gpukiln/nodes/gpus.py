@@ -1,0 +1,157 @@
+"""Asks gpukiln-gpu on other machines: many at once for their answers, one with this terminal as its own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from gpukiln.errors import GpukilnError, UnavailableError, UsageError
+from gpukiln.gpus.cli import failure
+from gpukiln.gpus.model import plain
+from gpukiln.gpus.verb import Verb
+from gpukiln.verify.asking import ask
+from gpukiln.verify.target import InventoryTarget, Target
+
+PROGRAM = "/usr/local/bin/gpukiln-gpu"  # the role gpu_tools puts it there
+CONNECT_S = 20
+TIMEOUT_S = 300.0  # for an answer: a machine that hangs gives its own up long before
+NOT_FOUND, SSH_FAILED = 127, 255
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of one machine.
+
+    Args:
+        nodes: As in the document, one; empty where it has no answer.
+        failed: As in the document, one or none.
+    """
+
+    nodes: tuple[dict[str, Any], ...]
+    failed: tuple[dict[str, Any], ...]
+    exit_code: int
+
+
+def ask_all(
+    targets: Sequence[Target], verb: Verb, argv: Sequence[str], *, sudo: bool, forks: int
+) -> list[Said]:
+    """Ask machines, as many at a time as `forks`.
+
+    Args:
+        argv: What follows the verb, without --json.
+        sudo: Whether to become root there.
+
+    Returns:
+        One answer a machine, in their order.
+    """
+
+    def one(target: Target) -> Said:
+        try:
+            return _asked(target, verb, argv, sudo)
+        except GpukilnError as error:
+            return Said((), (plain(failure(error, target.title)),), error.exit_code)
+
+    with ThreadPoolExecutor(max_workers=forks) as pool:
+        try:
+            return list(pool.map(one, targets))
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
+    words = [verb.name, "--json", *argv]
+    if isinstance(target, InventoryTarget):
+        import testinfra  # noqa: PLC0415 - slow, and only for inventories
+
+        try:
+            code, out, err = ask(testinfra.get_host(target.hostspec), _command(words, sudo))
+        except RuntimeError as error:
+            raise UnavailableError(f"{target.title} can't be reached: {error}") from error
+    else:
+        try:
+            done = subprocess.run(
+                reach(target, words, sudo), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            raise UnavailableError(
+                f"{target.title} gave no answer in {TIMEOUT_S:.0f} s", hint="log in and look what hangs"
+            ) from late
+        code, out, err = done.returncode, done.stdout, done.stderr
+    try:
+        document = json.loads(out[out.index("{") :])
+    except ValueError:
+        raise _no_answer(target, code, err or out) from None
+    if document.get("schema") != verb.schema:
+        raise UnavailableError(
+            f"{target.title} answers {document.get('schema')}, wanted {verb.schema}",
+            hint="its gpukiln-gpu is of another version: `invoke node.apply` brings it up to date",
+        )
+    return Said(tuple(document["nodes"]), tuple(document["failed"]), code)
+
+
+def _no_answer(target: Target, code: int, said: str) -> UnavailableError:
+    told = " ".join(said.split())[-300:]
+    if code == NOT_FOUND or "not found" in told or "No such file" in told:
+        return UnavailableError(
+            f"{target.title} has no {PROGRAM}",
+            hint="the role gpu_tools installs it: invoke node.apply, or bake the image again",
+        )
+    if code == SSH_FAILED:
+        return UnavailableError(
+            f"{target.title} can't be reached: {told}",
+            hint="try `ssh` by hand; a jump host belongs into ~/.ssh/config",
+        )
+    return UnavailableError(f"{target.title}: gpukiln-gpu exits {code}: {told or 'without a word'}")
+
+
+def take_over(target: Target, verb: Verb, argv: Sequence[str], command: Sequence[str], *, sudo: bool) -> int:
+    """Run a verb on a machine with this terminal as its own; returns its exit code.
+
+    Raises:
+        UsageError: Ansible reaches it, which passes no terminal on.
+    """
+    if isinstance(target, InventoryTarget):
+        raise UsageError(
+            f"{verb.name} needs a terminal, and Ansible passes none on to {target.title}",
+            hint="name it as ssh://USER@HOST",
+        )
+    words = [verb.name, *argv, *(["--", *command] if command else [])]
+    return subprocess.run(reach(target, words, sudo, terminal=sys.stdin.isatty()), check=False).returncode
+
+
+def reach(target: Target, words: Sequence[str], sudo: bool, *, terminal: bool = False) -> list[str]:
+    """The command line that runs gpukiln-gpu on a machine."""
+    if target.hostspec == "local://":
+        return [sys.executable, "-m", "gpukiln.gpus", *words]
+    url = urlsplit(target.hostspec)
+    options = parse_qs(url.query)
+    more: list[str] = []
+    for name, flag in (("ssh_identity_file", "-i"), ("ssh_config", "-F")):
+        if name in options:
+            more += [flag, options[name][0]]
+    for name in options.get("ssh_extra_args", []):
+        more += shlex.split(name)
+    return [
+        "ssh",
+        *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15"),
+        *more,
+        *(["-t"] if terminal else ["-T"]),
+        *(["-p", str(url.port)] if url.port else []),
+        *(["-l", url.username] if url.username else []),
+        str(url.hostname),
+        "--",
+        _command(words, sudo),
+    ]
+
+
+def _command(words: Sequence[str], sudo: bool) -> str:
+    """For the shell of the machine's user, which is what SSH gives it to: every word is quoted."""
+    return shlex.join([*(["sudo", "-n"] if sudo else []), PROGRAM, *words])

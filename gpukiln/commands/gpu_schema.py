@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gpukiln.gpus.verb import Failure, Verb
-from gpukiln.gpus.verbs import VERBS
+from gpukiln.gpus.verbs import verbs
 
 
 def schema() -> dict[str, Any]:
@@ -23,7 +23,7 @@ def schema() -> dict[str, Any]:
     defs: dict[str, Any] = {}
     failure = _of(Failure, defs)
     documents = []
-    for verb in VERBS.values():
+    for verb in verbs().values():
         answer = typing.get_type_hints(verb.answer)["return"]
         documents.append(_document(verb, _of(answer, defs), failure))
     return {

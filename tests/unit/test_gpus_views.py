@@ -22,7 +22,7 @@ from gpukiln.gpus import cli, collect
 from gpukiln.gpus.model import Device, plain
 from gpukiln.gpus.processes import container_of
 from gpukiln.gpus.selection import Request, select
-from gpukiln.gpus.verbs import VERBS
+from gpukiln.gpus.verbs import verbs
 from tests.support import nvml_double
 
 TYPES = ("g4dn.xlarge", "g5.12xlarge", "g6f.xlarge", "p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge")
@@ -343,7 +343,7 @@ def test_the_keys_are_those_of_every_other_device(machine: Machine, typed: Typed
 
 
 def test_every_verb_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in VERBS:
+    for verb in verbs():
         with pytest.raises(SystemExit) as ended:
             cli.main([verb, "-h"])
         shown = capsys.readouterr().out

@@ -9,6 +9,7 @@ from gpukiln.gpus.verb import Verb
 MODULES = {
     "look": ("list", "show", "memory", "processes", "topology"),
     "lease": ("lease", "run", "release", "renew", "leases"),
+    "containers": ("args",),
 }
 
 

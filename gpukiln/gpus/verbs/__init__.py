@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gpukiln.gpus.verb import Verb
-from gpukiln.gpus.verbs import lease, look
+from gpukiln.gpus.verbs import lease, look, watch
 
-VERBS: dict[str, Verb] = {verb.name: verb for verb in (*look.VERBS, *lease.VERBS)}
+VERBS: dict[str, Verb] = {verb.name: verb for verb in (*look.VERBS, *lease.VERBS, *watch.VERBS)}

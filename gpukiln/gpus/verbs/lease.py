@@ -282,13 +282,15 @@ def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
         print(f"export {name}={value}")
 
 
+def _no_document(_: Options) -> Grant:
+    raise UsageError(
+        "run prints what its command prints, and --json is given", hint="`lease --json`, or leave it out"
+    )
+
+
 def _run(options: Options) -> int:
     from gpukiln.gpus import run  # noqa: PLC0415 - signals are its business alone
 
-    if options.json:
-        raise UsageError(
-            "run prints what its command prints, and --json is given", hint="`lease --json`, or leave it out"
-        )
     if not options.command and not (options.docker or options.podman):
         raise UsageError("run lacks its command", hint="gpukiln-gpu run -n 1 -- python3 train.py")
     if options.docker and options.podman:
@@ -444,7 +446,7 @@ VERBS = (
             Option("docker", "run this image with Docker", value="IMAGE"),
             Option("podman", "run this image with Podman", value="IMAGE"),
         ),
-        _lease,
+        _no_document,
         _show_lease,
         takes_command="COMMAND",
         takes_over=_run,

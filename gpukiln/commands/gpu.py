@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, say
 from gpukiln.gpus.verb import Option, Options, Verb, document
-from gpukiln.gpus.verbs import VERBS
+from gpukiln.gpus.verbs import verbs
 
 if TYPE_CHECKING:
     from gpukiln.verify.target import Target
@@ -139,5 +139,5 @@ def words_of(verb: Verb, options: Options) -> list[str]:
     return argv
 
 
-for _verb in VERBS.values():
+for _verb in verbs().values():
     globals()[_verb.name] = make(_verb)

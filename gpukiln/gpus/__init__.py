@@ -12,8 +12,22 @@ themselves: Python 3.9, the standard library and NVIDIA's bindings alone.
         subprocess.run(["python3", "train.py"], env={**os.environ, **gpus.environment})
 """
 
-from gpukiln.gpus.leases import Granted, lease
-from gpukiln.gpus.marks import snapshot
-from gpukiln.gpus.model import Device, Process, Snapshot
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpukiln.gpus.leases import Granted, lease
+    from gpukiln.gpus.marks import snapshot
+    from gpukiln.gpus.model import Device, Process, Snapshot
 
 __all__ = ["Device", "Granted", "Process", "Snapshot", "lease", "snapshot"]
+_FROM = {"Granted": "leases", "lease": "leases", "snapshot": "marks"}
+
+
+def __getattr__(name: str) -> Any:
+    """What is exported, read when it is asked for: a file without compiled code pays for each module."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gpukiln.gpus.{_FROM.get(name, 'model')}"), name)

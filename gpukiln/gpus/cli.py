@@ -13,7 +13,7 @@ from gpukiln import __version__
 from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.verb import Failure, Options, Verb, document
-from gpukiln.gpus.verbs import VERBS
+from gpukiln.gpus.verbs import verbs
 
 PROGRAM = "gpukiln-gpu"
 INTERRUPTED = 130
@@ -26,12 +26,16 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"`{self.prog} -h` shows what it takes")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all verbs; the man page and the completion are made of it."""
+def parser(name: str = "") -> argparse.ArgumentParser:
+    """The parser of all verbs, of which the man page and the completion are made; or of those that one needs.
+
+    Args:
+        name: The verb that was typed.
+    """
     top = _Parser(prog=PROGRAM, description="Look at GPUs, lease them, run on them, account for them.")
     top.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for verb in VERBS.values():
+    for verb in verbs(name).values():
         sub = commands.add_parser(verb.name, help=verb.help, description=verb.help, allow_abbrev=False)
         for option in verb.options:
             names = [f"-{option.letter}"] * bool(option.letter) + [option.flag]
@@ -67,8 +71,9 @@ def read_options(argv: list[str]) -> tuple[Verb, Options]:
         argv, rest, given = argv[:at], argv[at + 1 :], True
     else:
         rest, given = [], False
-    typed = vars(parser().parse_args(argv))
-    verb = VERBS[typed.pop("verb")]
+    name = next((word for word in argv if not word.startswith("-")), "")
+    typed = vars(parser(name).parse_args(argv))
+    verb = verbs(name)[typed.pop("verb")]
     for option in verb.options:
         if option.first and (value := typed.pop(f"{option.name}_")) is not None:
             typed[option.name] = value

@@ -27,7 +27,7 @@ from gpukiln.errors import UsageError
 try:
     import tomllib
 except ImportError:  # Python 3.9 and 3.10
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[no-redef]
 
 FILE = "/etc/gpukiln/gpus.toml"
 ENVIRONMENT = "GPUKILN_GPUS_CONFIG"

@@ -235,15 +235,15 @@ class Leases:
         seen = covered(found, held)
         return select(request, seen.devices, seen.processes or (), seen.driver, taken)
 
+    def queue(self) -> list[sqlite3.Row]:
+        """Who waits, in the order in which they are served."""
+        return self.store.db.execute("select * from tickets order by turn, id").fetchall()
+
     def _before(self, ticket: int | None) -> list[sqlite3.Row]:
-        """The tickets that are served before one: the first of each holder, then the second of each."""
-        rows = self.store.db.execute("select * from tickets order by id").fetchall()
-        places: dict[int, tuple[int, int]] = {}
-        for row in rows:
-            many = sum(1 for one in rows if one["uid"] == row["uid"] and one["id"] < row["id"])
-            places[row["id"]] = (many, row["id"])
-        mine = places.get(ticket or 0)
-        return [row for row in rows if mine is None or places[row["id"]] < mine]
+        """The tickets that are served before one; all of them before who has none."""
+        rows = self.queue()
+        places = [row["id"] for row in rows]
+        return rows[: places.index(ticket)] if ticket in places else rows
 
     def acquire(
         self,
@@ -324,9 +324,14 @@ class Leases:
             raise
 
     def _queue(self, request: Request, who: Who, selection: Selection) -> int:
+        # In turn: the first of each holder, then the second of each; who comes later begins at the turn
+        # that is served now.
+        waiting = self.queue()
+        own = [row["turn"] + 1 for row in waiting if row["uid"] == who.uid]
+        turn = max([*own, waiting[0]["turn"] if waiting else 0])
         done = self.store.db.execute(
-            "insert into tickets (user, uid, pid, ticks, boot_id, devices, count, at) "
-            "values (?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert into tickets (user, uid, pid, ticks, boot_id, devices, count, at, turn) "
+            "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 who.user,
                 who.uid,
@@ -336,6 +341,7 @@ class Leases:
                 json.dumps([one.uuid for one in selection.possible if one.uuid]),
                 request.count,
                 now(),
+                turn,
             ),
         )
         return int(done.lastrowid or 0)
@@ -477,11 +483,6 @@ class Leases:
         """Write down the process that runs under a lease."""
         with self.store.change():
             self.store.update(lease.number, job_pid=pid, job_ticks=start_ticks(pid))
-
-    def queue(self) -> list[sqlite3.Row]:
-        """Who waits, the first first."""
-        rows = self.store.db.execute("select * from tickets order by id").fetchall()
-        return sorted(rows, key=lambda row: len(self._before(row["id"])))
 
     def reconcile(self, who: Who) -> list[str]:
         """Write leases for containers and processes that use GPUs and have none; returns their ids.

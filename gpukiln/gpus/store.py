@@ -55,7 +55,8 @@ create table held (
 );
 create table tickets (
     id integer primary key autoincrement, user text not null, uid integer not null, pid integer not null,
-    ticks integer, boot_id text not null, devices text not null, count integer not null, at text not null
+    ticks integer, boot_id text not null, devices text not null, count integer not null,
+    turn integer not null, at text not null
 );
 create table ledger (
     id integer primary key autoincrement, lease integer not null, user text not null,

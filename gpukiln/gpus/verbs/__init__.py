@@ -1,8 +1,23 @@
-"""The verbs, in the order in which they are listed."""
+"""The verbs, in the order in which they are listed, by the module that has each."""
 
 from __future__ import annotations
 
-from gpukiln.gpus.verb import Verb
-from gpukiln.gpus.verbs import lease, look, watch
+import importlib
 
-VERBS: dict[str, Verb] = {verb.name: verb for verb in (*look.VERBS, *lease.VERBS, *watch.VERBS)}
+from gpukiln.gpus.verb import Verb
+
+MODULES = {
+    "look": ("list", "show", "memory", "processes", "topology"),
+    "lease": ("lease", "run", "release", "renew", "leases"),
+    "watch": ("watch", "insights"),
+}
+
+
+def verbs(name: str = "") -> dict[str, Verb]:
+    """The verbs of the module that has one, or all where none has it: the others need no reading then."""
+    only = [module for module, names in MODULES.items() if name in names]
+    found: dict[str, Verb] = {}
+    for module in only or MODULES:
+        for verb in importlib.import_module(f"gpukiln.gpus.verbs.{module}").VERBS:
+            found[verb.name] = verb
+    return found

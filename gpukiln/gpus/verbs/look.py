@@ -170,7 +170,10 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
             else "-"
         )
         mig = {None: "-", True: "on", False: "off"}[one["mig_enabled"]]
-        word = one["health"] if one["health"] == "ok" else ", ".join(f["id"] for f in one["findings"])
+        names = list(dict.fromkeys(found["id"] for found in one["findings"]))
+        word = ", ".join(name for name in names if name != one["health"])
+        if one["health"] not in ("ok", "warning"):
+            word = one["health"].upper() + (f" ({word})" if word else "")
         rows.append(
             (
                 number(one),
@@ -181,7 +184,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
                 shown(one["temperature_c"], "C"),
                 power,
                 mig,
-                word if one["health"] in ("ok", "warning") else f"{one['health'].upper()} ({word})",
+                word or one["health"],
                 who(one) or "-",
             )
         )
@@ -191,6 +194,8 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
     for one in node["devices"]:
         for found in one["findings"]:
             print(f"{one['uuid'] or 'GPU ' + str(one['index'])}: {found['text']}")
+        if one["error"]:
+            print("next: dmesg has what the driver says of it; `gpukiln-gpu reset` what a reset would need")
 
 
 SHOWN = (

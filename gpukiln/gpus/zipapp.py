@@ -1,0 +1,99 @@
+"""Packs this package into one file that runs where there is nothing but Python 3.9.
+
+    python -m gpukiln.gpus.zipapp FILE
+
+The same sources make the same bytes, on every machine: names are sorted, times are fixed, nothing is
+compressed (what zlib makes depends on its version, and the program starts no quicker for it).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.files import write_whole
+from gpukiln.probe.scripts import SIGNATURE
+
+SHEBANG = b"#!/usr/bin/python3\n"
+MAIN = "import sys\n\nfrom gpukiln.gpus.cli import main\n\nsys.exit(main())\n"
+OURS = ("__init__.py", "errors.py", "files.py", "redact.py", "probe", "gpus")
+LEFT_OUT = (
+    "probe/contact",
+    "probe/recording",
+    "probe/packing",
+    "probe/gather",
+    "probe/scripts",
+    "gpus/zipapp",
+)
+# NVIDIA's bindings of NVML; TOML for Python 3.9 and 3.10. Only what is written in Python is taken.
+LIBRARIES = ("pynvml", "tomli")
+MODIFIED = (1980, 1, 1, 0, 0, 0)  # the first time that a ZIP file can tell
+
+
+def build(file: Path) -> None:
+    """Write the program; whoever runs it meanwhile goes on with the old one.
+
+    Raises:
+        UnavailableError: A library is not installed.
+    """
+    packed = BytesIO()
+    packed.write(SHEBANG)
+    with zipfile.ZipFile(packed, "a", zipfile.ZIP_STORED) as archive:
+        for name, content in sorted(contents().items()):
+            info = zipfile.ZipInfo(name, MODIFIED)
+            info.create_system = 3  # Unix, wherever it is made
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, content)
+    write_whole(file, packed.getvalue(), mode=0o755)
+
+
+def contents() -> dict[str, bytes]:
+    """Every file of the program by its name in it."""
+    root = Path(__file__).resolve().parents[1]
+    found = {"__main__.py": MAIN.encode()}
+    for path in _ours(root):
+        found[f"gpukiln/{path.relative_to(root)}"] = path.read_bytes()
+    found["gpukiln/probe/scripts.py"] = f"SIGNATURE = {SIGNATURE!r}\n".encode()
+    for name in LIBRARIES:
+        for path, place in _library(name):
+            found[place] = path.read_bytes()
+    return found
+
+
+def _ours(root: Path) -> Iterator[Path]:
+    for name in OURS:
+        path = root / name
+        files = [path] if path.is_file() else sorted((*path.rglob("*.py"), *path.rglob("*.json")))
+        for one in files:
+            if not str(one.relative_to(root)).startswith(LEFT_OUT):
+                yield one
+
+
+def _library(name: str) -> Iterator[tuple[Path, str]]:
+    """The Python files of a library, and their names in the program."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise UnavailableError(f"the Python module {name} is not installed", hint="scripts/run installs it")
+    origin = Path(spec.origin)
+    if origin.name != "__init__.py":
+        yield origin, f"{name}.py"
+        return
+    for path in sorted(origin.parent.rglob("*.py")):
+        yield path, f"{name}/{path.relative_to(origin.parent)}"
+
+
+def main(argv: list[str]) -> int:
+    """Write the program to the file that was named."""
+    if len(argv) != 1:
+        raise UsageError("which file is to be written?", hint="python -m gpukiln.gpus.zipapp FILE")
+    build(Path(argv[0]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -203,9 +203,9 @@ def _memory_full(watched: Watched, limit: Mapping[str, Number]) -> Found:
     for gpu in watched.gpus:
         used = watched.values(gpu, "memory_used_mib")
         if used and gpu.memory_total_mib:
-            most = round(100 * max(used) / gpu.memory_total_mib, 1)
+            most = 100 * max(used) / gpu.memory_total_mib
             if most > limit["memory_percent"]:
-                yield gpu, {"memory_max_percent": most, "memory_max_mib": max(used)}
+                yield gpu, {"memory_max_percent": round(most, 1), "memory_max_mib": max(used)}
 
 
 def _memory_held(watched: Watched, limit: Mapping[str, Number]) -> Found:
@@ -214,9 +214,9 @@ def _memory_held(watched: Watched, limit: Mapping[str, Number]) -> Found:
         busy = watched.values(gpu, "utilization_percent")
         if not used or not busy or not gpu.memory_total_mib or max(busy) > 0:
             continue
-        least = round(100 * min(used) / gpu.memory_total_mib, 1)
+        least = 100 * min(used) / gpu.memory_total_mib
         if least >= limit["memory_percent"]:
-            evidence = {"memory_min_percent": least, "memory_min_mib": min(used)}
+            evidence = {"memory_min_percent": round(least, 1), "memory_min_mib": min(used)}
             yield gpu, {**evidence, "utilization_max_percent": max(busy)}
 
 
@@ -423,7 +423,7 @@ RULES: tuple[Rule, ...] = (
         "pcie-narrow",
         WARNING,
         "its PCIe link is narrower or slower than it could be, under load",
-        "seat the card again, look at the slot with `lspci -vv`; a virtual machine shows what its host lets it",
+        "seat the card again, look at the slot with `lspci -vv`; a virtual machine's link is its host's",
         _pcie_narrow,
         {"utilization_percent": 20},
         window_s=1,

@@ -1,4 +1,4 @@
-"""Watches GPUs: one child process holds NVML and samples, tick after tick, whatever hangs or is lost meanwhile.
+"""Watches GPUs: one child process holds NVML and samples tick after tick, whatever hangs or is lost.
 
 Ticks are planned on the clock that is never set. One that begins late says by how much; one whose time was
 up before its turn came is missed and counted, never made up for.

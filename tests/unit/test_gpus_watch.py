@@ -6,23 +6,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpukiln.clouds.embedded.gpus import library, settings
-from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
-from gpukiln.clouds.embedded.gpus.state import State, append_region
+from gpukiln.clouds.embedded.gpus import settings
+from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.errors import UsageError
 from gpukiln.gpus import cli, sampling
 from gpukiln.gpus.model import Device
 from gpukiln.gpus.sampling import Record, Sample, Tick
 from gpukiln.gpus.verbs import watch
-from gpukiln.probe import simulated
-from tests.support import nvml_double
+from tests.support import gpus, nvml_double
 
 Machine = Callable[[str], State]
 
@@ -36,21 +33,16 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """The simulated GPUs of an instance type, and a folder for leases."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(loaded.parent))
-    monkeypatch.setenv("GPUKILN_GPUS_STATE", str(tmp_path / "leases"))
-    path = tmp_path / "state"
-    monkeypatch.setenv(library.STATE, str(path))
+def machine(loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The simulated GPUs of an instance type, as this process sees them."""
 
     def make(instance_type: str) -> State:
-        append_region(path)
-        state = State(path)
-        state.write(start_rows(make_profile(instance_type, seed="i-1", driver="580.65.06", cuda="13.0")))
-        return state
+        made = gpus.double(loaded, tmp_path, instance_type, driver="580.65.06")
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        return made.state
 
-    yield make
-    assert simulated.is_simulated()
+    return make
 
 
 def change(state: State, *texts: str) -> None:
@@ -193,7 +185,7 @@ def test_ticks_whose_time_was_up_are_missed_and_the_next_is_late(monkeypatch: py
     assert (record.missed, record.late) == (1, 1)
 
 
-def test_what_is_typed_wrongly(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_typed_wrongly(machine: Machine) -> None:
     machine("g4dn.xlarge")
     for words in (["--interval", "0.001"], ["--duration", "soon"], ["--gpu", "7"], ["--interval", "nan"]):
         assert cli.main(["watch", *words]) == 2, words

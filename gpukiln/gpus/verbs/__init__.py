@@ -10,6 +10,7 @@ MODULES = {
     "look": ("list", "show", "memory", "processes", "topology"),
     "lease": ("lease", "run", "release", "renew", "leases"),
     "watch": ("watch", "insights"),
+    "usage": ("usage",),
 }
 
 

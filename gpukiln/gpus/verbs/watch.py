@@ -16,6 +16,7 @@ from typing import Any, Callable  # noqa: UP035 - Python 3.9
 
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import insights, sampling
+from gpukiln.gpus.health import SICK
 from gpukiln.gpus.insights import Insight, Watched
 from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.marks import snapshot
@@ -450,7 +451,7 @@ def _word(value: Any) -> str:
 
 def _insights(options: Options) -> Verdict:
     said = look(options, _silent)
-    sick = any(one.level == insights.SICK for one in said.insights)
+    sick = any(one.level == SICK for one in said.insights)
     return Verdict(
         node=said.node,
         lasted_s=said.lasted_s,
@@ -477,7 +478,7 @@ def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:
 
 WATCH = Verb(
     "watch",
-    "Watch the GPUs for a while: a live table, or lines of JSON; then what they did, and what is odd about it.",
+    "Watch the GPUs for a while: a live table, or lines of JSON; then what they did, and what is odd.",
     (
         GPU,
         INTERVAL,

@@ -63,7 +63,7 @@ def covered(found: Snapshot, held: Sequence[Lease]) -> Snapshot:
         if not chosen:
             continue
         looked = select(asked, found.devices, processes, found.driver, taken).considered
-        for one, said in zip(found.devices, looked):  # noqa: B905 - Python 3.9
+        for one, said in zip(found.devices, looked):
             if one.kind == kind:
                 because = (*said.never, *said.not_now)
                 devices.append(_marked(one, tuple(marks.get(one.uuid or "", ())), because))

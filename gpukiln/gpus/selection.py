@@ -293,7 +293,7 @@ def _group_score(request: Request, group: Sequence[Device], taken: Mapping[str, 
     if len(group) == 1:
         return (preferred, (), tuple(scores))
     (links, near, p2p), one_node = rank(group)
-    return (preferred, (-links, -near, -p2p, not one_node), tuple(zip(*scores)))  # noqa: B905 - Python 3.9
+    return (preferred, (-links, -near, -p2p, not one_node), tuple(zip(*scores)))
 
 
 def _score_words(request: Request, one: Device, taken: Mapping[str, Taken]) -> str:

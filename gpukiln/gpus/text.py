@@ -95,7 +95,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -
     return [
         "  ".join(
             cell.rjust(width) if title in to_right else cell.ljust(width)
-            for cell, width, title in zip(row, widths, head)  # noqa: B905 - Python 3.9
+            for cell, width, title in zip(row, widths, head)
         ).rstrip()
         for row in (head, *rows)
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Callable  # noqa: UP035 - Python 3.9 evaluates the aliases below
+from typing import Any
 
 Options = SimpleNamespace
 """What was typed: an attribute an option, dashes as underscores; `command` has what follows `--`."""

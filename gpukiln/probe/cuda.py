@@ -352,7 +352,7 @@ def _all_reduce(tell: Tell) -> None:
     own: list[ctypes.c_void_p] = []
     sums: list[ctypes.c_void_p] = []
     others: list[ctypes.c_void_p] = []
-    for device, number in zip(devices, numbers):  # noqa: B905 - Python 3.9
+    for device, number in zip(devices, numbers):
         tell(limit=STEP_S)
         contexts.append(cuda.handle("cuDevicePrimaryCtxRetain", device))
         cuda("cuCtxSetCurrent", contexts[-1])

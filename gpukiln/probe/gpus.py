@@ -56,7 +56,7 @@ def gpus() -> dict[str, Any]:
     if NOT_REACHED not in smi:
         cells = [[c.strip() for c in line.split(",")] for line in smi["out"].splitlines()]
         names = ("bus_id", "name", "uuid", "driver", "persistence")
-        rows = [dict(zip(names, row)) for row in cells if len(row) == len(names) and smi["rc"] == 0]  # noqa: B905
+        rows = [dict(zip(names, row)) for row in cells if len(row) == len(names) and smi["rc"] == 0]
         smi = {"rc": smi["rc"], "out": (smi["out"] + smi["err"])[:2000]}
     cdi = {}
     for path in glob.glob("/etc/cdi/*.yaml") + glob.glob("/var/run/cdi/*.yaml"):

@@ -157,7 +157,7 @@ def _spread(answer: Any, *names: str) -> dict[str, Any]:
     """One answer of several values, by name; null or the error for each where there is none."""
     if answer is None or _bad(answer):
         return dict.fromkeys(names, answer)
-    return dict(zip(names, answer))  # noqa: B905 - python3.9
+    return dict(zip(names, answer))
 
 
 def _whether(value: Any) -> Any:

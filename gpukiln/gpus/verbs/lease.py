@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import sys
 import syslog
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable  # noqa: UP035 - Python 3.9
+from typing import Any
 
 from gpukiln.errors import GpukilnError, PartialError, UsageError
 from gpukiln.gpus import leases as kept

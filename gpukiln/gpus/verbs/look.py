@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable  # noqa: UP035 - Python 3.9
+from typing import Any
 
 from gpukiln.errors import UsageError
 from gpukiln.gpus.marks import snapshot

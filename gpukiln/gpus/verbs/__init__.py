@@ -11,6 +11,7 @@ MODULES = {
     "lease": ("lease", "run", "release", "renew", "leases"),
     "watch": ("watch", "insights"),
     "usage": ("usage",),
+    "health": ("health",),
 }
 
 

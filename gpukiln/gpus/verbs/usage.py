@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable  # noqa: UP035 - Python 3.9
+from typing import Any, Callable
 
 from gpukiln.errors import UsageError
 from gpukiln.gpus.collect import collect
@@ -99,7 +99,7 @@ class Usage:
 
 
 def _stamp(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at, datetime.timezone.utc).isoformat(timespec="seconds")  # noqa: UP017
+    return datetime.datetime.fromtimestamp(at, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _time(stamp: str) -> float:

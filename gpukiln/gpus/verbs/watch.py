@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable  # noqa: UP035 - Python 3.9
+from typing import Any, Callable
 
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import insights, sampling
@@ -265,7 +265,7 @@ def _energy(timed: Sequence[tuple[float, Sample]]) -> tuple[float | None, str | 
         return round(counted[-1] - counted[0], 3), "counter", ""
     drawn = [(at, s.power_watts) for at, s in timed if s.power_watts is not None]
     if len(drawn) > 1:
-        steps = zip(drawn, drawn[1:])  # noqa: B905, RUF007 - Python 3.9
+        steps = zip(drawn, drawn[1:])
         return round(sum((b - a) * (p + q) / 2 for (a, p), (b, q) in steps), 3), "power", ""
     return None, None, "it takes two samples" if timed else ""
 
@@ -277,7 +277,7 @@ def _slowed(timed: Sequence[tuple[float, Sample]], interval_s: float) -> dict[st
         return None
     found: dict[str, float] = {}
     ends = [at for at, _ in told[1:]] + [told[-1][0] + interval_s]
-    for (at, events), end in zip(told, ends):  # noqa: B905 - Python 3.9
+    for (at, events), end in zip(told, ends):
         for name in events:
             found[name] = found.get(name, 0.0) + min(end - at, 2 * interval_s)
     return {name: round(value, 3) for name, value in found.items()}

@@ -57,7 +57,7 @@ class Program(invoke.program.Program):
     def _work(self, argv: list[str] | None) -> None:
         self.create_config()
         typed = list(sys.argv if argv is None else argv)
-        at = typed.index(REST) if REST in typed else len(typed)
+        at = typed.index(REST) if REST in typed and "--complete" not in typed else len(typed)
         self.rest = typed[at + 1 :] if at < len(typed) else None  # Invoke would make one text of it
         try:
             self.parse_core(typed[:at])

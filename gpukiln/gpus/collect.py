@@ -161,7 +161,7 @@ def collect() -> Snapshot:
 
 def now() -> str:
     """The time, RFC 3339 in UTC."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _ask() -> tuple[dict[str, Any], list[dict[str, Any]], str]:

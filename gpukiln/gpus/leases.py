@@ -205,7 +205,7 @@ class Leases:
             if lease.ends_boot is not None:
                 seconds = min(seconds, lease.ends_boot - lease.granted_boot)
                 ended = began + seconds
-        stamp = datetime.datetime.fromtimestamp(ended, datetime.UTC)
+        stamp = datetime.datetime.fromtimestamp(ended, datetime.timezone.utc)
         return max(seconds, 0.0), stamp.isoformat(timespec="milliseconds")
 
     def plan(self, request: Request, found: Snapshot | None = None) -> Selection:

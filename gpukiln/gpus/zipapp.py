@@ -26,7 +26,6 @@ LEFT_OUT = (
     "probe/contact",
     "probe/recording",
     "probe/packing",
-    "probe/gather",
     "probe/scripts",
     "gpus/zipapp",
 )
@@ -80,7 +79,7 @@ def _library(name: str) -> Iterator[tuple[Path, str]]:
     if spec is None or spec.origin is None:
         raise UnavailableError(f"the Python module {name} is not installed", hint="scripts/run installs it")
     origin = Path(spec.origin)
-    if origin.name != "__init__.py":
+    if spec.submodule_search_locations is None:
         yield origin, f"{name}.py"
         return
     for path in sorted(origin.parent.rglob("*.py")):

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
+from gpukiln.commands import gpu_schema
 from gpukiln.errors import UsageError
 from gpukiln.gpus import cli, sampling
 from gpukiln.gpus.model import Device
@@ -89,7 +91,9 @@ def test_lines_and_then_the_document(
     assert cli.main(["watch", "--interval=0.1", "--duration=0.3s"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["schema"] for line in lines] == ["gpu.watch.tick/1"] * 3 + ["gpu.watch/1"]
-    assert [line["number"] for line in lines[:3]] == [0, 1, 2]
+    for line in lines:
+        jsonschema.validate(line, gpu_schema.schema())
+    assert [line["tick"]["number"] for line in lines[:3]] == [0, 1, 2]
     out = tmp_path / "lines"
     assert cli.main(["watch", "--interval=0.1", "--duration=0.2", "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "gpu.watch/1"
@@ -222,3 +226,20 @@ def test_statistics() -> None:
     slowed = [Sample("GPU-1", 0, clock_events=e) for e in (("idle",), ("software power cap",), ())]
     assert summed(*slowed).slowed_s == {"idle": 1.0, "software power cap": 1.0}
     assert summed(Sample("GPU-1", 0, unavailable={"clock_events": "NOT_SUPPORTED"})).slowed_s is None
+
+
+def test_insights_are_one_look_and_exit_1_where_something_is_sick(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = machine("g5.12xlarge")
+    look = ["insights", "--interval", "0.1", "--duration", "0.3"]
+    assert cli.main([*look, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["nodes"][0]
+    assert said["insights"] == []
+    assert "leased-idle" in said["not_judged"], "0.3 s say nothing of that"
+    change(state, "2.ecc_uncorrected=2", "1.persistence=false")
+    assert cli.main(look) == 1
+    text = capsys.readouterr().out
+    assert "sick     ecc-uncorrected: GPU-" in text
+    assert "note     persistence-off: GPU-" in text
+    assert "not judged, for that it takes longer: leased-idle" in text

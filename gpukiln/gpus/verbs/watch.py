@@ -317,7 +317,7 @@ def _writer(file: Any) -> Callable[[Snapshot, Sequence[Device]], Callable[[Tick]
     """Writes every tick as a line of JSON."""
 
     def begun(first: Snapshot, _: Sequence[Device]) -> Callable[[Tick], None]:
-        return lambda tick: _write(file, {"schema": TICK, "node": first.node, **plain(tick)})
+        return lambda tick: _write(file, {"schema": TICK, "node": first.node, "tick": plain(tick)})
 
     return begun
 

@@ -401,7 +401,7 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
         if one["energy_joules"] is not None:
             energy = f"{one['energy_joules']:.0f} J" + ("" if one["energy_source"] == "counter" else "*")
         slowed = ", ".join(
-            f"{name} {value:g}s" for name, value in (one["slowed_s"] or {}).items() if name != IDLE
+            f"{name} {value:.1f}s" for name, value in (one["slowed_s"] or {}).items() if name != IDLE
         )
         rows.append(
             (
@@ -434,7 +434,7 @@ def _cell(value: dict[str, Any] | None, *names: str) -> str:
 def _show_found(node: dict[str, Any], print: Print) -> None:
     """Events and insights."""
     for one in node["events"]:
-        print(f"at {one['at_s']:g} s: {one['device'] or 'the watch'}: {one['name']}: {one['text']}")
+        print(f"at {one['at_s']:.1f} s: {one['device'] or 'the watch'}: {one['name']}: {one['text']}")
     for one in node["insights"]:
         numbers = ", ".join(f"{name} {_word(value)}" for name, value in one["evidence"].items())
         print(f"{one['level']:8} {one['rule']}: {one['device'] or 'this machine'}: {one['text']}")

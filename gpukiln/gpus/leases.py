@@ -434,6 +434,17 @@ class Leases:
         """Whether this user may end or renew a lease without force."""
         return lease.uid == who.uid
 
+    def counters(self, held: Sequence[Lease]) -> dict[str, float]:
+        """What the energy counters of leased devices say, in joules; looks only where one was read before."""
+        if all(one.energy_joules is None for lease in held for one in lease.devices):
+            return {}
+        known = {uuid for lease in held for uuid in lease.uuids}
+        return {
+            one.uuid: one.energy_joules
+            for one in self.look().devices
+            if one.uuid in known and one.energy_joules is not None
+        }
+
     def release(
         self, lease: Lease, who: Who, *, force: bool = False, energy: dict[str, float] | None = None
     ) -> bool:

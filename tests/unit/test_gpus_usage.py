@@ -1,5 +1,6 @@
 """Usage: GPU-hours, energy and money out of the ledger and of leases that hold, cut to a window."""
 
+import ctypes
 import datetime
 import json
 import time
@@ -13,8 +14,7 @@ from gpukiln.gpus import cli
 from gpukiln.gpus.leases import DETACHED, Leases, Who
 from gpukiln.gpus.selection import Request
 from gpukiln.gpus.store import Store, boot_clock
-from gpukiln.gpus.verbs import usage
-from tests.support import gpus
+from tests.support import gpus, nvml_double
 
 DAY = 86400.0
 Told = Callable[..., dict[str, Any]]
@@ -108,7 +108,7 @@ def test_a_lease_that_holds_counts_until_now(
     (folder / "gpus.toml").write_text("[price]\nusd_hour = 16.0\n")
     seen = gpus.snapshot(*(gpus.device(n, energy_joules=1000.0) for n in range(8)))
     later = gpus.snapshot(*(gpus.device(n, energy_joules=8200.0) for n in range(8)))
-    monkeypatch.setattr(usage, "collect", lambda: later)
+    monkeypatch.setattr(Leases, "counters", lambda *_: {one.uuid: one.energy_joules for one in later.devices})
     leases = Leases(Store(folder / "leases"), look=lambda: seen)
     lease = leases.acquire(Request(count=2), Who("ann", 0), kind=DETACHED, hours=9.0).lease
     with leases.store.change():
@@ -121,6 +121,27 @@ def test_a_lease_that_holds_counts_until_now(
     hour = told("--since", "1h")["total"]
     assert hour["gpu_hours"] == pytest.approx(2, abs=0.01)
     assert hour["energy_joules"] == pytest.approx(7200, rel=0.01)
+
+
+def test_a_lease_that_is_released_by_hand_has_its_energy(
+    folder: Path,
+    told: Told,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    library = nvml_double.build(tmp_path)
+    ctypes.CDLL(str(library))
+    made = gpus.double(library, folder, "g5.12xlarge", driver="580.65.06")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["lease", "-n", "2"]) == 0
+    time.sleep(0.3)
+    assert cli.main(["release", "--mine"]) == 0
+    capsys.readouterr()
+    total = told()["total"]
+    assert (total["uses"], total["energy_uses"], total["holding"]) == (2, 2, 0)
+    assert total["energy_joules"] > 0
 
 
 def test_without_a_price_there_is_no_money_and_the_reason_says_how(folder: Path, told: Told) -> None:

@@ -333,9 +333,10 @@ def _release(options: Options) -> Ended:
         user = who.user if options.mine else options.holder
         found = [one for one in leases.current() if one.user == user]
     released, running, refused = [], [], []
+    energy = leases.counters(found)
     for lease in found:
         try:
-            if leases.release(lease, who, force=options.force):
+            if leases.release(lease, who, force=options.force, energy=energy):
                 released.append(lease.id)
                 if not leases.is_ours(lease, who):
                     syslog.syslog(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from gpukiln.errors import UsageError
-from gpukiln.gpus.collect import collect
 from gpukiln.gpus.config import load, machine_price
 from gpukiln.gpus.leases import Leases
 from gpukiln.gpus.store import Lease, boot_clock, folder
@@ -20,7 +19,7 @@ from gpukiln.gpus.verb import Option, Options, Verb
 Print = Callable[[str], None]
 BY = ("user", "project", "device", "lease")
 NO_PRICE = "the machine's price is not known: [price] usd_hour in /etc/gpukiln/gpus.toml says it"
-NO_ENERGY = "no counter was read at both ends: the GPU has none, or its lease was not released by its holder"
+NO_ENERGY = "no counter was read at both ends: the GPU has none, or its lease was not released but ended"
 
 
 @dataclass(frozen=True)
@@ -200,10 +199,7 @@ def _usage(options: Options) -> Usage:
         uses = [one for row in leases.store.ledger() if (one := ended(row, until - window, until))]
         price = machine_price(load())
         usd_hour = price.usd_hour if price else None
-        counters: dict[str, float] = {}
-        if any(one.energy_joules is not None for lease in held for one in lease.devices):
-            now = {d.uuid: d.energy_joules for d in collect().devices}
-            counters = {uuid: value for uuid, value in now.items() if uuid and value is not None}
+        counters = leases.counters(held)
         for lease in held:
             uses += holding(lease, window, usd_hour, counters)
         if not uses:

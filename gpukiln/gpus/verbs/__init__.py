@@ -12,6 +12,7 @@ MODULES = {
     "watch": ("watch", "insights"),
     "usage": ("usage",),
     "health": ("health",),
+    "containers": ("args",),
 }
 
 

@@ -271,7 +271,7 @@ def refuse_memory(limit_mib: int, devices: Sequence[Device]) -> IncompatibleErro
 
 
 def runs(lease: Lease) -> bool:
-    """Whether the container of a lease runs; where its engine does not answer, it does: nothing is lost so."""
+    """Whether the container of a lease runs; if its engine gives no answer: nothing is lost so."""
     engine = lease.engine or "docker"
     asked = f"id={lease.container}" if lease.container else f"label={LABEL}={lease.id}"
     try:

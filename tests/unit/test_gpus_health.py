@@ -16,7 +16,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.errors import RefusedError
-from gpukiln.gpus import cli, rules
+from gpukiln.gpus import cli, rules, zipapp
 from gpukiln.gpus.leases import DETACHED, Leases, Who
 from gpukiln.gpus.model import Finding, LeaseMark
 from gpukiln.gpus.selection import Request
@@ -199,6 +199,17 @@ def test_faults_are_counted_and_explained() -> None:
     found = health.logged(lines)
     assert [(one.number, one.count, one.blames_hardware) for one in found] == [(79, 3, True), (31, 1, False)]
     assert "no longer answers" in found[0].text
+
+
+def test_the_one_file_of_a_node_judges_watches_and_accounts(loaded: Path, tmp_path: Path) -> None:
+    program = tmp_path / "gpukiln-gpu"
+    zipapp.build(program)
+    made = gpus.double(loaded, tmp_path, "g5.12xlarge")
+    env = {name: value for name, value in made.environment.items() if name != "PYTHONPATH"}
+    for words in (["health"], ["watch", "--interval=0.1", "--duration=0.2"], ["usage"]):
+        command = ["/usr/bin/python3", str(program), *words, "--json"]
+        done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["schema"] == f"gpu.{words[0]}/1"
 
 
 # ---- what others read

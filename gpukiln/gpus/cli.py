@@ -92,7 +92,7 @@ def read_options(argv: list[str]) -> tuple[Verb, Options]:
 
 def run(verb: Verb, options: Options) -> int:
     """Do it and say it; the exit code."""
-    if verb.takes_over is not None:
+    if verb.takes_over is not None and not options.json:
         return verb.takes_over(options)
     answer = verb.answer(options)
     said = plain(answer)

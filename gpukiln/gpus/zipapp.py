@@ -29,7 +29,6 @@ LEFT_OUT = (
     "probe/contact",
     "probe/recording",
     "probe/packing",
-    "probe/gather",
     "probe/scripts",
     "gpus/zipapp",
     "gpus/manual",

@@ -69,6 +69,7 @@ P2P_WORDS = {
 FABRIC = {0: "none", 1: "not started", 2: "in progress", 3: "completed"}
 # A device's field and where the collector has it.
 FIELDS = {
+    "pci_id": "more.pci_id",
     "minor": "more.minor",
     "name": "name",
     "architecture": "more.architecture",

@@ -77,6 +77,7 @@ class Device:
         mig_index: Of a MIG device, among its parent's.
         parent: Of a MIG device its GPU's UUID.
         bus_id: PCI address, 0000:00:1e.0.
+        pci_id: Device and vendor as NVML writes them, 0x20B010DE.
         minor: N of /dev/nvidiaN.
         profile: Of a MIG device, such as 1g.10gb.
         compute_capability: Such as 8.0.
@@ -106,6 +107,7 @@ class Device:
     mig_index: int | None = None
     parent: str | None = None
     bus_id: str | None = None
+    pci_id: str | None = None
     minor: int | None = None
     name: str | None = None
     profile: str | None = None

@@ -38,6 +38,8 @@ class Request:
         linked: Whether several must be joined by NVLinks.
         pack: Of shared ones, whether those are filled first that somebody has already.
         ignore_unleased: Whether one counts as free on which somebody works without a lease.
+        repair: Whether it is to be kept from everybody while it is mended or cut anew: sick ones and those
+            with MIG on are taken too, before who waits, and nobody's limit counts them.
     """
 
     count: int = 1
@@ -52,6 +54,7 @@ class Request:
     linked: bool = False
     pack: bool = False
     ignore_unleased: bool = False
+    repair: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ def _never(request: Request, one: Device, driver: Driver, parents: set[str | Non
             )
     elif wants_mig:
         found.append("it is no MIG device")
-    elif one.mig_enabled or one.uuid in parents:
+    elif (one.mig_enabled or one.uuid in parents) and not request.repair:
         found.append("MIG is on: its MIG devices are leased (--mig)")
     if request.devices and one.uuid not in request.devices:
         found.append("another one was named")
@@ -246,13 +249,15 @@ def _not_now(
         return [f"it can't be read: {one.error}"]
     if one.uuid is None:
         return ["it has no UUID"]
-    found = [finding.text for finding in one.findings if finding.level == "sick"]
-    has = taken.get(one.uuid, Taken())
+    found = [finding.text for finding in one.findings if finding.level == "sick" and not request.repair]
+    has, whole = taken.get(one.uuid, Taken()), taken.get(one.parent or "", Taken())
+    if whole.exclusive:
+        found.append(f"its GPU is leased: {', '.join(whole.holders)}")
     if has.exclusive:
         found.append(f"leased: {', '.join(has.holders)}")
     elif has.holders and request.mode == EXCLUSIVE:
         found.append(f"shared by {', '.join(has.holders)}")
-    if has.reserved:
+    if has.reserved and not request.repair:
         found.append(has.reserved)
     mine = [p for p in processes if p.device == one.uuid and p.lease is None and p.state != "gone"]
     if mine and not request.ignore_unleased and not has.holders:

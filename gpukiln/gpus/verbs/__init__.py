@@ -9,6 +9,8 @@ from gpukiln.gpus.verb import Verb
 MODULES = {
     "look": ("list", "show", "memory", "processes", "topology"),
     "lease": ("lease", "run", "release", "renew", "leases"),
+    "reset": ("reset",),
+    "mig": ("mig",),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts, version_key
 from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
-from gpukiln.probe.base import bus_gpus, given_gpus, in_container, read
+from gpukiln.probe.base import amd_gpus, bus_gpus, given_gpus, in_container, read
 from gpukiln.probe.child import Hang, Tell, in_child
 from gpukiln.probe.nvml import address, read_gpus
 from gpukiln.probe.simulated import is_simulated
@@ -161,7 +161,7 @@ def collect() -> Snapshot:
         devices += rows
         found += _processes_of(gpu, rows)
     healthy = tuple(health.judged(one) for one in devices)
-    return Snapshot(
+    whole = Snapshot(
         node=socket.gethostname(),
         taken_at=now(),
         source="nvml",
@@ -175,6 +175,12 @@ def collect() -> Snapshot:
         processes=processes.described(found) if head else (),
         errors=tuple(_problems(head, gpus, why)),
     )
+    others = amd_gpus()
+    if not others:
+        return whole
+    from gpukiln.gpus import amd  # noqa: PLC0415 - few machines have one
+
+    return amd.joined(whole, others, pci, contained)
 
 
 def now() -> str:

@@ -232,6 +232,8 @@ class Process:
 class Driver:
     """The driver, as far as it is known; every field is null where there is none.
 
+    Of a machine with GPUs of both vendors it is NVIDIA's.
+
     Args:
         version: Of the user space, which NVML tells.
         module: Version of the kernel module that is loaded.
@@ -280,7 +282,7 @@ class Snapshot:
     Args:
         node: Host name.
         taken_at: RFC 3339, UTC.
-        source: nvml or amd-smi.
+        source: nvml or amd-smi; `nvml, amd-smi` where the machine has GPUs of both vendors.
         scope: host, or container: only what was granted is seen, and others' processes have no names.
         simulated: Whether the GPUs are the embedded cloud's, which prove nothing.
         state: ok; no-device; not-granted: a container that got none; and without the driver's answer
@@ -318,8 +320,8 @@ class Snapshot:
             for one in self.devices
             if name in (one.uuid, one.bus_id) or (one.kind == "gpu" and name == str(one.index))
         ]
-        if exact:
-            return exact[0]
+        if exact:  # GPUs of two vendors may have one index
+            return exact[0] if len({one.vendor for one in exact}) == 1 else None
         begun = [one for one in self.devices if one.uuid and one.uuid.lower().startswith(name.lower())]
         return begun[0] if len(begun) == 1 else None
 

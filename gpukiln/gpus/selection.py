@@ -165,11 +165,13 @@ def select(
         )
     else:
         groups = linked_groups(able, request.count) if request.count > 1 else ((one,) for one in able)
+        groups = (group for group in groups if len({one.vendor for one in group}) == 1)
         if request.linked and request.count > 1:
             groups = (group for group in groups if rank(group)[0][0] > 0)
         best = min(groups, key=lambda group: _group_score(request, group, taken), default=None)
         if best is None:
-            why = f"no {request.count} of the free devices are joined by NVLinks"
+            how = "joined by NVLinks" if request.linked else "of one vendor"
+            why = f"no {request.count} of the free devices are {how}"
         else:
             chosen, why = tuple(best), describe(best) if request.count > 1 else ""
     considered = tuple(
@@ -216,6 +218,16 @@ def _never(request: Request, one: Device, driver: Driver, parents: set[str | Non
             f"it has {total} MiB, wanted {request.memory_mib}"
             + (f" and {reserve} in reserve" if reserve else "")
         )
+    found += _cuda_never(request, one, driver)
+    if one.compute_mode == "prohibited":
+        found.append("its compute mode is prohibited")
+    return found
+
+
+def _cuda_never(request: Request, one: Device, driver: Driver) -> list[str]:
+    found = []
+    if one.vendor != "nvidia" and (request.capability or request.cuda):
+        return ["it is no NVIDIA GPU, and has no CUDA"]
     if (
         request.capability
         and one.compute_capability
@@ -230,8 +242,6 @@ def _never(request: Request, one: Device, driver: Driver, parents: set[str | Non
             found.append("the driver's CUDA version is not told")
         elif not COMPARISONS[sign](version_key(driver.cuda), version):
             found.append(f"the driver brings CUDA {driver.cuda}, wanted {sign}{'.'.join(map(str, version))}")
-    if one.compute_mode == "prohibited":
-        found.append("its compute mode is prohibited")
     return found
 
 

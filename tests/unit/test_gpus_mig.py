@@ -425,9 +425,9 @@ def test_apply_waits_for_nobody_and_names_all_who_have_a_gpu(
 def test_a_gpu_that_is_not_touched_may_be_in_use(
     machine: Machine, typed: Typed, config: Callable[..., tuple[str, ...]]
 ) -> None:
-    state = machine("p5.48xlarge")
+    state = machine("g7e.12xlarge")
     state.change(lambda rows: rows.update(process_rows(1, os.getpid())))
-    code, said = typed("mig", "apply", *config(on([0], **{"1g.10gb": 7})), "--yes")
+    code, said = typed("mig", "apply", *config(on([0], **{"1g.24gb": 4})), "--yes")
     assert code == 0, said
     assert "nvidia-ctk is missing" in said
 
@@ -439,12 +439,12 @@ def test_a_gpu_that_is_not_touched_may_be_in_use(
 def test_what_was_there_is_put_back_when_a_step_fails(
     machine: Machine, typed: Typed, config: Callable[..., tuple[str, ...]], function: str, code: int
 ) -> None:
-    state = machine("p5.48xlarge")
-    words = config(on([0, 1], **{"3g.40gb": 2}), on([2], **{"1g.10gb": 7}))
+    state = machine("g7e.24xlarge")
+    words = config(on([0, 1], **{"2g.48gb": 2}), on([2], **{"1g.24gb": 4}))
     assert typed("mig", "apply", *words, "--yes")[0] == 0
     before = cuts()
-    state.change(lambda rows: rows.update({f"gpus.4.fail.{function}": str(code)}))
-    words = config(on([0], **{"1g.10gb": 7}), {**OFF, "devices": [1]}, on([4], **{"7g.80gb": 1}))
+    state.change(lambda rows: rows.update({f"gpus.3.fail.{function}": str(code)}))
+    words = config(on([0], **{"1g.24gb": 4}), {**OFF, "devices": [1]}, on([3], **{"4g.96gb": 1}))
     done, said = typed("mig", "apply", *words, "--yes")
     assert done == 1, said
     assert "what was there before is put back" in said
@@ -455,7 +455,7 @@ def test_what_was_there_is_put_back_when_a_step_fails(
 def test_what_can_not_be_put_back_is_told(
     machine: Machine, typed: Typed, config: Callable[..., tuple[str, ...]]
 ) -> None:
-    state = machine("p5.48xlarge")
+    state = machine("p5.4xlarge")
     assert typed("mig", "apply", *config(on([0], **{"3g.40gb": 2})), "--yes")[0] == 0
     fails = {"gpus.0.fail.nvmlDeviceCreateGpuInstanceWithPlacement": "999"}
     state.change(lambda rows: rows.update(fails))
@@ -479,7 +479,7 @@ def test_what_the_board_can_not_be_is_refused_and_nothing_stays_changed(
 
 
 def test_a_client_that_holds_the_driver_is_named_by_the_error(machine: Machine) -> None:
-    state = machine("p5.48xlarge")
+    state = machine("p5.4xlarge")
     uuid = snapshot().devices[0].uuid or ""
     state.change(lambda rows: rows.update({"gpus.0.fail.nvmlDeviceSetMigMode": str(mig_change.IN_USE)}))
     with pytest.raises(BusyError, match="is put back"):
@@ -489,7 +489,7 @@ def test_a_client_that_holds_the_driver_is_named_by_the_error(machine: Machine) 
 def test_a_driver_that_ends_the_child_is_a_failed_step(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine("p5.48xlarge")
+    machine("p5.4xlarge")
     uuid = snapshot().devices[0].uuid or ""
     monkeypatch.setattr(mig_change, "create", lambda *_: os._exit(9))
     with pytest.raises(CheckFailedError, match="is put back"):
@@ -508,7 +508,7 @@ def test_containers_are_told_of_the_new_devices(
     code: int,
     said: str,
 ) -> None:
-    machine("p5.48xlarge")
+    machine("p5.4xlarge")
     tool = tmp_path / "nvidia-ctk"
     tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit {rc}\n')
     tool.chmod(0o755)

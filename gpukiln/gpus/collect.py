@@ -11,7 +11,7 @@ from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts, version_key
 from gpukiln.gpus.gpu_facts import P2P_STATUS, TOPOLOGY
 from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
-from gpukiln.probe.base import bus_gpus, given_gpus, in_container, read
+from gpukiln.probe.base import amd_gpus, bus_gpus, given_gpus, in_container, read
 from gpukiln.probe.child import Hang, Tell, in_child
 from gpukiln.probe.nvml import address, read_gpus
 from gpukiln.probe.simulated import is_simulated
@@ -52,6 +52,7 @@ NO_LIBRARY, NO_DRIVER, MISMATCH, NO_PERMISSION = 12, 9, 18, 4
 FABRIC = {0: "none", 1: "not started", 2: "in progress", 3: "completed"}
 # A device's field and where the collector has it.
 FIELDS = {
+    "pci_id": "more.pci_id",
     "minor": "more.minor",
     "name": "name",
     "architecture": "more.architecture",
@@ -143,7 +144,7 @@ def collect() -> Snapshot:
         devices += rows
         found += _processes_of(gpu, rows)
     healthy = tuple(health.judged(one) for one in devices)
-    return Snapshot(
+    whole = Snapshot(
         node=socket.gethostname(),
         taken_at=now(),
         source="nvml",
@@ -157,6 +158,12 @@ def collect() -> Snapshot:
         processes=processes.described(found) if head else (),
         errors=tuple(_problems(head, gpus, why)),
     )
+    others = amd_gpus()
+    if not others:
+        return whole
+    from gpukiln.gpus import amd  # noqa: PLC0415 - few machines have one
+
+    return amd.joined(whole, others, pci, contained)
 
 
 def now() -> str:

@@ -8,6 +8,7 @@ import datetime
 import fcntl
 import json
 import os
+import re
 import sqlite3
 import sys
 import time
@@ -86,8 +87,20 @@ class Granted:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What CUDA has to be told: it knows devices by UUID (CUDA C++ Programming Guide, environment)."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.uuids)}
+        """What a job has to be told."""
+        return visible(self.uuids)
+
+
+def visible(uuids: Sequence[str]) -> dict[str, str]:
+    """What makes programs see these devices alone.
+
+    CUDA knows them by UUID (CUDA C++ Programming Guide, environment variables). So does ROCr, below HIP and
+    OpenCL; HIP_VISIBLE_DEVICES takes indices only (ROCm, GPU isolation techniques). AMD's have 16 digits.
+    """
+    amd = [uuid for uuid in uuids if re.fullmatch(r"GPU-[0-9a-f]{16}", uuid)]
+    nvidia = [uuid for uuid in uuids if uuid not in amd]
+    both = (("CUDA_VISIBLE_DEVICES", nvidia), ("ROCR_VISIBLE_DEVICES", amd))
+    return {name: ",".join(chosen) for name, chosen in both if chosen}
 
 
 class Leases:
@@ -349,6 +362,8 @@ class Leases:
     def _check_limits(self, request: Request, who: Who, held: list[Lease], hours: float | None) -> None:
         limit = self.config.limit(who.user, who.project)
         has = sum(len(lease.devices) for lease in held if lease.uid == who.uid)
+        if request.repair:
+            return
         if limit.gpus and has + request.count > limit.gpus:
             raise RefusedError(
                 f"{who.user} has {has} GPUs and wants {request.count} more, "

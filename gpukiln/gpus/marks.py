@@ -70,7 +70,7 @@ def covered(found: Snapshot, held: Sequence[Lease]) -> Snapshot:
             if one.kind == kind:
                 because = (*said.never, *said.not_now)
                 devices.append(_marked(one, tuple(marks.get(one.uuid or "", ())), because))
-    devices.sort(key=lambda one: (one.index, one.kind == "mig", one.mig_index or 0))
+    devices.sort(key=lambda one: (one.vendor != "nvidia", one.index, one.kind == "mig", one.mig_index or 0))
     return dataclasses.replace(
         found, devices=tuple(devices), processes=processes if found.processes is not None else None
     )

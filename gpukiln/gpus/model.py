@@ -77,6 +77,7 @@ class Device:
         mig_index: Of a MIG device, among its parent's.
         parent: Of a MIG device its GPU's UUID.
         bus_id: PCI address, 0000:00:1e.0.
+        pci_id: Device and vendor as NVML writes them, 0x20B010DE.
         minor: N of /dev/nvidiaN.
         profile: Of a MIG device, such as 1g.10gb.
         compute_capability: Such as 8.0.
@@ -106,6 +107,7 @@ class Device:
     mig_index: int | None = None
     parent: str | None = None
     bus_id: str | None = None
+    pci_id: str | None = None
     minor: int | None = None
     name: str | None = None
     profile: str | None = None
@@ -230,6 +232,8 @@ class Process:
 class Driver:
     """The driver, as far as it is known; every field is null where there is none.
 
+    Of a machine with GPUs of both vendors it is NVIDIA's.
+
     Args:
         version: Of the user space, which NVML tells.
         module: Version of the kernel module that is loaded.
@@ -278,7 +282,7 @@ class Snapshot:
     Args:
         node: Host name.
         taken_at: RFC 3339, UTC.
-        source: nvml or amd-smi.
+        source: nvml or amd-smi; `nvml, amd-smi` where the machine has GPUs of both vendors.
         scope: host, or container: only what was granted is seen, and others' processes have no names.
         simulated: Whether the GPUs are the embedded cloud's, which prove nothing.
         state: ok; no-device; not-granted: a container that got none; and without the driver's answer
@@ -316,8 +320,8 @@ class Snapshot:
             for one in self.devices
             if name in (one.uuid, one.bus_id) or (one.kind == "gpu" and name == str(one.index))
         ]
-        if exact:
-            return exact[0]
+        if exact:  # GPUs of two vendors may have one index
+            return exact[0] if len({one.vendor for one in exact}) == 1 else None
         begun = [one for one in self.devices if one.uuid and one.uuid.lower().startswith(name.lower())]
         return begun[0] if len(begun) == 1 else None
 

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from gpukiln.errors import RefusedError, UsageError
-from gpukiln.gpus.leases import Granted, Leases, Who
+from gpukiln.errors import IncompatibleError, RefusedError, UsageError
+from gpukiln.gpus.leases import Granted, Leases, Who, visible
 from gpukiln.gpus.store import Lease, boot_clock
 
 NOT_FOUND, NOT_EXECUTABLE, TIMED_OUT = 127, 126, 124  # as env(1) and timeout(1) say it
@@ -43,6 +43,8 @@ def under(
     lease = granted.lease
     try:
         environment = {**os.environ, "GPUKILN_LEASE": lease.id}
+        if engine and "CUDA_VISIBLE_DEVICES" not in granted.environment:
+            raise IncompatibleError(f"--{engine} is not for amd yet", hint="run it without a container")
         if engine:
             from gpukiln.gpus.engines import container_command  # noqa: PLC0415 - needs no engine as a rule
 
@@ -82,7 +84,7 @@ def within(leases: Leases, name: str, who: Who, command: Sequence[str], limit_s:
     try:
         environment = {
             **os.environ,
-            "CUDA_VISIBLE_DEVICES": ",".join(lease.uuids),
+            **visible(lease.uuids),
             "GPUKILN_LEASE": lease.id,
         }
         limited = lease

@@ -38,6 +38,8 @@ class Request:
         linked: Whether several must be joined by NVLinks.
         pack: Of shared ones, whether those are filled first that somebody has already.
         ignore_unleased: Whether one counts as free on which somebody works without a lease.
+        repair: Whether it is to be kept from everybody while it is mended or cut anew: sick ones and those
+            with MIG on are taken too, before who waits, and nobody's limit counts them.
     """
 
     count: int = 1
@@ -52,6 +54,7 @@ class Request:
     linked: bool = False
     pack: bool = False
     ignore_unleased: bool = False
+    repair: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,11 +165,13 @@ def select(
         )
     else:
         groups = linked_groups(able, request.count) if request.count > 1 else ((one,) for one in able)
+        groups = (group for group in groups if len({one.vendor for one in group}) == 1)
         if request.linked and request.count > 1:
             groups = (group for group in groups if rank(group)[0][0] > 0)
         best = min(groups, key=lambda group: _group_score(request, group, taken), default=None)
         if best is None:
-            why = f"no {request.count} of the free devices are joined by NVLinks"
+            how = "joined by NVLinks" if request.linked else "of one vendor"
+            why = f"no {request.count} of the free devices are {how}"
         else:
             chosen, why = tuple(best), describe(best) if request.count > 1 else ""
     considered = tuple(
@@ -195,7 +200,7 @@ def _never(request: Request, one: Device, driver: Driver, parents: set[str | Non
             )
     elif wants_mig:
         found.append("it is no MIG device")
-    elif one.mig_enabled or one.uuid in parents:
+    elif (one.mig_enabled or one.uuid in parents) and not request.repair:
         found.append("MIG is on: its MIG devices are leased (--mig)")
     if request.devices and one.uuid not in request.devices:
         found.append("another one was named")
@@ -213,6 +218,16 @@ def _never(request: Request, one: Device, driver: Driver, parents: set[str | Non
             f"it has {total} MiB, wanted {request.memory_mib}"
             + (f" and {reserve} in reserve" if reserve else "")
         )
+    found += _cuda_never(request, one, driver)
+    if one.compute_mode == "prohibited":
+        found.append("its compute mode is prohibited")
+    return found
+
+
+def _cuda_never(request: Request, one: Device, driver: Driver) -> list[str]:
+    found = []
+    if one.vendor != "nvidia" and (request.capability or request.cuda):
+        return ["it is no NVIDIA GPU, and has no CUDA"]
     if (
         request.capability
         and one.compute_capability
@@ -227,8 +242,6 @@ def _never(request: Request, one: Device, driver: Driver, parents: set[str | Non
             found.append("the driver's CUDA version is not told")
         elif not COMPARISONS[sign](version_key(driver.cuda), version):
             found.append(f"the driver brings CUDA {driver.cuda}, wanted {sign}{'.'.join(map(str, version))}")
-    if one.compute_mode == "prohibited":
-        found.append("its compute mode is prohibited")
     return found
 
 
@@ -246,13 +259,15 @@ def _not_now(
         return [f"it can't be read: {one.error}"]
     if one.uuid is None:
         return ["it has no UUID"]
-    found = [finding.text for finding in one.findings if finding.level == "sick"]
-    has = taken.get(one.uuid, Taken())
+    found = [finding.text for finding in one.findings if finding.level == "sick" and not request.repair]
+    has, whole = taken.get(one.uuid, Taken()), taken.get(one.parent or "", Taken())
+    if whole.exclusive:
+        found.append(f"its GPU is leased: {', '.join(whole.holders)}")
     if has.exclusive:
         found.append(f"leased: {', '.join(has.holders)}")
     elif has.holders and request.mode == EXCLUSIVE:
         found.append(f"shared by {', '.join(has.holders)}")
-    if has.reserved:
+    if has.reserved and not request.repair:
         found.append(has.reserved)
     mine = [p for p in processes if p.device == one.uuid and p.lease is None and p.state != "gone"]
     if mine and not request.ignore_unleased and not has.holders:

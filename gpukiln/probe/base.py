@@ -323,10 +323,19 @@ def bus_gpus() -> list[dict[str, str]]:
 
     PCI class 0x03 is a display controller: 0x0300 VGA, 0x0302 3D.
     """
+    return _on_the_bus("0x10de", "0x03")
+
+
+def amd_gpus() -> list[dict[str, str]]:
+    """AMD's GPUs on the PCI bus, as `bus_gpus`; those of Instinct are processing accelerators, 0x1200."""
+    return _on_the_bus("0x1002", "0x03", "0x1200")
+
+
+def _on_the_bus(vendor: str, *classes: str) -> list[dict[str, str]]:
     found = []
     for path in sorted(glob.glob(f"{PCI}/*")):
         kind = read(f"{path}/class") or ""
-        if (read(f"{path}/vendor") or "").strip() == "0x10de" and kind.startswith("0x03"):
+        if (read(f"{path}/vendor") or "").strip() == vendor and kind.startswith(classes):
             device = (read(f"{path}/device") or "").strip()
             found.append({"address": os.path.basename(path), "device": device})
     return found

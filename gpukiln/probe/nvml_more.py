@@ -55,6 +55,7 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
         get("EncoderUtilization"),
         get("DecoderUtilization"),
     )
+    pci = get("PciInfo")
     energy, vbios, action = (
         get("TotalEnergyConsumption"),
         get("VbiosVersion"),
@@ -62,6 +63,7 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
     )
     return {
         "minor": get("MinorNumber"),
+        "pci_id": pci if pci is None or bad(pci) else f"0x{pci.pciDeviceId:08X}",
         "architecture": named(get("Architecture"), ARCHITECTURES),
         "compute_capability": capability(nvml, handle),
         "compute_mode": named(get("ComputeMode"), COMPUTE_MODES),

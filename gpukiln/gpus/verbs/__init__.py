@@ -14,6 +14,8 @@ MODULES = {
     "health": ("health",),
     "containers": ("args",),
     "cuda": ("cuda",),
+    "reset": ("reset",),
+    "mig": ("mig",),
 }
 
 

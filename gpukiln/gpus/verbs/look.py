@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.errors import UsageError
+from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.model import Device, Driver, Problem, Process, Snapshot
 from gpukiln.gpus.text import gib, short_uuid, shown, span, table
@@ -102,6 +102,8 @@ def _show(options: Options) -> Seen:
 
 def _topology(options: Options) -> Seen:
     found = snapshot()
+    if found.source == "amd-smi":
+        raise IncompatibleError("topology is not for amd yet", hint="amd-smi topology")
     best = best_group(found.devices, options.best, free=options.free) if options.best else None
     return _seen(found, tuple(one for one in found.devices if one.kind == "gpu"), best=best)
 

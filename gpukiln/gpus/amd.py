@@ -1,0 +1,424 @@
+"""AMD's GPUs, as `amd-smi ... --json` tells them, in the same snapshot.
+
+Its keys changed between versions: a list of GPUs became {"gpu_data": [...]} with ROCm 7, the power limit
+moved into `ppt0`, `vbios` became `ifwi`, `driver_version` `version`. What is told in either way is read.
+Sources: ROCm/amdsmi, amdsmi_cli/amdsmi_commands.py and CHANGELOG.md; outputs that people quote, which
+tests/support/amd_smi.py names.
+
+A GPU's UUID is the number by which ROCr knows it, GPU- and 16 digits; amd-smi's own `uuid` is another one,
+which no program takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpukiln.gpus import health, processes
+from gpukiln.gpus.model import Device, Driver, Problem, Snapshot
+from gpukiln.probe import base
+from gpukiln.probe.base import HungError, NotReachedError, ask, read
+
+LIMIT_S = 30.0  # for one question to all GPUs
+TOOL, ELSEWHERE = "amd-smi", "/opt/rocm/bin"
+MODULE = "/sys/module/amdgpu"
+DRI = "/dev/dri"
+SILENT = "amd-smi does not tell"
+MIB = {"B": 2.0**-20, "KB": 2.0**-10, "MB": 1.0, "GB": 1024.0, "TB": 1024.0**2}  # amd-smi's MB are MiB
+GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe link
+# Field, where it is told in the order of preference, and what it is.
+TEXTS = {
+    "name": ("static.asic.market_name", "static.board.product_name"),
+    "architecture": ("static.asic.target_graphics_version",),
+    "serial": ("static.board.product_serial",),
+    "vbios": ("static.vbios.version", "static.ifwi.version"),
+    "board_part_number": ("static.board.model_number",),
+}
+NUMBERS = {
+    "numa_node": ("static.numa.node",),
+    "utilization_percent": ("metric.usage.gfx_activity",),
+    "memory_utilization_percent": ("metric.usage.umc_activity",),
+    "temperature_c": (
+        "metric.temperature.hotspot",
+        "metric.temperature.junction",
+        "metric.temperature.edge",
+    ),
+    "temperature_slowdown_c": (
+        "static.limit.slowdown_hotspot_temperature",
+        "static.limit.temperature_junction",
+    ),
+    "clock_sm_mhz": ("metric.clock.gfx_0.clk", "metric.clock.gfx.cur_clk"),
+    "clock_sm_max_mhz": ("metric.clock.gfx_0.max_clk", "metric.clock.gfx.max_clk"),
+    "clock_memory_mhz": ("metric.clock.mem_0.clk", "metric.clock.mem.cur_clk"),
+    "clock_memory_max_mhz": ("metric.clock.mem_0.max_clk", "metric.clock.mem.max_clk"),
+    "pcie_width": ("metric.pcie.width", "metric.pcie.pcie_width"),
+    "pcie_width_max": ("static.bus.max_pcie_width", "static.bus.max_pcie_lanes"),
+    "ecc_uncorrected": ("metric.ecc.total_uncorrectable_count", "metric.ecc.total_uncorrect_count"),
+    "ecc_corrected": ("metric.ecc.total_correctable_count", "metric.ecc.total_correct_count"),
+}
+REALS = {
+    "power_watts": (
+        "metric.power.socket_power",
+        "metric.power.current_socket_power",
+        "metric.power.average_socket_power",
+    ),
+    "power_limit_watts": (
+        "static.limit.ppt0.socket_power_limit",
+        "static.limit.socket_power",
+        "static.limit.power",
+    ),
+    "energy_joules": ("metric.energy.total_energy_consumption",),
+}
+MEMORY = {
+    "memory_total_mib": ("metric.mem_usage.total_vram", "static.vram.size", "static.vram.vram_size_mb"),
+    "memory_used_mib": ("metric.mem_usage.used_vram",),
+    "memory_free_mib": ("metric.mem_usage.free_vram",),
+}
+SPEEDS = {
+    "pcie_generation": ("metric.pcie.speed", "metric.pcie.pcie_speed"),
+    "pcie_generation_max": ("static.bus.max_pcie_speed",),
+}
+# What a device has that is no answer of a driver.
+OWN = ("uuid", "kind", "index", "vendor", "peers", "health", "findings", "leases", "allocatable")
+NO_REASON = (*OWN, "not_allocatable_because", "error", "unavailable")
+
+
+@dataclass
+class Look:
+    """What amd-smi told.
+
+    Args:
+        state: As of a snapshot, with message and fix.
+        rows: By amd-smi's index: {list, static, metric, process}, each what that question told.
+        failed: Question to why it was not answered.
+    """
+
+    state: str = "ok"
+    message: str = ""
+    fix: str = ""
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def joined(
+    found: Snapshot, gpus: Sequence[dict[str, str]], nvidia: Sequence[dict[str, str]], contained: bool
+) -> Snapshot:
+    """The snapshot with AMD's GPUs.
+
+    Args:
+        found: With NVIDIA's.
+        gpus: AMD's on the PCI bus.
+        nvidia: NVIDIA's there.
+        contained: Whether this is a container, which has those only whose nodes it was given.
+    """
+    given = [gpu for gpu in gpus if _is_given(gpu["address"])] if contained else list(gpus)
+    alone = found.state in ("no-device", "not-granted")
+    there = f"{len(given)} AMD GPU{'s' * (len(given) != 1)} on the PCI bus"
+    if not given:
+        if alone:
+            message = f"the machine has {len(gpus)} AMD GPUs, and this container was given none"
+            fix = "give it /dev/kfd and /dev/dri/renderD* of those it may have"
+            return dataclasses.replace(found, source=TOOL, state="not-granted", message=message, fix=fix)
+        return found
+    look = _look(there)
+    devices = [health.judged(one) for one in _devices(look, given)] if look.state == "ok" else []
+    problems = [Problem(None, None, None, look.state, look.message)] if look.message else []
+    problems += [Problem(None, None, None, "FAILED", f"{name}: {why}") for name, why in look.failed.items()]
+    problems += [Problem(one.uuid, one.index, None, "FAILED", one.error) for one in devices if one.error]
+    jobs = processes.described(_jobs(look, devices))
+    if alone:
+        return dataclasses.replace(
+            found,
+            source=TOOL,
+            state=look.state,
+            message=look.message,
+            fix=look.fix,
+            driver=_driver(look),
+            devices=tuple(devices),
+            processes=jobs,
+            errors=tuple(problems),
+        )
+    if look.state == "no-library":
+        # Nobody computes on these: processors have a GPU for their screens.
+        return dataclasses.replace(found, errors=(*found.errors, *problems))
+    if look.state != "ok":
+        devices = [_unreadable("amd", n, gpu, look.message) for n, gpu in enumerate(given)]
+    whole = list(found.devices)
+    if found.state != "ok":
+        if look.state != "ok":
+            return dataclasses.replace(found, source=f"nvml, {TOOL}", errors=(*found.errors, *problems))
+        whole = [_unreadable("nvidia", n, gpu, found.message) for n, gpu in enumerate(nvidia)]
+    return dataclasses.replace(
+        found,
+        source=f"nvml, {TOOL}",
+        state="ok",
+        message="",
+        fix="",
+        devices=(*whole, *devices),
+        processes=(*(found.processes or ()), *jobs),
+        errors=(*found.errors, *problems),
+    )
+
+
+def _is_given(address: str) -> bool:
+    """Whether this system may open a GPU's render node."""
+    try:
+        nodes = os.listdir(os.path.join(base.PCI, address, "drm"))  # noqa: PTH118, PTH208 - as probe.base
+    except OSError:
+        return False
+    paths = [f"{DRI}/{node}" for node in nodes if node.startswith("renderD")]
+    return any(os.access(path, os.R_OK | os.W_OK) for path in paths)
+
+
+def _look(there: str) -> Look:
+    """Ask amd-smi everything."""
+    if not os.path.isdir(MODULE):  # noqa: PTH112 - as probe.base
+        message = f"{there}, and the kernel module amdgpu is not loaded"
+        return Look("no-driver", message, "`modprobe amdgpu`; if it fails, dmesg says why")
+    tool = shutil.which(TOOL, path=f"{base.PATH}:{ELSEWHERE}")
+    if tool is None:
+        fix = "install ROCm's package amd-smi-lib, which has amd-smi"
+        return Look("no-library", f"{there}, and no {TOOL}", fix)
+    look = Look()
+    for question in ("list", "static", "metric", "process"):
+        try:
+            rows = _rows(tool, question)
+        except (NotReachedError, ValueError) as error:
+            why = str(error)
+            if question == "list":
+                return _no_answer(there, why, isinstance(error, HungError))
+            look.failed[question] = why
+            if isinstance(error, NotReachedError):  # it would hang again
+                look.failed.update(dict.fromkeys({"static", "metric", "process"} - {"list", question}, why))
+                break
+            continue
+        for row in rows:
+            if isinstance(row.get("gpu"), int):
+                look.rows.setdefault(row["gpu"], {})[question] = row
+    return look
+
+
+def _no_answer(there: str, why: str, hung: bool) -> Look:
+    if hung:
+        return Look("hung", f"{there}, and {why}", "read the kernel's log (dmesg), and reboot the machine")
+    if re.search(r"(?i)permission|required groups", why):
+        fix = "become a member of the groups that own /dev/kfd and /dev/dri/*, such as render and video"
+        return Look("no-permission", f"{there}, and this user may not use them: {why}", fix)
+    return Look("failed", f"{there}, and {TOOL} does not tell them: {why}", f"`{TOOL} list --json` says more")
+
+
+def _rows(tool: str, question: str) -> list[dict[str, Any]]:
+    """What one question told of each GPU.
+
+    Raises:
+        NotReachedError: There was no answer.
+        ValueError: It is none.
+    """
+    done = ask(tool, question, "--json", timeout=LIMIT_S)
+    # Warnings may stand before it.
+    begin = re.search(r"(?m)^\s*[\[{]", done["out"])
+    said = f"{done['err']} {done['out'][:300]}".strip()
+    if done["rc"] != 0 or begin is None:
+        raise ValueError(f"`{TOOL} {question} --json` ends with {done['rc']}: {said[:300]}")
+    try:
+        document = json.JSONDecoder().raw_decode(done["out"][begin.start() :].lstrip())[0]
+    except ValueError as error:
+        raise ValueError(f"`{TOOL} {question} --json` prints no JSON: {error}") from error
+    if isinstance(document, dict):
+        document = document.get("gpu_data", [document])
+    return [row for row in document if isinstance(row, dict)] if isinstance(document, list) else []
+
+
+def _driver(look: Look) -> Driver:
+    nothing = f"{TOOL} does not answer" if look.state != "ok" else SILENT
+    first = next(iter(look.rows.values()), {})
+    told, _ = _first(first, ("static.driver.version", "static.driver.driver_version"))
+    module = (read(f"{MODULE}/version") or "").strip() or None
+    unavailable = dict.fromkeys(
+        ("branch", "branch_type", "supported_until", "ended", "cuda"), "it is no NVIDIA driver"
+    )
+    version = str(told) if told is not None else None
+    if version is None:
+        unavailable["version"] = nothing
+    if module is None:
+        unavailable["module"] = "the kernel's own module has no version"
+    unavailable["flavour"] = "amdgpu is open"
+    return Driver(version=version, module=module, unavailable=unavailable)
+
+
+def _first(rows: dict[str, Any], paths: Sequence[str]) -> tuple[Any, str]:
+    """What the first of several places has, {value, unit}, a text or a number; and why none has."""
+    why = SILENT
+    for path in paths:
+        value: Any = rows
+        for key in path.split("."):
+            if isinstance(value, dict):
+                value = value.get(key, value.get(key.upper()))
+        told = value.get("value") if isinstance(value, dict) else value
+        if told in (None, "", "N/A") or isinstance(told, (dict, list)):
+            continue
+        if isinstance(told, str) and told.startswith("AMDSMI_STATUS"):
+            why = told.removeprefix("AMDSMI_STATUS_")
+            continue
+        return value, ""
+    return None, why
+
+
+def _number(value: Any) -> tuple[float, str] | None:
+    """A number and its unit; None where it is none."""
+    unit = str(value.get("unit", "")) if isinstance(value, dict) else ""
+    told = value.get("value") if isinstance(value, dict) else value
+    if isinstance(told, bool):
+        return None
+    if isinstance(told, (int, float)):
+        return float(told), unit
+    found = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*(\S*)\s*", str(told))
+    return (float(found[1]), found[2] or unit) if found else None
+
+
+def _mib(value: Any) -> int | None:
+    """An amount of memory."""
+    found = _number(value)
+    if found is None:
+        return None
+    return round(found[0] * MIB.get(found[1].upper().replace("IB", "B") or "MB", 1.0))
+
+
+def _generation(value: Any) -> int | None:
+    found = _number(value)
+    return GENERATIONS.get(found[0]) if found else None
+
+
+def _whole(value: Any) -> int | None:
+    found = _number(value)
+    return round(found[0]) if found else None
+
+
+def _real(value: Any) -> float | None:
+    found = _number(value)
+    return found[0] if found else None
+
+
+def _text(value: Any) -> str | None:
+    return str(value)
+
+
+def _devices(look: Look, given: Sequence[dict[str, str]]) -> list[Device]:
+    """A device for each GPU of the bus; one that amd-smi does not list is one that can't be read."""
+    serials = Counter(_serial(rows) for rows in look.rows.values())
+    devices = [_device(look, index, rows, serials) for index, rows in sorted(look.rows.items())]
+    listed = {one.bus_id for one in devices}
+    missing = [gpu for gpu in given if gpu["address"] not in listed]
+    if any(one.bus_id is None for one in devices):
+        missing = []  # one of those that have no address
+    for gpu in missing:
+        driver = os.path.basename(os.path.realpath(f"{base.PCI}/{gpu['address']}/driver"))  # noqa: PTH119
+        if driver != "vfio-pci":  # a virtual machine's
+            why = f"{TOOL} does not list it; the driver {driver} has it"
+            devices.append(_unreadable("amd", len(devices), gpu, why))
+    return devices
+
+
+def _serial(rows: dict[str, Any]) -> str | None:
+    """The number by which the kernel and ROCr know a GPU, 16 digits; None where it has none."""
+    told, _ = _first(rows, ("static.asic.asic_serial",))
+    found = re.fullmatch(r"0x([0-9a-f]{1,16})", str(told).lower())
+    return found[1].zfill(16) if found and int(found[1], 16) else None
+
+
+def _device(look: Look, index: int, rows: dict[str, Any], serials: Counter[str | None]) -> Device:
+    unavailable: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    readers: tuple[tuple[dict[str, tuple[str, ...]], Callable[[Any], Any]], ...] = (
+        (TEXTS, _text),
+        (NUMBERS, _whole),
+        (REALS, _real),
+        (MEMORY, _mib),
+        (SPEEDS, _generation),
+    )
+    for table, reader in readers:
+        for name, paths in table.items():
+            told, why = _first(rows, paths)
+            values[name] = reader(told) if told is not None else None
+            if values[name] is None:
+                asked = {path.partition(".")[0] for path in paths} & set(look.failed)
+                unavailable[name] = look.failed[asked.pop()] if asked else why
+    if values["energy_joules"] == 0.0:  # a counter that this GPU does not have
+        values["energy_joules"], unavailable["energy_joules"] = None, SILENT
+    hot, limit = values["temperature_c"], values["temperature_slowdown_c"]
+    if hot is not None and limit is not None:
+        values["temperature_margin_c"] = limit - hot
+    throttle, _ = _first(rows, ("metric.power.throttle_status",))
+    if throttle is not None:
+        values["clock_events"] = () if str(throttle) == "UNTHROTTLED" else (str(throttle).lower(),)
+    address, _ = _first(rows, ("list.bdf", "static.bus.bdf"))
+    bus_id = str(address).lower() if address is not None else None
+    if bus_id is not None:
+        values["cpus"] = (read(f"{base.PCI}/{bus_id}/local_cpulist") or "").strip() or None
+    vendor, device = (_first(rows, (f"static.asic.{name}",))[0] for name in ("vendor_id", "device_id"))
+    if vendor is not None and device is not None:
+        values["pci_id"] = f"0x{int(str(device), 16):04X}{int(str(vendor), 16):04X}"
+    serial = _serial(rows)
+    if serial is None:
+        unavailable["uuid"] = look.failed.get("static") or "it has no number by which ROCr would know it"
+    elif serials[serial] > 1:
+        unavailable["uuid"] = f"{serials[serial]} partitions of one GPU have this number: not for amd yet"
+        serial = None
+    return _complete(
+        Device(
+            uuid=f"GPU-{serial}" if serial else None,
+            kind="gpu",
+            index=index,
+            vendor="amd",
+            bus_id=bus_id,
+            unavailable=unavailable,
+            **values,
+        ),
+        SILENT,
+    )
+
+
+def _complete(device: Device, why: str) -> Device:
+    """The device with a reason for everything that is null."""
+    reasons = {**device.unavailable}
+    for one in dataclasses.fields(Device):
+        if getattr(device, one.name) is None and one.name not in reasons and one.name not in NO_REASON:
+            reasons[one.name] = why
+    if device.uuid is None:
+        reasons.setdefault("uuid", why)
+    return dataclasses.replace(device, unavailable=reasons)
+
+
+def _unreadable(vendor: str, index: int, gpu: dict[str, str], why: str) -> Device:
+    made = Device(uuid=None, kind="gpu", index=index, vendor=vendor, bus_id=gpu["address"], error=why)
+    return health.judged(_complete(made, why))
+
+
+def _jobs(look: Look, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:
+    """What computes on each GPU.
+
+    A program has every GPU open, and amd-smi lists it on each (ROCm/legacy-rocm-build#2292): one that has no
+    memory of a GPU is not on it.
+    """
+    found = []
+    for device in devices:
+        told = look.rows.get(device.index, {}).get("process", {}) if device.readable else {}
+        listed = told.get("process_list", told.get("process_info", []))
+        for row in listed if isinstance(listed, list) else []:
+            info = row.get("process_info", row) if isinstance(row, dict) else row
+            pid = _whole(info.get("pid")) if isinstance(info, dict) else None
+            if pid is None:  # "No running processes detected"
+                continue
+            memory, _ = _first(info, ("memory_usage.vram_mem", "mem_usage", "mem"))
+            amount = _mib(memory) if memory is not None else None
+            exact = _number(memory) if memory is not None else None
+            if exact is None or exact[0]:
+                found.append((device.uuid, {"pid": pid, "kind": "compute", "memory": amount}))
+    return found

@@ -1,0 +1,221 @@
+"""How GPUs are to be cut by MIG: mig-parted's format, read, written and compared with what is there.
+
+    version: v1
+    mig-configs:
+      half:
+      - devices: [0, 1]              # or all; the GPUs by their indices
+        device-filter: 0x20B010DE    # or a list of such; only GPUs of these PCI ids
+        mig-enabled: true
+        mig-devices: {1g.5gb: 2, 3g.20gb: 1, 1c.2g.10gb: 2}
+
+Of several entries about one GPU the last one holds; a GPU that none is about is left as it is, and is no
+match for `assert`. Source: NVIDIA/mig-parted, README.md, api/spec/v1, cmd/nvidia-mig-parted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.gpus.model import Device, Snapshot
+
+VERSION = "v1"
+PROFILE = re.compile(r"(?:(?P<part>\d+)c\.)?(?P<gpu>(?P<slices>\d+)g\.\d+gb(?:[+-][a-z.,+-]+)?)")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one GPU is cut.
+
+    Args:
+        enabled: Whether MIG is on.
+        devices: How many MIG devices of each profile.
+    """
+
+    enabled: bool
+    devices: Mapping[str, int]
+
+    def __str__(self) -> str:
+        if not self.enabled:
+            return "MIG off"
+        return ", ".join(f"{many} x {name}" for name, many in self.devices.items()) or "MIG on, no device"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Some GPUs and how they are to be cut.
+
+    Args:
+        devices: Indices; None for all.
+        only: PCI ids as 0x20B010DE; empty for any.
+    """
+
+    devices: tuple[int, ...] | None
+    only: tuple[str, ...]
+    cut: Cut
+
+    def is_about(self, gpu: Device) -> bool:
+        """Whether it says something of a GPU."""
+        if self.only and (gpu.pci_id or "").lower() not in self.only:
+            return False
+        return self.devices is None or gpu.index in self.devices
+
+
+def read_config(path: Path, name: str) -> tuple[Entry, ...]:
+    """One configuration of a file, in YAML or JSON.
+
+    Args:
+        name: Which; may be empty where there is only one.
+
+    Raises:
+        UsageError: There is no such file or name, or it is not of that format.
+        UnavailableError: It is YAML, and there is no PyYAML here.
+    """
+    try:
+        document = _parsed(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: {error}", hint="a file in mig-parted's format") from error
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        raise UsageError(f"{path} is not of version {VERSION}", hint="`version: v1`, then `mig-configs:`")
+    _keys(document, ("version", "mig-configs"), str(path))
+    configs = document.get("mig-configs")
+    if not isinstance(configs, dict) or not configs:
+        raise UsageError(f"{path} has no mig-configs", hint="at least one, by its name")
+    if not name and len(configs) == 1:
+        name = str(next(iter(configs)))
+    if name not in configs:
+        raise UsageError(
+            f"{path} has no configuration {name!r}",
+            details=tuple(sorted(map(str, configs))),
+            hint="--select takes one of these",
+        )
+    rows = configs[name]
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{path}: {name} is empty", hint="a list of devices, mig-enabled, mig-devices")
+    return tuple(_entry(row, f"{path}: {name}[{number}]") for number, row in enumerate(rows))
+
+
+def _parsed(text: str, path: Path) -> Any:
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError:
+            pass  # YAML may begin so too
+    try:
+        import yaml  # noqa: PLC0415 - no other verb needs it
+    except ImportError as error:
+        raise UnavailableError(
+            f"{path} is YAML, and this gpukiln-gpu has no PyYAML", hint="the same as JSON is understood"
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {error}", hint="a file in mig-parted's format") from error
+
+
+def _keys(data: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    if strange := [key for key in data if key not in known]:
+        raise UsageError(f"{where} has {strange[0]!r}", hint=f"known are {', '.join(known)}")
+
+
+def _entry(row: Any, where: str) -> Entry:
+    if not isinstance(row, dict):
+        raise UsageError(f"{where} is {row!r}", hint="devices, mig-enabled, mig-devices")
+    _keys(row, ("device-filter", "devices", "mig-enabled", "mig-devices"), where)
+    for needed in ("devices", "mig-enabled"):
+        if needed not in row:
+            raise UsageError(f"{where} lacks {needed}", hint="devices and mig-enabled are always needed")
+    devices, enabled, only = row["devices"], row["mig-enabled"], row.get("device-filter", [])
+    if devices != "all" and not (isinstance(devices, list) and all(type(one) is int for one in devices)):
+        raise UsageError(f"{where}: devices is {devices!r}", hint="all, or a list of indices")
+    if not isinstance(enabled, bool):
+        raise UsageError(f"{where}: mig-enabled is {enabled!r}", hint="true or false")
+    only = [only] if isinstance(only, (str, int)) else only
+    if not isinstance(only, list) or not all(isinstance(one, (str, int)) for one in only):
+        raise UsageError(f"{where}: device-filter is {only!r}", hint="such as 0x20B010DE, or a list of such")
+    # YAML reads 0x20B010DE as a number.
+    ids = tuple((f"0x{one:08x}" if isinstance(one, int) else one.lower()) for one in only if one != "")
+    parts = row.get("mig-devices")
+    if enabled and parts is None:
+        raise UsageError(f"{where} lacks mig-devices", hint="{} for none, where mig-enabled is true")
+    if not enabled and parts:
+        raise UsageError(f"{where} has mig-devices, and mig-enabled is false", hint="one of the two is wrong")
+    return Entry(None if devices == "all" else tuple(devices), ids, Cut(enabled, _parts(parts or {}, where)))
+
+
+def _parts(parts: Any, where: str) -> dict[str, int]:
+    if not isinstance(parts, dict):
+        raise UsageError(f"{where}: mig-devices is {parts!r}", hint='such as {"1g.5gb": 7}')
+    for name, many in parts.items():
+        found = PROFILE.fullmatch(str(name))
+        if found is None or int(found["part"] or 1) > int(found["slices"]):
+            raise UsageError(f"{where}: {name!r} is no profile", hint="such as 1g.5gb, 1g.5gb+me, 1c.3g.20gb")
+        if type(many) is not int or many < 0:
+            raise UsageError(f"{where}: {name} is {many!r}", hint="how many, 0 or more")
+    return _sorted({str(name): many for name, many in parts.items() if many})
+
+
+def _sorted(parts: Mapping[str, int]) -> dict[str, int]:
+    return {name: parts[name] for name in sorted(parts)}
+
+
+def current(found: Snapshot, gpu: Device) -> Cut:
+    """How a GPU is cut now."""
+    parts = Counter(one.profile or "-" for one in found.devices if one.parent and one.parent == gpu.uuid)
+    return Cut(bool(gpu.mig_enabled), _sorted(parts))
+
+
+def wanted(entries: Sequence[Entry], gpu: Device) -> Cut | None:
+    """How a GPU is to be cut; None where nothing is said."""
+    return next((one.cut for one in reversed(entries) if one.is_about(gpu)), None)
+
+
+def difference(found: Snapshot, gpu: Device, cut: Cut) -> str:
+    """What is not as it is to be; empty where all is."""
+    now = current(found, gpu)
+    if now != cut:
+        return f"GPU {gpu.index} {gpu.title}: {now}; wanted {cut}"
+    if gpu.mig_pending is not None and gpu.mig_pending != cut.enabled:
+        return f"GPU {gpu.index} {gpu.title}: {now}, and the other mode waits for a reset"
+    return ""
+
+
+def exported(found: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
+    """What is there, as such a document."""
+    same: list[tuple[Cut, list[int]]] = []
+    for gpu in gpus:
+        cut = current(found, gpu)
+        row = next((row for row in same if row[0] == cut), None)
+        if row is None:
+            same.append((cut, [gpu.index]))
+        else:
+            row[1].append(gpu.index)
+    rows = [
+        {
+            "devices": "all" if len(same) == 1 else indices,
+            "mig-enabled": cut.enabled,
+            "mig-devices": dict(cut.devices),
+        }
+        for cut, indices in same
+    ]
+    return {"version": VERSION, "mig-configs": {name: rows}}
+
+
+def written(document: Mapping[str, Any]) -> str:
+    """Such a document as YAML; it has no text that would need more than quotes."""
+    lines = [f"version: {document['version']}", "mig-configs:"]
+    for name, rows in document["mig-configs"].items():
+        lines.append(f"  {json.dumps(name)}:")
+        for row in rows:
+            lines.append(
+                f"  - devices: {row['devices'] if row['devices'] == 'all' else json.dumps(row['devices'])}"
+            )
+            lines.append(f"    mig-enabled: {json.dumps(row['mig-enabled'])}")
+            lines.append(f"    mig-devices: {json.dumps(row['mig-devices'])}")
+    return "\n".join(lines)

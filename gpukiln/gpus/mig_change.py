@@ -1,0 +1,300 @@
+"""Cuts GPUs by MIG, or puts back what was there before. What it calls of NVML is done in child processes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, IncompatibleError, PartialError
+from gpukiln.gpus import reset
+from gpukiln.gpus.collect import collect
+from gpukiln.gpus.mig import PROFILE, Cut, current, difference
+from gpukiln.probe.child import call
+
+LIMIT_S = 120.0  # for all instances of one GPU
+RESET_REQUIRED, IN_USE = 16, 19  # nvmlReturn_t
+NOT_THERE = (2, 3, 6)  # of a profile: no such number, not of this GPU, not with these others
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a GPU instance can be.
+
+    Args:
+        id: NVML's, of this GPU.
+        slices: Of compute.
+        most: How many of it one GPU has at most.
+        places: Where one can begin and how many slices of memory it takes, in NVML's order.
+    """
+
+    name: str
+    id: int
+    slices: int
+    most: int
+    places: tuple[tuple[int, int], ...]
+
+
+def apply(cuts: Mapping[str, Cut], before: Mapping[str, Cut]) -> list[str]:
+    """Cut GPUs; when a step fails, what was there before is put back.
+
+    Args:
+        cuts: By the GPU's UUID.
+        before: The same of all that may be touched; they are kept off (`reset.kept_off`).
+
+    Returns:
+        What was done.
+
+    Raises:
+        IncompatibleError: A GPU can't be cut so; all is as before.
+        BusyError: Something has one open; all is as before.
+        CheckFailedError: A step failed; all is as before.
+        PartialError: And it could not be put back.
+    """
+    steps: list[str] = []
+    try:
+        _to({**before, **cuts}, steps)
+    except (GpukilnError, RuntimeError) as error:
+        try:
+            _to(before, [])
+        except (GpukilnError, RuntimeError) as worse:
+            raise PartialError(
+                f"{_text(error)}; what was there before could not be put back: {_text(worse)}",
+                details=tuple(steps),
+                hint="gpukiln-gpu mig export shows what is left; reboot if the driver hangs",
+            ) from error
+        kind = type(error) if isinstance(error, (IncompatibleError, BusyError)) else CheckFailedError
+        hint = getattr(error, "hint", "")
+        raise kind(
+            f"{_text(error)}; what was there before is put back", details=tuple(steps), hint=hint
+        ) from error
+    return steps
+
+
+def _text(error: BaseException) -> str:
+    return getattr(error, "message", "") or str(error)
+
+
+def _to(cuts: Mapping[str, Cut], steps: list[str]) -> None:
+    """Make GPUs what they are to be, from whatever they are."""
+    found = collect()
+    waiting = []
+    for gpu in found.devices:
+        cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
+        if cut is None or gpu.uuid is None or not difference(found, gpu, cut):
+            continue
+        if gpu.mig_enabled and current(found, gpu).devices:
+            _in_child(clear, gpu.uuid)
+            steps.append(f"{gpu.uuid}: its MIG devices are gone")
+        if (gpu.mig_enabled, gpu.mig_pending) != (cut.enabled, cut.enabled):
+            if _in_child(set_mode, gpu.uuid, cut.enabled)["reset"]:
+                waiting.append(gpu)
+            steps.append(f"{gpu.uuid}: MIG is {'on' if cut.enabled else 'off'}")
+    if waiting:
+        gpus = (*waiting, *reset.together(found, waiting))
+        reset.do(gpus)
+        steps.append(f"reset: {', '.join(one.uuid or '' for one in gpus)}")
+    found = collect()
+    for gpu in found.devices:
+        cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
+        if (
+            cut is not None
+            and gpu.uuid is not None
+            and cut.devices
+            and current(found, gpu).devices != cut.devices
+        ):
+            if not gpu.mig_enabled:
+                raise CheckFailedError(f"{gpu.uuid}: MIG is off still", hint="reboot the machine, then again")
+            _in_child(create, gpu.uuid, dict(cut.devices))
+            steps.append(f"{gpu.uuid}: {cut}")
+
+
+def _in_child(work: Callable[..., dict[str, Any]], uuid: str, *args: Any) -> dict[str, Any]:
+    """Call NVML in a child process, with a GPU's handle."""
+
+    def ask() -> dict[str, Any]:
+        import pynvml  # noqa: PLC0415 - only where there is a GPU
+
+        pynvml.nvmlInit()
+        try:
+            return work(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid), *args)
+        except pynvml.NVMLError as error:
+            return {"error": f"{work.__name__}: {error}", "busy": error.value == IN_USE}
+        except IncompatibleError as error:
+            return {"error": error.message, "never": True, "hint": error.hint}
+        finally:
+            pynvml.nvmlShutdown()
+
+    ask.__name__ = f"{work.__name__} {uuid}"
+    said = call(ask, LIMIT_S)
+    if text := said.get("error"):
+        if said.get("never"):
+            raise IncompatibleError(f"{uuid}: {text}", hint=said["hint"])
+        if said.get("busy"):
+            raise BusyError(f"{uuid}: {text}", hint="a client such as DCGM has it open: stop it, then again")
+        raise CheckFailedError(f"{uuid}: {text}", hint="dmesg has what the driver says")
+    return said
+
+
+def set_mode(nvml: Any, gpu: Any, on: bool) -> dict[str, Any]:
+    """Set the mode: {reset: whether it holds after a reset only}."""
+    status = nvml.nvmlDeviceSetMigMode(gpu, int(on))
+    if status == RESET_REQUIRED:
+        return {"reset": True}
+    if status:
+        raise nvml.NVMLError(status)
+    return {"reset": False}
+
+
+def clear(nvml: Any, gpu: Any) -> dict[str, Any]:
+    """Destroy all instances."""
+    for profile in profiles(nvml, gpu, with_places=False):
+        for instance in _listed(
+            nvml.c_nvmlGpuInstance_t, profile.most, nvml.nvmlDeviceGetGpuInstances, gpu, profile.id
+        ):
+            for kind in _kinds(nvml, instance):
+                for part in _listed(
+                    nvml.c_nvmlComputeInstance_t,
+                    kind.instanceCount,
+                    nvml.nvmlGpuInstanceGetComputeInstances,
+                    instance,
+                    kind.id,
+                ):
+                    nvml.nvmlComputeInstanceDestroy(part)
+            nvml.nvmlGpuInstanceDestroy(instance)
+    return {}
+
+
+def _listed(kind: Any, most: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    rows, count = (kind * max(most, 1))(), ctypes.c_uint(most)
+    function(*args, rows, ctypes.byref(count))
+    return [rows[n] for n in range(count.value)]
+
+
+def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[Profile]:
+    """What GPU instances this GPU can have."""
+    found: dict[int, Profile] = {}
+    for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number)
+        except nvml.NVMLError as error:
+            if error.value in NOT_THERE:
+                continue
+            raise
+        places = _places(nvml, gpu, info.id) if with_places else ()
+        name = info.name.decode() if isinstance(info.name, bytes) else info.name
+        found[info.id] = Profile(
+            name.rpartition("MIG ")[2], info.id, info.sliceCount, info.instanceCount, places
+        )
+    return list(found.values())
+
+
+def _places(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...]:
+    count = ctypes.c_uint(0)
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(gpu, profile, None, ctypes.byref(count))
+    rows = (nvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(gpu, profile, rows, ctypes.byref(count))
+    return tuple((rows[n].start, rows[n].size) for n in range(count.value))
+
+
+def _kinds(nvml: Any, instance: Any) -> list[Any]:
+    """What compute instances a GPU instance can have."""
+    found: dict[int, Any] = {}
+    for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        try:
+            info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, 0)
+        except nvml.NVMLError as error:
+            if error.value in NOT_THERE:
+                continue
+            raise
+        found.setdefault(info.id, info)
+    return list(found.values())
+
+
+def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
+    """Create instances, the largest first.
+
+    Raises:
+        IncompatibleError: The GPU can't be cut so.
+    """
+    for profile, start, size, parts in arranged(profiles(nvml, gpu), devices):
+        place = nvml.c_nvmlGpuInstancePlacement_t(start, size)
+        instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, profile.id, ctypes.byref(place))
+        kinds = {kind.sliceCount: kind.id for kind in reversed(_kinds(nvml, instance))}
+        for slices in parts:
+            if slices not in kinds:
+                raise IncompatibleError(
+                    f"{profile.name} has no part of {slices} slices", hint=f"there are {sorted(kinds)}"
+                )
+            nvml.nvmlGpuInstanceCreateComputeInstance(instance, kinds[slices])
+    return {}
+
+
+def arranged(
+    offered: Sequence[Profile], devices: Mapping[str, int]
+) -> list[tuple[Profile, int, int, tuple[int, ...]]]:
+    """GPU instances with their places and their parts, for MIG devices by profile.
+
+    Parts of an instance, such as 1c.3g.20gb, fill as few instances as they can.
+
+    Raises:
+        IncompatibleError: There is no such profile, or no room.
+    """
+    by_name = {one.name: one for one in offered}
+    wanted: list[tuple[Profile, tuple[int, ...]]] = []
+    shared: dict[str, list[int]] = {}
+    for name, many in devices.items():
+        found = PROFILE.fullmatch(name)
+        profile = by_name.get(found["gpu"]) if found else None
+        if found is None or profile is None:
+            raise IncompatibleError(
+                f"it has no profile {name}", hint=f"it has {', '.join(sorted(by_name)) or 'none'}"
+            )
+        slices = int(found["part"] or profile.slices)
+        if slices == profile.slices:
+            wanted += [(profile, (slices,))] * many
+        else:
+            shared.setdefault(profile.name, []).extend([slices] * many)
+    for name, sizes in shared.items():
+        bins: list[list[int]] = []
+        for size in sorted(sizes, reverse=True):
+            room = next((one for one in bins if sum(one) + size <= by_name[name].slices), None)
+            if room is None:
+                bins.append([size])
+            else:
+                room.append(size)
+        wanted += [(by_name[name], tuple(one)) for one in bins]
+    wanted.sort(
+        key=lambda row: (-max((size for _, size in row[0].places), default=0), -row[0].slices, row[0].id)
+    )
+    places = _placed([profile for profile, _ in wanted], max((one.slices for one in offered), default=0))
+    if places is None:
+        text = ", ".join(f"{many} x {name}" for name, many in devices.items())
+        raise IncompatibleError(f"it has no room for {text}", hint="nvidia-smi mig -lgipp lists the places")
+    return [(profile, *place, parts) for (profile, parts), place in zip(wanted, places)]
+
+
+def _placed(wanted: Sequence[Profile], slices: int) -> list[tuple[int, int]] | None:
+    """A place for each, None where there is no room for all; tries every way at last."""
+    if sum(one.slices for one in wanted) > slices:
+        return None
+    if any(sum(1 for other in wanted if other is one) > one.most for one in wanted):
+        return None
+    tried: set[tuple[int, int]] = set()
+
+    def place(number: int, taken: int) -> list[tuple[int, int]] | None:
+        if number == len(wanted):
+            return []
+        if (number, taken) in tried:
+            return None
+        tried.add((number, taken))
+        for start, size in wanted[number].places:
+            mask = ((1 << size) - 1) << start
+            if not taken & mask:
+                rest = place(number + 1, taken | mask)
+                if rest is not None:
+                    return [(start, size), *rest]
+        return None
+
+    return place(0, 0)

@@ -1,0 +1,212 @@
+"""Resets GPUs: what is in the way, who is kept off meanwhile, and the reset itself.
+
+`nvidia-smi --gpu-reset` asks the driver; NVML has no function for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukiln.errors import UnavailableError
+from gpukiln.gpus.leases import Granted, Leases, whoami
+from gpukiln.gpus.model import Device, Snapshot
+from gpukiln.gpus.selection import Request
+from gpukiln.probe.base import NotReachedError, ask, read
+
+LIMIT_S = 300.0
+# Before these a GPU goes together with whatever NVLink joins to it; Ampere's need the fabric manager where
+# there are NVSwitches; later ones go alone (nvidia-smi(1), --gpu-reset).
+TOGETHER = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")
+WITH_FABRIC_MANAGER = ("Ampere",)
+# What the driver asks for that no reset of the GPU does (nvml.h, nvmlDeviceGpuRecoveryAction_t).
+INSTEAD = {
+    "node reboot": "drain the node and reboot it: systemctl reboot",
+    "system reboot": "drain the node and reboot it: systemctl reboot",
+    "drain P2P": "end the work on it and on the GPUs that reach its memory; no new one until it says none",
+    "recover IMEX domain": "restart nvidia-imex on every node of its domain",
+    "bus reset": "drain the node and reboot it, with the power off in between",
+}
+STOP = {  # how those end that hold device nodes on a machine that nobody works on
+    "nvidia-persiste": "systemctl stop nvidia-persistenced",
+    "nv-hostengine": "systemctl stop nvidia-dcgm",
+    "dcgm-exporter": "systemctl stop dcgm-exporter",
+    "nv-fabricmanage": "",  # it is needed
+}
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """Something that is in the way.
+
+    Args:
+        id: Names the rule: not-root, container, leases, lease, process, holder, recovery-action,
+            unreadable, peers.
+        device: UUID; null where it is about the machine.
+        text: What was found, and how it ends.
+        passes: Whether it ends by itself, as jobs do.
+    """
+
+    id: str
+    device: str | None
+    text: str
+    passes: bool = False
+
+
+def together(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> tuple[Device, ...]:
+    """The GPUs that must be reset beside those; NVLink's peers of what can't be reset alone."""
+    managed = _runs("nv-fabricmanage", proc)
+    more: list[Device] = []
+    todo = list(gpus)
+    while todo:
+        one = todo.pop()
+        alone = one.architecture not in (*TOGETHER, *WITH_FABRIC_MANAGER, None)
+        if alone or (one.architecture in WITH_FABRIC_MANAGER and managed):
+            continue
+        near = {peer.uuid for peer in one.peers if peer.nvlinks}
+        for other in found.devices:
+            if other.uuid in near and other not in gpus and other not in more:
+                more.append(other)
+                todo.append(other)
+    return tuple(more)
+
+
+def _runs(name: str, proc: str) -> bool:
+    """Whether a process of that name runs; the kernel keeps 15 characters of it (proc_pid_comm(5))."""
+    return any((read(str(path)) or "").strip() == name for path in Path(proc).glob("[0-9]*/comm"))
+
+
+def blockers(
+    found: Snapshot, gpus: Sequence[Device], *, own: str = "", held_open: bool = True, proc: str = "/proc"
+) -> tuple[list[Blocker], list[str]]:
+    """Everything that is in the way of changing GPUs, and what could not be looked at.
+
+    Args:
+        found: With the leases.
+        own: Id of the lease by which this program keeps others off.
+        held_open: Whether nobody may even have their device nodes open, as for a reset.
+        proc: Where the kernel shows processes.
+    """
+    rows: list[Blocker] = []
+    notes: list[str] = []
+    if os.geteuid() != 0:
+        rows.append(Blocker("not-root", None, "only root may: sudo gpukiln-gpu ..."))
+    if found.scope == "container":
+        rows.append(Blocker("container", None, "this is a container: its host has the GPUs"))
+    if found.leases not in ("yes", "none"):
+        rows.append(Blocker("leases", None, f"who leases what can't be read: {found.leases}"))
+    for gpu in gpus:
+        parts = [one for one in found.devices if one.parent and one.parent == gpu.uuid]
+        for one in (gpu, *parts):
+            what = "" if one is gpu else f"{one.profile} "
+            for mark in one.leases:
+                if mark.id != own:
+                    text = f"{what}leased: {mark.id} of {mark.user}; gpukiln-gpu release {mark.id}"
+                    rows.append(Blocker("lease", one.uuid, text, passes=True))
+            for job in found.processes or ():
+                if job.device == one.uuid and job.state != "gone":
+                    text = f"{what}in use: pid {job.pid} of {job.user or job.state}: {job.command or '-'}"
+                    rows.append(Blocker("process", one.uuid, text, passes=True))
+    if held_open:
+        listed = {job.pid for job in found.processes or ()}
+        rows += _holders(gpus, listed, notes, proc)
+    return rows, notes
+
+
+def _holders(gpus: Sequence[Device], listed: set[int], notes: list[str], proc: str) -> list[Blocker]:
+    """Processes that have the GPUs' device nodes open and that the driver does not list as jobs."""
+    nodes = {f"/dev/nvidia{gpu.minor}": gpu for gpu in gpus if gpu.minor is not None}
+    rows = []
+    hidden = 0
+    for folder in sorted(Path(proc).glob("[0-9]*"), key=lambda path: int(path.name)):
+        opened = set()
+        try:
+            for link in (folder / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    opened.add(os.readlink(link))  # noqa: PTH115 - a text, such as /dev/nvidia0 (deleted)
+        except PermissionError:
+            hidden += 1
+        except OSError:  # it ended
+            continue
+        name = (read(str(folder / "comm")) or "").strip()
+        if int(folder.name) in listed or name == "nv-fabricmanage":
+            continue
+        for node in sorted(opened & set(nodes)):
+            end = STOP.get(name) or f"end pid {folder.name}"
+            rows.append(
+                Blocker("holder", nodes[node].uuid, f"{name} (pid {folder.name}) has {node} open: {end}")
+            )
+    if hidden:
+        notes.append(f"{hidden} processes of others may have it open: only root sees what they have")
+    return rows
+
+
+def of_reset(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> list[Blocker]:
+    """What is in the way of a reset alone: what the driver wants instead, and GPUs that must go along."""
+    rows = [
+        Blocker(
+            "recovery-action",
+            gpu.uuid,
+            f"the driver asks for {gpu.recovery_action}: {INSTEAD[gpu.recovery_action]}",
+        )
+        for gpu in gpus
+        if gpu.recovery_action in INSTEAD
+    ]
+    rows += [
+        Blocker("unreadable", gpu.uuid, f"it can't be read ({gpu.error}): a reset does not reach it; reboot")
+        for gpu in gpus
+        if not gpu.readable
+    ]
+    if more := together(found, gpus, proc=proc):
+        names = ", ".join(one.title for one in more)
+        how = "gpukiln-gpu reset all" + (
+            "" if more[0].architecture in TOGETHER else ", or start nvidia-fabricmanager"
+        )
+        rows.append(Blocker("peers", None, f"NVLink joins it to {names}, which go along: {how}"))
+    return rows
+
+
+@contextlib.contextmanager
+def kept_off(gpus: Sequence[Device], why: str) -> Iterator[Granted]:
+    """Have GPUs leased by this program, whatever their health, while it changes them."""
+    leases, who = Leases(), whoami()
+    uuids = tuple(one.uuid for one in gpus if one.uuid)
+    try:
+        request = Request(count=len(uuids), devices=uuids, repair=True)
+        granted = leases.acquire(request, who, command=why)
+        try:
+            yield granted
+        finally:
+            try:
+                leases.release(granted.lease, who, force=True)
+            finally:
+                for number in granted.descriptors:
+                    os.close(number)
+    finally:
+        leases.store.close()
+
+
+def do(gpus: Sequence[Device]) -> str:
+    """Reset GPUs together; what nvidia-smi said.
+
+    Raises:
+        UnavailableError: It could not.
+    """
+    uuids = ",".join(one.uuid or "" for one in gpus)
+    try:
+        done = ask("nvidia-smi", "--gpu-reset", "-i", uuids, timeout=LIMIT_S)
+    except NotReachedError as error:
+        raise UnavailableError(
+            f"nvidia-smi --gpu-reset: {error}", hint="dmesg; reboot the machine"
+        ) from error
+    said = re.sub(r"\s*\n\s*", "; ", (done["out"] + done["err"]).strip())
+    if done["rc"] != 0:
+        raise UnavailableError(
+            f"nvidia-smi --gpu-reset -i {uuids} ends with {done['rc']}: {said}",
+            hint="what it names is in the way; dmesg has what the driver says",
+        )
+    return said

@@ -1,0 +1,234 @@
+"""The verb mig: assert, export and apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.gpus import mig, mig_change, reset
+from gpukiln.gpus.leases import check_usable
+from gpukiln.gpus.marks import snapshot
+from gpukiln.gpus.model import Device, Snapshot
+from gpukiln.gpus.reset import Blocker
+from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verbs.reset import CHECK_FAILED, REFUSED, show_blockers
+from gpukiln.probe.base import NotReachedError, ask
+
+ACTIONS = ("assert", "export", "apply")
+NOT_NOW = 75
+# Where the toolkit's unit, gpu_bootstrap and nvidia_container_toolkit have it.
+CDI = "/var/run/cdi/nvidia.yaml"
+CDI_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Mig:
+    """How GPUs are cut, and how they are to be.
+
+    Args:
+        action: assert, export or apply.
+        select: Name of the configuration.
+        differences: What is not as it is to be, a GPU each; after apply what still is not.
+        steps: What was done, or would be: a GPU each.
+        blockers: Everything that is in the way of apply.
+        changed: Whether something was changed.
+        config: Of export: what is there, as mig-parted has it.
+    """
+
+    node: str
+    action: str
+    select: str
+    differences: tuple[str, ...]
+    steps: tuple[str, ...]
+    blockers: tuple[Blocker, ...]
+    notes: tuple[str, ...]
+    changed: bool
+    config: dict[str, Any] | None
+    exit_code: int
+
+
+def _mig(options: Options) -> Mig:
+    if options.action not in ACTIONS:
+        raise UsageError(f"mig {options.action or 'what'}?", hint=f"mig {' | '.join(ACTIONS)}")
+    if options.action != "export" and not options.config:
+        raise UsageError(f"mig {options.action} lacks --config", hint="a file in mig-parted's format")
+    entries = mig.read_config(Path(options.config), options.select) if options.action != "export" else ()
+    found = snapshot()
+    check_usable(found)
+    gpus = [one for one in found.devices if one.kind == "gpu" and one.vendor == "nvidia"]
+    if not gpus:
+        raise IncompatibleError("MIG is NVIDIA's: mig is not for amd yet", hint="amd-smi partition")
+    if lost := [one for one in gpus if not one.readable]:
+        raise IncompatibleError(
+            f"{len(lost)} of {len(gpus)} GPUs can't be read, so their cut is not known",
+            details=tuple(f"{one.title}: {one.error}" for one in lost),
+            hint="gpukiln-gpu reset says what to do with each",
+        )
+    if options.action == "export":
+        config = mig.exported(found, gpus, options.select or "current")
+        return _told(found, options, config=config)
+    if options.action == "apply":
+        return _apply(found, gpus, entries, options)
+    differences = _differences(found, gpus, entries, every=True)
+    return _told(found, options, differences=differences, exit_code=CHECK_FAILED if differences else 0)
+
+
+def _differences(
+    found: Snapshot, gpus: list[Device], entries: tuple[mig.Entry, ...], *, every: bool
+) -> list[str]:
+    """A line for each GPU that is not as it is to be.
+
+    Args:
+        every: Whether one that no entry is about is such a one.
+    """
+    lines = []
+    for gpu in gpus:
+        cut = mig.wanted(entries, gpu)
+        if cut is not None:
+            lines.append(mig.difference(found, gpu, cut))
+        elif every:
+            lines.append(f"GPU {gpu.index} {gpu.title}: no entry is about it")
+    return [line for line in lines if line]
+
+
+def _apply(found: Snapshot, gpus: list[Device], entries: tuple[mig.Entry, ...], options: Options) -> Mig:
+    wanted = {gpu.uuid or "": mig.wanted(entries, gpu) for gpu in gpus}
+    cuts = {
+        uuid: cut
+        for gpu in gpus
+        if (uuid := gpu.uuid or "") and (cut := wanted[uuid]) and mig.difference(found, gpu, cut)
+    }
+    if unable := [gpu for gpu in gpus if gpu.uuid in cuts and gpu.mig_enabled is None]:
+        raise IncompatibleError(
+            f"{len(unable)} of the GPUs can't be cut by MIG",
+            details=tuple(f"{gpu.index} {gpu.title} {gpu.name}" for gpu in unable),
+            hint="devices and device-filter leave them out",
+        )
+    if not cuts:
+        return _told(found, options, notes=["every GPU is as it is to be"])
+    touched, switches = _touched(found, gpus, cuts)
+    steps = _differences(found, gpus, entries, every=False)
+    steps += [
+        f"GPU {gpu.index} {gpu.title}: is reset with the others, then cut as it is"
+        for gpu in touched
+        if gpu.uuid not in cuts
+    ]
+    rows, notes = reset.blockers(found, touched, held_open=switches)
+    if rows or not options.yes:
+        code = 0 if not rows else NOT_NOW if all(row.passes for row in rows) else REFUSED
+        return _told(found, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
+    with reset.kept_off(touched, "gpukiln-gpu mig apply") as granted:
+        found = snapshot()  # somebody may have come between the look and the lease
+        touched = [one for one in found.devices if one.kind == "gpu" and one.uuid in granted.uuids]
+        rows, notes = reset.blockers(found, touched, own=granted.lease.id, held_open=switches)
+        if rows:
+            code = NOT_NOW if all(row.passes for row in rows) else REFUSED
+            return _told(found, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
+        before = {gpu.uuid or "": mig.current(found, gpu) for gpu in touched}
+        steps = mig_change.apply(cuts, before)
+        note, problem = _describe()
+        after = snapshot()
+    now = [one for one in after.devices if one.kind == "gpu" and one.vendor == "nvidia"]
+    differences = _differences(after, now, entries, every=False)
+    if problem:
+        differences.append(problem)
+    return _told(
+        after,
+        options,
+        steps=steps,
+        notes=[*notes, *([note] if note else [])],
+        differences=differences,
+        changed=True,
+        exit_code=CHECK_FAILED if differences else 0,
+    )
+
+
+def _touched(found: Snapshot, gpus: list[Device], cuts: dict[str, mig.Cut]) -> tuple[list[Device], bool]:
+    """The GPUs that are changed, those too that must be reset with them; and whether one is reset."""
+    switched = [
+        gpu
+        for gpu in gpus
+        if gpu.uuid in cuts and (gpu.mig_enabled, gpu.mig_pending) != (cuts[gpu.uuid].enabled,) * 2
+    ]
+    more = reset.together(found, switched)
+    needs = any(gpu.architecture in (*reset.TOGETHER, *reset.WITH_FABRIC_MANAGER) for gpu in switched)
+    return [gpu for gpu in gpus if gpu.uuid in cuts or gpu in more], needs
+
+
+def _describe() -> tuple[str, str]:
+    """Have containers find what there is now: a note, and what went wrong."""
+    try:
+        done = ask("nvidia-ctk", "cdi", "generate", f"--output={CDI}", timeout=CDI_LIMIT_S)
+    except NotReachedError as error:
+        return "", f"{CDI} is not written: {error}"
+    if done["rc"] == 127:
+        return "nvidia-ctk is missing: no container engine is told of the MIG devices by CDI", ""
+    if done["rc"] != 0:
+        return "", f"{CDI} is not written: nvidia-ctk ends with {done['rc']}: {done['err'][-300:]}"
+    return f"{CDI} is written anew", ""
+
+
+def _told(
+    found: Snapshot,
+    options: Options,
+    *,
+    differences: list[str] | None = None,
+    steps: list[str] | None = None,
+    blockers: list[Blocker] | None = None,
+    notes: list[str] | None = None,
+    changed: bool = False,
+    config: dict[str, Any] | None = None,
+    exit_code: int = 0,
+) -> Mig:
+    return Mig(
+        node=found.node,
+        action=options.action,
+        select=options.select,
+        differences=tuple(differences or ()),
+        steps=tuple(steps or ()),
+        blockers=tuple(blockers or ()),
+        notes=tuple(notes or ()),
+        changed=changed,
+        config=config,
+        exit_code=exit_code,
+    )
+
+
+def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
+    if node["config"] is not None:
+        print(mig.written(node["config"]))
+        return
+    for step in node["steps"]:
+        print(step)
+    show_blockers(node, print)
+    for line in node["differences"]:
+        print(f"differs: {line}")
+    for note in node["notes"]:
+        print(f"note: {note}")
+    if node["action"] == "assert" and not node["differences"]:
+        print("every GPU is as it is to be")
+    if node["blockers"]:
+        print("nothing was changed")
+    elif node["steps"] and not node["changed"]:
+        print("nothing is in the way; --yes does it")
+
+
+VERBS = (
+    Verb(
+        "mig",
+        "Compare, write down or change how GPUs are cut by MIG, in mig-parted's format.",
+        (
+            Option("action", "assert, export or apply", first=True, value="ACTION"),
+            Option("config", "the file, YAML or JSON", value="FILE"),
+            Option("select", "the name of a configuration in it", value="NAME"),
+            Option("yes", "with apply: do it; without, only say what would be", default=False),
+        ),
+        _mig,
+        _show,
+        changes=True,
+        examples=("export", "assert --config mig.yaml --select all-1g.5gb"),
+    ),
+)

@@ -1,0 +1,181 @@
+"""The verb reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.gpus import reset
+from gpukiln.gpus.leases import check_usable
+from gpukiln.gpus.marks import snapshot
+from gpukiln.gpus.model import Device, Snapshot
+from gpukiln.gpus.reset import Blocker
+from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verbs.look import chosen
+from gpukiln.probe.base import bus_gpus
+from gpukiln.probe.gpus import on_the_bus
+
+CHECK_FAILED, REFUSED = 1, 6
+
+
+@dataclass(frozen=True)
+class Reset:
+    """A reset, or what it would be.
+
+    Args:
+        devices: UUIDs of the GPUs.
+        recovery_actions: What the driver itself asks for, by UUID; null where it does not tell.
+        blockers: Everything that is in the way.
+        notes: What else is to be known, such as what could not be looked at.
+        done: Whether they were reset.
+        problems: What is still wrong after it.
+        devices_after: The GPUs after it; empty where none were reset.
+    """
+
+    node: str
+    devices: tuple[str, ...]
+    recovery_actions: dict[str, str | None]
+    blockers: tuple[Blocker, ...]
+    notes: tuple[str, ...]
+    done: bool
+    problems: tuple[str, ...]
+    devices_after: tuple[Device, ...]
+    exit_code: int
+
+
+def _reset(options: Options) -> Reset:
+    if not options.gpu:
+        raise UsageError("which GPU is to be reset?", hint="its UUID or the beginning of it; or all")
+    found = snapshot()
+    gpus = _chosen(found, options.gpu)
+    rows, notes = _look(found, gpus)
+    if rows or not options.yes:
+        return _told(found, gpus, rows, notes)
+    with reset.kept_off(gpus, "gpukiln-gpu reset") as granted:
+        found = snapshot()  # somebody may have come between the look and the lease
+        gpus = tuple(one for one in found.devices if one.kind == "gpu" and one.uuid in granted.uuids)
+        rows, notes = _look(found, gpus, own=granted.lease.id)
+        if rows:
+            return _told(found, gpus, rows, notes)
+        notes.append(reset.do(gpus))
+        after = snapshot()
+    there = {one.uuid: one for one in after.devices}
+    problems = [text for gpu in gpus for text in _wrong(gpu, there.get(gpu.uuid))]
+    devices = tuple(there[gpu.uuid] for gpu in gpus if gpu.uuid in there)
+    return _told(found, gpus, [], notes, done=True, problems=problems, after=devices)
+
+
+def _chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
+    """The whole GPUs that were named, separated by commas, or `all`.
+
+    Raises:
+        IncompatibleError: What was named is no GPU that can be reset, or the machine has none.
+        UsageError: It names nothing.
+    """
+    check_usable(found)
+    if name == "all":
+        return tuple(one for one in found.devices if one.kind == "gpu" and one.vendor == "nvidia")
+    gpus: list[Device] = []
+    for part in (part.strip() for part in name.split(",")):
+        address = part.lower()
+        if any(gpu["address"] == address for gpu in bus_gpus()) and found.device(address) is None:
+            driver = on_the_bus(address)["driver"]
+            raise IncompatibleError(
+                f"{address} is bound to {driver or 'no driver'}, wanted nvidia"
+                + (": a virtual machine has it, or may" if driver == "vfio-pci" else ""),
+                hint="who has it resets it; or give it back to the driver nvidia",
+            )
+        one = chosen(found, part)[0]
+        if one.kind != "gpu":
+            raise IncompatibleError(
+                f"{part} is a MIG device, wanted a GPU", hint=f"its GPU is {one.parent}: all of it is reset"
+            )
+        if one.vendor != "nvidia":
+            raise IncompatibleError(f"{part} is of {one.vendor}: not for amd yet", hint="amd-smi reset")
+        gpus.append(one)
+    return tuple(gpus)
+
+
+def _look(found: Snapshot, gpus: tuple[Device, ...], own: str = "") -> tuple[list[Blocker], list[str]]:
+    rows, notes = reset.blockers(found, gpus, own=own)
+    for gpu in gpus:
+        if many := sum(1 for one in found.devices if one.parent and one.parent == gpu.uuid):
+            notes.append(
+                f"{gpu.title}: its {many} MIG devices are gone after it; `mig apply` makes them again"
+            )
+    return [*reset.of_reset(found, gpus), *rows], notes
+
+
+def _wrong(before: Device, now: Device | None) -> list[str]:
+    if now is None or not now.readable:
+        return [f"{before.title} can't be read after it{f': {now.error}' if now else ''}: reboot the machine"]
+    found = []
+    if now.recovery_action not in (None, "none"):
+        found.append(f"{now.title}: the driver still asks for {now.recovery_action}")
+    if now.mig_pending != now.mig_enabled:
+        found.append(f"{now.title}: its MIG mode still waits for a reset")
+    return found
+
+
+def _told(
+    found: Snapshot,
+    gpus: tuple[Device, ...],
+    rows: list[Blocker],
+    notes: list[str],
+    *,
+    done: bool = False,
+    problems: list[str] | None = None,
+    after: tuple[Device, ...] = (),
+) -> Reset:
+    return Reset(
+        node=found.node,
+        devices=tuple(one.uuid for one in gpus if one.uuid),
+        recovery_actions={one.uuid: one.recovery_action for one in gpus if one.uuid},
+        blockers=tuple(rows),
+        notes=tuple(notes),
+        done=done,
+        problems=tuple(problems or ()),
+        devices_after=after,
+        exit_code=REFUSED if rows else CHECK_FAILED if problems else 0,
+    )
+
+
+def show_blockers(node: dict[str, Any], print: Callable[[str], None]) -> None:
+    """Write everything that is in the way."""
+    for row in node["blockers"]:
+        print(f"in the way: {row['device'] or 'this machine'}: {row['text']}")
+
+
+def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
+    for uuid in node["devices"]:
+        action = node["recovery_actions"][uuid]
+        print(f"{uuid}: the driver asks for {action or 'nothing that it tells'}")
+    show_blockers(node, print)
+    for note in node["notes"]:
+        print(f"note: {note}")
+    for problem in node["problems"]:
+        print(f"wrong: {problem}")
+    if node["done"]:
+        print(f"reset: {', '.join(node['devices'])}")
+    elif node["blockers"]:
+        print("not reset")
+    else:
+        print("nothing is in the way; --yes resets it")
+
+
+VERBS = (
+    Verb(
+        "reset",
+        "Reset GPUs, or say everything that is in the way.",
+        (
+            Option("gpu", "its UUID or the beginning of it; several with commas; all", first=True),
+            Option("yes", "do it; without, only say what would be", default=False),
+        ),
+        _reset,
+        _show,
+        changes=True,
+        examples=("GPU-8c1f", "all --yes"),
+    ),
+)

@@ -46,7 +46,6 @@ class Engine:
 
     Args:
         name: docker or podman.
-        version: Of the engine.
         runtimes: OCI runtimes that it knows by name.
         cdi_devices: Devices that its CDI specifications name, without their kind.
         hook: Whether NVIDIA's hook is on the PATH; the daemon's may be another one.

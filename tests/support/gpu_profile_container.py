@@ -107,6 +107,7 @@ def one_of_eight() -> Data:
         "container": {},
         "monitoring": {"nvtop": {"rc": 127, "out": "nvtop: not found"}, "dcgm": {"ran": False}},
         "docker": {"installed": False},
+        "gpu_tools": {"sha256": None, "rc": None, "out": "", "state": None},
         "containerd": {
             "installed": False,
             "rc": 127,

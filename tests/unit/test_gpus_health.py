@@ -206,7 +206,7 @@ def test_the_one_file_of_a_node_judges_watches_and_accounts(loaded: Path, tmp_pa
     zipapp.build(program)
     made = gpus.double(loaded, tmp_path, "g5.12xlarge")
     env = {name: value for name, value in made.environment.items() if name != "PYTHONPATH"}
-    for words in (["health"], ["watch", "--interval=0.1", "--duration=0.2"], ["usage"]):
+    for words in (["health"], ["watch", "--interval=0.5", "--duration=3"], ["usage"]):
         command = ["/usr/bin/python3", str(program), *words, "--json"]
         done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["schema"] == f"gpu.{words[0]}/1"

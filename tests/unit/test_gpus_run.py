@@ -102,6 +102,7 @@ def test_the_job_of_a_killed_wrapper_keeps_its_gpus(node: Double) -> None:
     assert process.stdout
     job = int(process.stdout.readline())
     try:
+        until(lambda: leases(node)[0]["job_pid"] == job)
         process.kill()
         process.wait()
         [lease] = leases(node)

@@ -145,6 +145,7 @@ def watch(
     def hear(message: dict[str, Any]) -> None:
         nonlocal number, at
         at = message.get("uuid", at)
+        record.began = message.get("start", record.began)
         if "tick" not in message:
             return
         number = message["tick"] + 1
@@ -250,11 +251,16 @@ def _sample_all(
     nvml = Nvml()
     nvml.pynvml.nvmlInit()
     handles: dict[str, Any] = {}
-    parent = os.getppid()
+    if number == 0:  # what the driver takes to start is no part of the watch
+        began = time.monotonic()
+        tell(start=began)
+    parent, sampled = os.getppid(), False
     while not count or number < count:
         number = max(number, int((time.monotonic() - began) / interval_s))
         if count and number >= count:
-            break
+            if sampled:
+                break
+            number = count - 1  # one look there is, however late
         due = began + number * interval_s
         tell(at="the next tick", limit=max(due - time.monotonic(), 0) + GPU_S)
         time.sleep(max(due - time.monotonic(), 0))
@@ -266,7 +272,7 @@ def _sample_all(
             tell(at=f"GPU {uuid}", limit=GPU_S, uuid=uuid)
             rows.append(_row(nvml, uuid, handles))
         tell(tick=number, began=at, late=at - due, taken_at=taken_at, rows=rows, uuid="")
-        number += 1
+        number, sampled = number + 1, True
 
 
 def _row(nvml: Nvml, uuid: str, handles: dict[str, Any]) -> dict[str, Any]:

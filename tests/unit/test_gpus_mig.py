@@ -523,7 +523,17 @@ def test_containers_are_told_of_the_new_devices(
     assert (tmp_path / "asked").read_text() == "cdi generate --output=/var/run/cdi/nvidia.yaml\n"
 
 
-def test_the_verbs_have_no_reset_without_a_driver(machine: Machine, typed: Typed) -> None:
+def test_what_can_not_be_read_is_not_cut(machine: Machine, typed: Typed) -> None:
+    machine("p5.48xlarge", scenario="lost")
+    code, said = typed("mig", "export")
+    assert code == 5
+    assert "1 of 8 GPUs can't be read" in said
+    code, said = typed("reset", "7")
+    assert code == 6
+    assert "a reset does not reach it" in said
+
+
+def test_without_a_driver_nothing_is_reset_or_cut(machine: Machine, typed: Typed) -> None:
     machine("p5.48xlarge", scenario="no-driver")
     assert typed("reset", "all")[0] == 4
     assert typed("mig", "export")[0] == 4

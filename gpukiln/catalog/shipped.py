@@ -40,10 +40,7 @@ def shipped() -> dict[str, Any]:
             if row.manufacturer == "NVIDIA"
         },
         "prices": data("prices")["machines"],
-        "xids": {
-            str(number): {"mnemonic": row.mnemonic, "meaning": row.meaning, "kind": row.kind}
-            for number, row in xid.xids().items()
-        },
+        "xids": {str(number): row for number, row in xid.judged().items()},
     }
 
 

@@ -14,8 +14,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from gpukiln.gpus.sampling import Tick
 from gpukiln.gpus.verb import Failure, Verb
 from gpukiln.gpus.verbs import verbs
+from gpukiln.gpus.verbs.watch import TICK
 
 
 def schema() -> dict[str, Any]:
@@ -26,6 +28,7 @@ def schema() -> dict[str, Any]:
     for verb in verbs().values():
         answer = typing.get_type_hints(verb.answer)["return"]
         documents.append(_document(verb, _of(answer, defs), failure))
+    documents.append(_line(TICK, "tick", _of(Tick, defs), "A line of gpu.watch without --json."))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$comment": "Generated: python -m gpukiln.commands.gpu_schema > docs/gpu.schema.json",
@@ -45,6 +48,16 @@ def _document(verb: Verb, answer: dict[str, Any], failure: dict[str, Any]) -> di
             "failed": {"type": "array", "items": failure, "description": "machines that did not"},
         },
         "required": ["schema", "nodes", "failed"],
+        "additionalProperties": False,
+    }
+
+
+def _line(name: str, field: str, form: dict[str, Any], text: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": text,
+        "properties": {"schema": {"const": name}, "node": {"type": "string"}, field: form},
+        "required": ["schema", "node", field],
         "additionalProperties": False,
     }
 

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from gpukiln import __version__
-from gpukiln.errors import GpukilnError, UsageError
+from gpukiln.errors import GpukilnError, UnavailableError, UsageError
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.verb import Failure, Options, Verb, document
 from gpukiln.gpus.verbs import verbs
@@ -92,7 +92,7 @@ def read_options(argv: list[str]) -> tuple[Verb, Options]:
 
 def run(verb: Verb, options: Options) -> int:
     """Do it and say it; the exit code."""
-    if verb.takes_over is not None:
+    if verb.takes_over is not None and not options.json:
         return verb.takes_over(options)
     answer = verb.answer(options)
     said = plain(answer)
@@ -122,17 +122,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     signal.signal(signal.SIGTERM, _interrupt)
-    verb = None
+    verb, options = None, Options(json=False)
     try:
         verb, options = read_options(argv)
         code = run(verb, options)
         sys.stdout.flush()
         return code
     except GpukilnError as error:
-        if verb is not None and options.json:
-            print(json.dumps(document(verb, [], [plain(failure(error))]), indent=2))
-        print_error(error)
-        return error.exit_code
+        return _failed(verb, options, error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -141,8 +138,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"error: {what}", file=sys.stderr)
-        return 4
+        return _failed(verb, options, UnavailableError(what))
+
+
+def _failed(verb: Verb | None, options: Options, error: GpukilnError) -> int:
+    if verb is not None and options.json:
+        print(json.dumps(document(verb, [], [plain(failure(error))]), indent=2))
+    print_error(error)
+    return error.exit_code
 
 
 def _interrupt(*_: object) -> None:

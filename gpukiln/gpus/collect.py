@@ -9,6 +9,7 @@ from typing import Any
 
 from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts, version_key
+from gpukiln.gpus.gpu_facts import P2P_STATUS, TOPOLOGY
 from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
 from gpukiln.probe.base import amd_gpus, bus_gpus, given_gpus, in_container, read
 from gpukiln.probe.child import Hang, Tell, in_child
@@ -48,24 +49,6 @@ CODES = {
     999: "UNKNOWN",
 }
 NO_LIBRARY, NO_DRIVER, MISMATCH, NO_PERMISSION = 12, 9, 18, 4
-# nvmlGpuTopologyLevel_t and nvmlGpuP2PStatus_t, as the suite names them (gpukiln/verify/gpu_facts.py)
-ANCESTORS = {
-    0: "one board",
-    10: "one switch",
-    20: "several switches",
-    30: "one host bridge",
-    40: "one NUMA node",
-    50: "across NUMA nodes",
-}
-P2P_WORDS = {
-    0: "ok",
-    1: "chipset not supported",
-    2: "GPU not supported",
-    3: "topology not supported",
-    4: "disabled by registry key",
-    5: "not supported",
-    6: "unknown",
-}
 FABRIC = {0: "none", 1: "not started", 2: "in progress", 3: "completed"}
 # A device's field and where the collector has it.
 FIELDS = {
@@ -185,7 +168,7 @@ def collect() -> Snapshot:
 
 def now() -> str:
     """The time, RFC 3339 in UTC."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _ask() -> tuple[dict[str, Any], list[dict[str, Any]], str]:
@@ -454,8 +437,8 @@ def _peer(gpu: dict[str, Any], row: dict[str, Any], gpus: list[dict[str, Any]]) 
         uuid=uuid if isinstance(uuid, str) else None,
         index=int(row["index"]),
         nvlinks=_nvlinks(gpu, other, gpus) if other else 0,
-        ancestor=ANCESTORS.get(ancestor, str(ancestor)) if isinstance(ancestor, int) else None,
-        p2p=P2P_WORDS.get(p2p, str(p2p)) if isinstance(p2p, int) else None,
+        ancestor=TOPOLOGY.get(ancestor, str(ancestor)) if isinstance(ancestor, int) else None,
+        p2p=P2P_STATUS.get(p2p, str(p2p)) if isinstance(p2p, int) else None,
     )
 
 

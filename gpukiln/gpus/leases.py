@@ -218,7 +218,7 @@ class Leases:
             if lease.ends_boot is not None:
                 seconds = min(seconds, lease.ends_boot - lease.granted_boot)
                 ended = began + seconds
-        stamp = datetime.datetime.fromtimestamp(ended, datetime.UTC)
+        stamp = datetime.datetime.fromtimestamp(ended, datetime.timezone.utc)
         return max(seconds, 0.0), stamp.isoformat(timespec="milliseconds")
 
     def plan(self, request: Request, found: Snapshot | None = None) -> Selection:
@@ -448,6 +448,17 @@ class Leases:
     def is_ours(self, lease: Lease, who: Who) -> bool:
         """Whether this user may end or renew a lease without force."""
         return lease.uid == who.uid
+
+    def counters(self, held: Sequence[Lease]) -> dict[str, float]:
+        """What the energy counters of leased devices say, in joules; looks only where one was read before."""
+        if all(one.energy_joules is None for lease in held for one in lease.devices):
+            return {}
+        known = {uuid for lease in held for uuid in lease.uuids}
+        return {
+            one.uuid: one.energy_joules
+            for one in self.look().devices
+            if one.uuid in known and one.energy_joules is not None
+        }
 
     def release(
         self, lease: Lease, who: Who, *, force: bool = False, energy: dict[str, float] | None = None

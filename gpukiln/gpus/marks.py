@@ -31,8 +31,11 @@ def taken_by(leases: Sequence[Lease]) -> dict[str, Taken]:
 def snapshot() -> Snapshot:
     """The GPUs of this machine now, with its leases where it keeps some that can be read."""
     found = collect()
-    if not (folder() / "leases.db").exists():
-        return dataclasses.replace(covered(found, []), leases="none")
+    try:
+        if not (folder() / "leases.db").exists():
+            return dataclasses.replace(covered(found, []), leases="none")
+    except PermissionError:
+        pass  # the store says who may
     try:
         store = Store()
         try:

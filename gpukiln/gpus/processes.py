@@ -125,7 +125,7 @@ def started_at(pid: int) -> str | None:
     if ticks is None or boot is None:
         return None
     seconds = int(boot[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def container_of(cgroup: str) -> Container | None:

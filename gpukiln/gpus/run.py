@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 
 from gpukiln.errors import IncompatibleError, RefusedError, UsageError
-from gpukiln.gpus.collect import collect
 from gpukiln.gpus.leases import Granted, Leases, Who, visible
 from gpukiln.gpus.store import Lease, boot_clock
 
@@ -65,11 +64,7 @@ def _released(leases: Leases, lease: Lease, who: Who) -> None:
         # What the command started outlives it, and has its GPUs.
         print(f"{lease.id} goes on: something that the command started still runs", file=sys.stderr)
         return
-    energy = {}
-    if any(one.energy_joules is not None for one in lease.devices):
-        found = collect()
-        energy = {d.uuid: d.energy_joules for d in found.devices if d.uuid and d.energy_joules is not None}
-    leases.release(lease, who, force=True, energy=energy)
+    leases.release(lease, who, force=True, energy=leases.counters([lease]))
 
 
 def within(leases: Leases, name: str, who: Who, command: Sequence[str], limit_s: float | None) -> int:

@@ -47,8 +47,8 @@ class Verb:
             one element of `nodes` in the JSON document.
         show: Writes one element for people; given that element as plain data, what was typed, and `print`.
         takes_command: What follows `--`: empty for nothing, else its name in the help.
-        takes_over: Does it with this terminal as its own, and returns the exit code; instead of `answer`
-            where it says so itself.
+        takes_over: Does it with this terminal as its own, and returns the exit code; instead of `answer`,
+            but with --json.
         changes: Whether it changes something.
     """
 

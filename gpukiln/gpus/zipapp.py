@@ -8,6 +8,7 @@ compressed (what zlib makes depends on its version, and the program starts no qu
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 import zipfile
@@ -16,9 +17,11 @@ from io import BytesIO
 from pathlib import Path
 
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import whole_or_not, write_whole
+from gpukiln.gpus.manual import completion, man_page
 from gpukiln.probe.scripts import SIGNATURE
 
+PROGRAM = "gpukiln-gpu"
 SHEBANG = b"#!/usr/bin/python3\n"
 MAIN = "import sys\n\nfrom gpukiln.gpus.cli import main\n\nsys.exit(main())\n"
 OURS = ("__init__.py", "errors.py", "files.py", "redact.py", "probe", "gpus")
@@ -26,9 +29,9 @@ LEFT_OUT = (
     "probe/contact",
     "probe/recording",
     "probe/packing",
-    "probe/gather",
     "probe/scripts",
     "gpus/zipapp",
+    "gpus/manual",
 )
 # NVIDIA's bindings of NVML; TOML for Python 3.9 and 3.10. Only what is written in Python is taken.
 LIBRARIES = ("pynvml", "tomli")
@@ -41,15 +44,57 @@ def build(file: Path) -> None:
     Raises:
         UnavailableError: A library is not installed.
     """
-    packed = BytesIO()
-    packed.write(SHEBANG)
-    with zipfile.ZipFile(packed, "a", zipfile.ZIP_STORED) as archive:
+    write_whole(file, packed(), mode=0o755)
+
+
+def packed() -> bytes:
+    """The program.
+
+    Raises:
+        UnavailableError: A library is not installed.
+    """
+    written = BytesIO()
+    written.write(SHEBANG)
+    with zipfile.ZipFile(written, "a", zipfile.ZIP_STORED) as archive:
         for name, content in sorted(contents().items()):
             info = zipfile.ZipInfo(name, MODIFIED)
             info.create_system = 3  # Unix, wherever it is made
             info.external_attr = 0o644 << 16
             archive.writestr(info, content)
-    write_whole(file, packed.getvalue(), mode=0o755)
+    return written.getvalue()
+
+
+def tree(folder: Path) -> Path:
+    """Make the files of a machine: the program, its man page and its completion, each at its place.
+
+    Args:
+        folder: For them; one that has been made of the same sources is used again.
+
+    Returns:
+        The folder that stands for the machine's root.
+    """
+    made = folder / digest()[:16]
+    if made.is_dir():
+        return made
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_or_not(made) as partial:
+        texts = {
+            f"usr/local/share/man/man1/{PROGRAM}.1": man_page(),
+            f"usr/share/bash-completion/completions/{PROGRAM}": completion(),
+        }
+        for name, text in texts.items():
+            file = partial / name
+            file.parent.mkdir(parents=True)
+            write_whole(file, text, mode=0o644)
+        program = partial / "usr/local/bin" / PROGRAM
+        program.parent.mkdir(parents=True)
+        build(program)
+    return made
+
+
+def digest() -> str:
+    """SHA-256 of the program, in hexadecimal digits."""
+    return hashlib.sha256(packed()).hexdigest()
 
 
 def contents() -> dict[str, bytes]:
@@ -79,12 +124,13 @@ def _library(name: str) -> Iterator[tuple[Path, str]]:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise UnavailableError(f"the Python module {name} is not installed", hint="scripts/run installs it")
-    origin = Path(spec.origin)
-    if origin.name != "__init__.py":
-        yield origin, f"{name}.py"
+    folders = spec.submodule_search_locations
+    if not folders:
+        yield Path(spec.origin), f"{name}.py"
         return
-    for path in sorted(origin.parent.rglob("*.py")):
-        yield path, f"{name}/{path.relative_to(origin.parent)}"
+    folder = Path(folders[0])  # its __init__ may be compiled here, beside the one in Python
+    for path in sorted(folder.rglob("*.py")):
+        yield path, f"{name}/{path.relative_to(folder)}"
 
 
 def main(argv: list[str]) -> int:

@@ -13,10 +13,12 @@ from yaml.constructor import SafeConstructor
 from gpukiln.catalog.components import Components, as_plain
 from gpukiln.catalog.images import ImageDefinition
 from gpukiln.catalog.load import SafeLoader
+from gpukiln.gpus import zipapp
 from gpukiln.images.bases import ResolvedBase
 from gpukiln.sources.available import Decision
 
 WORDS = {"source", "reason", "review"}  # of a component; they change no image
+PROGRAM = f"program {zipapp.PROGRAM}"  # which the role gpu_tools makes of this checkout
 WORDS_OF = {
     "component": "available version of {}",
     "tool": "version of {}",
@@ -76,6 +78,7 @@ def image_inputs(
             recipe = {k: v for k, v in plain[decision.name].items() if k not in WORDS}
             inputs[f"recipe {decision.name}"] = canonical(recipe)
     inputs |= {f"tool {name}": version for name, version in tools.items()}
+    inputs[PROGRAM] = zipapp.digest()
     inputs |= {f"file {path.relative_to(root)}": hash_file(path) for path in _files(root, image.name)}
     return inputs
 
@@ -159,7 +162,7 @@ def explain_change(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
             continue
         kind, _, what = name.partition(" ")
         verb = "added" if before is None else "removed" if after is None else "changed"
-        if kind == "file":
+        if kind in ("file", "program"):
             lines.append(f"{verb} {_place(what)}")
         elif kind == "recipe":
             lines.append(f"{verb} in components.yaml: how {what} is installed")

@@ -21,7 +21,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import Build, StageUse
-from gpukiln.images.digest import canonical
+from gpukiln.images.digest import PROGRAM, canonical
 from gpukiln.images.plan import Plan
 from gpukiln.instances.tags import RECIPE_TAG, STAGE_TAG, remove_image, tag_specifications, tags_of
 from gpukiln.progress import Progress
@@ -37,9 +37,16 @@ STAGES: dict[str, tuple[str, ...]] = {
 """In the order of ansible/image.yml, each with the inputs that only it and later ones need. What is named
 nowhere (the base, the tools, the template, shared roles) belongs to the first stage."""
 UNSTAGED = (
-    *("role nvtop", "role dcgm", "role gpu_bootstrap", "role ci_runner", "role image_record"),
+    *(
+        "role nvtop",
+        "role dcgm",
+        "role gpu_bootstrap",
+        "role gpu_tools",
+        "role ci_runner",
+        "role image_record",
+    ),
     *("role image_hygiene", "component nvtop", "component dcgm", "component dcgm_exporter"),
-    *("file scripts/bootstrap", "file scripts/hooks"),
+    *("file scripts/bootstrap", "file scripts/hooks", PROGRAM),
 )
 """What runs after the last stage, in about the time that keeping another one takes."""
 FOLDER = "stages"

@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpukiln.redact import redact
@@ -27,6 +27,7 @@ DEVICES = "/dev"
 MOUNTS = "/proc/self/mounts"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOT_REACHED = "_not_reached"  # what stands in a value's place where nothing is known of it
+ERROR = "_error"  # the same where it could not be had
 TIMED_OUT = 124  # as timeout(1)
 HUNG_S = 10  # with less time than this, and less than a tool may take, silence says nothing of it
 SECTION_S = 120  # for which a section may be silent beside its commands
@@ -54,6 +55,34 @@ class NotReachedError(RuntimeError):
 
 class HungError(NotReachedError):
     """A tool gave no answer."""
+
+
+class NotToldError(RuntimeError):
+    """No GPU tells what is to be judged: it has none of it, or it is a virtual one."""
+
+
+def known(value: Any) -> Any:
+    """A value of the facts.
+
+    Raises:
+        NotReachedError: Nothing is known of it: the tool that tells it hangs, or the time was up.
+    """
+    if isinstance(value, dict) and NOT_REACHED in value:
+        raise NotReachedError(value[NOT_REACHED])
+    return value
+
+
+def section(data: Mapping[str, Any], name: str) -> Any:
+    """A section of the facts.
+
+    Raises:
+        NotReachedError: Nothing is known of it.
+        AssertionError: It could not be gathered.
+    """
+    value = known(data[name])
+    if isinstance(value, dict) and ERROR in value:
+        raise AssertionError(f"the facts about {name} could not be gathered: {value[ERROR]}")
+    return value
 
 
 def _shorten(text: str) -> str:

@@ -8,12 +8,13 @@ Every section is a function below that returns a JSON value; what it raises beco
 No secret is ever printed: keys as fingerprints, findings as path and line number.
 """
 
-# ruff: noqa: PTH110, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH120, PTH123, PTH207
 # os.path and glob are lighter than pathlib on an emulated machine; temporary folders are only looked at.
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import re
@@ -58,6 +59,7 @@ UNITS = (
     "nvidia-cdi-refresh.service",
 )
 SYSTEMD = "/run/systemd/system"
+GPU_TOOL, GPU_STATE = "/usr/local/bin/gpukiln-gpu", "/var/lib/gpukiln/gpus"
 FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
 
 
@@ -325,6 +327,27 @@ def errors_of(selected: list[str]) -> Any:
     ]
 
 
+def gpu_tools() -> dict[str, Any]:
+    """{sha256 of gpukiln-gpu, rc and out of asking its version, state: {group, mode} of its folder}.
+
+    sha256 and state are null where they are missing.
+    """
+    try:
+        with open(GPU_TOOL, "rb") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()
+    except FileNotFoundError:
+        return {"sha256": None, "rc": None, "out": "", "state": None}
+    said = unless_hung(GPU_TOOL, "--version", timeout=60)
+    state = None
+    if os.path.isdir(GPU_STATE):
+        found = os.stat(GPU_STATE)
+        group = need("getent", "group", str(found.st_gid)).partition(":")[0]
+        state = {"group": group, "mode": f"{found.st_mode & 0o7777:04o}"}
+    if NOT_REACHED in said:
+        return {"sha256": digest, "rc": said, "out": "", "state": state}
+    return {"sha256": digest, "rc": said["rc"], "out": (said["out"] + said["err"])[:500], "state": state}
+
+
 def docker() -> dict[str, Any]:
     """{installed, info, daemon_json, validate}: what the daemon says, and its configuration file."""
     if run("dockerd", "--version")["rc"] == 127:
@@ -415,6 +438,7 @@ SECTIONS = (
     leftovers,
     secrets,
     simulated,
+    gpu_tools,
     docker,
     containerd,
     nodeadm,

@@ -39,16 +39,9 @@ def gpus() -> dict[str, Any]:
     xids, log_gap, log_lost: see `gather_xids.xids`. Output and status of nvidia-smi are kept together: it
     prints its errors on stdout.
     """  # noqa: D205
-    pci = [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()]
-    loaded = read("/sys/module/nvidia/version")
-    result: dict[str, Any] = {
-        "pci": pci,
-        "container": in_container(),
-        "module": loaded.strip() if loaded else None,
-        "nouveau": os.path.exists("/sys/module/nouveau"),
-    }
-    double = not pci and is_simulated()
-    if not (pci or double):
+    result = bus()
+    double = not result["pci"] and is_simulated()
+    if not (result["pci"] or double):
         return result
     query = "--query-gpu=pci.bus_id,name,uuid,driver_version,persistence_mode"
     smi = unless_hung("nvidia-smi", query, "--format=csv,noheader", timeout=120)
@@ -66,12 +59,27 @@ def gpus() -> dict[str, Any]:
                 "drivers": sorted(set(re.findall(r"libcuda\.so\.(\d+\.\d[\d.]*\d)", text))),
                 "nodes": sorted(set(re.findall(r"(?m)^\s*-? *path: *[\"']?(/dev/[\w/-]+)", text))),
             }
-    try:
-        log = NO_LOG if double else xids()
-    except NotReachedError as error:
-        log = {"xids": {NOT_REACHED: str(error)}, "log_gap": None, "log_lost": None}
-    result.update(smi=smi, rows=rows, cdi=cdi, **log)
+    result.update(smi=smi, rows=rows, cdi=cdi, **log(result))
     return result
+
+
+def bus() -> dict[str, Any]:
+    """Of `gpus` what the bus and the kernel say: {pci, container, module, nouveau}."""
+    loaded = read("/sys/module/nvidia/version")
+    return {
+        "pci": [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()],
+        "container": in_container(),
+        "module": loaded.strip() if loaded else None,
+        "nouveau": os.path.exists("/sys/module/nouveau"),
+    }
+
+
+def log(found: dict[str, Any]) -> dict[str, Any]:
+    """Of `gpus` what the kernel's log says of what `bus` found: {xids, log_gap, log_lost}."""
+    try:
+        return xids() if found["pci"] else dict(NO_LOG)
+    except NotReachedError as error:
+        return {"xids": {NOT_REACHED: str(error)}, "log_gap": None, "log_lost": None}
 
 
 def on_the_bus(address: str) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gpukiln.probe.base import NotToldError
+from gpukiln.verify.facts import Facts
 from gpukiln.verify.needs import NEEDS, is_need
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -159,3 +161,17 @@ def declaration(function: object) -> Check | None:
     """Return the declaration attached to a function by `check`, or None."""
     found = getattr(function, ATTRIBUTE, None)
     return found if isinstance(found, Check) else None
+
+
+def judge(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
+    """Judge by a rule that the nodes judge themselves by too (`gpukiln.gpus.rules`).
+
+    Args:
+        rule: Given the facts and what else it asks for; returns what it measured.
+    """
+    import pytest  # noqa: PLC0415 - the catalogue of checks needs none
+
+    try:
+        facts.note(rule(facts, *more))
+    except NotToldError as untold:
+        pytest.skip(str(untold))

@@ -83,16 +83,3 @@ def excuse(facts: Facts, gpu: Gpu) -> str:
     if others := others_at_work(facts):
         return f"the machine is busy: {', '.join(others[:3])}"
     return ""
-
-
-def lanes_refuted(facts: Facts, bus_id: str, width: int) -> str:
-    """That copies of a GPU were faster than so many lanes can be, for people; empty where they were not."""
-    found = facts.to_dict().get("cuda") or {}
-    for gpu in found.get("gpus") or []:
-        link = gpu.get("link") or {}
-        if gpu["bus_id"] != address(bus_id) or not link.get("max_gb_s") or gpu["d2h_gb_s"] is None:
-            continue
-        fastest = max(gpu["h2d_gb_s"], gpu["d2h_gb_s"])
-        if fastest > link["max_gb_s"] / int(link["max_width"]) * width:
-            return f"{width} lanes are shown, and copies at {fastest} GB/s need more"
-    return ""

@@ -10,21 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.probe.base import NOT_REACHED, NotReachedError
-
-ERROR = "_error"
-
-
-def known(value: Any) -> Any:
-    """A value of the facts.
-
-    Raises:
-        NotReachedError: Nothing is known of it: the tool that tells it hangs, or the time was up.
-    """
-    if isinstance(value, dict) and NOT_REACHED in value:
-        raise NotReachedError(value[NOT_REACHED])
-    return value
-
+from gpukiln.probe.base import section
 
 # Package by which a component is recognised on a machine that has no record.
 COMPONENT_PACKAGES = {
@@ -55,12 +41,9 @@ class Facts(Mapping[str, Any]):
         self._note = ""
         self._read: dict[str, None] = {}
 
-    def __getitem__(self, section: str) -> Any:
-        self._read[section] = None
-        value = known(self._data[section])
-        if isinstance(value, dict) and ERROR in value:
-            raise AssertionError(f"the facts about {section} could not be gathered: {value[ERROR]}")
-        return value
+    def __getitem__(self, name: str) -> Any:
+        self._read[name] = None
+        return section(self._data, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)

@@ -99,6 +99,14 @@ def _entrypoint(machine: Machine) -> Applies:
     return RUN if started else _not_run("no process was started by the entrypoint: a container of Buildah")
 
 
+def _gpu_tools(machine: Machine) -> Applies:
+    facts = machine.facts
+    if facts.record:
+        return RUN if "gpu_tools" in facts.record else _not_run("gpukiln-gpu is not in the image's record")
+    installed = facts["gpu_tools"]["sha256"] is not None
+    return RUN if installed else _not_run("gpukiln-gpu is not installed, and no record asks for it")
+
+
 def _component(machine: Machine, name: str) -> Applies:
     facts = machine.facts
     said = facts.component(name)
@@ -128,6 +136,7 @@ NEEDS: dict[str, Need] = {
     "dkms": Need("modules built by DKMS", _dkms),
     "build-tools": Need("a record that says whether build tools stay", _build_tools),
     "apt": Need("a Debian or Ubuntu machine", _apt),
+    "gpu-tools": Need("gpukiln-gpu, by the image's record or the file itself", _gpu_tools),
     "entrypoint": Need("a container that its image's entrypoint started", _entrypoint),
 }
 

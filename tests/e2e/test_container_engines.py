@@ -1,10 +1,12 @@
 """Every engine that this machine has builds, tells what it built, and gives a container to judge."""
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ import testinfra
 from gpukiln.docker.engine import BuildRequest, Engine, native_platform
 from gpukiln.docker.engines import find_engine
 from gpukiln.verify import plugin  # noqa: F401 - it makes buildah:// known
+from tests.support import nvml_double
 from tests.support.engines import offer
+from tests.support.gpus import double
 
 DOCKERFILE = """\
 ARG BASE
@@ -56,11 +60,21 @@ def root_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tar
 
 
+# Docker starts it with the container's state as its input where a container is given GPUs, and wants exit 0
+# (NVIDIA/nvidia-container-toolkit, cmd/nvidia-container-runtime-hook; OCI runtime specification, prestart).
+HOOK = "#!/bin/sh\nexec cat >/dev/null\n"
+
+
 @pytest.fixture(scope="module")
 def docker_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         offer("docker", patch)
         folder = tmp_path_factory.mktemp("docker")
+        hook = folder / "bin/nvidia-container-runtime-hook"
+        hook.parent.mkdir()
+        hook.write_text(HOOK)
+        hook.chmod(0o755)
+        patch.setenv("PATH", f"{os.environ['PATH']}:{hook.parent}")
         address = f"unix://{folder}/docker.sock"
         log = (folder / "dockerd.log").open("w")
         daemon = subprocess.Popen(
@@ -196,3 +210,42 @@ def test_what_a_build_leaves_that_was_cut_off_is_removed(
     assert len(left()) == 1
     engine.remove_unfinished("slow")
     assert left() == []
+
+
+def test_a_container_has_the_gpus_of_its_lease_as_long_as_it_runs(
+    docker_socket: None, root_tar: Path, tmp_path: Path
+) -> None:
+    del docker_socket
+    subprocess.run(["docker", "import", str(root_tar), "tools:1"], check=True, capture_output=True)
+    node = double(nvml_double.build(tmp_path, branch=535), tmp_path, "p4d.24xlarge")
+    environment = {**os.environ, **node.environment, "PATH": os.environ["PATH"]}
+
+    def typed(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gpukiln.gpus", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    done = typed("run", "-n", "2", "--docker", "tools:1", "--", "/bin/env")
+    given = re.search(r"NVIDIA_VISIBLE_DEVICES=(\S+)", done.stdout)
+    assert given, done.stdout + done.stderr
+    assert len(given[1].split(",")) == 2
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in done.stdout
+    assert "CUDA_VISIBLE_DEVICES" not in done.stdout  # GPUs are numbered anew in there
+    assert typed("run", "--docker", "tools:1", "--", "/bin/sh", "-c", "exit 7").returncode == 7
+    assert json.loads(typed("leases", "--json").stdout)["nodes"][0]["leases"] == []
+    # Docker's own command is killed, and its container lives: so does its lease.
+    command = [sys.executable, "-m", "gpukiln.gpus", "run", "--docker", "tools:1", "--", "/bin/sleep", "100"]
+    wrapper = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+    box = ""
+    for _ in range(100):
+        time.sleep(0.1)
+        if box := subprocess.run(
+            ["docker", "ps", "-q"], capture_output=True, text=True, check=True
+        ).stdout.strip():
+            break
+    os.killpg(wrapper.pid, signal.SIGKILL)
+    wrapper.wait()
+    time.sleep(0.5)
+    [lease] = json.loads(typed("leases", "--json").stdout)["nodes"][0]["leases"]
+    assert lease["kind"] == "container"
+    subprocess.run(["docker", "kill", box], check=True, capture_output=True)
+    assert json.loads(typed("leases", "--json").stdout)["nodes"][0]["leases"] == []

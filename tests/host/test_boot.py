@@ -2,8 +2,9 @@
 
 import pytest
 
+from gpukiln.probe.base import known
 from gpukiln.verify.checks import check
-from gpukiln.verify.facts import Facts, known
+from gpukiln.verify.facts import Facts
 
 ALL = ("image", "node", "eks-node")
 ENABLED = ("enabled", "enabled-runtime", "alias")

@@ -3,10 +3,12 @@
 import pytest
 
 from gpukiln.catalog import xid
+from gpukiln.gpus import faults
+from gpukiln.probe.base import known
 from gpukiln.probe.xids import OWNER
 from gpukiln.verify import compute_facts
 from gpukiln.verify.checks import check
-from gpukiln.verify.facts import Facts, known
+from gpukiln.verify.facts import Facts
 
 ALL = ("image", "node", "eks-node", "runner")
 LIVE = ("node", "eks-node", "runner")  # profiles of what runs beside somebody's work
@@ -38,14 +40,15 @@ def log_report(facts: Facts) -> tuple[list[str], list[str]]:
     An application's Xid names its process, where the driver knows it: from ours it is the machine's fault,
     from another one that job's. A machine booted from an image runs no other.
     """
-    found = facts["cuda"]
+    found, table = facts["cuda"], xid.judged()
     serious, others = [], []
     for ours in (True, False):
         lines = [line for line in known(found["xids"]) if is_ours(line, found["pids"]) is ours]
-        for event in xid.events(lines):
-            caused = ours and event.known and xid.xids()[event.number].kind != "info"
+        for event in faults.events(lines):
+            caused = ours and event.known(table) and table[event.number]["kind"] != "info"
             alone = facts.profile not in LIVE and not event.switch
-            (serious if event.blames_hardware or caused or alone else others).append(str(event))
+            blamed = event.blames_hardware(table) or caused or alone
+            (serious if blamed else others).append(event.told(table))
     return serious, others
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gpukiln.probe.base import known
 from gpukiln.verify.checks import check
-from gpukiln.verify.facts import known
 
 ALL = ("image", "node", "eks-node")
 TOOLKIT = "component:nvidia_container_toolkit"

@@ -3,26 +3,14 @@
 import pytest
 
 from gpukiln.catalog import xid
-from gpukiln.probe.base import NotReachedError
-from gpukiln.probe.nvml import address
-from gpukiln.verify import compute_facts
-from gpukiln.verify.checks import check
-from gpukiln.verify.facts import Facts, known
-from gpukiln.verify.gpu_facts import heat, label, nvml_gpus, read
+from gpukiln.gpus import rules
+from gpukiln.gpus.gpu_facts import label, nvml_gpus, read
+from gpukiln.probe.base import known
+from gpukiln.verify.checks import check, judge
 
 ALL = ("image", "node", "eks-node")
 LIVE = ("node", "eks-node")  # profiles of machines that run somebody's work
 BEFORE = ("gpu.driver-loaded", "gpu.nvml")
-SLOWED = {
-    0x8: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-}
-
-
-def onoff(value: bool | None) -> str:
-    return "unsupported" if value is None else "on" if value else "off"
 
 
 @check(
@@ -72,8 +60,8 @@ def test_nvidia_smi(facts):
 
 
 @check(
-    id="gpu.nvml",
-    title="NVML lists every GPU of the PCI bus, and none is lost",
+    id=rules.NVML.id,
+    title=rules.NVML.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
@@ -83,29 +71,15 @@ def test_nvidia_smi(facts):
         "A GPU is bound to another driver, such as vfio-pci.",
     ),
     after=("gpu.driver-loaded",),
-    fix="Lost GPU: reboot the machine, replace the GPU if it comes back. Missing library: install the "
-    "driver's libnvidia-ml1 in the module's version.",
+    fix=rules.NVML.fix,
 )
 def test_nvml(facts):
-    found, pci, smi = facts["nvml"], facts["gpus"]["pci"], known(facts["gpus"]["smi"])
-    if not found["available"] and found["error"]:
-        raise AssertionError(
-            f"NVML does not work: {found['error']['_error']}; nvidia-smi exits {smi['rc']}; wanted NVML"
-        )
-    gpus = nvml_gpus(facts)
-    listed = {address(read(g, "bus_id")) for g in gpus}
-    there = listed if facts.has_simulated_gpus else {p["address"].lower() for p in pci}
-    assert listed == there, (
-        f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(there))}"
-    )
-    unnamed = [label(g) for g in gpus if not read(g, "uuid") or not read(g, "name")]
-    assert not unnamed, f"{', '.join(unnamed)} has no name or no UUID, wanted both"
-    facts.note(", ".join(str(read(g, "name")) for g in gpus))
+    judge(facts, rules.NVML.judge, facts.has_simulated_gpus)
 
 
 @check(
-    id="gpu.persistence",
-    title="Persistence mode is on for every GPU",
+    id=rules.PERSISTENCE.id,
+    title=rules.PERSISTENCE.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
@@ -114,30 +88,15 @@ def test_nvml(facts):
         "nvidia-persistenced does not run.",
     ),
     after=BEFORE,
-    fix="Enable nvidia-persistenced with `--persistence-mode`: Ubuntu's unit starts it with persistence off.",
+    fix=rules.PERSISTENCE.fix,
 )
 def test_persistence(facts):
-    off = [f"{label(g)} {onoff(m)}" for g in nvml_gpus(facts) if (m := read(g, "persistence")) is not True]
-    assert not off, f"found persistence mode of {', '.join(off)}; wanted on"
-
-
-def xid_report(facts: Facts) -> tuple[list[str], list[str]]:
-    """What the kernel's log says: the events that blame the machine, and the others.
-
-    A machine booted from an image has run nothing: there every Xid counts. An NVSwitch's that is not fatal is
-    seen on healthy machines.
-    """
-    serious, others = [], []
-    for event in xid.events(known(facts["gpus"]["xids"])):
-        unprovoked = facts.profile not in LIVE and not event.switch
-        (serious if event.blames_hardware or unprovoked else others).append(event)
-    # an unknown one first: nobody has judged it
-    return [str(event) for event in serious], [str(event) for event in sorted(others, key=lambda e: e.known)]
+    judge(facts, rules.PERSISTENCE.judge)
 
 
 @check(
-    id="gpu.xid",
-    title="The kernel log of this boot has no Xid error that blames the machine",
+    id=rules.XID.id,
+    title=rules.XID.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu", "real-gpu"),
@@ -146,25 +105,15 @@ def xid_report(facts: Facts) -> tuple[list[str], list[str]]:
         "An application made an invalid access (13, 31, 43, 45): a failure of an image, which has run none.",
     ),
     after=("gpu.driver-loaded",),
-    fix="Each number's meaning and action are in the failure: reset or drain as it says, and replace a GPU "
-    "that repeats it.",
+    fix=rules.XID.fix,
 )
 def test_xid(facts):
-    serious, others = xid_report(facts)
-    assert not serious, f"{len(serious)} kinds of Xid messages, wanted none: {' | '.join(serious[:5])}"
-    gap = facts["gpus"].get("log_gap")
-    if gap and facts["gpus"]["container"]:
-        pytest.skip(f"a container, which does not have all of the kernel's log: {gap}")
-    if gap:
-        raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
-    notes = [f"{len(others)} that blame no hardware: {' | '.join(others[:3])}"] if others else []
-    notes += [lost] if (lost := facts["gpus"].get("log_lost")) else []
-    facts.note("; ".join(notes))
+    judge(facts, rules.XID.judge, xid.judged(), facts.profile in LIVE)
 
 
 @check(
-    id="gpu.ecc",
-    title="ECC is as it will be after the next reset, and no uncorrected error happened since the last",
+    id=rules.ECC.id,
+    title=rules.ECC.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
@@ -173,58 +122,29 @@ def test_xid(facts):
         "A memory cell failed: the row is remapped at the next reset.",
     ),
     after=BEFORE,
-    fix="Pending mode: reset the GPU or reboot. Uncorrected errors: drain, reset, and look at "
-    "gpu.memory-repair; replace the GPU if they come again.",
+    fix=rules.ECC.fix,
 )
 def test_ecc(facts):
-    notes, told = [], False
-    for gpu in nvml_gpus(facts):
-        current, pending = read(gpu, "ecc.current"), read(gpu, "ecc.pending")
-        assert current == pending, (
-            f"{label(gpu)}: ECC is {onoff(current)}, pending {onoff(pending)}; wanted the same"
-        )
-        errors = read(gpu, "ecc.volatile_uncorrected")
-        told = told or (current, errors) != (None, None)
-        assert not errors, f"{label(gpu)}: {errors} uncorrected ECC errors since the last reset, wanted 0"
-        corrected, ever = read(gpu, "ecc.volatile_corrected"), read(gpu, "ecc.aggregate_uncorrected")
-        notes += [f"{label(gpu)}: ECC {onoff(current)}"] if not current else []
-        notes += [f"{label(gpu)}: {corrected} corrected"] if corrected else []
-        notes += [f"{label(gpu)}: {ever} uncorrected in its life"] if ever else []
-    if not told:
-        pytest.skip("not told by any GPU: it has no ECC, or it is a virtual one")
-    facts.note("; ".join(notes))
+    judge(facts, rules.ECC.judge)
 
 
 @check(
-    id="gpu.memory-repair",
-    title="No GPU waits for a memory repair, and none failed",
+    id=rules.MEMORY_REPAIR.id,
+    title=rules.MEMORY_REPAIR.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
     causes=("Uncorrectable memory errors.", "The spare rows of a memory bank are used up."),
     after=BEFORE,
-    fix="Pending: drain and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed: replace the GPU.",
+    fix=rules.MEMORY_REPAIR.fix,
 )
 def test_memory_repair(facts):
-    """Rows are remapped from Ampere on; before that pages were retired."""
-    notes, told = [], False
-    for gpu in nvml_gpus(facts):
-        failed, pending = read(gpu, "remapped_rows.failed"), read(gpu, "remapped_rows.pending")
-        retiring = read(gpu, "retired_pages_pending")
-        assert not failed, f"{label(gpu)}: a remapping of memory rows failed, wanted none"
-        assert not pending, f"{label(gpu)}: a remapping of memory rows is pending, wanted none"
-        assert not retiring, f"{label(gpu)}: memory pages wait to be retired, wanted none"
-        told = told or (failed, pending, retiring) != (None, None, None)
-        repaired = read(gpu, "remapped_rows.uncorrectable")
-        notes += [f"{label(gpu)}: {repaired} rows remapped after uncorrectable errors"] if repaired else []
-    if not told:
-        pytest.skip("not told by any GPU: its memory is not repaired, or it is a virtual one")
-    facts.note("; ".join(notes))
+    judge(facts, rules.MEMORY_REPAIR.judge)
 
 
 @check(
-    id="gpu.throttle",
-    title="No GPU is slowed down by heat or power supply",
+    id=rules.THROTTLE.id,
+    title=rules.THROTTLE.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
@@ -233,90 +153,43 @@ def test_memory_repair(facts):
         "A missing power cable, or the board's power brake.",
     ),
     after=BEFORE,
-    fix="`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`: mend cooling or power; idle and the software "
-    "power cap are normal.",
+    fix=rules.THROTTLE.fix,
 )
 def test_throttle(facts):
-    seen: dict[str, None] = {}
-    gpus = nvml_gpus(facts)
-    untold = [label(gpu) for gpu in gpus if read(gpu, "throttle.mask") is None]
-    if len(untold) == len(gpus):
-        pytest.skip("not told by any GPU: a virtual one does not say why it is slow")
-    for gpu in gpus:
-        mask = read(gpu, "throttle.mask") or 0
-        slowed = [name for bit, name in SLOWED.items() if mask & bit]
-        assert not slowed, f"{label(gpu)} is held back by {', '.join(slowed)} (0x{mask:x}), wanted neither"
-        seen.update(dict.fromkeys(read(gpu, "throttle.names") or []))
-    facts.note(", ".join([*seen, *(f"{gpu}: not told" for gpu in untold)]))
+    judge(facts, rules.THROTTLE.judge)
 
 
 @check(
-    id="gpu.clocks",
-    title="Every GPU reports its clocks, and is cooler than where it slows down",
+    id=rules.CLOCKS.id,
+    title=rules.CLOCKS.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
     causes=("Cooling.", "A GPU that came up half: its firmware reports nothing."),
     after=BEFORE,
-    fix="`nvidia-smi -q -d CLOCK,TEMPERATURE`; mend the cooling, or reset the GPU.",
+    fix=rules.CLOCKS.fix,
 )
 def test_clocks(facts):
-    """A virtual GPU does not tell its clocks and temperatures: they are the hypervisor's."""
-    hottest, untold, told = [], [], False
-    for gpu in nvml_gpus(facts):
-        top, room = read(gpu, "clocks.max_sm"), heat(gpu)
-        assert top is None or top > 0, f"{label(gpu)}: the highest SM clock is 0 MHz, wanted more than 0"
-        assert room is None or room[0] > 0, f"{label(gpu)} has {room[1]}, where it slows down"
-        told = told or top is not None or room is not None
-        names = [name for name, value in (("clock", top), ("heat", room)) if value is None]
-        untold += [f"{label(gpu)}: {' and '.join(names)} not told"] if names else []
-        now = read(gpu, "temperature.gpu")
-        hottest += [now] if now is not None else []
-    if not told:
-        pytest.skip("; ".join(untold))
-    facts.note("; ".join(([f"at most {max(hottest)} degrees"] if hottest else []) + untold))
+    judge(facts, rules.CLOCKS.judge)
 
 
 @check(
-    id="gpu.pcie-link",
-    title="Every GPU's PCIe link has its full width",
+    id=rules.PCIE_LINK.id,
+    title=rules.PCIE_LINK.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
     causes=("The card or a riser is not seated well.", "A damaged lane.", "A slot with fewer lanes."),
     after=BEFORE,
-    fix="Seat the card again; `lspci -vv` shows LnkCap and LnkSta of every bridge on the way.",
+    fix=rules.PCIE_LINK.fix,
 )
 def test_pcie_link(facts):
-    gpus = nvml_gpus(facts)
-    notes = [f"{label(gpu)}: not told" for gpu in gpus if read(gpu, "pcie.width") is None]
-    if len(notes) == len(gpus):
-        pytest.skip("not told by any GPU: a virtual one's link is its host's")
-    shown: dict[str, int] = {}
-    virtual = facts["boot"].get("virtualization") or "none"
-    for gpu in gpus:
-        model = str(read(gpu, "name"))
-        shown[model] = max(shown.get(model, 0), read(gpu, "pcie.width") or 0)
-    for gpu in gpus:
-        width, widest = read(gpu, "pcie.width"), read(gpu, "pcie.max_width")
-        narrow = width is not None and widest is not None and width < widest
-        # A virtual machine's link is what its hypervisor shows, the same for every GPU of a model or not.
-        refuted = compute_facts.lanes_refuted(facts, str(read(gpu, "bus_id")), width) if narrow else ""
-        same = width == shown[str(read(gpu, "name"))]
-        assert not narrow or (virtual != "none" and (same or refuted)), (
-            f"{label(gpu)} has a PCIe link of {width} lanes, wanted {widest}"
-        )
-        seen = refuted or f"{width} of {widest} lanes, as {virtual} shows it"
-        notes += [f"{label(gpu)}: {seen}"] if narrow else []
-        gen, newest = read(gpu, "pcie.gen"), read(gpu, "pcie.max_gen")
-        if gen is not None and newest is not None and gen < newest:
-            notes.append(f"{label(gpu)}: generation {gen} of {newest} while idle")
-    facts.note("; ".join(notes))
+    judge(facts, rules.PCIE_LINK.judge, facts.to_dict().get("cuda") or {})
 
 
 @check(
-    id="gpu.mig",
-    title="MIG is as it will be after the next reset, and as the node's expectations say",
+    id=rules.MIG.id,
+    title=rules.MIG.title,
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
@@ -326,26 +199,10 @@ def test_pcie_link(facts):
         "The GPUs are divided on purpose, and gpu_bootstrap_mig does not say so.",
     ),
     after=BEFORE,
-    fix="Reset the GPU or reboot for a pending mode; `nvidia-smi -mig 0` or `1` where the other is wanted; "
-    "`gpu_bootstrap_mig` says what is wanted (role gpu_bootstrap, /etc/gpukiln/expected.json).",
+    fix=rules.MIG.fix,
 )
 def test_mig(facts):
-    """Where no role has said what is wanted, only the pending mode is judged."""
-    wanted = facts["expected"]["mig"]
-    assert wanted in (None, "any", "enabled", "disabled"), (
-        f"/etc/gpukiln/expected.json wants MIG {wanted!r}, wanted there: enabled, disabled or any"
-    )
-    notes = []
-    for gpu in nvml_gpus(facts):
-        current, pending = read(gpu, "mig.current"), read(gpu, "mig.pending")
-        assert current == pending, (
-            f"{label(gpu)}: MIG is {onoff(current)}, pending {onoff(pending)}; wanted the same"
-        )
-        assert wanted in (None, "any") or bool(current) == (wanted == "enabled"), (
-            f"{label(gpu)}: MIG is {onoff(current)}, wanted {wanted}, as /etc/gpukiln/expected.json says"
-        )
-        notes += [f"{label(gpu)}: MIG is on"] if current else []
-    facts.note("; ".join(notes))
+    judge(facts, rules.MIG.judge)
 
 
 @check(

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gpukiln.gpus.gpu_facts import nvml_gpus
+from gpukiln.probe.base import ERROR
 from gpukiln.verify.checks import check
-from gpukiln.verify.facts import ERROR
-from gpukiln.verify.gpu_facts import nvml_gpus
 
 
 @check(

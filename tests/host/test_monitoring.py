@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from gpukiln.probe.base import known
 from gpukiln.verify.checks import check
-from gpukiln.verify.facts import known
 
 ALL = ("image", "node", "eks-node")
 FINE = ("pass", "skip", "not run")

@@ -4,15 +4,11 @@ from collections import defaultdict
 
 import pytest
 
-from gpukiln.verify.checks import check
-from gpukiln.verify.facts import ERROR
-from gpukiln.verify.gpu_facts import (
-    COMPLETED,
+from gpukiln.gpus import rules
+from gpukiln.gpus.gpu_facts import (
     P2P_STATUS,
     TOPOLOGY,
     check_readable,
-    fabric_troubles,
-    is_bridged,
     is_divided,
     label,
     linked,
@@ -20,6 +16,9 @@ from gpukiln.verify.gpu_facts import (
     nvml_gpus,
     read,
 )
+from gpukiln.gpus.rules import judge_states, listed
+from gpukiln.probe.base import ERROR
+from gpukiln.verify.checks import check, judge
 
 ALL = ("image", "node", "eks-node")
 NEEDS = ("gpu", "several-gpus")
@@ -32,10 +31,6 @@ NVIDIA's own limits of growth: DCGM, modules/health/DcgmHealthWatch.cpp, DCGM_LI
 counters have come to since the driver was loaded says nothing: healthy H100 failed by it
 (aws/eks-node-monitoring-agent#261).
 """
-
-
-def listed(numbers):
-    return ", ".join(map(str, numbers))
 
 
 def pairs(gpus):
@@ -120,36 +115,6 @@ def test_p2p(facts):
     facts.note("; ".join(notes))
 
 
-def judge_states(gpus):
-    """Notes on how many NVLinks are active: as many on each GPU of a model, and some.
-
-    Fewer than there are is common: a virtual machine with 1 to 4 of an NVSwitch's GPUs has 0 to 6 of 12
-    (Fabric Manager user guide, "Full Passthrough Virtualization Model"), H100 NVL has 12 of 18
-    (Azure/azurehpc-health-checks#162).
-    """
-    models, notes = defaultdict(list), []
-    for gpu in gpus:
-        if not is_divided(gpu):
-            found = links(gpu)
-            up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
-            models[str(read(gpu, "name"))].append((gpu, up, down))
-    for name, alike in models.items():
-        shown = "; ".join(
-            f"{label(gpu)} {len(up)} of {len(up + down)}" + (f", not {listed(down)}" if down else "")
-            for gpu, up, down in alike
-        )
-        assert len({len(up) for _, up, _ in alike}) == 1, (
-            f"active NVLinks of {name}: {shown}; wanted as many on each of them"
-        )
-        gpu, up, down = alike[0]
-        assert up or not down or is_bridged(gpu), (
-            f"all NVLinks of all {name} are inactive, wanted some active"
-        )
-        notes.append(f"{len(up)}{f' of {len(up + down)}' if down else ''} links on each {name}")
-    divided = [gpu["index"] for gpu in gpus if is_divided(gpu)]
-    return notes + ([f"MIG is on, links not judged: GPU {listed(divided)}"] if divided else [])
-
-
 def judge_counters(facts, gpus):
     """Notes on what the error counters of active NVLinks have come to; they must not have grown meanwhile."""
     again = facts["nvlinks"]
@@ -185,8 +150,8 @@ def judge_growth(what, kind, more, seconds):
 
 
 @check(
-    id="multi-gpu.nvlink",
-    title="GPUs of one model have equally many active NVLinks, and some; their errors don't grow",
+    id=rules.NVLINK.id,
+    title=rules.NVLINK.title,
     layer="multi-gpu",
     profiles=ALL,
     needs=NEEDS,
@@ -196,8 +161,7 @@ def judge_growth(what, kind, more, seconds):
         "The fabric manager does not run.",
     ),
     after=BEFORE,
-    fix="`nvidia-smi nvlink -s` and `-e`: reset the GPUs; seat the bridge again; replace the GPU or the "
-    "baseboard if the link stays down or its errors go on.",
+    fix=rules.NVLINK.fix,
 )
 def test_nvlink(facts):
     """What has MIG on is exempt. Counters are read twice, with CUDA's work between."""
@@ -211,8 +175,8 @@ def test_nvlink(facts):
 
 
 @check(
-    id="multi-gpu.fabric",
-    title="Every GPU of an NVSwitch machine has joined the fabric, which calls itself healthy",
+    id=rules.FABRIC.id,
+    title=rules.FABRIC.title,
     layer="multi-gpu",
     profiles=ALL,
     needs=NEEDS,
@@ -221,17 +185,7 @@ def test_nvlink(facts):
         "An NVSwitch or a link failed.",
     ),
     after=BEFORE,
-    fix="`systemctl status nvidia-fabricmanager` and its log; install it in the driver's exact version.",
+    fix=rules.FABRIC.fix,
 )
 def test_fabric(facts):
-    joined = 0
-    for gpu in nvml_gpus(facts):
-        state, status = read(gpu, "fabric.state"), read(gpu, "fabric.status")
-        if state:  # null or 0: it has none
-            assert (state, status) == (COMPLETED, 0), (
-                f"{label(gpu)}: the fabric's state is {state}, its status {status}; wanted 3 (completed), 0"
-            )
-            troubles = fabric_troubles(gpu)
-            assert not troubles, f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
-            joined += 1
-    facts.note(f"{joined} GPUs in the fabric" if joined else "no GPU has a fabric")
+    judge(facts, rules.FABRIC.judge)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpukiln.probe.base import known
 from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node")
@@ -169,3 +170,30 @@ def test_cdi(facts):
         assert not lacking, (
             f"{path} has no {' and no '.join(lacking)}, wanted it: CUDA starts in no container without it"
         )
+
+
+@check(
+    id="runtime.gpu-tools",
+    title="gpukiln-gpu answers, is the one of the image, and the group gpu may lease",
+    layer="runtime",
+    profiles=ALL,
+    needs=("gpu-tools",),
+    causes=(
+        "The file was replaced or damaged.",
+        "python3 is missing, or older than 3.9.",
+        "The folder's rights were changed by hand.",
+    ),
+    fix="Apply the role gpu_tools again: invoke node.apply.",
+)
+def test_gpu_tools(facts):
+    found = facts["gpu_tools"]
+    assert found["sha256"], "/usr/local/bin/gpukiln-gpu is missing, and the image's record names it"
+    code = known(found["rc"])
+    assert code == 0, f"gpukiln-gpu --version exits {code}: {found['out'].strip()}"
+    recorded = facts.record.get("gpu_tools", {}).get("sha256")
+    assert recorded in (None, found["sha256"]), (
+        f"gpukiln-gpu is {found['sha256'][:16]}, the image's record has {recorded[:16]}"
+    )
+    state, wanted = found["state"], {"group": "gpu", "mode": "2770"}
+    assert state == wanted, f"/var/lib/gpukiln/gpus is {state or 'missing'}, wanted {wanted}"
+    facts.note(found["out"].strip())

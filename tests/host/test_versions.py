@@ -2,9 +2,9 @@
 
 import re
 
-from gpukiln.probe.base import NOT_REACHED
+from gpukiln.probe.base import NOT_REACHED, known
 from gpukiln.verify.checks import check
-from gpukiln.verify.facts import Facts, known
+from gpukiln.verify.facts import Facts
 
 ALL = ("image", "node", "eks-node")
 TOOLKIT = (

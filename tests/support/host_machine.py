@@ -15,6 +15,7 @@ TOOLKIT = (
     "libnvidia-container-tools",
     "libnvidia-container1",
 )
+GPU_TOOL = "5e" * 32  # the digest of a gpukiln-gpu
 BOOT = 1_760_000_000.0
 Data = dict[str, Any]
 
@@ -125,6 +126,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                 "kernel": KERNEL,
                 "kernels": [KERNEL],
                 "packages": dict(packages),
+                "gpu_tools": {"sha256": GPU_TOOL},
             },
         },
         "expected": {"mig": "disabled", "bandwidth_share": None},
@@ -184,6 +186,12 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         },
         "leftovers": {"package_cache": [], "history": [], "build_tools": []},
         "simulated": {"machine": False, "disk": []},
+        "gpu_tools": {
+            "sha256": GPU_TOOL,
+            "rc": 0,
+            "out": "gpukiln-gpu 0.1.0",
+            "state": {"group": "gpu", "mode": "2770"},
+        },
         "secrets": {"found": [], "files": 20, "complete": True},
         "docker": {
             "installed": True,

@@ -193,6 +193,14 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("docker/info/errors", ["refused"]), "refused"),
         (put("docker", {"installed": False}), "not found"),
     ],
+    "runtime.gpu-tools": [
+        (put("gpu_tools/sha256", None), "gpukiln-gpu is missing"),
+        (put("gpu_tools/rc", 1), "--version exits 1"),
+        (put("gpu_tools/sha256", "00" * 32), "the image's record has 5e5e"),
+        (put("gpu_tools/state", None), "is missing, wanted"),
+        (put("gpu_tools/state/mode", "0755"), "0755"),
+        (put("gpu_tools/state/group", "root"), "root"),
+    ],
     "runtime.daemon-json": [
         (put("docker/daemon_json/problem", "not JSON: line 1"), "line 1"),
         (put("docker/validate", {"rc": 1, "error": "unknown key"}), "unknown key"),

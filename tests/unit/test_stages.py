@@ -16,8 +16,10 @@ from moto.ec2.models import EC2Backend, ec2_backends
 from rich.console import Console
 
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
+from gpukiln.gpus import zipapp
 from gpukiln.images.bake import Saved
 from gpukiln.images.builds import Bake, Build, Builds, StageUse
+from gpukiln.images.digest import PROGRAM
 from gpukiln.images.stages import (
     KEPT,
     STAGES,
@@ -129,6 +131,8 @@ def test_every_name_of_a_stage_is_there() -> None:
                 assert (ROOT / "roles" / what).is_dir(), name
             elif kind == "file":
                 assert (ROOT / what).exists(), name
+            elif name == PROGRAM:
+                assert what == zipapp.PROGRAM
             else:
                 assert what in yaml.safe_load((ROOT / "components.yaml").read_text())["components"], name
 

@@ -17,7 +17,7 @@ def before() -> str:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What the suite could be made of, to be changed."""
-    for folder in ("tests/host", "gpukiln/probe", "gpukiln/verify", "gpukiln/catalog"):
+    for folder in ("tests/host", "gpukiln/gpus", "gpukiln/probe", "gpukiln/verify", "gpukiln/catalog"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for file in (ROOT / "gpukiln").glob("*.py"):
@@ -32,7 +32,8 @@ def checkout(tmp_path: Path) -> Path:
         "tests/host/conftest.py",
         "gpukiln/probe/gather.py",
         "gpukiln/probe/cuda.py",  # sent to the machine, and imported by nothing here
-        "gpukiln/verify/gpu_facts.py",
+        "gpukiln/gpus/rules.py",
+        "gpukiln/gpus/gpu_facts.py",
         "gpukiln/verify/checks.py",
         "gpukiln/verify/plugin.py",
         "gpukiln/catalog/xid.py",

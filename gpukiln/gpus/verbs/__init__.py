@@ -9,6 +9,11 @@ from gpukiln.gpus.verb import Verb
 MODULES = {
     "look": ("list", "show", "memory", "processes", "topology"),
     "lease": ("lease", "run", "release", "renew", "leases"),
+    "watch": ("watch", "insights"),
+    "usage": ("usage",),
+    "health": ("health",),
+    "containers": ("args",),
+    "cuda": ("cuda",),
     "reset": ("reset",),
     "mig": ("mig",),
 }

@@ -283,13 +283,15 @@ def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
         print(f"export {name}={value}")
 
 
+def _no_document(_: Options) -> Grant:
+    raise UsageError(
+        "run prints what its command prints, and --json is given", hint="`lease --json`, or leave it out"
+    )
+
+
 def _run(options: Options) -> int:
     from gpukiln.gpus import run  # noqa: PLC0415 - signals are its business alone
 
-    if options.json:
-        raise UsageError(
-            "run prints what its command prints, and --json is given", hint="`lease --json`, or leave it out"
-        )
     if not options.command and not (options.docker or options.podman):
         raise UsageError("run lacks its command", hint="gpukiln-gpu run -n 1 -- python3 train.py")
     if options.docker and options.podman:
@@ -331,9 +333,10 @@ def _release(options: Options) -> Ended:
         user = who.user if options.mine else options.holder
         found = [one for one in leases.current() if one.user == user]
     released, running, refused = [], [], []
+    energy = leases.counters(found)
     for lease in found:
         try:
-            if leases.release(lease, who, force=options.force):
+            if leases.release(lease, who, force=options.force, energy=energy):
                 released.append(lease.id)
                 if not leases.is_ours(lease, who):
                     syslog.syslog(
@@ -445,7 +448,7 @@ VERBS = (
             Option("docker", "run this image with Docker", value="IMAGE"),
             Option("podman", "run this image with Podman", value="IMAGE"),
         ),
-        _lease,
+        _no_document,
         _show_lease,
         takes_command="COMMAND",
         takes_over=_run,

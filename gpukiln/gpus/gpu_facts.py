@@ -1,4 +1,4 @@
-"""Reads the section `nvml` of the facts, as the checks of the GPUs do.
+"""Reads the section `nvml` of the facts, as the rules of the GPUs do.
 
 gpukiln/probe/nvml.py makes the section. What NVML could not read is an error in the value's place:
 reading it here fails the check. A value that the GPU doesn't have is None.
@@ -7,12 +7,14 @@ reading it here fails the check. A value that the GPU doesn't have is None.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukiln.verify.facts import ERROR, Facts
+from gpukiln.probe.base import ERROR
+from gpukiln.probe.nvml import address
 
 Gpu = dict[str, Any]
+Facts = Mapping[str, Any]
 
 # nvmlGpuP2PStatus_t and nvmlGpuTopologyLevel_t, as nvidia-ml-py names them.
 P2P_STATUS = {
@@ -172,3 +174,19 @@ def fabric_troubles(gpu: Gpu) -> list[str]:
     wrong = [name for shift, name in FABRIC_TROUBLES.items() if mask >> shift & 3 == 1]
     setup = mask >> 8 & 15
     return wrong + ([f"incorrect configuration {setup}"] if setup > 1 else [])
+
+
+def lanes_refuted(found: Mapping[str, Any], bus_id: str, width: int) -> str:
+    """That copies of a GPU were faster than so many lanes can be, for people; empty where they were not.
+
+    Args:
+        found: The section `cuda`; empty where nothing was copied.
+    """
+    for gpu in found.get("gpus") or []:
+        link = gpu.get("link") or {}
+        if gpu["bus_id"] != address(bus_id) or not link.get("max_gb_s") or gpu["d2h_gb_s"] is None:
+            continue
+        fastest = max(gpu["h2d_gb_s"], gpu["d2h_gb_s"])
+        if fastest > link["max_gb_s"] / int(link["max_width"]) * width:
+            return f"{width} lanes are shown, and copies at {fastest} GB/s need more"
+    return ""

@@ -1,0 +1,256 @@
+"""Which CUDA there is on this machine, and whether its driver runs it.
+
+The rules are the catalogue's (`gpukiln.catalog.cuda.support`), which machines do not have: a test compares
+both over every toolkit and driver.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.gpus.facts import facts, version_key
+
+NATIVE, LIMITS, COMPAT, NO, UNKNOWN = "runs", "runs-with-limits", "needs-compat", "no", "unknown"
+ASK_S = 30.0
+ROOTS = "/usr/local/cuda*"
+LIST_WHEELS = """
+import importlib.metadata as metadata, json
+print(json.dumps([[d.metadata["Name"], d.version] for d in metadata.distributions()]))
+"""
+# A wheel whose version is CUDA's own, and those that say in their version what they were built with.
+RUNTIME_WHEEL = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
+CUDNN_WHEEL = re.compile(r"nvidia-cudnn-cu(?P<major>\d+)")
+BUILT_WITH = re.compile(r"\+cu(?P<digits>\d{3})$")  # torch 2.4.0+cu121
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a driver runs what was built with a CUDA version.
+
+    Args:
+        word: runs; runs-with-limits (minor-version compatibility: nothing that is compiled at run time);
+            needs-compat: with a forward-compatibility package, on data-centre boards; no; unknown.
+        why: The versions that decide.
+        package: The forward-compatibility package that helps; null where none does, or none is needed.
+    """
+
+    word: str
+    why: str
+    package: str | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A CUDA that was found or named.
+
+    Args:
+        kind: toolkit, wheel, image or compat.
+        name: Of the package, image or folder.
+        where: Its path; of a wheel the Python that has it; of an image the engine.
+        cuda: The CUDA version; null where it does not tell.
+        more: What else it brings, such as cuDNN's version.
+    """
+
+    kind: str
+    name: str
+    where: str
+    cuda: str | None
+    verdict: Verdict
+    more: str
+
+
+def verdict(cuda: str | None, driver: str | None, *, data_center: bool = True) -> Verdict:
+    """Whether a driver runs what was built with a CUDA version.
+
+    Args:
+        cuda: For example 12.1 or 12.1.1.
+        driver: Its version.
+        data_center: Whether every GPU is a data-centre board, for which forward compatibility is.
+    """
+    if cuda is None:
+        return Verdict(UNKNOWN, "it does not tell its CUDA version", None)
+    if driver is None:
+        return Verdict(UNKNOWN, "there is no driver", None)
+    known, minor = facts()["cuda"], version_key(cuda)[:2]
+    came_with = [row for full, row in known["toolkits"].items() if version_key(full)[:2] == minor]
+    first = known["floors"].get(str(minor[0])) if minor else None
+    if len(minor) < 2 or not came_with or first is None:
+        return Verdict(UNKNOWN, f"the catalogue does not know CUDA {cuda}", None)
+    native, package = min(came_with, key=version_key), f"cuda-compat-{minor[0]}-{minor[1]}"
+    if version_key(driver) >= version_key(native):
+        return Verdict(NATIVE, f"driver {driver} is as new as CUDA {cuda}'s {native}, or newer", None)
+    if version_key(driver) >= version_key(first):
+        why = f"driver {driver} is older than CUDA {cuda}'s {native}; from {first} on it runs CUDA {minor[0]}"
+        return Verdict(LIMITS, f"{why}, but nothing that is compiled at run time (PTX)", package)
+    why = f"CUDA {cuda} needs driver {first} or later, found {driver}"
+    return Verdict(COMPAT, why, package) if data_center else Verdict(NO, why, None)
+
+
+def toolkits(pattern: str = ROOTS) -> list[tuple[str, str, str | None]]:
+    """Toolkits on the disk, and the compiler on PATH: [name, path, CUDA version]."""
+    found: dict[str, tuple[str, str, str | None]] = {}
+    for place in sorted(glob.glob(pattern)):  # noqa: PTH207 - the pattern is a whole path
+        root = Path(place).resolve()
+        if (version := _version_of(root)) and str(root) not in found:
+            found[str(root)] = (root.name, str(root), version)
+    if nvcc := shutil.which("nvcc"):
+        root = Path(nvcc).resolve().parents[1]
+        said = _ask([nvcc, "--version"])
+        release = re.search(r"release (\d+\.\d+)", said)
+        found.setdefault(str(root), ("nvcc", nvcc, release[1] if release else None))
+    return list(found.values())
+
+
+def _version_of(root: Path) -> str | None:
+    """Of a toolkit's folder: version.json from 11.1 on, version.txt before."""
+    try:
+        return str(json.loads((root / "version.json").read_text(encoding="utf-8"))["cuda"]["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        said = re.search(
+            r"CUDA Version (\d+\.\d+(?:\.\d+)?)", (root / "version.txt").read_text(encoding="utf-8")
+        )
+    except OSError:
+        return None
+    return said[1] if said else None
+
+
+def compat_libraries(pattern: str = f"{ROOTS}/compat/libcuda.so.*.*") -> list[str]:
+    """The drivers that forward-compatibility packages bring: paths of their libcuda."""
+    return sorted({str(Path(path).resolve()) for path in glob.glob(pattern)})  # noqa: PTH207
+
+
+def wheels(python: str) -> list[tuple[str, str | None, str]]:
+    """What a Python has of CUDA: [name and version, CUDA version, what else it brings].
+
+    Raises:
+        UsageError: It is no Python.
+    """
+    try:
+        listed = json.loads(_ask([python, "-c", LIST_WHEELS]))
+    except (ValueError, UnavailableError) as error:
+        raise UsageError(
+            f"--python {python} is no Python that can be asked: {error}", hint="name its file"
+        ) from None
+    names = {re.sub(r"[-_.]+", "-", str(name)).lower(): str(version) for name, version in listed if name}
+    cudnn = next((f"cuDNN {names[name]}" for name in names if CUDNN_WHEEL.fullmatch(name)), "")
+    found: list[tuple[str, str | None, str]] = []
+    for name, version in sorted(names.items()):
+        if RUNTIME_WHEEL.fullmatch(name):
+            found.append((f"{name} {version}", ".".join(version.split(".")[:2]), cudnn))
+        elif built := BUILT_WITH.search(version):
+            digits = built["digits"]
+            found.append((f"{name} {version}", f"{digits[:-1]}.{digits[-1]}", cudnn))
+    return found
+
+
+def images(engine: str, names: Sequence[str] = ()) -> list[tuple[str, str | None]]:
+    """Images of an engine that say something of CUDA: [name, CUDA version]; those named, or all.
+
+    Raises:
+        UnavailableError: The engine gives no answer, or a named one is not there.
+    """
+    listed = list(names) or sorted(set(_ask([engine, "images", "--quiet", "--no-trunc"]).split()))
+    if not listed:
+        return []
+    found = []
+    for one in json.loads(_ask([engine, "image", "inspect", *listed])):
+        settings = dict(pair.partition("=")[::2] for pair in (one.get("Config") or {}).get("Env") or ())
+        cuda = image_cuda(settings)
+        if cuda or names:
+            tags = one.get("RepoTags") or [str(one.get("Id", ""))[:19]]
+            found.append((str(tags[0]), cuda))
+    return found
+
+
+def image_cuda(settings: dict[str, str]) -> str | None:
+    """The CUDA version that an image's environment says, as NVIDIA's images do."""
+    if found := re.match(r"\d+\.\d+(?:\.\d+)?", settings.get("CUDA_VERSION", "")):
+        return found[0]
+    required = re.search(r"cuda>=(\d+\.\d+)", settings.get("NVIDIA_REQUIRE_CUDA", ""))
+    return required[1] if required else None
+
+
+def _ask(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except OSError as error:
+        raise UnavailableError(f"{argv[0]}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"{argv[0]} gives no answer in {ASK_S:.0f} s") from None
+    if done.returncode != 0:
+        raise UnavailableError(
+            f"{' '.join(argv[:3])}: {' '.join((done.stderr or done.stdout).split())[-200:]}"
+        )
+    return done.stdout
+
+
+def search(
+    driver: str | None, *, data_center: bool, python: str = "", image: Sequence[str] = ()
+) -> tuple[list[Found], list[str]]:
+    """Everything of CUDA on this machine with its verdict, and what could not be looked at.
+
+    Args:
+        python: The Python whose wheels are looked at, empty for the one on PATH.
+        image: Images by name instead of all.
+    """
+    found: list[Found] = []
+    missing: list[str] = []
+
+    def add(kind: str, name: str, where: str, cuda: str | None, more: str = "") -> None:
+        found.append(Found(kind, name, where, cuda, verdict(cuda, driver, data_center=data_center), more))
+
+    if not image:
+        for name, path, version in toolkits():
+            add("toolkit", name, path, version)
+        for path in compat_libraries():
+            brought = Path(path).name.partition(".so.")[2]
+            why = f"brings driver {brought}"
+            newer = driver is not None and version_key(brought) > version_key(driver)
+            word = UNKNOWN if driver is None else NATIVE if newer and data_center else NO
+            said = why if newer or driver is None else f"{why}, and the machine's {driver} is not older"
+            found.append(Found("compat", Path(path).name, path, None, Verdict(word, said, None), ""))
+        interpreter = python or shutil.which("python3")
+        if interpreter:
+            for name, version, more in wheels(interpreter):
+                add("wheel", name, interpreter, version, more)
+    seen = set()
+    for engine in ("docker", "podman"):
+        if shutil.which(engine) is None:
+            continue
+        try:
+            for name, version in images(engine, image):
+                add("image", name, engine, version)
+                seen.add(name)
+        except UnavailableError as error:
+            missing.append(f"images of {engine}: {error.message}")
+    if image and not seen:
+        raise UsageError(
+            f"--image {', '.join(image)}: no engine here has it",
+            details=tuple(missing),
+            hint="pull it first: docker pull IMAGE",
+        )
+    return found, missing
+
+
+def not_looked_at(lines: Sequence[str]) -> None:
+    """Tell what could not be looked at."""
+    for line in lines:
+        print(f"not looked at: {line}", file=sys.stderr)
+
+
+def data_center_only(names: Sequence[Any]) -> bool:
+    """Whether all boards of these names are data-centre ones, as far as the catalogue knows them."""
+    rows = [row for row in facts()["gpus"].values() if not row["data_center"]]
+    return not any(str(row["name"]).lower() in str(name or "").lower() for name in names for row in rows)

@@ -1,0 +1,321 @@
+"""How container engines are given GPUs: one rendering of devices for each, by what the engine says of itself.
+
+Docker and Podman are asked, never guessed at: Docker gives GPUs by a hook that lies on its daemon's PATH
+(`--gpus`), by CDI from 25 on where it is told to and from 28.2 on by itself (docker/docs#22926), or by the
+runtime `nvidia`; Podman by CDI. In a container GPUs are numbered from 0: neither CUDA_VISIBLE_DEVICES nor
+NVIDIA_VISIBLE_DEVICES is set there by this.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.gpus.model import Device
+
+if TYPE_CHECKING:
+    from gpukiln.gpus.leases import Granted
+    from gpukiln.gpus.store import Lease
+
+ENGINES = ("docker", "podman", "compose", "systemd")
+LABEL = "gpukiln.lease"
+CAPABILITIES = ("compute", "utility")
+# What NVIDIA's toolkit takes (NVIDIA/libnvidia-container, nvidia-container-cli(1)); `gpu` is Docker's own.
+KNOWN_CAPABILITIES = ("compute", "compat32", "graphics", "utility", "video", "display", "ngx")
+CDI_KIND = "nvidia.com/gpu"
+CDI_FILES = ("/etc/cdi/*.yaml", "/etc/cdi/*.json", "/var/run/cdi/*.yaml", "/var/run/cdi/*.json")
+HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+GENERATE = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml --device-name-strategy=uuid"
+ASK_S = 20.0
+BY_CDI, BY_HOOK, BY_RUNTIME = "cdi", "hook", "runtime"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine says of itself, as far as GPUs are concerned.
+
+    Args:
+        name: docker or podman.
+        version: Of the engine.
+        runtimes: OCI runtimes that it knows by name.
+        cdi_devices: Devices that its CDI specifications name, without their kind.
+        hook: Whether NVIDIA's hook is on the PATH; the daemon's may be another one.
+        toolkit: Whether nvidia-ctk is there, which makes specifications.
+    """
+
+    name: str
+    version: str
+    runtimes: tuple[str, ...]
+    cdi_devices: frozenset[str]
+    hook: bool
+    toolkit: bool
+
+
+@dataclass(frozen=True)
+class Box:
+    """A running container that has GPUs.
+
+    Args:
+        uuids: Of the devices that it was given.
+        lease: The lease that it runs under, by its label; empty where it has none.
+    """
+
+    engine: str
+    id: str
+    image: str
+    uuids: tuple[str, ...]
+    lease: str
+
+
+def _ask(*argv: str) -> str:
+    """What an engine answers.
+
+    Raises:
+        UnavailableError: It is not installed, gives no answer, or an error.
+    """
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except FileNotFoundError:
+        raise UnavailableError(f"{argv[0]} is not installed", hint=f"install {argv[0]}") from None
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(
+            f"{argv[0]} gives no answer in {ASK_S:.0f} s",
+            hint=f"look at its service: systemctl status {argv[0]}",
+        ) from None
+    if done.returncode != 0:
+        told = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise UnavailableError(f"{' '.join(argv[:3])}: {told}", hint=f"systemctl status {argv[0]}")
+    return done.stdout
+
+
+def cdi_devices(patterns: Sequence[str] = CDI_FILES) -> frozenset[str]:
+    """The GPUs that this machine's CDI specifications name (CDI's SPEC.md: `kind`, `devices[].name`)."""
+    found: set[str] = set()
+    for pattern in patterns:
+        for path in glob.glob(pattern):  # noqa: PTH207 - patterns are whole paths
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+            if not re.search(rf"[\"']?kind[\"']?: *[\"']?{re.escape(CDI_KIND)}\b", text):
+                continue
+            devices = text[: text.rfind("containerEdits")] if path.endswith(".json") else text
+            found |= set(re.findall(r"(?m)[\"']?\bname[\"']?: *[\"']?([A-Za-z0-9:._-]+)", devices))
+    return frozenset(found)
+
+
+def read_engine(name: str) -> Engine:
+    """Ask an engine what it is.
+
+    Raises:
+        UnavailableError: It gives no answer.
+    """
+    if name == "podman":
+        said = json.loads(_ask("podman", "info", "--format", "json"))
+        version = str(said.get("version", {}).get("Version", ""))
+        return Engine(name, version, (), cdi_devices(), False, shutil.which("nvidia-ctk") is not None)
+    said = json.loads(_ask("docker", "info", "--format", "{{json .}}"))
+    if errors := said.get("ServerErrors"):
+        raise UnavailableError(f"docker: {'; '.join(errors)}", hint="systemctl status docker")
+    listed = said.get("DiscoveredDevices")
+    if listed is not None:  # Docker 28.2 and later tell what they found
+        names = [str(one.get("ID", "")) for one in listed if one.get("Source") == "cdi"]
+        devices = frozenset(one.partition("=")[2] for one in names if one.startswith(f"{CDI_KIND}="))
+    else:
+        folders = said.get("CDISpecDirs") or ()  # Docker 25 to 28.1: where it looks, if it does
+        devices = cdi_devices([f"{folder}/*.{end}" for folder in folders for end in ("yaml", "json")])
+    return Engine(
+        name,
+        str(said.get("ServerVersion", "")),
+        tuple(sorted(said.get("Runtimes") or {})),
+        devices,
+        any(shutil.which(hook) for hook in HOOKS),
+        shutil.which("nvidia-ctk") is not None,
+    )
+
+
+def way(engine: Engine, uuids: Sequence[str]) -> str:
+    """By what an engine gives these devices: cdi, hook or runtime.
+
+    Raises:
+        UnavailableError: By nothing; the error says what mends it.
+    """
+    missing = [uuid for uuid in uuids if uuid not in engine.cdi_devices]
+    if engine.cdi_devices and not missing:
+        return BY_CDI
+    if engine.name == "docker" and engine.hook:
+        return BY_HOOK
+    if engine.name == "docker" and "nvidia" in engine.runtimes:
+        return BY_RUNTIME
+    if engine.cdi_devices:
+        raise UnavailableError(
+            f"{engine.name}'s CDI specification does not name {', '.join(missing)}",
+            details=(f"it names {', '.join(sorted(engine.cdi_devices))}",),
+            hint=f"make it anew, it names indices or MIG has changed since: {GENERATE}",
+        )
+    if engine.name == "podman":
+        hint = GENERATE if engine.toolkit else f"install nvidia-container-toolkit, then {GENERATE}"
+        raise UnavailableError("podman has no CDI specification of NVIDIA's GPUs", hint=hint)
+    raise UnavailableError(
+        f"docker {engine.version} can give no GPU: it has no hook and no runtime of NVIDIA, and no CDI "
+        "specification",
+        hint="install nvidia-container-toolkit (role nvidia_container_toolkit), then "
+        "`nvidia-ctk runtime configure` and restart docker",
+    )
+
+
+def check_capabilities(capabilities: Sequence[str]) -> tuple[str, ...]:
+    """The driver's capabilities that a container gets, without Docker's own `gpu`.
+
+    Raises:
+        UsageError: One is unknown.
+    """
+    wanted = tuple(dict.fromkeys(one for one in capabilities if one != "gpu"))
+    if unknown := [one for one in wanted if one not in KNOWN_CAPABILITIES]:
+        raise UsageError(
+            f"--capabilities has {unknown[0]!r}", hint=f"there are {', '.join(KNOWN_CAPABILITIES)}"
+        )
+    return wanted or CAPABILITIES
+
+
+def device_request(uuids: Sequence[str], capabilities: Sequence[str] = CAPABILITIES) -> dict[str, Any]:
+    """Docker's DeviceRequest, as its API and SDK take it; the capability `gpu` selects NVIDIA's driver."""
+    wanted = ["gpu", *check_capabilities(capabilities)]
+    return {"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [wanted]}
+
+
+def arguments(
+    uuids: Sequence[str], engine: str, capabilities: Sequence[str] = CAPABILITIES, by: str = BY_CDI
+) -> list[str]:
+    """What gives devices to a container of an engine, or to a unit.
+
+    Args:
+        uuids: Of GPUs or MIG devices.
+        engine: One of ENGINES.
+        by: Of Docker: cdi, hook or runtime, see `way`.
+
+    Returns:
+        Words of a command line; of compose and systemd lines of a file.
+    """
+    wanted = check_capabilities(capabilities)
+    if engine == "compose":
+        return [
+            "deploy:",
+            "  resources:",
+            "    reservations:",
+            "      devices:",
+            "        - driver: nvidia",
+            f"          device_ids: {json.dumps(list(uuids))}",
+            f"          capabilities: {json.dumps(['gpu', *wanted])}",
+        ]
+    if engine == "systemd":
+        nodes = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+        return [
+            f"Environment=CUDA_VISIBLE_DEVICES={','.join(uuids)}",
+            *(f"DeviceAllow=/dev/{node} rw" for node in nodes),
+            "DeviceAllow=char-nvidia-frontend rw",
+        ]
+    if engine == "podman" or by == BY_CDI:
+        return [word for uuid in uuids for word in ("--device", f"{CDI_KIND}={uuid}")]
+    if by == BY_RUNTIME:
+        return [
+            *("--runtime", "nvidia"),
+            *("--env", f"NVIDIA_VISIBLE_DEVICES={','.join(uuids)}"),
+            *("--env", f"NVIDIA_DRIVER_CAPABILITIES={','.join(wanted)}"),
+        ]
+    # One value of Docker's, read as a line of CSV (docker/cli, opts/gpus.go): what has commas is quoted.
+    return ["--gpus", f'"device={",".join(uuids)}","capabilities={",".join(wanted)}"']
+
+
+def container_command(granted: Granted, engine: str, image: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs an image on the devices of a lease.
+
+    Raises:
+        UnavailableError: The engine can't give them.
+    """
+    uuids = granted.uuids
+    given = arguments(uuids, engine, by=way(read_engine(engine), uuids))
+    terminal = ["--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+    name = f"{LABEL}={granted.lease.id}"
+    return [engine, "run", "--rm", "--interactive", *terminal, "--label", name, *given, image, *command]
+
+
+def refuse_memory(limit_mib: int, devices: Sequence[Device]) -> IncompatibleError:
+    """Why no engine limits the memory of a GPU, and what can be had instead."""
+    fits = sorted(
+        {
+            (one.memory_total_mib, one.profile)
+            for one in devices
+            if one.kind == "mig" and one.profile and (one.memory_total_mib or 0) >= limit_mib
+        }
+    )
+    instead = [
+        f"a MIG device {fits[0][1]} of {fits[0][0]} MiB: --mig {fits[0][1]}"
+        if fits
+        else "a MIG device of that size, where the board has MIG: gpukiln-gpu mig",
+        "MPS with CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, which holds for its clients",
+        "a promise among those who lease: --shared --memory",
+    ]
+    return IncompatibleError(
+        f"no container engine limits a GPU's memory to {limit_mib} MiB",
+        details=tuple(instead),
+        hint="take one of these",
+    )
+
+
+def runs(lease: Lease) -> bool:
+    """Whether the container of a lease runs; if its engine gives no answer: nothing is lost so."""
+    engine = lease.engine or "docker"
+    asked = f"id={lease.container}" if lease.container else f"label={LABEL}={lease.id}"
+    try:
+        return bool(_ask(engine, "ps", "--quiet", "--no-trunc", "--filter", asked).split())
+    except UnavailableError:
+        return True
+
+
+def containers() -> list[Box]:
+    """The running containers of Docker and Podman that were given GPUs by UUID."""
+    found = []
+    for engine in ("docker", "podman"):
+        if shutil.which(engine) is None:
+            continue
+        try:
+            ids = _ask(engine, "ps", "--quiet", "--no-trunc").split()
+            listed = json.loads(_ask(engine, "inspect", *ids)) if ids else []
+        except UnavailableError as error:
+            print(f"{engine}: its containers are not looked at: {error.message}", file=sys.stderr)
+            continue
+        for one in listed:
+            if uuids := given_to(one):
+                labels = one.get("Config", {}).get("Labels") or {}
+                image = str(one.get("Config", {}).get("Image", ""))
+                found.append(Box(engine, str(one["Id"]), image, uuids, labels.get(LABEL, "")))
+    return found
+
+
+def given_to(container: dict[str, Any]) -> tuple[str, ...]:
+    """UUIDs of the devices that a container was given, by what `inspect` says of it."""
+    host = container.get("HostConfig") or {}
+    named: list[str] = []
+    for request in host.get("DeviceRequests") or ():
+        named += [str(one).rpartition("=")[2] for one in request.get("DeviceIDs") or ()]
+    for device in host.get("Devices") or ():
+        named.append(str(device.get("PathOnHost", "")).rpartition(f"{CDI_KIND}=")[2])
+    if host.get("Runtime") == "nvidia":
+        for pair in container.get("Config", {}).get("Env") or ():
+            name, _, value = str(pair).partition("=")
+            if name == "NVIDIA_VISIBLE_DEVICES":
+                named += value.split(",")
+    return tuple(dict.fromkeys(one for one in named if one.startswith(("GPU-", "MIG-"))))
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words of a command line as a shell reads them."""
+    return shlex.join(words)

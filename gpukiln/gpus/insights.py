@@ -1,0 +1,512 @@
+"""What a watch has to say: rules over samples, the last snapshot and the leases, each with its evidence.
+
+Every threshold is in the table RULES and nowhere else; nothing here asks a machine but `surroundings`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from gpukiln.gpus.health import SICK, WARNING
+from gpukiln.gpus.model import Device, Driver, Snapshot
+from gpukiln.gpus.sampling import Sample, Tick, lasted
+from gpukiln.probe.base import PCI, read
+
+NOTE = "note"  # worth to know, and no fault
+LEVELS = (SICK, WARNING, NOTE)
+NVSWITCH = ("0x10de", "0x0680")  # vendor, and class of a PCI device: a bridge of another kind
+Number = float  # of evidence: int or float
+
+
+@dataclass(frozen=True)
+class Insight:
+    """What a rule found.
+
+    Args:
+        rule: Its id.
+        level: sick, warning or note.
+        device: UUID; null where it is about the machine.
+        text: What it means.
+        evidence: The numbers, with their units in the names.
+        threshold: What they were held against.
+        window_s: For how long it was watched; 0: it is so now.
+        advice: The next step.
+    """
+
+    rule: str
+    level: str
+    device: str | None
+    text: str
+    evidence: dict[str, Any]
+    threshold: dict[str, Number]
+    window_s: float
+    advice: str
+
+
+@dataclass(frozen=True)
+class Around:
+    """What of a machine is not in a snapshot.
+
+    Args:
+        nvswitches: NVSwitches on its PCI bus.
+        programs: Names of what runs, as the kernel has them: 15 characters at most.
+    """
+
+    nvswitches: int = 0
+    programs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Watched:
+    """All that rules may judge.
+
+    Args:
+        ticks: Of the watch.
+        interval_s: That a tick stands for.
+        first: The snapshot before it.
+        last: The snapshot after it.
+    """
+
+    ticks: Sequence[Tick]
+    interval_s: float
+    first: Snapshot
+    last: Snapshot
+    around: Around = field(default_factory=Around)
+
+    @property
+    def window_s(self) -> float:
+        """For how long it was watched."""
+        return lasted(self.ticks, self.interval_s)
+
+    @property
+    def gpus(self) -> list[Device]:
+        """The GPUs that were sampled and that the last snapshot could read."""
+        seen = {sample.uuid for tick in self.ticks for sample in tick.samples}
+        return [one for one in self.last.devices if one.kind == "gpu" and one.readable and one.uuid in seen]
+
+    def samples(self, device: Device) -> list[Sample]:
+        """Those of a GPU that could be read."""
+        return [s for tick in self.ticks for s in tick.samples if s.uuid == device.uuid and not s.error]
+
+    def values(self, device: Device, name: str) -> list[Any]:
+        """A field of its samples, without nulls."""
+        return [value for s in self.samples(device) if (value := getattr(s, name)) is not None]
+
+    def leases(self, device: Device, *, throughout: bool) -> set[str]:
+        """Ids of leases on a GPU or a part of it: of all the time, or of any.
+
+        Args:
+            throughout: Whether only those that held before and after the watch.
+        """
+        before, after = (
+            {
+                mark.id
+                for one in found.devices
+                if one.uuid and device.uuid in (one.uuid, one.parent)
+                for mark in one.leases
+            }
+            for found in (self.first, self.last)
+        )
+        return before & after if throughout else before | after
+
+
+Found = Iterator["tuple[Device | None, dict[str, Any]]"]  # what is evidence, and of which device
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that is looked for.
+
+    Args:
+        threshold: The numbers that it holds evidence against, by name.
+        window_s: It says nothing of a shorter watch; 0: it goes by the last snapshot alone.
+        find: Given what was watched and the threshold.
+    """
+
+    id: str
+    level: str
+    text: str
+    advice: str
+    find: Callable[[Watched, Mapping[str, Number]], Found]
+    threshold: Mapping[str, Number] = field(default_factory=dict)
+    window_s: float = 0.0
+
+
+def judge(watched: Watched) -> tuple[Insight, ...]:
+    """What all rules find, the worst first."""
+    found = [
+        Insight(
+            rule=rule.id,
+            level=rule.level,
+            device=device.uuid if device else None,
+            text=rule.text,
+            evidence=evidence,
+            threshold=dict(rule.threshold),
+            window_s=watched.window_s if rule.window_s else 0.0,
+            advice=rule.advice,
+        )
+        for rule in RULES
+        if watched.window_s >= rule.window_s
+        for device, evidence in rule.find(watched, rule.threshold)
+    ]
+    return tuple(sorted(found, key=lambda one: LEVELS.index(one.level)))
+
+
+def not_judged(watched: Watched) -> tuple[str, ...]:
+    """Ids of rules that want a longer watch."""
+    return tuple(rule.id for rule in RULES if watched.window_s < rule.window_s)
+
+
+def surroundings(proc: str = "/proc", pci: str = PCI) -> Around:
+    """What of this machine rules want to know beside its GPUs."""
+    names = (read(path) for path in glob.glob(f"{proc}/[0-9]*/comm"))  # noqa: PTH207 - no need of a Path each
+    kinds = (
+        ((read(f"{path}/vendor") or "").strip(), (read(f"{path}/class") or "")[:6])
+        for path in glob.glob(os.path.join(pci, "*"))  # noqa: PTH118, PTH207
+    )
+    switches = sum(1 for kind in kinds if kind == NVSWITCH)
+    return Around(switches, frozenset(name.strip() for name in names if name))
+
+
+# ---- what the rules look for
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 1)
+
+
+def _leased_idle(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    for gpu in watched.gpus:
+        used = watched.values(gpu, "utilization_percent")
+        leases = watched.leases(gpu, throughout=True)
+        if used and leases and max(used) < limit["utilization_percent"]:
+            yield gpu, {"utilization_max_percent": max(used), "leases": sorted(leases)}
+
+
+def _busy_unleased(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    if watched.last.leases != "yes":  # nobody keeps leases here, or they can't be read
+        return
+    for gpu in watched.gpus:
+        used = watched.values(gpu, "utilization_percent")
+        if used and _mean(used) >= limit["utilization_percent"] and not watched.leases(gpu, throughout=False):
+            listed = [one for one in watched.last.processes or () if one.device == gpu.uuid]
+            evidence = {"utilization_mean_percent": _mean(used), "pids": [one.pid for one in listed]}
+            yield gpu, evidence
+
+
+def _memory_full(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    for gpu in watched.gpus:
+        used = watched.values(gpu, "memory_used_mib")
+        if used and gpu.memory_total_mib:
+            most = 100 * max(used) / gpu.memory_total_mib
+            if most > limit["memory_percent"]:
+                yield gpu, {"memory_max_percent": round(most, 1), "memory_max_mib": max(used)}
+
+
+def _memory_held(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    for gpu in watched.gpus:
+        used = watched.values(gpu, "memory_used_mib")
+        busy = watched.values(gpu, "utilization_percent")
+        if not used or not busy or not gpu.memory_total_mib or max(busy) > 0:
+            continue
+        least = 100 * min(used) / gpu.memory_total_mib
+        if least >= limit["memory_percent"]:
+            evidence = {"memory_min_percent": round(least, 1), "memory_min_mib": min(used)}
+            yield gpu, {**evidence, "utilization_max_percent": max(busy)}
+
+
+def _slowed(*events: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
+    """GPUs that named one of these reasons in so many of their samples."""
+
+    def find(watched: Watched, limit: Mapping[str, Number]) -> Found:
+        for gpu in watched.gpus:
+            told = watched.values(gpu, "clock_events")
+            hit = [one for one in told if set(one) & set(events)]
+            if hit and 100 * len(hit) / len(told) >= limit["samples_percent"]:
+                evidence: dict[str, Any] = {"samples_percent": round(100 * len(hit) / len(told), 1)}
+                evidence["clock_events"] = [name for name in events if any(name in one for one in hit)]
+                for name in ("temperature_c", "power_watts"):
+                    if values := watched.values(gpu, name):
+                        evidence[f"{name.rpartition('_')[0]}_max_{name.rpartition('_')[2]}"] = max(values)
+                yield gpu, evidence
+
+    return find
+
+
+def _pcie_narrow(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    """Links rest in a lower generation: only samples under load say something."""
+    for gpu in watched.gpus:
+        loaded = [
+            s for s in watched.samples(gpu) if (s.utilization_percent or 0) >= limit["utilization_percent"]
+        ]
+        evidence: dict[str, Any] = {}
+        for name in ("pcie_generation", "pcie_width"):
+            seen, most = (
+                [v for s in loaded if (v := getattr(s, name)) is not None],
+                getattr(gpu, f"{name}_max"),
+            )
+            if seen and most is not None and max(seen) < most:
+                evidence.update({name: max(seen), f"{name}_max": most})
+        if evidence:
+            yield gpu, {**evidence, "samples": len(loaded)}
+
+
+def _behind(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    """Of GPUs that work together, all loaded, one that does far less or runs far slower than the others."""
+    for group in _groups(watched):
+        means = {g.index: _mean(watched.values(g, "utilization_percent") or [0]) for g in group}
+        if len(group) < limit["gpus"] or min(means.values()) < limit["utilization_percent"]:
+            continue
+        for gpu in group:
+            others = [one for one in group if one is not gpu]
+            evidence: dict[str, Any] = {}
+            for name in ("utilization_percent", "clock_sm_mhz"):
+                own = watched.values(gpu, name)
+                theirs = [_mean(values) for one in others if (values := watched.values(one, name))]
+                if own and theirs and _mean(own) < limit["share_percent"] / 100 * median(theirs):
+                    evidence.update({name: _mean(own), f"group_{name}": round(median(theirs), 1)})
+            if evidence:
+                yield gpu, {**evidence, "group": [one.uuid for one in group]}
+
+
+def _groups(watched: Watched) -> list[list[Device]]:
+    """GPUs of one lease; and those that have none, which may work together."""
+    groups: dict[str, list[Device]] = {}
+    for gpu in watched.gpus:
+        for lease in sorted(watched.leases(gpu, throughout=True)) or [""]:
+            groups.setdefault(lease, []).append(gpu)
+    return list(groups.values())
+
+
+def _finding(id: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
+    """GPUs with this finding of their health (`gpukiln.gpus.health`)."""
+
+    def find(watched: Watched, _: Mapping[str, Number]) -> Found:
+        for gpu in watched.gpus:
+            for one in gpu.findings:
+                if one.id == id:
+                    yield gpu, {"found": one.text}
+
+    return find
+
+
+def _persistence(watched: Watched, _: Mapping[str, Number]) -> Found:
+    for gpu in watched.gpus:
+        if gpu.persistence is False:
+            yield gpu, {"persistence": False}
+
+
+def _ended(watched: Watched, _: Mapping[str, Number]) -> Found:
+    driver: Driver = watched.last.driver
+    if driver.ended:
+        yield None, {"driver": driver.version, "supported_until": driver.supported_until}
+
+
+def _nvlink_down(watched: Watched, _: Mapping[str, Number]) -> Found:
+    """As many links as its like have: boards with fewer than they could have are common, see the suite."""
+    for gpu in watched.gpus:
+        if not gpu.nvlinks_total or gpu.mig_enabled:
+            continue
+        alike = [
+            one.nvlinks_active or 0 for one in watched.gpus if one.name == gpu.name and not one.mig_enabled
+        ]
+        if (gpu.nvlinks_active or 0) < max(alike):
+            yield gpu, {"nvlinks_active": gpu.nvlinks_active, "nvlinks_active_of_its_like": max(alike)}
+
+
+def _no_fabric_manager(watched: Watched, _: Mapping[str, Number]) -> Found:
+    """Named nv-fabricmanager (NVIDIA, Fabric Manager user guide), of which the kernel keeps 15 characters."""
+    unjoined = [one for one in watched.gpus if one.fabric_state in ("not started", "in progress")]
+    missing = watched.around.nvswitches and "nv-fabricmanager"[:15] not in watched.around.programs
+    if missing or unjoined:
+        evidence: dict[str, Any] = {"nvswitches": watched.around.nvswitches}
+        yield None, {**evidence, "gpus_outside_the_fabric": [one.uuid for one in unjoined]}
+
+
+def _mps(watched: Watched, _: Mapping[str, Number]) -> Found:
+    """Its daemons are nvidia-cuda-mps-control and -server (NVIDIA, Multi-Process Service)."""
+    if "nvidia-cuda-mps"[:15] in watched.around.programs:
+        yield None, {"programs": ["nvidia-cuda-mps"]}
+
+
+def _margin(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    for gpu in watched.gpus:
+        left = watched.values(gpu, "temperature_margin_c")
+        if not left and gpu.temperature_slowdown_c is not None:
+            left = [gpu.temperature_slowdown_c - hot for hot in watched.values(gpu, "temperature_c")]
+        if left and min(left) < limit["margin_c"]:
+            yield gpu, {"margin_min_c": min(left)}
+
+
+# ---- the table
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "leased-idle",
+        WARNING,
+        "it is leased, and does nothing",
+        "release the lease, or find out what its job waits for (data, a lock, a crashed worker)",
+        _leased_idle,
+        {"utilization_percent": 5},
+        window_s=5,
+    ),
+    Rule(
+        "busy-unleased",
+        WARNING,
+        "somebody uses it without a lease",
+        "start it with `gpukiln-gpu run`, or write a lease for it: `gpukiln-gpu leases --reconcile`",
+        _busy_unleased,
+        {"utilization_percent": 10},
+        window_s=2,
+    ),
+    Rule(
+        "memory-full",
+        WARNING,
+        "hardly any of its memory is free",
+        "a larger batch will fail: make it smaller, or lease a GPU with more memory",
+        _memory_full,
+        {"memory_percent": 95},
+        window_s=1,
+    ),
+    Rule(
+        "memory-held",
+        WARNING,
+        "its memory is held, and nothing works on it",
+        "`gpukiln-gpu processes` names who holds it; end what is forgotten",
+        _memory_held,
+        {"memory_percent": 5},
+        window_s=5,
+    ),
+    Rule(
+        "thermal-slowdown",
+        WARNING,
+        "it is slowed down by heat",
+        "look at fans, air flow and inlet temperature; lower the power limit until they are mended",
+        _slowed("software thermal slowdown", "hardware thermal slowdown"),
+        {"samples_percent": 1},
+        window_s=1,
+    ),
+    Rule(
+        "power-cap",
+        NOTE,
+        "its power limit holds its clocks back",
+        "normal under full load; compare the limit with the board's own: `nvidia-smi -q -d POWER`",
+        _slowed("software power cap"),
+        {"samples_percent": 50},
+        window_s=2,
+    ),
+    Rule(
+        "hardware-slowdown",
+        WARNING,
+        "its hardware slows it down: power supply, power brake, or heat",
+        "look at power cables and supplies, then at cooling: `nvidia-smi -q -d PERFORMANCE,POWER`",
+        _slowed("hardware slowdown", "hardware power brake"),
+        {"samples_percent": 1},
+        window_s=1,
+    ),
+    Rule(
+        "clocks-locked",
+        NOTE,
+        "its clocks were set by hand",
+        "`nvidia-smi --reset-applications-clocks` and `--reset-gpu-clocks` give it back what it can do",
+        _slowed("application clocks"),
+        {"samples_percent": 50},
+        window_s=1,
+    ),
+    Rule(
+        "pcie-narrow",
+        WARNING,
+        "its PCIe link is narrower or slower than it could be, under load",
+        "seat the card again, look at the slot with `lspci -vv`; a virtual machine's link is its host's",
+        _pcie_narrow,
+        {"utilization_percent": 20},
+        window_s=1,
+    ),
+    Rule(
+        "behind-its-group",
+        WARNING,
+        "it is far behind the GPUs that it works with",
+        "the job goes at its pace: look at its heat, power, PCIe link and the CPU that feeds it",
+        _behind,
+        {"gpus": 2, "utilization_percent": 10, "share_percent": 70},
+        window_s=5,
+    ),
+    Rule(
+        "ecc-uncorrected",
+        SICK,
+        "its memory had errors that could not be corrected",
+        "drain it, reset it, and look at it again: `gpukiln-gpu health`",
+        _finding("ecc-uncorrected"),
+    ),
+    Rule(
+        "remap-pending",
+        WARNING,
+        "rows of its memory wait to be remapped",
+        "reset it when it is free",
+        _finding("remap-pending"),
+    ),
+    Rule(
+        "remap-failed",
+        SICK,
+        "rows of its memory could not be remapped",
+        "take it out of work, and have it replaced",
+        _finding("remap-failed"),
+    ),
+    Rule(
+        "recovery-action",
+        SICK,
+        "its driver asks for something to be done",
+        "do what it asks for when the GPU is free",
+        _finding("recovery-action"),
+    ),
+    Rule(
+        "persistence-off",
+        NOTE,
+        "persistence mode is off: the driver lets go of it whenever nobody uses it",
+        "enable nvidia-persistenced with --persistence-mode",
+        _persistence,
+    ),
+    Rule(
+        "driver-ended",
+        WARNING,
+        "NVIDIA has ended the support of its driver's branch",
+        "move to a branch that is supported: the role nvidia_driver, or a newer image",
+        _ended,
+    ),
+    Rule(
+        "nvlink-down",
+        WARNING,
+        "it has fewer active NVLinks than others of its kind",
+        "`nvidia-smi nvlink -s`; reset the GPUs, seat the bridge again, look for Xid 74 in the kernel's log",
+        _nvlink_down,
+    ),
+    Rule(
+        "no-fabric-manager",
+        SICK,
+        "the machine has NVSwitches, and its fabric is not up",
+        "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
+        _no_fabric_manager,
+    ),
+    Rule(
+        "mps-active",
+        NOTE,
+        "processes share GPUs through MPS",
+        "one that fails may end all of them; `echo quit | nvidia-cuda-mps-control` ends it",
+        _mps,
+    ),
+    Rule(
+        "temperature-margin",
+        WARNING,
+        "it is almost as hot as where it slows down",
+        "look at fans, air flow and inlet temperature",
+        _margin,
+        {"margin_c": 5},
+        window_s=1,
+    ),
+)

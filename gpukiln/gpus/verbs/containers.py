@@ -1,0 +1,95 @@
+"""The verb args: how a container or a unit is given the devices of a lease."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.errors import UsageError
+from gpukiln.gpus.collect import collect
+from gpukiln.gpus.engines import (
+    BY_CDI,
+    CAPABILITIES,
+    ENGINES,
+    arguments,
+    device_request,
+    quoted,
+    read_engine,
+    refuse_memory,
+    way,
+)
+from gpukiln.gpus.leases import Leases
+from gpukiln.gpus.text import mebibytes
+from gpukiln.gpus.verb import Option, Options, Verb
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """How devices are given.
+
+    Args:
+        engine: docker, podman, compose or systemd.
+        by: Of Docker and Podman what gives them: cdi, hook or runtime; null for the others.
+        devices: UUIDs.
+        lines: Words of a command line; of compose and systemd lines of a file.
+        device_request: What Docker's API takes; null for other engines.
+    """
+
+    node: str
+    engine: str
+    by: str | None
+    devices: tuple[str, ...]
+    lines: tuple[str, ...]
+    device_request: dict[str, Any] | None
+    exit_code: int
+
+
+def _args(options: Options) -> Rendered:
+    if options.engine not in ENGINES:
+        raise UsageError(f"--engine {options.engine!r}", hint=f"there are {', '.join(ENGINES)}")
+    if options.gpu_memory_limit:
+        raise refuse_memory(mebibytes(options.gpu_memory_limit, "--gpu-memory-limit"), collect().devices)
+    lease = Leases().find(options.lease) if options.lease else None
+    if lease is None:
+        raise UsageError(
+            f"{options.lease or 'no lease'} is no lease that holds", hint="`gpukiln-gpu leases` lists them"
+        )
+    wanted = [one.strip() for one in options.capabilities.split(",") if one.strip()]
+    asked = options.engine in ("docker", "podman")
+    by = way(read_engine(options.engine), lease.uuids) if asked else None
+    return Rendered(
+        socket.gethostname(),
+        options.engine,
+        by,
+        lease.uuids,
+        tuple(arguments(lease.uuids, options.engine, wanted, by or BY_CDI)),
+        device_request(lease.uuids, wanted) if options.engine == "docker" else None,
+        0,
+    )
+
+
+def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
+    if node["by"] is None:
+        for line in node["lines"]:
+            print(line)
+    else:
+        print(quoted(node["lines"]))
+
+
+VERBS = (
+    Verb(
+        "args",
+        "What gives a container, a Compose service or a unit the devices of a lease.",
+        (
+            Option("lease", "its id, for example L-42", first=True),
+            Option("engine", "docker, podman, compose or systemd", default="docker"),
+            Option("capabilities", "what of the driver it gets", default=",".join(CAPABILITIES)),
+            Option("gpu_memory_limit", "refused: says what can be had instead", value="8GiB"),
+        ),
+        _args,
+        _show,
+        examples=("L-42 --engine compose",),
+    ),
+)

@@ -1,0 +1,127 @@
+"""The verb cuda: the driver, and what of CUDA runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.gpus.collect import collect
+from gpukiln.gpus.cuda import COMPAT, NO, Found, data_center_only, not_looked_at, search
+from gpukiln.gpus.facts import facts, version_key
+from gpukiln.gpus.model import Device, Driver
+from gpukiln.gpus.text import table
+from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verbs.look import head
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """The driver, and each CUDA that was found or named.
+
+    Args:
+        not_compiled_for: What toolkits of these versions can't compile for, in words.
+        not_looked_at: What could not be looked at, and why.
+        exit_code: 1 where an image that was named does not run on this driver.
+    """
+
+    node: str
+    state: str
+    message: str
+    fix: str
+    scope: str
+    simulated: bool
+    driver: Driver
+    devices: tuple[Device, ...]
+    found: tuple[Found, ...]
+    not_compiled_for: tuple[str, ...]
+    not_looked_at: tuple[str, ...]
+    exit_code: int
+
+
+def _cuda(options: Options) -> Cuda:
+    seen = collect()
+    driver = seen.driver.version or seen.driver.module
+    gpus = tuple(one for one in seen.devices if one.kind == "gpu")
+    board = data_center_only([one.name for one in gpus])
+    found, missing = search(driver, data_center=board, python=options.python, image=options.image)
+    not_looked_at(missing)
+    bad = any(one.verdict.word in (NO, COMPAT) for one in found) if options.image else False
+    return Cuda(
+        node=seen.node,
+        state=seen.state,
+        message=seen.message,
+        fix=seen.fix,
+        scope=seen.scope,
+        simulated=seen.simulated,
+        driver=seen.driver,
+        devices=gpus,
+        found=tuple(found),
+        not_compiled_for=tuple(_not_compiled(gpus, found)),
+        not_looked_at=tuple(missing),
+        exit_code=seen.exit_code or int(bad),
+    )
+
+
+def _not_compiled(gpus: tuple[Device, ...], found: list[Found]) -> list[str]:
+    """Toolkits that can't compile for a GPU of this machine (the catalogue's architectures)."""
+    lines = []
+    for name in sorted({one.architecture for one in gpus if one.architecture}):
+        row = facts()["architectures"].get(name)
+        for one in found if row else ():
+            if one.kind != "toolkit" or one.cuda is None:
+                continue
+            version = version_key(one.cuda)
+            if version[:2] < version_key(row["first_cuda"]):
+                lines.append(
+                    f"CUDA {one.cuda} ({one.where}) does not compile for {name}: {row['first_cuda']} does"
+                )
+            elif row["last_cuda"] and version[0] > row["last_cuda"]:
+                lines.append(
+                    f"CUDA {one.cuda} ({one.where}) compiles no more for {name}: {row['last_cuda']}.x does"
+                )
+    return lines
+
+
+def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
+    head(node, print)
+    driver = node["driver"]
+    if driver["module"] and driver["version"] and driver["module"] != driver["version"]:
+        print(f"the loaded module is {driver['module']}, the library {driver['version']}: reboot")
+    if driver["flavour"]:
+        print(f"kernel module: {driver['flavour']}")
+    rows = [
+        (
+            one["kind"],
+            one["name"],
+            one["cuda"] or "-",
+            one["verdict"]["word"],
+            one["verdict"]["why"]
+            + (f"; {one['verdict']['package']} helps" if one["verdict"]["package"] else ""),
+            one["where"],
+        )
+        for one in node["found"]
+    ]
+    for line in table(("KIND", "NAME", "CUDA", "HERE", "WHY", "WHERE"), rows) or [
+        "nothing of CUDA was found"
+    ]:
+        print(line)
+    for line in node["not_compiled_for"]:
+        print(line)
+
+
+VERBS = (
+    Verb(
+        "cuda",
+        "The driver, and whether each toolkit, wheel and container image runs on it.",
+        (
+            Option("image", "this container image instead of everything; as often as wanted", default=()),
+            Option(
+                "python", "the Python whose wheels are looked at, instead of the one on PATH", value="FILE"
+            ),
+        ),
+        _cuda,
+        _show,
+        examples=("--image runner-gpu:12.1",),
+    ),
+)

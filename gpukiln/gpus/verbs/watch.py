@@ -1,0 +1,503 @@
+"""The verbs that watch for a while: watch, insights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.gpus import insights, sampling
+from gpukiln.gpus.health import SICK
+from gpukiln.gpus.insights import Insight, Watched
+from gpukiln.gpus.leases import check_usable
+from gpukiln.gpus.marks import snapshot
+from gpukiln.gpus.model import Device, Snapshot, plain
+from gpukiln.gpus.sampling import Event, Record, Sample, Tick
+from gpukiln.gpus.text import gib, seconds, short_uuid, shown, span, table
+from gpukiln.gpus.verb import Option, Options, Verb, document
+from gpukiln.gpus.verbs.look import GPU, chosen, who
+
+Print = Callable[[str], None]
+TICK = "gpu.watch.tick/1"  # the schema of a line
+LEAST_S = 0.05  # between ticks
+IDLE = "idle"  # a reason of low clocks that is none to be told
+UP, CLEAR = "\x1b[{}A\r", "\x1b[J"  # ECMA-48: CUU, ED
+INTERVAL = Option("interval", "between looks", default="1s", value="1s")
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A value over a watch.
+
+    Args:
+        p95: What 95 of 100 samples do not exceed (nearest rank).
+        samples: In which it was told.
+    """
+
+    min: float
+    mean: float
+    p95: float
+    max: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A GPU over a watch.
+
+    Args:
+        samples: In which it answered.
+        energy_joules: That it used from the first sample to the last.
+        energy_source: counter: the driver's own; power: summed up from what it drew at each sample.
+        slowed_s: For how long, by each reason that NVML names.
+        error: Why it did not answer at last; null where it did.
+        unavailable: Field to the reason why it is null.
+    """
+
+    uuid: str | None
+    index: int
+    name: str | None
+    samples: int
+    utilization_percent: Stats | None
+    memory_used_mib: Stats | None
+    temperature_c: Stats | None
+    power_watts: Stats | None
+    clock_sm_mhz: Stats | None
+    clock_memory_mhz: Stats | None
+    energy_joules: float | None
+    energy_source: str | None
+    slowed_s: dict[str, float] | None
+    error: str | None
+    unavailable: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a watch has seen.
+
+    Args:
+        started_at: RFC 3339, UTC.
+        interval_s: Between ticks, as planned.
+        lasted_s: From the first tick on, the last one's interval included.
+        ticks: That were sampled.
+        late: Of these, how many began more than 50 ms after their time.
+        missed: Ticks whose time came, and that nothing was sampled at.
+        interrupted: Whether somebody ended it before its time.
+        events: What became of GPUs meanwhile.
+        not_judged: Ids of rules that want a longer watch.
+        leases: Whether leases could be read, as in a snapshot.
+    """
+
+    node: str
+    started_at: str
+    simulated: bool
+    interval_s: float
+    lasted_s: float
+    ticks: int
+    late: int
+    missed: int
+    interrupted: bool
+    devices: tuple[Summary, ...]
+    events: tuple[Event, ...]
+    insights: tuple[Insight, ...]
+    not_judged: tuple[str, ...]
+    leases: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rules found in one look over some seconds.
+
+    Args:
+        lasted_s: For how long it looked.
+        not_judged: Ids of rules that want a longer look.
+        leases: Whether leases could be read, as in a snapshot.
+    """
+
+    node: str
+    lasted_s: float
+    ticks: int
+    missed: int
+    simulated: bool
+    insights: tuple[Insight, ...]
+    events: tuple[Event, ...]
+    not_judged: tuple[str, ...]
+    leases: str
+    exit_code: int
+
+
+def duration(text: str, option: str) -> float:
+    """Seconds; a bare number is some already."""
+    with contextlib.suppress(ValueError):
+        value = float(text)
+        if math.isfinite(value) and value >= 0:
+            return value
+    return seconds(text, option)
+
+
+def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]) -> Look:
+    """Watch as it was typed.
+
+    Args:
+        begun: Given the snapshot before the watch and the GPUs of it; returns what is given every tick.
+
+    Raises:
+        UsageError: What was typed is not understood.
+        IncompatibleError: There is no GPU that could be watched here.
+        UnavailableError: The driver does not answer.
+    """
+    interval = duration(options.interval, "--interval")
+    lasts = duration(options.duration, "--duration")
+    if interval < LEAST_S:
+        raise UsageError(f"--interval {options.interval} is too short", hint=f"{LEAST_S} s or more")
+    first = snapshot()
+    check_usable(first)
+    gpus = [one for one in chosen(first, options.gpu) if one.kind == "gpu"]
+    if not gpus:
+        raise UsageError(
+            f"--gpu {options.gpu} is a part of a GPU, and parts have no sensors", hint="name its GPU"
+        )
+    if any(one.vendor != "nvidia" for one in gpus):
+        raise IncompatibleError("watch is not for amd yet", hint="`gpukiln-gpu list` shows its GPUs now")
+    each = begun(first, gpus)
+    record, interrupted = Record(interval, time.monotonic()), False
+    record.events.extend(
+        Event(0.0, one.uuid, one.health, f"GPU {one.index}: {one.error}") for one in gpus if one.error
+    )
+    wanted = {one.uuid: one.index for one in gpus if one.uuid and one.readable}
+    try:
+        if wanted:
+            sampling.watch(wanted, record, lasts, each)
+    except KeyboardInterrupt:
+        interrupted = True
+    last = snapshot()
+    watched = Watched(record.ticks, interval, first, last, insights.surroundings())
+    summaries = tuple(summary(one, watched.samples(one), record) for one in gpus)
+    return Look(
+        node=first.node,
+        started_at=first.taken_at,
+        simulated=first.simulated,
+        interval_s=interval,
+        lasted_s=record.lasted_s,
+        ticks=len(record.ticks),
+        late=record.late,
+        missed=record.missed,
+        interrupted=interrupted,
+        devices=summaries,
+        events=tuple(record.events),
+        insights=insights.judge(watched),
+        not_judged=insights.not_judged(watched),
+        leases=last.leases,
+        exit_code=5 if any(one.error for one in summaries) else 0,
+    )
+
+
+def stats(values: Sequence[float]) -> Stats | None:
+    """Of one value; None where it was never told."""
+    if not values:
+        return None
+    ranked = sorted(values)
+    p95 = ranked[math.ceil(0.95 * len(ranked)) - 1]
+    return Stats(ranked[0], round(sum(ranked) / len(ranked), 2), p95, ranked[-1], len(ranked))
+
+
+STATS = (
+    "utilization_percent",
+    "memory_used_mib",
+    "temperature_c",
+    "power_watts",
+    "clock_sm_mhz",
+    "clock_memory_mhz",
+)
+
+
+def summary(gpu: Device, samples: Sequence[Sample], record: Record) -> Summary:
+    """A GPU over a watch.
+
+    Args:
+        samples: Those of it that could be read.
+    """
+    times = {id(s): tick.at_s for tick in record.ticks for s in tick.samples}
+    timed = [(times[id(s)], s) for s in samples]
+    last = next((s for tick in reversed(record.ticks) for s in tick.samples if s.uuid == gpu.uuid), None)
+    error = gpu.error or (last.error if last else "no tick was sampled")
+    silent = error or "it was never told"
+    told = {name: stats([v for s in samples if (v := getattr(s, name)) is not None]) for name in STATS}
+    energy, source, why = _energy(timed)
+    slowed = _slowed(timed, record.interval_s)
+    unavailable = {
+        name: next((s.unavailable[name] for s in samples if name in s.unavailable), silent)
+        for name, value in told.items()
+        if value is None
+    }
+    if energy is None:
+        unavailable["energy_joules"] = unavailable["energy_source"] = why or silent
+    if slowed is None:
+        unavailable["slowed_s"] = next((s.unavailable.get("clock_events", silent) for s in samples), silent)
+    return Summary(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        name=gpu.name,
+        samples=len(samples),
+        **told,
+        energy_joules=energy,
+        energy_source=source,
+        slowed_s=slowed,
+        error=error,
+        unavailable=unavailable,
+    )
+
+
+def _energy(timed: Sequence[tuple[float, Sample]]) -> tuple[float | None, str | None, str]:
+    """Joules, whence they are known, and why they are not."""
+    counted = [s.energy_joules for _, s in timed if s.energy_joules is not None]
+    if len(counted) > 1 and counted[-1] >= counted[0]:
+        return round(counted[-1] - counted[0], 3), "counter", ""
+    drawn = [(at, s.power_watts) for at, s in timed if s.power_watts is not None]
+    if len(drawn) > 1:
+        steps = zip(drawn, drawn[1:])
+        return round(sum((b - a) * (p + q) / 2 for (a, p), (b, q) in steps), 3), "power", ""
+    return None, None, "it takes two samples" if timed else ""
+
+
+def _slowed(timed: Sequence[tuple[float, Sample]], interval_s: float) -> dict[str, float] | None:
+    """Seconds by reason; a sample stands for the time until the next one, and for two intervals at most."""
+    told = [(at, s.clock_events) for at, s in timed if s.clock_events is not None]
+    if not told:
+        return None
+    found: dict[str, float] = {}
+    ends = [at for at, _ in told[1:]] + [told[-1][0] + interval_s]
+    for (at, events), end in zip(told, ends):
+        for name in events:
+            found[name] = found.get(name, 0.0) + min(end - at, 2 * interval_s)
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+# ---- watch
+
+
+def _silent(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
+    return lambda _: None
+
+
+def _watch(options: Options) -> Look:
+    """For `--json`: one document at the end, and no line before it."""
+    with _file(options.out) as file:
+        said = look(options, _writer(file) if file else _silent)
+        if file:
+            _write(file, document(WATCH, [plain(said)], []))
+    return said
+
+
+@contextlib.contextmanager
+def _file(path: str) -> Iterator[Any]:
+    if not path:
+        yield None
+        return
+    with Path(path).open("w", encoding="utf-8") as file:
+        yield file
+
+
+def _write(file: Any, line: dict[str, Any]) -> None:
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+
+
+def _writer(file: Any) -> Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]:
+    """Writes every tick as a line of JSON."""
+
+    def begun(first: Snapshot, _: Sequence[Device]) -> Callable[[Tick], None]:
+        return lambda tick: _write(file, {"schema": TICK, "node": first.node, "tick": plain(tick)})
+
+    return begun
+
+
+def _here(options: Options) -> int:
+    """A table on a terminal, which is drawn again with every tick; lines of JSON elsewhere."""
+    terminal = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+    with _file(options.out) as file:
+        lines = file or (None if terminal else sys.stdout)
+
+        def begun(first: Snapshot, gpus: Sequence[Device]) -> Callable[[Tick], None]:
+            todo = [_writer(lines)(first, gpus)] if lines else []
+            todo += [Screen(first, gpus).draw] if terminal else []
+
+            def each(tick: Tick) -> None:
+                for one in todo:
+                    one(tick)
+
+            return each
+
+        said = look(options, begun)
+        if lines:
+            _write(lines, document(WATCH, [plain(said)], []))
+        if lines is not sys.stdout:
+            _show(plain(said), options, print)
+    return said.exit_code
+
+
+class Screen:
+    """The table of a terminal, drawn over the one before."""
+
+    def __init__(self, first: Snapshot, gpus: Sequence[Device]) -> None:
+        self.node, self.gpus = first.node, {one.uuid: one for one in gpus}
+        self.drawn = 0
+
+    def draw(self, tick: Tick) -> None:
+        """Draw what a tick has."""
+        size = shutil.get_terminal_size()
+        lines = [f"{self.node}   {tick.taken_at[11:19]}   {span(tick.at_s)}", *self.rows(tick)]
+        if tick.late_s > sampling.LATE_S:
+            lines[0] += f"   {tick.late_s:.1f} s late"
+        lines = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
+        before = UP.format(self.drawn) if self.drawn else ""
+        sys.stdout.write(before + CLEAR + "\n".join(lines) + "\n")
+        sys.stdout.flush()
+        self.drawn = len(lines)
+
+    def rows(self, tick: Tick) -> list[str]:
+        """The table."""
+        rows = []
+        for one in tick.samples:
+            gpu = self.gpus[one.uuid]
+            slowed = ", ".join(name for name in one.clock_events or () if name != IDLE)
+            rows.append(
+                (
+                    str(gpu.index),
+                    short_uuid(gpu.uuid),
+                    shown(one.utilization_percent, "%"),
+                    f"{gib(one.memory_used_mib)}/{gib(gpu.memory_total_mib)} GiB",
+                    shown(one.temperature_c, "C"),
+                    f"{shown(one.power_watts)}/{shown(gpu.power_limit_watts, 'W')}",
+                    shown(one.clock_sm_mhz),
+                    one.error or slowed or "-",
+                    who(plain(gpu)) or "-",
+                )
+            )
+        titles = ("#", "UUID", "UTIL", "MEM USED/TOTAL", "TEMP", "POWER", "SM MHz", "SLOWED BY", "LEASE")
+        return table(titles, rows, "UTIL TEMP POWER")
+
+
+def _show(node: dict[str, Any], _: Options, print: Print) -> None:
+    simulated = ", SIMULATED" if node["simulated"] else ""
+    ended = ", interrupted" if node["interrupted"] else ""
+    print(
+        f"node {node['node']}   watched {node['lasted_s']:g} s every {node['interval_s']:g} s: "
+        f"{node['ticks']} looks, {node['late']} late, {node['missed']} missed{ended}{simulated}"
+    )
+    rows = []
+    for one in node["devices"]:
+        energy = "-"
+        if one["energy_joules"] is not None:
+            energy = f"{one['energy_joules']:.0f} J" + ("" if one["energy_source"] == "counter" else "*")
+        slowed = ", ".join(
+            f"{name} {value:.1f}s" for name, value in (one["slowed_s"] or {}).items() if name != IDLE
+        )
+        rows.append(
+            (
+                str(one["index"]),
+                short_uuid(one["uuid"]),
+                _cell(one["utilization_percent"], "mean", "p95", "max"),
+                _cell(one["memory_used_mib"], "mean", "max"),
+                _cell(one["temperature_c"], "mean", "max"),
+                _cell(one["power_watts"], "mean", "p95", "max"),
+                _cell(one["clock_sm_mhz"], "min", "mean", "max"),
+                energy,
+                one["error"] or slowed or "-",
+            )
+        )
+    titles = (
+        *("#", "UUID", "UTIL % mean/p95/max", "MEM MiB mean/max", "TEMP C mean/max"),
+        *("POWER W mean/p95/max", "SM MHz min/mean/max", "ENERGY", "SLOWED BY"),
+    )
+    for line in table(titles, rows):
+        print(line)
+    if any(one["energy_source"] == "power" for one in node["devices"]):
+        print("* summed up from the power at each look: the GPU has no counter of its energy")
+    _show_found(node, print)
+
+
+def _cell(value: dict[str, Any] | None, *names: str) -> str:
+    return "-" if value is None else "/".join(f"{value[name]:.0f}" for name in names)
+
+
+def _show_found(node: dict[str, Any], print: Print) -> None:
+    """Events and insights."""
+    for one in node["events"]:
+        print(f"at {one['at_s']:.1f} s: {one['device'] or 'the watch'}: {one['name']}: {one['text']}")
+    for one in node["insights"]:
+        numbers = ", ".join(f"{name} {_word(value)}" for name, value in one["evidence"].items())
+        print(f"{one['level']:8} {one['rule']}: {one['device'] or 'this machine'}: {one['text']}")
+        print(f"         {numbers}")
+        print(f"         next: {one['advice']}")
+
+
+def _word(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else shown(value)
+
+
+# ---- insights
+
+
+def _insights(options: Options) -> Verdict:
+    said = look(options, _silent)
+    sick = any(one.level == SICK for one in said.insights)
+    return Verdict(
+        node=said.node,
+        lasted_s=said.lasted_s,
+        ticks=said.ticks,
+        missed=said.missed,
+        simulated=said.simulated,
+        insights=said.insights,
+        events=said.events,
+        not_judged=said.not_judged,
+        leases=said.leases,
+        exit_code=1 if sick else said.exit_code,
+    )
+
+
+def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:
+    simulated = ", SIMULATED" if node["simulated"] else ""
+    print(f"node {node['node']}   looked for {node['lasted_s']:g} s{simulated}")
+    _show_found(node, print)
+    if not node["insights"]:
+        print("nothing to say")
+    if node["not_judged"]:
+        print(f"not judged, for that it takes longer: {', '.join(node['not_judged'])}")
+
+
+WATCH = Verb(
+    "watch",
+    "Watch the GPUs for a while: a live table, or lines of JSON; then what they did, and what is odd.",
+    (
+        GPU,
+        INTERVAL,
+        Option("duration", "for how long; 0: until Ctrl-C", default="60s", value="60s"),
+        Option("out", "write the lines of JSON to this file", value="FILE"),
+    ),
+    _watch,
+    _show,
+    takes_over=_here,
+    examples=("--interval 1 --duration 60", "--gpu 0 --duration 0", "--out watch.jsonl"),
+)
+VERBS = (
+    WATCH,
+    Verb(
+        "insights",
+        "What is odd about the GPUs: rules over a look of some seconds. Exit 1 where something is sick.",
+        (GPU, INTERVAL, Option("duration", "for how long to look", default="10s", value="10s")),
+        _insights,
+        _show_insights,
+        examples=("--duration 30s",),
+    ),
+)

@@ -1,0 +1,134 @@
+"""gpukiln-gpu on simulated machines: on the node itself, and from a checkout over SSH."""
+
+import json
+
+import pytest
+
+from gpukiln.gpus import zipapp
+from tests.support.harness import SIMULATED, Node, wait_for
+
+pytestmark = pytest.mark.e2e
+PROGRAM = "/usr/local/bin/gpukiln-gpu"
+
+
+def install(node, program):
+    """What the role gpu_tools does, but for files that people read."""
+    command = (
+        f"cat >/tmp/program && sudo install -m 755 /tmp/program {PROGRAM} && "
+        "sudo groupadd --system gpu && sudo install -d -m 2770 -g gpu /var/lib/gpukiln/gpus && "
+        "sudo usermod -aG gpu admin"
+    )
+    # A login of its own: who is logged in does not become a member of the group.
+    done = node.here.ssh(node.instance, node.key_file, command, program.read_bytes())
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def machine(here, key, tmp_path_factory, request):
+    """A machine of an instance type with gpukiln-gpu on it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    zipapp.build(folder / "gpukiln-gpu")
+    tags = f"ResourceType=instance,Tags=[{SIMULATED}]"
+    options = ["--instance-type", request.param, "--tag-specifications", tags]
+    with Node(here, key, folder, options=options) as node:
+        install(node, folder / "gpukiln-gpu")
+        yield node
+
+
+@pytest.fixture
+def ask(here, key, machine, tmp_path):
+    """Types `invoke gpu.VERB` in the checkout, for the machine."""
+    config = tmp_path / "ssh_config"
+    config.write_text(
+        f"Host *\n  User admin\n  IdentityFile {key}\n  StrictHostKeyChecking no\n"
+        "  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+    )
+    host = (
+        f"ssh://{machine.instance['PrivateIpAddress']}:{here.ssh_port(machine.instance)}?ssh_config={config}"
+    )
+
+    def invoke(verb, *words, command=(), ok=True):
+        rest = ["--", *command] if command else []
+        return here.invoke(f"gpu.{verb}", *words, "--hosts", host, *rest, ok=ok)
+
+    return invoke
+
+
+def there(machine, *words):
+    """What gpukiln-gpu says on the machine itself, with --json."""
+    done = machine.ssh(f"{PROGRAM} {' '.join(words)} --json")
+    [node] = json.loads(done.stdout)["nodes"]
+    return node
+
+
+both = pytest.mark.parametrize("machine", ["g5.12xlarge", "p4d.24xlarge"], indirect=True)
+
+
+@both
+def test_the_same_is_seen_on_the_node_and_from_a_checkout(machine, ask):
+    here_and_there = json.loads(ask("list", "--json").stdout)["nodes"][0], there(machine, "list")
+    models = [[(one["uuid"], one["name"]) for one in node["devices"]] for node in here_and_there]
+    assert models[0] == models[1]
+    assert len(models[0]) == {"g5.12xlarge": 4, "p4d.24xlarge": 8}[machine.instance["InstanceType"]]
+    assert all(node["simulated"] and node["state"] == "ok" for node in here_and_there)
+    assert "SIMULATED" in ask("list").stdout
+
+
+@both
+def test_gpus_are_leased_by_a_user_who_is_not_root(machine, ask):
+    granted = json.loads(ask("lease", "-n", "2", "--for", "1h", "--json").stdout)["nodes"][0]
+    [lease] = there(machine, "leases")["leases"]
+    assert (lease["user"], lease["devices"]) == ("admin", granted["devices"])
+    rows = {one["uuid"]: one for one in there(machine, "list")["devices"]}
+    assert [rows[uuid]["leases"][0]["id"] for uuid in granted["devices"]] == [lease["id"]] * 2
+    assert machine.ssh(f"sudo -u nobody {PROGRAM} lease").returncode == 6
+    assert ask("release", lease["id"]).stdout == f"released: {lease['id']}\n"
+    assert there(machine, "leases")["leases"] == []
+
+
+@both
+def test_a_command_runs_on_gpus_of_its_own_and_is_seen(here, machine, ask):
+    """What it uses of a GPU is its lease's, what another one uses is nobody's."""
+    pid = machine.read(
+        f"nohup {PROGRAM} run --memory 1GiB -- sh -c 'echo $$ >/tmp/job; exec sleep 300' >/dev/null 2>&1 & "
+        "while ! test -s /tmp/job; do sleep 0.1; done; cat /tmp/job"
+    ).strip()
+    [lease] = there(machine, "leases")["leases"]
+    assert lease["job_pid"] == int(pid)
+    other = machine.read("nohup sleep 300 >/dev/null 2>&1 & echo $!").strip()
+    index = next(
+        one["index"] for one in there(machine, "list")["devices"] if one["uuid"] == lease["devices"][0]
+    )
+    instance = machine.instance["InstanceId"]
+    here.invoke("cloud.gpus", instance, "--load", f"{index}:{pid}:900:40")
+    here.invoke("cloud.gpus", instance, "--load", f"{index + 1}:{other}:500:10")
+    found = {
+        one["pid"]: one for one in json.loads(ask("processes", "--json").stdout)["nodes"][0]["processes"]
+    }
+    mine, nobodys = found[int(pid)], found[int(other)]
+    assert (mine["lease"], mine["user"], mine["memory_mib"]) == (lease["id"], "admin", 900)
+    assert (nobodys["lease"], nobodys["memory_mib"]) == (None, 500)
+    said = machine.ssh(f"{PROGRAM} lease --gpu {index + 1}")
+    assert (said.returncode, "busy without a lease" in said.stderr) == (75, True), said.stderr
+    machine.read(f"kill {pid} {other}")
+    wait_for(lambda: there(machine, "leases")["leases"] == [])
+
+
+@both
+def test_a_command_of_a_checkout_has_its_gpus_there(machine, ask):
+    del machine
+    done = ask("run", "-n", "2", command=("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 3"), ok=False)
+    assert (done.returncode, len(done.stdout.split(","))) == (3, 2), done.stderr
+
+
+@both
+def test_a_lost_gpu_is_a_row_and_exit_code_5(here, machine, ask):
+    instance = machine.instance["InstanceId"]
+    here.invoke("cloud.gpus", instance, "--scenario", "lost")
+    done = ask("list", ok=False)
+    assert (done.returncode, "LOST" in done.stdout) == (5, True)
+    here.invoke("cloud.gpus", instance, "--scenario", "no-driver")
+    done = ask("list", ok=False)
+    assert (done.returncode, "no-driver: " in done.stdout) == (4, True)
+    here.invoke("cloud.gpus", instance, "--healthy")
+    assert ask("list").returncode == 0

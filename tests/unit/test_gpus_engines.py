@@ -1,0 +1,260 @@
+"""GPUs for containers: one rendering, by what the engine says of itself, and what mends one that can't."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.gpus import engines
+from gpukiln.gpus.config import Config
+from gpukiln.gpus.engines import Engine, arguments, cdi_devices, device_request, given_to, read_engine, way
+from gpukiln.gpus.leases import CONTAINER, Leases, Who
+from gpukiln.gpus.model import Process
+from gpukiln.gpus.selection import Request
+from gpukiln.gpus.store import Store
+from tests.support.gpus import device, snapshot, uuid
+
+ONE, TWO = uuid(1), uuid(2)
+BOTH = frozenset({ONE, TWO})
+# As `nvidia-ctk cdi generate` writes it, shortened (NVIDIA/nvidia-container-toolkit, README, CDI).
+CDI = f"""---
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia1
+- name: {ONE}
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia1
+- name: all
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia1
+containerEdits:
+  hooks:
+  - hookName: createContainer
+    path: /usr/bin/nvidia-cdi-hook
+"""
+
+
+def docker(**values: Any) -> Engine:
+    made = {
+        "name": "docker",
+        "version": "28.2.2",
+        "runtimes": ("runc",),
+        "cdi_devices": frozenset(),
+        "hook": False,
+    }
+    return Engine(**{**made, "toolkit": True, **values})
+
+
+@pytest.mark.parametrize(
+    ("engine", "by"),
+    [
+        (docker(cdi_devices=BOTH), "cdi"),
+        (docker(cdi_devices=frozenset({ONE}), hook=True), "hook"),
+        (docker(hook=True), "hook"),
+        (docker(runtimes=("nvidia", "runc")), "runtime"),
+        (docker(name="podman", cdi_devices=BOTH), "cdi"),
+    ],
+)
+def test_an_engine_gives_gpus_by_what_it_has(engine: Engine, by: str) -> None:
+    assert way(engine, [ONE, TWO]) == by
+
+
+@pytest.mark.parametrize(
+    ("engine", "told", "hint"),
+    [
+        (docker(), "docker 28.2.2 can give no GPU", "role nvidia_container_toolkit"),
+        (docker(cdi_devices=frozenset({ONE})), f"does not name {TWO}", "nvidia-ctk cdi generate"),
+        (docker(name="podman"), "podman has no CDI specification", "nvidia-ctk cdi generate"),
+        (docker(name="podman", toolkit=False), "podman has no CDI", "install nvidia-container-toolkit"),
+    ],
+)
+def test_an_engine_that_can_not_says_what_mends_it(engine: Engine, told: str, hint: str) -> None:
+    with pytest.raises(UnavailableError, match=told) as error:
+        way(engine, [ONE, TWO])
+    assert hint in error.value.hint
+
+
+def test_every_rendering_names_the_devices_by_uuid() -> None:
+    assert arguments([ONE, TWO], "podman") == [
+        *("--device", f"nvidia.com/gpu={ONE}"),
+        *("--device", f"nvidia.com/gpu={TWO}"),
+    ]
+    assert arguments([ONE], "docker", by="cdi") == ["--device", f"nvidia.com/gpu={ONE}"]
+    assert arguments([ONE, TWO], "docker", by="hook") == [
+        "--gpus",
+        f'"device={ONE},{TWO}","capabilities=compute,utility"',
+    ]
+    assert arguments([ONE], "docker", by="runtime")[:4] == [
+        *("--runtime", "nvidia", "--env", f"NVIDIA_VISIBLE_DEVICES={ONE}"),
+    ]
+    service = {"services": {"job": yaml.safe_load("\n".join(arguments([ONE, TWO], "compose", ["video"])))}}
+    [given] = service["services"]["job"]["deploy"]["resources"]["reservations"]["devices"]
+    assert given == {"driver": "nvidia", "device_ids": [ONE, TWO], "capabilities": ["gpu", "video"]}
+    assert arguments([ONE, TWO], "systemd")[0] == f"Environment=CUDA_VISIBLE_DEVICES={ONE},{TWO}"
+    assert device_request([ONE]) == {
+        "Driver": "nvidia",
+        "DeviceIDs": [ONE],
+        "Capabilities": [["gpu", "compute", "utility"]],
+    }
+    with pytest.raises(UsageError, match="--capabilities has 'cuda'"):
+        arguments([ONE], "docker", ["cuda"])
+
+
+def test_docker_understands_what_is_rendered() -> None:
+    """Its command reads options before it looks for a daemon."""
+    if shutil.which("docker") is None:
+        pytest.skip("no docker here")
+    nowhere = ["docker", "--host", "unix:///nowhere", "run"]
+
+    def said(*words: str) -> str:
+        return subprocess.run([*nowhere, *words, "image"], capture_output=True, text=True, check=False).stderr
+
+    for by in ("hook", "cdi", "runtime"):
+        assert "annot connect to the Docker daemon" in said(*arguments([ONE, TWO], "docker", by=by))
+    assert "invalid argument" in said("--gpus", f"device={ONE},{TWO}")  # without the quotes
+
+
+def test_compose_reads_it_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    lines = ["services:", "  job:", "    image: x", *(f"    {line}" for line in arguments([ONE], "compose"))]
+    file.write_text("\n".join(lines))
+    checker = shutil.which("check-jsonschema")
+    assert checker
+    asked = [checker, "--builtin-schema", "vendor.compose-spec", str(file)]
+    assert subprocess.run(asked, capture_output=True, check=False).returncode == 0
+    file.write_text(file.read_text().replace("capabilities:", "capability:"))
+    assert subprocess.run(asked, capture_output=True, check=False).returncode == 1
+
+
+def test_devices_of_a_specification_are_read_and_those_of_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "nvidia.yaml").write_text(CDI)
+    (tmp_path / "other.yaml").write_text(CDI.replace("nvidia.com/gpu", "example.com/nic").replace(ONE, TWO))
+    found = cdi_devices([f"{tmp_path}/*.yaml"])
+    assert {ONE, "0", "all"} <= found
+    assert TWO not in found
+
+
+Tool = Callable[[str, str], None]
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """Puts a program on PATH, of which a script says what it answers."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    (tmp_path / "bin").mkdir()
+
+    def put(name: str, script: str) -> None:
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return put
+
+
+def test_docker_is_asked_what_it_found(tool: Tool) -> None:
+    info = {
+        "ServerVersion": "28.2.2",
+        "Runtimes": {"runc": {}, "nvidia": {}},
+        "DiscoveredDevices": [{"Source": "cdi", "ID": f"nvidia.com/gpu={ONE}"}],
+    }
+    tool("docker", f"echo '{json.dumps(info)}'")
+    found = read_engine("docker")
+    assert (found.runtimes, found.cdi_devices, found.hook) == (("nvidia", "runc"), frozenset({ONE}), False)
+    tool("nvidia-container-runtime-hook", "")
+    assert read_engine("docker").hook
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("exit 3", "docker info --format: "),
+        ("echo 'Cannot connect to the Docker daemon' >&2; exit 1", "Cannot connect to the Docker daemon"),
+        ("""echo '{"ServerErrors": ["Cannot connect"]}'""", "docker: Cannot connect"),
+        ("sleep 9", "docker gives no answer"),
+    ],
+)
+def test_a_docker_that_does_not_answer_is_told(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch, script: str, told: str
+) -> None:
+    monkeypatch.setattr(engines, "ASK_S", 0.5)
+    tool("docker", script)
+    with pytest.raises(UnavailableError, match=told):
+        read_engine("docker")
+
+
+def test_a_memory_limit_is_refused_with_what_can_be_had() -> None:
+    part = device(0, uuid="MIG-1", kind="mig", profile="2g.10gb", memory_total_mib=9856, parent=ONE)
+    error = engines.refuse_memory(8192, [device(1), part])
+    assert isinstance(error, IncompatibleError)
+    assert error.exit_code == 3
+    assert error.details[0] == "a MIG device 2g.10gb of 9856 MiB: --mig 2g.10gb"
+
+
+@pytest.mark.parametrize(
+    ("host", "env", "wanted"),
+    [
+        ({"DeviceRequests": [{"DeviceIDs": [ONE, TWO]}]}, [], (ONE, TWO)),
+        ({"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={ONE}"]}]}, [], (ONE,)),
+        ({"Devices": [{"PathOnHost": f"nvidia.com/gpu={TWO}"}]}, [], (TWO,)),
+        ({"Runtime": "nvidia"}, [f"NVIDIA_VISIBLE_DEVICES={ONE}"], (ONE,)),
+        ({"Runtime": "runc"}, [f"NVIDIA_VISIBLE_DEVICES={ONE}"], ()),
+        ({}, ["NVIDIA_VISIBLE_DEVICES=all"], ()),
+    ],
+)
+def test_what_a_container_was_given_is_read(host: Any, env: list[str], wanted: tuple[str, ...]) -> None:
+    assert given_to({"HostConfig": host, "Config": {"Env": env}}) == wanted
+
+
+# What `docker ps` and `docker inspect` say of one container that runs as long as a file is there.
+DOCKER = """
+test -e "{folder}/runs" || {{ [ $1 = ps ] && exit 0; }}
+case $1 in
+  ps) echo {id} ;;
+  inspect) cat "{folder}/inspect" ;;
+esac
+"""
+
+
+def test_the_lease_of_a_container_ends_with_it_and_one_without_a_lease_gets_one(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = "0123456789abcdef" * 4
+    said = [
+        {"Id": id, "HostConfig": {"DeviceRequests": [{"DeviceIDs": [ONE]}]}, "Config": {"Image": "train"}}
+    ]
+    (tmp_path / "inspect").write_text(json.dumps(said))
+    (tmp_path / "runs").touch()
+    tool("docker", DOCKER.format(folder=tmp_path, id=id))
+    monkeypatch.setenv("GPUKILN_GPUS_STATE", str(tmp_path / "state"))
+    job = Process(os.getpid(), TWO, "compute", "running", user="eve", uid=1003, command="python3 train.py")
+    found = snapshot(device(1), device(2), processes=(job,))
+    leases = Leases(Store(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
+    assert leases.reconcile(Who("ann", 1001)) == ["L-1", "L-2"]
+    assert leases.reconcile(Who("ann", 1001)) == []
+    box, process = leases.current()
+    assert (box.kind, box.uuids, box.user, box.command) == (
+        *(CONTAINER, (ONE,), "ann"),
+        f"container {id[:12]} (train)",
+    )
+    assert (process.user, process.uuids) == ("eve", (TWO,))
+    (tmp_path / "runs").unlink()
+    assert [one.id for one in leases.current()] == ["L-2"]
+    tool("docker", "exit 1")  # it does not answer: nothing is given away
+    granted = leases.acquire(Request(), Who("ann", 1001), kind=CONTAINER, engine="docker")
+    for number in granted.descriptors:
+        os.close(number)
+    assert {one.id for one in leases.current()} == {"L-2", granted.lease.id}
+    leases.store.close()

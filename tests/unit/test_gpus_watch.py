@@ -1,0 +1,245 @@
+"""GPUs are watched: one process samples, nothing is hidden, and a GPU that is lost or hangs ends nothing."""
+
+import ctypes
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpukiln.clouds.embedded.gpus import settings
+from gpukiln.clouds.embedded.gpus.state import State
+from gpukiln.commands import gpu_schema
+from gpukiln.errors import UsageError
+from gpukiln.gpus import cli, sampling
+from gpukiln.gpus.model import Device
+from gpukiln.gpus.sampling import Record, Sample, Tick
+from gpukiln.gpus.verbs import watch
+from tests.support import gpus, nvml_double
+
+Machine = Callable[[str], State]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The double in this process: what asks for its soname later gets it."""
+    path = nvml_double.build(tmp_path_factory.mktemp("nvml"))
+    ctypes.CDLL(str(path))
+    return path
+
+
+@pytest.fixture
+def machine(loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The simulated GPUs of an instance type, as this process sees them."""
+
+    def make(instance_type: str) -> State:
+        made = gpus.double(loaded, tmp_path, instance_type, driver="580.65.06")
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        return made.state
+
+    return make
+
+
+def change(state: State, *texts: str) -> None:
+    def change_rows(rows: dict[str, str]) -> None:
+        for text in texts:
+            settings.apply(rows, text)
+
+    state.change(change_rows)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = cli.main(["watch", "--json", *words])
+    return code, json.loads(capsys.readouterr().out)["nodes"][0]
+
+
+def test_one_process_samples_every_gpu_on_its_clock(
+    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = machine("g5.12xlarge")
+    change(state, "1.utilization=80", "1.power=200")
+    children: list[Any] = []
+    real = sampling.in_child
+
+    def counted(*given: Any) -> str:
+        children.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(sampling, "in_child", counted)
+    code, said = told(capsys, "--interval", "0.1", "--duration", "1")
+    assert code == 0
+    assert len(children) == 1
+    assert (said["ticks"], said["missed"], said["lasted_s"]) == (10, 0, 1.0)
+    busy = said["devices"][1]
+    assert busy["utilization_percent"] == {"min": 80, "mean": 80.0, "p95": 80, "max": 80, "samples": 10}
+    assert busy["energy_source"] == "counter"
+    assert busy["energy_joules"] == pytest.approx(200 * 0.9, rel=0.2)
+    assert said["devices"][0]["slowed_s"] == {"idle": pytest.approx(1.0, abs=0.15)}
+
+
+def test_lines_and_then_the_document(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine("g4dn.xlarge")
+    assert cli.main(["watch", "--interval=0.1", "--duration=0.3s"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["schema"] for line in lines] == ["gpu.watch.tick/1"] * 3 + ["gpu.watch/1"]
+    for line in lines:
+        jsonschema.validate(line, gpu_schema.schema())
+    assert [line["tick"]["number"] for line in lines[:3]] == [0, 1, 2]
+    out = tmp_path / "lines"
+    assert cli.main(["watch", "--interval=0.1", "--duration=0.2", "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "gpu.watch/1"
+    assert len(out.read_text().splitlines()) == 3
+    assert cli.main(["watch", "--interval=0.1", "--duration=0.2", "--out", str(out)]) == 0
+    assert "2 looks, 0 late, 0 missed, SIMULATED" in capsys.readouterr().out
+
+
+def test_a_terminal_has_a_table_that_is_drawn_again(
+    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("g4dn.xlarge")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert cli.main(["watch", "--interval=0.1", "--duration=0.2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\x1b[3A\r\x1b[J") == 1, "the second table stands over the first"
+    live = said.partition("node ")[0].replace("\x1b[3A\r\x1b[J", "").replace("\x1b[J", "")
+    assert max(map(len, live.splitlines())) < 60, "a line that wraps would be counted wrong"
+
+
+def test_a_gpu_that_is_lost_and_comes_back_is_an_event(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = machine("g5.12xlarge")
+    timers = [
+        threading.Timer(0.35, change, (state, "2.lost=true")),
+        threading.Timer(0.75, change, (state, "2.lost=false")),
+    ]
+    for one in timers:
+        one.start()
+    code, said = told(capsys, "--interval", "0.1", "--duration", "1.2")
+    assert [event["name"] for event in said["events"]] == ["lost", "back"]
+    assert said["events"][0]["device"] == said["devices"][2]["uuid"]
+    assert said["ticks"] == 12
+    assert 0 < said["devices"][2]["samples"] < 12
+    assert said["devices"][0]["samples"] == 12
+    assert code == 0, "at last it answered"
+
+
+def test_a_gpu_that_hangs_is_given_up_and_the_others_are_sampled_on(
+    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "GPU_S", 0.3)
+    monkeypatch.setattr("gpukiln.gpus.collect.LIMIT_S", 0.5)
+    state = machine("g5.12xlarge")
+    timer = threading.Timer(0.25, change, (state, "1.hung=true"))
+    timer.start()
+    code, said = told(capsys, "--interval", "0.1", "--duration", "1.5")
+    assert code == 5
+    hung = said["devices"][1]
+    assert [(event["name"], event["device"]) for event in said["events"]] == [("hung", hung["uuid"])]
+    assert hung["error"] == "HUNG"
+    assert said["devices"][0]["samples"] == said["ticks"]
+    assert said["missed"] > 0, "what the hang cost is told"
+    assert said["ticks"] + said["missed"] == 15
+
+
+def test_a_gpu_that_was_lost_before_is_a_row(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    change(machine("g5.12xlarge"), "3.lost=true")
+    code, said = told(capsys, "--interval", "0.1", "--duration", "0.2")
+    assert code == 5
+    assert len(said["devices"]) == 4
+    assert "LOST" in said["devices"][3]["error"]
+    assert set(said["devices"][3]["unavailable"]) >= {"energy_joules", "power_watts", "slowed_s"}
+
+
+def test_an_interrupt_ends_it_with_its_summary(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine("g4dn.xlarge")
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    code, said = told(capsys, "--interval", "0.1", "--duration", "0")
+    assert code == 0
+    assert said["interrupted"]
+    assert 3 <= said["ticks"] <= 6
+
+
+def test_ticks_whose_time_was_up_are_missed_and_the_next_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[dict[str, Any]] = []
+
+    class Slow:
+        pynvml = type("pynvml", (), {"nvmlInit": staticmethod(lambda: None)})
+
+    monkeypatch.setattr(sampling, "Nvml", Slow)
+    pauses = iter((0.0, 0.27, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(sampling, "_row", lambda *_: time.sleep(next(pauses)))
+    began = time.monotonic()
+    sampling._sample_all(lambda **said: heard.append(said), ["GPU-1"], began, 0.1, 0, 6)
+    ticks = [one for one in heard if "tick" in one]
+    assert [one["tick"] for one in ticks] == [0, 1, 3, 4, 5]
+    record = Record(0.1, began, planned=6)
+    record.ticks = [Tick(one["tick"], 0, one["late"], "", ()) for one in ticks]
+    assert (record.missed, record.late) == (1, 1)
+
+
+def test_what_is_typed_wrongly(machine: Machine) -> None:
+    machine("g4dn.xlarge")
+    for words in (["--interval", "0.001"], ["--duration", "soon"], ["--gpu", "7"], ["--interval", "nan"]):
+        assert cli.main(["watch", *words]) == 2, words
+    assert watch.duration("1.5", "--interval") == 1.5
+    assert watch.duration("2m", "--interval") == 120
+    with pytest.raises(UsageError):
+        watch.duration("-1", "--interval")
+
+
+def record_of(*samples: Sample) -> Record:
+    ticks = [Tick(n, float(n), 0, "", (one,)) for n, one in enumerate(samples)]
+    return Record(1.0, 0.0, ticks=ticks, planned=len(ticks))
+
+
+def summed(*samples: Sample) -> watch.Summary:
+    return watch.summary(Device("GPU-1", "gpu", 0), samples, record_of(*samples))
+
+
+def test_energy_is_the_counters_or_summed_up_or_unknown_with_its_reason() -> None:
+    known = [Sample("GPU-1", 0, power_watts=100.0, energy_joules=e) for e in (50.0, 160.0, 270.0)]
+    assert (summed(*known).energy_joules, summed(*known).energy_source) == (220.0, "counter")
+    powered = [Sample("GPU-1", 0, power_watts=watts) for watts in (100.0, 200.0, 200.0)]
+    assert (summed(*powered).energy_joules, summed(*powered).energy_source) == (350.0, "power")
+    again = [Sample("GPU-1", 0, power_watts=10.0, energy_joules=e) for e in (500.0, 3.0)]
+    assert summed(*again).energy_source == "power", "a counter that began anew says nothing"
+    none = summed(Sample("GPU-1", 0), Sample("GPU-1", 0))
+    assert none.energy_joules is None
+    assert none.unavailable["energy_joules"]
+
+
+def test_statistics() -> None:
+    assert watch.stats([]) is None
+    assert watch.stats(list(range(1, 101))) == watch.Stats(1, 50.5, 95, 100, 100)
+    slowed = [Sample("GPU-1", 0, clock_events=e) for e in (("idle",), ("software power cap",), ())]
+    assert summed(*slowed).slowed_s == {"idle": 1.0, "software power cap": 1.0}
+    assert summed(Sample("GPU-1", 0, unavailable={"clock_events": "NOT_SUPPORTED"})).slowed_s is None
+
+
+def test_insights_are_one_look_and_exit_1_where_something_is_sick(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = machine("g5.12xlarge")
+    look = ["insights", "--interval", "0.1", "--duration", "0.3"]
+    assert cli.main([*look, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["nodes"][0]
+    assert said["insights"] == []
+    assert "leased-idle" in said["not_judged"], "0.3 s say nothing of that"
+    change(state, "2.ecc_uncorrected=2", "1.persistence=false")
+    assert cli.main(look) == 1
+    text = capsys.readouterr().out
+    assert "sick     ecc-uncorrected: GPU-" in text
+    assert "note     persistence-off: GPU-" in text
+    assert "not judged, for that it takes longer: leased-idle" in text

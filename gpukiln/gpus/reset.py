@@ -31,12 +31,11 @@ INSTEAD = {
     "recover IMEX domain": "restart nvidia-imex on every node of its domain",
     "bus reset": "drain the node and reboot it, with the power off in between",
 }
-STOP = {  # how those end that hold device nodes on a machine that nobody works on
-    "nvidia-persiste": "systemctl stop nvidia-persistenced",
-    "nv-hostengine": "systemctl stop nvidia-dcgm",
-    "dcgm-exporter": "systemctl stop dcgm-exporter",
-    "nv-fabricmanage": "",  # it is needed
-}
+# How those end that hold device nodes on a machine that nobody works on, by the 15 characters of a name that
+# the kernel keeps. NVIDIA's own MIG manager stops these (NVIDIA/mig-parted, deployments/systemd/hooks.sh) and
+# leaves the persistence daemon and the fabric manager running.
+STOP = {"nv-hostengine": "systemctl stop nvidia-dcgm", "dcgm-exporter": "systemctl stop dcgm-exporter"}
+PERSISTENCE, FABRIC_MANAGER = "nvidia-persiste", "nv-fabricmanage"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Blocker:
 
 def together(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> tuple[Device, ...]:
     """The GPUs that must be reset beside those; NVLink's peers of what can't be reset alone."""
-    managed = _runs("nv-fabricmanage", proc)
+    managed = _runs(FABRIC_MANAGER, proc)
     more: list[Device] = []
     todo = list(gpus)
     while todo:
@@ -133,9 +132,12 @@ def _holders(gpus: Sequence[Device], listed: set[int], notes: list[str], proc: s
         except OSError:  # it ended
             continue
         name = (read(str(folder / "comm")) or "").strip()
-        if int(folder.name) in listed or name == "nv-fabricmanage":
+        held = sorted(opened & set(nodes))
+        if name == PERSISTENCE and held:
+            notes.append(f"nvidia-persistenced has {', '.join(held)} open: stop it where nvidia-smi refuses")
+        if int(folder.name) in listed or name in (PERSISTENCE, FABRIC_MANAGER):
             continue
-        for node in sorted(opened & set(nodes)):
+        for node in held:
             end = STOP.get(name) or f"end pid {folder.name}"
             rows.append(
                 Blocker("holder", nodes[node].uuid, f"{name} (pid {folder.name}) has {node} open: {end}")

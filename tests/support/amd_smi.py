@@ -23,11 +23,11 @@ def unit(value: object, name: str) -> dict[str, object]:
 
 
 def serial(index: int) -> str:
-    return f"0x4162405E51BB99B{index}"
+    return f"0x{index + 4:X}162405E51BB99B0"
 
 
 def uuid(index: int) -> str:
-    return f"GPU-4162405e51bb99b{index}"
+    return f"GPU-{index + 4:x}162405e51bb99b0"
 
 
 def address(index: int) -> str:
@@ -42,7 +42,7 @@ def outputs(version: str, count: int, pids: dict[int, int] | None = None) -> dic
     """
     gpus = range(count)
     listed: Rows = [
-        {"gpu": n, "bdf": address(n), "uuid": f"41ff74a1-0000-1000-8062-405e51bb99b{n}"} for n in gpus
+        {"gpu": n, "bdf": address(n), "uuid": f"{n + 4:x}1ff74a1-0000-1000-8062-405e51bb99b0"} for n in gpus
     ]
     static = [_static(version, n) for n in gpus]
     metric = [_metric(version, n) for n in gpus]

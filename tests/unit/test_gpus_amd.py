@@ -247,11 +247,15 @@ sys.exit(cli.main(sys.argv[1:]))
     assert Leases().current() == []
 
 
-@pytest.mark.parametrize("words", [("topology",), ("reset", "0"), ("mig", "export")])
+@pytest.mark.parametrize(
+    "words",
+    [("topology",), ("cuda",), ("watch",), ("insights",), ("reset", "0"), ("mig", "export"), ("args", "L-1")],
+)
 def test_the_rest_is_not_for_amd_yet(
     machine: Callable[..., Path], typed: Typed, words: tuple[str, ...]
 ) -> None:
     machine()
+    Leases().acquire(Request(), whoami(), kind="detached")
     code, said = typed(*words)
     assert code == 3
     assert "not for amd yet" in said

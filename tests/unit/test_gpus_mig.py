@@ -178,20 +178,22 @@ def test_gpus_that_nvlink_joins_go_together_where_the_driver_wants_it(
 
 
 def test_who_has_device_nodes_open_is_named_with_how_it_ends(tmp_path: Path) -> None:
-    for pid, name, node in (
-        (5, "nvidia-persiste", "nvidia0"),
-        (6, "nv-hostengine", "nvidia1"),
-        (7, "x", "null"),
-    ):
+    held = {
+        5: ("nvidia-persiste", "nvidia0"),
+        6: ("nv-hostengine", "nvidia1"),
+        7: ("x", "null"),
+        8: ("top", "nvidia0"),
+    }
+    for pid, (name, node) in held.items():
         (tmp_path / f"{pid}/fd").mkdir(parents=True)
         (tmp_path / f"{pid}/comm").write_text(f"{name}\n")
         (tmp_path / f"{pid}/fd/3").symlink_to(f"/dev/{node}")
     found = gpus.snapshot(gpus.device(0, minor=0), gpus.device(1, minor=1))
     rows, notes = reset.blockers(found, found.devices, proc=str(tmp_path))
-    assert [(row.id, row.device) for row in rows] == [("holder", gpus.uuid(0)), ("holder", gpus.uuid(1))]
-    assert "systemctl stop nvidia-persistenced" in rows[0].text
-    assert "systemctl stop nvidia-dcgm" in rows[1].text
-    assert notes == []
+    assert [(row.id, row.device) for row in rows] == [("holder", gpus.uuid(1)), ("holder", gpus.uuid(0))]
+    assert "systemctl stop nvidia-dcgm" in rows[0].text
+    assert "top (pid 8) has /dev/nvidia0 open: end pid 8" in rows[1].text
+    assert notes == ["nvidia-persistenced has /dev/nvidia0 open: stop it where nvidia-smi refuses"]
 
 
 def test_what_can_not_be_looked_at_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +353,9 @@ def test_what_was_exported_makes_the_same_of_another_machine(
     state = machine(instance_type)
     chance = random.Random(instance_type)  # noqa: S311 - the same in every run
     offered = board(state.rows())
-    rows = [on([n], **some(offered, chance)) for n in range(5)] + [{**OFF, "devices": [5, 6, 7]}]
+    three, four = (next(one.name for one in offered if one.slices == slices) for slices in (3, 4))
+    rows = [on([0], **{f"1c.{three}": 3, f"2c.{four}": 1})]
+    rows += [on([n], **some(offered, chance)) for n in range(1, 5)] + [{**OFF, "devices": [5, 6, 7]}]
     words = config(*rows)
     code, said = typed("mig", "assert", *words)
     assert code == 1
@@ -519,7 +523,17 @@ def test_containers_are_told_of_the_new_devices(
     assert (tmp_path / "asked").read_text() == "cdi generate --output=/var/run/cdi/nvidia.yaml\n"
 
 
-def test_the_verbs_have_no_reset_without_a_driver(machine: Machine, typed: Typed) -> None:
+def test_what_can_not_be_read_is_not_cut(machine: Machine, typed: Typed) -> None:
+    machine("p5.48xlarge", scenario="lost")
+    code, said = typed("mig", "export")
+    assert code == 5
+    assert "1 of 8 GPUs can't be read" in said
+    code, said = typed("reset", "7")
+    assert code == 6
+    assert "a reset does not reach it" in said
+
+
+def test_without_a_driver_nothing_is_reset_or_cut(machine: Machine, typed: Typed) -> None:
     machine("p5.48xlarge", scenario="no-driver")
     assert typed("reset", "all")[0] == 4
     assert typed("mig", "export")[0] == 4

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.errors import UsageError
+from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.engines import (
     BY_CDI,
@@ -20,7 +20,7 @@ from gpukiln.gpus.engines import (
     refuse_memory,
     way,
 )
-from gpukiln.gpus.leases import Leases
+from gpukiln.gpus.leases import Leases, visible
 from gpukiln.gpus.text import mebibytes
 from gpukiln.gpus.verb import Option, Options, Verb
 
@@ -56,6 +56,8 @@ def _args(options: Options) -> Rendered:
         raise UsageError(
             f"{options.lease or 'no lease'} is no lease that holds", hint="`gpukiln-gpu leases` lists them"
         )
+    if "ROCR_VISIBLE_DEVICES" in visible(lease.uuids):
+        raise IncompatibleError("args is not for amd yet", hint="gpukiln-gpu run, without a container")
     wanted = [one.strip() for one in options.capabilities.split(",") if one.strip()]
     asked = options.engine in ("docker", "podman")
     by = way(read_engine(options.engine), lease.uuids) if asked else None

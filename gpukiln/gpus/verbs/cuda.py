@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.errors import IncompatibleError
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.cuda import COMPAT, NO, Found, data_center_only, not_looked_at, search
 from gpukiln.gpus.facts import facts, version_key
@@ -41,8 +42,12 @@ class Cuda:
 
 def _cuda(options: Options) -> Cuda:
     seen = collect()
+    if seen.source == "amd-smi":
+        raise IncompatibleError(
+            "cuda is not for amd yet", hint="hipconfig and rocminfo say what of ROCm there is"
+        )
     driver = seen.driver.version or seen.driver.module
-    gpus = tuple(one for one in seen.devices if one.kind == "gpu")
+    gpus = tuple(one for one in seen.devices if one.kind == "gpu" and one.vendor == "nvidia")
     board = data_center_only([one.name for one in gpus])
     found, missing = search(driver, data_center=board, python=options.python, image=options.image)
     not_looked_at(missing)

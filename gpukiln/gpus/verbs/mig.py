@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.errors import IncompatibleError, PartialError, UsageError
 from gpukiln.gpus import mig, mig_change, reset
 from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.marks import snapshot
@@ -62,7 +62,7 @@ def _mig(options: Options) -> Mig:
     if not gpus:
         raise IncompatibleError("MIG is NVIDIA's: mig is not for amd yet", hint="amd-smi partition")
     if lost := [one for one in gpus if not one.readable]:
-        raise IncompatibleError(
+        raise PartialError(
             f"{len(lost)} of {len(gpus)} GPUs can't be read, so their cut is not known",
             details=tuple(f"{one.title}: {one.error}" for one in lost),
             hint="gpukiln-gpu reset says what to do with each",

@@ -93,7 +93,7 @@ def _chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
                 f"{part} is a MIG device, wanted a GPU", hint=f"its GPU is {one.parent}: all of it is reset"
             )
         if one.vendor != "nvidia":
-            raise IncompatibleError(f"{part} is of {one.vendor}: not for amd yet", hint="amd-smi reset")
+            raise IncompatibleError(f"GPU {part} is AMD's: reset is not for amd yet", hint="amd-smi reset")
         gpus.append(one)
     return tuple(gpus)
 
@@ -151,7 +151,8 @@ def show_blockers(node: dict[str, Any], print: Callable[[str], None]) -> None:
 def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
     for uuid in node["devices"]:
         action = node["recovery_actions"][uuid]
-        print(f"{uuid}: the driver asks for {action or 'nothing that it tells'}")
+        asks = "does not tell what it asks for" if action is None else f"asks for {action}"
+        print(f"{uuid}: the driver {asks}")
     show_blockers(node, print)
     for note in node["notes"]:
         print(f"note: {note}")

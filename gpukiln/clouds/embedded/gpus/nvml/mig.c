@@ -345,7 +345,7 @@ typedef struct {
 
 static int make_instance(edits *changes, void *with) {
     wish *asked = with;
-    char text[32];
+    char text[TEXT];
     placement free_ones[16];
     gi_profile profile;
     int at = profile_position(asked->gpu, 1, asked->profile, &profile);
@@ -357,6 +357,8 @@ static int make_instance(edits *changes, void *with) {
         if (asked->forced && free_ones[i].start != asked->start)
             continue;
         asked->gi = number_of(free_ones[i].start, profile.size, profile.slices);
+        if (look(text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi))
+            asked->gi = 3 - asked->gi; /* beside a half of 4 slices, which is 1, the one of 3 is 2 */
         snprintf(text, sizeof text, "%u", profile.id);
         put(changes, text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi);
         snprintf(text, sizeof text, "%u", free_ones[i].start);

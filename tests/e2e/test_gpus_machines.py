@@ -4,34 +4,38 @@ import json
 
 import pytest
 
-from gpukiln.gpus import zipapp
 from tests.support.harness import SIMULATED, Node, wait_for
 
 pytestmark = pytest.mark.e2e
 PROGRAM = "/usr/local/bin/gpukiln-gpu"
 
 
-def install(node, program):
-    """What the role gpu_tools does, but for files that people read."""
-    command = (
-        f"cat >/tmp/program && sudo install -m 755 /tmp/program {PROGRAM} && "
-        "sudo groupadd --system gpu && sudo install -d -m 2770 -g gpu /var/lib/gpukiln/gpus && "
-        "sudo usermod -aG gpu admin"
-    )
-    # A login of its own: who is logged in does not become a member of the group.
-    done = node.here.ssh(node.instance, node.key_file, command, program.read_bytes())
-    assert done.returncode == 0, done.stderr
+ROLE = """
+- hosts: all
+  become: true
+  gather_facts: false
+  roles: [gpu_tools]
+"""
+MIG = {
+    "version": "v1",
+    "mig-configs": {
+        "off": [{"devices": "all", "mig-enabled": False}],
+        "one": [
+            {"devices": "all", "mig-enabled": False},
+            {"devices": [7], "mig-enabled": True, "mig-devices": {"3g.20gb": 1, "1g.5gb": 2}},
+        ],
+    },
+}
 
 
 @pytest.fixture(scope="module")
 def machine(here, key, tmp_path_factory, request):
-    """A machine of an instance type with gpukiln-gpu on it."""
+    """A machine of an instance type to which the role gpu_tools was applied, twice."""
     folder = tmp_path_factory.mktemp(request.param)
-    zipapp.build(folder / "gpukiln-gpu")
     tags = f"ResourceType=instance,Tags=[{SIMULATED}]"
     options = ["--instance-type", request.param, "--tag-specifications", tags]
     with Node(here, key, folder, options=options) as node:
-        install(node, folder / "gpukiln-gpu")
+        node.converge(ROLE, gpu_tools_users=["admin"], gpu_tools_health=True, gpu_tools_limits={"hours": 48})
         yield node
 
 
@@ -132,3 +136,50 @@ def test_a_lost_gpu_is_a_row_and_exit_code_5(here, machine, ask):
     assert (done.returncode, "no-driver: " in done.stdout) == (4, True)
     here.invoke("cloud.gpus", instance, "--healthy")
     assert ask("list").returncode == 0
+
+
+@both
+def test_it_is_watched_and_accounted_for(here, machine, ask):
+    done = ask("watch", "--interval", "1", "--duration", "3", "--json")
+    [node] = json.loads(done.stdout)["nodes"]
+    assert len(node["devices"]) == {"g5.12xlarge": 4, "p4d.24xlarge": 8}[machine.instance["InstanceType"]]
+    assert all(one["energy_joules"] > 0 for one in node["devices"])
+    used = there(machine, "usage", "--by user")
+    assert [one["key"] for one in used["rows"]] == ["admin"]
+    del here
+
+
+@both
+def test_its_health_is_looked_at_by_a_timer(here, machine):
+    assert machine.read("systemctl is-active gpukiln-gpu-health.timer").strip() == "active"
+    machine.read("sudo systemctl start gpukiln-gpu-health.service")
+    here.invoke("cloud.gpus", machine.instance["InstanceId"], "--scenario", "ecc")
+    done = machine.ssh(f"sudo {PROGRAM} health --textfile /tmp/gpukiln.prom")
+    assert (done.returncode, "sick: gpu.ecc" in done.stdout) == (1, True), done.stdout + done.stderr
+    assert "gpukiln_" in machine.read("cat /tmp/gpukiln.prom")
+    machine.read("sudo systemctl start gpukiln-gpu-health.service")  # it has done its work
+    here.invoke("cloud.gpus", machine.instance["InstanceId"], "--healthy")
+
+
+@pytest.mark.parametrize("machine", ["p4d.24xlarge"], indirect=True)
+def test_mig_is_cut_at_boot_and_its_devices_are_leased(machine, ask):
+    machine.apply(ROLE, gpu_tools_users=["admin"], gpu_tools_mig_config=MIG, gpu_tools_mig_select="one")
+    assert machine.read("systemctl is-active gpukiln-gpu-mig.service").strip() == "active"
+    assert (
+        machine.ssh("systemctl is-enabled gpukiln-gpu-health.timer").returncode != 0
+    )  # not asked for any more
+    parts = [one for one in there(machine, "list")["devices"] if one["kind"] == "mig"]
+    assert sorted(one["profile"] for one in parts) == ["1g.5gb", "1g.5gb", "3g.20gb"]
+    done = ask("run", "--mig", "3g.20gb", command=("sh", "-c", "echo $CUDA_VISIBLE_DEVICES"))
+    assert done.stdout.strip() in {one["uuid"] for one in parts if one["profile"] == "3g.20gb"}
+    assert machine.ssh(f"{PROGRAM} mig assert --config /etc/gpukiln/mig.yaml --select off").returncode == 1
+    machine.read(f"sudo {PROGRAM} mig apply --config /etc/gpukiln/mig.yaml --select off --yes")
+    assert [one for one in there(machine, "list")["devices"] if one["kind"] == "mig"] == []
+
+
+@pytest.mark.parametrize("machine", ["p4d.24xlarge"], indirect=True)
+def test_what_the_role_does_not_understand_is_refused_before_anything_changes(machine):
+    said = machine.refused(ROLE, gpu_tools_limits={"gpu": 4})
+    assert "gpu_tools_limits or gpu_tools_price: [limits] has 'gpu'" in said
+    said = machine.refused(ROLE, gpu_tools_mig_config=MIG, gpu_tools_mig_select="two")
+    assert "gpu_tools_mig_select two, wanted a key of mig-configs in gpu_tools_mig_config: off, one" in said

@@ -33,7 +33,7 @@ LEFT_OUT = (
     "gpus/zipapp",
     "gpus/manual",
 )
-# NVIDIA's bindings of NVML; TOML for Python 3.9 and 3.10; YAML for mig. Only what is written in Python is taken.
+# NVIDIA's bindings of NVML; TOML for Python 3.9 and 3.10; YAML for mig. Only what is Python is taken.
 LIBRARIES = ("pynvml", "tomli", "yaml")
 MODIFIED = (1980, 1, 1, 0, 0, 0)  # the first time that a ZIP file can tell
 

@@ -148,7 +148,8 @@ def collect() -> Snapshot:
         node=socket.gethostname(),
         taken_at=now(),
         source="nvml",
-        scope="container" if contained else "host",
+        # A machine of the embedded cloud that is a container has its simulated GPUs for itself.
+        scope="container" if contained and not simulated else "host",
         simulated=simulated,
         state=state,
         message=message,

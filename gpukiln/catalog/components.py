@@ -13,6 +13,7 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter
 
 from gpukiln.catalog import drivers
 from gpukiln.catalog.architectures import ARCHITECTURES
+from gpukiln.catalog.cuda import floor
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UsageError
 from gpukiln.typed import load, strict, template, unknown
@@ -232,6 +233,33 @@ class Component:
     container: InContainer | None = None
 
 
+@strict
+class Environment:
+    """A framework that `gpu.env` starts.
+
+    Args:
+        version: The framework's.
+        cuda: The CUDA version that it was built with.
+        least_driver: The first driver that runs it at all.
+        image: Its container image, with a tag.
+        digest: The image's, which is what is pulled.
+        wheels: What pip is told, where there is no image or none is wanted.
+        source: Where digest and CUDA version were seen.
+        reason: Why this one.
+        review: The day by which somebody looks at it again.
+    """
+
+    version: str
+    cuda: str
+    least_driver: str
+    source: str
+    reason: str
+    review: date
+    image: str | None = None
+    digest: str | None = None
+    wheels: tuple[str, ...] = ()
+
+
 SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # beside those of the repository
 LISTS = ("distributions", "includepkgs")
 Components = Mapping[str, Component]
@@ -250,8 +278,10 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
         UsageError: The file is missing or does not fit.
     """
     document = read_yaml(path)
-    if set(document) != {"components"}:
-        raise UsageError(f"{path.name} has the keys {', '.join(map(str, document))}; wanted: components")
+    if not {"components"} <= set(document) <= {"components", "environments"}:
+        raise UsageError(
+            f"{path.name} has the keys {', '.join(map(str, document))}; wanted: components, environments"
+        )
     components = load(dict[str, Component], document["components"], where=path.name)
     for name, component in components.items():
         if (component.version is None) != component.distribution:
@@ -264,6 +294,28 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
         for pin in (driver.by_system or {}).values():
             _check_driver(replace(driver, version=pin.version, branch=pin.branch), path.name)
     return components
+
+
+def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[Environment, ...]]:
+    """Read what `gpu.env` starts.
+
+    Returns:
+        By framework, the one to be preferred first.
+
+    Raises:
+        UsageError: The file does not fit.
+    """
+    document = read_yaml(path).get("environments", {})
+    found = load(dict[str, tuple[Environment, ...]], document, where=f"{path.name}: environments")
+    for framework, rows in found.items():
+        for row in rows:
+            where = f"{path.name}: {framework} {row.version}"
+            if not (row.image or row.wheels):
+                raise UsageError(f"{where} has neither an image nor wheels")
+            if (row.image is None) != (row.digest is None):
+                raise UsageError(f"{where}: an image needs its digest, and a digest its image")
+            floor(row.cuda)
+    return found
 
 
 def _check_driver(driver: Component, where: str) -> None:

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from gpukiln.catalog import cuda, drivers, gpus, xid
+from gpukiln.catalog.components import load_environments
 from gpukiln.catalog.load import data
 
 
@@ -38,6 +39,20 @@ def shipped() -> dict[str, Any]:
             key: {"name": row.name, "arch": row.arch, "cc": row.cc, "data_center": row.data_center}
             for key, row in gpus.gpus().items()
             if row.manufacturer == "NVIDIA"
+        },
+        "environments": {
+            framework: [
+                {
+                    "version": row.version,
+                    "cuda": row.cuda,
+                    "least_driver": row.least_driver,
+                    "image": row.image,
+                    "digest": row.digest,
+                    "wheels": row.wheels,
+                }
+                for row in rows
+            ]
+            for framework, rows in load_environments().items()
         },
         "prices": data("prices")["machines"],
         "xids": {str(number): row for number, row in xid.judged().items()},

@@ -82,8 +82,12 @@ class Cuda:
         OSError: There is no libcuda.so.1.
     """
 
+    visible = ""  # GPUs by UUID; empty: every one, whatever the environment says
+
     def __init__(self, tell: Tell) -> None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if self.visible:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
         # No compiled kernel is left in root's home.
         os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_CACHE_DISABLE="1")
         self.tell = tell
@@ -141,8 +145,10 @@ class Cuda:
         self("cuLaunchKernel", kernel, *grid, 0, None, pointers, None)
 
 
-def cuda() -> dict[str, Any]:
+def cuda(visible: str = "") -> dict[str, Any]:
     """What every GPU computes: {error, driver_version, count, gpus, all_reduce, xids}.
+
+    visible: only these, by UUID with commas.
 
     error: why no GPU could be asked, or null. gpus: [{index, bus_id, name, compute_capability, ok, busy,
     error, elements: how many, all compared, kernel_ms, h2d_gb_s, d2h_gb_s, link, pinned}]; busy: its memory
@@ -164,6 +170,7 @@ def cuda() -> dict[str, Any]:
         "all_reduce": {"tried": False, "reason": "no GPU"},
     }
     driver_answers()
+    Cuda.visible = visible
     if not pci_gpus():
         result["error"] = "no NVIDIA GPU on the PCI bus"
         return result

@@ -14,6 +14,7 @@ MODULES = {
     "health": ("health",),
     "containers": ("args",),
     "cuda": ("cuda",),
+    "env": ("env", "compute"),
     "reset": ("reset",),
     "mig": ("mig",),
 }

@@ -1,0 +1,271 @@
+"""Environments for machine learning: chosen by the driver, started on leased GPUs, proven before use.
+
+An environment is a container of a pinned image, or a virtual environment of wheels. Both are proven twice: by
+the suite's compute check, and by the framework's own count of its GPUs. What fails is taken away again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukiln.errors import CheckFailedError, IncompatibleError, UnavailableError, UsageError
+from gpukiln.gpus.cuda import LIMITS, NATIVE, Verdict, data_center_only, verdict
+from gpukiln.gpus.engines import LABEL, arguments, read_engine, way
+from gpukiln.gpus.facts import facts, version_key
+from gpukiln.gpus.leases import Granted
+from gpukiln.gpus.model import Device
+
+IMAGE, WHEELS = "image", "wheels"
+PULL_S, PROVE_S, INSTALL_S = 3600.0, 900.0, 3600.0
+INSIDE = "/gpukiln-gpu"  # where a container has this program
+# How each framework counts its GPUs.
+COUNTS = {
+    "pytorch": "import torch; print(torch.cuda.device_count())",
+    "tensorflow": "import tensorflow as tf; print(len(tf.config.list_physical_devices('GPU')))",
+    "jax": "import jax; print(sum(d.platform == 'gpu' for d in jax.devices()))",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An environment that runs on this machine.
+
+    Args:
+        kind: image or wheels.
+        cuda: The CUDA version that it was built with.
+        image: With its digest; null for wheels.
+        wheels: As pip takes them; empty for an image.
+        verdict: Why it runs here.
+    """
+
+    framework: str
+    version: str
+    kind: str
+    cuda: str
+    image: str | None
+    wheels: tuple[str, ...]
+    verdict: Verdict
+
+
+def choose(framework: str, kind: str, cuda: str, driver: str | None, gpus: Sequence[Device]) -> Choice:
+    """The environment of a framework for this machine: the first that runs without limits, else with them.
+
+    Args:
+        kind: image or wheels.
+        cuda: A CUDA version, or auto.
+        driver: The machine's.
+        gpus: Those that it could get.
+
+    Raises:
+        UsageError: The framework is unknown.
+        IncompatibleError: None runs here; says why of each.
+    """
+    table = facts()["environments"]
+    if framework not in table:
+        raise UsageError(f"--framework {framework!r}", hint=f"there are {', '.join(table)}")
+    board = data_center_only([one.name for one in gpus])
+    able: list[Choice] = []
+    refused: list[str] = []
+    for row in table[framework]:
+        said = f"{framework} {row['version']} (CUDA {row['cuda']})"
+        if not (row["image"] if kind == IMAGE else row["wheels"]):
+            refused.append(f"{said}: there is no {kind}")
+            continue
+        if cuda not in ("auto", row["cuda"]):
+            refused.append(f"{said}: wanted CUDA {cuda}")
+            continue
+        found = verdict(row["cuda"], driver, data_center=board)
+        old = driver is not None and version_key(driver) < version_key(row["least_driver"])
+        if found.word not in (NATIVE, LIMITS) or old:
+            refused.append(f"{said}: {found.why}")
+            continue
+        if why := _not_built_for(row["cuda"], gpus):
+            refused.append(f"{said}: {why}")
+            continue
+        image = f"{row['image'].rpartition(':')[0]}@{row['digest']}" if kind == IMAGE else None
+        wheels = tuple(row["wheels"]) if kind == WHEELS else ()
+        able.append(Choice(framework, row["version"], kind, row["cuda"], image, wheels, found))
+    if not able:
+        raise IncompatibleError(
+            f"no {kind} of {framework} runs on this machine",
+            details=tuple(refused),
+            hint="--wheels or --image takes the other kind; a newer driver runs more",
+        )
+    return min(able, key=lambda one: one.verdict.word != NATIVE)  # of equals the first
+
+
+def _not_built_for(cuda: str, gpus: Sequence[Device]) -> str:
+    """Why a CUDA version has no code for a GPU of this machine; empty where it has."""
+    for name in sorted({one.architecture for one in gpus if one.architecture}):
+        row = facts()["architectures"].get(name)
+        if row and version_key(cuda)[:2] < version_key(row["first_cuda"]):
+            return f"{name} wants CUDA {row['first_cuda']}"
+        if row and row["last_cuda"] and version_key(cuda)[0] > row["last_cuda"]:
+            return f"CUDA {row['last_cuda']} was the last one for {name}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Started:
+    """An environment that was proven.
+
+    Args:
+        name: Of the container, or the folder of the virtual environment.
+        enter: The command line that leads into it.
+        end: The command line that ends it.
+        proof: What was shown, a line each.
+    """
+
+    name: str
+    enter: tuple[str, ...]
+    end: tuple[str, ...]
+    proof: tuple[str, ...]
+
+
+@contextmanager
+def program() -> Iterator[Path]:
+    """This program as one file: itself on a node, packed anew in a checkout."""
+    own = Path(sys.argv[0])
+    if zipfile.is_zipfile(own):
+        yield own.resolve()
+        return
+    from gpukiln.gpus import zipapp  # noqa: PLC0415 - not in the one file
+
+    with tempfile.TemporaryDirectory() as folder:
+        zipapp.build(Path(folder) / zipapp.PROGRAM)
+        yield Path(folder) / zipapp.PROGRAM
+
+
+def start_container(choice: Choice, granted: Granted, engine: str, say: Callable[[str], None]) -> Started:
+    """Start a container on leased GPUs and prove it; nothing of it is left where that fails.
+
+    Raises:
+        UnavailableError: The engine can't give GPUs, or has no such image.
+        CheckFailedError: It does not compute.
+    """
+    name = f"gpukiln-{granted.lease.id.lower()}"
+    given = arguments(granted.uuids, engine, by=way(read_engine(engine), granted.uuids))
+    if not _succeeds([engine, "image", "inspect", str(choice.image)]):
+        say(f"pulling {choice.image}")
+        _run([engine, "pull", "--quiet", str(choice.image)], PULL_S)
+    with program() as file:
+        _run(
+            [
+                *(engine, "run", "--detach", "--name", name, "--label", f"{LABEL}={granted.lease.id}"),
+                # PyTorch's loaders share memory, and pinned memory is locked (PyTorch, README, Docker Image).
+                *("--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+                *("--entrypoint", "sleep", *given, str(choice.image), "infinity"),
+            ],
+            PULL_S,
+        )
+        try:
+            _run([engine, "cp", str(file), f"{name}:{INSIDE}"], PROVE_S)
+            inside = [engine, "exec", name, "python3"]
+            proof = prove(choice, len(granted.uuids), inside, [*inside, INSIDE], {**os.environ})
+        except BaseException:
+            subprocess.run([engine, "rm", "--force", name], capture_output=True, check=False)
+            raise
+    return Started(name, (engine, "exec", "-it", name, "bash"), (engine, "rm", "--force", name), proof)
+
+
+def start_wheels(choice: Choice, granted: Granted, folder: Path, say: Callable[[str], None]) -> Started:
+    """Make a virtual environment, prove it on leased GPUs; nothing of it is left where that fails.
+
+    Raises:
+        UsageError: The folder is there.
+        UnavailableError: The wheels can't be had.
+        CheckFailedError: It does not compute.
+    """
+    if folder.exists():
+        raise UsageError(f"{folder} is there", hint="--folder names one that is not, or remove it")
+    python = str(folder / "bin/python3")
+    try:
+        maker = "python3" if zipfile.is_zipfile(sys.argv[0]) else sys.executable
+        _run([maker, "-m", "venv", str(folder)], PROVE_S)
+        say(f"installing {' '.join(choice.wheels)}")
+        _run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *choice.wheels],
+            INSTALL_S,
+        )
+        with program() as file:
+            environment = {**os.environ, **granted.environment}
+            proof = prove(choice, len(granted.uuids), [python], [python, str(file)], environment)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    enter = ("gpukiln-gpu", "run", "--lease", granted.lease.id, "--", python)
+    return Started(str(folder), enter, ("rm", "-rf", str(folder)), proof)
+
+
+def prove(
+    choice: Choice, count: int, python: Sequence[str], gpukiln_gpu: Sequence[str], environment: dict[str, str]
+) -> tuple[str, ...]:
+    """Show that an environment computes on its GPUs; returns what was shown.
+
+    Args:
+        count: GPUs that it was given.
+        python: The beginning of a command line that runs its Python.
+        gpukiln_gpu: The beginning of one that runs this program in it.
+
+    Raises:
+        CheckFailedError: It does not.
+    """
+    done = _ask([*gpukiln_gpu, "compute", "--json"], environment)
+    try:
+        document = json.loads(done.stdout)
+        [node] = document["nodes"]
+    except (ValueError, KeyError):
+        raise _not_proven(
+            choice, "the suite's compute check did not run", done.stderr or done.stdout
+        ) from None
+    if done.returncode != 0:
+        problems = node["problems"] or ["no GPU computed"]
+        raise _not_proven(choice, "the suite's compute check fails", "\n".join(problems))
+    counted = _ask([*python, "-c", COUNTS[choice.framework]], environment)
+    seen = counted.stdout.split()[-1:] if counted.returncode == 0 else []
+    if seen != [str(count)]:
+        found = f"{choice.framework} counts {seen[0] if seen else 'none'} of {count} GPUs"
+        raise _not_proven(choice, found, counted.stderr)
+    names = ", ".join(one["name"] for one in node["gpus"])
+    return (f"computes on {names}", f"{choice.framework} {choice.version} counts {count} of {count} GPUs")
+
+
+def _not_proven(choice: Choice, why: str, said: str) -> CheckFailedError:
+    return CheckFailedError(
+        f"{choice.framework} {choice.version} is not proven, and was taken away: {why}",
+        details=tuple(said.strip().splitlines()[-8:]),
+        hint="`gpukiln-gpu health` and `cuda` say how machine and driver are",
+    )
+
+
+def _ask(argv: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            list(argv), env=environment, capture_output=True, text=True, timeout=PROVE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(list(argv), 124, "", f"no answer in {PROVE_S:.0f} s")
+
+
+def _succeeds(argv: Sequence[str]) -> bool:
+    return subprocess.run(list(argv), capture_output=True, check=False).returncode == 0
+
+
+def _run(argv: Sequence[str], limit_s: float) -> None:
+    try:
+        done = subprocess.run(list(argv), capture_output=True, text=True, timeout=limit_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"{argv[0]} {argv[1]}: {error}") from error
+    if done.returncode != 0:
+        told = tuple((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise UnavailableError(f"{' '.join(argv[:4])} ... exits {done.returncode}", details=told)

@@ -1,0 +1,199 @@
+"""The verbs env and compute: an environment for machine learning, and whether GPUs compute."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import UsageError
+from gpukiln.gpus import leases as kept
+from gpukiln.gpus.environments import IMAGE, WHEELS, Choice, Started, choose, start_container, start_wheels
+from gpukiln.gpus.leases import Leases, whoami
+from gpukiln.gpus.text import seconds
+from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verbs.lease import FOR, WANTED, Told, request_of, told
+from gpukiln.probe.cuda import cuda
+
+WANTED_HERE = ("count", "memory", "model", "prefer", "capability", "gpu", "mig", "linked", "wait", "project")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment.
+
+    Args:
+        lease: Null for a rehearsal.
+        started: Null for a rehearsal.
+    """
+
+    node: str
+    choice: Choice
+    lease: Told | None
+    started: Started | None
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What one GPU computed.
+
+    Args:
+        elements: How many numbers were computed and compared.
+        kernel_ms: What the kernel took; null where it did not come so far.
+        h2d_gb_s: From the host's memory to the GPU's; d2h_gb_s back. Null likewise.
+    """
+
+    index: int
+    name: str
+    ok: bool
+    elements: int
+    kernel_ms: float | None
+    h2d_gb_s: float | None
+    d2h_gb_s: float | None
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Whether the GPUs that CUDA shows compute.
+
+    Args:
+        cuda: The version that the driver brings; null where it does not answer.
+        problems: Why not, a line each.
+    """
+
+    node: str
+    cuda: str | None
+    gpus: tuple[Computed, ...]
+    problems: tuple[str, ...]
+    exit_code: int
+
+
+def _compute(_: Options) -> Compute:
+    found = cuda(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    problems = [found["error"]] if found["error"] else []
+    for one in found["gpus"]:
+        if not one["ok"]:
+            problems.append(f"GPU {one['index']} {one['name'] or ''}: {one['error'] or 'computes wrong'}")
+    gpus = tuple(
+        Computed(
+            one["index"],
+            one["name"] or "",
+            bool(one["ok"]),
+            one["elements"],
+            one["kernel_ms"],
+            one["h2d_gb_s"],
+            one["d2h_gb_s"],
+        )
+        for one in found["gpus"]
+    )
+    code = 0 if gpus and not problems else 1 if gpus else 4
+    return Compute(socket.gethostname(), found["driver_version"], gpus, tuple(problems), code)
+
+
+def _show_compute(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
+    for one in node["gpus"]:
+        word = "computes" if one["ok"] else "does not compute"
+        print(f"GPU {one['index']} {one['name']}: {word}, {one['elements']} numbers compared")
+    for line in node["problems"]:
+        print(line)
+
+
+def _env(options: Options) -> Environment:
+    if options.docker and options.podman:
+        raise UsageError("--docker and --podman", hint="one of them")
+    kind = WHEELS if options.wheels else IMAGE
+    leases, who = Leases(), whoami(options.project)
+    found = leases.look()
+    kept.check_usable(found)
+    gpus = [one for one in found.devices if one.kind == "gpu" and one.readable]
+    choice = choose(options.framework, kind, options.cuda, found.driver.version, gpus)
+    if options.dry_run:
+        return Environment(found.node, choice, None, None, 0)
+    engine = None if kind == WHEELS else "podman" if options.podman else "docker"
+    wanted = Options(**{name: getattr(options, name) for name in WANTED_HERE})
+    wanted.cuda, wanted.shared, wanted.pack, wanted.ignore_unleased = "", False, False, False
+    granted = leases.acquire(
+        request_of(wanted, leases),
+        who,
+        kind=kept.CONTAINER if engine else kept.DETACHED,
+        hours=seconds(options.for_, "--for") / 3600 if options.for_ else None,
+        wait_s=seconds(options.wait, "--wait") if options.wait else 0.0,
+        command=f"{choice.framework} {choice.version}",
+        engine=engine,
+        on_wait=lambda why: say(f"waiting: {why}"),
+    )
+    try:
+        if engine:
+            started = start_container(choice, granted, engine, say)
+        else:
+            started = start_wheels(choice, granted, Path(options.folder or _folder(choice)), say)
+    except BaseException:
+        _close(granted.descriptors)
+        leases.release(granted.lease, who, force=True)
+        raise
+    _close(granted.descriptors)  # the container keeps the lease from here on
+    return Environment(found.node, choice, told(granted.lease), started, 0)
+
+
+def _folder(choice: Choice) -> str:
+    return str(Path.home() / ".local/share/gpukiln" / f"{choice.framework}-{choice.version}")
+
+
+def _close(descriptors: tuple[int, ...]) -> None:
+    for number in descriptors:
+        os.close(number)
+
+
+def say(text: str) -> None:
+    """A notice for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show_env(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
+    choice, started = node["choice"], node["started"]
+    print(f"{choice['framework']} {choice['version']}, CUDA {choice['cuda']}: {choice['verdict']['why']}")
+    print(choice["image"] or " ".join(choice["wheels"]))
+    if started is None:
+        print("a rehearsal: nothing was leased, nothing was started")
+        return
+    for line in started["proof"]:
+        print(f"proven: {line}")
+    print(f"lease: {node['lease']['id']} on {', '.join(node['lease']['devices'])}")
+    print(f"enter: {shlex.join(started['enter'])}")
+    print(f"end:   {shlex.join(started['end'])}")
+
+
+VERBS = (
+    Verb(
+        "env",
+        "An environment for machine learning on GPUs of its own, chosen by the driver and proven.",
+        (
+            Option("framework", "pytorch, tensorflow or jax", default="pytorch"),
+            Option("cuda", "the CUDA version that it is built with, or auto", default="auto"),
+            Option("wheels", "a virtual environment of wheels instead of a container", default=False),
+            Option("folder", "where the virtual environment is made", value="FOLDER"),
+            Option("docker", "with Docker, as without a word", default=False),
+            Option("podman", "with Podman", default=False),
+            *(one for one in WANTED if one.name in WANTED_HERE),
+            FOR,
+            Option("dry_run", "lease and start nothing, say what would be", default=False),
+        ),
+        _env,
+        _show_env,
+        changes=True,
+        examples=("--framework pytorch -n 2", "--framework jax --wheels --dry-run"),
+    ),
+    Verb(
+        "compute",
+        "Whether every GPU that CUDA shows computes, by the suite's check.",
+        (),
+        _compute,
+        _show_compute,
+    ),
+)

@@ -142,12 +142,13 @@ GPU = {
     "h2d_gb_s": 1.0,
     "d2h_gb_s": 1.0,
 }
+WRONG = json.dumps({"nodes": [{"gpus": [], "problems": ["wrong sum"]}]})
 Start = Callable[..., Any]
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Starts PyTorch on a leased GPU with an engine that behaves as is said; returns what came, and the leases."""
+    """Starts PyTorch on a leased GPU with an engine that behaves as is said; returns what came."""
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     (tmp_path / "bin").mkdir()
     info = {"DiscoveredDevices": [{"Source": "cdi", "ID": f"nvidia.com/gpu={uuid(0)}"}]}
@@ -191,9 +192,7 @@ def test_a_container_is_handed_over_when_it_is_proven(start: Start, tmp_path: Pa
     [
         ({"compute": "echo 'python3: not found' >&2; exit 127"}, CheckFailedError, "did not run"),
         (
-            {
-                "compute": f"""echo '{json.dumps({"nodes": [{"gpus": [], "problems": ["wrong sum"]}]})}'; exit 1"""
-            },
+            {"compute": f"echo '{WRONG}'; exit 1"},
             CheckFailedError,
             "compute check fails",
         ),

@@ -42,7 +42,7 @@ def test_the_commands_of_one_noun_bear_their_names(typed):
     assert names == sorted(name for name in namespace.task_names if name.startswith("docker."))
 
 
-WITH_A_LETTER = ("gpu.lease", "gpu.run")  # -n, how many GPUs
+WITH_A_LETTER = ("gpu.env", "gpu.lease", "gpu.run")  # -n, how many GPUs
 
 
 @pytest.mark.parametrize("name", sorted(namespace.task_names))

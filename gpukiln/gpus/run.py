@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from gpukiln.errors import IncompatibleError, RefusedError, UsageError
+from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.gpus.leases import Granted, Leases, Who, visible
 from gpukiln.gpus.store import Lease, boot_clock
 
@@ -40,7 +40,7 @@ def under(
     image: str = "",
 ) -> int:
     """Run a command under a lease that was granted for it, and release it; returns its exit code."""
-    lease = granted.lease
+    lease, started = granted.lease, False
     try:
         environment = {**os.environ, "GPUKILN_LEASE": lease.id}
         if engine and "CUDA_VISIBLE_DEVICES" not in granted.environment:
@@ -52,14 +52,31 @@ def under(
         else:
             argv = list(command)
             environment.update(granted.environment)
-        return _run(leases, lease, argv, environment, granted.descriptors)
+        started = True
+        code = _run(leases, lease, argv, environment, granted.descriptors)
+        if engine and code == TIMED_OUT:
+            _end_container(lease)
+        return code
     finally:
         for number in granted.descriptors:
             os.close(number)
-        _released(leases, lease, who)
+        _released(leases, lease, who, contained=started and engine is not None)
 
 
-def _released(leases: Leases, lease: Lease, who: Who) -> None:
+def _end_container(lease: Lease) -> None:
+    """Its first process ignores a SIGTERM that it does not handle, and outlives the engine's command."""
+    from gpukiln.gpus.engines import end  # noqa: PLC0415 - needs no engine as a rule
+
+    try:
+        end(lease)
+    except UnavailableError as error:
+        print(f"error: its container may go on: {error.message}", file=sys.stderr)
+
+
+def _released(leases: Leases, lease: Lease, who: Who, *, contained: bool) -> None:
+    if contained and leases.alive(lease):
+        print(f"{lease.id} goes on: its container still runs", file=sys.stderr)
+        return
     if leases.store.is_locked(leases.store.lifeline(lease)):
         # What the command started outlives it, and has its GPUs.
         print(f"{lease.id} goes on: something that the command started still runs", file=sys.stderr)

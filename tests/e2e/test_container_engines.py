@@ -231,21 +231,45 @@ def test_a_container_has_the_gpus_of_its_lease_as_long_as_it_runs(
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in done.stdout
     assert "CUDA_VISIBLE_DEVICES" not in done.stdout  # GPUs are numbered anew in there
     assert typed("run", "--docker", "tools:1", "--", "/bin/sh", "-c", "exit 7").returncode == 7
-    assert json.loads(typed("leases", "--json").stdout)["nodes"][0]["leases"] == []
-    # Docker's own command is killed, and its container lives: so does its lease.
-    command = [sys.executable, "-m", "gpukiln.gpus", "run", "--docker", "tools:1", "--", "/bin/sleep", "100"]
-    wrapper = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
-    box = ""
-    for _ in range(100):
-        time.sleep(0.1)
-        if box := subprocess.run(
-            ["docker", "ps", "-q"], capture_output=True, text=True, check=True
-        ).stdout.strip():
-            break
-    os.killpg(wrapper.pid, signal.SIGKILL)
-    wrapper.wait()
-    time.sleep(0.5)
-    [lease] = json.loads(typed("leases", "--json").stdout)["nodes"][0]["leases"]
-    assert lease["kind"] == "container"
-    subprocess.run(["docker", "kill", box], check=True, capture_output=True)
-    assert json.loads(typed("leases", "--json").stdout)["nodes"][0]["leases"] == []
+
+    def held() -> list[dict[str, object]]:
+        return list(json.loads(typed("leases", "--json").stdout)["nodes"][0]["leases"])
+
+    def boxes() -> str:
+        asked = ["docker", "ps", "--quiet"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+    def sleeping() -> tuple[subprocess.Popen[bytes], str]:
+        command = [sys.executable, "-m", "gpukiln.gpus", "run", "--docker", "tools:1", "--"]
+        wrapper = subprocess.Popen(
+            [*command, "/bin/sleep", "100"],
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )
+        for _ in range(100):
+            time.sleep(0.1)
+            if box := boxes():
+                return wrapper, box
+        raise AssertionError("no container runs")
+
+    assert held() == []
+    # Docker's own command is killed, with who waits for it or alone: its container lives, so does its lease.
+    for whole in (True, False):
+        wrapper, box = sleeping()
+        [lease] = held()
+        if whole:
+            os.killpg(wrapper.pid, signal.SIGKILL)
+        else:
+            os.kill(int(str(lease["job_pid"])), signal.SIGKILL)
+        wrapper.wait(30)
+        time.sleep(0.5)
+        assert [(one["id"], one["kind"]) for one in held()] == [(lease["id"], "container")]
+        subprocess.run(["docker", "kill", box], check=True, capture_output=True)
+        assert held() == []
+    # One whose time is up ends, though the first process of a container ignores SIGTERM.
+    words = ["run", "--docker", "tools:1", "--for", "2s", "--", "/bin/sleep", "100"]
+    program = f"from gpukiln.gpus import cli, run; run.GRACE_S = 1.0; raise SystemExit(cli.main({words}))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert done.returncode == 124, done.stderr
+    assert (boxes(), held()) == ("", [])

@@ -169,6 +169,15 @@ def test_several_commands_run_under_one_lease_which_stays(node: Double) -> None:
     assert typed(node, "run", "--lease", "L-1", "--", "true")[0] == 2
 
 
+def test_a_container_is_not_run_under_a_lease_as_if_it_were_a_command(node: Double) -> None:
+    [grant] = json.loads(typed(node, "lease", "--json")[1])["nodes"]
+    name = grant["lease"]["id"]
+    for words in (["--docker", "image"], ["--podman", "image", "--", "/bin/echo", "on the host"]):
+        code, out, err = typed(node, "run", "--lease", name, *words)
+        assert (code, out) == (2, "")
+        assert f"gpukiln-gpu args {name}" in err
+
+
 def test_a_rehearsal_leases_nothing_and_says_why_of_each(node: Double) -> None:
     code, out, _ = typed(node, "lease", "--model", "H100", "--dry-run")
     assert code == 3

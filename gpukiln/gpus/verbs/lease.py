@@ -296,6 +296,11 @@ def _run(options: Options) -> int:
         raise UsageError("run lacks its command", hint="gpukiln-gpu run -n 1 -- python3 train.py")
     if options.docker and options.podman:
         raise UsageError("--docker and --podman", hint="one of them")
+    if options.lease and (options.docker or options.podman):
+        raise UsageError(
+            f"--lease {options.lease} runs a command, not a container",
+            hint=f"gpukiln-gpu args {options.lease} says what gives its GPUs to a container",
+        )
     leases, who = Leases(), whoami(options.project)
     limit_s = seconds(options.for_, "--for") if options.for_ else None
     if options.lease:

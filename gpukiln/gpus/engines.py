@@ -190,8 +190,37 @@ def device_request(uuids: Sequence[str], capabilities: Sequence[str] = CAPABILIT
     return {"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [wanted]}
 
 
+def nodes(uuids: Sequence[str], devices: Sequence[Device]) -> list[str]:
+    """What a unit must be allowed to open for these devices, as DeviceAllow of systemd takes it.
+
+    Only their own nodes: the whole class of /proc/devices would be every GPU, and has another name from
+    driver 550 on (NVIDIA/nvidia-container-toolkit#324). MIG devices of one GPU share its node; their
+    capabilities' numbers are the kernel's, so all of that class are allowed.
+
+    Raises:
+        UnavailableError: The node of one is not known.
+    """
+    known = {one.uuid: one for one in devices if one.uuid}
+    found: dict[str, None] = {}
+    for uuid in uuids:
+        one = known.get(uuid)
+        whole = known.get(one.parent) if one and one.parent else one
+        if one is None or whole is None or whole.minor is None:
+            raise UnavailableError(
+                f"the device node of {uuid} is not known", hint="`gpukiln-gpu show` says what it answers"
+            )
+        found[f"/dev/nvidia{whole.minor}"] = None
+        if one.kind == "mig":
+            found["char-nvidia-caps"] = None
+    return list(found)
+
+
 def arguments(
-    uuids: Sequence[str], engine: str, capabilities: Sequence[str] = CAPABILITIES, by: str = BY_CDI
+    uuids: Sequence[str],
+    engine: str,
+    capabilities: Sequence[str] = CAPABILITIES,
+    by: str = BY_CDI,
+    allowed: Sequence[str] = (),
 ) -> list[str]:
     """What gives devices to a container of an engine, or to a unit.
 
@@ -199,6 +228,7 @@ def arguments(
         uuids: Of GPUs or MIG devices.
         engine: One of ENGINES.
         by: Of Docker: cdi, hook or runtime, see `way`.
+        allowed: Of systemd: what it may open, see `nodes`.
 
     Returns:
         Words of a command line; of compose and systemd lines of a file.
@@ -215,11 +245,10 @@ def arguments(
             f"          capabilities: {json.dumps(['gpu', *wanted])}",
         ]
     if engine == "systemd":
-        nodes = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+        shared = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
         return [
             f"Environment=CUDA_VISIBLE_DEVICES={','.join(uuids)}",
-            *(f"DeviceAllow=/dev/{node} rw" for node in nodes),
-            "DeviceAllow=char-nvidia-frontend rw",
+            *(f"DeviceAllow={node} rw" for node in (*shared, *allowed)),
         ]
     if engine == "podman" or by == BY_CDI:
         return [word for uuid in uuids for word in ("--device", f"{CDI_KIND}={uuid}")]
@@ -279,8 +308,23 @@ def runs(lease: Lease) -> bool:
         return True
 
 
-def containers() -> list[Box]:
-    """The running containers of Docker and Podman that were given GPUs by UUID."""
+def end(lease: Lease) -> None:
+    """End the container of a lease, if it runs.
+
+    Raises:
+        UnavailableError: Its engine gives no answer.
+    """
+    engine = lease.engine or "docker"
+    if ids := _ask(engine, "ps", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={lease.id}").split():
+        _ask(engine, "kill", *ids)
+
+
+def containers(devices: Sequence[Device]) -> list[Box]:
+    """The running containers of Docker and Podman that were given GPUs.
+
+    Args:
+        devices: The machine's, by which `all`, indices and device nodes are understood.
+    """
     found = []
     for engine in ("docker", "podman"):
         if shutil.which(engine) is None:
@@ -292,27 +336,55 @@ def containers() -> list[Box]:
             print(f"{engine}: its containers are not looked at: {error.message}", file=sys.stderr)
             continue
         for one in listed:
-            if uuids := given_to(one):
+            if uuids := given_to(one, devices):
                 labels = one.get("Config", {}).get("Labels") or {}
                 image = str(one.get("Config", {}).get("Image", ""))
                 found.append(Box(engine, str(one["Id"]), image, uuids, labels.get(LABEL, "")))
     return found
 
 
-def given_to(container: dict[str, Any]) -> tuple[str, ...]:
-    """UUIDs of the devices that a container was given, by what `inspect` says of it."""
-    host = container.get("HostConfig") or {}
+def given_to(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str, ...]:
+    """UUIDs of the devices that a container was given, by what `inspect` says of it.
+
+    Docker keeps what was asked for: names, or how many, which are the first ones (moby/moby,
+    daemon/nvidia_linux.go). Podman keeps the command that made it, and the device nodes that CDI led to
+    (containers/podman, libpod/container_inspect_linux.go).
+    """
+    host, config = container.get("HostConfig") or {}, container.get("Config") or {}
     named: list[str] = []
     for request in host.get("DeviceRequests") or ():
-        named += [str(one).rpartition("=")[2] for one in request.get("DeviceIDs") or ()]
-    for device in host.get("Devices") or ():
-        named.append(str(device.get("PathOnHost", "")).rpartition(f"{CDI_KIND}=")[2])
+        wanted = [word for words in request.get("Capabilities") or () for word in words]
+        ids = [str(one) for one in request.get("DeviceIDs") or ()]
+        count = int(request.get("Count") or 0)
+        if request.get("Driver") == "cdi":
+            named += [one.partition("=")[2] for one in ids if one.startswith(f"{CDI_KIND}=")]
+        elif request.get("Driver") == "nvidia" or "gpu" in wanted:
+            named += ids or (["all"] if count < 0 else [str(number) for number in range(count)])
+    for word in config.get("CreateCommand") or ():
+        named += re.findall(rf"{re.escape(CDI_KIND)}=([A-Za-z0-9:._-]+)", str(word))
     if host.get("Runtime") == "nvidia":
-        for pair in container.get("Config", {}).get("Env") or ():
+        for pair in config.get("Env") or ():
             name, _, value = str(pair).partition("=")
             if name == "NVIDIA_VISIBLE_DEVICES":
                 named += value.split(",")
-    return tuple(dict.fromkeys(one for one in named if one.startswith(("GPU-", "MIG-"))))
+    if not named:
+        paths = [str(device.get("PathOnHost", "")) for device in host.get("Devices") or ()]
+        named = [path for path in paths if re.fullmatch(r"/dev/nvidia\d+", path)]
+    return tuple(dict.fromkeys(uuid for name in named for uuid in _named(name, devices)))
+
+
+def _named(name: str, devices: Sequence[Device]) -> list[str]:
+    """The devices that one word means: a UUID, all, an index, GPU:MIG, or a device node."""
+    if name.startswith(("GPU-", "MIG-")):
+        return [name]
+    parents = {one.parent for one in devices if one.parent}
+    found = []
+    for one in devices:
+        node = next((whole.minor for whole in devices if whole.uuid == (one.parent or one.uuid)), None)
+        words = ("all", str(one.index), f"{one.index}:{one.mig_index}", f"/dev/nvidia{node}")
+        if one.uuid and one.vendor == "nvidia" and name in words and one.uuid not in parents:
+            found.append(one.uuid)
+    return found
 
 
 def quoted(words: Sequence[str]) -> str:

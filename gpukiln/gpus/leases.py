@@ -518,7 +518,8 @@ class Leases:
         """
         from gpukiln.gpus.engines import containers  # noqa: PLC0415 - asks every engine
 
-        found, running = self.look(), containers()
+        found = self.look()
+        running = containers(found.devices)
         whole = [one for one in found.devices if one.kind == "gpu"]
         adopted = []
         with self.store.change():

@@ -14,7 +14,16 @@ import yaml
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.gpus import engines
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.engines import Engine, arguments, cdi_devices, device_request, given_to, read_engine, way
+from gpukiln.gpus.engines import (
+    Engine,
+    arguments,
+    cdi_devices,
+    device_request,
+    given_to,
+    nodes,
+    read_engine,
+    way,
+)
 from gpukiln.gpus.leases import CONTAINER, Leases, Who
 from gpukiln.gpus.model import Process
 from gpukiln.gpus.selection import Request
@@ -103,7 +112,9 @@ def test_every_rendering_names_the_devices_by_uuid() -> None:
     service = {"services": {"job": yaml.safe_load("\n".join(arguments([ONE, TWO], "compose", ["video"])))}}
     [given] = service["services"]["job"]["deploy"]["resources"]["reservations"]["devices"]
     assert given == {"driver": "nvidia", "device_ids": [ONE, TWO], "capabilities": ["gpu", "video"]}
-    assert arguments([ONE, TWO], "systemd")[0] == f"Environment=CUDA_VISIBLE_DEVICES={ONE},{TWO}"
+    lines = arguments([ONE, TWO], "systemd", allowed=["/dev/nvidia1", "/dev/nvidia2"])
+    assert lines[0] == f"Environment=CUDA_VISIBLE_DEVICES={ONE},{TWO}"
+    assert lines[-2:] == ["DeviceAllow=/dev/nvidia1 rw", "DeviceAllow=/dev/nvidia2 rw"]
     assert device_request([ONE]) == {
         "Driver": "nvidia",
         "DeviceIDs": [ONE],
@@ -203,19 +214,55 @@ def test_a_memory_limit_is_refused_with_what_can_be_had() -> None:
     assert error.details[0] == "a MIG device 2g.10gb of 9856 MiB: --mig 2g.10gb"
 
 
+PART = "MIG-00000000-0000-0000-0000-000000000001"
+EVERY = (ONE, TWO, PART)
+# GPU 2 is cut up, and /dev/nvidia7.
+MACHINE = [
+    device(0, uuid=ONE, minor=0),
+    device(1, uuid=TWO, minor=1),
+    device(2, uuid=uuid(3), minor=7),
+    device(2, uuid=PART, kind="mig", mig_index=0, parent=uuid(3)),
+]
+PODMAN = {"Devices": [{"PathOnHost": "/dev/nvidiactl"}, {"PathOnHost": "/dev/nvidia0"}]}
+
+
+def asked(capability: str, **values: Any) -> dict[str, Any]:
+    """A DeviceRequest as `docker inspect` shows it."""
+    return {"Driver": "", "Count": 0, "DeviceIDs": None, "Capabilities": [[capability]], **values}
+
+
 @pytest.mark.parametrize(
-    ("host", "env", "wanted"),
+    ("host", "config", "wanted"),
     [
-        ({"DeviceRequests": [{"DeviceIDs": [ONE, TWO]}]}, [], (ONE, TWO)),
-        ({"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={ONE}"]}]}, [], (ONE,)),
-        ({"Devices": [{"PathOnHost": f"nvidia.com/gpu={TWO}"}]}, [], (TWO,)),
-        ({"Runtime": "nvidia"}, [f"NVIDIA_VISIBLE_DEVICES={ONE}"], (ONE,)),
-        ({"Runtime": "runc"}, [f"NVIDIA_VISIBLE_DEVICES={ONE}"], ()),
-        ({}, ["NVIDIA_VISIBLE_DEVICES=all"], ()),
+        ({"DeviceRequests": [asked("gpu", DeviceIDs=[ONE, TWO])]}, {}, (ONE, TWO)),
+        ({"DeviceRequests": [asked("gpu", Count=-1)]}, {}, (ONE, TWO, PART)),  # --gpus all
+        ({"DeviceRequests": [asked("gpu", Count=2)]}, {}, (ONE, TWO)),  # --gpus 2
+        ({"DeviceRequests": [asked("gpu", DeviceIDs=["1", "2:0"])]}, {}, (TWO, PART)),
+        ({"DeviceRequests": [asked("tpu", Count=-1)]}, {}, ()),
+        ({"DeviceRequests": [asked("", Driver="cdi", DeviceIDs=[f"nvidia.com/gpu={ONE}"])]}, {}, (ONE,)),
+        ({"DeviceRequests": [asked("", Driver="cdi", DeviceIDs=["nvidia.com/gpu=all"])]}, {}, EVERY),
+        ({"DeviceRequests": [asked("", Driver="cdi", DeviceIDs=["example.com/nic=all"])]}, {}, ()),
+        # Podman: the command, or the nodes that CDI led to.
+        (PODMAN, {"CreateCommand": ["podman", "run", "--device", f"nvidia.com/gpu={TWO}", "i"]}, (TWO,)),
+        (PODMAN, {"CreateCommand": ["podman", "run", "--device=nvidia.com/gpu=all", "i"]}, EVERY),
+        (PODMAN, {}, (ONE,)),
+        ({"Devices": [{"PathOnHost": "/dev/nvidia7"}]}, {}, (PART,)),
+        ({"Devices": [{"PathOnHost": "/dev/nvidiactl"}]}, {}, ()),
+        ({"Runtime": "nvidia"}, {"Env": [f"NVIDIA_VISIBLE_DEVICES={ONE}"]}, (ONE,)),
+        ({"Runtime": "nvidia"}, {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}, EVERY),
+        ({"Runtime": "runc"}, {"Env": [f"NVIDIA_VISIBLE_DEVICES={ONE}"]}, ()),
+        ({}, {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}, ()),
     ],
 )
-def test_what_a_container_was_given_is_read(host: Any, env: list[str], wanted: tuple[str, ...]) -> None:
-    assert given_to({"HostConfig": host, "Config": {"Env": env}}) == wanted
+def test_what_a_container_was_given_is_read(host: Any, config: Any, wanted: tuple[str, ...]) -> None:
+    assert given_to({"HostConfig": host, "Config": config}, MACHINE) == wanted
+
+
+def test_a_unit_may_open_the_nodes_of_its_own_devices_alone() -> None:
+    assert nodes([TWO], MACHINE) == ["/dev/nvidia1"]
+    assert nodes([PART], MACHINE) == ["/dev/nvidia7", "char-nvidia-caps"]
+    with pytest.raises(UnavailableError, match=f"device node of {ONE} is not known"):
+        nodes([ONE], [device(0, uuid=ONE)])
 
 
 # What `docker ps` and `docker inspect` say of one container that runs as long as a file is there.
@@ -233,7 +280,11 @@ def test_the_lease_of_a_container_ends_with_it_and_one_without_a_lease_gets_one(
 ) -> None:
     id = "0123456789abcdef" * 4
     said = [
-        {"Id": id, "HostConfig": {"DeviceRequests": [{"DeviceIDs": [ONE]}]}, "Config": {"Image": "train"}}
+        {
+            "Id": id,
+            "HostConfig": {"DeviceRequests": [asked("gpu", DeviceIDs=["1"])]},
+            "Config": {"Image": "train"},
+        }
     ]
     (tmp_path / "inspect").write_text(json.dumps(said))
     (tmp_path / "runs").touch()

@@ -15,6 +15,7 @@ from gpukiln.gpus.engines import (
     ENGINES,
     arguments,
     device_request,
+    nodes,
     quoted,
     read_engine,
     refuse_memory,
@@ -61,12 +62,13 @@ def _args(options: Options) -> Rendered:
     wanted = [one.strip() for one in options.capabilities.split(",") if one.strip()]
     asked = options.engine in ("docker", "podman")
     by = way(read_engine(options.engine), lease.uuids) if asked else None
+    allowed = nodes(lease.uuids, collect().devices) if options.engine == "systemd" else ()
     return Rendered(
         socket.gethostname(),
         options.engine,
         by,
         lease.uuids,
-        tuple(arguments(lease.uuids, options.engine, wanted, by or BY_CDI)),
+        tuple(arguments(lease.uuids, options.engine, wanted, by or BY_CDI, allowed)),
         device_request(lease.uuids, wanted) if options.engine == "docker" else None,
         0,
     )

@@ -251,6 +251,11 @@ def not_looked_at(lines: Sequence[str]) -> None:
 
 
 def data_center_only(names: Sequence[Any]) -> bool:
-    """Whether all boards of these names are data-centre ones, as far as the catalogue knows them."""
-    rows = [row for row in facts()["gpus"].values() if not row["data_center"]]
-    return not any(str(row["name"]).lower() in str(name or "").lower() for name in names for row in rows)
+    """Whether all boards of these names are data-centre ones, as far as the catalogue knows them.
+
+    It knows none of NVIDIA's consumer boards, for which forward compatibility is not (CUDA Compatibility,
+    chapter Forward Compatibility).
+    """
+    rows = [str(row["name"]).lower() for row in facts()["gpus"].values() if not row["data_center"]]
+    others = (*rows, "geforce", "titan")
+    return not any(other in str(name or "").lower() for name in names for other in others)

@@ -54,6 +54,16 @@ def test_what_is_not_known_is_said(version: str | None, driver: str | None, told
     assert told in found.why
 
 
+def test_forward_compatibility_is_not_for_consumer_boards() -> None:
+    assert cuda.data_center_only(["NVIDIA A100-SXM4-40GB", "NVIDIA L4", None])
+    for name in (
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA TITAN RTX",
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+    ):
+        assert not cuda.data_center_only(["NVIDIA A100-SXM4-40GB", name]), name
+
+
 def test_toolkits_are_found_by_their_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}/cuda-12.1/bin")
     new, old = tmp_path / "cuda-12.1", tmp_path / "cuda-10.2"

@@ -99,7 +99,8 @@ def choose(framework: str, kind: str, cuda: str, driver: str | None, gpus: Seque
         raise IncompatibleError(
             f"no {kind} of {framework} runs on this machine",
             details=tuple(refused),
-            hint="--wheels or --image takes the other kind; a newer driver runs more",
+            hint=("--wheels takes wheels" if kind == IMAGE else "without --wheels it takes an image")
+            + "; a newer driver runs more",
         )
     return min(able, key=lambda one: one.verdict.word != NATIVE)  # of equals the first
 
@@ -122,7 +123,7 @@ class Started:
     Args:
         name: Of the container, or the folder of the virtual environment.
         enter: The command line that leads into it.
-        end: The command line that ends it.
+        end: The command line that gives its GPUs back; a virtual environment's folder stays.
         proof: What was shown, a line each.
     """
 
@@ -159,16 +160,16 @@ def start_container(choice: Choice, granted: Granted, engine: str, say: Callable
         say(f"pulling {choice.image}")
         _run([engine, "pull", "--quiet", str(choice.image)], PULL_S)
     with program() as file:
-        _run(
-            [
-                *(engine, "run", "--detach", "--name", name, "--label", f"{LABEL}={granted.lease.id}"),
-                # PyTorch's loaders share memory, and pinned memory is locked (PyTorch, README, Docker Image).
-                *("--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
-                *("--entrypoint", "sleep", *given, str(choice.image), "infinity"),
-            ],
-            PULL_S,
-        )
-        try:
+        try:  # an engine that can't start a container leaves it there
+            _run(
+                [
+                    *(engine, "run", "--detach", "--name", name, "--label", f"{LABEL}={granted.lease.id}"),
+                    # PyTorch's loaders share memory, pinned memory is locked (PyTorch, README, Docker Image).
+                    *("--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+                    *("--entrypoint", "sleep", *given, str(choice.image), "infinity"),
+                ],
+                PULL_S,
+            )
             _run([engine, "cp", str(file), f"{name}:{INSIDE}"], PROVE_S)
             inside = [engine, "exec", name, "python3"]
             proof = prove(choice, len(granted.uuids), inside, [*inside, INSIDE], {**os.environ})
@@ -204,7 +205,7 @@ def start_wheels(choice: Choice, granted: Granted, folder: Path, say: Callable[[
         shutil.rmtree(folder, ignore_errors=True)
         raise
     enter = ("gpukiln-gpu", "run", "--lease", granted.lease.id, "--", python)
-    return Started(str(folder), enter, ("rm", "-rf", str(folder)), proof)
+    return Started(str(folder), enter, ("gpukiln-gpu", "release", granted.lease.id), proof)
 
 
 def prove(

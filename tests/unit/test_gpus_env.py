@@ -37,7 +37,7 @@ AMPERE = [device(0, architecture="Ampere")]
         ("pytorch", IMAGE, "auto", OLD, "2.5.1", "runs"),
         ("pytorch", IMAGE, "12.8", OLD, "2.8.0", "runs-with-limits"),
         ("pytorch", WHEELS, "auto", OLD, "2.4.1", "runs"),
-        ("tensorflow", IMAGE, "auto", OLD, "2.18.0", "runs-with-limits"),
+        ("tensorflow", WHEELS, "auto", OLD, "2.18.0", "runs-with-limits"),
         ("jax", WHEELS, "auto", NEW, "0.4.38", "runs"),
     ],
 )
@@ -76,7 +76,7 @@ def test_the_driver_decides(
         ),
         (
             "tensorflow",
-            IMAGE,
+            WHEELS,
             "auto",
             NEW,
             [device(0, architecture="Blackwell")],
@@ -126,7 +126,7 @@ case "$1 $2" in
   "info --format") echo '{info}' ;;
   "image inspect") {inspect} ;;
   "pull --quiet") {pull} ;;
-  "run --detach") touch "{folder}/container" ;;
+  "run --detach") touch "{folder}/container"; {run} ;;
   cp\\ *) ;;
   exec\\ *) shift 2; if [ "$2" = /gpukiln-gpu ]; then {compute}; else {count}; fi ;;
   "rm --force") rm -f "{folder}/container" ;;
@@ -158,7 +158,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     def run(**behaviour: str) -> Any:
         document = {"schema": "gpu.compute/1", "nodes": [{"gpus": [GPU], "problems": []}], "failed": []}
         values = {
-            **{"folder": tmp_path, "info": json.dumps(info), "inspect": "true", "pull": "true"},
+            **{
+                "folder": tmp_path,
+                "info": json.dumps(info),
+                "inspect": "true",
+                "pull": "true",
+                "run": "true",
+            },
             **{"compute": f"echo '{json.dumps(document)}'", "count": "echo noise; echo 1", **behaviour},
         }
         engine = tmp_path / "bin/docker"
@@ -199,6 +205,12 @@ def test_a_container_is_handed_over_when_it_is_proven(start: Start, tmp_path: Pa
         ({"count": "echo 0"}, CheckFailedError, "pytorch counts 0 of 1 GPUs"),
         ({"count": "echo 'No module named torch' >&2; exit 1"}, CheckFailedError, "counts none of 1"),
         ({"inspect": "false", "pull": "echo 'denied' >&2; exit 1"}, UnavailableError, "docker pull --quiet"),
+        # Docker keeps a container that it made and could not start.
+        (
+            {"run": "echo 'could not select device driver' >&2; exit 125"},
+            UnavailableError,
+            "docker run --det",
+        ),
     ],
 )
 def test_what_is_not_proven_is_taken_away(

@@ -141,11 +141,13 @@ def watch(
     count = max(round(duration_s / record.interval_s), 1) if duration_s else 0
     gone: dict[str, str] = {}
     number, at, restarts = 0, "", 0
+    began: float | None = None
 
     def hear(message: dict[str, Any]) -> None:
-        nonlocal number, at
+        nonlocal number, at, began
         at = message.get("uuid", at)
-        record.began = message.get("start", record.began)
+        if "start" in message:
+            record.began = began = message["start"]
         if "tick" not in message:
             return
         number = message["tick"] + 1
@@ -167,7 +169,7 @@ def watch(
 
     def work(tell: Tell) -> None:
         asked = [one for one in gpus if one not in hung]
-        _sample_all(tell, asked, record.began, record.interval_s, number, count)
+        _sample_all(tell, asked, began, record.interval_s, number, count)
 
     try:
         while not count or number < count:
@@ -239,11 +241,12 @@ def _sample(row: dict[str, Any], index: int) -> Sample:
 
 
 def _sample_all(
-    tell: Tell, uuids: Sequence[str], began: float, interval_s: float, number: int, count: int
+    tell: Tell, uuids: Sequence[str], began: float | None, interval_s: float, number: int, count: int
 ) -> None:
     """Sample until the last tick; runs in the child process.
 
     Args:
+        began: When the watch did; None: now, for what the driver takes to start is no part of it.
         number: Of the first tick.
         count: Of all ticks, 0 for no end.
     """
@@ -251,7 +254,7 @@ def _sample_all(
     nvml = Nvml()
     nvml.pynvml.nvmlInit()
     handles: dict[str, Any] = {}
-    if number == 0:  # what the driver takes to start is no part of the watch
+    if began is None:
         began = time.monotonic()
         tell(start=began)
     parent, sampled = os.getppid(), False

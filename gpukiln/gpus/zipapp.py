@@ -78,24 +78,33 @@ def tree(folder: Path) -> Path:
     if made.is_dir():
         return made
     folder.mkdir(parents=True, exist_ok=True)
-    with whole_or_not(made) as partial:
-        texts = {
-            f"usr/local/share/man/man1/{PROGRAM}.1": man_page(),
-            f"usr/share/bash-completion/completions/{PROGRAM}": completion(),
-        }
-        for name, text in texts.items():
-            file = partial / name
-            file.parent.mkdir(parents=True)
-            write_whole(file, text, mode=0o644)
-        program = partial / "usr/local/bin" / PROGRAM
-        program.parent.mkdir(parents=True)
-        build(program)
+    try:
+        with whole_or_not(made) as partial:
+            for name, (content, mode) in files().items():
+                file = partial / name
+                file.parent.mkdir(parents=True)
+                write_whole(file, content, mode=mode)
+    except OSError:
+        if not made.is_dir():  # else another process made the same meanwhile: Ansible asks once a host
+            raise
     return made
 
 
+def files() -> dict[str, tuple[bytes, int]]:
+    """What a machine gets: content and mode by path, without the first slash."""
+    return {
+        f"usr/local/bin/{PROGRAM}": (packed(), 0o755),
+        f"usr/local/share/man/man1/{PROGRAM}.1": (man_page().encode(), 0o644),
+        f"usr/share/bash-completion/completions/{PROGRAM}": (completion().encode(), 0o644),
+    }
+
+
 def digest() -> str:
-    """SHA-256 of the program, in hexadecimal digits."""
-    return hashlib.sha256(packed()).hexdigest()
+    """SHA-256 of all that a machine gets, in hexadecimal digits; the program alone has another."""
+    said = hashlib.sha256()
+    for name, (content, _) in files().items():
+        said.update(f"{name} {len(content)}\n".encode() + content)
+    return said.hexdigest()
 
 
 def contents() -> dict[str, bytes]:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from gpukiln.docker.engine import BuildRequest, Engine, native_platform
 from gpukiln.docker.engines import find_engine
 from gpukiln.verify import plugin  # noqa: F401 - it makes buildah:// known
 from tests.support import nvml_double
-from tests.support.engines import offer
+from tests.support.engines import GPU_HOOK, offer, small_root
 from tests.support.gpus import double
 
 DOCKERFILE = """\
@@ -39,30 +38,11 @@ FROM ${BASE}
 LABEL gpukiln.image=slow
 RUN sleep 100
 """
-PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/sleep", "/usr/bin/env", "/usr/bin/id", "/bin/chmod")
 
 
 @pytest.fixture(scope="module")
 def root_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root file system of a few programs of this machine and their libraries."""
-    root = tmp_path_factory.mktemp("root")
-    root.chmod(0o755)
-    (root / "tmp").mkdir()
-    for program in PROGRAMS:
-        said = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-        for file in (program, *re.findall(r"(/\S+) \(0x", said)):
-            target = root / (file.removeprefix("/usr") if file in PROGRAMS else file).lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, target)
-    tar = root.with_suffix(".tar")
-    with tarfile.open(tar, "w") as archive:
-        archive.add(root, "/")
-    return tar
-
-
-# Docker starts it with the container's state as its input where a container is given GPUs, and wants exit 0
-# (NVIDIA/nvidia-container-toolkit, cmd/nvidia-container-runtime-hook; OCI runtime specification, prestart).
-HOOK = "#!/bin/sh\nexec cat >/dev/null\n"
+    return small_root(tmp_path_factory.mktemp("root"))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +52,7 @@ def docker_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         folder = tmp_path_factory.mktemp("docker")
         hook = folder / "bin/nvidia-container-runtime-hook"
         hook.parent.mkdir()
-        hook.write_text(HOOK)
+        hook.write_text(GPU_HOOK)
         hook.chmod(0o755)
         patch.setenv("PATH", f"{os.environ['PATH']}:{hook.parent}")
         address = f"unix://{folder}/docker.sock"

@@ -1,9 +1,11 @@
 """gpukiln-gpu on simulated machines: on the node itself, and from a checkout over SSH."""
 
 import json
+import re
 
 import pytest
 
+from tests.support.engines import GPU_HOOK, small_root
 from tests.support.harness import SIMULATED, Node, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -15,6 +17,14 @@ ROLE = """
   become: true
   gather_facts: false
   roles: [gpu_tools]
+"""
+DOCKER = """
+- hosts: all
+  become: true
+  gather_subset: [min]
+  vars_files: ["{root}/components.yaml"]
+  vars: {container_runtime_engines: [docker]}
+  roles: [container_runtime]
 """
 MIG = {
     "version": "v1",
@@ -147,6 +157,25 @@ def test_it_is_watched_and_accounted_for(here, machine, ask):
     used = there(machine, "usage", "--by user")
     assert [one["key"] for one in used["rows"]] == ["admin"]
     del here
+
+
+@both
+def test_a_container_has_the_gpus_of_its_lease(machine, ask, tmp_path):
+    machine.apply(DOCKER)
+    machine.write("/usr/bin/nvidia-container-runtime-hook", GPU_HOOK)
+    machine.read("sudo chmod 755 /usr/bin/nvidia-container-runtime-hook && sudo systemctl restart docker")
+    (root := tmp_path / "root").mkdir()
+    done = machine.ssh("sudo docker import - tools:1", small_root(root).read_bytes())
+    assert done.returncode == 0, done.stderr
+    for said in (
+        machine.ssh(f"sudo {PROGRAM} run -n 2 --docker tools:1 -- /bin/env").stdout,
+        ask("run", "-n", "2", "--sudo", "--docker", "tools:1", command=("/bin/env",)).stdout,
+    ):
+        given = re.search(r"NVIDIA_VISIBLE_DEVICES=(\S+)", said)
+        assert given, said
+        assert set(given[1].split(",")) <= {one["uuid"] for one in there(machine, "list")["devices"]}
+        assert len(given[1].split(",")) == 2
+    assert there(machine, "leases")["leases"] == []
 
 
 @both

@@ -190,7 +190,9 @@ def test_gpu_tools(facts):
     assert found["sha256"], "/usr/local/bin/gpukiln-gpu is missing, and the image's record names it"
     code = known(found["rc"])
     assert code == 0, f"gpukiln-gpu --version exits {code}: {found['out'].strip()}"
-    recorded = facts.record.get("gpu_tools", {}).get("sha256")
+    # A live node may have got a newer one from node.apply, and its record is that of the image.
+    live = facts.profile in ("node", "eks-node")
+    recorded = None if live else facts.record.get("gpu_tools", {}).get("sha256")
     assert recorded in (None, found["sha256"]), (
         f"gpukiln-gpu is {found['sha256'][:16]}, the image's record has {recorded[:16]}"
     )

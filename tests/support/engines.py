@@ -5,8 +5,10 @@ a program is only there; apt has checked where it is from.
 """
 
 import os
+import re
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,27 @@ PACKAGES = {  # 76 MB to fetch, 290 MB unpacked
     "podman": ("podman", "conmon", "runc"),
 }
 PROGRAMS = {"docker": ("docker", "dockerd"), "podman": ("podman",)}
+
+# Docker starts it with the container's state as its input where a container is given GPUs, and wants exit 0
+# (NVIDIA/nvidia-container-toolkit, cmd/nvidia-container-runtime-hook; OCI runtime specification, prestart).
+GPU_HOOK = "#!/bin/sh\nexec cat >/dev/null\n"
+IN_ROOT = ("/bin/sh", "/bin/cat", "/bin/sleep", "/usr/bin/env", "/usr/bin/id", "/bin/chmod")
+
+
+def small_root(root: Path) -> Path:
+    """A root file system of a few programs of this machine and their libraries, as a tar."""
+    root.chmod(0o755)
+    (root / "tmp").mkdir()
+    for program in IN_ROOT:
+        said = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for file in (program, *re.findall(r"(/\S+) \(0x", said)):
+            target = root / (file.removeprefix("/usr") if file in IN_ROOT else file).lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
+    tar = root.with_suffix(".tar")
+    with tarfile.open(tar, "w") as archive:
+        archive.add(root, "/")
+    return tar
 
 
 def offer(name: str, patch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,9 @@ class Double:
     environment: dict[str, str]
 
 
-def double(built: Path, folder: Path, instance_type: str, *, driver: str = "535.309.01") -> Double:
+def double(
+    built: Path, folder: Path, instance_type: str, *, driver: str = "535.309.01", cuda: str = "12.2"
+) -> Double:
     """Make a machine of an instance type; nothing is wrong with it.
 
     Args:
@@ -84,7 +86,7 @@ def double(built: Path, folder: Path, instance_type: str, *, driver: str = "535.
     path = folder / f"{instance_type}.state"
     append_region(path)
     state = State(path)
-    state.write(start_rows(make_profile(instance_type, seed="i-1", driver=driver, cuda="12.2")))
+    state.write(start_rows(make_profile(instance_type, seed="i-1", driver=driver, cuda=cuda)))
     environment = {
         **library.environment(built, path),
         "GPUKILN_GPUS_STATE": str(folder / "leases"),

@@ -1,15 +1,21 @@
 """Fixtures that several modules of unit tests share."""
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gpukiln.clouds.embedded.gpus import settings
+from gpukiln.clouds.embedded.gpus.state import State
+from gpukiln.gpus import cli
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.plan import Plan
 from gpukiln.probe.base import evidence, watch
 from gpukiln.release.log import ReleaseLog
+from tests.support import nvml_double
 from tests.support.endpoint import Endpoint, serve
+from tests.support.gpus import double
 from tests.support.plans import BAKE, VERDICT, ec2_with_a_base, plan
 from tests.support.release_cloud import end_server, tell
 
@@ -75,3 +81,44 @@ def nothing_hangs() -> Iterator[None]:
     forget()
     yield
     forget()
+
+
+@pytest.fixture(scope="session")
+def loaded_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The double of NVML in this process: what asks for its soname later gets it."""
+    path = nvml_double.build(tmp_path_factory.mktemp("nvml"))
+    ctypes.CDLL(str(path))
+    return path
+
+
+@pytest.fixture
+def simulated(loaded_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., State]:
+    """This process sees the simulated GPUs of an instance type, changed by settings and a scenario."""
+
+    def make(instance_type: str, *texts: str, scenario: str = "") -> State:
+        made = double(loaded_nvml, tmp_path, instance_type, driver="580.65.06", cuda="13.0")
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+
+        def change(rows: dict[str, str]) -> None:
+            for text in texts:
+                settings.apply(rows, text)
+            if scenario:
+                settings.play(rows, scenario)
+
+        made.state.change(change)
+        return made.state
+
+    return make
+
+
+@pytest.fixture
+def typed_gpu(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Types `gpukiln-gpu`; returns the exit code, the output and the errors."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = cli.main(list(words))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run

@@ -18,7 +18,7 @@ from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.commands import gpu_schema
 from gpukiln.errors import BusyError, IncompatibleError
-from gpukiln.gpus import amd, cli, collect
+from gpukiln.gpus import amd, collect
 from gpukiln.gpus.leases import Leases, visible, whoami
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.selection import Request
@@ -53,11 +53,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 
 @pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
+def typed(typed_gpu: Callable[..., tuple[int, str, str]]) -> Typed:
     def run(*words: str) -> tuple[int, str]:
-        code = cli.main(list(words))
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        code, out, err = typed_gpu(*words)
+        return code, out + err
 
     return run
 

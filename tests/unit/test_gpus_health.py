@@ -1,7 +1,6 @@
 """gpukiln-gpu health: the suite's rules on the node, and what it tells Prometheus, Kubernetes and a hook."""
 
 import copy
-import ctypes
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from gpukiln.gpus.model import Finding, LeaseMark
 from gpukiln.gpus.selection import Request
 from gpukiln.gpus.verbs import health
 from gpukiln.gpus.verbs.health import Fault, Health, Judged, Part
-from tests.support import gpus, nvml_double
+from tests.support import gpus
 from tests.support.host_gpu_faults import GPU_FAULTS, XID_79
 from tests.support.host_judge import CHECKS
 from tests.support.host_judge import judge as judge_as_suite
@@ -33,25 +32,9 @@ RULES = (*rules.OF_ONE, *rules.OF_SEVERAL)
 UUID = gpus.uuid(0)
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = nvml_double.build(tmp_path_factory.mktemp("nvml"))
-    ctypes.CDLL(str(path))
-    return path
-
-
 @pytest.fixture
-def machine(loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """The simulated GPUs of an instance type, as this process sees them."""
-
-    def make(instance_type: str, *changes: str) -> State:
-        made = gpus.double(loaded, tmp_path, instance_type, driver="580.65.06")
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        change(made.state, *changes)
-        return made.state
-
-    return make
+def machine(simulated: Machine) -> Machine:
+    return simulated
 
 
 def change(state: State, *texts: str) -> None:
@@ -201,10 +184,10 @@ def test_faults_are_counted_and_explained() -> None:
     assert "no longer answers" in found[0].text
 
 
-def test_the_one_file_of_a_node_judges_watches_and_accounts(loaded: Path, tmp_path: Path) -> None:
+def test_the_one_file_of_a_node_judges_watches_and_accounts(loaded_nvml: Path, tmp_path: Path) -> None:
     program = tmp_path / "gpukiln-gpu"
     zipapp.build(program)
-    made = gpus.double(loaded, tmp_path, "g5.12xlarge")
+    made = gpus.double(loaded_nvml, tmp_path, "g5.12xlarge")
     env = {name: value for name, value in made.environment.items() if name != "PYTHONPATH"}
     for words in (["health"], ["watch", "--interval=0.5", "--duration=3"], ["usage"]):
         command = ["/usr/bin/python3", str(program), *words, "--json"]

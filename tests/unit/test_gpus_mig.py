@@ -1,6 +1,5 @@
 """`reset` and `mig`: everything that is in the way is told at once, nothing is left half done."""
 
-import ctypes
 import json
 import os
 import random
@@ -12,65 +11,35 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpukiln.clouds.embedded.gpus import library, settings
-from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
-from gpukiln.clouds.embedded.gpus.state import Rows, State, append_region
+from gpukiln.clouds.embedded.gpus import library
+from gpukiln.clouds.embedded.gpus.state import Rows, State
 from gpukiln.errors import BusyError, CheckFailedError, IncompatibleError, PartialError, UsageError
-from gpukiln.gpus import cli, mig, mig_change, reset
+from gpukiln.gpus import mig, mig_change, reset
 from gpukiln.gpus.leases import Leases, whoami
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.mig import Cut
 from gpukiln.gpus.mig_change import Profile, arranged
 from gpukiln.gpus.selection import Request
 from gpukiln.probe import base
-from tests.support import gpus, nvml_double
+from tests.support import gpus
 
 Typed = Callable[..., tuple[int, str]]
 Machine = Callable[..., State]
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = nvml_double.build(tmp_path_factory.mktemp("nvml"))
-    ctypes.CDLL(str(path))
-    return path
-
-
 @pytest.fixture
-def machine(loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """This process sees the simulated GPUs of an instance type, and the stand-in nvidia-smi."""
-    path = tmp_path / "state"
-    smi = library.build_smi(loaded.parents[1])
+def machine(simulated: Machine, loaded_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """As `simulated`, with the stand-in nvidia-smi."""
+    smi = library.build_smi(loaded_nvml.parents[1])
     monkeypatch.setattr(base, "PATH", f"{smi.parent}:{base.PATH}")
-    monkeypatch.setenv(library.STATE, str(path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(loaded.parent))
-    monkeypatch.setenv("GPUKILN_GPUS_STATE", str(tmp_path / "leases"))
-    monkeypatch.setenv("GPUKILN_GPUS_CONFIG", str(tmp_path / "gpus.toml"))
-
-    def make(instance_type: str, *texts: str, scenario: str = "") -> State:
-        append_region(path)
-        state = State(path)
-        state.write(start_rows(make_profile(instance_type, seed="i-1", driver="580.65.06", cuda="13.0")))
-
-        def change(rows: Rows) -> None:
-            for text in texts:
-                settings.apply(rows, text)
-            if scenario:
-                settings.play(rows, scenario)
-
-        state.change(change)
-        return state
-
-    return make
+    return simulated
 
 
 @pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
+def typed(typed_gpu: Callable[..., tuple[int, str, str]]) -> Typed:
     def run(*words: str) -> tuple[int, str]:
-        code = cli.main(list(words))
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        code, out, err = typed_gpu(*words)
+        return code, out + err
 
     return run
 

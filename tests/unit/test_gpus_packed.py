@@ -1,5 +1,6 @@
 """gpukiln-gpu as one file: the same bytes wherever it is made, and it runs where there is nothing else."""
 
+import errno
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from gpukiln.gpus.verbs import verbs
 from tests.support import nvml_double
 from tests.support.gpus import double
 
-PYTHONS = Path("~/.local/share/uv/python").expanduser()
+PYTHONS = Path.home() / ".pyenv" / "versions"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_the_same_sources_make_the_same_bytes(program: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("python", ["/usr/bin/python3", "3.9"])
 def test_it_runs_where_nothing_else_is(program: Path, tmp_path: Path, python: str) -> None:
-    if python == "3.9" and not (found := sorted(PYTHONS.glob("*3.9.*/bin/python3.9"))):
+    if python == "3.9" and not (found := sorted(PYTHONS.glob("3.9.*/bin/python3.9"))):
         pytest.skip("no Python 3.9 here")
     interpreter = str(found[0]) if python == "3.9" else python
     node = double(nvml_double.build(tmp_path, branch=535), tmp_path, "p4d.24xlarge")
@@ -86,6 +87,41 @@ def test_the_files_of_a_machine_are_made_once(tmp_path: Path) -> None:
     before = files["usr/local/bin/gpukiln-gpu"].stat().st_ino
     assert zipapp.tree(tmp_path) == made
     assert files["usr/local/bin/gpukiln-gpu"].stat().st_ino == before
+
+
+def test_another_man_page_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, digest = zipapp.tree(tmp_path), zipapp.digest()
+    monkeypatch.setattr(zipapp, "man_page", lambda: man_page() + ".\n")
+    made = zipapp.tree(tmp_path)
+    assert (made / "usr/local/share/man/man1/gpukiln-gpu.1").read_text() == man_page() + ".\n"
+    assert made != before
+    assert zipapp.digest() != digest
+
+
+def test_two_who_make_the_files_at_once_both_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, other = zipapp.write_whole, []
+
+    def meanwhile(path: Path, content: bytes, *, mode: int) -> None:
+        monkeypatch.setattr(zipapp, "write_whole", write)
+        other.append(zipapp.tree(tmp_path))  # as another process does in the midst of this one
+        write(path, content, mode=mode)
+
+    monkeypatch.setattr(zipapp, "write_whole", meanwhile)
+    assert [zipapp.tree(tmp_path)] == other == list(tmp_path.iterdir())
+
+
+def test_files_that_can_not_be_written_are_told_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(zipapp, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        zipapp.tree(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_man_page_has_every_verb_and_option_and_roff_has_no_complaint() -> None:

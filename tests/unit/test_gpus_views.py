@@ -1,21 +1,18 @@
 """What people and programs see of GPUs: total on every machine, of one form whatever is broken."""
 
 import contextlib
-import ctypes
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from gpukiln.clouds.embedded.gpus import library, settings
-from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
-from gpukiln.clouds.embedded.gpus.state import State, append_region
+from gpukiln.clouds.embedded.gpus import settings
+from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.commands import gpu_schema
 from gpukiln.errors import UsageError
 from gpukiln.gpus import cli, collect
@@ -23,62 +20,27 @@ from gpukiln.gpus.model import Device, plain
 from gpukiln.gpus.processes import container_of
 from gpukiln.gpus.selection import Request, select
 from gpukiln.gpus.verbs import verbs
-from tests.support import nvml_double
 
 TYPES = ("g4dn.xlarge", "g5.12xlarge", "g6f.xlarge", "p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge")
 LOOKS = ("list", "show", "memory", "processes", "topology")
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = nvml_double.build(tmp_path_factory.mktemp("nvml"))
-    ctypes.CDLL(str(path))
-    return path
+Typed = Callable[..., tuple[int, str]]
+Machine = Callable[..., State]
 
 
 @pytest.fixture
-def machine(loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., State]]:
-    """This process sees the simulated GPUs of an instance type; NVML is asked by its children."""
-    path = tmp_path / "state"
-    monkeypatch.setenv(library.STATE, str(path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(loaded.parent))
-    monkeypatch.setenv("GPUKILN_GPUS_STATE", str(tmp_path / "leases"))
-    monkeypatch.setenv("GPUKILN_GPUS_CONFIG", str(tmp_path / "gpus.toml"))
-
-    def make(instance_type: str, *texts: str, scenario: str = "") -> State:
-        append_region(path)
-        state = State(path)
-        state.write(start_rows(make_profile(instance_type, seed="i-1", driver="580.65.06", cuda="13.0")))
-
-        def change(rows: dict[str, str]) -> None:
-            for text in texts:
-                settings.apply(rows, text)
-            if scenario:
-                settings.play(rows, scenario)
-
-        state.change(change)
-        return state
-
-    return make
+def machine(simulated: Machine) -> Machine:
+    return simulated
 
 
 @pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    def run(*words: str) -> tuple[int, str]:
-        code = cli.main(list(words))
-        return code, capsys.readouterr().out
-
-    return run
+def typed(typed_gpu: Callable[..., tuple[int, str, str]]) -> Typed:
+    return lambda *words: typed_gpu(*words)[:2]
 
 
 @pytest.fixture(scope="module")
 def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(gpu_schema.schema())
-
-
-Typed = Callable[..., tuple[int, str]]
-Machine = Callable[..., State]
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:

@@ -232,6 +232,9 @@ def arguments(
 
     Returns:
         Words of a command line; of compose and systemd lines of a file.
+
+    Raises:
+        UsageError: A capability is unknown, or can't be chosen there.
     """
     wanted = check_capabilities(capabilities)
     if engine == "compose":
@@ -244,6 +247,13 @@ def arguments(
             f"          device_ids: {json.dumps(list(uuids))}",
             f"          capabilities: {json.dumps(['gpu', *wanted])}",
         ]
+    asked = engine in ("docker", "podman")
+    if set(wanted) != set(CAPABILITIES) and (engine == "systemd" or (asked and by == BY_CDI)):
+        raise UsageError(
+            f"--capabilities {','.join(wanted)} for {engine}"
+            + (", which gives GPUs by CDI" if asked else ""),
+            hint="its specification says what a container gets, a unit has all: leave --capabilities out",
+        )
     if engine == "systemd":
         shared = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
         return [

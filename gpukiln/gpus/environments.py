@@ -24,6 +24,7 @@ from gpukiln.gpus.engines import LABEL, arguments, read_engine, way
 from gpukiln.gpus.facts import facts, version_key
 from gpukiln.gpus.leases import Granted
 from gpukiln.gpus.model import Device
+from gpukiln.gpus.store import boot_clock
 
 IMAGE, WHEELS = "image", "wheels"
 PULL_S, PROVE_S, INSTALL_S = 3600.0, 900.0, 3600.0
@@ -155,6 +156,9 @@ def start_container(choice: Choice, granted: Granted, engine: str, say: Callable
         CheckFailedError: It does not compute.
     """
     name = f"gpukiln-{granted.lease.id.lower()}"
+    ends = granted.lease.ends_boot
+    # It ends with its first process, and all that was entered with it: so a deadline is kept.
+    lasts = "infinity" if ends is None else f"{max(ends - boot_clock(), 0):.0f}"
     given = arguments(granted.uuids, engine, by=way(read_engine(engine), granted.uuids))
     if not _succeeds([engine, "image", "inspect", str(choice.image)]):
         say(f"pulling {choice.image}")
@@ -166,7 +170,7 @@ def start_container(choice: Choice, granted: Granted, engine: str, say: Callable
                     *(engine, "run", "--detach", "--name", name, "--label", f"{LABEL}={granted.lease.id}"),
                     # PyTorch's loaders share memory, pinned memory is locked (PyTorch, README, Docker Image).
                     *("--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
-                    *("--entrypoint", "sleep", *given, str(choice.image), "infinity"),
+                    *("--entrypoint", "sleep", *given, str(choice.image), lasts),
                 ],
                 PULL_S,
             )
@@ -269,4 +273,10 @@ def _run(argv: Sequence[str], limit_s: float) -> None:
         raise UnavailableError(f"{argv[0]} {argv[1]}: {error}") from error
     if done.returncode != 0:
         told = tuple((done.stderr or done.stdout).strip().splitlines()[-5:])
-        raise UnavailableError(f"{' '.join(argv[:4])} ... exits {done.returncode}", details=told)
+        # Its daemon looks for NVIDIA's hook on its PATH when it starts (moby, daemon/nvidia_linux.go).
+        blind = any("could not select device driver" in line for line in told)
+        raise UnavailableError(
+            f"{' '.join(argv[:4])} ... exits {done.returncode}",
+            details=told,
+            hint="restart docker: its daemon started before NVIDIA's toolkit was there" if blind else "",
+        )

@@ -21,7 +21,8 @@ from gpukiln.verify.target import InventoryTarget, Target
 
 PROGRAM = "/usr/local/bin/gpukiln-gpu"  # the role gpu_tools puts it there
 CONNECT_S = 20
-TIMEOUT_S = 300.0  # for an answer: a machine that hangs gives its own up long before
+TIMEOUT_S = 300.0  # for a look: a machine that hangs gives its own up long before
+LASTS = {"wait", "duration"}  # options by which a verb lasts as long as it was asked to
 NOT_FOUND, SSH_FAILED = 127, 255
 
 
@@ -78,7 +79,11 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
     else:
         try:
             done = subprocess.run(
-                reach(target, words, sudo), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+                reach(target, words, sudo),
+                capture_output=True,
+                text=True,
+                timeout=None if verb.changes or LASTS & {one.name for one in verb.options} else TIMEOUT_S,
+                check=False,
             )
         except subprocess.TimeoutExpired as late:
             raise UnavailableError(

@@ -122,6 +122,10 @@ def test_every_rendering_names_the_devices_by_uuid() -> None:
     }
     with pytest.raises(UsageError, match="--capabilities has 'cuda'"):
         arguments([ONE], "docker", ["cuda"])
+    for engine in ("docker", "podman", "systemd"):
+        with pytest.raises(UsageError, match=f"--capabilities video for {engine}"):
+            arguments([ONE], engine, ["video"])
+    assert "video" in arguments([ONE], "docker", ["video"], by="hook")[1]
 
 
 def test_docker_understands_what_is_rendered() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpukiln.errors import UsageError
+from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import leases as kept
 from gpukiln.gpus.environments import IMAGE, WHEELS, Choice, Started, choose, start_container, start_wheels
 from gpukiln.gpus.leases import Leases, whoami
@@ -107,6 +107,11 @@ def _show_compute(node: dict[str, Any], _: Options, print: Callable[[str], None]
 def _env(options: Options) -> Environment:
     if options.docker and options.podman:
         raise UsageError("--docker and --podman", hint="one of them")
+    if options.mig and int(options.count) > 1:
+        raise IncompatibleError(
+            f"{options.count} MIG devices for one environment: a program of CUDA uses one alone",
+            hint="one with --mig, or whole GPUs",
+        )
     kind = WHEELS if options.wheels else IMAGE
     leases, who = Leases(), whoami(options.project)
     found = leases.look()

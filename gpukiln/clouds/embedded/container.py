@@ -66,6 +66,8 @@ class Container(Machine):
             *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
             *(f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
             *(f"--network-namespace-path={self.network.path}", "--capability=CAP_NET_ADMIN"),
+            # runc gives a container a keyring of its own, which nspawn's list of calls leaves out.
+            "--system-call-filter=add_key keyctl",
             *(f"--bind-ro={self.spec.folder}/units/{name}:/run/systemd/{name}" for name in self._units()),
             *([f"--bind={self.gpus.files.folder}:{machine_files.FOLDER}"] if self.gpus else []),
         ]

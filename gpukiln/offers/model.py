@@ -1,0 +1,153 @@
+"""What is asked for, what is offered, and what came near."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Literal
+
+from gpukiln.catalog.compat import Finding
+
+Spot = Literal["no", "auto", "only"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A number or a range of numbers, both ends counted in; None: no end."""
+
+    low: int
+    high: int | None = None
+
+    def __contains__(self, number: int) -> bool:
+        return self.low <= number and (self.high is None or number <= self.high)
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return str(self.low)
+        return f"{self.low}.." if self.high is None else f"{self.low}..{self.high}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a machine has to have: all of it.
+
+    Args:
+        gpus: Keys of GPUs of the catalogue, one of which it has; empty: any.
+        count: How many GPUs.
+        gpu_memory_mib: Of one GPU, as EC2 and the driver count it; None: any.
+        gpu_memory_gb: Of one GPU, as it is sold (an A10G is one of 24 GB and has 22,888 MiB); None: any.
+        vcpu: At least.
+        memory_mib: At least, of main memory.
+        local_gb: At least, of local NVMe.
+        arch: x86_64, arm64, or any.
+        efa: At least so many EFA interfaces.
+        max_price: USD an hour.
+        spot: no: on demand; only: spot; auto: whichever is cheaper.
+        fractions: Whether a part of a GPU will do.
+    """
+
+    gpus: tuple[str, ...] = ()
+    count: Span = field(default_factory=lambda: Span(1))
+    gpu_memory_mib: Span | None = None
+    gpu_memory_gb: Span | None = None
+    vcpu: int = 0
+    memory_mib: int = 0
+    local_gb: int = 0
+    arch: Literal["x86_64", "arm64", "any"] = "x86_64"
+    efa: int = 0
+    max_price: Decimal | None = None
+    spot: Spot = "no"
+    fractions: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of money with where it is from.
+
+    Args:
+        value: In `unit`.
+        unit: For example USD/hour, USD/GB-month.
+        source: Who says so.
+        as_of: The day it was true, as far as known: YYYY-MM-DD, or words.
+        age_days: Since then; None where the day is not known.
+        stale: Whether that is longer than such a number lasts, or not known.
+    """
+
+    value: Decimal
+    unit: str
+    source: str
+    as_of: str
+    age_days: int | None
+    stale: bool
+
+
+@dataclass(frozen=True)
+class SpotPrice:
+    """The price of spot instances of one type in one zone.
+
+    Args:
+        zone: Its name, or its id where the source names ids.
+        now: The last one that was seen.
+        low: The lowest of the last seven days; mean weighs each price by how long it held. None: not known.
+        saving: 1 - spot / on demand; None where no price on demand is known.
+    """
+
+    zone: str
+    now: Figure
+    low: Decimal | None
+    mean: Decimal | None
+    high: Decimal | None
+    saving: Decimal | None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A machine that satisfies a request.
+
+    Args:
+        gpu: The GPU's name.
+        gpus: How many, or how many fractions.
+        gpu_fraction: Part of a GPU that one of them is.
+        market: on-demand or spot: what `price` is.
+        price: The one that counts in the order, an hour; None: not known.
+        on_demand: USD an hour; None: not known.
+        spot: By zone; empty: not known.
+        zones: Where it is offered, as far as known: names where the region was asked, ids where the shipped
+            data says so.
+        notes: What else to know: previous generation, only by capacity blocks, price not known.
+        findings: What image and workload have to say of it.
+    """
+
+    instance_type: str
+    region: str
+    gpu: str
+    gpus: int
+    gpu_fraction: float
+    gpu_memory_mib: int
+    vcpu: int
+    memory_mib: int
+    local_gb: int
+    arch: str
+    efa: int
+    market: Literal["on-demand", "spot"]
+    price: Figure | None
+    on_demand: Figure | None
+    spot: tuple[SpotPrice, ...]
+    zones: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A machine that does not satisfy a request, though nearly.
+
+    Args:
+        lacks: What of it, a line each, with what was found and what was wanted.
+        price: USD an hour on demand; None: not known.
+    """
+
+    instance_type: str
+    region: str
+    lacks: tuple[str, ...]
+    price: Figure | None

@@ -126,7 +126,7 @@ def rollback(
     from gpukiln.progress import Progress
     from gpukiln.release.channels import load_channel
     from gpukiln.release.options import kubernetes_version
-    from gpukiln.release.pointer import Pointer
+    from gpukiln.images.pointer import Pointer
     from gpukiln.release.rollback import rollback as go_back
 
     rules, records = load_channel(channel), _releases()

@@ -33,7 +33,7 @@ from gpukiln.release.channels import load_channel
 from gpukiln.release.images import Sharing
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
-from gpukiln.release.pointer import Pointer
+from gpukiln.images.pointer import Pointer
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback
 from tests.support import release_cloud

@@ -12,7 +12,7 @@ from gpukiln.errors import GpukilnError
 from gpukiln.instances.tags import tags_of
 from gpukiln.release.images import SOURCE_TAG
 from gpukiln.release.log import ReleaseLog, require_complete
-from gpukiln.release.pointer import Pointer, history
+from gpukiln.images.pointer import Pointer, history
 from gpukiln.release.publish import release
 from tests.support.release_cloud import (
     HOME,

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from gpukiln.progress import PlainConsole
 from gpukiln.release.overview import Row
-from gpukiln.release.pointer import Pointer
+from gpukiln.images.pointer import Pointer
 from gpukiln.release.prune import Item, RegionPrune
 from gpukiln.release.view import channels_table, prune_table
 

@@ -28,6 +28,8 @@ class InstanceType:
         local_nvme_gb: Local storage in GB.
         driver: datacenter, or grid for a vGPU guest that only NVIDIA's GRID driver can drive.
         status: current, previous (launchable, older generation) or retired (gone from the API).
+        retired_since: When, as far as known, in words.
+        on_demand: Whether it can be had on demand; spot: as spot; capacity_blocks: by a capacity block.
         alternatives: What to take instead, best first.
     """
 
@@ -45,6 +47,10 @@ class InstanceType:
     local_nvme_gb: int = 0
     driver: Literal["datacenter", "grid"] = "datacenter"
     status: Literal["current", "previous", "retired"] = "current"
+    retired_since: str = ""
+    on_demand: bool = True
+    spot: bool = True
+    capacity_blocks: bool = False
     alternatives: tuple[str, ...] = ()
 
 

@@ -112,8 +112,8 @@ class Offer:
         price: The one that counts in the order, an hour; None: not known.
         on_demand: USD an hour; None: not known.
         spot: By zone; empty: not known.
-        zones: Where it is offered, as far as known: names where the region was asked, ids where the shipped
-            data says so.
+        zones: Where it is offered: names where the region was asked, ids where the shipped data says so;
+            None: not known.
         notes: What else to know: previous generation, only by capacity blocks, price not known.
         findings: What image and workload have to say of it.
     """
@@ -133,7 +133,7 @@ class Offer:
     price: Figure | None
     on_demand: Figure | None
     spot: tuple[SpotPrice, ...]
-    zones: tuple[str, ...]
+    zones: tuple[str, ...] | None
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 

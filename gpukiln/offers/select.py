@@ -165,7 +165,7 @@ def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list
     found: list[_Lack] = []
     if machine.status == "retired":
         return found
-    if not offer.zones:
+    if offer.zones is not None and not offer.zones:
         found.append(_Lack("market", f"it is not offered in {offer.region}"))
     if request.spot != "only" and not machine.on_demand:
         found.append(_Lack("market", "it is sold by capacity blocks alone"))
@@ -232,7 +232,7 @@ def _offer(name: str, machine: InstanceType, region: str, request: Request, toda
         price=price,
         on_demand=on_demand,
         spot=spot,
-        zones=() if machine.status == "retired" else prices.zones(name, region),
+        zones=() if machine.status == "retired" else prices.offerings(name, region),
         notes=tuple(_notes(machine, on_demand, spot)),
     )
 

@@ -35,10 +35,10 @@ class _Lack:
 
     Args:
         of: gpu: it has another GPU; count, memory: too few of them, or too small; size: what one of another
-            size of the family has; market: it can't be had so; ever: nobody gets it.
+            size of the family has; market: it can't be had so; retired, arch.
     """
 
-    of: Literal["gpu", "count", "memory", "size", "market", "ever"]
+    of: Literal["gpu", "count", "memory", "size", "market", "retired", "arch"]
     text: str
 
 
@@ -48,7 +48,7 @@ def select(request: Request, regions: Sequence[str], today: date) -> Answer:
     Order: price an hour, with those of unknown price last; then the newer GPU; then the name.
     """
     offers: list[Offer] = []
-    near: list[tuple[NearMiss, int]] = []
+    near: list[tuple[NearMiss, tuple[int, int]]] = []
     for name, machine in instance_types().items():
         board = gpu(machine.gpu)
         if board.manufacturer != "NVIDIA" and machine.gpu not in request.gpus:
@@ -59,12 +59,12 @@ def select(request: Request, regions: Sequence[str], today: date) -> Answer:
             lacks = [*general, *_market_lacks(request, machine, offer)]
             if not lacks:
                 offers.append(offer)
-            elif _is_near(request, machine, lacks):
+            elif (distance := _nearness(request, machine, lacks)) is not None:
                 texts = tuple(one.text for one in lacks)
-                near.append((NearMiss(name, region, texts, offer.on_demand), len(lacks)))
+                near.append((NearMiss(name, region, texts, offer.on_demand), (distance, len(lacks))))
     order = {region: place for place, region in enumerate(regions)}
     offers.sort(key=lambda one: (*_order(one.price, one.instance_type), order[one.region]))
-    near.sort(key=lambda row: (row[1], *_order(row[0].price, row[0].instance_type), order[row[0].region]))
+    near.sort(key=lambda row: (*row[1], *_order(row[0].price, row[0].instance_type), order[row[0].region]))
     return Answer(tuple(offers), tuple(row for row, _ in near))
 
 
@@ -131,22 +131,24 @@ def _lacks(request: Request, name: str, machine: InstanceType, board: Gpu) -> li
     found: list[_Lack] = []
     if machine.status == "retired":
         instead = f", instead: {' or '.join(machine.alternatives)}" if machine.alternatives else ""
-        found.append(_Lack("ever", f"retired {machine.retired_since}{instead}"))
+        found.append(_Lack("retired", f"retired {machine.retired_since}{instead}"))
     if request.gpus and machine.gpu not in request.gpus:
         wanted = " or ".join(gpu(key).name for key in request.gpus)
         found.append(_Lack("gpu", f"it has {machine.gpus} {board.name}, wanted {wanted}"))
     fraction = machine.gpu_fraction < 1
     if fraction and not request.fractions:
-        found.append(_Lack("count", f"it has {machine.gpu_fraction:g} of a {board.name}, wanted whole ones"))
+        found.append(
+            _Lack("count", f"it has {machine.gpu_fraction:g} of one {board.name}, wanted whole ones")
+        )
     elif machine.gpus not in request.count:
         found.append(_Lack("count", f"it has {machine.gpus} {board.name}, wanted {request.count}"))
     sold = sold_gb(machine)
     if request.gpu_memory_mib and machine.gpu_memory_mib not in request.gpu_memory_mib:
-        text = f"a {board.name} has {machine.gpu_memory_mib} MiB"
+        text = f"{board.name} has {machine.gpu_memory_mib} MiB"
         text += f" (sold as {sold} GB)" if sold else ""
         found.append(_Lack("memory", f"{text}, wanted {request.gpu_memory_mib} MiB"))
     if request.gpu_memory_gb and (sold is None or sold not in request.gpu_memory_gb):
-        found.append(_Lack("memory", f"a {board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB"))
+        found.append(_Lack("memory", f"{board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB"))
     for has, wants, what in (
         (machine.vcpu, request.vcpu, "vCPU"),
         (machine.memory_mib, request.memory_mib, "MiB of memory"),
@@ -156,7 +158,7 @@ def _lacks(request: Request, name: str, machine: InstanceType, board: Gpu) -> li
         if has < wants:
             found.append(_Lack("size", f"it has {has} {what}, wanted {wants}"))
     if request.arch not in ("any", machine.arch):
-        found.append(_Lack("ever", f"it is {machine.arch}, wanted {request.arch}"))
+        found.append(_Lack("arch", f"it is {machine.arch}, wanted {request.arch}"))
     return found
 
 
@@ -175,27 +177,32 @@ def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list
         if offer.price is None:
             found.append(_Lack("market", f"its price is not known, wanted at most {request.max_price}"))
         elif offer.price.value > request.max_price:
-            text = f"it costs {offer.price.value} USD/hour ({offer.market}), wanted at most {request.max_price}"
+            text = (
+                f"it costs {offer.price.value} USD/hour ({offer.market}), wanted at most {request.max_price}"
+            )
             found.append(_Lack("market", text))
     return found
 
 
-def _is_near(request: Request, machine: InstanceType, lacks: list[_Lack]) -> bool:
-    """Whether it is worth to be told: the GPUs that were asked for, or one thing alone is wrong.
+def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> int | None:
+    """How near it comes: 0 where it has the GPUs, 1 where it has them in another number, 2 where it has others.
 
-    Another GPU is near where it has the memory of the smallest that was named, and is no older.
+    Another GPU is near where it has the memory of the smallest that was named, and is no older. None: what is
+    too far away to be told.
     """
     kinds = {one.of for one in lacks}
-    if "ever" in kinds:
-        return kinds <= {"ever", "size"} and bool(request.gpus) or len(lacks) == 1
+    if "retired" in kinds and not request.gpus:
+        return None
     if "gpu" not in kinds:
-        return "count" not in kinds and "memory" not in kinds or len(lacks) == 1
+        far = kinds & {"count", "memory"}
+        return None if far and len(lacks) > 1 else 1 if far else 0
     if len(lacks) > 1:
-        return False
-    others = [one for one in instance_types().values() if one.gpu in request.gpus]
-    least = min((one.gpu_memory_mib for one in others if one.gpu_fraction == 1), default=0)
+        return None
+    asked = [one for one in instance_types().values() if one.gpu in request.gpus and one.gpu_fraction == 1]
+    least = min((one.gpu_memory_mib for one in asked), default=0)
     oldest = min(version_key(gpu(key).cc or "0") for key in request.gpus)
-    return machine.gpu_memory_mib >= least and version_key(gpu(machine.gpu).cc or "0") >= oldest
+    new_enough = version_key(gpu(machine.gpu).cc or "0") >= oldest
+    return 2 if machine.gpu_memory_mib >= least and new_enough else None
 
 
 def sold_gb(machine: InstanceType) -> int | None:
@@ -261,5 +268,3 @@ def _order(price: Figure | None, name: str) -> tuple[bool, Decimal, tuple[int, .
     board = gpu(instance_types()[name].gpu)
     age = tuple(-number for number in version_key(board.cc or "0"))
     return price is None, price.value if price else Decimal(0), age, name
-
-

@@ -80,20 +80,14 @@ def offers_of(name: str, regions: Iterable[str], today: date) -> tuple[Offer, ..
     return tuple(_offer(name, machine, region, Request(), today) for region in regions)
 
 
-def require_offers(request: Request, answer: Answer, regions: Sequence[str]) -> None:
-    """Stop where nothing satisfies a request.
-
-    Raises:
-        IncompatibleError: With the nearest machines, one for each GPU, and what they lack.
-    """
-    if answer.offers:
-        return
+def nothing(request: Request, answer: Answer, regions: Sequence[str]) -> IncompatibleError:
+    """Why nothing satisfies a request: the nearest machines, one for each GPU, and what they lack."""
     nearest: dict[tuple[str, int], NearMiss] = {}
     for one in answer.near:
         machine = instance_types()[one.instance_type]
         nearest.setdefault((machine.gpu, machine.gpus), one)
     rows = tuple(f"{one.instance_type}: {'; '.join(one.lacks)}" for one in list(nearest.values())[:6])
-    raise IncompatibleError(
+    return IncompatibleError(
         f"no machine in {', '.join(regions)} has {said(request)}",
         details=rows,
         hint="ask for less of what these lack" if rows else "`invoke offer.list` shows what there is",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_json, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import date
 
     from gpukiln.clouds.base import Cloud
-    from gpukiln.offers.listing import Listing
     from gpukiln.offers.model import Request
     from gpukiln.offers.size import Size
 

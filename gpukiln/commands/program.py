@@ -121,7 +121,9 @@ class Program(invoke.program.Program):
             task = self.collection[found[-1]] if found[-1] in known else None
             if task is None or not task.first:
                 continue
-            bare = list(itertools.takewhile(lambda word: not word.startswith("-") and word not in known, rest))
+            bare = list(
+                itertools.takewhile(lambda word: not word.startswith("-") and word not in known, rest)
+            )
             if taken := bare if task.several else bare[:1]:
                 found.append(f"--{task.first.replace('_', '-')}={','.join(taken)}")
                 del rest[: len(taken)]

@@ -68,7 +68,9 @@ def month(offer: Offer, use: Use, today: date) -> Month:
         items.append(_item("volume", price, Decimal(use.volume_gb), f"{use.volume_gb} GB of gp3"))
     if use.address:
         price = prices.public_ipv4(offer.region, today)
-        items.append(_item("address", price, Decimal(use.hours), f"{use.hours} hours of a public IPv4 address"))
+        items.append(
+            _item("address", price, Decimal(use.hours), f"{use.hours} hours of a public IPv4 address")
+        )
     known = [one.usd for one in items if one.usd is not None]
     return Month(sum(known, Decimal(0)) if len(known) == len(items) else None, tuple(items))
 
@@ -80,9 +82,7 @@ def _item(name: str, price: Figure | None, amount: Decimal, how: str) -> Item:
     return Item(name, usd, f"{how} at {price.value} {price.unit}", price)
 
 
-def within(
-    budget: Decimal, offers: Sequence[tuple[Offer, Month]]
-) -> tuple[tuple[Offer, Month], ...]:
+def within(budget: Decimal, offers: Sequence[tuple[Offer, Month]]) -> tuple[tuple[Offer, Month], ...]:
     """The offers that cost no more than a budget a month.
 
     Raises:

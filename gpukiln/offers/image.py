@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpukiln.catalog.bases import base, default_base
-from gpukiln.catalog.compat import Finding, check_fabric_manager, choose_modules
+from gpukiln.catalog.compat import Finding, choose_modules
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
@@ -24,7 +24,8 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.images import pointer as pointers
-from gpukiln.offers.fit import ImageFacts, fit, of_ami
+from gpukiln.images.subject import Subject
+from gpukiln.offers.fit import fit, of_ami
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
 
@@ -52,7 +53,7 @@ class Released:
     parameter: str
     image_id: str
     since: str
-    facts: ImageFacts | None
+    facts: Subject | None
     why: str = ""
 
 
@@ -142,7 +143,9 @@ def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None,
         if wrong := next((row for row in findings if row.level == "error"), None):
             why.append(f"not {one.parameter} ({one.image_id}): {wrong.message}")
             continue
-        why.insert(0, f"the newest release of a channel that fits, since {one.since or 'a day that nobody says'}")
+        why.insert(
+            0, f"the newest release of a channel that fits, since {one.since or 'a day that nobody says'}"
+        )
         return Choice(one.image_id, "channel", one.parameter, tuple(why), found.at, findings)
     if not found.released:
         why.append("not a release of ours: no channel points at an image there")
@@ -163,17 +166,21 @@ def _plain_image(
 ) -> Choice:
     name = default_base(cloud.name)
     driver = load_components()["nvidia_driver"].version or ""
-    switched = instance_type(machine).interconnect == "nvswitch"
-    facts = ImageFacts(
-        name=f"{name} with the roles",
-        arch="x86_64",
+    facts = Subject(
+        image_id=f"{name} with the roles",
+        build_id="",
+        recipe="",
+        profile="",
+        instance_types=(machine,),
+        base=name,
+        ssh_user=base(name).ssh_user,
+        architecture="x86_64",
         driver=driver,
         modules=choose_modules(driver, [machine]),
-        fabric_manager=switched or None,
+        cuda="",
     )
-    findings = fit(machine, image=facts, workload=workload, today=today)
-    findings += check_fabric_manager(name, base(name), [machine])
     why.insert(0, f"a plain image, on which the roles install driver {driver}: `invoke ami.build` bakes it")
+    findings = fit(machine, image=facts, workload=workload, today=today)
     return Choice("", "base", name, tuple(why), at, findings)
 
 

@@ -11,9 +11,10 @@ from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
+from gpukiln.images.subject import Subject
 from gpukiln.offers.availability import Place, availability
 from gpukiln.offers.cost import Month, Use, month, within
-from gpukiln.offers.fit import ImageFacts, fit
+from gpukiln.offers.fit import fit
 from gpukiln.offers.image import Choice, choose, images_of
 from gpukiln.offers.model import NearMiss, Offer, Request
 from gpukiln.offers.select import nothing, said, select
@@ -32,7 +33,7 @@ class Runs:
         workload: What runs on it; None: not named.
     """
 
-    image: ImageFacts | None = None
+    image: Subject | None = None
     choose: bool = False
     workload: Workload | None = None
 

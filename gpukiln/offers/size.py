@@ -122,7 +122,11 @@ def parameters(text: str) -> float:
     """
     found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
     try:
-        number = float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[found[2].upper()] if found else 0
+        number = (
+            float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[found[2].upper()]
+            if found
+            else 0
+        )
     except ValueError:
         number = 0
     if not 1e5 <= number <= 1e14:
@@ -185,14 +189,18 @@ def _whole(model: Model, run: Run) -> tuple[Model, list[str]]:
     if not layers and not width:
         # 12 * layers * width^2 weights, and a width of 128 times the layers, as GPT-3 6.7B and Llama 7B have it.
         layers = max(1, round((model.params / (12 * 128**2)) ** (1 / 3)))
-        assumed.append("layers and width: weights = 12 * layers * width^2 with width = 128 * layers (SCALING)")
+        assumed.append(
+            "layers and width: weights = 12 * layers * width^2 with width = 128 * layers (SCALING)"
+        )
     if not width:
         width = max(HEAD, round((model.params / 12 / layers) ** 0.5 / HEAD) * HEAD)
     if not layers:
         layers = max(1, round(model.params / 12 / width**2))
     kv_width = model.kv_width or width
     if not model.kv_width:
-        assumed.append("every head has keys and values of its own; with grouped queries it is less (--kv-width)")
+        assumed.append(
+            "every head has keys and values of its own; with grouped queries it is less (--kv-width)"
+        )
     if run.mode != "infer":
         assumed.append(f"a vocabulary of {model.vocabulary} (--vocabulary)")
     return Model(model.params, layers, width, kv_width, model.vocabulary), assumed
@@ -283,7 +291,9 @@ def _activations(model: Model, run: Run) -> Term:
     else:
         amount = layer * (factor + quadratic) * model.layers
         text = f"{model.layers} layers * {sbh} * (10 + 24 / {shared} + 5 * {heads} * {run.context} / ({wide} * {shared}))"
-    return Term("activations", round(amount * times), text + (" * 2, of 32 bit" if times == 2 else ""), "SELECTIVE")
+    return Term(
+        "activations", round(amount * times), text + (" * 2, of 32 bit" if times == 2 else ""), "SELECTIVE"
+    )
 
 
 def _term(name: str, amount: float, formula: str, source: str, run: Run) -> Term:

@@ -13,6 +13,7 @@ from gpukiln.offers.model import Figure, Offer
 
 HOURS = 730
 """Hours of a month, as AWS's own calculator counts them: 365 * 24 / 12."""
+HOURS_MOST = 31 * 24
 CENT = Decimal("0.01")
 
 
@@ -60,14 +61,14 @@ class Month:
     items: tuple[Item, ...]
 
 
-def month(offer: Offer, use: Use, today: date) -> Month:
+def month(offer: Offer, use: Use, today: date, *, cloud: str = "aws") -> Month:
     """What an offer costs in a month. What leaves AWS's network, and snapshots, are not in it."""
     items = [_item("machine", offer.price, Decimal(use.hours), f"{use.hours} hours, {offer.market}")]
     if use.volume_gb:
-        price = prices.volume(offer.region, today)
+        price = prices.volume(offer.region, today, cloud=cloud)
         items.append(_item("volume", price, Decimal(use.volume_gb), f"{use.volume_gb} GB of gp3"))
     if use.address:
-        price = prices.public_ipv4(offer.region, today)
+        price = prices.public_ipv4(offer.region, today, cloud=cloud)
         items.append(
             _item("address", price, Decimal(use.hours), f"{use.hours} hours of a public IPv4 address")
         )

@@ -13,10 +13,22 @@ from gpukiln.catalog.load import version_key
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UsageError
-from gpukiln.images.subject import Subject, machine_findings, subject_from_tags
+from gpukiln.images.builds import Record
+from gpukiln.images.subject import Subject, machine_findings, subject_from_tags, subject_of
 from gpukiln.instances.tags import tags_of
 
 BINARY = "CUDA C++ Programming Guide, Binary Compatibility"
+
+
+def of_record(record: Record) -> Subject:
+    """What a build of ours made.
+
+    Raises:
+        UsageError: It made no image.
+    """
+    if record.bake is None:
+        raise UsageError(f"build {record.build_id} has no image: {record.state}")
+    return subject_of(record.plan, record.bake.image_id, record.build_id)
 
 
 def of_ami(cloud: Cloud, image_id: str) -> Subject:
@@ -50,7 +62,10 @@ def fit(
         UsageError: The catalogue does not know the machine.
     """
     found: list[Finding] = []
-    if image is not None:
+    if image is None:
+        alone = compat.check_instance_type(machine, architecture=instance_type(machine).arch)
+        found += [one for one in alone if one.rule != "grid-only"]  # an image's driver decides that
+    else:
         found += machine_findings(image, [machine])
         found += compat.check_driver(image.driver, image.modules, today=today)
     if workload is not None:

@@ -8,6 +8,7 @@ from datetime import date
 from decimal import Decimal
 
 from gpukiln.catalog.compat import Finding
+from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
@@ -17,7 +18,7 @@ from gpukiln.offers.cost import Month, Use, month, within
 from gpukiln.offers.fit import fit
 from gpukiln.offers.image import Choice, choose, images_of
 from gpukiln.offers.model import NearMiss, Offer, Request
-from gpukiln.offers.select import nothing, said, select
+from gpukiln.offers.select import nothing, offers_of, said, select
 from gpukiln.offers.size import Size
 
 LIST, SHOW, CHECK = "offer.list/1", "offer.show/1", "offer.check/1"
@@ -90,6 +91,77 @@ class Listing:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What offer.show prints with --json.
+
+    Args:
+        offers: A region each.
+        alternatives: What to take instead of what is retired or old, the best first.
+    """
+
+    schema: str
+    instance_type: str
+    offers: tuple[Row, ...]
+    alternatives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Whether an image and a workload fit a machine.
+
+    Args:
+        fits: Whether no finding is an error.
+        findings: What is to be known, each with its rule and source.
+    """
+
+    instance_type: str
+    image: str
+    workload: str
+    fits: bool
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What offer.check prints with --json."""
+
+    schema: str
+    machines: tuple[Fits, ...]
+
+
+def shown(
+    name: str, regions: Sequence[str], today: date, *, use: Use, cloud: Cloud | None, spot: bool
+) -> Shown:
+    """One machine in regions.
+
+    Raises:
+        UsageError: The catalogue does not know it.
+    """
+    offers = offers_of(name, regions, today, cloud=source_of(cloud))
+    places = _places(cloud, offers, spot=spot)
+    rows = tuple(
+        Row(offer, month(offer, use, today, cloud=source_of(cloud)), places.get((name, offer.region), ()), None)
+        for offer in offers
+    )
+    return Shown(SHOW, name, rows, instance_type(name).alternatives)
+
+
+def checked(machines: Sequence[str], runs: Runs, today: date) -> Checked:
+    """Whether image and workload fit machines.
+
+    Raises:
+        UsageError: The catalogue does not know one.
+    """
+    found = []
+    for name in machines:
+        findings = fit(name, image=runs.image, workload=runs.workload, today=today)
+        fits = not any(one.level == "error" for one in findings)
+        image = runs.image.image_id if runs.image else ""
+        found.append(Fits(name, image, runs.workload.title if runs.workload else "", fits, findings))
+    return Checked(CHECK, tuple(found))
+
+
 def listing(
     request: Request,
     regions: Sequence[str],
@@ -110,7 +182,7 @@ def listing(
     Returns:
         The answer, and the error that a command ends with.
     """
-    found = select(request, regions, today)
+    found = select(request, regions, today, cloud=source_of(cloud))
     error: GpukilnError | None = None
     if not found.offers:
         error = nothing(request, found, regions)
@@ -125,7 +197,7 @@ def listing(
             fitting.append((replace(offer, findings=findings), choice))
     if found.offers and not fitting:
         error = _nothing_fits(refused)
-    priced = tuple((offer, month(offer, use, today)) for offer, _ in fitting)
+    priced = tuple((offer, month(offer, use, today, cloud=source_of(cloud))) for offer, _ in fitting)
     if budget is not None:
         try:
             priced = within(budget, priced)
@@ -178,6 +250,11 @@ def _nothing_fits(refused: Sequence[Refused]) -> IncompatibleError:
         details=rows,
         hint=next(iter(hints), "another image or another GPU"),
     )
+
+
+def source_of(cloud: Cloud | None) -> str:
+    """Whose prices count: those of the cloud that is asked, AWS's where none is."""
+    return cloud.name if cloud else "aws"
 
 
 def _places(

@@ -42,10 +42,13 @@ class _Lack:
     text: str
 
 
-def select(request: Request, regions: Sequence[str], today: date) -> Answer:
+def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> Answer:
     """What satisfies a request in regions, and what came near.
 
     Order: price an hour, with those of unknown price last; then the newer GPU; then the name.
+
+    Args:
+        cloud: Whose answers count: aws or embedded.
     """
     offers: list[Offer] = []
     near: list[tuple[NearMiss, tuple[int, int]]] = []
@@ -55,7 +58,7 @@ def select(request: Request, regions: Sequence[str], today: date) -> Answer:
             continue
         general = _lacks(request, name, machine, board)
         for region in regions:
-            offer = _offer(name, machine, region, request, today)
+            offer = _offer(name, machine, region, request, today, cloud)
             lacks = [*general, *_market_lacks(request, machine, offer)]
             if not lacks:
                 offers.append(offer)
@@ -68,7 +71,7 @@ def select(request: Request, regions: Sequence[str], today: date) -> Answer:
     return Answer(tuple(offers), tuple(row for row, _ in near))
 
 
-def offers_of(name: str, regions: Iterable[str], today: date) -> tuple[Offer, ...]:
+def offers_of(name: str, regions: Iterable[str], today: date, *, cloud: str = "aws") -> tuple[Offer, ...]:
     """One machine in regions, whatever is wrong with it.
 
     Raises:
@@ -77,7 +80,7 @@ def offers_of(name: str, regions: Iterable[str], today: date) -> tuple[Offer, ..
     from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
 
     machine = instance_type(name)
-    return tuple(_offer(name, machine, region, Request(), today) for region in regions)
+    return tuple(_offer(name, machine, region, Request(spot="auto"), today, cloud) for region in regions)
 
 
 def nothing(request: Request, answer: Answer, regions: Sequence[str]) -> IncompatibleError:
@@ -207,9 +210,11 @@ def sold_gb(machine: InstanceType) -> int | None:
     return min(labels, key=lambda label: abs(label * 1024 - machine.gpu_memory_mib))
 
 
-def _offer(name: str, machine: InstanceType, region: str, request: Request, today: date) -> Offer:
-    on_demand = prices.on_demand(name, region, today)
-    spot = prices.spot(name, region, today) if machine.spot and request.spot != "no" else ()
+def _offer(
+    name: str, machine: InstanceType, region: str, request: Request, today: date, cloud: str
+) -> Offer:
+    on_demand = prices.on_demand(name, region, today, cloud=cloud)
+    spot = prices.spot(name, region, today, cloud=cloud) if machine.spot and request.spot != "no" else ()
     cheapest = min(spot, key=lambda one: one.now.value, default=None)
     market: Literal["on-demand", "spot"] = "on-demand"
     price = on_demand
@@ -233,7 +238,7 @@ def _offer(name: str, machine: InstanceType, region: str, request: Request, toda
         price=price,
         on_demand=on_demand,
         spot=spot,
-        zones=() if machine.status == "retired" else prices.offerings(name, region),
+        zones=() if machine.status == "retired" else prices.offerings(name, region, cloud=cloud),
         notes=tuple(_notes(machine, on_demand, spot)),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.catalog.quotas import quota_of
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, UnavailableError
 
@@ -47,13 +48,6 @@ LOST_CAPACITY = frozenset({"Server.InsufficientInstanceCapacity", "Server.SpotIn
 SPOT = {
     "MarketType": "spot",
     "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
-}
-# Service Quotas, service ec2, in vCPUs, by the type's first letters: (on demand, spot)
-QUOTA_CODES = {
-    "p6": ("L-417A185B", ""),  # no source gives its spot quota's code
-    "p5": ("L-417A185B", "L-C4BD4855"),
-    "p": ("L-417A185B", "L-7212CCBC"),
-    "g": ("L-DB2E81BA", "L-3819A6DF"),
 }
 
 
@@ -212,16 +206,10 @@ def _nowhere(refusals: Sequence[_Refusal], spot: bool) -> GpukilnError:
             hint=f"try later, name more --instance-types{without}",
             details=details,
         )
-    codes = " and ".join(dict.fromkeys(filter(None, (_quota_code(name, spot) for name in names))))
+    quotas = filter(None, (quota_of(name, "spot" if spot else "on-demand") for name in names))
+    codes = " and ".join(dict.fromkeys(quota.code for quota in quotas))
     return IncompatibleError(
         f"the account's {market}quota is too low for {' and '.join(names)}",
         hint=f"ask for more vCPUs in Service Quotas ({codes or 'service ec2'}), name smaller types{without}",
         details=details,
     )
-
-
-def _quota_code(instance_type: str, spot: bool) -> str:
-    for prefix, codes in QUOTA_CODES.items():
-        if instance_type.startswith(prefix):
-            return codes[spot]
-    return ""

@@ -1,0 +1,65 @@
+"""The quotas of EC2 that GPU instances count against, and the types that can be reserved as a capacity block.
+
+Codes and names: AWS General Reference, "Amazon EC2 instance type quotas". A quota counts virtual CPUs of one
+market in one region.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Market = Literal["on-demand", "spot"]
+
+
+@dataclass(frozen=True)
+class Quota:
+    """A quota of the service `ec2`.
+
+    Args:
+        families: What it counts: first letters of types (`g`), with a generation (`p5`) where it is of some.
+    """
+
+    code: str
+    name: str
+    market: Market
+    families: tuple[str, ...]
+
+
+G, P, DL = ("g", "gr", "vt"), ("p",), ("dl",)
+# The page names no quota of spot P6 instances.
+QUOTAS = (
+    Quota("L-DB2E81BA", "Running On-Demand G and VT instances", "on-demand", G),
+    Quota("L-417A185B", "Running On-Demand P instances", "on-demand", P),
+    Quota("L-6E869C2A", "Running On-Demand DL instances", "on-demand", DL),
+    Quota("L-3819A6DF", "All G and VT Spot Instance Requests", "spot", G),
+    Quota("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests", "spot", ("p2", "p3", "p4")),
+    Quota("L-C4BD4855", "All P5 Spot Instance Requests", "spot", ("p5",)),
+    Quota("L-85EED4F7", "All DL Spot Instance Requests", "spot", DL),
+)
+# Amazon EC2 user guide, "Capacity Blocks for ML", Supported instance types and Regions; p5en of the page's
+# version of early 2025
+CAPACITY_BLOCKS = frozenset(
+    {
+        "p4d.24xlarge",
+        "p4de.24xlarge",
+        "p5.4xlarge",
+        "p5.48xlarge",
+        "p5e.48xlarge",
+        "p5en.48xlarge",
+        "p6-b200.48xlarge",
+        "p6-b300.48xlarge",
+    }
+)
+
+
+def quota_of(instance_type: str, market: Market) -> Quota | None:
+    """The quota that an instance counts against.
+
+    Returns:
+        None where no source names it.
+    """
+    if not (parts := re.match(r"([a-z]+)(\d+)", instance_type)):
+        return None
+    letters, generation = parts.groups()
+    family = {letters, letters + generation}
+    return next((quota for quota in QUOTAS if quota.market == market and family & set(quota.families)), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_json, results, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -297,13 +297,17 @@ def check(
     if len(others) > 1 or (others and image):
         raise UsageError(f"{', '.join([*others, image])}: more than one image", hint="one at a time")
     if not machines:
-        raise UsageError("no instance type is named", hint="invoke offer.check ami-0123 g6.xlarge, for example")
+        raise UsageError(
+            "no instance type is named", hint="invoke offer.check ami-0123 g6.xlarge, for example"
+        )
     if not (others or image or needs):
         raise UsageError("nothing is named that is to run there", hint="an AMI, a build, --image or --needs")
     region = _regions(regions)[0]
     runs = _runs(needs, image or "".join(others), _cloud(cloud, region, profile))
     if runs.choose:
-        raise UsageError("--image auto is chosen among what a region has", hint="`invoke offer.list --image auto`")
+        raise UsageError(
+            "--image auto is chosen among what a region has", hint="`invoke offer.list --image auto`"
+        )
     found = checked(machines, runs, _today())
     if json:
         print_json(dump(found))
@@ -395,11 +399,14 @@ def _today() -> Any:
 
 
 def _regions(text: str) -> list[str]:
-    from gpukiln.catalog.regions import check_region
+    from gpukiln.catalog import offerings
 
     named = words(text) or [HERE]
     for region in named:
-        check_region(region)
+        if region not in offerings.regions():
+            from gpukiln.catalog.regions import check_region  # botocore's, slow to import
+
+            check_region(region)
     return list(dict.fromkeys(named))
 
 
@@ -426,23 +433,26 @@ def _cloud(name: str, region: str, profile: str) -> Cloud | None:
 
 def _runs(needs: str, image: str, cloud: Cloud | None) -> Runs:
     """What is to run on a machine: an image of docker/ is a workload, any other is what it starts from."""
-    from gpukiln.catalog.components import load_components
-    from gpukiln.catalog.containers import container_names
     from gpukiln.catalog.workloads import of_cuda, workload
     from gpukiln.errors import UsageError
-    from gpukiln.images.builds import Builds
     from gpukiln.offers.fit import of_ami, of_record
     from gpukiln.offers.listing import Runs
-    from gpukiln.state import state_home
 
     asked = workload(needs) if needs else None
     if not image:
         return Runs(workload=asked)
     if image == "auto":
         return Runs(choose=True, workload=asked)
+    from gpukiln.catalog.components import load_components
+    from gpukiln.catalog.containers import container_names
+    from gpukiln.images.builds import Builds
+    from gpukiln.state import state_home
+
     if image in container_names():
         if asked:
-            raise UsageError(f"--needs {needs} and --image {image} are both what is to run", hint="one of them")
+            raise UsageError(
+                f"--needs {needs} and --image {image} are both what is to run", hint="one of them"
+            )
         return Runs(workload=of_cuda(load_components()["cuda"].version or ""))
     builds = Builds(state_home())
     if not image.startswith("ami-"):
@@ -452,7 +462,7 @@ def _runs(needs: str, image: str, cloud: Cloud | None) -> Runs:
         if record.bake and record.bake.image_id == image:
             return Runs(image=of_record(record), workload=asked)
     if cloud is None:
-        raise UsageError(f"{image} was not built here", hint="--cloud says where to look it up: aws or embedded")
+        raise UsageError(
+            f"{image} was not built here", hint="--cloud says where to look it up: aws or embedded"
+        )
     return Runs(image=of_ami(cloud, image), workload=asked)
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date
+from typing import TYPE_CHECKING
 
 from gpukiln.catalog import compat
 from gpukiln.catalog.compat import Finding
@@ -13,9 +14,10 @@ from gpukiln.catalog.load import version_key
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UsageError
-from gpukiln.images.builds import Record
-from gpukiln.images.subject import Subject, machine_findings, subject_from_tags, subject_of
-from gpukiln.instances.tags import tags_of
+
+if TYPE_CHECKING:  # slow to import, and only images need it
+    from gpukiln.images.builds import Record
+    from gpukiln.images.subject import Subject
 
 BINARY = "CUDA C++ Programming Guide, Binary Compatibility"
 
@@ -26,6 +28,8 @@ def of_record(record: Record) -> Subject:
     Raises:
         UsageError: It made no image.
     """
+    from gpukiln.images.subject import subject_of  # noqa: PLC0415 - see above
+
     if record.bake is None:
         raise UsageError(f"build {record.build_id} has no image: {record.state}")
     return subject_of(record.plan, record.bake.image_id, record.build_id)
@@ -38,6 +42,9 @@ def of_ami(cloud: Cloud, image_id: str) -> Subject:
         UsageError: There is no such AMI, or it is none of ours.
         UnavailableError: The cloud can't be asked.
     """
+    from gpukiln.images.subject import subject_from_tags  # noqa: PLC0415 - see above
+    from gpukiln.instances.tags import tags_of  # noqa: PLC0415
+
     with explain_aws_errors(f"look up {image_id}"):
         filters = [{"Name": "image-id", "Values": [image_id]}]
         images = cloud.client("ec2").describe_images(Filters=filters)["Images"]
@@ -66,6 +73,8 @@ def fit(
         alone = compat.check_instance_type(machine, architecture=instance_type(machine).arch)
         found += [one for one in alone if one.rule != "grid-only"]  # an image's driver decides that
     else:
+        from gpukiln.images.subject import machine_findings  # noqa: PLC0415 - see above
+
         found += machine_findings(image, [machine])
         found += compat.check_driver(image.driver, image.modules, today=today)
     if workload is not None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gpukiln.catalog.bases import base, default_base
-from gpukiln.catalog.compat import Finding, choose_modules
+from gpukiln.catalog.compat import choose_modules
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
@@ -26,13 +25,14 @@ from gpukiln.files import write_whole
 from gpukiln.images import pointer as pointers
 from gpukiln.images.subject import Subject
 from gpukiln.offers.fit import fit, of_ami
+from gpukiln.offers.model import Choice
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
 
 MAX_AGE = timedelta(days=1)
 """How long a region's images count as looked up: a release or a new DLAMI is no matter of hours."""
-# AWS Deep Learning AMIs developer guide, "DLAMI IDs by parameter": the newest system first. All of them have the
-# open kernel modules ("OSS Nvidia Driver").
+# AWS Deep Learning AMIs developer guide: the newest system first. All have the open kernel modules
+# ("OSS Nvidia Driver").
 DLAMIS = tuple(
     f"/aws/service/deeplearning/ami/{{arch}}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id"
     for release in ("24.04", "22.04")
@@ -89,28 +89,6 @@ class Images:
     def age(self) -> timedelta:
         """How old the answer is."""
         return datetime.now(UTC) - datetime.fromisoformat(self.at)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The image that a machine is started from.
-
-    Args:
-        image_id: Empty for a plain distribution image, which a bake looks up.
-        kind: given: it was named; channel: a release of ours; dlami: AWS's Deep Learning AMI; base: a plain
-            distribution image, on which the roles install the driver.
-        name: The parameter's, or the base's.
-        why: Why this one, and why none before it.
-        looked_up: When the region was asked, ISO 8601; empty where it was not.
-        findings: What is wrong with it there; errors: it can't run.
-    """
-
-    image_id: str
-    kind: Literal["given", "channel", "dlami", "base"]
-    name: str
-    why: tuple[str, ...]
-    looked_up: str
-    findings: tuple[Finding, ...]
 
 
 def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
@@ -232,7 +210,7 @@ def _dlamis(cloud: Cloud) -> Iterator[Dlami]:
 
 
 def families(description: str) -> tuple[str, ...]:
-    """The families of instance types that a DLAMI's description names: `Supported EC2 instances: G4dn, G5.`"""
+    """The families that a DLAMI's description names, as in `Supported EC2 instances: G4dn, G5.` there."""
     listed = re.search(r"[Ss]upported EC2 [Ii]nstances?:\s*([^.]*)", description)
     return tuple(re.findall(r"[a-z]+\d+[a-z]*(?:-[a-z]+\d+)?", listed[1].lower())) if listed else ()
 

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
-from gpukiln.images.subject import Subject
 from gpukiln.offers.availability import Place, availability
 from gpukiln.offers.cost import Month, Use, month, within
 from gpukiln.offers.fit import fit
-from gpukiln.offers.image import Choice, choose, images_of
-from gpukiln.offers.model import NearMiss, Offer, Request
+from gpukiln.offers.model import Choice, NearMiss, Offer, Request
 from gpukiln.offers.select import nothing, offers_of, said, select
 from gpukiln.offers.size import Size
+
+if TYPE_CHECKING:
+    from gpukiln.images.subject import Subject
 
 LIST, SHOW, CHECK = "offer.list/1", "offer.show/1", "offer.check/1"
 
@@ -141,7 +143,12 @@ def shown(
     offers = offers_of(name, regions, today, cloud=source_of(cloud))
     places = _places(cloud, offers, spot=spot)
     rows = tuple(
-        Row(offer, month(offer, use, today, cloud=source_of(cloud)), places.get((name, offer.region), ()), None)
+        Row(
+            offer,
+            month(offer, use, today, cloud=source_of(cloud)),
+            places.get((name, offer.region), ()),
+            None,
+        )
         for offer in offers
     )
     return Shown(SHOW, name, rows, instance_type(name).alternatives)
@@ -233,6 +240,8 @@ def _fit(
 ) -> tuple[Choice | None, tuple[Finding, ...]]:
     name = offer.instance_type
     if runs.choose and cloud is not None:
+        from gpukiln.offers.image import choose, images_of  # noqa: PLC0415 - slow to import, and rarely needed
+
         images = images_of(cloud.in_region(offer.region))
         notes += [f"{offer.region}: {note}" for note in images.notes]
         choice = choose(images, cloud, name, runs.workload, today)

@@ -1,7 +1,7 @@
 """Reads what people ask for: `A10G,L4:1..4`, `24GiB..:2`, `H100:8`.
 
-The form of a request for GPUs is dstack's (dstackai/dstack, docs/docs/concepts/tasks.md, resources): parts with
-`:` between them, in any order, each of them names, a memory or a count, and `..` for a range.
+The form of a request for GPUs is dstack's (dstackai/dstack, docs/docs/concepts/tasks.md, resources): parts
+with `:` between them, in any order, each of them names, a memory or a count, and `..` for a range.
 """
 
 from __future__ import annotations
@@ -158,9 +158,8 @@ def _memory(part: str, text: str) -> tuple[Span | None, Span | None]:
 
 
 def _label(text: str) -> int:
-    found = re.fullmatch(_SIZE, text.strip(), re.IGNORECASE)
-    assert found, text  # what _gpu has matched
-    return int(Decimal(found[1]) * _DECIMAL[found[2].upper()])
+    number = text.rstrip("TGMBtgmb ")
+    return int(Decimal(number) * _DECIMAL[text[len(number) :].strip().upper()])
 
 
 def _ordered(span: Span, text: str) -> Span:

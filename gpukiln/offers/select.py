@@ -51,12 +51,12 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
         cloud: Whose answers count: aws or embedded.
     """
     offers: list[Offer] = []
-    near: list[tuple[NearMiss, tuple[int, int]]] = []
+    near: list[tuple[NearMiss, tuple[int, int, int]]] = []
     for name, machine in instance_types().items():
         board = gpu(machine.gpu)
         if board.manufacturer != "NVIDIA" and machine.gpu not in request.gpus:
             continue
-        general = _lacks(request, name, machine, board)
+        general = _lacks(request, machine, board)
         for region in regions:
             offer = _offer(name, machine, region, request, today, cloud)
             lacks = [*general, *_market_lacks(request, machine, offer)]
@@ -64,7 +64,7 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
                 offers.append(offer)
             elif (distance := _nearness(request, machine, lacks)) is not None:
                 texts = tuple(one.text for one in lacks)
-                near.append((NearMiss(name, region, texts, offer.on_demand), (distance, len(lacks))))
+                near.append((NearMiss(name, region, texts, offer.on_demand), (*distance, len(lacks))))
     order = {region: place for place, region in enumerate(regions)}
     offers.sort(key=lambda one: (*_order(one.price, one.instance_type), order[one.region]))
     near.sort(key=lambda row: (*row[1], *_order(row[0].price, row[0].instance_type), order[row[0].region]))
@@ -123,7 +123,7 @@ def said(request: Request) -> str:
     return ", ".join(wanted)
 
 
-def _lacks(request: Request, name: str, machine: InstanceType, board: Gpu) -> list[_Lack]:
+def _lacks(request: Request, machine: InstanceType, board: Gpu) -> list[_Lack]:
     """What it lacks in every region."""
     found: list[_Lack] = []
     if machine.status == "retired":
@@ -181,25 +181,31 @@ def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list
     return found
 
 
-def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> int | None:
-    """How near it comes: 0 where it has the GPUs, 1 where it has them in another number, 2 where it has others.
+def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tuple[int, int] | None:
+    """How near it comes; None: what is too far away to be told.
 
-    Another GPU is near where it has the memory of the smallest that was named, and is no older. None: what is
-    too far away to be told.
+    Another GPU is near where it has the memory of the smallest that was named, and is no older.
+
+    Returns:
+        0 where it has the GPUs, 1 where it has them in another number or size, 2 where it has others; and MiB
+        of memory that each lacks.
     """
     kinds = {one.of for one in lacks}
     if "retired" in kinds and not request.gpus:
         return None
     if "gpu" not in kinds:
         far = kinds & {"count", "memory"}
-        return None if far and len(lacks) > 1 else 1 if far else 0
+        if far and len(lacks) > 1:
+            return None
+        least = request.gpu_memory_mib.low if request.gpu_memory_mib else 0
+        return 1 if far else 0, max(least - machine.gpu_memory_mib, 0)
     if len(lacks) > 1:
         return None
     asked = [one for one in instance_types().values() if one.gpu in request.gpus and one.gpu_fraction == 1]
     least = min((one.gpu_memory_mib for one in asked), default=0)
     oldest = min(version_key(gpu(key).cc or "0") for key in request.gpus)
     new_enough = version_key(gpu(machine.gpu).cc or "0") >= oldest
-    return 2 if machine.gpu_memory_mib >= least and new_enough else None
+    return (2, 0) if machine.gpu_memory_mib >= least and new_enough else None
 
 
 def sold_gb(machine: InstanceType) -> int | None:
@@ -210,9 +216,7 @@ def sold_gb(machine: InstanceType) -> int | None:
     return min(labels, key=lambda label: abs(label * 1024 - machine.gpu_memory_mib))
 
 
-def _offer(
-    name: str, machine: InstanceType, region: str, request: Request, today: date, cloud: str
-) -> Offer:
+def _offer(name: str, machine: InstanceType, region: str, request: Request, today: date, cloud: str) -> Offer:
     on_demand = prices.on_demand(name, region, today, cloud=cloud)
     spot = prices.spot(name, region, today, cloud=cloud) if machine.spot and request.spot != "no" else ()
     cheapest = min(spot, key=lambda one: one.now.value, default=None)

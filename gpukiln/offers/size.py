@@ -1,8 +1,8 @@
 """How much GPU memory a transformer needs, term by term.
 
 Sources of the terms:
-    ZERO      Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, section 3.1
-    SELECTIVE Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, equations 1 to 4
+    ZERO      Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 3.1
+    SELECTIVE Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 4 and 5
     SCALING   Kaplan et al., Scaling Laws for Neural Language Models, section 2.1 (N = 12 layers * width^2)
     PAGED     Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention
     LORA      Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4
@@ -65,8 +65,8 @@ class Run:
         context: Tokens of a sequence.
         tensor_parallel: GPUs that share each layer.
         kv_precision: Of keys and values that are kept; empty: 16 bit, or 32 where the weights have it.
-        checkpoint: What of activations is computed again: none, selective (attention, as FlashAttention does),
-            full (all but each layer's input).
+        checkpoint: What of activations is computed again: none; selective: attention, as FlashAttention
+            does; full: all but each layer's input.
         rank: Of the adapters of LoRA, which all linear layers have.
     """
 
@@ -187,7 +187,7 @@ def _whole(model: Model, run: Run) -> tuple[Model, list[str]]:
     assumed = []
     layers, width = model.layers, model.width
     if not layers and not width:
-        # 12 * layers * width^2 weights, and a width of 128 times the layers, as GPT-3 6.7B and Llama 7B have it.
+        # A width of 128 times the layers, as GPT-3 6.7B and Llama 7B have it.
         layers = max(1, round((model.params / (12 * 128**2)) ** (1 / 3)))
         assumed.append(
             "layers and width: weights = 12 * layers * width^2 with width = 128 * layers (SCALING)"
@@ -290,7 +290,8 @@ def _activations(model: Model, run: Run) -> Term:
         text = f"{model.layers} layers * {sbh} * (10 + 24 / {shared})"
     else:
         amount = layer * (factor + quadratic) * model.layers
-        text = f"{model.layers} layers * {sbh} * (10 + 24 / {shared} + 5 * {heads} * {run.context} / ({wide} * {shared}))"
+        scores = f"5 * {heads} * {run.context} / ({wide} * {shared})"
+        text = f"{model.layers} layers * {sbh} * (10 + 24 / {shared} + {scores})"
     return Term(
         "activations", round(amount * times), text + (" * 2, of 32 bit" if times == 2 else ""), "SELECTIVE"
     )

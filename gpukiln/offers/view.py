@@ -63,11 +63,16 @@ def near_lines(near: Sequence[NearMiss], *, all: bool) -> Iterator[str]:
     if not near:
         return
     yield "near, and not enough:"
-    for one in near if all else near[:NEAR]:
-        price = f" ({one.price.value} USD/hour)" if one.price else ""
-        yield f"  {one.instance_type} in {one.region}{price}: {'; '.join(one.lacks)}"
-    if not all and len(near) > NEAR:
-        yield f"  and {len(near) - NEAR} more: --all"
+    same: dict[tuple[str, tuple[str, ...]], list[NearMiss]] = {}
+    for one in near:
+        same.setdefault((one.instance_type, one.lacks), []).append(one)
+    for number, ((name, lacks), rows) in enumerate(same.items()):
+        if number == NEAR and not all:
+            yield f"  and {len(same) - NEAR} more: --all"
+            return
+        prices = {str(one.price.value) for one in rows if one.price}
+        price = f" ({' or '.join(sorted(prices))} USD/hour)" if prices else ""
+        yield f"  {name} in {', '.join(one.region for one in rows)}{price}: {'; '.join(lacks)}"
 
 
 def refused_lines(refused: Iterable[Refused]) -> Iterator[str]:

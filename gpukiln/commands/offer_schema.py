@@ -14,8 +14,9 @@ from typing import Any
 
 from gpukiln.commands.forms import form_of
 from gpukiln.offers.listing import CHECK, LIST, SHOW, Checked, Listing, Shown
+from gpukiln.offers.refresh import REFRESH, Document
 
-DOCUMENTS = {LIST: Listing, SHOW: Shown, CHECK: Checked}
+DOCUMENTS = {LIST: Listing, SHOW: Shown, CHECK: Checked, REFRESH: Document}
 
 
 def schema() -> dict[str, Any]:

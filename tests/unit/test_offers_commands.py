@@ -1,31 +1,38 @@
 """What people type after `invoke offer.`: the answer, the error and its exit code."""
 
 import json
-import os
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from gpukiln.commands import offer_schema
+from gpukiln.commands.program import Program
+from tasks import namespace
 
 ROOT = Path(__file__).parents[2]
 
 
+class Said(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+Typed = Callable[..., Said]
+
+
 @pytest.fixture
-def offer(tmp_path: Path):
-    def typed(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command, *rest = words
-        done = subprocess.run(
-            ["invoke", f"offer.{command}", *rest],
-            cwd=ROOT,
-            env={**os.environ, "GPUKILN_HOME": str(tmp_path), "COLUMNS": "300"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done
+def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Run a command line of the noun, which must end with a code."""
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+
+    def typed(*words: str, code: int = 0) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            Program(namespace).run(["invoke", f"offer.{words[0]}", *words[1:]])
+        shown = Said(*capsys.readouterr())
+        assert (ended.value.code or 0) == code, shown
+        return shown
 
     return typed
 
@@ -34,7 +41,7 @@ def test_the_schema_is_published() -> None:
     assert json.loads((ROOT / "docs/offer.schema.json").read_text()) == offer_schema.schema()
 
 
-def test_an_offer_satisfies_all_of_a_request(offer) -> None:
+def test_an_offer_satisfies_all_of_a_request(offer: Typed) -> None:
     done = offer("list", "--gpu", "T4:1", "--cpu", "8", "--memory", "32GiB", "--regions", "us-east-1")
     assert done.stdout.splitlines()[2].split()[0] == "g4dn.2xlarge"
     assert "g4dn.xlarge in us-east-1" in done.stdout  # near, and not enough
@@ -43,7 +50,7 @@ def test_an_offer_satisfies_all_of_a_request(offer) -> None:
     assert document["offers"][0]["offer"]["price"]["value"] == "0.526"
 
 
-def test_what_no_machine_has_ends_with_3_and_the_nearest(offer) -> None:
+def test_what_no_machine_has_ends_with_3_and_the_nearest(offer: Typed) -> None:
     done = offer("list", "--gpu", "A100:1", code=3)
     for near in ("p5.4xlarge: it has 1 H100 SXM", "g6e.xlarge: it has 1 L40S", "p4d.24xlarge: it has 8"):
         assert near in done.stderr
@@ -52,14 +59,14 @@ def test_what_no_machine_has_ends_with_3_and_the_nearest(offer) -> None:
     assert "instead: g4dn.xlarge" in done.stderr
 
 
-def test_a_budget_that_nothing_keeps_ends_with_6(offer) -> None:
+def test_a_budget_that_nothing_keeps_ends_with_6(offer: Typed) -> None:
     done = offer("list", "--gpu", "L4:1", "--budget", "400", "--regions", "us-east-1", code=6)
     assert "the cheapest, g6.xlarge in us-east-1, costs 591.15" in done.stderr
     done = offer("list", "--gpu", "L4:1", "--budget", "400", "--hours", "200", "--regions", "us-east-1")
     assert "g6.xlarge" in done.stdout
 
 
-def test_a_size_becomes_a_request(offer) -> None:
+def test_a_size_becomes_a_request(offer: Typed) -> None:
     document = json.loads(offer("size", "--params", "7B", "--json", "--regions", "us-east-1").stdout)
     needs = document["size"]["per_gpu_mib"]
     assert document["request"]["gpu_memory_mib"] == {"low": needs, "high": None}
@@ -70,7 +77,7 @@ def test_a_size_becomes_a_request(offer) -> None:
     assert "names no bytes" in done.stderr
 
 
-def test_what_does_not_run_there_is_refused(offer) -> None:
+def test_what_does_not_run_there_is_refused(offer: Typed) -> None:
     done = offer("check", "g5g.xlarge", "--needs", "pytorch-cu121", code=3)
     assert "workload-architecture" in done.stdout
     done = offer("check", "g6.xlarge", "g5.xlarge", "--image", "runner-gpu")
@@ -79,7 +86,7 @@ def test_what_does_not_run_there_is_refused(offer) -> None:
     assert "none of them can run it" in done.stderr
 
 
-def test_one_machine_is_shown_with_the_source_of_its_price(offer) -> None:
+def test_one_machine_is_shown_with_the_source_of_its_price(offer: Typed) -> None:
     done = offer("show", "g6.xlarge", "--regions", "us-east-1")
     assert "0.8048 USD/hour (aws/karpenter-provider-aws" in done.stdout
     done = offer("show", "p3.2xlarge")
@@ -114,5 +121,5 @@ def test_one_machine_is_shown_with_the_source_of_its_price(offer) -> None:
         (("check", "g6.xlarg", "--needs", "vllm"), "unknown GPU instance type 'g6.xlarg'"),
     ],
 )
-def test_what_is_no_request_is_told(offer, words: tuple[str, ...], told: str) -> None:
+def test_what_is_no_request_is_told(offer: Typed, words: tuple[str, ...], told: str) -> None:
     assert told in offer(*words, code=2).stderr

@@ -1,9 +1,10 @@
 """What AWS tells of quotas, prices and capacity and moto does not: from the catalogue and what was scripted.
 
-Nothing of it is measured. Prices on demand are those of the catalogue, in a region of which it has none those of
+Nothing of it is measured. Prices on demand are those of the catalogue, where it has none of a region those of
 us-east-1; a type without one has none here. A spot price is a part of it (SPOT_SHARE), another one every
-CHANGE_HOURS, a little more in each further zone; the same moment always has the same price. A placement score says how many of the types that were asked for
-together a zone offers and has. What is scripted, and how: `scarcity.py`.
+CHANGE_HOURS, a little more in each further zone; the same moment always has the same price. A placement score
+says how many of the types that were asked for together a zone offers and has. What is scripted, and how:
+`scarcity.py`.
 """
 
 import hashlib
@@ -105,7 +106,7 @@ def get_spot_placement_scores(self: Any, script: scarcity.Script) -> ActionResul
         else:
             found.append({"Region": region, "Score": max(scores.values(), default=1)})
     found.sort(key=lambda one: -one["Score"])
-    return _page(self, "SpotPlacementScores", found[:10])
+    return ActionResult({"SpotPlacementScores": found[:10]})
 
 
 def get_capacity_manager_supportability_scores(self: Any, script: scarcity.Script) -> ActionResult:
@@ -445,61 +446,57 @@ def _product_fits(product: Mapping[str, Any], one: Mapping[str, str]) -> bool:
 
 @cache
 def _products() -> tuple[dict[str, Any], ...]:
-    """Every machine with a price in the catalogue as the Price List has it: Linux, shared, on demand."""
-    made = []
-    for region in sorted(regions()):
-        for name, facts in instance_types().items():
-            if (price := _price(name, region)) and any(
-                name in _offered(region, z.name) for z in _zones(region)
-            ):
-                sku = hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:16].upper()
-                term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
-                dimension = {
-                    "rateCode": rate,
-                    "unit": "Hrs",
-                    "beginRange": "0",
-                    "endRange": "Inf",
-                    "description": f"${price.usd} per On Demand Linux {name} Instance Hour",
-                    "appliesTo": [],
-                    "pricePerUnit": {"USD": f"{price.usd:.10f}"},
-                }
-                attributes = {
-                    "instanceType": name,
-                    "regionCode": region,
-                    "location": _long_names().get(region, region),
-                    "locationType": "AWS Region",
-                    "operatingSystem": "Linux",
-                    "tenancy": "Shared",
-                    "capacitystatus": "Used",
-                    "preInstalledSw": "NA",
-                    "marketoption": "OnDemand",
-                    "operation": "RunInstances",
-                    "servicecode": "AmazonEC2",
-                    "vcpu": str(facts.vcpu),
-                    "memory": f"{facts.memory_mib / 1024:g} GiB",
-                }
-                bare = " (bare metal)" if name.endswith(".metal") else ""
-                made.append(
-                    {
-                        "product": {
-                            "productFamily": f"Compute Instance{bare}",
-                            "attributes": attributes,
-                            "sku": sku,
-                        },
-                        "serviceCode": "AmazonEC2",
-                        "terms": {
-                            "OnDemand": {
-                                term: {
-                                    "sku": sku,
-                                    "offerTermCode": "JRTCKXETXF",
-                                    "priceDimensions": {rate: dimension},
-                                    "termAttributes": {},
-                                }
-                            }
-                        },
-                    }
-                )
-    return tuple(made)
+    """Every machine that has a price, by region, as the Price List has it."""
+    return tuple(
+        _product(region, name, price.usd)
+        for region in sorted(regions())
+        for name in instance_types()
+        if any(name in _offered(region, zone.name) for zone in _zones(region))
+        and (price := _price(name, region))
+    )
+
+
+def _product(region: str, name: str, usd: float) -> dict[str, Any]:
+    """Linux, shared, on demand."""
+    facts = instance_types()[name]
+    sku = hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:16].upper()
+    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
+    price = {
+        "rateCode": rate,
+        "unit": "Hrs",
+        "beginRange": "0",
+        "endRange": "Inf",
+        "description": f"${usd} per On Demand Linux {name} Instance Hour",
+        "appliesTo": [],
+        "pricePerUnit": {"USD": f"{usd:.10f}"},
+    }
+    attributes = {
+        "instanceType": name,
+        "regionCode": region,
+        "location": _long_names().get(region, region),
+        "locationType": "AWS Region",
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+        "preInstalledSw": "NA",
+        "marketoption": "OnDemand",
+        "operation": "RunInstances",
+        "servicecode": "AmazonEC2",
+        "vcpu": str(facts.vcpu),
+        "memory": f"{facts.memory_mib / 1024:g} GiB",
+    }
+    bare = " (bare metal)" if name.endswith(".metal") else ""
+    on_demand = {
+        "sku": sku,
+        "offerTermCode": "JRTCKXETXF",
+        "priceDimensions": {rate: price},
+        "termAttributes": {},
+    }
+    return {
+        "product": {"productFamily": f"Compute Instance{bare}", "attributes": attributes, "sku": sku},
+        "serviceCode": "AmazonEC2",
+        "terms": {"OnDemand": {term: on_demand}},
+    }
 
 
 @cache

@@ -107,8 +107,8 @@ def places_table(places: Sequence[Place]) -> Iterator[RenderableType]:
             ("reserved", held.reasons),
         ):
             reasons |= {f"{what} unknown: {text}": None for text in said if text}
-    for (name, *cells), zones in same.items():
-        table.add(name, ", ".join(zones), *cells)
+    for (name, *answers), zones in same.items():
+        table.add(name, ", ".join(zones), *answers)
     yield table
     yield from reasons
 

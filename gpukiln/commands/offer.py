@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, words
+from gpukiln.commands.cli import command, print_json, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -324,23 +324,39 @@ check.first, check.several = "what", True
 @command(
     help={
         "cloud": "aws (your account) or embedded (this machine)",
-        "region": "the region to ask",
+        "region": "the region that is asked",
         "diff": "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any",
         **{name: WHERE[name] for name in ("profile", "json")},
     }
 )
 def refresh(
-    _: Any, cloud: str = "aws", region: str = HERE, profile: str = "", diff: bool = False, json: bool = False
+    _: Any,
+    cloud: str = "embedded",
+    region: str = HERE,
+    profile: str = "",
+    diff: bool = False,
+    json: bool = False,
 ) -> int:
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
-    from gpukiln.offers import refresh as refreshing
-    from gpukiln.offers import view
+    from gpukiln.offers import cache, view
+    from gpukiln.offers.difference import difference
     from gpukiln.offers.image import images_of
+    from gpukiln.offers.refresh import REFRESH, Document, require_complete
+    from gpukiln.offers.refresh import refresh as ask
 
-    where = _cloud(cloud, region, profile)
-    assert where is not None  # noqa: S101 - it was named
-    del refreshing, view, images_of, diff, json
-    return 0
+    named = _regions(region)[0]
+    where = _cloud(cloud, named, profile)
+    assert where is not None  # noqa: S101 - a cloud was named
+    asked = ask(where, say)
+    images_of(where, fresh=True)
+    types = cache.read(where.name, named).types
+    found = Document(REFRESH, asked, difference(types, named) if diff and types else None)
+    if json:
+        print_json(dump(found))
+    else:
+        _print(view.refresh_parts(found))
+    require_complete(asked)
+    return 10 if found.difference and found.difference.patch else 0
 
 
 def _listing(

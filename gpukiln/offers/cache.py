@@ -35,15 +35,15 @@ class Described:
     manufacturer: str
     accelerator: str
     gpus: int
+    gpu_fraction: float
     gpu_memory_mib: int
     vcpu: int
     memory_mib: int
-    max_pods: int | None
-    gpu_fraction: float
     arch: Literal["x86_64", "arm64"]
     hypervisor: Literal["nitro", "xen", "none"]
     efa: int
     local_nvme_gb: int
+    max_pods: int | None
     on_demand: bool
     spot: bool
     capacity_blocks: bool

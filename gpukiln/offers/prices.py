@@ -13,7 +13,7 @@ from gpukiln.offers import cache
 from gpukiln.offers.model import Figure, SpotPrice
 
 LIST_DAYS = 30
-"""List prices stand for months, and then fall by a third (p4d and p5, catalog/data/prices.yaml); a month is what
+"""List prices stand for months, and then fall by a third (p4d and p5: prices.yaml); a month is what
 a bill is made for."""
 SPOT_DAYS = 1
 """EC2 sets spot prices by supply and demand and moves them gradually (EC2 user guide, "Spot Instances"):

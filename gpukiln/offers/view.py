@@ -11,6 +11,7 @@ from gpukiln.catalog.compat import Finding
 from gpukiln.offers.availability import Place
 from gpukiln.offers.listing import Checked, Listing, Refused, Row, Shown
 from gpukiln.offers.model import Figure, NearMiss, Offer, SpotPrice
+from gpukiln.offers.refresh import Document
 from gpukiln.offers.size import Size
 from gpukiln.progress import Rows
 
@@ -158,6 +159,27 @@ def checked_parts(found: Checked) -> Iterator[str]:
         what = " and ".join(filter(None, (one.image, one.workload)))
         yield f"{one.instance_type}: {what} {'fits' if one.fits else 'does not fit'}"
         yield from finding_lines(one.findings)
+
+
+def refresh_parts(found: Document) -> Iterator[RenderableType]:
+    """What became of each question, and what the catalogue lacks."""
+    table = Rows("asked for", "answers", "as of", "", first=2, folds=True, right=("answers",))
+    for part in found.refreshed.parts:
+        answers = "-" if part.answers is None else str(part.answers)
+        table.add(part.name, answers, str(part.as_of or "-"), part.error)
+    yield table
+    if (difference := found.difference) is None:
+        return
+    if not difference.patch:
+        yield f"{difference.region} has what the shipped catalogue has"
+        return
+    for what, names in (("new", difference.new), ("retired", difference.retired)):
+        if names:
+            yield f"{what}: {', '.join(names)}"
+    for one in difference.changed:
+        yield f"changed: {one.instance_type}: {one.field} {one.catalogue} is {one.described}"
+    yield from difference.notes
+    yield difference.patch
 
 
 def _gpus(offer: Offer) -> str:

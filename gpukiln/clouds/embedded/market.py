@@ -1,15 +1,17 @@
 """What AWS tells of quotas, prices and capacity and moto does not: from the catalogue and what was scripted.
 
-Nothing of it is measured. Prices on demand are those of the catalogue, in a region of which it has none those of
+Nothing of it is measured. Prices on demand are those of the catalogue, where it has none of a region those of
 us-east-1; a type without one has none here. A spot price is a part of it (SPOT_SHARE), another one every
-CHANGE_HOURS, a little more in each further zone; the same moment always has the same price. A placement score says how many of the types that were asked for
-together a zone offers and has. What is scripted, and how: `scarcity.py`.
+CHANGE_HOURS, a little more in each further zone; the same moment always has the same price. A placement score
+says how many of the types that were asked for together a zone offers and has. What is scripted, and how:
+`scarcity.py`.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -21,7 +23,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.ec2.responses import EC2Response
 
 from gpukiln.catalog.instance_types import every_instance_type, instance_types
-from gpukiln.catalog.prices import Price, machine_price
+from gpukiln.catalog.prices import Price, address_price, machine_price, volume_price
 from gpukiln.catalog.quotas import CAPACITY_BLOCKS, QUOTAS, Market, quota_of
 from gpukiln.catalog.regions import regions
 from gpukiln.clouds.embedded import scarcity
@@ -30,7 +32,9 @@ from gpukiln.clouds.embedded.refusals import SCOPE, Refusal, refusal_of
 from gpukiln.errors import UnavailableError
 
 LINUX = "Linux/UNIX"
-SPOT_SHARE = (0.40, 0.46, 0.43, 0.49, 0.38)  # of the price on demand, one after the other
+SPOT_SHARE = tuple(
+    map(Decimal, ("0.40", "0.46", "0.43", "0.49", "0.38"))
+)  # of the price on demand, one after the other
 CHANGE_HOURS = 40  # between two changes of a spot price: four or five in a week
 HISTORY_DAYS = 90  # botocore, DescribeSpotPriceHistory: StartTime
 SPOT_PAGE = 1000
@@ -105,7 +109,7 @@ def get_spot_placement_scores(self: Any, script: scarcity.Script) -> ActionResul
         else:
             found.append({"Region": region, "Score": max(scores.values(), default=1)})
     found.sort(key=lambda one: -one["Score"])
-    return _page(self, "SpotPlacementScores", found[:10])
+    return ActionResult({"SpotPlacementScores": found[:10]})
 
 
 def get_capacity_manager_supportability_scores(self: Any, script: scarcity.Script) -> ActionResult:
@@ -243,7 +247,7 @@ def describe_spot_price_history(self: Any, script: scarcity.Script) -> ActionRes
 
 def spot_prices(
     instance_type: str, region: str, zone: str, start: datetime, end: datetime
-) -> list[tuple[datetime, float]]:
+) -> list[tuple[datetime, Decimal]]:
     """The changes of a spot price, the one before `start` with them; the oldest first."""
     price = _price(instance_type, region)
     if price is None:
@@ -254,7 +258,7 @@ def spot_prices(
     return [
         (
             datetime.fromtimestamp(number * period + offset, UTC),
-            price.usd * SPOT_SHARE[(number + place) % len(SPOT_SHARE)] * (1 + place / 50),
+            price.usd * SPOT_SHARE[(number + place) % len(SPOT_SHARE)] * (1 + Decimal(place) / 50),
         )
         for number in range(first, last + 1)
     ]
@@ -445,61 +449,74 @@ def _product_fits(product: Mapping[str, Any], one: Mapping[str, str]) -> bool:
 
 @cache
 def _products() -> tuple[dict[str, Any], ...]:
-    """Every machine with a price in the catalogue as the Price List has it: Linux, shared, on demand."""
-    made = []
-    for region in sorted(regions()):
-        for name, facts in instance_types().items():
-            if (price := _price(name, region)) and any(
-                name in _offered(region, z.name) for z in _zones(region)
-            ):
-                sku = hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:16].upper()
-                term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
-                dimension = {
-                    "rateCode": rate,
-                    "unit": "Hrs",
-                    "beginRange": "0",
-                    "endRange": "Inf",
-                    "description": f"${price.usd} per On Demand Linux {name} Instance Hour",
-                    "appliesTo": [],
-                    "pricePerUnit": {"USD": f"{price.usd:.10f}"},
-                }
-                attributes = {
-                    "instanceType": name,
-                    "regionCode": region,
-                    "location": _long_names().get(region, region),
-                    "locationType": "AWS Region",
-                    "operatingSystem": "Linux",
-                    "tenancy": "Shared",
-                    "capacitystatus": "Used",
-                    "preInstalledSw": "NA",
-                    "marketoption": "OnDemand",
-                    "operation": "RunInstances",
-                    "servicecode": "AmazonEC2",
-                    "vcpu": str(facts.vcpu),
-                    "memory": f"{facts.memory_mib / 1024:g} GiB",
-                }
-                bare = " (bare metal)" if name.endswith(".metal") else ""
-                made.append(
-                    {
-                        "product": {
-                            "productFamily": f"Compute Instance{bare}",
-                            "attributes": attributes,
-                            "sku": sku,
-                        },
-                        "serviceCode": "AmazonEC2",
-                        "terms": {
-                            "OnDemand": {
-                                term: {
-                                    "sku": sku,
-                                    "offerTermCode": "JRTCKXETXF",
-                                    "priceDimensions": {rate: dimension},
-                                    "termAttributes": {},
-                                }
-                            }
-                        },
-                    }
-                )
-    return tuple(made)
+    """Machines, gp3 volumes and public addresses that have a price, by region, as the Price List has them."""
+    return tuple(product for region in sorted(regions()) for product in _products_of(region))
+
+
+def _products_of(region: str) -> Iterator[dict[str, Any]]:
+    for name in instance_types():
+        if any(name in _offered(region, zone.name) for zone in _zones(region)) and (
+            price := _price(name, region)
+        ):
+            yield _machine(region, name, price.usd)
+    if volume := volume_price(region) or volume_price("us-east-1"):
+        about = {"usagetype": "EBS:VolumeUsage.gp3", "volumeApiName": "gp3"}
+        yield _product(region, "AmazonEC2", "Storage", about, volume.usd, "GB-Mo")
+    if address := address_price(region) or address_price("us-east-1"):
+        about = {"usagetype": "PublicIPv4:InUseAddress", "group": "VPCPublicIPv4Address"}
+        yield _product(region, "AmazonVPC", "", about, address.usd, "Hrs")
+
+
+def _machine(region: str, name: str, usd: Decimal) -> dict[str, Any]:
+    """Linux, shared, on demand."""
+    facts = instance_types()[name]
+    about = {
+        "instanceType": name,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+        "preInstalledSw": "NA",
+        "marketoption": "OnDemand",
+        "operation": "RunInstances",
+        "vcpu": str(facts.vcpu),
+        "memory": f"{facts.memory_mib / 1024:g} GiB",
+    }
+    bare = " (bare metal)" if name.endswith(".metal") else ""
+    return _product(region, "AmazonEC2", f"Compute Instance{bare}", about, usd, "Hrs")
+
+
+def _product(
+    region: str, service: str, family: str, about: dict[str, str], usd: Decimal, unit: str
+) -> dict[str, Any]:
+    sku = hashlib.sha256(f"{region} {about}".encode()).hexdigest()[:16].upper()
+    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
+    price = {
+        "rateCode": rate,
+        "unit": unit,
+        "beginRange": "0",
+        "endRange": "Inf",
+        "description": f"${usd} per {unit} of {about.get('instanceType') or about['usagetype']}",
+        "appliesTo": [],
+        "pricePerUnit": {"USD": f"{usd:.10f}"},
+    }
+    attributes = {
+        **about,
+        "regionCode": region,
+        "location": _long_names().get(region, region),
+        "locationType": "AWS Region",
+        "servicecode": service,
+    }
+    on_demand = {
+        "sku": sku,
+        "offerTermCode": "JRTCKXETXF",
+        "priceDimensions": {rate: price},
+        "termAttributes": {},
+    }
+    return {
+        "product": {"productFamily": family, "attributes": attributes, "sku": sku},
+        "serviceCode": service,
+        "terms": {"OnDemand": {term: on_demand}},
+    }
 
 
 @cache

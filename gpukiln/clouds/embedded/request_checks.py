@@ -44,7 +44,6 @@ NOT_FOUND = {  # prefix: where moto's backend has them, EC2's code; of what moto
 PAGED = {
     **dict.fromkeys(("DescribeImages", "DescribeSnapshots", "DescribeSpotPriceHistory"), r"\d+"),
     **dict.fromkeys(("DescribeCapacityReservations", "DescribeCapacityBlockOfferings"), r"\d+"),
-    "GetSpotPlacementScores": r"\d+",
     "DescribeInstances": r"r-[0-9a-f]+",
 }
 OWN_TOKENS = ("DescribeIamInstanceProfileAssociations", "DescribeVpcEndpointServices")  # moto looks at theirs

@@ -1,4 +1,4 @@
-"""The catalogue has every type with a GPU that EC2 has, as the installed moto recorded DescribeInstanceTypes."""
+"""The catalogue has every type with a GPU that EC2 has, as moto recorded DescribeInstanceTypes."""
 
 import gzip
 import json
@@ -146,18 +146,17 @@ def test_a_type_that_came_back_is_told(recorded: dict[str, dict[str, Any]]) -> N
     ]
 
 
-def test_the_embedded_cloud_describes_a_type_as_ec2_does(recorded: dict[str, dict[str, Any]]) -> None:
+def test_the_embedded_cloud_describes_a_type_as_ec2_does() -> None:
     living = {name: machine for name, machine in instance_types().items() if machine.status != "retired"}
     for name, machine in living.items():
         row = described(name, machine)
-        row["GpuInfo"]["Gpus"][0]["Name"] = recorded[name]["GpuInfo"]["Gpus"][0]["Name"]  # ours is the field's
         assert list(wrong(name, row, machine)) == []
 
 
 def test_what_is_left_out_says_why() -> None:
-    with pytest.raises(UsageError, match=r"trn2\.48xlarge is not in the catalogue: no GPU, but AWS's Trainium2"):
+    with pytest.raises(UsageError, match=r"trn2\.48xlarge is not in the catalogue: no GPU, but AWS's"):
         instance_type("trn2.48xlarge")
-    with pytest.raises(UsageError, match=r"p6e-gb200\.36xlarge is not in .* capacity blocks of 9 or 18 machines"):
+    with pytest.raises(UsageError, match=r"p6e-gb200\.36xlarge is not in .* by capacity blocks"):
         instance_type("p6e-gb200.36xlarge")
     with pytest.raises(UsageError, match=r"unknown GPU instance type 'g6\.xlarg'"):
         instance_type("g6.xlarg")
@@ -168,7 +167,8 @@ def test_every_name_of_ec2_in_a_family_of_accelerators_is_known() -> None:
     """botocore's list of names has those that are gone, and those that moto has not seen yet."""
     kinds = ("dl", "f1", "f2", "g2", "g3", "g4", "g5", "g6", "g7", "gr", "inf", "p2", "p3", "p4", "p5", "p6")
     names = {name for name in every_instance_type() if name.startswith((*kinds, "trn", "vt"))}
-    assert {name for name in names - set(instance_types()) if name.partition(".")[0] not in left_out()} == set()
+    unknown = names - set(instance_types())
+    assert {name for name in unknown if name.partition(".")[0] not in left_out()} == set()
 
 
 def test_a_retired_type_says_since_when_and_no_other_does() -> None:
@@ -178,7 +178,7 @@ def test_a_retired_type_says_since_when_and_no_other_does() -> None:
 
 
 def test_every_gpu_says_what_it_is_sold_as() -> None:
-    """Within a tenth of what the API counts, in GB of 10^9 bytes or in GiB: B200 is sold as 180 GB and has 192."""
+    """Within a tenth of what the API counts, in GiB: a B300 of 288 GB has 268.6."""
     for name, machine in instance_types().items():
         sold = gpu(machine.gpu).memory_gb
         assert sold, name

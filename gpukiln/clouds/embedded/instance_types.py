@@ -43,7 +43,7 @@ def described(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
     """
     accelerator = gpu(facts.gpu)
     device = {
-        "Name": accelerator.name,
+        "Name": accelerator.ec2_name or accelerator.name,
         "Manufacturer": accelerator.manufacturer,
         "Count": facts.gpus if facts.gpu_fraction == 1 else 0,  # EC2 counts whole GPUs
         "LogicalGpuCount": facts.gpus,

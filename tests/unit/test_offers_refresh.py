@@ -611,7 +611,7 @@ def test_a_patch_holds_what_is_new_retired_and_changed(types, tmp_path):
     assert rows["g5.2xlarge"] == before["g5.2xlarge"] | {"memory_mib": 32760, "local_nvme_gb": 460}
     assert rows["p3dn.24xlarge"] == before["p3dn.24xlarge"] | {
         "status": "retired",
-        "retired_since": "gone from the API of us-west-2 by 2026-11-23",
+        "retired_since": "by 2026-11-23, as the API of us-west-2 says",
     }
     assert rows["g5.96xlarge"] == {
         **{"gpu": "a10g", "gpus": 16, "gpu_memory_mib": 22888, "vcpu": 384, "memory_mib": 1572864},

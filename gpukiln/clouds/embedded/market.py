@@ -377,6 +377,9 @@ def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
         return 200, JSON, json.dumps(calls[target]()).encode()
     except RefusedCallError as error:
         return refusal_of(authorization, 400, *error.args)
+    except (ValueError, TypeError, LookupError) as error:  # botocore would not send it
+        told = f"{type(error).__name__}: {error}"
+        return refusal_of(authorization, 400, "SerializationException", told)
     except UnavailableError as error:
         return refusal_of(authorization, 500, "ServiceException", f"{error.message}; {error.hint}")
 

@@ -1,6 +1,7 @@
-"""What machines and snapshots cost on AWS, each price with the day and the source that it is from."""
+"""What AWS asks for machines and what belongs to them: each price with its day and its source."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 
 from gpukiln.catalog.load import data
@@ -12,12 +13,12 @@ class Price:
     """One price.
 
     Args:
-        usd: For an hour of a machine, or a month of one GB.
+        usd: For an hour of a machine or an address, or a month of one GB.
         as_of: The day it was true, or what is known of it.
         source: Who says so.
     """
 
-    usd: float
+    usd: Decimal
     as_of: str
     source: str
 
@@ -27,25 +28,45 @@ class _Machines:
     region: str
     as_of: str
     source: str
-    usd_hour: dict[str, float]
+    usd_hour: dict[str, Decimal]
 
 
 @strict
-class _Snapshots:
+class _Spot:
     region: str
     as_of: str
     source: str
-    usd_gb_month: float
+    usd_hour: dict[str, tuple[Decimal, Decimal]]
+
+
+@strict
+class _Storage:
+    region: str
+    as_of: str
+    source: str
+    usd_gb_month: Decimal
+
+
+@strict
+class _Addresses:
+    region: str
+    as_of: str
+    source: str
+    usd_hour: Decimal
+
+
+@strict
+class _Prices:
+    machines: tuple[_Machines, ...]
+    snapshots: tuple[_Storage, ...]
+    volumes: tuple[_Storage, ...]
+    public_ipv4: tuple[_Addresses, ...]
+    spot: tuple[_Spot, ...]
 
 
 @cache
-def _machines() -> list[_Machines]:
-    return load(list[_Machines], data("prices")["machines"], where="prices.yaml: machines")
-
-
-@cache
-def _snapshots() -> list[_Snapshots]:
-    return load(list[_Snapshots], data("prices")["snapshots"], where="prices.yaml: snapshots")
+def _prices() -> _Prices:
+    return load(_Prices, data("prices"), where="prices.yaml")
 
 
 def machine_price(instance_type: str, region: str) -> Price | None:
@@ -57,9 +78,22 @@ def machine_price(instance_type: str, region: str) -> Price | None:
     Returns:
         USD an hour; None where the catalogue has no price.
     """
-    for listed in _machines():
+    for listed in _prices().machines:
         if listed.region == region and instance_type in listed.usd_hour:
             return Price(listed.usd_hour[instance_type], listed.as_of, listed.source)
+    return None
+
+
+def spot_range(instance_type: str, region: str) -> tuple[Price, Price] | None:
+    """The price of a spot instance with Linux in the cheapest zone of a region and in the dearest one.
+
+    Returns:
+        USD an hour; None where the catalogue has no price.
+    """
+    for listed in _prices().spot:
+        if listed.region == region and instance_type in listed.usd_hour:
+            low, high = (Price(usd, listed.as_of, listed.source) for usd in listed.usd_hour[instance_type])
+            return low, high
     return None
 
 
@@ -69,7 +103,32 @@ def snapshot_price(region: str) -> Price | None:
     Returns:
         USD for a month of one GB that was written; None where the catalogue has no price.
     """
-    for listed in _snapshots():
+    return _storage(_prices().snapshots, region)
+
+
+def volume_price(region: str) -> Price | None:
+    """The price of a gp3 volume.
+
+    Returns:
+        USD for a month of one GB that is provisioned; None where the catalogue has no price.
+    """
+    return _storage(_prices().volumes, region)
+
+
+def address_price(region: str) -> Price | None:
+    """The price of a public IPv4 address.
+
+    Returns:
+        USD an hour; None where the catalogue has no price.
+    """
+    for listed in _prices().public_ipv4:
+        if listed.region == region:
+            return Price(listed.usd_hour, listed.as_of, listed.source)
+    return None
+
+
+def _storage(lists: tuple[_Storage, ...], region: str) -> Price | None:
+    for listed in lists:
         if listed.region == region:
             return Price(listed.usd_gb_month, listed.as_of, listed.source)
     return None

@@ -16,6 +16,7 @@ ADVICE = {  # error codes of EC2, SSM and STS, with the next step
     ): "let the role call {call}, then run the same command again",
     (
         *("RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyUpdates"),
+        "TooManyRequestsException",  # Service Quotas
     ): "AWS takes no more calls for now: wait a minute, then run the same command again",
     (
         *("ResourceLimitExceeded", "AMIQuotaExceeded", "SnapshotLimitExceeded"),

@@ -142,13 +142,13 @@ def _seconds(durations_s: Mapping[str, float], purpose: str) -> float:
 
 def _machine(plan: Plan, purpose: str, name: str, seconds: float, *, spot: bool = False) -> MachineCost:
     price = machine_price(name, plan.region)
-    usd = round(price.usd * seconds / 3600, 4) if price else None
+    usd = round(float(price.usd) * seconds / 3600, 4) if price else None
     return MachineCost(purpose, name, spot, seconds, usd, _as_of(price, name, plan.region))
 
 
 def _cost(plan: Plan, basis: str, machines: tuple[MachineCost, ...]) -> Cost:
     price = snapshot_price(plan.region)
-    month = round(price.usd * plan.volume_size_gib, 4) if price else None
+    month = round(float(price.usd) * plan.volume_size_gib, 4) if price else None
     as_of = _as_of(price, "snapshots", plan.region)
     return Cost(basis, machines, plan.volume_size_gib, month, as_of)
 

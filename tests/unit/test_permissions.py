@@ -24,6 +24,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.images import bake
 from gpukiln.images.bases import resolve_base
 from gpukiln.images.module_store import S3Store
+from gpukiln.images.pointer import Pointer
 from gpukiln.instances import access, leftovers
 from gpukiln.instances import tags as machines
 from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
@@ -35,7 +36,6 @@ from gpukiln.release.channels import load_channel
 from gpukiln.release.images import Sharing
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
-from gpukiln.release.pointer import Pointer
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback
 from tests.support import release_cloud

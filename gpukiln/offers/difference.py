@@ -1,0 +1,226 @@
+"""What EC2 has and the shipped catalogue has not, as a patch for its file that keeps comments and form."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from gpukiln.catalog.gpus import gpus
+from gpukiln.catalog.instance_types import InstanceType, instance_types
+from gpukiln.catalog.load import DATA, ROOT
+from gpukiln.catalog.offerings import zone_ids
+from gpukiln.offers.cache import Described, Types
+
+FILE = DATA / "gpu_instances.yaml"
+WIDTH = 110  # of .yamllint
+ROW = re.compile(r"^  (?P<name>[\w.-]+): \{[^{}]*\}[^\n]*\n", re.MULTILINE)
+# What both know; what both have as default is not written.
+COMPARED = tuple(
+    field.name for field in fields(Described) if field.name not in ("manufacturer", "accelerator")
+)
+DEFAULTS = {field.name: field.default for field in fields(InstanceType)}
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field of a type that is not as the catalogue says."""
+
+    instance_type: str
+    field: str
+    catalogue: Value
+    described: Value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a region has and the catalogue has not.
+
+    Args:
+        new: Types that the catalogue does not know.
+        retired: Types that the region had and has no more.
+        changed: What is not as the catalogue says of the others.
+        notes: What the API does not say, and a person has to look up; a line each.
+        patch: A unified diff for `git apply`; empty where there is no difference.
+    """
+
+    region: str
+    new: tuple[str, ...]
+    retired: tuple[str, ...]
+    changed: tuple[Change, ...]
+    notes: tuple[str, ...]
+    patch: str
+
+
+def difference(
+    types: Types,
+    region: str,
+    *,
+    catalogue: Mapping[str, InstanceType] | None = None,
+    text: str | None = None,
+) -> Difference:
+    """Compare what a region's API describes with the catalogue.
+
+    A type that a region lacks is retired where the shipped offerings have it in that region: few have all.
+
+    Args:
+        types: What the region has; its day is the day of all that is said.
+        catalogue: By name; None: the one that ships.
+        text: That catalogue's file; None: the one that ships.
+    """
+    described = types.types
+    known = instance_types() if catalogue is None else catalogue
+    before = FILE.read_text(encoding="utf-8") if text is None else text
+    new = tuple(sorted(set(described) - set(known), key=lambda name: (_family(name), described[name].vcpu)))
+    gone = [name for name, row in known.items() if row.status != "retired" and name not in described]
+    retired = tuple(name for name in gone if zone_ids(name, region))
+    changed = tuple(
+        change for name in known if name in described for change in _changes(name, known, described)
+    )
+    keys = _keys(known, described)
+    after = before
+    for change in changed:
+        after = _edited(after, change.instance_type, {change.field: change.described})
+    for name in retired:
+        since = f"gone from the API of {region} by {types.as_of}"
+        after = _edited(after, name, {"status": "retired", "retired_since": since})
+    rows = {name: _row(name, described[name], _key(described[name], keys)) for name in new}
+    after = _with_new(after, rows, f"  # DescribeInstanceTypes of {region} on {types.as_of}\n")
+    notes = (
+        *(note for name in new for note in _of_new(name, described[name], _key(described[name], keys))),
+        *(note for name in retired for note in _of_retired(name, known)),
+        *(
+            f"{one.instance_type} is back: take away its retired_since"
+            for one in changed
+            if one.field == "status"
+        ),
+    )
+    if unsure := [name for name in gone if zone_ids(name, region) is None]:
+        notes += (f"neither in {region} nor in the shipped offerings, so maybe retired: {', '.join(unsure)}",)
+    return Difference(region, new, retired, changed, notes, _patch(before, after))
+
+
+def _changes(
+    name: str, known: Mapping[str, InstanceType], described: Mapping[str, Described]
+) -> Iterator[Change]:
+    if known[name].status == "retired":
+        yield Change(name, "status", "retired", "current")
+    for field in COMPARED:
+        ours, theirs = getattr(known[name], field), getattr(described[name], field)
+        if theirs is not None and ours != theirs:
+            yield Change(name, field, ours, theirs)
+
+
+def _of_new(name: str, row: Described, key: str) -> Iterator[str]:
+    yield f"{name}: its interconnect, and what to take instead of it, are not in the API"
+    if row.max_pods is None:
+        yield f"{name}: max_pods is missing, for its network cards are not described"
+    if key not in gpus():
+        gpu = f"{row.manufacturer} {row.accelerator} of {row.gpu_memory_mib} MiB"
+        yield f"{name}: its GPU ({gpu}) is not in nvidia_matrix.yaml; add it there as {key}"
+
+
+def _of_retired(name: str, known: Mapping[str, InstanceType]) -> Iterator[str]:
+    if not known[name].alternatives:
+        yield f"{name}: say what to take instead"
+    if users := [other for other, machine in known.items() if name in machine.alternatives]:
+        yield f"{name}: it is what to take instead of {', '.join(users)}"
+
+
+# --- GPUs -----------------------------------------------------------------------------------------------
+
+
+def _keys(
+    known: Mapping[str, InstanceType], described: Mapping[str, Described]
+) -> dict[tuple[str, str], dict[str, int]]:
+    """Our keys and their memory by the API's names, learned from the types that both know."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for name in known.keys() & described.keys():
+        row, machine = described[name], known[name]
+        keys = found.setdefault((row.manufacturer, row.accelerator), {})
+        keys[machine.gpu] = max(keys.get(machine.gpu, 0), machine.gpu_memory_mib)  # fractions have less
+    return found
+
+
+def _key(row: Described, keys: Mapping[tuple[str, str], Mapping[str, int]]) -> str:
+    """The key of a GPU, or one made of its name where there is none; boards of one name differ in memory."""
+    boards = keys.get((row.manufacturer, row.accelerator), {})
+    if len(boards) == 1:
+        return next(iter(boards))
+    same = [key for key, memory in boards.items() if memory == row.gpu_memory_mib]
+    return same[0] if same else re.sub(r"[^a-z0-9]+", "-", row.accelerator.lower()).strip("-") or "unknown"
+
+
+# --- the file -------------------------------------------------------------------------------------------
+
+
+def _row(name: str, row: Described, key: str) -> str:
+    values: dict[str, Value | None] = {"gpu": key} | {field: getattr(row, field) for field in COMPARED}
+    if row.gpu_fraction < 1:
+        values["driver"] = "grid"  # a fraction is a vGPU: awslabs/amazon-eks-ami, nvidia-kmod-load.sh
+    said = [f"{field}: {_yaml(value)}" for field, value in values.items() if _worth(field, value)]
+    return _wrapped(f"  {name}: {{{', '.join(said)}}}\n")
+
+
+def _worth(field: str, value: Value | None) -> bool:
+    return value is not None and value != DEFAULTS[field]
+
+
+def _edited(text: str, name: str, values: Mapping[str, Value]) -> str:
+    """The file with other values in one row; the others, and what is said beside them, stay as they are."""
+    [found] = [match for match in ROW.finditer(text) if match["name"] == name]
+    row = found[0]
+    for field, value in values.items():
+        written = f"{field}: {_yaml(value)}"
+        if there := re.search(rf'\b{field}: ("[^"\n]*"|\[[^\]]*\]|[^,}}\n]+)', row):
+            row = row[: there.start()] + written + row[there.end() :]
+        else:
+            head, tail = row.rsplit("}", 1)
+            row = f"{head}, {written}}}{tail}"
+    return text[: found.start()] + _wrapped(row) + text[found.end() :]
+
+
+def _with_new(text: str, rows: Mapping[str, str], source: str) -> str:
+    """The file with further rows, below the last one of their family or of all."""
+    families: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        families.setdefault(_family(name), []).append(row)
+    for family, group in families.items():
+        there = list(ROW.finditer(text))
+        last = [match for match in there if _family(match["name"]) == family] or there
+        end = last[-1].end()
+        text = text[:end] + source + "".join(group) + text[end:]
+    return text
+
+
+def _wrapped(row: str) -> str:
+    """A row whose lines fit, broken after commas and aligned below its first key."""
+    indent = " " * (row.index("{") + 1)
+    lines = []
+    for line in row.splitlines():
+        rest = line
+        while len(rest) > WIDTH and (comma := rest.rfind(", ", len(indent), WIDTH)) > 0:
+            lines.append(rest[: comma + 1])
+            rest = indent + rest[comma + 2 :]
+        lines.append(rest)
+    return "\n".join(lines) + "\n"
+
+
+def _patch(before: str, after: str) -> str:
+    name = FILE.relative_to(ROOT)
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+    )
+    return "".join(lines)
+
+
+def _family(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _yaml(value: Value | None) -> str:
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[A-Za-z][\w.-]*", value) else json.dumps(value)
+    return json.dumps(value)

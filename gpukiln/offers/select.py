@@ -1,0 +1,273 @@
+"""Every machine that satisfies all of a request, in order of price, and what came near."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Literal
+
+from gpukiln.catalog.gpus import Gpu, gpu
+from gpukiln.catalog.instance_types import InstanceType, instance_types
+from gpukiln.catalog.load import version_key
+from gpukiln.errors import IncompatibleError
+from gpukiln.offers import prices
+from gpukiln.offers.model import Figure, NearMiss, Offer, Request, SpotPrice
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request gets.
+
+    Args:
+        offers: The best first.
+        near: The nearest first.
+    """
+
+    offers: tuple[Offer, ...]
+    near: tuple[NearMiss, ...]
+
+
+@dataclass(frozen=True)
+class _Lack:
+    """What a machine lacks of a request.
+
+    Args:
+        of: gpu: it has another GPU; count, memory: too few of them, or too small; size: what one of another
+            size of the family has; market: it can't be had so; retired, arch.
+    """
+
+    of: Literal["gpu", "count", "memory", "size", "market", "retired", "arch"]
+    text: str
+
+
+def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> Answer:
+    """What satisfies a request in regions, and what came near.
+
+    Order: price an hour, with those of unknown price last; then the newer GPU; then the name.
+
+    Args:
+        cloud: Whose answers count: aws or embedded.
+    """
+    offers: list[Offer] = []
+    near: list[tuple[NearMiss, tuple[int, int, int]]] = []
+    for name, machine in instance_types().items():
+        board = gpu(machine.gpu)
+        if board.manufacturer != "NVIDIA" and machine.gpu not in request.gpus:
+            continue
+        general = _lacks(request, machine, board)
+        for region in regions:
+            offer = _offer(name, machine, region, request, today, cloud)
+            lacks = [*general, *_market_lacks(request, machine, offer)]
+            if not lacks:
+                offers.append(offer)
+            elif (distance := _nearness(request, machine, lacks)) is not None:
+                texts = tuple(one.text for one in lacks)
+                near.append((NearMiss(name, region, texts, offer.on_demand), (*distance, len(lacks))))
+    order = {region: place for place, region in enumerate(regions)}
+    offers.sort(key=lambda one: (*_order(one.price, one.instance_type), order[one.region]))
+    near.sort(key=lambda row: (*row[1], *_order(row[0].price, row[0].instance_type), order[row[0].region]))
+    return Answer(tuple(offers), tuple(row for row, _ in near))
+
+
+def offers_of(name: str, regions: Iterable[str], today: date, *, cloud: str = "aws") -> tuple[Offer, ...]:
+    """One machine in regions, whatever is wrong with it.
+
+    Raises:
+        UsageError: The catalogue does not know it.
+    """
+    from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
+
+    machine = instance_type(name)
+    return tuple(_offer(name, machine, region, Request(spot="auto"), today, cloud) for region in regions)
+
+
+def nothing(request: Request, answer: Answer, regions: Sequence[str]) -> IncompatibleError:
+    """Why nothing satisfies a request: the nearest machines, one for each GPU, and what they lack."""
+    nearest: dict[tuple[str, int], NearMiss] = {}
+    for one in answer.near:
+        machine = instance_types()[one.instance_type]
+        nearest.setdefault((machine.gpu, machine.gpus), one)
+    rows = tuple(f"{one.instance_type}: {'; '.join(one.lacks)}" for one in list(nearest.values())[:6])
+    return IncompatibleError(
+        f"no machine in {', '.join(regions)} has {said(request)}",
+        details=rows,
+        hint="ask for less of what these lack" if rows else "`invoke offer.list` shows what there is",
+    )
+
+
+def said(request: Request) -> str:
+    """A request in words."""
+    names = " or ".join(gpu(key).name for key in request.gpus) or "GPU"
+    memory = ""
+    if request.gpu_memory_mib:
+        memory = f" of {request.gpu_memory_mib} MiB"
+    elif request.gpu_memory_gb:
+        memory = f" of {request.gpu_memory_gb} GB"
+    wanted = [f"{request.count} {names}{memory}"]
+    if request.vcpu:
+        wanted.append(f"{request.vcpu} vCPU")
+    if request.memory_mib:
+        wanted.append(f"{request.memory_mib} MiB of memory")
+    if request.local_gb:
+        wanted.append(f"{request.local_gb} GB of local storage")
+    if request.efa:
+        wanted.append(f"{request.efa} EFA")
+    if request.arch != "any":
+        wanted.append(request.arch)
+    if request.spot == "only":
+        wanted.append("spot")
+    if request.max_price:
+        wanted.append(f"at most {request.max_price} USD/hour")
+    return ", ".join(wanted)
+
+
+def _lacks(request: Request, machine: InstanceType, board: Gpu) -> list[_Lack]:
+    """What it lacks in every region."""
+    found: list[_Lack] = []
+    if machine.status == "retired":
+        instead = f", instead: {' or '.join(machine.alternatives)}" if machine.alternatives else ""
+        found.append(_Lack("retired", f"retired {machine.retired_since}{instead}"))
+    if request.gpus and machine.gpu not in request.gpus:
+        wanted = " or ".join(gpu(key).name for key in request.gpus)
+        found.append(_Lack("gpu", f"it has {machine.gpus} {board.name}, wanted {wanted}"))
+    fraction = machine.gpu_fraction < 1
+    if fraction and not request.fractions:
+        found.append(
+            _Lack("count", f"it has {machine.gpu_fraction:g} of one {board.name}, wanted whole ones")
+        )
+    elif machine.gpus not in request.count:
+        found.append(_Lack("count", f"it has {machine.gpus} {board.name}, wanted {request.count}"))
+    sold = sold_gb(machine)
+    if request.gpu_memory_mib and machine.gpu_memory_mib not in request.gpu_memory_mib:
+        text = f"{board.name} has {machine.gpu_memory_mib} MiB"
+        text += f" (sold as {sold} GB)" if sold else ""
+        found.append(_Lack("memory", f"{text}, wanted {request.gpu_memory_mib} MiB"))
+    if request.gpu_memory_gb and (sold is None or sold not in request.gpu_memory_gb):
+        found.append(_Lack("memory", f"{board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB"))
+    for has, wants, what in (
+        (machine.vcpu, request.vcpu, "vCPU"),
+        (machine.memory_mib, request.memory_mib, "MiB of memory"),
+        (machine.local_nvme_gb, request.local_gb, "GB of local storage"),
+        (machine.efa, request.efa, "EFA interfaces"),
+    ):
+        if has < wants:
+            found.append(_Lack("size", f"it has {has} {what}, wanted {wants}"))
+    if request.arch not in ("any", machine.arch):
+        found.append(_Lack("arch", f"it is {machine.arch}, wanted {request.arch}"))
+    return found
+
+
+def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list[_Lack]:
+    """What it lacks in one region."""
+    found: list[_Lack] = []
+    if machine.status == "retired":
+        return found
+    if offer.zones is not None and not offer.zones:
+        found.append(_Lack("market", f"it is not offered in {offer.region}"))
+    if request.spot != "only" and not machine.on_demand:
+        found.append(_Lack("market", "it is sold by capacity blocks alone"))
+    if request.spot == "only" and not machine.spot:
+        found.append(_Lack("market", "it is not sold as spot"))
+    if request.max_price is not None:
+        if offer.price is None:
+            found.append(_Lack("market", f"its price is not known, wanted at most {request.max_price}"))
+        elif offer.price.value > request.max_price:
+            text = (
+                f"it costs {offer.price.value} USD/hour ({offer.market}), wanted at most {request.max_price}"
+            )
+            found.append(_Lack("market", text))
+    return found
+
+
+def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tuple[int, int] | None:
+    """How near it comes; None: what is too far away to be told.
+
+    Another GPU is near where it has the memory of the smallest that was named, and is no older.
+
+    Returns:
+        0 where it has the GPUs, 1 where it has them in another number or size, 2 where it has others; and MiB
+        of memory that each lacks.
+    """
+    kinds = {one.of for one in lacks}
+    if "retired" in kinds and not request.gpus:
+        return None
+    if "gpu" not in kinds:
+        far = kinds & {"count", "memory"}
+        if far and len(lacks) > 1:
+            return None
+        least = request.gpu_memory_mib.low if request.gpu_memory_mib else 0
+        return 1 if far else 0, max(least - machine.gpu_memory_mib, 0)
+    if len(lacks) > 1:
+        return None
+    asked = [one for one in instance_types().values() if one.gpu in request.gpus and one.gpu_fraction == 1]
+    least = min((one.gpu_memory_mib for one in asked), default=0)
+    oldest = min(version_key(gpu(key).cc or "0") for key in request.gpus)
+    new_enough = version_key(gpu(machine.gpu).cc or "0") >= oldest
+    return (2, 0) if machine.gpu_memory_mib >= least and new_enough else None
+
+
+def sold_gb(machine: InstanceType) -> int | None:
+    """The memory of one of its GPUs as it is sold, in GB; None where no source says."""
+    labels = gpu(machine.gpu).memory_gb
+    if machine.gpu_fraction < 1 or not labels:
+        return None
+    return min(labels, key=lambda label: abs(label * 1024 - machine.gpu_memory_mib))
+
+
+def _offer(name: str, machine: InstanceType, region: str, request: Request, today: date, cloud: str) -> Offer:
+    on_demand = prices.on_demand(name, region, today, cloud=cloud)
+    spot = prices.spot(name, region, today, cloud=cloud) if machine.spot and request.spot != "no" else ()
+    cheapest = min(spot, key=lambda one: one.now.value, default=None)
+    market: Literal["on-demand", "spot"] = "on-demand"
+    price = on_demand
+    if request.spot == "only" or (
+        request.spot == "auto" and cheapest and (on_demand is None or cheapest.now.value < on_demand.value)
+    ):
+        market, price = "spot", cheapest.now if cheapest else None
+    return Offer(
+        instance_type=name,
+        region=region,
+        gpu=gpu(machine.gpu).name,
+        gpus=machine.gpus,
+        gpu_fraction=machine.gpu_fraction,
+        gpu_memory_mib=machine.gpu_memory_mib,
+        vcpu=machine.vcpu,
+        memory_mib=machine.memory_mib,
+        local_gb=machine.local_nvme_gb,
+        arch=machine.arch,
+        efa=machine.efa,
+        market=market,
+        price=price,
+        on_demand=on_demand,
+        spot=spot,
+        zones=() if machine.status == "retired" else prices.offerings(name, region, cloud=cloud),
+        notes=tuple(_notes(machine, on_demand, spot)),
+    )
+
+
+def _notes(machine: InstanceType, on_demand: Figure | None, spot: tuple[SpotPrice, ...]) -> Iterable[str]:
+    if machine.status == "retired":
+        yield f"retired {machine.retired_since}"
+    if machine.status == "previous":
+        yield "previous generation"
+    if machine.driver == "grid":
+        yield "a vGPU: NVIDIA's GRID driver alone drives it"
+    if machine.arch != "x86_64":
+        yield machine.arch
+    if not machine.on_demand:
+        yield "capacity blocks alone"
+    if machine.hypervisor == "none":
+        yield "bare metal"
+    figures = [one for one in (on_demand, *(row.now for row in spot)) if one]
+    if machine.status != "retired" and on_demand is None:
+        yield "price not known"
+    elif any(one.stale for one in figures):
+        yield "price is old"
+
+
+def _order(price: Figure | None, name: str) -> tuple[bool, Decimal, tuple[int, ...], str]:
+    board = gpu(instance_types()[name].gpu)
+    age = tuple(-number for number in version_key(board.cc or "0"))
+    return price is None, price.value if price else Decimal(0), age, name

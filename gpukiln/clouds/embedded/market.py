@@ -24,7 +24,7 @@ from moto.ec2.responses import EC2Response
 
 from gpukiln.catalog.instance_types import every_instance_type, instance_types
 from gpukiln.catalog.prices import Price, address_price, machine_price, volume_price
-from gpukiln.catalog.quotas import CAPACITY_BLOCKS, QUOTAS, Market, quota_of
+from gpukiln.catalog.quotas import QUOTAS, Market, quota_of
 from gpukiln.catalog.regions import regions
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.layout import Layout
@@ -179,7 +179,8 @@ def describe_capacity_block_offerings(self: Any, script: scarcity.Script) -> Act
     """DescribeCapacityBlockOfferings: one a zone that offers the type, for the price on demand."""
     name, hours = self._get_param("InstanceType"), int(self._get_param("CapacityDurationHours") or 0)
     count = int(self._get_param("InstanceCount") or 1)
-    if name not in CAPACITY_BLOCKS:
+    facts = instance_types().get(name)
+    if facts is None or not facts.capacity_blocks:
         raise EC2ClientError("InvalidParameterValue", f"Capacity Blocks are not available for '{name}'")
     days = hours / 24
     if not (days in range(1, 15) or (days % 7 == 0 and 0 < days <= 182)):  # botocore, CapacityDurationHours
@@ -380,6 +381,9 @@ def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
         return 200, JSON, json.dumps(calls[target]()).encode()
     except RefusedCallError as error:
         return refusal_of(authorization, 400, *error.args)
+    except (ValueError, TypeError, LookupError) as error:  # botocore would not send it
+        told = f"{type(error).__name__}: {error}"
+        return refusal_of(authorization, 400, "SerializationException", told)
     except UnavailableError as error:
         return refusal_of(authorization, 500, "ServiceException", f"{error.message}; {error.hint}")
 

@@ -1,4 +1,4 @@
-"""What things cost: the newer of cache and shipped data, with day and age; nothing is made newer than it is."""
+"""What things cost: the newer of cache and shipped data, with day and age; nothing is made to look newer."""
 
 import json
 import os

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Literal
 
-from botocore.loaders import create_loader
-
 from gpukiln.catalog.load import data
 from gpukiln.typed import load, strict, unknown
 
@@ -80,6 +78,8 @@ def instance_type(name: str) -> InstanceType:
 @cache
 def every_instance_type() -> frozenset[str]:
     """The names of all that EC2 has, with a GPU and without, as this botocore's model of it lists them."""
+    from botocore.loaders import create_loader  # noqa: PLC0415 - slow to import, and offers never ask
+
     model = create_loader().load_service_model("ec2", "service-2")
     return frozenset(model["shapes"]["InstanceType"]["enum"]) | set(instance_types())
 

@@ -520,6 +520,21 @@ def test_nothing_answered_writes_nothing(cloud, home):
     assert list(home.iterdir()) == []
 
 
+def test_a_region_without_gpus_says_so(cloud):
+    cloud.everything(
+        types=[{"InstanceTypes": [instance("m5.large", GpuInfo={})]}],
+        offerings=[{"InstanceTypeOfferings": []}],
+        spot=[],
+        on_demand=[listed()],
+    )
+    refreshed, _ = run(cloud)
+    assert failed(refreshed) == {}
+    assert [part.answers for part in refreshed.parts if part.name in ("types", "offerings", "spot")] == [
+        0
+    ] * 3
+    assert prices.offerings("g5.xlarge", HERE) == ()
+
+
 def test_a_quota_that_a_region_has_not_is_left_out(cloud):
     none = ("NoSuchResourceException", "The request failed because the specified quota doesn't exist.")
     cloud.everything(quotas=[none, *(quota(one.code, 8.0) for one in QUOTAS[1:])])

@@ -19,6 +19,7 @@ from gpukiln.commands import (
     docker_push,
     gpu,
     node,
+    offer,
     release,
 )
 from gpukiln.commands.program import Program
@@ -40,6 +41,7 @@ namespace = Collection(
     docker=noun(docker, docker_check, docker_push),
     gpu=noun(gpu),
     node=noun(node),
+    offer=noun(offer),
 )
 program = Program(namespace)
 

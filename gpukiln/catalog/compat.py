@@ -134,7 +134,7 @@ def check_driver_knows(driver: str, key: str, *, what: str, way_out: str) -> Fin
         return (Finding("error", "gpu-too-old", message, hint, "NVIDIA Data Center Drivers, matrix"),)
     if board.min_driver and version_key(driver) < version_key(board.min_driver):
         message = f"driver {driver} does not know {what}; the first one that does is {board.min_driver}"
-        hint = f"{_branch_hint(board.min_driver)}, or {way_out}"
+        hint = f"{branch_hint(board.min_driver)}, or {way_out}"
         return (Finding("error", "gpu-too-new", message, hint, board.source),)
     return ()
 
@@ -195,7 +195,8 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
     return (Finding("error", "fabric-manager", message, hint, "Debian's archive; Fabric Manager user guide"),)
 
 
-def _branch_hint(first_driver: str) -> str:
+def branch_hint(first_driver: str) -> str:
+    """The setting that takes the nearest long-term branch that has a driver."""
     number = version_key(first_driver)[0]
     fit = [row for row in drivers.branches().values() if row.branch >= number and row.type == "LTSB"]
     best = min((row.branch for row in fit), default=number)

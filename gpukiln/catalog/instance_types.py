@@ -5,6 +5,7 @@ from functools import cache
 from typing import Literal
 
 from gpukiln.catalog.load import data
+from gpukiln.errors import UsageError
 from gpukiln.typed import load, strict, unknown
 
 
@@ -26,7 +27,7 @@ class InstanceType:
         local_nvme_gb: Local storage in GB.
         driver: datacenter, or grid for a vGPU guest that only NVIDIA's GRID driver can drive.
         status: current, previous (launchable, older generation) or retired (gone from the API).
-        retired_since: When, as far as known, in words.
+        retired_since: When, as far as known: `by 2025-10-31`, or `between` two days.
         on_demand: Whether it can be had on demand; spot: as spot; capacity_blocks: by a capacity block.
         alternatives: What to take instead, best first.
     """
@@ -68,17 +69,27 @@ def instance_type(name: str) -> InstanceType:
         Its facts.
 
     Raises:
-        UsageError: The catalogue does not know it; the message names the nearest ones.
+        UsageError: The catalogue does not know it; says which are near, or why it was left out.
     """
     if found := instance_types().get(name):
         return found
+    if reason := left_out().get(name.partition(".")[0]):
+        raise UsageError(
+            f"{name} is not in the catalogue: {reason}", hint="`invoke offer.list` shows what there is"
+        )
     raise unknown("GPU instance type", name, instance_types())
+
+
+@cache
+def left_out() -> dict[str, str]:
+    """Families of EC2 with an accelerator that the catalogue leaves out, such as trn2, and why."""
+    return load(dict[str, str], data("gpu_instances")["left_out"], where="gpu_instances.yaml: left_out")
 
 
 @cache
 def every_instance_type() -> frozenset[str]:
     """The names of all that EC2 has, with a GPU and without, as this botocore's model of it lists them."""
-    from botocore.loaders import create_loader  # noqa: PLC0415 - slow to import, and offers never ask
+    from botocore.loaders import create_loader  # noqa: PLC0415 - slow to import, and rarely needed
 
     model = create_loader().load_service_model("ec2", "service-2")
     return frozenset(model["shapes"]["InstanceType"]["enum"]) | set(instance_types())

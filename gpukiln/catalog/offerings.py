@@ -41,6 +41,11 @@ def _offerings() -> _Offerings:
     return load(_Offerings, data("offerings"), where="offerings.yaml")
 
 
+def regions() -> frozenset[str]:
+    """The regions that the shipped data is about."""
+    return frozenset(_offerings().regions)
+
+
 def zone_ids(instance_type: str, region: str) -> tuple[str, ...] | None:
     """The ids of the zones of a region that have a type.
 

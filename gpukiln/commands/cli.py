@@ -39,11 +39,12 @@ class Command(Task[Any]):
     """A task whose numbers are read here: Invoke ends with a traceback where one is none.
 
     `letters` has the option of each letter that may be typed; `first` the option that may stand without its
-    name right behind the command.
+    name right behind the command, and with `several` it takes all the words that follow.
     """
 
     letters: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
     first: str = ""
+    several: bool = False
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """See `Task.get_arguments`."""

@@ -9,7 +9,7 @@ from gpukiln.commands.cli import command, print_json, results, say, words
 
 if TYPE_CHECKING:
     from gpukiln.clouds.embedded.layout import Layout
-    from gpukiln.clouds.embedded.scarcity import Rule
+    from gpukiln.clouds.embedded.scarcity import Line
 
 ALL = "all"
 
@@ -26,7 +26,8 @@ ALL = "all"
         "reset": "reset GPUs: indices, separated by commas",
         "load": "give a process of the machine a part of a GPU, until it ends: GPU:PID:MIB[:PERCENT]",
         "recording": "tell what was recorded on a real host (python -m gpukiln.probe.recording FILE)",
-        "scarce": "ZONE:TYPE[:spot|on-demand][:TIMES]: launches find no capacity there, for example *:p4d.*",
+        "scarce": "ZONE:TYPE[:spot|on-demand][:TIMES]: launches find no capacity there, for example *:p4d.*; "
+        "quota:CODE:VCPUS; reservation:ZONE:TYPE:INSTANCES",
         "plenty": "forget a --scarce, or `all`",
         "interrupt": "interrupt the spot instance, as EC2 does when it wants it back",
         "seconds": "how long --interrupt gives it",
@@ -94,11 +95,11 @@ def gpus(
     answers = [ask_server(layout, "/gpukiln/gpus", {"instance_id": name, **asked}) for name in names]
     if machine == ALL:
         answers = [answer for answer in answers if answer["simulated"] or answer["gpus"]]
-    rules = scarcity.rules(layout)
+    lines = scarcity.script(layout).lines
     if json:
-        print_json({**found, "machines": answers, "scarce": [str(rule) for rule in rules]})
+        print_json({**found, "machines": answers, "scarce": [str(line) for line in lines]})
         return
-    _print(answers, rules, found.get("interruption"))
+    _print(answers, lines, found.get("interruption"))
     if not answers:
         say("no machine has simulated GPUs: launch one with the tag gpukiln:gpus=simulated, or MACHINE --on")
 
@@ -186,7 +187,7 @@ def _print_names(*, json: bool) -> None:
 
 def _print(
     answers: list[dict[str, Any]],
-    rules: tuple[Rule, ...],
+    lines: tuple[Line, ...],
     interruption: dict[str, Any] | None,
 ) -> None:
     from gpukiln.progress import Rows
@@ -203,8 +204,8 @@ def _print(
             table.add(str(gpu["index"]), gpu["name"] or "-", *cells, _gpu_state(gpu))
         if answer["gpus"]:
             console.print(table)
-    for rule in rules:
-        console.print(f"scarce  {rule}")
+    for line in lines:
+        console.print(f"scarce  {line}")
 
 
 def _state(answer: dict[str, Any]) -> str:

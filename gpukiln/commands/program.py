@@ -113,11 +113,20 @@ class Program(invoke.program.Program):
 
     def _named(self, words: list[str]) -> list[str]:
         """What was typed, with the name of an option that may stand without it behind its command."""
-        known, found = set(self.collection.task_names), list(words)
-        for number, (name, word) in enumerate(itertools.pairwise(words), 1):
-            first = getattr(self.collection[name], "first", "") if name in known else ""
-            if first and not word.startswith("-") and word not in known:
-                found[number] = f"--{first.replace('_', '-')}={word}"
+        known = set(self.collection.task_names)
+        found: list[str] = []
+        rest = list(words)
+        while rest:
+            found.append(rest.pop(0))
+            task = self.collection[found[-1]] if found[-1] in known else None
+            if task is None or not task.first:
+                continue
+            bare = list(
+                itertools.takewhile(lambda word: not word.startswith("-") and word not in known, rest)
+            )
+            if taken := bare if task.several else bare[:1]:
+                found.append(f"--{task.first.replace('_', '-')}={','.join(taken)}")
+                del rest[: len(taken)]
         return found
 
     def _pass_on(self, rest: list[str]) -> None:
@@ -155,8 +164,8 @@ class Program(invoke.program.Program):
         wanted = "".join(f" {_placeholder(one)}" for one in context.positional_args)
         options = " [--OPTION...]" if context.flags else ""
         rest = f" [{REST} COMMAND...]" if COMMAND in context.args else ""
-        first = getattr(self.collection[name], "first", "")
-        wanted += f" [{first.upper()}]" if first else ""
+        task = self.collection[name]
+        wanted += f" [{task.first.upper()}{'...' * task.several}]" if task.first else ""
         print(f"Usage: invoke {name}{wanted}{options}{rest}\n")
         print(f"{(self.collection[name].__doc__ or '').strip()}\n")
         shown = ParserContext(args=[one for one in context.args.values() if one.name != COMMAND])

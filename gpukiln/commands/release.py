@@ -123,10 +123,10 @@ def rollback(
     json: bool = False,
 ) -> int:
     """Point a channel at the release before, in every region."""
+    from gpukiln.images.pointer import Pointer
     from gpukiln.progress import Progress
     from gpukiln.release.channels import load_channel
     from gpukiln.release.options import kubernetes_version
-    from gpukiln.images.pointer import Pointer
     from gpukiln.release.rollback import rollback as go_back
 
     rules, records = load_channel(channel), _releases()

@@ -130,6 +130,19 @@ def check_machines(subject: Subject, types: Sequence[str]) -> tuple[str, ...]:
         UsageError: The catalogue does not know a type.
         IncompatibleError: One of them does not fit.
     """
+    refuse(machine_findings(subject, types))
+    return tuple(dict.fromkeys(types))
+
+
+def machine_findings(subject: Subject, types: Sequence[str]) -> list[Finding]:
+    """What is wrong with an image on machines, by the rules of the plan and by what is in the image.
+
+    Args:
+        types: Instance types.
+
+    Raises:
+        UsageError: The catalogue does not know a type.
+    """
     findings = check_types(
         types,
         base=subject.base,
@@ -149,5 +162,4 @@ def check_machines(subject: Subject, types: Sequence[str]) -> tuple[str, ...]:
         message = f"{', '.join(switched)} has NVSwitch, and {subject.image_id} has no fabric manager"
         hint = f"build it with --instance-types {','.join([*subject.instance_types, *switched])}"
         findings.append(Finding("error", "fabric-manager", message, hint, "Fabric Manager user guide"))
-    refuse(findings)
-    return tuple(dict.fromkeys(types))
+    return findings

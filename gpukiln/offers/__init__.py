@@ -1,1 +1,1 @@
-"""From a request for GPUs to every machine that satisfies all of it, with where it can be had and for how much."""
+"""From a request for GPUs to every machine that satisfies all of it: where, for how much, and what runs."""

@@ -151,3 +151,25 @@ class NearMiss:
     region: str
     lacks: tuple[str, ...]
     price: Figure | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The image that a machine is started from.
+
+    Args:
+        image_id: Empty for a plain distribution image, which a bake looks up.
+        kind: given: it was named; channel: a release of ours; dlami: AWS's Deep Learning AMI; base: a plain
+            distribution image, on which the roles install the driver.
+        name: The parameter's, or the base's.
+        why: Why this one, and why none before it.
+        looked_up: When the region was asked, ISO 8601; empty where it was not.
+        findings: What is wrong with it there; errors: it can't run.
+    """
+
+    image_id: str
+    kind: Literal["given", "channel", "dlami", "base"]
+    name: str
+    why: tuple[str, ...]
+    looked_up: str
+    findings: tuple[Finding, ...]

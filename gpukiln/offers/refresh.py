@@ -12,7 +12,9 @@ from gpukiln.catalog.quotas import QUOTAS
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, UnavailableError
 from gpukiln.offers import cache
+from gpukiln.offers.difference import Difference
 
+REFRESH = "offer.refresh/1"
 Row = dict[str, Any]
 HISTORY = timedelta(days=7)
 PRICING_REGION = "us-east-1"  # the Price List has endpoints in a few regions alone, with the prices of all
@@ -52,6 +54,19 @@ class Refreshed:
     cloud: str
     region: str
     parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What offer.refresh prints with --json.
+
+    Args:
+        difference: What the region has that the shipped catalogue has not; null where nobody asked for it.
+    """
+
+    schema: str
+    refreshed: Refreshed
+    difference: Difference | None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Reads what people ask for: `A10G,L4:1..4`, `24GiB..:2`, `H100:8`.
 
-The form of a request for GPUs is dstack's (dstackai/dstack, docs/docs/concepts/tasks.md, resources): parts with
-`:` between them, in any order, each of them names, a memory or a count, and `..` for a range.
+The form of a request for GPUs is dstack's (dstackai/dstack, docs/docs/concepts/tasks.md, resources): parts
+with `:` between them, in any order, each of them names, a memory or a count, and `..` for a range.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from gpukiln.errors import UsageError
 from gpukiln.offers.model import Request, Span, Spot
 from gpukiln.typed import unknown
 
-FORM = "NAMES, MEMORY and COUNT with `:` between them, for example T4:1, 24GiB..:2, A10G,L4:1..4 or H100:80GB:8"
+FORM = (
+    "NAMES, MEMORY and COUNT with `:` between them, for example T4:1, 24GiB..:2, A10G,L4:1..4 or H100:80GB:8"
+)
 ARCHES = ("x86_64", "arm64", "any")
 _SIZE = r"(\d+(?:\.\d+)?)\s*(MiB|GiB|TiB|MB|GB|TB)"
 _BINARY = {"MIB": 1, "GIB": 1024, "TIB": 1024**2}
@@ -117,7 +119,9 @@ def _gpu(text: str) -> tuple[Span, tuple[str, ...], Span | None, Span | None]:
         else:
             what = "names"
         if what in found:
-            raise UsageError(f"--gpu {text!r} has two {what}: {found[what]} and {part}", hint=f"wanted: {FORM}")
+            raise UsageError(
+                f"--gpu {text!r} has two {what}: {found[what]} and {part}", hint=f"wanted: {FORM}"
+            )
         found[what] = part
     names = _names(found["names"]) if "names" in found else ()
     count = _count(found["count"], text) if "count" in found else Span(1)
@@ -131,7 +135,9 @@ def _count(part: str, text: str) -> Span:
         raise UsageError(f"--gpu {text!r}: `..` has no end", hint=f"wanted: {FORM}")
     span = Span(int(low or 1), int(high) if high else (None if dots else int(low)))
     if span.low < 1:
-        raise UsageError(f"--gpu {text!r} asks for no GPU", hint="machines without one are not in the catalogue")
+        raise UsageError(
+            f"--gpu {text!r} asks for no GPU", hint="machines without one are not in the catalogue"
+        )
     return _ordered(span, text)
 
 
@@ -152,9 +158,8 @@ def _memory(part: str, text: str) -> tuple[Span | None, Span | None]:
 
 
 def _label(text: str) -> int:
-    found = re.fullmatch(_SIZE, text.strip(), re.IGNORECASE)
-    assert found, text  # what _gpu has matched
-    return int(Decimal(found[1]) * _DECIMAL[found[2].upper()])
+    number = text.rstrip("TGMBtgmb ")
+    return int(Decimal(number) * _DECIMAL[text[len(number) :].strip().upper()])
 
 
 def _ordered(span: Span, text: str) -> Span:
@@ -175,7 +180,8 @@ def _names(part: str) -> tuple[str, ...]:
     for word in (one.strip() for one in part.split(",") if one.strip()):
         if word in instance_types():
             raise UsageError(
-                f"--gpu {word!r} is an instance type, wanted GPUs", hint=f"`invoke offer.show {word}` shows it"
+                f"--gpu {word!r} is an instance type, wanted GPUs",
+                hint=f"`invoke offer.show {word}` shows it",
             )
         name = re.sub(r"^(nvidia|tesla|geforce)", "", _plain(word)) or _plain(word)
         if name not in known:

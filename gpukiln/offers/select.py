@@ -35,40 +35,43 @@ class _Lack:
 
     Args:
         of: gpu: it has another GPU; count, memory: too few of them, or too small; size: what one of another
-            size of the family has; market: it can't be had so; ever: nobody gets it.
+            size of the family has; market: it can't be had so; retired, arch.
     """
 
-    of: Literal["gpu", "count", "memory", "size", "market", "ever"]
+    of: Literal["gpu", "count", "memory", "size", "market", "retired", "arch"]
     text: str
 
 
-def select(request: Request, regions: Sequence[str], today: date) -> Answer:
+def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> Answer:
     """What satisfies a request in regions, and what came near.
 
     Order: price an hour, with those of unknown price last; then the newer GPU; then the name.
+
+    Args:
+        cloud: Whose answers count: aws or embedded.
     """
     offers: list[Offer] = []
-    near: list[tuple[NearMiss, int]] = []
+    near: list[tuple[NearMiss, tuple[int, int, int]]] = []
     for name, machine in instance_types().items():
         board = gpu(machine.gpu)
         if board.manufacturer != "NVIDIA" and machine.gpu not in request.gpus:
             continue
-        general = _lacks(request, name, machine, board)
+        general = _lacks(request, machine, board)
         for region in regions:
-            offer = _offer(name, machine, region, request, today)
+            offer = _offer(name, machine, region, request, today, cloud)
             lacks = [*general, *_market_lacks(request, machine, offer)]
             if not lacks:
                 offers.append(offer)
-            elif _is_near(request, machine, lacks):
+            elif (distance := _nearness(request, machine, lacks)) is not None:
                 texts = tuple(one.text for one in lacks)
-                near.append((NearMiss(name, region, texts, offer.on_demand), len(lacks)))
+                near.append((NearMiss(name, region, texts, offer.on_demand), (*distance, len(lacks))))
     order = {region: place for place, region in enumerate(regions)}
     offers.sort(key=lambda one: (*_order(one.price, one.instance_type), order[one.region]))
-    near.sort(key=lambda row: (row[1], *_order(row[0].price, row[0].instance_type), order[row[0].region]))
+    near.sort(key=lambda row: (*row[1], *_order(row[0].price, row[0].instance_type), order[row[0].region]))
     return Answer(tuple(offers), tuple(row for row, _ in near))
 
 
-def offers_of(name: str, regions: Iterable[str], today: date) -> tuple[Offer, ...]:
+def offers_of(name: str, regions: Iterable[str], today: date, *, cloud: str = "aws") -> tuple[Offer, ...]:
     """One machine in regions, whatever is wrong with it.
 
     Raises:
@@ -77,23 +80,17 @@ def offers_of(name: str, regions: Iterable[str], today: date) -> tuple[Offer, ..
     from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
 
     machine = instance_type(name)
-    return tuple(_offer(name, machine, region, Request(), today) for region in regions)
+    return tuple(_offer(name, machine, region, Request(spot="auto"), today, cloud) for region in regions)
 
 
-def require_offers(request: Request, answer: Answer, regions: Sequence[str]) -> None:
-    """Stop where nothing satisfies a request.
-
-    Raises:
-        IncompatibleError: With the nearest machines, one for each GPU, and what they lack.
-    """
-    if answer.offers:
-        return
+def nothing(request: Request, answer: Answer, regions: Sequence[str]) -> IncompatibleError:
+    """Why nothing satisfies a request: the nearest machines, one for each GPU, and what they lack."""
     nearest: dict[tuple[str, int], NearMiss] = {}
     for one in answer.near:
         machine = instance_types()[one.instance_type]
         nearest.setdefault((machine.gpu, machine.gpus), one)
     rows = tuple(f"{one.instance_type}: {'; '.join(one.lacks)}" for one in list(nearest.values())[:6])
-    raise IncompatibleError(
+    return IncompatibleError(
         f"no machine in {', '.join(regions)} has {said(request)}",
         details=rows,
         hint="ask for less of what these lack" if rows else "`invoke offer.list` shows what there is",
@@ -126,27 +123,29 @@ def said(request: Request) -> str:
     return ", ".join(wanted)
 
 
-def _lacks(request: Request, name: str, machine: InstanceType, board: Gpu) -> list[_Lack]:
+def _lacks(request: Request, machine: InstanceType, board: Gpu) -> list[_Lack]:
     """What it lacks in every region."""
     found: list[_Lack] = []
     if machine.status == "retired":
         instead = f", instead: {' or '.join(machine.alternatives)}" if machine.alternatives else ""
-        found.append(_Lack("ever", f"retired {machine.retired_since}{instead}"))
+        found.append(_Lack("retired", f"retired {machine.retired_since}{instead}"))
     if request.gpus and machine.gpu not in request.gpus:
         wanted = " or ".join(gpu(key).name for key in request.gpus)
         found.append(_Lack("gpu", f"it has {machine.gpus} {board.name}, wanted {wanted}"))
     fraction = machine.gpu_fraction < 1
     if fraction and not request.fractions:
-        found.append(_Lack("count", f"it has {machine.gpu_fraction:g} of a {board.name}, wanted whole ones"))
+        found.append(
+            _Lack("count", f"it has {machine.gpu_fraction:g} of one {board.name}, wanted whole ones")
+        )
     elif machine.gpus not in request.count:
         found.append(_Lack("count", f"it has {machine.gpus} {board.name}, wanted {request.count}"))
     sold = sold_gb(machine)
     if request.gpu_memory_mib and machine.gpu_memory_mib not in request.gpu_memory_mib:
-        text = f"a {board.name} has {machine.gpu_memory_mib} MiB"
+        text = f"{board.name} has {machine.gpu_memory_mib} MiB"
         text += f" (sold as {sold} GB)" if sold else ""
         found.append(_Lack("memory", f"{text}, wanted {request.gpu_memory_mib} MiB"))
     if request.gpu_memory_gb and (sold is None or sold not in request.gpu_memory_gb):
-        found.append(_Lack("memory", f"a {board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB"))
+        found.append(_Lack("memory", f"{board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB"))
     for has, wants, what in (
         (machine.vcpu, request.vcpu, "vCPU"),
         (machine.memory_mib, request.memory_mib, "MiB of memory"),
@@ -156,7 +155,7 @@ def _lacks(request: Request, name: str, machine: InstanceType, board: Gpu) -> li
         if has < wants:
             found.append(_Lack("size", f"it has {has} {what}, wanted {wants}"))
     if request.arch not in ("any", machine.arch):
-        found.append(_Lack("ever", f"it is {machine.arch}, wanted {request.arch}"))
+        found.append(_Lack("arch", f"it is {machine.arch}, wanted {request.arch}"))
     return found
 
 
@@ -175,27 +174,38 @@ def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list
         if offer.price is None:
             found.append(_Lack("market", f"its price is not known, wanted at most {request.max_price}"))
         elif offer.price.value > request.max_price:
-            text = f"it costs {offer.price.value} USD/hour ({offer.market}), wanted at most {request.max_price}"
+            text = (
+                f"it costs {offer.price.value} USD/hour ({offer.market}), wanted at most {request.max_price}"
+            )
             found.append(_Lack("market", text))
     return found
 
 
-def _is_near(request: Request, machine: InstanceType, lacks: list[_Lack]) -> bool:
-    """Whether it is worth to be told: the GPUs that were asked for, or one thing alone is wrong.
+def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tuple[int, int] | None:
+    """How near it comes; None: what is too far away to be told.
 
     Another GPU is near where it has the memory of the smallest that was named, and is no older.
+
+    Returns:
+        0 where it has the GPUs, 1 where it has them in another number or size, 2 where it has others; and MiB
+        of memory that each lacks.
     """
     kinds = {one.of for one in lacks}
-    if "ever" in kinds:
-        return kinds <= {"ever", "size"} and bool(request.gpus) or len(lacks) == 1
+    if "retired" in kinds and not request.gpus:
+        return None
     if "gpu" not in kinds:
-        return "count" not in kinds and "memory" not in kinds or len(lacks) == 1
+        far = kinds & {"count", "memory"}
+        if far and len(lacks) > 1:
+            return None
+        least = request.gpu_memory_mib.low if request.gpu_memory_mib else 0
+        return 1 if far else 0, max(least - machine.gpu_memory_mib, 0)
     if len(lacks) > 1:
-        return False
-    others = [one for one in instance_types().values() if one.gpu in request.gpus]
-    least = min((one.gpu_memory_mib for one in others if one.gpu_fraction == 1), default=0)
+        return None
+    asked = [one for one in instance_types().values() if one.gpu in request.gpus and one.gpu_fraction == 1]
+    least = min((one.gpu_memory_mib for one in asked), default=0)
     oldest = min(version_key(gpu(key).cc or "0") for key in request.gpus)
-    return machine.gpu_memory_mib >= least and version_key(gpu(machine.gpu).cc or "0") >= oldest
+    new_enough = version_key(gpu(machine.gpu).cc or "0") >= oldest
+    return (2, 0) if machine.gpu_memory_mib >= least and new_enough else None
 
 
 def sold_gb(machine: InstanceType) -> int | None:
@@ -206,9 +216,9 @@ def sold_gb(machine: InstanceType) -> int | None:
     return min(labels, key=lambda label: abs(label * 1024 - machine.gpu_memory_mib))
 
 
-def _offer(name: str, machine: InstanceType, region: str, request: Request, today: date) -> Offer:
-    on_demand = prices.on_demand(name, region, today)
-    spot = prices.spot(name, region, today) if machine.spot and request.spot != "no" else ()
+def _offer(name: str, machine: InstanceType, region: str, request: Request, today: date, cloud: str) -> Offer:
+    on_demand = prices.on_demand(name, region, today, cloud=cloud)
+    spot = prices.spot(name, region, today, cloud=cloud) if machine.spot and request.spot != "no" else ()
     cheapest = min(spot, key=lambda one: one.now.value, default=None)
     market: Literal["on-demand", "spot"] = "on-demand"
     price = on_demand
@@ -232,7 +242,7 @@ def _offer(name: str, machine: InstanceType, region: str, request: Request, toda
         price=price,
         on_demand=on_demand,
         spot=spot,
-        zones=() if machine.status == "retired" else prices.offerings(name, region),
+        zones=() if machine.status == "retired" else prices.offerings(name, region, cloud=cloud),
         notes=tuple(_notes(machine, on_demand, spot)),
     )
 
@@ -261,5 +271,3 @@ def _order(price: Figure | None, name: str) -> tuple[bool, Decimal, tuple[int, .
     board = gpu(instance_types()[name].gpu)
     age = tuple(-number for number in version_key(board.cc or "0"))
     return price is None, price.value if price else Decimal(0), age, name
-
-

@@ -15,8 +15,8 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpukiln.errors import BusyError, GpukilnError, PartialError, UnavailableError
 from gpukiln.files import write_whole
-from gpukiln.locks import locked
 from gpukiln.images.pointer import Pointer
+from gpukiln.locks import locked
 from gpukiln.typed import dump
 
 log = logging.getLogger(__name__)

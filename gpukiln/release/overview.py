@@ -12,8 +12,8 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import CheckFailedError, GpukilnError, PartialError, RefusedError
 from gpukiln.images import pointer as pointers
-from gpukiln.release.images import deprecated_at, find_images, is_protected
 from gpukiln.images.pointer import Pointer, Version
+from gpukiln.release.images import deprecated_at, find_images, is_protected
 from gpukiln.release.regions import Site, each, make_sites
 
 

@@ -16,8 +16,9 @@ from botocore.exceptions import ClientError
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, RefusedError
-from gpukiln.instances.tags import RECIPE_TAG, snapshots_of, tag_list, tags_of
 from gpukiln.images import pointer as pointers
+from gpukiln.images.pointer import Pointer
+from gpukiln.instances.tags import RECIPE_TAG, snapshots_of, tag_list, tags_of
 from gpukiln.release.channels import load_channels
 from gpukiln.release.images import (
     PAGE,
@@ -28,7 +29,6 @@ from gpukiln.release.images import (
 )
 from gpukiln.release.in_use import images_in_use
 from gpukiln.release.log import ReleaseLog
-from gpukiln.images.pointer import Pointer
 from gpukiln.release.regions import Site, each, make_sites
 
 PRUNING_TAG = "gpukiln:pruning"  # on a snapshot: the image that it belonged to

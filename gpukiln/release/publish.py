@@ -13,9 +13,10 @@ from typing import Any
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import RefusedError, UnavailableError
+from gpukiln.images import pointer as pointers
+from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import tags_of
 from gpukiln.progress import Progress
-from gpukiln.images import pointer as pointers
 from gpukiln.release.channels import Channel, Proof, require_same_verdict
 from gpukiln.release.images import (
     COPY_TAGS,
@@ -31,7 +32,6 @@ from gpukiln.release.images import (
     wait_until_available,
 )
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
-from gpukiln.images.pointer import Pointer
 from gpukiln.release.regions import Outcome, Site, each, make_sites
 from gpukiln.release.run import Run, retirement
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
-from gpukiln.progress import Progress
 from gpukiln.images import pointer as pointers
+from gpukiln.images.pointer import Pointer, Version
+from gpukiln.progress import Progress
 from gpukiln.release.channels import Channel
 from gpukiln.release.images import find_images, make_live
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
-from gpukiln.images.pointer import Pointer, Version
 from gpukiln.release.regions import Site, each, make_sites
 from gpukiln.release.run import Run, retirement
 

@@ -134,9 +134,9 @@ def test_some_launches_still_start_and_all_of_one_or_none(layout, image_id):
     refusal(image_id, count=3, **here)
     with pytest.raises(ClientError, match="InvalidGroup"):  # what fails for another reason takes none
         start(image_id, SecurityGroupIds=["sg-0123456789abcdef0"], **here)
-    assert [str(rule) for rule in scarcity.rules(layout)] == [f"us-west-2a:{TYPE}:+2"]
+    assert [str(rule) for rule in scarcity.script(layout).lines] == [f"us-west-2a:{TYPE}:+2"]
     start(image_id, count=2, **here)
-    assert [str(rule) for rule in scarcity.rules(layout)] == [f"us-west-2a:{TYPE}"]
+    assert [str(rule) for rule in scarcity.script(layout).lines] == [f"us-west-2a:{TYPE}"]
     refusal(image_id, **here)
 
 
@@ -145,11 +145,11 @@ def test_capacity_comes_back_for_another_launch_and_not_for_the_same_sent_again(
     here = {"SubnetId": subnet("us-west-2a")}
     refusal(image_id, ClientToken="one", **here)
     refusal(image_id, ClientToken="one", **here)
-    [rule] = scarcity.rules(layout)
+    [rule] = scarcity.script(layout).lines
     assert (str(rule), rule.spent) == (f"us-west-2a:{TYPE}:0", True)
     assert start(image_id, ClientToken="two", **here) == {"us-west-2a"}
     scarcity.add(layout, "us-west-2b:p4d.*")
-    assert [str(rule) for rule in scarcity.rules(layout)] == ["us-west-2b:p4d.*"]
+    assert [str(rule) for rule in scarcity.script(layout).lines] == ["us-west-2b:p4d.*"]
 
 
 def test_a_walk_goes_on_where_there_is_capacity(layout, image_id):
@@ -204,13 +204,13 @@ def test_a_rule_that_is_none(home, text, told):
 )
 def test_a_rule_is_shown_as_it_is_typed(home, text):
     assert str(scarcity.add(home, text)) == text
-    assert [str(rule) for rule in scarcity.rules(home)] == [text]
+    assert [str(rule) for rule in scarcity.script(home).lines] == [text]
 
 
 def test_rules_are_replaced_and_removed(home):
     for text in ("*:g5.xlarge:spot", "*:g5.xlarge:on-demand:2", "*:g5.xlarge:spot:1", "us-west-2a:p5.*"):
         scarcity.add(home, text)
-    assert len(scarcity.rules(home)) == 3
+    assert len(scarcity.script(home).lines) == 3
     with pytest.raises(UsageError, match="unknown scarcity rule"):
         scarcity.clear(home, "us-west-2a:p4d.*")
     assert [str(rule) for rule in scarcity.clear(home, "*:g5.xlarge:spot")] == ["*:g5.xlarge:spot:1"]
@@ -230,7 +230,7 @@ def test_rules_are_replaced_and_removed(home):
 )
 def test_a_damaged_file_is_told_refuses_launches_and_can_be_removed(layout, image_id, text):
     layout.scarcity.write_text(text)
-    for ask in (scarcity.rules, lambda layout: scarcity.add(layout, "*:*")):
+    for ask in (scarcity.script, lambda layout: scarcity.add(layout, "*:*")):
         with pytest.raises(UnavailableError, match="can't be read") as damaged:
             ask(layout)
         assert str(layout.scarcity) in damaged.value.message
@@ -244,7 +244,7 @@ def test_a_damaged_file_is_told_refuses_launches_and_can_be_removed(layout, imag
     assert start(image_id)
 
 
-@pytest.mark.parametrize("name", ["g4ad.xlarge", "dl1.24xlarge", "g7.2xlarge", "g6f.large", "p5.48xlarge"])
+@pytest.mark.parametrize("name", ["g7.2xlarge", "g6f.large", "p5.48xlarge"])
 def test_every_type_of_the_catalogue_is_known_and_offered(image_id, name):
     ec2 = Cloud().client("ec2")
     [described] = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"]

@@ -17,15 +17,18 @@ from gpukiln.attest import attestation
 from gpukiln.catalog import permissions
 from gpukiln.catalog.bases import base
 from gpukiln.catalog.load import ROOT
+from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.iam import Scope, policy
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
 from gpukiln.images import bake
 from gpukiln.images.bases import resolve_base
 from gpukiln.images.module_store import S3Store
+from gpukiln.images.pointer import Pointer
 from gpukiln.instances import access, leftovers
 from gpukiln.instances import tags as machines
 from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
+from gpukiln.offers.availability import availability
 from gpukiln.offers.refresh import refresh
 from gpukiln.proof import pipeline
 from gpukiln.proof import tags as proof
@@ -34,7 +37,6 @@ from gpukiln.release.channels import load_channel
 from gpukiln.release.images import Sharing
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
-from gpukiln.images.pointer import Pointer
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback
 from tests.support import release_cloud
@@ -287,8 +289,22 @@ def push(calls, endpoint):
     )
 
 
+def offer(calls):
+    """With what makes each call needed: a reservation, and an instance that the catalogue does not know."""
+    setting_up(calls)
+    tell("reset")
+    layout = release_cloud.server()[1]
+    scarcity.add(layout, "reservation:us-west-2a:g5.xlarge:1")
+    asked = {"ImageId": make_image("b1"), "InstanceType": "vt1.3xlarge", "MinCount": 1, "MaxCount": 1}
+    release_cloud.Cloud().client("ec2").run_instances(**asked)
+    calls.job = "offer"
+    for spot in (True, False):
+        assert availability(release_cloud.Cloud(), ["g5.xlarge", "g6.xlarge", "p5.48xlarge"], spot=spot)
+    scarcity.clear(layout)
+
+
 def ask_region(calls, endpoint):
-    """Each question fails alone, so the rest is asked when moto, which has few of the answers, gives none."""
+    """Each question fails alone: with all refused, all are asked, and quickly."""
     calls.job = "refresh"
     endpoint.refuse = lambda _: ("UnauthorizedOperation", "no")
     cloud = SimpleNamespace(name="aws", region=endpoint.region, client=endpoint.client)
@@ -347,6 +363,7 @@ def rehearsed(tmp_path_factory):
         records = ReleaseLog(tmp_path_factory.mktemp("releases"))
         release_twice(calls, records)
         remove_old(calls, records)
+        offer(calls)
     calls.made["build"] += calls.made["verify"]  # a build verifies, as permissions.yaml says too
     return calls
 
@@ -399,7 +416,7 @@ def test_the_conditions_hold_for_every_call(rehearsed, job):
             assert had, f"{action} names nothing"
             assert all(has <= tags for tags in had), f"{action} of what has no tag {has}"
             tagged += 1
-    assert tagged or job in ("push", "refresh")
+    assert tagged or job in ("push", "offer", "refresh")
 
 
 def job_makes(job, call):

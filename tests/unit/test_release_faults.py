@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 
 from gpukiln.errors import GpukilnError
+from gpukiln.images.pointer import Pointer, history
 from gpukiln.instances.tags import tags_of
 from gpukiln.release.images import SOURCE_TAG
 from gpukiln.release.log import ReleaseLog, require_complete
-from gpukiln.images.pointer import Pointer, history
 from gpukiln.release.publish import release
 from tests.support.release_cloud import (
     HOME,

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from gpukiln.images.pointer import Pointer
 from gpukiln.progress import PlainConsole
 from gpukiln.release.overview import Row
-from gpukiln.images.pointer import Pointer
 from gpukiln.release.prune import Item, RegionPrune
 from gpukiln.release.view import channels_table, prune_table
 

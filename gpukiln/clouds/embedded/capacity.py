@@ -12,7 +12,8 @@ from typing import Any
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
-from gpukiln.clouds.embedded import scarcity
+from gpukiln.catalog.quotas import Market
+from gpukiln.clouds.embedded import market, scarcity
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
 
@@ -44,16 +45,16 @@ def taken(
 
     Raises:
         InsufficientCapacityError: No zone that it may start in has capacity.
-        EC2ClientError: The rules can't be read.
+        EC2ClientError: The account's quota is used up, or the rules can't be read.
     """
     name = asked.get("instance_type") or "m1.small"
     if asked.get("is_instance_type_default"):
         name = template.get("InstanceType") or name
     token = asked.get("client_token") or ""
     spot = "spot" in (asked.get("instance_market_options"), asked.get("lifecycle"))
-    launch = scarcity.Launch(
-        name, "spot" if spot else "on-demand", asked["count"], "" if token == NO_TOKEN else token
-    )
+    wanted: Market = "spot" if spot else "on-demand"
+    market.refuse_beyond_quota(layout, ec2, name, wanted, asked["count"])
+    launch = scarcity.Launch(name, wanted, asked["count"], "" if token == NO_TOKEN else token)
     named, offered = _zone(ec2, asked), zones_of(ec2, name)
     try:
         with scarcity.capacity(layout, launch, [named] if named else offered, offered) as found:

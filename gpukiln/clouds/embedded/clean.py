@@ -108,7 +108,7 @@ def carry_out(layout: Layout, cleaning: Cleaning) -> None:
 
 def _rules(layout: Layout) -> str:
     try:
-        return ", ".join(map(str, scarcity.rules(layout)))
+        return ", ".join(map(str, scarcity.script(layout).lines))
     except UnavailableError:
         return "damaged"
 

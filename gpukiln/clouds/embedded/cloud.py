@@ -20,6 +20,7 @@ UNSET = (  # of the user's own cloud; each would win over what leads to this one
     "AWS_USE_FIPS_ENDPOINT",
     "AWS_USE_DUALSTACK_ENDPOINT",
     *(f"AWS_ENDPOINT_URL_{service}" for service in ("EC2", "SSM", "STS", "ECR", "EBS", "AUTO_SCALING")),
+    *(f"AWS_ENDPOINT_URL_{service}" for service in ("SERVICE_QUOTAS", "PRICING")),
 )
 
 

@@ -19,7 +19,7 @@ from moto.ec2.responses.instances import InstanceResponse
 from moto.ssm.models import SimpleSystemManagerBackend
 
 from gpukiln.clouds.embedded import base as base_image
-from gpukiln.clouds.embedded import capacity, launch_devices, spot, store, volumes
+from gpukiln.clouds.embedded import capacity, dlami, launch_devices, market, spot, store, volumes
 from gpukiln.clouds.embedded.image_calls import extend_image_calls
 from gpukiln.clouds.embedded.images import extend_images
 from gpukiln.clouds.embedded.instance_types import extend_instance_types
@@ -42,6 +42,7 @@ def install(machines: Machines) -> None:
     _extend_instances(layout, Lifecycle(machines, terminate=spot.keeps_reason(Instance.terminate)))
     spot.extend_launches()
     extend_instance_types()
+    market.extend_market(layout)
     volumes.extend_volumes(machines)
     extend_images(machines)
     extend_image_calls()
@@ -66,13 +67,14 @@ def install(machines: Machines) -> None:
 
 
 def _publish_base(layout: Layout) -> None:
-    """Every region knows the kept images and parameters, and the base image under its public parameter."""
+    """Every region knows the kept images and parameters, and what is public: the base image, AWS's own."""
     ec2_init, ssm_init = EC2Backend.__init__, SimpleSystemManagerBackend.__init__
 
     def init_ec2(self: Any, region_name: str, account_id: str) -> None:
         ec2_init(self, region_name, account_id)
         store.load_ec2(self, read_region(layout, region_name))
         volumes.load(layout, self)
+        dlami.publish_images(self)
         base = base_image.current_base(layout)
         if base.image_id not in self.amis:
             snapshot = store.add_snapshot(
@@ -104,6 +106,7 @@ def _publish_base(layout: Layout) -> None:
         store.load_ssm(self, read_region(layout, region_name))
         image_id = base_image.current_base(layout).image_id
         store.add_parameter(self, {"name": base_image.SSM_PARAMETER, "value": image_id})
+        dlami.publish_parameters(self)
 
     _replace(EC2Backend, __init__=init_ec2)
     _replace(SimpleSystemManagerBackend, __init__=init_ssm)

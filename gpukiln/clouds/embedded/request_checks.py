@@ -41,7 +41,11 @@ NOT_FOUND = {  # prefix: where moto's backend has them, EC2's code; of what moto
     "acl": ("network_acls", "InvalidNetworkAclID.NotFound"),
     "lt": ("launch_templates", "InvalidLaunchTemplateId.NotFound"),
 }
-PAGED = {"DescribeImages": r"\d+", "DescribeSnapshots": r"\d+", "DescribeInstances": r"r-[0-9a-f]+"}
+PAGED = {
+    **dict.fromkeys(("DescribeImages", "DescribeSnapshots", "DescribeSpotPriceHistory"), r"\d+"),
+    **dict.fromkeys(("DescribeCapacityReservations", "DescribeCapacityBlockOfferings"), r"\d+"),
+    "DescribeInstances": r"r-[0-9a-f]+",
+}
 OWN_TOKENS = ("DescribeIamInstanceProfileAssociations", "DescribeVpcEndpointServices")  # moto looks at theirs
 NAMED_IMAGES = ("CreateImage", "CopyImage", "RegisterImage")
 IMAGE_NAME = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")  # botocore's model, CreateImageRequest$Name

@@ -1,13 +1,18 @@
-"""Which launches find no capacity: rules that somebody wrote, so that a walk over zones can be rehearsed.
+"""What this cloud lacks, as somebody wrote it, so that offers and a walk over zones can be rehearsed.
 
-A rule is written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for example
+Launches that find no capacity are written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for example
 
     us-west-2a:p4d.24xlarge         no capacity in that zone
     *:p4d.*:spot                    no spot capacity in any zone, for any size
     us-west-2a:g5.xlarge:1          one launch is refused, then there is capacity again
     *:g5.xlarge:+2                  two instances still start, then there is no capacity
 
-They are kept in one file of the cloud's folder and read at each launch, so they outlive the server.
+A quota of the account is written quota:CODE:VCPUS, a capacity reservation reservation:ZONE:TYPE:INSTANCES:
+
+    quota:L-DB2E81BA:8                      8 virtual CPUs of G and VT instances on demand, in each region
+    reservation:us-west-2a:p5.48xlarge:2    two instances are reserved there, for whatever launch matches
+
+All are kept in one file of the cloud's folder and read at each call, so they outlive the server.
 """
 
 import contextlib
@@ -20,6 +25,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from gpukiln.catalog.instance_types import every_instance_type
+from gpukiln.catalog.quotas import QUOTAS
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import write_whole
@@ -29,7 +35,11 @@ from gpukiln.typed import dump, load, strict, unknown
 ANY = "*"
 FORM = "ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES]"
 EXAMPLE = "for example us-west-2a:p4d.24xlarge, *:p4d.*:spot or us-west-2a:g5.xlarge:1"
+QUOTA_FORM, QUOTA_EXAMPLE = "quota:CODE:VCPUS", "for example quota:L-DB2E81BA:8"
+RESERVATION_FORM = "reservation:ZONE:TYPE:INSTANCES"
+RESERVATION_EXAMPLE = "for example reservation:us-west-2a:p5.48xlarge:2"
 MARKETS = ("on-demand", "spot")
+PLENTY_VCPUS = 10_000  # of every quota that nobody wrote
 
 
 @strict
@@ -82,8 +92,58 @@ class Rule:
 
 
 @strict
-class _Document:
-    rules: tuple[Rule, ...]
+class Limit:
+    """A quota of the account, in virtual CPUs."""
+
+    code: str
+    vcpus: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return "quota", self.code
+
+    def __str__(self) -> str:
+        return f"quota:{self.code}:{self.vcpus}"
+
+
+@strict
+class Reserved:
+    """Instances of a type that are reserved in a zone, on demand."""
+
+    zone: str
+    instance_type: str
+    count: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return "reservation", self.zone, self.instance_type
+
+    def __str__(self) -> str:
+        return f"reservation:{self.zone}:{self.instance_type}:{self.count}"
+
+
+Line = Rule | Limit | Reserved
+
+
+@strict
+class Script:
+    """Everything that was written."""
+
+    rules: tuple[Rule, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    reserved: tuple[Reserved, ...] = ()
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return *self.rules, *self.limits, *self.reserved
+
+    def limit(self, code: str) -> int:
+        """The value of a quota, in virtual CPUs."""
+        return next((one.vcpus for one in self.limits if one.code == code), PLENTY_VCPUS)
+
+    def scarce(self, launch: "Launch", zone: str) -> bool:
+        """Whether a launch finds no capacity in a zone."""
+        return any(rule.fits(launch, zone) and rule.refuses(launch) for rule in self.rules)
 
 
 @dataclass(frozen=True)
@@ -115,8 +175,8 @@ class Capacity:
     elsewhere: tuple[str, ...] = ()
 
 
-def rules(layout: Layout) -> tuple[Rule, ...]:
-    """Every rule, those that are spent too.
+def script(layout: Layout) -> Script:
+    """What was written; rules that are spent too.
 
     Raises:
         UnavailableError: The file is damaged.
@@ -124,49 +184,51 @@ def rules(layout: Layout) -> tuple[Rule, ...]:
     try:
         text = layout.scarcity.read_bytes()
     except FileNotFoundError:
-        return ()
+        return Script()
     except OSError as error:
         raise _damaged(layout, str(error)) from error
     try:
-        return load(_Document, json.loads(text), where="scarcity rules").rules
+        return load(Script, json.loads(text), where="scarcity rules")
     except (ValueError, RecursionError) as error:
         raise _damaged(layout, f"it is no JSON: {error}") from error
     except UsageError as error:
         raise _damaged(layout, "; ".join([error.message, *error.details])) from error
 
 
-def add(layout: Layout, text: str) -> Rule:
-    """Add a rule; one about the same zone, type and market makes room for it, as do those that are spent.
+def add(layout: Layout, text: str) -> Line:
+    """Add a line; one about the same makes room for it, as do rules that are spent.
 
     Args:
         text: See above.
 
     Raises:
-        UsageError: It is no rule, or there is no such zone or type.
+        UsageError: It is none, or there is no such zone, type or quota.
         UnavailableError: The file is damaged.
     """
-    rule = _parse(text)
-    _check_names(rule)
+    line = _parse(text)
+    _check_names(line)
     layout.create()
     with _locked(layout):
-        kept = [one for one in rules(layout) if one.key != rule.key and not one.spent]
-        _write(layout, [*kept, rule])
-    return rule
+        found = script(layout).lines
+        kept = [one for one in found if one.key != line.key and not (isinstance(one, Rule) and one.spent)]
+        _write(layout, [*kept, line])
+    return line
 
 
-def clear(layout: Layout, text: str | None = None) -> tuple[Rule, ...]:
-    """Remove rules.
+def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
+    """Remove lines.
 
     Args:
-        text: ZONE:TYPE[:spot|on-demand], as a rule was added; without the market, those of both. None removes
-            all, and the file with them where it is damaged.
+        text: A line as it was added, or what it is about: ZONE:TYPE[:spot|on-demand], quota:CODE,
+            reservation:ZONE:TYPE; a rule without a market removes those of both. None removes all, and the
+            file with them where it is damaged.
 
     Returns:
         Those removed, as far as they can be read.
 
     Raises:
-        UsageError: There is no such rule.
-        UnavailableError: The file is damaged, and one rule of it was named.
+        UsageError: There is no such line.
+        UnavailableError: The file is damaged, and one line of it was named.
     """
     if not layout.scarcity.exists():
         if text is None:
@@ -175,15 +237,13 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Rule, ...]:
     with _locked(layout):
         if text is None:
             with contextlib.suppress(UnavailableError):
-                gone = rules(layout)
+                gone = script(layout).lines
                 layout.scarcity.unlink()
                 return gone
             layout.scarcity.unlink()
             return ()
-        wanted, found = _parse(text), rules(layout)
-        gone = tuple(
-            one for one in found if one.key[:2] == wanted.key[:2] and wanted.market in ("", one.market)
-        )
+        found = script(layout).lines
+        gone = tuple(one for one in found if _is_about(one, text))
         if not gone:
             raise unknown("scarcity rule", text, map(str, found))
         _write(layout, [one for one in found if one not in gone])
@@ -211,28 +271,26 @@ def capacity(
         return
     launch = replace(launch, token=launch.token or secrets.token_hex(8))
     with _locked(layout):
-        known = rules(layout)
-
-        def scarce(zone: str) -> bool:
-            return any(rule.fits(launch, zone) and rule.refuses(launch) for rule in known)
-
-        zone = next((zone for zone in zones if not scarce(zone)), None)
+        known = script(layout)
+        zone = next((zone for zone in zones if not known.scarce(launch, zone)), None)
         told = {zone, *zones} if zone is None else {zone}
-        yield Capacity(zone, tuple(one for one in others if one not in told and not scarce(one)))
+        yield Capacity(
+            zone, tuple(one for one in others if one not in told and not known.scarce(launch, one))
+        )
         if zone is None:
-            after = [
+            after = tuple(
                 _refused(rule, launch) if any(rule.fits(launch, one) for one in zones) else rule
-                for rule in known
-            ]
+                for rule in known.rules
+            )
         else:
-            after = [
+            after = tuple(
                 replace(rule, left=rule.left - launch.count)
                 if rule.fits(launch, zone) and rule.left >= launch.count
                 else rule
-                for rule in known
-            ]
-        if after != list(known):
-            _write(layout, after)
+                for rule in known.rules
+            )
+        if after != known.rules:
+            _write(layout, replace(known, rules=after).lines)
 
 
 def _refused(rule: Rule, launch: Launch) -> Rule:
@@ -240,7 +298,37 @@ def _refused(rule: Rule, launch: Launch) -> Rule:
     return replace(rule, refused=(*rule.refused, launch.token)) if counts else rule
 
 
-def _parse(text: str) -> Rule:
+def _is_about(line: Line, text: str) -> bool:
+    if not isinstance(line, Rule):
+        return text in (":".join(line.key), str(line))
+    if text.partition(":")[0] in _KINDS:
+        return False
+    wanted = _parse_rule(text)
+    return line.key[:2] == wanted.key[:2] and wanted.market in ("", line.market)
+
+
+def _parse(text: str) -> Line:
+    return _KINDS.get(text.partition(":")[0], _parse_rule)(text)
+
+
+def _parse_quota(text: str) -> Line:
+    match = re.fullmatch(r"quota:(L-[0-9A-Z]+):([0-9]{1,6})", text)
+    if not match:
+        raise UsageError(f"{text!r} is no quota, wanted {QUOTA_FORM}", hint=QUOTA_EXAMPLE)
+    return Limit(match[1], int(match[2]))
+
+
+def _parse_reservation(text: str) -> Line:
+    match = re.fullmatch(r"reservation:([^:*]+):([^:*]+):([1-9][0-9]{0,5})", text)
+    if not match:
+        raise UsageError(f"{text!r} is no reservation, wanted {RESERVATION_FORM}", hint=RESERVATION_EXAMPLE)
+    return Reserved(match[1], match[2], int(match[3]))
+
+
+_KINDS = {"quota": _parse_quota, "reservation": _parse_reservation}
+
+
+def _parse_rule(text: str) -> Rule:
     zone, _, rest = text.partition(":")
     instance_type, *more = rest.split(":")
     if not zone or not instance_type:
@@ -271,18 +359,23 @@ def _parse(text: str) -> Rule:
     )
 
 
-def _check_names(rule: Rule) -> None:
-    if rule.zone != ANY:
+def _check_names(line: Line) -> None:
+    if isinstance(line, Limit):
+        codes = [quota.code for quota in QUOTAS]
+        if line.code not in codes:
+            raise unknown("quota", line.code, codes)
+        return
+    if line.zone != ANY:
         every = _zones()
-        region = next((name for name in every if rule.zone.startswith(name)), None)
+        region = next((name for name in every if line.zone.startswith(name)), None)
         choices = every[region] if region else [zone for zones in every.values() for zone in zones]
-        if rule.zone not in choices:
-            raise unknown("availability zone", rule.zone, [*choices, ANY] if region else choices)
+        if line.zone not in choices:
+            raise unknown("availability zone", line.zone, [*choices, ANY] if region else choices)
     types = every_instance_type()
     families = {f"{name.partition('.')[0]}.*" for name in types}
-    if rule.instance_type not in {*types, *families, ANY}:
-        meant = families if rule.instance_type.endswith(".*") else types
-        raise unknown("instance type", rule.instance_type, meant)
+    if line.instance_type not in {*types, *families, ANY}:
+        meant = families if line.instance_type.endswith(".*") else types
+        raise unknown("instance type", line.instance_type, meant)
 
 
 def _zones() -> dict[str, list[str]]:
@@ -299,15 +392,20 @@ def _locked(layout: Layout) -> contextlib.AbstractContextManager[None]:
     return locked(layout.root / "scarcity.lock")
 
 
-def _write(layout: Layout, known: Sequence[Rule]) -> None:
-    if known:
-        write_whole(layout.scarcity, json.dumps(dump(_Document(tuple(known))), indent=1))
-    else:
+def _write(layout: Layout, lines: Sequence[Line]) -> None:
+    if not lines:
         layout.scarcity.unlink(missing_ok=True)
+        return
+    document = Script(
+        rules=tuple(one for one in lines if isinstance(one, Rule)),
+        limits=tuple(one for one in lines if isinstance(one, Limit)),
+        reserved=tuple(one for one in lines if isinstance(one, Reserved)),
+    )
+    write_whole(layout.scarcity, json.dumps(dump(document), indent=1))
 
 
 def _damaged(layout: Layout, why: str) -> UnavailableError:
     return UnavailableError(
-        f"{layout.scarcity} says which launches find no capacity, and can't be read: {why}",
+        f"{layout.scarcity} says what this cloud lacks, and can't be read: {why}",
         hint="`invoke cloud.gpus all --plenty all` removes it",
     )

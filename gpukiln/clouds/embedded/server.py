@@ -82,6 +82,8 @@ class Application:
             self.last_request = time.monotonic()
         if path.startswith(OWN):
             return self._answer_own(environ, start_response)
+        if answered := self._of_market(environ):
+            return _answer(start_response, *answered)
         return self._change(self._moto, environ, start_response)
 
     def _answer_own(self, environ: dict[str, Any], start_response: Start) -> list[bytes]:
@@ -101,6 +103,11 @@ class Application:
                 hint=f"its log: {self._layout.server_log}",
             )
         return _json(start_response, {"error": error_document(told)}, status)
+
+    def _of_market(self, environ: dict[str, Any]) -> Refusal | None:
+        from gpukiln.clouds.embedded import market  # noqa: PLC0415 - moto is slow to import
+
+        return market.answer(self._layout, environ)
 
     def _gpus(self, document: dict[str, Any]) -> dict[str, Any]:
         from gpukiln.clouds.embedded.gpus import requests  # noqa: PLC0415 - moto is slow to import

@@ -12,6 +12,7 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.models.elastic_block_store import Snapshot, Volume
 from moto.ssm.models import Parameter
 
+AMAZON = "898082745236"  # who publishes AWS's own images, which are there anew at every start
 IMAGE_FIELDS = (
     *("name", "description", "owner_id", "owner_alias", "virtualization_type", "architecture", "state"),
     *("platform", "image_type", "image_location", "hypervisor", "root_device_type", "root_device_name"),
@@ -49,6 +50,7 @@ def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
                 "tags": ec2.tags.get(image.id, {}),
             }
             for image in ec2.amis.values()
+            if image.owner_id != AMAZON
         },
         "snapshots": {
             snapshot.id: {
@@ -64,6 +66,7 @@ def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
                 "tags": ec2.tags.get(snapshot.id, {}),
             }
             for snapshot in ec2.snapshots.values()
+            if snapshot.owner_id != AMAZON
         },
         "parameters": {
             name: [

@@ -1,0 +1,53 @@
+"""What programs need of a driver and a GPU."""
+
+import re
+from functools import cache
+from typing import Literal
+
+from gpukiln.catalog import cuda as catalog_cuda
+from gpukiln.catalog.load import data
+from gpukiln.typed import load, strict, unknown
+
+
+@strict
+class Workload:
+    """What a program needs; the fields are explained in data/workloads.yaml."""
+
+    title: str
+    source: str
+    status: Literal["confirmed", "secondary", "memory"]
+    cuda: str | None = None
+    least_driver: str | None = None
+    least_cc: str | None = None
+    built_for: tuple[str, ...] = ()
+    ptx: str | None = None
+    arch: tuple[Literal["x86_64", "arm64"], ...] = ("x86_64", "arm64")
+    note: str = ""
+
+
+@cache
+def workloads() -> dict[str, Workload]:
+    """Every workload of the catalogue by its name."""
+    return load(dict[str, Workload], data("workloads")["workloads"], where="workloads.yaml")
+
+
+def workload(name: str) -> Workload:
+    """One workload.
+
+    Args:
+        name: One of the catalogue, or cuda-12.4 for any container with that CUDA version.
+
+    Raises:
+        UsageError: The catalogue does not know it.
+    """
+    if found := re.fullmatch(r"cuda-?(\d+\.\d+(?:\.\d+)?)", name):
+        catalog_cuda.floor(found[1])
+        return of_cuda(found[1])
+    if name not in workloads():
+        raise unknown("workload", name, [*workloads(), "cuda-12.4"])
+    return workloads()[name]
+
+
+def of_cuda(version: str) -> Workload:
+    """A container with a CUDA version."""
+    return Workload(f"a container with CUDA {version}", catalog_cuda.GUIDE, "confirmed", cuda=version)

@@ -1,0 +1,93 @@
+"""AWS's Deep Learning AMIs: their public parameters, and images that have a name and no disk.
+
+Which image a machine would get can be looked up as on AWS; to launch one ends as with any image without a
+disk. Parameters and names: AWS Deep Learning AMIs developer guide and release notes; the instances in a
+description are those of 2025-05-05, on arm64 the one family with a GPU.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.clouds.embedded import store
+
+DAY = "20250505"
+FAMILIES = {"x86_64": "G4dn, G5, G6, Gr6, G6e, P4d, P4de, P5, P5e, P5en", "arm64": "G5g"}
+SYSTEMS = {  # the end of the parameter's name: as the image's name has it, and for which architectures
+    "ubuntu-22.04": ("Ubuntu 22.04", ("x86_64", "arm64")),
+    "ubuntu-24.04": ("Ubuntu 24.04", ("x86_64",)),
+    "amazon-linux-2023": ("Amazon Linux 2023", ("x86_64", "arm64")),
+}
+
+
+@dataclass(frozen=True)
+class Dlami:
+    """One of them; its ids are the same in every region."""
+
+    parameter: str
+    name: str
+    arch: str
+    key: str
+
+    @property
+    def image_id(self) -> str:
+        return f"ami-{self.key}"
+
+    @property
+    def snapshot_id(self) -> str:
+        return f"snap-{self.key}"
+
+
+def _every() -> tuple[Dlami, ...]:
+    made = []
+    for end, (system, architectures) in SYSTEMS.items():
+        for arch in architectures:
+            parameter = f"/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-{end}/latest/ami-id"
+            key = hashlib.sha256(parameter.encode()).hexdigest()[:17]
+            prefix = "ARM64 " if arch == "arm64" else ""
+            name = f"Deep Learning {prefix}Base OSS Nvidia Driver GPU AMI ({system}) {DAY}"
+            made.append(Dlami(parameter, name, arch, key))
+    return tuple(made)
+
+
+DLAMIS = _every()
+
+
+def publish_images(ec2: Any) -> None:
+    """Let a region know the images.
+
+    Args:
+        ec2: moto's EC2 backend of the region.
+    """
+    for one in DLAMIS:
+        snapshot = store.add_snapshot(
+            ec2, one.snapshot_id, size_gib=75, owner_id=store.AMAZON, from_ami=one.image_id
+        )
+        store.add_image(
+            ec2,
+            one.image_id,
+            snapshot,
+            {
+                "name": one.name,
+                "description": f"Supported EC2 instances: {FAMILIES[one.arch]}. It has no disk here.",
+                "owner_id": store.AMAZON,
+                "owner_alias": "amazon",
+                "virtualization_type": "hvm",
+                "hypervisor": "xen",
+                "architecture": one.arch,
+                "root_device_type": "ebs",
+                "root_device_name": "/dev/xvda" if "Amazon" in one.name else "/dev/sda1",
+                "launch_permissions": [{"Group": "all"}],
+                "creation_date": "2025-05-05T00:00:00",
+            },
+        )
+
+
+def publish_parameters(ssm: Any) -> None:
+    """Let a region know the parameters.
+
+    Args:
+        ssm: moto's SSM backend of the region.
+    """
+    for one in DLAMIS:
+        store.add_parameter(ssm, {"name": one.parameter, "value": one.image_id, "data_type": "aws:ec2:image"})

@@ -1,0 +1,535 @@
+"""What AWS tells of quotas, prices and capacity and moto does not: from the catalogue and what was scripted.
+
+Nothing of it is measured. Prices on demand are those of the catalogue, where it has none of a region those of
+us-east-1; a type without one has none here. A spot price is a part of it (SPOT_SHARE), another one every
+CHANGE_HOURS, a little more in each further zone; the same moment always has the same price. A placement score
+says how many of the types that were asked for together a zone offers and has. What is scripted, and how:
+`scarcity.py`.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from botocore.loaders import create_loader
+from moto.core.responses import ActionResult
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
+from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+from moto.ec2.responses import EC2Response
+
+from gpukiln.catalog.instance_types import every_instance_type, instance_types
+from gpukiln.catalog.prices import Price, address_price, machine_price, volume_price
+from gpukiln.catalog.quotas import CAPACITY_BLOCKS, QUOTAS, Market, quota_of
+from gpukiln.catalog.regions import regions
+from gpukiln.clouds.embedded import scarcity
+from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded.refusals import SCOPE, Refusal, refusal_of
+from gpukiln.errors import UnavailableError
+
+LINUX = "Linux/UNIX"
+SPOT_SHARE = tuple(
+    map(Decimal, ("0.40", "0.46", "0.43", "0.49", "0.38"))
+)  # of the price on demand, one after the other
+CHANGE_HOURS = 40  # between two changes of a spot price: four or five in a week
+HISTORY_DAYS = 90  # botocore, DescribeSpotPriceHistory: StartTime
+SPOT_PAGE = 1000
+FEW_TYPES, FEW_SCORE, BEST_SCORE = 3, 3, 9  # botocore, GetSpotPlacementScores: fewer types score low
+PRICING_REGIONS = (
+    "us-east-1",
+    "eu-central-1",
+    "ap-south-1",
+)  # AWS General Reference, "AWS Price List endpoints"
+JSON = "application/x-amz-json-1.1"
+
+
+# --- EC2 ---
+
+
+def extend_market(layout: Layout) -> None:
+    """Extend moto. Call once, after its types are those of the catalogue."""
+
+    def told(answer: Callable[[Any, scarcity.Script], ActionResult]) -> Callable[[Any], ActionResult]:
+        def call(self: Any) -> ActionResult:
+            self.error_on_dryrun()
+            return answer(self, _script(layout))
+
+        return call
+
+    for answer in (
+        get_spot_placement_scores,
+        get_capacity_manager_supportability_scores,
+        describe_capacity_reservations,
+        describe_capacity_block_offerings,
+        describe_spot_price_history,
+    ):
+        setattr(EC2Response, answer.__name__, told(answer))
+
+
+def refuse_beyond_quota(layout: Layout, ec2: Any, instance_type: str, market: Market, count: int) -> None:
+    """EC2's refusal of a launch for which a quota has not enough left.
+
+    Raises:
+        EC2ClientError: It has not, or the script can't be read.
+    """
+    quota = quota_of(instance_type, market)
+    if quota is None:
+        return
+    limit = _script(layout).limit(quota.code)
+    running = [one for one in _running(ec2) if quota_of(one.instance_type, _market(one)) == quota]
+    if sum(_vcpus(one.instance_type) for one in running) + count * _vcpus(instance_type) <= limit:
+        return
+    if market == "spot":
+        raise EC2ClientError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+    raise EC2ClientError(
+        "VcpuLimitExceeded",
+        f"You have requested more vCPU capacity than your current vCPU limit of {limit} allows for the "
+        "instance bucket that the specified instance type belongs to. Please visit "
+        "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.",
+    )
+
+
+def get_spot_placement_scores(self: Any, script: scarcity.Script) -> ActionResult:
+    """GetSpotPlacementScores: of types that are named."""
+    names = _types(self, self._get_param("InstanceTypes", []))
+    if not names:
+        raise EC2ClientError("UnsupportedOperation", "The embedded EC2 scores types that are named")
+    found = []
+    for region in self._get_param("RegionNames", []) or [self.region]:
+        scores = {zone: _score(script, names, region, zone.name) for zone in _zones(region)}
+        if self._get_param("SingleAvailabilityZone", False):
+            found += [
+                {"Region": region, "AvailabilityZoneId": zone.zone_id, "Score": score}
+                for zone, score in scores.items()
+            ]
+        else:
+            found.append({"Region": region, "Score": max(scores.values(), default=1)})
+    found.sort(key=lambda one: -one["Score"])
+    return ActionResult({"SpotPlacementScores": found[:10]})
+
+
+def get_capacity_manager_supportability_scores(self: Any, script: scarcity.Script) -> ActionResult:
+    """GetCapacityManagerSupportabilityScores: as if the account had the support plan that it takes."""
+    market = self._get_param("MarketType")
+    asked = self._get_param("CapacityAvailabilityZoneIds", [])
+    known = {zone.zone_id: (region, zone.name) for region in regions() for zone in _zones(region)}
+    if wrong := [zone_id for zone_id in asked if zone_id not in known]:
+        raise EC2ClientError("InvalidParameterValue", f"Invalid availability zone ids: {wrong}")
+    found = []
+    for zone_id in asked:
+        region, zone = known[zone_id]
+        for name in _types(self, self._get_param("InstanceTypes", [])):
+            launch = scarcity.Launch(name, market, 1)
+            has = "low" if script.scarce(launch, zone) else "high"
+            score = has if name in _offered(region, zone) else "unsupported"
+            found.append({"InstanceType": name, "AvailabilityZoneId": zone_id, "Score": score})
+    best = next((one for one in ("high", "low") if any(row["Score"] == one for row in found)), "unsupported")
+    return ActionResult({"AggregateScore": best, "CapacityManagerSupportabilityScores": found})
+
+
+def describe_capacity_reservations(self: Any, script: scarcity.Script) -> ActionResult:
+    """DescribeCapacityReservations: those of the script, open to every launch that matches."""
+    zones = {zone.name: zone.zone_id for zone in _zones(self.region)}
+    found = []
+    for one in script.reserved:
+        if one.zone not in zones:
+            continue
+        used = sum(
+            running.instance_type == one.instance_type
+            and running.availability_zone == one.zone
+            and _market(running) == "on-demand"
+            for running in _running(self.ec2_backend)
+        )
+        found.append(
+            {
+                "CapacityReservationId": _id("cr", ":".join(one.key)),
+                "OwnerId": self.current_account,
+                "InstanceType": one.instance_type,
+                "InstancePlatform": LINUX,
+                "AvailabilityZone": one.zone,
+                "AvailabilityZoneId": zones[one.zone],
+                "Tenancy": "default",
+                "TotalInstanceCount": one.count,
+                "AvailableInstanceCount": max(0, one.count - used),
+                "State": "active",
+                "EndDateType": "unlimited",
+                "InstanceMatchCriteria": "open",
+                "ReservationType": "default",
+            }
+        )
+    if ids := self._get_param("CapacityReservationIds", []):
+        found = [row for row in found if row["CapacityReservationId"] in ids]
+    fields = {
+        "instance-type": "InstanceType",
+        "availability-zone": "AvailabilityZone",
+        "owner-id": "OwnerId",
+        "instance-platform": "InstancePlatform",
+        "tenancy": "Tenancy",
+        "state": "State",
+        "instance-match-criteria": "InstanceMatchCriteria",
+    }
+    return _page(self, "CapacityReservations", _filtered(self, found, fields))
+
+
+def describe_capacity_block_offerings(self: Any, script: scarcity.Script) -> ActionResult:
+    """DescribeCapacityBlockOfferings: one a zone that offers the type, for the price on demand."""
+    name, hours = self._get_param("InstanceType"), int(self._get_param("CapacityDurationHours") or 0)
+    count = int(self._get_param("InstanceCount") or 1)
+    if name not in CAPACITY_BLOCKS:
+        raise EC2ClientError("InvalidParameterValue", f"Capacity Blocks are not available for '{name}'")
+    days = hours / 24
+    if not (days in range(1, 15) or (days % 7 == 0 and 0 < days <= 182)):  # botocore, CapacityDurationHours
+        raise EC2ClientError("InvalidParameterValue", f"Invalid CapacityDurationHours: {hours}")
+    earliest = max(_utc(self._get_param("StartDateRange"), _now()), _now()) + timedelta(minutes=30)
+    begins = earliest.replace(hour=11, minute=30, second=0, microsecond=0)  # user guide, Considerations
+    begins += timedelta(days=1) if begins < earliest else timedelta()
+    latest = _utc(self._get_param("EndDateRange"), begins + timedelta(weeks=8))
+    price = _price(name, self.region)
+    found = [
+        {
+            "CapacityBlockOfferingId": _id("cb", f"{zone.name} {name} {begins}"),
+            "InstanceType": name,
+            "AvailabilityZone": zone.name,
+            "InstanceCount": count,
+            "StartDate": begins,
+            "EndDate": begins + timedelta(hours=hours),
+            "CapacityBlockDurationHours": hours,
+            "UpfrontFee": f"{price.usd * hours * count:.2f}",
+            "CurrencyCode": "USD",
+            "Tenancy": "default",
+        }
+        for zone in _zones(self.region)
+        if price
+        and begins <= latest
+        and name in _offered(self.region, zone.name)
+        and not script.scarce(scarcity.Launch(name, "on-demand", count), zone.name)
+    ]
+    return _page(self, "CapacityBlockOfferings", found)
+
+
+def describe_spot_price_history(self: Any, script: scarcity.Script) -> ActionResult:
+    """DescribeSpotPriceHistory: the changes in a time, and the price at its begin; the newest first."""
+    del script  # what is scarce costs no more here
+    end = min(_utc(self._get_param("EndTime"), _now()), _now())
+    start = max(_utc(self._get_param("StartTime"), end), _now() - timedelta(days=HISTORY_DAYS))
+    names = _types(self, self._get_param("InstanceTypes", []))
+    zone_name, zone_id = self._get_param("AvailabilityZone"), self._get_param("AvailabilityZoneId")
+    products = self._get_param("ProductDescriptions", [])
+    found = [
+        {
+            "InstanceType": name,
+            "ProductDescription": LINUX,
+            "SpotPrice": f"{usd:.6f}",
+            "AvailabilityZone": zone.name,
+            "AvailabilityZoneId": zone.zone_id,
+            "Timestamp": when,
+        }
+        for zone in _zones(self.region)
+        if zone_name in (None, zone.name) and zone_id in (None, zone.zone_id)
+        for name in sorted(_offered(self.region, zone.name) & set(names or instance_types()))
+        for when, usd in spot_prices(name, self.region, zone.name, start, end)
+        if not products or LINUX in products
+    ]
+    fields = {
+        "availability-zone": "AvailabilityZone",
+        "availability-zone-id": "AvailabilityZoneId",
+        "instance-type": "InstanceType",
+        "product-description": "ProductDescription",
+    }
+    found = _filtered(self, found, fields)
+    found.sort(key=lambda one: one["Timestamp"], reverse=True)
+    return _page(self, "SpotPriceHistory", found, SPOT_PAGE)
+
+
+def spot_prices(
+    instance_type: str, region: str, zone: str, start: datetime, end: datetime
+) -> list[tuple[datetime, Decimal]]:
+    """The changes of a spot price, the one before `start` with them; the oldest first."""
+    price = _price(instance_type, region)
+    if price is None:
+        return []
+    place = ord(zone[-1]) - ord("a")  # zones change one after the other, and differ a little
+    period, offset = CHANGE_HOURS * 3600, place * 3600
+    first, last = (int((moment.timestamp() - offset) // period) for moment in (start, end))
+    return [
+        (
+            datetime.fromtimestamp(number * period + offset, UTC),
+            price.usd * SPOT_SHARE[(number + place) % len(SPOT_SHARE)] * (1 + Decimal(place) / 50),
+        )
+        for number in range(first, last + 1)
+    ]
+
+
+def _score(script: scarcity.Script, names: Sequence[str], region: str, zone: str) -> int:
+    has = [
+        name
+        for name in names
+        if name in _offered(region, zone) and not script.scarce(scarcity.Launch(name, "spot", 1), zone)
+    ]
+    score = 1 + round((BEST_SCORE - 1) * len(has) / len(names))
+    return score if len(names) >= FEW_TYPES else min(score, FEW_SCORE)
+
+
+def _types(response: Any, asked: Sequence[str]) -> list[str]:
+    if wrong := [name for name in asked if name not in every_instance_type()]:
+        action = response._get_action()
+        raise EC2ClientError("InvalidParameterValue", f"{action}: invalid instance types: {', '.join(wrong)}")
+    return list(dict.fromkeys(asked))
+
+
+def _price(instance_type: str, region: str) -> Price | None:
+    return machine_price(instance_type, region) or machine_price(instance_type, "us-east-1")
+
+
+def _zones(region: str) -> list[Any]:
+    return list(RegionsAndZonesBackend.zones.get(region, ()))
+
+
+@cache
+def _offered(region: str, zone: str) -> frozenset[str]:
+    """The types with an accelerator that a zone offers, as moto's offerings and the catalogue know."""
+    offers = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, ())
+    here = {offer["InstanceType"] for offer in offers if offer["Location"] == zone}
+    retired = {name for name, facts in instance_types().items() if facts.status == "retired"}
+    return frozenset(here - retired)
+
+
+def _running(ec2: Any) -> Iterable[Any]:
+    for reservation in list(ec2.reservations.values()):
+        yield from (one for one in reservation.instances if one.state in ("pending", "running"))
+
+
+def _market(instance: Any) -> Market:
+    return "spot" if instance.lifecycle == "spot" else "on-demand"
+
+
+def _vcpus(instance_type: str) -> int:
+    if known := instance_types().get(instance_type):
+        return known.vcpu
+    return int(INSTANCE_TYPES[instance_type]["VCpuInfo"]["DefaultVCpus"])
+
+
+def _id(prefix: str, of: str) -> str:
+    return f"{prefix}-{hashlib.sha256(of.encode()).hexdigest()[:17]}"
+
+
+def _script(layout: Layout) -> scarcity.Script:
+    try:
+        return scarcity.script(layout)
+    except UnavailableError as error:
+        raise EC2ClientError("InternalError", f"{error.message}; {error.hint}") from error
+
+
+def _filtered(response: Any, found: list[dict[str, Any]], fields: Mapping[str, str]) -> list[dict[str, Any]]:
+    for one in response._get_param("Filters", []):
+        if one["Name"] not in fields:
+            raise EC2ClientError("UnsupportedOperation", f"The embedded EC2 has no filter {one['Name']} here")
+        found = [row for row in found if row[fields[one["Name"]]] in one["Values"]]
+    return found
+
+
+def _page(response: Any, key: str, found: list[dict[str, Any]], most: int = 100) -> ActionResult:
+    start, size = int(response._get_param("NextToken") or 0), int(response._get_param("MaxResults") or most)
+    more = {"NextToken": str(start + size)} if start + size < len(found) else {}
+    return ActionResult({key: found[start : start + size], **more})
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _utc(moment: datetime | None, default: datetime) -> datetime:
+    if moment is None:
+        return default
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+# --- Service Quotas and the Price List: JSON, and no package of moto's for what is asked ---
+
+
+class RefusedCallError(Exception):
+    """An answer that is an error: its code and text."""
+
+
+def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
+    """The answer to a request of one of these services; None to every other request.
+
+    Args:
+        environ: WSGI's, with an authorization that was checked.
+    """
+    authorization = environ.get("HTTP_AUTHORIZATION", "")
+    scope, target = SCOPE.search(authorization), environ.get("HTTP_X_AMZ_TARGET", "")
+    if scope is None or scope["service"] not in ("servicequotas", "pricing"):
+        return None
+    calls: dict[str, Callable[[], dict[str, Any]]] = {
+        "ServiceQuotasV20190624.GetServiceQuota": lambda: _get_quota(script, asked),
+        "ServiceQuotasV20190624.ListServiceQuotas": lambda: _list_quotas(script, asked),
+        "AWSPriceListService.GetProducts": lambda: _get_products(scope["region"], asked),
+    }
+    try:
+        if target not in calls:
+            raise RefusedCallError(
+                "UnknownOperationException", f"The embedded cloud does not have it: {target}"
+            )
+        asked = json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or "{}")
+        script = scarcity.script(layout)
+        return 200, JSON, json.dumps(calls[target]()).encode()
+    except RefusedCallError as error:
+        return refusal_of(authorization, 400, *error.args)
+    except UnavailableError as error:
+        return refusal_of(authorization, 500, "ServiceException", f"{error.message}; {error.hint}")
+
+
+def _get_quota(script: scarcity.Script, asked: Mapping[str, Any]) -> dict[str, Any]:
+    found = [one for one in _quotas(script, asked) if one["QuotaCode"] == asked["QuotaCode"]]
+    if not found:
+        raise RefusedCallError("NoSuchResourceException", f"no quota {asked['QuotaCode']} of this service")
+    return {"Quota": found[0]}
+
+
+def _list_quotas(script: scarcity.Script, asked: Mapping[str, Any]) -> dict[str, Any]:
+    return _json_page("Quotas", _quotas(script, asked), asked)
+
+
+def _quotas(script: scarcity.Script, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if asked["ServiceCode"] != "ec2":
+        raise RefusedCallError("NoSuchResourceException", "the embedded cloud has quotas of ec2 alone")
+    return [
+        {
+            "ServiceCode": "ec2",
+            "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
+            "QuotaCode": quota.code,
+            "QuotaName": quota.name,
+            "Value": float(script.limit(quota.code)),
+            "Unit": "None",
+            "Adjustable": True,
+            "GlobalQuota": False,
+        }
+        for quota in QUOTAS
+    ]
+
+
+def _get_products(region: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    if region not in PRICING_REGIONS:
+        raise RefusedCallError(
+            "UnrecognizedClientException",
+            f"the Price List is at {', '.join(PRICING_REGIONS)}, not in {region}",
+        )
+    found = [
+        json.dumps(product)
+        for product in _products()
+        if product["serviceCode"] == asked["ServiceCode"]
+        and all(_product_fits(product, one) for one in asked.get("Filters", ()))
+    ]
+    return {"FormatVersion": "aws_v1", **_json_page("PriceList", found, asked)}
+
+
+def _product_fits(product: Mapping[str, Any], one: Mapping[str, str]) -> bool:
+    of_product = {name.lower(): value for name, value in product["product"]["attributes"].items()}
+    of_product |= {
+        "servicecode": product["serviceCode"],
+        "productfamily": product["product"]["productFamily"],
+    }
+    value, wanted = str(of_product.get(one["Field"].lower(), "")), one["Value"]
+    fits: dict[str, bool] = {
+        "TERM_MATCH": value == wanted,
+        "EQUALS": value == wanted,
+        "CONTAINS": wanted in value,
+        "ANY_OF": value in wanted.split(","),
+        "NONE_OF": value not in wanted.split(","),
+    }
+    if one["Type"] not in fits:
+        raise RefusedCallError("InvalidParameterException", f"invalid filter type {one['Type']}")
+    return fits[one["Type"]]
+
+
+@cache
+def _products() -> tuple[dict[str, Any], ...]:
+    """Machines, gp3 volumes and public addresses that have a price, by region, as the Price List has them."""
+    return tuple(product for region in sorted(regions()) for product in _products_of(region))
+
+
+def _products_of(region: str) -> Iterator[dict[str, Any]]:
+    for name in instance_types():
+        if any(name in _offered(region, zone.name) for zone in _zones(region)) and (
+            price := _price(name, region)
+        ):
+            yield _machine(region, name, price.usd)
+    if volume := volume_price(region) or volume_price("us-east-1"):
+        about = {"usagetype": "EBS:VolumeUsage.gp3", "volumeApiName": "gp3"}
+        yield _product(region, "AmazonEC2", "Storage", about, volume.usd, "GB-Mo")
+    if address := address_price(region) or address_price("us-east-1"):
+        about = {"usagetype": "PublicIPv4:InUseAddress", "group": "VPCPublicIPv4Address"}
+        yield _product(region, "AmazonVPC", "", about, address.usd, "Hrs")
+
+
+def _machine(region: str, name: str, usd: Decimal) -> dict[str, Any]:
+    """Linux, shared, on demand."""
+    facts = instance_types()[name]
+    about = {
+        "instanceType": name,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+        "preInstalledSw": "NA",
+        "marketoption": "OnDemand",
+        "operation": "RunInstances",
+        "vcpu": str(facts.vcpu),
+        "memory": f"{facts.memory_mib / 1024:g} GiB",
+    }
+    bare = " (bare metal)" if name.endswith(".metal") else ""
+    return _product(region, "AmazonEC2", f"Compute Instance{bare}", about, usd, "Hrs")
+
+
+def _product(
+    region: str, service: str, family: str, about: dict[str, str], usd: Decimal, unit: str
+) -> dict[str, Any]:
+    sku = hashlib.sha256(f"{region} {about}".encode()).hexdigest()[:16].upper()
+    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
+    price = {
+        "rateCode": rate,
+        "unit": unit,
+        "beginRange": "0",
+        "endRange": "Inf",
+        "description": f"${usd} per {unit} of {about.get('instanceType') or about['usagetype']}",
+        "appliesTo": [],
+        "pricePerUnit": {"USD": f"{usd:.10f}"},
+    }
+    attributes = {
+        **about,
+        "regionCode": region,
+        "location": _long_names().get(region, region),
+        "locationType": "AWS Region",
+        "servicecode": service,
+    }
+    on_demand = {
+        "sku": sku,
+        "offerTermCode": "JRTCKXETXF",
+        "priceDimensions": {rate: price},
+        "termAttributes": {},
+    }
+    return {
+        "product": {"productFamily": family, "attributes": attributes, "sku": sku},
+        "serviceCode": service,
+        "terms": {"OnDemand": {term: on_demand}},
+    }
+
+
+@cache
+def _long_names() -> dict[str, str]:
+    found: dict[str, str] = {
+        name: facts["description"]
+        for partition in create_loader().load_data("endpoints")["partitions"]
+        for name, facts in partition["regions"].items()
+    }
+    return found
+
+
+def _json_page(key: str, found: Sequence[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    start, size = int(asked.get("NextToken") or 0), int(asked.get("MaxResults") or 100)
+    more = {"NextToken": str(start + size)} if start + size < len(found) else {}
+    return {key: found[start : start + size], **more}

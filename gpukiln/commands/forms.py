@@ -1,0 +1,56 @@
+"""JSON Schema of the dataclasses that are printed, with the words of their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from typing import Any
+
+from pydantic import TypeAdapter
+
+
+def form_of(kind: type, defs: dict[str, Any]) -> dict[str, Any]:
+    """A reference to a dataclass, which is added to the definitions with all that it is made of.
+
+    Args:
+        defs: `$defs` of the schema.
+    """
+    made = TypeAdapter(kind).json_schema(mode="serialization", ref_template="#/$defs/{model}")
+    inner = made.pop("$defs", {})
+    types = _types(kind)
+    for name, form in {**inner, kind.__name__: made}.items():
+        defs[name] = _described(form, types[name])
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def _types(kind: type, found: dict[str, type] | None = None) -> dict[str, type]:
+    """The dataclasses that one is made of, by name."""
+    found = {} if found is None else found
+    found[kind.__name__] = kind
+    for hint in typing.get_type_hints(kind).values():
+        todo = [hint]
+        while todo:
+            one = todo.pop()
+            todo += typing.get_args(one)
+            if hasattr(one, "__dataclass_fields__") and one.__name__ not in found:
+                _types(one, found)
+    return found
+
+
+def _described(form: dict[str, Any], of: type) -> dict[str, Any]:
+    """The schema of one type: every field is always there, and nothing else; with its docstring's words."""
+    text = inspect.getdoc(of) or ""
+    told = dict(re.findall(r"(?ms)^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", text.partition("Args:\n")[2]))
+    fields = {}
+    for name, field in form["properties"].items():
+        field.pop("title", None)
+        field.pop("default", None)
+        fields[name] = {**field, **({"description": " ".join(told[name].split())} if name in told else {})}
+    return {
+        "type": "object",
+        "description": text.partition("\n")[0],
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }

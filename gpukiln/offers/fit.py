@@ -1,0 +1,133 @@
+"""Whether an image and what is to run on it fit a machine: refused before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+from typing import TYPE_CHECKING
+
+from gpukiln.catalog import compat
+from gpukiln.catalog.compat import Finding
+from gpukiln.catalog.gpus import Gpu, gpu
+from gpukiln.catalog.instance_types import instance_type
+from gpukiln.catalog.load import version_key
+from gpukiln.catalog.workloads import Workload
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import UsageError
+
+if TYPE_CHECKING:  # slow to import, and only images need it
+    from gpukiln.images.builds import Record
+    from gpukiln.images.subject import Subject
+
+BINARY = "CUDA C++ Programming Guide, Binary Compatibility"
+
+
+def of_record(record: Record) -> Subject:
+    """What a build of ours made.
+
+    Raises:
+        UsageError: It made no image.
+    """
+    from gpukiln.images.subject import subject_of  # noqa: PLC0415 - see above
+
+    if record.bake is None:
+        raise UsageError(f"build {record.build_id} has no image: {record.state}")
+    return subject_of(record.plan, record.bake.image_id, record.build_id)
+
+
+def of_ami(cloud: Cloud, image_id: str) -> Subject:
+    """What an AMI of ours has, by its tags.
+
+    Raises:
+        UsageError: There is no such AMI, or it is none of ours.
+        UnavailableError: The cloud can't be asked.
+    """
+    from gpukiln.images.subject import subject_from_tags  # noqa: PLC0415 - see above
+    from gpukiln.instances.tags import tags_of  # noqa: PLC0415
+
+    with explain_aws_errors(f"look up {image_id}"):
+        filters = [{"Name": "image-id", "Values": [image_id]}]
+        images = cloud.client("ec2").describe_images(Filters=filters)["Images"]
+    if not images:
+        raise UsageError(
+            f"{cloud.name} has no AMI {image_id} in {cloud.region}",
+            hint="--cloud and --regions say where to look",
+        )
+    return subject_from_tags(image_id, tags_of(images[0]))
+
+
+def fit(
+    machine: str, *, image: Subject | None, workload: Workload | None, today: date
+) -> tuple[Finding, ...]:
+    """What is to be known of an image and a workload on a machine; an error can never work.
+
+    Args:
+        image: None: not known, so nothing is said of it.
+        workload: None: none was named.
+
+    Raises:
+        UsageError: The catalogue does not know the machine.
+    """
+    found: list[Finding] = []
+    if image is None:
+        alone = compat.check_instance_type(machine, architecture=instance_type(machine).arch)
+        found += [one for one in alone if one.rule != "grid-only"]  # an image's driver decides that
+    else:
+        from gpukiln.images.subject import machine_findings  # noqa: PLC0415 - see above
+
+        found += machine_findings(image, [machine])
+        found += compat.check_driver(image.driver, image.modules, today=today)
+    if workload is not None:
+        found += _workload_findings(workload, machine, image)
+    return tuple(dict.fromkeys(found))
+
+
+def _workload_findings(workload: Workload, machine: str, image: Subject | None) -> Iterator[Finding]:
+    facts = instance_type(machine)
+    board = gpu(facts.gpu)
+    title, source = workload.title, workload.source
+    if facts.arch not in workload.arch:
+        message = f"{title} is built for {' and '.join(workload.arch)}, and {machine} is {facts.arch}"
+        yield Finding("error", "workload-architecture", message, "a machine of that architecture", source)
+    if board.cc is None:
+        message = f"{title} runs on NVIDIA's GPUs, and {machine} has a {board.manufacturer} {board.name}"
+        yield Finding("error", "not-nvidia", message, "a machine with an NVIDIA GPU", source)
+        return
+    if workload.least_cc and version_key(board.cc) < version_key(workload.least_cc):
+        message = f"{title} needs compute capability {workload.least_cc}, {board.name} has {board.cc}"
+        yield Finding(
+            "error", "workload-capability", message, "a newer GPU, or an older release of it", source
+        )
+    if workload.built_for and not _has_code(workload, board):
+        message = f"{title} has no code for {board.name} (compute capability {board.cc})"
+        hint = f"it is built for {', '.join(workload.built_for)}: another build, or another GPU"
+        yield Finding("error", "workload-build", message, hint, f"{source}; {BINARY}")
+    yield from _driver_findings(workload, machine, image)
+
+
+def _driver_findings(workload: Workload, machine: str, image: Subject | None) -> Iterator[Finding]:
+    least = workload.least_driver
+    if image is None:
+        if least:
+            message = f"{workload.title} needs driver {least} or later"
+            yield Finding(
+                "warning", "workload-driver", message, "--image says which driver there is", workload.source
+            )
+        return
+    if least and version_key(image.driver) < version_key(least):
+        message = f"{workload.title} needs driver {least} or later, {image.image_id} has {image.driver}"
+        hint = f"{compat.branch_hint(least)} when the image is built, or an older release of it"
+        yield Finding("error", "workload-driver", message, hint, workload.source)
+    if workload.cuda and workload.cuda != image.cuda:  # which the image was judged by
+        yield from compat.check_cuda(workload.cuda, image.driver, [machine])
+        yield from compat.check_cuda_gpu(workload.cuda, machine)
+
+
+def _has_code(workload: Workload, board: Gpu) -> bool:
+    """Whether machine code of it runs on a GPU, or its PTX is compiled there."""
+    major, minor = version_key(board.cc or "0.0")
+    for one in workload.built_for:
+        built_major, built_minor = version_key(one)
+        if built_major == major and built_minor <= minor:
+            return True
+    return workload.ptx is not None and (major, minor) >= version_key(workload.ptx)

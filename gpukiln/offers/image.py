@@ -1,0 +1,223 @@
+"""Which image a machine would be started from, as a deploy would choose it, and why.
+
+First the newest release of a channel of ours that fits, then AWS's Deep Learning AMI by its parameter, then a
+plain distribution image, on which the roles install the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from gpukiln.catalog.bases import base, default_base
+from gpukiln.catalog.compat import choose_modules
+from gpukiln.catalog.components import load_components
+from gpukiln.catalog.gpus import gpu
+from gpukiln.catalog.instance_types import instance_type
+from gpukiln.catalog.workloads import Workload
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import GpukilnError, UsageError
+from gpukiln.files import write_whole
+from gpukiln.images import pointer as pointers
+from gpukiln.images.subject import Subject
+from gpukiln.offers.fit import fit, of_ami
+from gpukiln.offers.model import Choice
+from gpukiln.state import state_home
+from gpukiln.typed import dump, load, strict
+
+MAX_AGE = timedelta(days=1)
+"""How long a region's images count as looked up: a release or a new DLAMI is no matter of hours."""
+# AWS Deep Learning AMIs developer guide: the newest system first. All have the open kernel modules
+# ("OSS Nvidia Driver").
+DLAMIS = tuple(
+    f"/aws/service/deeplearning/ami/{{arch}}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id"
+    for release in ("24.04", "22.04")
+)
+OPEN_MODULES = "AWS Deep Learning AMIs developer guide: OSS Nvidia Driver"
+
+
+@strict
+class Released:
+    """What a channel of ours points at.
+
+    Args:
+        parameter: Of the channel.
+        since: When it was pointed there, ISO 8601; empty where nobody says.
+        facts: None where the image's tags don't say what is in it; `why` says so then.
+    """
+
+    parameter: str
+    image_id: str
+    since: str
+    facts: Subject | None
+    why: str = ""
+
+
+@strict
+class Dlami:
+    """One of AWS's Deep Learning AMIs.
+
+    Args:
+        families: Of instance types that its description names; empty where it names none.
+    """
+
+    parameter: str
+    image_id: str
+    arch: str
+    families: tuple[str, ...]
+
+
+@strict
+class Images:
+    """What a region has.
+
+    Args:
+        at: When it was asked, ISO 8601.
+        notes: What could not be asked, and why.
+    """
+
+    at: str
+    released: tuple[Released, ...]
+    dlamis: tuple[Dlami, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def age(self) -> timedelta:
+        """How old the answer is."""
+        return datetime.now(UTC) - datetime.fromisoformat(self.at)
+
+
+def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
+    """What a region has: asked once, and kept with its age.
+
+    Args:
+        fresh: Ask again, however new the answer is.
+    """
+    file = state_home() / "offers" / f"images-{cloud.name}-{cloud.region}.json"
+    if not fresh and (found := _kept(file)) is not None and found.age < MAX_AGE:
+        return found
+    notes: list[str] = []
+    released = _asked(_released, cloud, "what the channels point at", notes)
+    dlamis = _asked(_dlamis, cloud, "AWS's Deep Learning AMIs", notes)
+    found = Images(datetime.now(UTC).isoformat(timespec="seconds"), released, dlamis, tuple(notes))
+    if not notes:  # an answer with holes is not kept
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(dump(found), indent=1))
+    return found
+
+
+def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None, today: date) -> Choice:
+    """The image for a machine: the first of release, DLAMI and plain image that fits."""
+    why: list[str] = []
+    for one in sorted(found.released, key=lambda row: row.since, reverse=True):
+        if one.facts is None:
+            why.append(f"not {one.parameter}: {one.why}")
+            continue
+        findings = fit(machine, image=one.facts, workload=workload, today=today)
+        if wrong := next((row for row in findings if row.level == "error"), None):
+            why.append(f"not {one.parameter} ({one.image_id}): {wrong.message}")
+            continue
+        why.insert(
+            0, f"the newest release of a channel that fits, since {one.since or 'a day that nobody says'}"
+        )
+        return Choice(one.image_id, "channel", one.parameter, tuple(why), found.at, findings)
+    if not found.released:
+        why.append("not a release of ours: no channel points at an image there")
+    for row in found.dlamis:
+        if reason := _dlami_misfit(row, machine):
+            why.append(f"not {row.parameter} ({row.image_id}): {reason}")
+            continue
+        needs = fit(machine, image=None, workload=workload, today=today)
+        why.insert(0, "AWS's Deep Learning AMI: its driver is not known before it is booted")
+        return Choice(row.image_id, "dlami", row.parameter, tuple(why), found.at, needs)
+    if not found.dlamis:
+        why.append("not a Deep Learning AMI: none is published there")
+    return _plain_image(cloud, machine, workload, today, why, found.at)
+
+
+def _plain_image(
+    cloud: Cloud, machine: str, workload: Workload | None, today: date, why: list[str], at: str
+) -> Choice:
+    name = default_base(cloud.name)
+    driver = load_components()["nvidia_driver"].version or ""
+    facts = Subject(
+        image_id=f"{name} with the roles",
+        build_id="",
+        recipe="",
+        profile="",
+        instance_types=(machine,),
+        base=name,
+        ssh_user=base(name).ssh_user,
+        architecture="x86_64",
+        driver=driver,
+        modules=choose_modules(driver, [machine]),
+        cuda="",
+    )
+    why.insert(0, f"a plain image, on which the roles install driver {driver}: `invoke ami.build` bakes it")
+    findings = fit(machine, image=facts, workload=workload, today=today)
+    return Choice("", "base", name, tuple(why), at, findings)
+
+
+def _dlami_misfit(image: Dlami, machine: str) -> str:
+    facts = instance_type(machine)
+    board = gpu(facts.gpu)
+    if facts.arch != image.arch:
+        return f"it is {image.arch}, and {machine} is {facts.arch}"
+    if facts.driver == "grid":
+        return f"NVIDIA's GRID driver alone drives the fraction of a GPU that {machine} has"
+    if board.modules == "proprietary":
+        return f"its open kernel modules do not drive a {board.name} ({OPEN_MODULES})"
+    family = machine.partition(".")[0]
+    if image.families and family not in image.families:
+        return f"its description does not name {family}"
+    return ""
+
+
+def _asked(ask: Any, cloud: Cloud, what: str, notes: list[str]) -> tuple[Any, ...]:
+    try:
+        with explain_aws_errors(f"look up {what}"):
+            return tuple(ask(cloud))
+    except GpukilnError as error:
+        notes.append(f"{what}: {error.message}")
+        return ()
+
+
+def _released(cloud: Cloud) -> Iterator[Released]:
+    ssm = cloud.client("ssm")
+    for pointer, image_id in pointers.read_all(ssm).items():
+        versions = pointers.history(ssm, pointer)
+        since = versions[-1].at if versions else ""
+        try:
+            yield Released(pointer.path, image_id, since, of_ami(cloud, image_id))
+        except UsageError as error:  # it is gone, or none of ours
+            yield Released(pointer.path, image_id, since, None, error.message)
+
+
+def _dlamis(cloud: Cloud) -> Iterator[Dlami]:
+    ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")
+    names = {form.format(arch=arch): arch for form in DLAMIS for arch in ("x86_64", "arm64")}
+    found = {row["Name"]: row["Value"] for row in ssm.get_parameters(Names=list(names))["Parameters"]}
+    filters = [{"Name": "image-id", "Values": sorted(set(found.values()))}]
+    images = ec2.describe_images(Filters=filters)["Images"] if found else []
+    told = {image["ImageId"]: image.get("Description", "") for image in images}
+    for name, arch in names.items():
+        if name in found:
+            yield Dlami(name, found[name], arch, families(told.get(found[name], "")))
+
+
+def families(description: str) -> tuple[str, ...]:
+    """The families that a DLAMI's description names, as in `Supported EC2 instances: G4dn, G5.` there."""
+    listed = re.search(r"[Ss]upported EC2 [Ii]nstances?:\s*([^.]*)", description)
+    return tuple(re.findall(r"[a-z]+\d+[a-z]*(?:-[a-z]+\d+)?", listed[1].lower())) if listed else ()
+
+
+def _kept(file: Path) -> Images | None:
+    """The answer that was kept; what is damaged is asked for again."""
+    try:
+        return load(Images, json.loads(file.read_bytes()), where=str(file))
+    except (OSError, ValueError, UsageError):
+        return None

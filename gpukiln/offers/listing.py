@@ -1,0 +1,281 @@
+"""What the commands of offers answer: a request with all that is known of what satisfies it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from gpukiln.catalog.compat import Finding
+from gpukiln.catalog.instance_types import instance_type
+from gpukiln.catalog.workloads import Workload
+from gpukiln.clouds.base import Cloud
+from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
+from gpukiln.offers.availability import Place, availability
+from gpukiln.offers.cost import Month, Use, month, within
+from gpukiln.offers.fit import fit
+from gpukiln.offers.model import Choice, NearMiss, Offer, Request
+from gpukiln.offers.select import nothing, offers_of, said, select
+from gpukiln.offers.size import Size
+
+if TYPE_CHECKING:
+    from gpukiln.images.subject import Subject
+
+LIST, SHOW, CHECK = "offer.list/1", "offer.show/1", "offer.check/1"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What is to run on a machine.
+
+    Args:
+        image: The image that it is started from; None: not named.
+        choose: Whether the image is chosen as a deploy would.
+        workload: What runs on it; None: not named.
+    """
+
+    image: Subject | None = None
+    choose: bool = False
+    workload: Workload | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """An offer with what it costs and where it can be had.
+
+    Args:
+        places: A zone each; empty where no cloud was asked.
+        image: What it would be started from; null where none was asked for.
+    """
+
+    offer: Offer
+    month: Month
+    places: tuple[Place, ...]
+    image: Choice | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A machine that satisfies the request, and that image or workload can't use.
+
+    Args:
+        findings: Why; the errors among them.
+    """
+
+    instance_type: str
+    region: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What offer.list and offer.size print with --json.
+
+    Args:
+        asked: The request in words.
+        size: What was computed for a model; null where none was named.
+        offers: The best first.
+        refused: What satisfies the request, and image or workload can't use.
+        near: The nearest first.
+        notes: What could not be asked, and why.
+    """
+
+    schema: str
+    asked: str
+    request: Request
+    regions: tuple[str, ...]
+    size: Size | None
+    offers: tuple[Row, ...]
+    refused: tuple[Refused, ...]
+    near: tuple[NearMiss, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What offer.show prints with --json.
+
+    Args:
+        offers: A region each.
+        alternatives: What to take instead of what is retired or old, the best first.
+    """
+
+    schema: str
+    instance_type: str
+    offers: tuple[Row, ...]
+    alternatives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Whether an image and a workload fit a machine.
+
+    Args:
+        fits: Whether no finding is an error.
+        findings: What is to be known, each with its rule and source.
+    """
+
+    instance_type: str
+    image: str
+    workload: str
+    fits: bool
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What offer.check prints with --json."""
+
+    schema: str
+    machines: tuple[Fits, ...]
+
+
+def shown(
+    name: str, regions: Sequence[str], today: date, *, use: Use, cloud: Cloud | None, spot: bool
+) -> Shown:
+    """One machine in regions.
+
+    Raises:
+        UsageError: The catalogue does not know it.
+    """
+    offers = offers_of(name, regions, today, cloud=source_of(cloud))
+    places = _places(cloud, offers, spot=spot)
+    rows = tuple(
+        Row(
+            offer,
+            month(offer, use, today, cloud=source_of(cloud)),
+            places.get((name, offer.region), ()),
+            None,
+        )
+        for offer in offers
+    )
+    return Shown(SHOW, name, rows, instance_type(name).alternatives)
+
+
+def checked(machines: Sequence[str], runs: Runs, today: date) -> Checked:
+    """Whether image and workload fit machines.
+
+    Raises:
+        UsageError: The catalogue does not know one.
+    """
+    found = []
+    for name in machines:
+        findings = fit(name, image=runs.image, workload=runs.workload, today=today)
+        fits = not any(one.level == "error" for one in findings)
+        image = runs.image.image_id if runs.image else ""
+        found.append(Fits(name, image, runs.workload.title if runs.workload else "", fits, findings))
+    return Checked(CHECK, tuple(found))
+
+
+def listing(
+    request: Request,
+    regions: Sequence[str],
+    today: date,
+    *,
+    use: Use,
+    runs: Runs,
+    cloud: Cloud | None,
+    size: Size | None = None,
+    budget: Decimal | None = None,
+) -> tuple[Listing, GpukilnError | None]:
+    """What satisfies a request, and why nothing does where that is so.
+
+    Args:
+        cloud: Asked for zones and images, in each region; None: nobody is asked.
+        budget: USD a month.
+
+    Returns:
+        The answer, and the error that a command ends with.
+    """
+    found = select(request, regions, today, cloud=source_of(cloud))
+    error: GpukilnError | None = None
+    if not found.offers:
+        error = nothing(request, found, regions)
+    notes: list[str] = []
+    fitting: list[tuple[Offer, Choice | None]] = []
+    refused: list[Refused] = []
+    for offer in found.offers:
+        choice, findings = _fit(offer, runs, cloud, today, notes)
+        if wrong := tuple(row for row in findings if row.level == "error"):
+            refused.append(Refused(offer.instance_type, offer.region, wrong))
+        else:
+            fitting.append((replace(offer, findings=findings), choice))
+    if found.offers and not fitting:
+        error = _nothing_fits(refused)
+    priced = tuple((offer, month(offer, use, today, cloud=source_of(cloud))) for offer, _ in fitting)
+    if budget is not None:
+        try:
+            priced = within(budget, priced)
+        except RefusedError as too_dear:
+            error = error or too_dear
+    choices = {(offer.instance_type, offer.region): choice for offer, choice in fitting}
+    places = _places(cloud, [offer for offer, _ in priced], spot=request.spot != "no")
+    rows = tuple(
+        Row(
+            offer,
+            costs,
+            places.get((offer.instance_type, offer.region), ()),
+            choices[offer.instance_type, offer.region],
+        )
+        for offer, costs in priced
+    )
+    answer = Listing(
+        LIST,
+        said(request),
+        request,
+        tuple(regions),
+        size,
+        rows,
+        tuple(refused),
+        found.near,
+        tuple(dict.fromkeys(notes)),
+    )
+    return answer, error
+
+
+def _fit(
+    offer: Offer, runs: Runs, cloud: Cloud | None, today: date, notes: list[str]
+) -> tuple[Choice | None, tuple[Finding, ...]]:
+    name = offer.instance_type
+    if runs.choose and cloud is not None:
+        from gpukiln.offers.image import choose, images_of  # noqa: PLC0415 - slow to import, and rarely needed
+
+        images = images_of(cloud.in_region(offer.region))
+        notes += [f"{offer.region}: {note}" for note in images.notes]
+        choice = choose(images, cloud, name, runs.workload, today)
+        return choice, choice.findings
+    if runs.image is None and runs.workload is None:
+        return None, ()
+    return None, fit(name, image=runs.image, workload=runs.workload, today=today)
+
+
+def _nothing_fits(refused: Sequence[Refused]) -> IncompatibleError:
+    rows = tuple(f"{one.instance_type}: {one.findings[0].message}" for one in refused[:6])
+    hints = dict.fromkeys(one.findings[0].hint for one in refused if one.findings[0].hint)
+    return IncompatibleError(
+        f"{len(refused)} machines satisfy the request, and none of them can run it",
+        details=rows,
+        hint=next(iter(hints), "another image or another GPU"),
+    )
+
+
+def source_of(cloud: Cloud | None) -> str:
+    """Whose prices count: those of the cloud that is asked, AWS's where none is."""
+    return cloud.name if cloud else "aws"
+
+
+def _places(
+    cloud: Cloud | None, offers: Sequence[Offer], *, spot: bool
+) -> dict[tuple[str, str], tuple[Place, ...]]:
+    """Where offers can be had, by type and region; a region is asked once, for all of its types together."""
+    found: dict[tuple[str, str], tuple[Place, ...]] = {}
+    if cloud is None:
+        return found
+    for region in dict.fromkeys(offer.region for offer in offers):
+        names = [offer.instance_type for offer in offers if offer.region == region]
+        there = availability(cloud.in_region(region), names, spot=spot)
+        for name in names:
+            found[name, region] = tuple(place for place in there if place.instance_type == name)
+    return found

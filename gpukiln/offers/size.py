@@ -1,0 +1,302 @@
+"""How much GPU memory a transformer needs, term by term.
+
+Sources of the terms:
+    ZERO      Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 3.1
+    SELECTIVE Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 4 and 5
+    SCALING   Kaplan et al., Scaling Laws for Neural Language Models, section 2.1 (N = 12 layers * width^2)
+    PAGED     Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention
+    LORA      Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4
+    QLORA     Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, section 3
+    EIGHT     Dettmers et al., 8-bit Optimizers via Block-wise Quantization
+    GPTQ      Frantar et al., GPTQ: groups of 128 weights, each with a scale and a zero of 16 bit
+    VLLM      vLLM documentation, engine arguments: gpu_memory_utilization, 0.9
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from gpukiln.errors import UsageError
+from gpukiln.offers.model import Span
+from gpukiln.typed import unknown
+
+Mode = Literal["infer", "train", "lora"]
+MODES = ("infer", "train", "lora")
+# Bytes of one weight; of int4 the scales, too.
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 128}
+NF4 = 0.5 + 0.127 / 8  # QLORA: 0.127 bit a weight for constants that are quantized, too
+TRAINED_IN = ("fp32", "bf16", "fp16")
+# Bytes of optimizer a weight that is trained in 16 bit, with the copy of it in 32 bit (ZERO: K = 12).
+OPTIMIZERS = {"adamw": 12.0, "adamw8bit": 6.0, "sgd": 8.0}
+COPY = 4.0  # of which this is the copy, which training in 32 bit has not
+CHECKPOINTS = ("none", "selective", "full")
+HEAD = 128  # width of an attention head where nothing is said: Llama's, and GPT-3's
+CONTEXT_MIB = 1024
+SHARE_USED = 0.9
+OWN = "an allowance of this project"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of a model; 0: estimated.
+
+    Args:
+        params: Weights.
+        width: Of the residual stream (hidden size).
+        kv_width: Key/value heads times width of a head: smaller than width with grouped queries.
+    """
+
+    params: float
+    layers: int = 0
+    width: int = 0
+    kv_width: int = 0
+    vocabulary: int = 128_256
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is done with a model.
+
+    Args:
+        precision: Of its weights.
+        batch: Sequences at a time; on one GPU, without those that data parallelism adds.
+        context: Tokens of a sequence.
+        tensor_parallel: GPUs that share each layer.
+        kv_precision: Of keys and values that are kept; empty: 16 bit, or 32 where the weights have it.
+        checkpoint: What of activations is computed again: none; selective: attention, as FlashAttention
+            does; full: all but each layer's input.
+        rank: Of the adapters of LoRA, which all linear layers have.
+    """
+
+    mode: Mode = "infer"
+    precision: str = "bf16"
+    batch: int = 1
+    context: int = 4096
+    tensor_parallel: int = 1
+    kv_precision: str = ""
+    optimizer: str = "adamw"
+    checkpoint: str = "selective"
+    rank: int = 16
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the memory.
+
+    Args:
+        bytes: On each GPU.
+        formula: With the numbers put in.
+    """
+
+    name: str
+    bytes: int
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Size:
+    """The memory that a model needs.
+
+    Args:
+        per_gpu_mib: Of each GPU, all terms together.
+        total_bytes: Of all GPUs.
+        assumed: What nobody said, and was estimated.
+    """
+
+    model: Model
+    run: Run
+    terms: tuple[Term, ...]
+    per_gpu_mib: int
+    total_bytes: int
+    assumed: tuple[str, ...]
+
+
+def parameters(text: str) -> float:
+    """A number of weights: 7e9, 7B, 350M.
+
+    Raises:
+        UsageError: It is none.
+    """
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
+    try:
+        number = (
+            float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[found[2].upper()]
+            if found
+            else 0
+        )
+    except ValueError:
+        number = 0
+    if not 1e5 <= number <= 1e14:
+        raise UsageError(f"--params {text!r} is no number of weights", hint="wanted: for example 7e9 or 7B")
+    return number
+
+
+def size(model: Model, run: Run) -> Size:
+    """The memory that a model needs on each GPU.
+
+    Raises:
+        UsageError: Something is unknown, or can't be together.
+    """
+    _check(run)
+    whole, assumed = _whole(model, run)
+    terms = list(_infer(whole, run) if run.mode == "infer" else _train(whole, run))
+    terms.append(Term("context", CONTEXT_MIB * 2**20, f"{CONTEXT_MIB} MiB for CUDA and libraries", OWN))
+    held = sum(one.bytes for one in terms)
+    slack = round(held / SHARE_USED) - held
+    used = f"{SHARE_USED:.0%} of a GPU's memory are used, the rest is fragmentation"
+    terms.append(Term("slack", slack, used, "VLLM" if run.mode == "infer" else f"{OWN}, as VLLM"))
+    per_gpu = held + slack
+    return Size(whole, run, tuple(terms), -(-per_gpu // 2**20), per_gpu * run.tensor_parallel, tuple(assumed))
+
+
+def memory_span(found: Size) -> Span:
+    """What a request asks of each GPU, in MiB."""
+    return Span(found.per_gpu_mib)
+
+
+def _check(run: Run) -> None:
+    for what, value, known in (
+        ("--mode", run.mode, MODES),
+        ("--precision", run.precision, BYTES),
+        ("--kv-precision", run.kv_precision or "bf16", BYTES),
+        ("--optimizer", run.optimizer, OPTIMIZERS),
+        ("--checkpoint", run.checkpoint, CHECKPOINTS),
+    ):
+        if value not in known:
+            raise unknown(what, value, known)
+    for option, number in (
+        ("--batch", run.batch),
+        ("--context", run.context),
+        ("--tensor-parallel", run.tensor_parallel),
+        ("--rank", run.rank),
+    ):
+        if number < 1:
+            raise UsageError(f"{option} is {number}, wanted 1 or more")
+    if run.mode == "train" and run.precision not in TRAINED_IN:
+        raise UsageError(
+            f"--mode train in {run.precision}: weights that are trained are kept in {', '.join(TRAINED_IN)}",
+            hint="--precision bf16; or --mode lora, whose frozen weights may have fewer bits",
+        )
+
+
+def _whole(model: Model, run: Run) -> tuple[Model, list[str]]:
+    """The model with what nobody said, estimated as SCALING has it."""
+    assumed = []
+    layers, width = model.layers, model.width
+    if not layers and not width:
+        # A width of 128 times the layers, as GPT-3 6.7B and Llama 7B have it.
+        layers = max(1, round((model.params / (12 * 128**2)) ** (1 / 3)))
+        assumed.append(
+            "layers and width: weights = 12 * layers * width^2 with width = 128 * layers (SCALING)"
+        )
+    if not width:
+        width = max(HEAD, round((model.params / 12 / layers) ** 0.5 / HEAD) * HEAD)
+    if not layers:
+        layers = max(1, round(model.params / 12 / width**2))
+    kv_width = model.kv_width or width
+    if not model.kv_width:
+        assumed.append(
+            "every head has keys and values of its own; with grouped queries it is less (--kv-width)"
+        )
+    if run.mode != "infer":
+        assumed.append(f"a vocabulary of {model.vocabulary} (--vocabulary)")
+    return Model(model.params, layers, width, kv_width, model.vocabulary), assumed
+
+
+def _weights(model: Model, run: Run) -> Term:
+    each = NF4 if run.mode == "lora" and run.precision == "int4" else BYTES[run.precision]
+    source = {"int4": "QLORA" if run.mode == "lora" else "GPTQ"}.get(run.precision, "ZERO")
+    return _term("weights", model.params * each, f"{model.params:g} weights * {each:g} bytes", source, run)
+
+
+def _infer(model: Model, run: Run) -> list[Term]:
+    kept = BYTES[run.kv_precision or ("fp32" if run.precision == "fp32" else "bf16")]
+    tokens = run.batch * run.context
+    worked = 4 if run.precision == "fp32" else 2
+    return [
+        _weights(model, run),
+        _term(
+            "kv-cache",
+            2 * model.layers * model.kv_width * tokens * kept,
+            f"2 * {model.layers} layers * {model.kv_width} * {run.context} tokens * {run.batch} sequences "
+            f"* {kept:g} bytes",
+            "PAGED",
+            run,
+        ),
+        _term(
+            "activations",
+            6 * model.width * tokens * worked,
+            f"one layer's input, inner 4 * {model.width} and output: 6 * {model.width} * {tokens} tokens "
+            f"* {worked} bytes",
+            SELECTIVE_ONE,
+            run,
+        ),
+    ]
+
+
+SELECTIVE_ONE = "as SELECTIVE counts a layer's, one layer at a time and nothing kept"
+
+
+def _train(model: Model, run: Run) -> list[Term]:
+    """Weights, gradients and optimizer of what is trained, and the activations that its gradients need."""
+    in_32 = run.precision == "fp32"
+    adapters = model.layers * 18 * model.width * run.rank
+    trained = model.params if run.mode == "train" else float(adapters)
+    terms = [_weights(model, run)]
+    what = "weights"
+    if run.mode == "lora":
+        what = "adapters"
+        text = f"{model.layers} layers * 18 * {model.width} * rank {run.rank}: attention 4 * 2, MLP 2 * 5"
+        terms.append(_term("adapters", trained * 2, f"{text}, * 2 bytes", "LORA", run))
+        in_32 = False
+    each = 4 if in_32 else 2
+    terms.append(_term("gradients", trained * each, f"{trained:g} {what} * {each} bytes", "ZERO", run))
+    states = OPTIMIZERS[run.optimizer] - (COPY if in_32 else 0)
+    source = "EIGHT" if run.optimizer == "adamw8bit" else "ZERO"
+    with_copy = "" if in_32 else f", {COPY:g} of them a copy in 32 bit"
+    terms.append(
+        _term("optimizer", trained * states, f"{trained:g} {what} * {states:g} bytes{with_copy}", source, run)
+    )
+    terms.append(_activations(model, run))
+    tokens, shared = run.batch * run.context, run.tensor_parallel
+    terms.append(
+        Term(
+            "logits",
+            round(4 * tokens * model.vocabulary / shared),
+            f"4 bytes * {tokens} tokens * {model.vocabulary} / {shared} GPUs",
+            "SELECTIVE, section 4.3",
+        )
+    )
+    return terms
+
+
+def _activations(model: Model, run: Run) -> Term:
+    """SELECTIVE, equations 1, 2, 4 and 6: bytes of a layer's activations in 16 bit, on each GPU."""
+    shared, wide = run.tensor_parallel, model.width
+    layer = run.batch * run.context * wide
+    heads = max(1, wide // HEAD)
+    factor = 10 + 24 / shared
+    quadratic = 5 * heads * run.context / (wide * shared)
+    times = 2 if run.precision == "fp32" and run.mode == "train" else 1
+    sbh = f"{run.context} * {run.batch} * {wide}"
+    if run.checkpoint == "full":
+        amount = layer * (2 * model.layers + factor + quadratic)
+        text = f"{sbh} * (2 * {model.layers} layers + one of them computed again, {factor + quadratic:.1f})"
+    elif run.checkpoint == "selective":
+        amount = layer * factor * model.layers
+        text = f"{model.layers} layers * {sbh} * (10 + 24 / {shared})"
+    else:
+        amount = layer * (factor + quadratic) * model.layers
+        scores = f"5 * {heads} * {run.context} / ({wide} * {shared})"
+        text = f"{model.layers} layers * {sbh} * (10 + 24 / {shared} + {scores})"
+    return Term(
+        "activations", round(amount * times), text + (" * 2, of 32 bit" if times == 2 else ""), "SELECTIVE"
+    )
+
+
+def _term(name: str, amount: float, formula: str, source: str, run: Run) -> Term:
+    shared = run.tensor_parallel
+    return Term(name, round(amount / shared), formula + (f" / {shared} GPUs" if shared > 1 else ""), source)

@@ -1,0 +1,257 @@
+"""Offers for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+
+from rich.console import RenderableType
+
+from gpukiln.catalog.compat import Finding
+from gpukiln.offers.availability import Place
+from gpukiln.offers.listing import Checked, Listing, Refused, Row, Shown
+from gpukiln.offers.model import Figure, NearMiss, Offer, SpotPrice
+from gpukiln.offers.refresh import Document
+from gpukiln.offers.size import Size
+from gpukiln.progress import Rows
+
+NEAR, OFFERS = 8, 20
+
+
+def size_table(size: Size) -> list[RenderableType]:
+    """The memory of a model, a term a line, and what was assumed."""
+    table = Rows("term", "GiB", "formula", "source", first=2, right=("GiB",))
+    for term in size.terms:
+        table.add(term.name, f"{term.bytes / 2**30:.2f}", term.formula, term.source)
+    table.add("all", f"{size.per_gpu_mib / 1024:.2f}", f"{size.per_gpu_mib} MiB on each GPU", "")
+    return [table, *(f"assumed: {text}" for text in size.assumed)]
+
+
+def offers_table(rows: Sequence[Row], *, all: bool) -> Iterator[RenderableType]:
+    """Offers in order, with what a month costs."""
+    table = Rows(
+        *("type", "region", "GPU", "GPU memory", "vCPU", "memory", "local", "USD/hour", "USD/month", "zones"),
+        "notes",
+        first=3,
+        folds=True,
+        right=("vCPU", "memory", "local", "USD/hour", "USD/month"),
+    )
+    shown = rows if all else rows[:OFFERS]
+    for row in shown:
+        offer = row.offer
+        table.add(
+            offer.instance_type,
+            offer.region,
+            _gpus(offer),
+            f"{offer.gpu_memory_mib} MiB",
+            str(offer.vcpu),
+            f"{offer.memory_mib / 1024:g} GiB",
+            f"{offer.local_gb} GB" if offer.local_gb else "-",
+            _price(offer),
+            _usd(row.month.usd),
+            "?" if offer.zones is None else str(len(offer.zones)),
+            "; ".join(offer.notes),
+        )
+    yield table
+    if len(shown) < len(rows):
+        yield f"and {len(rows) - len(shown)} more: --all"
+    if prices := sorted({_source(row.offer.price) for row in shown if row.offer.price}):
+        yield "prices: " + "; ".join(prices)
+
+
+def near_lines(near: Sequence[NearMiss], *, all: bool) -> Iterator[str]:
+    """What came near, with what it lacks."""
+    if not near:
+        return
+    yield "near, and not enough:"
+    same: dict[tuple[str, tuple[str, ...]], list[NearMiss]] = {}
+    for one in near:
+        same.setdefault((one.instance_type, one.lacks), []).append(one)
+    for number, ((name, lacks), rows) in enumerate(same.items()):
+        if number == NEAR and not all:
+            yield f"  and {len(same) - NEAR} more: --all"
+            return
+        prices = {str(one.price.value) for one in rows if one.price}
+        price = f" ({' or '.join(sorted(prices))} USD/hour)" if prices else ""
+        yield f"  {name} in {', '.join(one.region for one in rows)}{price}: {'; '.join(lacks)}"
+
+
+def refused_lines(refused: Iterable[Refused]) -> Iterator[str]:
+    """What satisfies the request, and image or workload can't use."""
+    for one in refused:
+        yield f"refused: {one.instance_type} in {one.region}"
+        yield from finding_lines(one.findings)
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """What rules found, each with its source."""
+    for one in findings:
+        yield f"  {one.level} {one.rule}: {one.message}" + (f" ({one.source})" if one.source else "")
+        if one.hint:
+            yield f"    next: {one.hint}"
+
+
+def places_table(places: Sequence[Place]) -> Iterator[RenderableType]:
+    """Where types can be had: four answers that say different things."""
+    table = Rows("type", "zones", "offered", "quota", "likelihood", "reserved", first=2)
+    reasons: dict[str, None] = {}
+    same: dict[tuple[str, ...], list[str]] = {}
+    for place in places:
+        quota, likely, held = place.quota, place.likelihood, place.reservation
+        cells = (place.offered.answer, _quota(place), _likelihood(place), _reserved(place))
+        same.setdefault((place.instance_type, *cells), []).append(place.zone or place.zone_id or "?")
+        for what, said in (
+            ("offered", (place.offered.reason,)),
+            ("quota", (quota.reason,)),
+            ("likelihood", likely.reasons),
+            ("reserved", held.reasons),
+        ):
+            reasons |= {f"{what} unknown: {text}": None for text in said if text}
+    for (name, *cells), zones in same.items():
+        table.add(name, ", ".join(zones), *cells)
+    yield table
+    yield from reasons
+
+
+def listing_parts(found: Listing, *, all: bool) -> Iterator[RenderableType]:
+    """The whole answer."""
+    if found.size:
+        yield from size_table(found.size)
+    yield f"wanted: {found.asked}, in {', '.join(found.regions)}"
+    if found.offers:
+        yield from offers_table(found.offers, all=all)
+        yield from _month_lines(found.offers[0])
+    if chosen := [row for row in found.offers if row.image]:
+        yield from _image_lines(chosen)
+    if places := [place for row in found.offers for place in row.places]:
+        yield from places_table(places)
+    yield from refused_lines(found.refused)
+    yield from near_lines(found.near, all=all)
+    yield from found.notes
+
+
+def shown_parts(found: Shown) -> Iterator[RenderableType]:
+    """One machine in regions."""
+    for row in found.offers:
+        offer = row.offer
+        yield f"{offer.instance_type} in {offer.region}: {_gpus(offer)} of {offer.gpu_memory_mib} MiB"
+        yield (
+            f"  {offer.vcpu} vCPU, {offer.memory_mib / 1024:g} GiB, {offer.local_gb} GB of local storage, "
+            f"{offer.efa} EFA, {offer.arch}"
+        )
+        yield f"  zones: {'not known' if offer.zones is None else ', '.join(offer.zones) or 'none'}"
+        yield f"  on demand: {_figure(offer.on_demand)}"
+        yield from (f"  spot in {_spot(one)}" for one in offer.spot)
+        yield from _month_lines(row)
+        yield from (f"  {note}" for note in offer.notes)
+        if row.places:
+            yield from places_table(row.places)
+    if found.alternatives:
+        yield f"instead: {', '.join(found.alternatives)}"
+
+
+def checked_parts(found: Checked) -> Iterator[str]:
+    """Whether image and workload fit machines."""
+    for one in found.machines:
+        what = " and ".join(filter(None, (one.image, one.workload)))
+        yield f"{one.instance_type}: {what} {'fits' if one.fits else 'does not fit'}"
+        yield from finding_lines(one.findings)
+
+
+def refresh_parts(found: Document) -> Iterator[RenderableType]:
+    """What became of each question, and what the catalogue lacks."""
+    table = Rows("asked for", "answers", "as of", "", first=2, folds=True, right=("answers",))
+    for part in found.refreshed.parts:
+        answers = "-" if part.answers is None else str(part.answers)
+        table.add(part.name, answers, str(part.as_of or "-"), part.error)
+    yield table
+    if (difference := found.difference) is None:
+        return
+    if not difference.patch:
+        yield f"{difference.region} has what the shipped catalogue has"
+        return
+    for what, names in (("new", difference.new), ("retired", difference.retired)):
+        if names:
+            yield f"{what}: {', '.join(names)}"
+    for one in difference.changed:
+        yield f"changed: {one.instance_type}: {one.field} {one.catalogue} is {one.described}"
+    yield from difference.notes
+    yield difference.patch
+
+
+def _gpus(offer: Offer) -> str:
+    if offer.gpu_fraction < 1:
+        return f"{offer.gpu_fraction:g} {offer.gpu}"
+    return f"{offer.gpus} {offer.gpu}"
+
+
+def _price(offer: Offer) -> str:
+    if offer.price is None:
+        return "?"
+    old = "*" if offer.price.stale else ""
+    return f"{offer.price.value}{old}" + (" spot" if offer.market == "spot" else "")
+
+
+def _usd(usd: Decimal | None) -> str:
+    return "?" if usd is None else f"{usd:,.2f}"
+
+
+def _source(price: Figure | None) -> str:
+    return f"{'* old, ' if price and price.stale else ''}{price.source} as of {price.as_of}" if price else ""
+
+
+def _figure(price: Figure | None) -> str:
+    if price is None:
+        return "not known"
+    age = "age not known" if price.age_days is None else f"{price.age_days} days old"
+    stale = ", old: `invoke offer.refresh` asks anew" if price.stale else ""
+    return f"{price.value} {price.unit} ({price.source}, as of {price.as_of}, {age}{stale})"
+
+
+def _spot(one: SpotPrice) -> str:
+    said = f"{one.zone}: {_figure(one.now)}"
+    if one.low is not None:
+        said += f"; 7 days: {one.low} to {one.high}, mean {one.mean}"
+    return said + (f"; saves {one.saving:.0%}" if one.saving is not None else "")
+
+
+def _month_lines(row: Row) -> Iterator[str]:
+    yield f"a month of {row.offer.instance_type}: {_usd(row.month.usd)} USD"
+    yield from (f"  {item.name} {_usd(item.usd)}: {item.how}" for item in row.month.items)
+
+
+def _image_lines(rows: Iterable[Row]) -> Iterator[str]:
+    said: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row.image:
+            name = f"image: {row.image.image_id or row.image.name} ({row.image.kind}, {row.image.name})"
+            said.setdefault((name, *row.image.why), []).append(row.offer.instance_type)
+    for (name, *why), types in said.items():
+        yield f"{name} for {', '.join(dict.fromkeys(types))}"
+        yield from (f"  {text}" for text in why)
+
+
+def _quota(place: Place) -> str:
+    one = place.quota
+    if one.left is None:
+        return "unknown"
+    needs = "?" if one.needed is None else str(one.needed)
+    return f"{needs} of {one.left} left ({one.code})"
+
+
+def _likelihood(place: Place) -> str:
+    one = place.likelihood
+    said = [f"{one.placement}/10"] if one.placement is not None else []
+    said += [one.capacity] if one.capacity is not None else []
+    return ", ".join(said) or "unknown"
+
+
+def _reserved(place: Place) -> str:
+    one = place.reservation
+    if one.held is None and one.blocks is None:
+        return "unknown"
+    said = [f"{held.free} free in {held.reservation_id}" for held in one.held or ()]
+    said += [
+        f"block from {block.starts:%Y-%m-%d} for {block.fee} {block.currency}" for block in one.blocks or ()
+    ]
+    return ", ".join(said) or "none"

@@ -596,7 +596,7 @@ def test_no_difference_is_no_patch(types):
 
 
 def test_the_catalogue_is_as_ec2_was_when_moto_asked_it():
-    """Every type of the region that has all; moto's file itself, for the embedded cloud adds to its tables."""
+    """Every type of the region that has all; from moto's file, for the embedded cloud adds to its tables."""
     file = files("moto").joinpath("ec2/resources/instance_types.json.gz")
     answer = json.loads(gzip.decompress(file.read_bytes()))
     rows = {name: described(row) for name, row in answer.items() if row.get("GpuInfo", {}).get("Gpus")}

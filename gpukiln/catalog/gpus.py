@@ -43,6 +43,7 @@ class Gpu:
         modules: The kind of kernel module that can drive it.
         nvswitch: Whether machines of eight have NVSwitch, and with it need the fabric manager.
         nvlsm: Whether those are no PCI devices, and need NVLink's subnet manager (NVLSM) as well.
+        ec2_name: What EC2's API calls it where that is not its name; boards of one such name differ.
         memory_gb: As it is sold, in GB; several where boards of one name differ; empty: no source says.
         data_center: Whether NVIDIA counts it as a data-centre board, for which forward compatibility exists.
     """
@@ -59,6 +60,7 @@ class Gpu:
     modules: Literal["proprietary", "open", "either"] = "either"
     nvswitch: bool = False
     nvlsm: bool = False
+    ec2_name: str = ""
     memory_gb: tuple[int, ...] = ()
     data_center: bool = True
 

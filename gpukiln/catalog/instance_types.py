@@ -69,7 +69,7 @@ def instance_type(name: str) -> InstanceType:
         Its facts.
 
     Raises:
-        UsageError: The catalogue does not know it; the message names the nearest ones, or why it was left out.
+        UsageError: The catalogue does not know it; says which are near, or why it was left out.
     """
     if found := instance_types().get(name):
         return found

@@ -48,6 +48,7 @@ class Statement:
         gets_tag: A tag that the request must give.
         creating: For CreateTags: the calls that make what is tagged.
         needs: An option without which the statement is left out.
+        region: The region where the calls are made, whatever regions the policy is for, or an empty string.
         through: A service that must make the call on the caller's behalf, or an empty string.
     """
 
@@ -58,6 +59,7 @@ class Statement:
     gets_tag: str = ""
     creating: tuple[str, ...] = ()
     needs: Literal["", "kms_keys", "module_cache"] = ""
+    region: str = ""
     through: str = ""
 
 

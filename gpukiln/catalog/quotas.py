@@ -1,4 +1,4 @@
-"""The quotas of EC2 that GPU instances count against, and the types that can be reserved as a capacity block.
+"""The quotas of EC2 that GPU instances count against.
 
 Codes and names: AWS General Reference, "Amazon EC2 instance type quotas". A quota counts virtual CPUs of one
 market in one region.
@@ -35,20 +35,6 @@ QUOTAS = (
     Quota("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests", "spot", ("p2", "p3", "p4")),
     Quota("L-C4BD4855", "All P5 Spot Instance Requests", "spot", ("p5",)),
     Quota("L-85EED4F7", "All DL Spot Instance Requests", "spot", DL),
-)
-# Amazon EC2 user guide, "Capacity Blocks for ML", Supported instance types and Regions; p5en of the page's
-# version of early 2025
-CAPACITY_BLOCKS = frozenset(
-    {
-        "p4d.24xlarge",
-        "p4de.24xlarge",
-        "p5.4xlarge",
-        "p5.48xlarge",
-        "p5e.48xlarge",
-        "p5en.48xlarge",
-        "p6-b200.48xlarge",
-        "p6-b300.48xlarge",
-    }
 )
 
 

@@ -186,7 +186,8 @@ def _statement(statement: permissions.Statement, actions: list[str], scope: Scop
         services = [f"{statement.through}.{region}.{suffix}" for region in scope.regions or ("*",)]
         condition.setdefault("StringLike", {})["kms:ViaService"] = services
     elif scope.regions:
-        condition.setdefault("StringEquals", {})["aws:RequestedRegion"] = list(scope.regions)
+        regions = [statement.region] if statement.region else list(scope.regions)
+        condition.setdefault("StringEquals", {})["aws:RequestedRegion"] = regions
     return {
         "Sid": statement.sid,
         "Effect": "Allow",

@@ -11,7 +11,7 @@ ACCOUNT = "the account id, twelve digits"
 
 @command(
     help={
-        "for": "jobs, separated by commas: build, verify, release, prune, sweep, push, offer",
+        "for": "jobs, separated by commas: build, verify, release, prune, sweep, push, offer, refresh",
         "account": f"{ACCOUNT}; default: any",
         "regions": "the regions, separated by commas; default: any",
         "channels": "the channels that may be moved, separated by commas; default: every",

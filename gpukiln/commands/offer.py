@@ -340,7 +340,6 @@ def refresh(
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
     from gpukiln.offers import cache, view
     from gpukiln.offers.difference import difference
-    from gpukiln.offers.image import images_of
     from gpukiln.offers.refresh import REFRESH, Document, require_complete
     from gpukiln.offers.refresh import refresh as ask
 
@@ -348,7 +347,6 @@ def refresh(
     where = _cloud(cloud, named, profile)
     assert where is not None  # noqa: S101 - a cloud was named
     asked = ask(where, say)
-    images_of(where, fresh=True)
     types = cache.read(where.name, named).types
     found = Document(REFRESH, asked, difference(types, named) if diff and types else None)
     if json:

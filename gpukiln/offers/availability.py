@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
 from gpukiln.catalog.instance_types import instance_types
-from gpukiln.catalog.quotas import CAPACITY_BLOCKS, Market, Quota, quota_of
+from gpukiln.catalog.quotas import Market, Quota, quota_of
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UnavailableError
 
@@ -170,7 +170,8 @@ def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[Pla
     reserved = _reserved(asking)
     quotas = _quotas(asking, names, market, reserved)
     likely = _likelihoods(asking, [one for one in names if _may_have(offers, one)], market, zones)
-    blocks = {name: _blocks(asking, name) for name in names if name in CAPACITY_BLOCKS}
+    sold = [name for name in names if name in instance_types() and instance_types()[name].capacity_blocks]
+    blocks = {name: _blocks(asking, name) for name in sold}
     found = []
     for name in names:
         for zone in places:

@@ -84,7 +84,7 @@ def difference(
     for change in changed:
         after = _edited(after, change.instance_type, {change.field: change.described})
     for name in retired:
-        since = f"gone from the API of {region} by {types.as_of}"
+        since = f"by {types.as_of}, as the API of {region} says"
         after = _edited(after, name, {"status": "retired", "retired_since": since})
     rows = {name: _row(name, described[name], _key(described[name], keys)) for name in new}
     after = _with_new(after, rows, f"  # DescribeInstanceTypes of {region} on {types.as_of}\n")

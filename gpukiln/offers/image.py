@@ -91,14 +91,10 @@ class Images:
         return datetime.now(UTC) - datetime.fromisoformat(self.at)
 
 
-def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
-    """What a region has: asked once, and kept with its age.
-
-    Args:
-        fresh: Ask again, however new the answer is.
-    """
+def images_of(cloud: Cloud) -> Images:
+    """What a region has: asked once a day, and kept with its age."""
     file = state_home() / "offers" / f"images-{cloud.name}-{cloud.region}.json"
-    if not fresh and (found := _kept(file)) is not None and found.age < MAX_AGE:
+    if (found := _kept(file)) is not None and found.age < MAX_AGE:
         return found
     notes: list[str] = []
     released = _asked(_released, cloud, "what the channels point at", notes)

@@ -234,7 +234,7 @@ def _offerings(region: _Region) -> cache.Offerings:
             for page in pages.paginate(LocationType="availability-zone", Filters=wanted):
                 for row in page["InstanceTypeOfferings"]:
                     zones[row["InstanceType"]].add(row["Location"])
-    if region.described and not any(zones.values()):
+    if region.own_names and not any(zones.values()):
         raise region.none("DescribeInstanceTypeOfferings")
     rows = {name: tuple(sorted(where)) for name, where in zones.items()}
     return cache.Offerings(region.today, "EC2 DescribeInstanceTypeOfferings", rows)
@@ -299,7 +299,7 @@ def _on_demand(region: _Region) -> cache.Hourly:
             [prices[name]] = usd
         elif usd:
             region.say(f"{name} has {len(usd)} prices in the Price List, which is none: {sorted(usd)}")
-    if not prices:
+    if region.own_names and not prices:
         raise region.none("GetProducts")
     return cache.Hourly(region.today, "AWS Price List, GetProducts of AmazonEC2", prices)
 

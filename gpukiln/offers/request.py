@@ -174,7 +174,7 @@ def _names(part: str) -> tuple[str, ...]:
     for key, board in gpus().items():
         short = re.sub(r"-\d+gb$", "", key)
         parts = () if board.manufacturer == "NVIDIA" else key.split("-")  # V520, Gaudi
-        for name in {key, short, board.name, *parts}:
+        for name in {key, short, board.name, board.ec2_name or key, *parts}:
             known.setdefault(_plain(name), []).append(key)
     found: list[str] = []
     for word in (one.strip() for one in part.split(",") if one.strip()):

@@ -93,18 +93,13 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
 
 def places_table(places: Sequence[Place]) -> Iterator[RenderableType]:
     """Where types can be had: four answers that say different things."""
-    table = Rows("type", "zone", "offered", "quota", "likelihood", "reserved", first=2)
+    table = Rows("type", "zones", "offered", "quota", "likelihood", "reserved", first=2)
     reasons: dict[str, None] = {}
+    same: dict[tuple[str, ...], list[str]] = {}
     for place in places:
         quota, likely, held = place.quota, place.likelihood, place.reservation
-        table.add(
-            place.instance_type,
-            place.zone or place.zone_id or "?",
-            place.offered.answer,
-            _quota(place),
-            _likelihood(place),
-            _reserved(place),
-        )
+        cells = (place.offered.answer, _quota(place), _likelihood(place), _reserved(place))
+        same.setdefault((place.instance_type, *cells), []).append(place.zone or place.zone_id or "?")
         for what, said in (
             ("offered", (place.offered.reason,)),
             ("quota", (quota.reason,)),
@@ -112,6 +107,8 @@ def places_table(places: Sequence[Place]) -> Iterator[RenderableType]:
             ("reserved", held.reasons),
         ):
             reasons |= {f"{what} unknown: {text}": None for text in said if text}
+    for (name, *answers), zones in same.items():
+        table.add(name, ", ".join(zones), *answers)
     yield table
     yield from reasons
 

@@ -76,6 +76,9 @@ def test_scarcity_is_scripted_without_a_machine(typed: Any) -> None:
     assert "no machine has simulated GPUs" in err
     code, out, _ = typed("cloud.gpus", "all", "--plenty", "us-west-2a:p4d.24xlarge", "--json")
     assert (code, json.loads(out)) == (0, {"machines": [], "scarce": ["*:g5.*:spot"]})
+    scripted = ["quota:L-DB2E81BA:8", "reservation:us-west-2a:p5.48xlarge:2"]
+    code, out, _ = typed("cloud.gpus", "all", "--scarce", scripted[0], "--scarce", scripted[1], "--json")
+    assert (code, json.loads(out)["scarce"]) == (0, ["*:g5.*:spot", *scripted])
     assert typed("cloud.gpus", "all", "--plenty", "all")[1] == ""
 
 

@@ -1,5 +1,6 @@
 """What the embedded cloud tells of quotas, prices and capacity: from the catalogue and what was scripted."""
 
+import io
 import itertools
 import json
 import re
@@ -11,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from gpukiln.catalog.prices import machine_price
 from gpukiln.catalog.quotas import QUOTAS, quota_of
-from gpukiln.clouds.embedded import scarcity
+from gpukiln.clouds.embedded import market, scarcity
 from gpukiln.clouds.embedded.cloud import UNSET
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import IncompatibleError, UsageError
@@ -264,6 +265,31 @@ def test_the_price_list_has_the_prices_of_the_catalogue():
         code_of(Cloud().client("pricing").get_products, ServiceCode="AmazonEC2")
         == "UnrecognizedClientException"
     )
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"ServiceCode": "ec2"}', b'{"ServiceCode": 1}'])
+def test_what_is_no_request_is_refused_in_the_form_of_the_service(tmp_path, body):
+    environ = {
+        "HTTP_AUTHORIZATION": "AWS4 Credential=x/20261123/us-west-2/servicequotas/aws4_request",
+        "HTTP_X_AMZ_TARGET": "ServiceQuotasV20190624.GetServiceQuota",
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.input": io.BytesIO(body),
+    }
+    status, kind, answered = market.answer(Layout(tmp_path), environ)
+    assert (status, kind) == (400, "application/x-amz-json-1.1")
+    assert json.loads(answered)["__type"] in ("SerializationException", "NoSuchResourceException")
+
+
+def test_a_script_that_can_not_be_read_is_told(layout, ec2):
+    layout.scarcity.write_text("{")
+    quotas = Cloud().client("service-quotas")
+    with pytest.raises(ClientError, match=r"ServiceException.*can't be read.*--plenty all"):
+        quotas.get_service_quota(ServiceCode="ec2", QuotaCode=G)
+    with pytest.raises(ClientError, match=r"InternalError.*can't be read"):
+        ec2.describe_capacity_reservations()
+    quota = availability(Cloud(), TYPES, spot=False)[0].quota
+    assert quota.limit is None
+    assert "can't be read" in quota.reason
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gpukiln.catalog import permissions
 from gpukiln.clouds.iam import Scope, policy, trust
 from gpukiln.commands import cloud_policy
 from gpukiln.errors import UsageError
+from gpukiln.offers.refresh import PRICING_REGION
 
 TAG_KEY = "${TagKey}"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/1"
@@ -124,6 +125,16 @@ def test_a_policy_is_narrowed_to_account_region_channel_bucket_and_key():
         "arn:aws-cn:ec2:*::snapshot/*",
     ]
     assert not [one for one in several["Statement"] if one["Sid"] == "UseKeys"]
+
+
+def test_prices_are_asked_for_where_the_price_list_is():
+    document = policy(["refresh"], Scope(regions=["eu-west-1"]))
+    assert statement_of(document, "AskPrices")["Condition"] == {
+        "StringEquals": {"aws:RequestedRegion": [PRICING_REGION]}
+    }
+    assert statement_of(document, "Look")["Condition"] == {
+        "StringEquals": {"aws:RequestedRegion": ["eu-west-1"]}
+    }
 
 
 @pytest.mark.parametrize("job", ["build", "verify", "release"])

@@ -520,6 +520,21 @@ def test_nothing_answered_writes_nothing(cloud, home):
     assert list(home.iterdir()) == []
 
 
+def test_a_region_without_gpus_says_so(cloud):
+    cloud.everything(
+        types=[{"InstanceTypes": [instance("m5.large", GpuInfo={})]}],
+        offerings=[{"InstanceTypeOfferings": []}],
+        spot=[],
+        on_demand=[listed()],
+    )
+    refreshed, _ = run(cloud)
+    assert failed(refreshed) == {}
+    assert [part.answers for part in refreshed.parts if part.name in ("types", "offerings", "spot")] == [
+        0
+    ] * 3
+    assert prices.offerings("g5.xlarge", HERE) == ()
+
+
 def test_a_quota_that_a_region_has_not_is_left_out(cloud):
     none = ("NoSuchResourceException", "The request failed because the specified quota doesn't exist.")
     cloud.everything(quotas=[none, *(quota(one.code, 8.0) for one in QUOTAS[1:])])
@@ -611,7 +626,7 @@ def test_a_patch_holds_what_is_new_retired_and_changed(types, tmp_path):
     assert rows["g5.2xlarge"] == before["g5.2xlarge"] | {"memory_mib": 32760, "local_nvme_gb": 460}
     assert rows["p3dn.24xlarge"] == before["p3dn.24xlarge"] | {
         "status": "retired",
-        "retired_since": "gone from the API of us-west-2 by 2026-11-23",
+        "retired_since": "by 2026-11-23, as the API of us-west-2 says",
     }
     assert rows["g5.96xlarge"] == {
         **{"gpu": "a10g", "gpus": 16, "gpu_memory_mib": 22888, "vcpu": 384, "memory_mib": 1572864},

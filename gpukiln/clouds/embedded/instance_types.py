@@ -43,7 +43,7 @@ def described(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
     """
     accelerator = gpu(facts.gpu)
     device = {
-        "Name": accelerator.name,
+        "Name": accelerator.ec2_name or accelerator.name,
         "Manufacturer": accelerator.manufacturer,
         "Count": facts.gpus if facts.gpu_fraction == 1 else 0,  # EC2 counts whole GPUs
         "LogicalGpuCount": facts.gpus,
@@ -54,6 +54,7 @@ def described(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
     if facts.local_nvme_gb:
         local = {"InstanceStorageInfo": {"TotalSizeInGB": facts.local_nvme_gb, "NvmeSupport": "required"}}
     efa = {"EfaInfo": {"MaximumEfaInterfaces": facts.efa}} if facts.efa else {}
+    usage = {"capacity-block": facts.capacity_blocks, "on-demand": facts.on_demand, "spot": facts.spot}
     return {
         "InstanceType": name,
         "CurrentGeneration": facts.status == "current",
@@ -67,7 +68,7 @@ def described(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
         **local,
         "NetworkInfo": {"EfaSupported": bool(facts.efa), **efa},
         "SupportedRootDeviceTypes": ["ebs"],
-        "SupportedUsageClasses": ["on-demand", "spot"],
+        "SupportedUsageClasses": [name for name, sold in usage.items() if sold],
         "SupportedVirtualizationTypes": ["hvm"],
     }
 

@@ -9,8 +9,9 @@ says how many of the types that were asked for together a zone offers and has. W
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -22,8 +23,8 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.ec2.responses import EC2Response
 
 from gpukiln.catalog.instance_types import every_instance_type, instance_types
-from gpukiln.catalog.prices import Price, machine_price
-from gpukiln.catalog.quotas import CAPACITY_BLOCKS, QUOTAS, Market, quota_of
+from gpukiln.catalog.prices import Price, address_price, machine_price, volume_price
+from gpukiln.catalog.quotas import QUOTAS, Market, quota_of
 from gpukiln.catalog.regions import regions
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.layout import Layout
@@ -31,7 +32,9 @@ from gpukiln.clouds.embedded.refusals import SCOPE, Refusal, refusal_of
 from gpukiln.errors import UnavailableError
 
 LINUX = "Linux/UNIX"
-SPOT_SHARE = (0.40, 0.46, 0.43, 0.49, 0.38)  # of the price on demand, one after the other
+SPOT_SHARE = tuple(
+    map(Decimal, ("0.40", "0.46", "0.43", "0.49", "0.38"))
+)  # of the price on demand, one after the other
 CHANGE_HOURS = 40  # between two changes of a spot price: four or five in a week
 HISTORY_DAYS = 90  # botocore, DescribeSpotPriceHistory: StartTime
 SPOT_PAGE = 1000
@@ -176,7 +179,8 @@ def describe_capacity_block_offerings(self: Any, script: scarcity.Script) -> Act
     """DescribeCapacityBlockOfferings: one a zone that offers the type, for the price on demand."""
     name, hours = self._get_param("InstanceType"), int(self._get_param("CapacityDurationHours") or 0)
     count = int(self._get_param("InstanceCount") or 1)
-    if name not in CAPACITY_BLOCKS:
+    facts = instance_types().get(name)
+    if facts is None or not facts.capacity_blocks:
         raise EC2ClientError("InvalidParameterValue", f"Capacity Blocks are not available for '{name}'")
     days = hours / 24
     if not (days in range(1, 15) or (days % 7 == 0 and 0 < days <= 182)):  # botocore, CapacityDurationHours
@@ -244,7 +248,7 @@ def describe_spot_price_history(self: Any, script: scarcity.Script) -> ActionRes
 
 def spot_prices(
     instance_type: str, region: str, zone: str, start: datetime, end: datetime
-) -> list[tuple[datetime, float]]:
+) -> list[tuple[datetime, Decimal]]:
     """The changes of a spot price, the one before `start` with them; the oldest first."""
     price = _price(instance_type, region)
     if price is None:
@@ -255,7 +259,7 @@ def spot_prices(
     return [
         (
             datetime.fromtimestamp(number * period + offset, UTC),
-            price.usd * SPOT_SHARE[(number + place) % len(SPOT_SHARE)] * (1 + place / 50),
+            price.usd * SPOT_SHARE[(number + place) % len(SPOT_SHARE)] * (1 + Decimal(place) / 50),
         )
         for number in range(first, last + 1)
     ]
@@ -377,6 +381,9 @@ def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
         return 200, JSON, json.dumps(calls[target]()).encode()
     except RefusedCallError as error:
         return refusal_of(authorization, 400, *error.args)
+    except (ValueError, TypeError, LookupError) as error:  # botocore would not send it
+        told = f"{type(error).__name__}: {error}"
+        return refusal_of(authorization, 400, "SerializationException", told)
     except UnavailableError as error:
         return refusal_of(authorization, 500, "ServiceException", f"{error.message}; {error.hint}")
 
@@ -446,46 +453,63 @@ def _product_fits(product: Mapping[str, Any], one: Mapping[str, str]) -> bool:
 
 @cache
 def _products() -> tuple[dict[str, Any], ...]:
-    """Every machine that has a price, by region, as the Price List has it."""
-    return tuple(
-        _product(region, name, price.usd)
-        for region in sorted(regions())
-        for name in instance_types()
-        if any(name in _offered(region, zone.name) for zone in _zones(region))
-        and (price := _price(name, region))
-    )
+    """Machines, gp3 volumes and public addresses that have a price, by region, as the Price List has them."""
+    return tuple(product for region in sorted(regions()) for product in _products_of(region))
 
 
-def _product(region: str, name: str, usd: float) -> dict[str, Any]:
+def _products_of(region: str) -> Iterator[dict[str, Any]]:
+    for name in instance_types():
+        if any(name in _offered(region, zone.name) for zone in _zones(region)) and (
+            price := _price(name, region)
+        ):
+            yield _machine(region, name, price.usd)
+    if volume := volume_price(region) or volume_price("us-east-1"):
+        about = {"usagetype": "EBS:VolumeUsage.gp3", "volumeApiName": "gp3"}
+        yield _product(region, "AmazonEC2", "Storage", about, volume.usd, "GB-Mo")
+    if address := address_price(region) or address_price("us-east-1"):
+        about = {"usagetype": "PublicIPv4:InUseAddress", "group": "VPCPublicIPv4Address"}
+        yield _product(region, "AmazonVPC", "", about, address.usd, "Hrs")
+
+
+def _machine(region: str, name: str, usd: Decimal) -> dict[str, Any]:
     """Linux, shared, on demand."""
     facts = instance_types()[name]
-    sku = hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:16].upper()
-    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
-    price = {
-        "rateCode": rate,
-        "unit": "Hrs",
-        "beginRange": "0",
-        "endRange": "Inf",
-        "description": f"${usd} per On Demand Linux {name} Instance Hour",
-        "appliesTo": [],
-        "pricePerUnit": {"USD": f"{usd:.10f}"},
-    }
-    attributes = {
+    about = {
         "instanceType": name,
-        "regionCode": region,
-        "location": _long_names().get(region, region),
-        "locationType": "AWS Region",
         "operatingSystem": "Linux",
         "tenancy": "Shared",
         "capacitystatus": "Used",
         "preInstalledSw": "NA",
         "marketoption": "OnDemand",
         "operation": "RunInstances",
-        "servicecode": "AmazonEC2",
         "vcpu": str(facts.vcpu),
         "memory": f"{facts.memory_mib / 1024:g} GiB",
     }
     bare = " (bare metal)" if name.endswith(".metal") else ""
+    return _product(region, "AmazonEC2", f"Compute Instance{bare}", about, usd, "Hrs")
+
+
+def _product(
+    region: str, service: str, family: str, about: dict[str, str], usd: Decimal, unit: str
+) -> dict[str, Any]:
+    sku = hashlib.sha256(f"{region} {about}".encode()).hexdigest()[:16].upper()
+    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
+    price = {
+        "rateCode": rate,
+        "unit": unit,
+        "beginRange": "0",
+        "endRange": "Inf",
+        "description": f"${usd} per {unit} of {about.get('instanceType') or about['usagetype']}",
+        "appliesTo": [],
+        "pricePerUnit": {"USD": f"{usd:.10f}"},
+    }
+    attributes = {
+        **about,
+        "regionCode": region,
+        "location": _long_names().get(region, region),
+        "locationType": "AWS Region",
+        "servicecode": service,
+    }
     on_demand = {
         "sku": sku,
         "offerTermCode": "JRTCKXETXF",
@@ -493,8 +517,8 @@ def _product(region: str, name: str, usd: float) -> dict[str, Any]:
         "termAttributes": {},
     }
     return {
-        "product": {"productFamily": f"Compute Instance{bare}", "attributes": attributes, "sku": sku},
-        "serviceCode": "AmazonEC2",
+        "product": {"productFamily": family, "attributes": attributes, "sku": sku},
+        "serviceCode": service,
         "terms": {"OnDemand": {term: on_demand}},
     }
 

@@ -1,0 +1,139 @@
+"""Which image a machine is started from: a release that fits, else AWS's, else a plain one; and why."""
+
+from datetime import UTC, date, datetime, timedelta
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from gpukiln.catalog.workloads import workload
+from gpukiln.images.subject import Subject
+from gpukiln.offers.image import DLAMIS, Dlami, Images, Released, choose, families, images_of
+
+TODAY = date(2026, 11, 23)
+SESSION = boto3.Session("x", "x", region_name="us-west-2")
+X86 = DLAMIS[0].format(arch="x86_64")
+STABLE = "/gpukiln/eks-gpu/1.34/stable/image_id"
+
+
+class Cloud:
+    """AWS, which answers each service's calls as it is told to."""
+
+    name, region = "aws", "us-west-2"
+
+    def __init__(self, **answers: list[tuple[str, object]]) -> None:
+        self.clients = {}
+        for service, calls in answers.items():
+            self.clients[service] = client = SESSION.client(service)
+            stub = Stubber(client)
+            for call, answer in calls:
+                if isinstance(answer, str):
+                    stub.add_client_error(call, answer)
+                else:
+                    stub.add_response(call, answer)
+            stub.activate()
+
+    def client(self, service: str) -> object:
+        return self.clients[service]
+
+
+def subject(driver: str, image_id: str = "ami-1", modules: str = "proprietary") -> Subject:
+    return Subject(
+        image_id=image_id,
+        build_id="b",
+        recipe="eks-gpu",
+        profile="image",
+        instance_types=("g4dn.xlarge",),
+        base="eks-ubuntu-22.04",
+        ssh_user="ubuntu",
+        architecture="x86_64",
+        driver=driver,
+        modules=modules,
+        cuda="",
+    )
+
+
+OLD = Released(
+    "/gpukiln/eks-gpu/1.33/stable/image_id", "ami-old", "2026-10-01", subject("535.309.01", "ami-old")
+)
+NEW = Released(STABLE, "ami-new", "2026-11-01", subject("580.178.04", "ami-new", "open"))
+GONE = Released(STABLE, "ami-gone", "2026-11-20", None, "aws has no AMI ami-gone in us-west-2")
+AWS = Dlami(X86, "ami-dl", "x86_64", ("g4dn", "g5", "g6", "p4d"))
+
+
+def there(*released: Released, dlamis: tuple[Dlami, ...] = (AWS,)) -> Images:
+    return Images("2026-11-23T00:00:00+00:00", released, dlamis, ())
+
+
+def test_the_newest_release_that_fits_is_taken() -> None:
+    cloud = Cloud()
+    assert choose(there(OLD, NEW), cloud, "g6.xlarge", None, TODAY).image_id == "ami-new"
+    found = choose(there(OLD, GONE), cloud, "g6.xlarge", None, TODAY)
+    assert (found.kind, found.image_id) == ("channel", "ami-old")
+    assert any("has no AMI ami-gone" in text for text in found.why)
+    # the open modules do not know a V100
+    found = choose(there(OLD, NEW), cloud, "p3dn.24xlarge", None, TODAY)
+    assert found.image_id == "ami-old"
+    assert any("open kernel modules" in text for text in found.why)
+    found = choose(there(OLD), cloud, "g6.xlarge", workload("ollama"), TODAY)
+    assert found.kind == "dlami"
+    assert any("needs driver 550 or later" in text for text in found.why)
+
+
+def test_without_a_release_it_is_awss_own_then_a_plain_one() -> None:
+    cloud = Cloud()
+    found = choose(there(), cloud, "g6.xlarge", None, TODAY)
+    assert (found.kind, found.image_id, found.name) == ("dlami", "ami-dl", X86)
+    for machine, why in (
+        ("g6e.xlarge", "does not name g6e"),
+        ("p3dn.24xlarge", "open kernel modules"),
+        ("g6f.large", "GRID driver"),
+        ("g5g.xlarge", "it is x86_64"),
+    ):
+        found = choose(there(), cloud, machine, None, TODAY)
+        assert found.kind == "base", machine
+        assert any(why in text for text in found.why), machine
+    assert choose(there(dlamis=()), cloud, "g6.xlarge", None, TODAY).kind == "base"
+    wrong = choose(there(dlamis=()), cloud, "g7e.2xlarge", None, TODAY)  # its driver does not know Blackwell
+    assert any(one.level == "error" for one in wrong.findings)
+
+
+def answers(pointed: dict[str, object]) -> dict[str, list[tuple[str, object]]]:
+    found = {"Parameters": [{"Name": X86, "Value": "ami-dl"}]}
+    text = "Supported EC2 instances: G4dn, P6-B200. More"
+    described = {"Images": [{"ImageId": "ami-dl", "Description": text}]}
+    return {
+        "ssm": [("get_parameters_by_path", pointed), ("get_parameters", found)],
+        "ec2": [("describe_images", described)],
+    }
+
+
+def test_a_region_is_asked_once_and_its_answer_kept_with_its_age(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    first = images_of(Cloud(**answers({"Parameters": []})))
+    assert first.dlamis == (Dlami(X86, "ami-dl", "x86_64", ("g4dn", "p6-b200")),)
+    assert images_of(Cloud()) == first  # nothing is asked
+    file = tmp_path / "offers/images-aws-us-west-2.json"
+    old = (datetime.now(UTC) - timedelta(days=2)).isoformat(timespec="seconds")
+    file.write_text(file.read_text().replace(first.at, old))
+    assert images_of(Cloud(**answers({"Parameters": []}))).at > old
+    file.write_text("{")  # damaged: asked again
+    assert images_of(Cloud(**answers({"Parameters": []}))).dlamis == first.dlamis
+
+
+def test_what_can_not_be_asked_is_noted_and_not_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    asked = answers({"Parameters": []})
+    asked["ssm"][0] = ("get_parameters_by_path", "AccessDeniedException")
+    found = images_of(Cloud(**asked))
+    assert found.released == ()
+    assert "AccessDeniedException" in found.notes[0]
+    assert list(tmp_path.glob("offers/*")) == []
+
+
+def test_families_are_read_from_a_description() -> None:
+    text = "Supported EC2 instances: G4dn, G5, Gr6, G6e, P4de, P5en, P6-B200, P6-B300. Release notes"
+    assert families(text) == ("g4dn", "g5", "gr6", "g6e", "p4de", "p5en", "p6-b200", "p6-b300")
+    assert families("something else") == ()

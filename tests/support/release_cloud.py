@@ -57,6 +57,7 @@ def server():
 def end_server():
     """End it where it was started, and wait until it has written which of its lines ran."""
     for process in _started:
+        tell("end")  # a process that a test left behind may hold its standard input open
         process.stdin.close()
         process.wait(timeout=60)
 

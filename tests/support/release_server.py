@@ -34,7 +34,7 @@ class Faulty:
     """
 
     def __init__(self, application):
-        self.application, self.lock = application, threading.Lock()
+        self.application, self.lock, self.end = application, threading.Lock(), lambda: None
         self.faults, self.calls, self.kept = [], [], {}
 
     def __call__(self, environ, start_response):
@@ -91,6 +91,8 @@ class Faulty:
         elif what == "reset":
             reset(self.application._layout)
             self.faults, self.calls = [], []
+        elif what == "end":
+            threading.Thread(target=self.end, daemon=True).start()
         start_response("200 OK", [("Content-Type", "application/json")])
         return [json.dumps(answer).encode()]
 
@@ -211,11 +213,14 @@ def main():
     registry.install(layout)
     moto = DomainDispatcherApplication(create_backend_app)
     cloud = Forgetful(layout, machines, moto, registry.Registry(layout), lambda: None)
-    server = make_server("127.0.0.1", 0, Faulty(cloud), threaded=True, request_handler=MotoRequestHandler)
+    faulty = Faulty(cloud)
+    server = make_server("127.0.0.1", 0, faulty, threaded=True, request_handler=MotoRequestHandler)
+    faulty.end = server.shutdown
     threading.Thread(target=_end_with_the_test, args=(server,), daemon=True).start()
     print(server.port, flush=True)
     server.serve_forever()
     shutil.rmtree(layout.home)
+    os._exit(0)  # whatever a thread of moto's still waits for
 
 
 def _end_with_the_test(server):

@@ -168,11 +168,8 @@ def size(
     json: bool = False,
 ) -> None:
     """Say how much GPU memory a model needs, term by term, and list the machines that have it."""
-    from dataclasses import replace
-
     from gpukiln.errors import UsageError
     from gpukiln.offers import size as sizes
-    from gpukiln.offers.model import Span
     from gpukiln.offers.request import parse
 
     if from_text:
@@ -195,13 +192,9 @@ def size(
         rank,
     )
     found = sizes.size(model, run)
-    request = replace(
-        parse("", cpu=cpu, memory=memory, disk=disk, max_price=max_price, spot=spot),
-        count=Span(tensor_parallel),
-        gpu_memory_mib=Span(found.per_gpu_mib),
-    )
+    wanted = parse("", cpu=cpu, memory=memory, disk=disk, max_price=max_price, spot=spot)
     answer, error = _listing(
-        request,
+        sizes.as_request(found, wanted),
         found,
         _use(hours, volume, no_address=no_address),
         budget,

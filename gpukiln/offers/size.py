@@ -16,11 +16,11 @@ Sources of the terms:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpukiln.errors import UsageError
-from gpukiln.offers.model import Span
+from gpukiln.offers.model import Request, Span
 from gpukiln.typed import unknown
 
 Mode = Literal["infer", "train", "lora"]
@@ -153,9 +153,9 @@ def size(model: Model, run: Run) -> Size:
     return Size(whole, run, tuple(terms), -(-per_gpu // 2**20), per_gpu * run.tensor_parallel, tuple(assumed))
 
 
-def memory_span(found: Size) -> Span:
-    """What a request asks of each GPU, in MiB."""
-    return Span(found.per_gpu_mib)
+def as_request(found: Size, wanted: Request) -> Request:
+    """A request with as many GPUs at least, each with at least that memory."""
+    return replace(wanted, count=Span(found.run.tensor_parallel), gpu_memory_mib=Span(found.per_gpu_mib))
 
 
 def _check(model: Model, run: Run) -> None:

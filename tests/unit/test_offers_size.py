@@ -5,7 +5,8 @@ import random
 import pytest
 
 from gpukiln.errors import UsageError
-from gpukiln.offers.size import BYTES, MODES, TRAINED_IN, Model, Run, parameters, size
+from gpukiln.offers.model import Request, Span
+from gpukiln.offers.size import BYTES, MODES, TRAINED_IN, Model, Run, as_request, parameters, size
 
 
 def terms(model: Model, **run: object) -> dict[str, int]:
@@ -163,3 +164,9 @@ def test_a_number_of_weights_may_have_its_letter() -> None:
         with pytest.raises(UsageError, match="is no number of weights"):
             parameters(text)
     assert BYTES["int4"] > 0.5  # its scales count
+
+
+def test_a_request_asks_each_gpu_for_its_share() -> None:
+    found = size(Model(70e9, 80, 8192, 1024), Run(tensor_parallel=8))
+    wanted = as_request(found, Request(vcpu=8))
+    assert (wanted.vcpu, wanted.count, wanted.gpu_memory_mib) == (8, Span(8), Span(found.per_gpu_mib))

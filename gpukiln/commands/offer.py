@@ -340,8 +340,9 @@ def refresh(
     where = _cloud(cloud, named, profile)
     assert where is not None  # noqa: S101 - a cloud was named
     asked = ask(where, say)
-    types = cache.read(where.name, named).types
-    found = Document(REFRESH, asked, difference(types, named) if diff and types else None)
+    fresh = not any(part.error for part in asked.parts if part.name == "types")
+    types = cache.read(where.name, named).types if diff and fresh else None
+    found = Document(REFRESH, asked, difference(types, named) if types else None)
     if json:
         print_json(dump(found))
     else:

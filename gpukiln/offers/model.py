@@ -39,7 +39,6 @@ class Request:
         vcpu: At least.
         memory_mib: At least, of main memory.
         local_gb: At least, of local NVMe.
-        arch: x86_64, arm64, or any.
         efa: At least so many EFA interfaces.
         max_price: USD an hour.
         spot: no: on demand; only: spot; auto: whichever is cheaper.

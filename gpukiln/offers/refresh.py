@@ -61,7 +61,8 @@ class Document:
     """What offer.refresh prints with --json.
 
     Args:
-        difference: What the region has that the shipped catalogue has not; null where nobody asked for it.
+        difference: What the region has that the shipped catalogue has not; null where nobody asked for it, or
+            the types could not be asked.
     """
 
     schema: str

@@ -118,6 +118,7 @@ OFFERED: list[tuple[str, dict[str, Any], str, int]] = [
     ("1", {"fractions": True, "memory": "16GiB"}, "g6f.xlarge", 33),
     ("L4:1:4GiB..", {"fractions": True}, "g6f.2xlarge", 10),
     ("L4:1:8GiB..", {"fractions": True, "memory": "100GiB"}, "gr6f.4xlarge", 5),
+    ("12GB:1", {"fractions": True}, "g6f.4xlarge", 2),  # half of an L4 of 24 GB
     # money
     ("1", {"max_price": "0.526"}, "g4dn.xlarge", 1),
     ("24GiB..:1", {"max_price": "2.50"}, "g6e.xlarge", 2),
@@ -132,6 +133,7 @@ OFFERED: list[tuple[str, dict[str, Any], str, int]] = [
     ("H200:8", {"regions": (WEST,)}, "p5en.48xlarge", 2),  # p5e has no price, so it comes last
     ("24GiB..:1", {"regions": (WEST,), "spot": "auto"}, "g6e.xlarge", 12),
     ("T4:1", {"regions": ("af-south-1",), "cpu": 64}, "g4dn.16xlarge", 1),
+    ("T4:1", {"regions": ("eu-west-1",)}, "g4dn.xlarge", 5),  # no prices there: the smallest first
     ("A100:8", {"regions": ("eu-west-1",)}, "p4d.24xlarge", 1),
 ]
 
@@ -184,6 +186,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("T4:1", {"arch": "arm64"}, {"g4dn.xlarge": "it is x86_64, wanted arm64", "g5g.xlarge": "it has 1 T4G"}),
     # a part of one
     ("L4:4GiB..6GiB:1", {}, {"g6f.2xlarge": "0.25 of one L4"}),
+    ("L4:1:4GB", {"fractions": True}, {"g6f.large": "L4 is of 3 GB", "g6f.2xlarge": "L4 is of 6 GB"}),
     # too dear, by a cent
     ("T4:1", {"max_price": "0.525"}, {"g4dn.xlarge": "costs 0.526 USD/hour"}),
     ("T4:1", {"cpu": 8, "memory": "32GiB", "max_price": "0.751"}, {"g4dn.2xlarge": "costs 0.752"}),

@@ -6,6 +6,7 @@ recorded them; prices are us-east-1's and us-west-2's of catalog/data/prices.yam
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import Answer, nothing, select
@@ -225,11 +227,19 @@ def test_there_are_requests_enough() -> None:
     assert len(set(asked)) == len(asked)
 
 
-def test_boards_of_others_are_offered_to_nobody_who_does_not_name_them() -> None:
+def test_boards_of_others_are_offered_to_nobody_who_does_not_name_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("g4ad.xlarge", "dl1.24xlarge"):  # as if EC2 still had them
+        living = replace(instance_type(name), status="current", retired_since="")
+        monkeypatch.setitem(instance_types(), name, living)
+    monkeypatch.setattr("gpukiln.offers.prices.offerings", lambda *_, **__: None)  # where, is not known
     for gpu in ("", "8GiB..:1", "8GB:1", "32GiB:8", "32GB:8"):
         seen = answer(gpu, {"arch": "any", "fractions": True})
         names = {one.instance_type for one in (*seen.offers, *seen.near)}
         assert not {name for name in names if name.startswith(("g4ad", "dl1"))}, gpu
+    assert [one.instance_type for one in answer("V520:1", {}).offers] == ["g4ad.xlarge"]
+    assert [one.instance_type for one in answer("Gaudi:8", {}).offers] == ["dl1.24xlarge"]
 
 
 ALIKE = [

@@ -20,6 +20,7 @@ class Workload:
     least_driver: str | None = None
     least_cc: str | None = None
     built_for: tuple[str, ...] = ()
+    built_for_arm64: tuple[str, ...] = ()
     ptx: str | None = None
     arch: tuple[Literal["x86_64", "arm64"], ...] = ("x86_64", "arm64")
     note: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from gpukiln.catalog.gpus import gpus
-from gpukiln.catalog.instance_types import InstanceType, instance_types
+from gpukiln.catalog.instance_types import InstanceType, instance_types, left_out
 from gpukiln.catalog.load import DATA, ROOT
 from gpukiln.catalog.offerings import zone_ids
 from gpukiln.offers.cache import Described, Types
@@ -39,7 +39,7 @@ class Difference:
     """What a region has and the catalogue has not.
 
     Args:
-        new: Types that the catalogue does not know.
+        new: Types that the catalogue neither knows nor leaves out.
         retired: Types that the region had and has no more.
         changed: What is not as the catalogue says of the others.
         notes: What the API does not say, and a person has to look up; a line each.
@@ -73,7 +73,9 @@ def difference(
     described = types.types
     known = instance_types() if catalogue is None else catalogue
     before = FILE.read_text(encoding="utf-8") if text is None else text
-    new = tuple(sorted(set(described) - set(known), key=lambda name: (_family(name), described[name].vcpu)))
+    left = {name: left_out()[_family(name)] for name in described if _family(name) in left_out()}
+    unknown = set(described) - set(known) - set(left)
+    new = tuple(sorted(unknown, key=lambda name: (_family(name), described[name].vcpu)))
     gone = [name for name, row in known.items() if row.status != "retired" and name not in described]
     retired = tuple(name for name in gone if zone_ids(name, region))
     changed = tuple(
@@ -90,6 +92,7 @@ def difference(
     after = _with_new(after, rows, f"  # DescribeInstanceTypes of {region} on {types.as_of}\n")
     notes = (
         *(note for name in new for note in _of_new(name, described[name], _key(described[name], keys))),
+        *(f"{name} is left out: {why}" for name, why in left.items()),
         *(note for name in retired for note in _of_retired(name, known)),
         *(
             f"{one.instance_type} is back: take away its retired_since"

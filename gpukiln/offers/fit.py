@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import date
 from typing import TYPE_CHECKING
 
-from gpukiln.catalog import compat
+from gpukiln.catalog import compat, cuda
 from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.gpus import Gpu, gpu
 from gpukiln.catalog.instance_types import instance_type
@@ -98,21 +98,26 @@ def _workload_findings(workload: Workload, machine: str, image: Subject | None) 
         yield Finding(
             "error", "workload-capability", message, "a newer GPU, or an older release of it", source
         )
-    if workload.built_for and not _has_code(workload, board):
-        message = f"{title} has no code for {board.name} (compute capability {board.cc})"
-        hint = f"it is built for {', '.join(workload.built_for)}: another build, or another GPU"
+    built_for = (facts.arch == "arm64" and workload.built_for_arm64) or workload.built_for
+    if built_for and not _has_code(built_for, workload.ptx, board):
+        message = f"{title} for {facts.arch} has no code for {board.name} (compute capability {board.cc})"
+        hint = f"it is built for {', '.join(built_for)}: another build, or another GPU"
         yield Finding("error", "workload-build", message, hint, f"{source}; {BINARY}")
+    if workload.cuda and not built_for and (image is None or workload.cuda != image.cuda):
+        yield from compat.check_cuda_gpu(workload.cuda, machine)
     yield from _driver_findings(workload, machine, image)
 
 
 def _driver_findings(workload: Workload, machine: str, image: Subject | None) -> Iterator[Finding]:
     least = workload.least_driver
     if image is None:
+        floors = {cuda.floor(workload.cuda): cuda.GUIDE} if workload.cuda else {}
         if least:
-            message = f"{workload.title} needs driver {least} or later"
-            yield Finding(
-                "warning", "workload-driver", message, "--image says which driver there is", workload.source
-            )
+            floors[least] = workload.source
+        needed = max(floors, key=version_key)
+        message = f"{workload.title} needs driver {needed} or later"
+        hint = "--image says which driver there is"
+        yield Finding("warning", "workload-driver", message, hint, floors[needed])
         return
     if least and version_key(image.driver) < version_key(least):
         message = f"{workload.title} needs driver {least} or later, {image.image_id} has {image.driver}"
@@ -120,14 +125,13 @@ def _driver_findings(workload: Workload, machine: str, image: Subject | None) ->
         yield Finding("error", "workload-driver", message, hint, workload.source)
     if workload.cuda and workload.cuda != image.cuda:  # which the image was judged by
         yield from compat.check_cuda(workload.cuda, image.driver, [machine])
-        yield from compat.check_cuda_gpu(workload.cuda, machine)
 
 
-def _has_code(workload: Workload, board: Gpu) -> bool:
-    """Whether machine code of it runs on a GPU, or its PTX is compiled there."""
+def _has_code(built_for: tuple[str, ...], ptx: str | None, board: Gpu) -> bool:
+    """Whether machine code runs on a GPU, or PTX is compiled there."""
     major, minor = version_key(board.cc or "0.0")
-    for one in workload.built_for:
+    for one in built_for:
         built_major, built_minor = version_key(one)
         if built_major == major and built_minor <= minor:
             return True
-    return workload.ptx is not None and (major, minor) >= version_key(workload.ptx)
+    return ptx is not None and (major, minor) >= version_key(ptx)

@@ -24,7 +24,7 @@ class Span:
     def __str__(self) -> str:
         if self.low == self.high:
             return str(self.low)
-        return f"{self.low}.." if self.high is None else f"{self.low}..{self.high}"
+        return f"{self.low} or more" if self.high is None else f"{self.low} to {self.high}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gpukiln.catalog.instance_types import InstanceType, instance_types
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError
 from gpukiln.offers import prices
-from gpukiln.offers.model import Figure, NearMiss, Offer, Request, SpotPrice
+from gpukiln.offers.model import Figure, NearMiss, Offer, Request
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,11 @@ def _offer(name: str, machine: InstanceType, region: str, request: Request, toda
         on_demand=on_demand,
         spot=spot,
         zones=() if machine.status == "retired" else prices.offerings(name, region, cloud=cloud),
-        notes=tuple(_notes(machine, on_demand, spot)),
+        notes=tuple(_notes(machine, market, price)),
     )
 
 
-def _notes(machine: InstanceType, on_demand: Figure | None, spot: tuple[SpotPrice, ...]) -> Iterable[str]:
+def _notes(machine: InstanceType, market: str, price: Figure | None) -> Iterable[str]:
     if machine.status == "retired":
         yield f"retired {machine.retired_since}"
     if machine.status == "previous":
@@ -259,10 +259,9 @@ def _notes(machine: InstanceType, on_demand: Figure | None, spot: tuple[SpotPric
         yield "capacity blocks alone"
     if machine.hypervisor == "none":
         yield "bare metal"
-    figures = [one for one in (on_demand, *(row.now for row in spot)) if one]
-    if machine.status != "retired" and on_demand is None:
-        yield "price not known"
-    elif any(one.stale for one in figures):
+    if machine.status != "retired" and price is None:
+        yield "spot price not known" if market == "spot" else "price not known"
+    elif price is not None and price.stale:
         yield "price is old"
 
 

@@ -9,7 +9,8 @@ Sources of the terms:
     QLORA     Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, section 3
     EIGHT     Dettmers et al., 8-bit Optimizers via Block-wise Quantization
     GPTQ      Frantar et al., GPTQ: groups of 128 weights, each with a scale and a zero of 16 bit
-    VLLM      vLLM documentation, engine arguments: gpu_memory_utilization, 0.9
+    VLLM      vLLM documentation, engine arguments: gpu_memory_utilization (0.9 in 0.6.4, 0.92 in 2026)
+    HEADS     vLLM, model_executor/models: fewer key/value heads than GPUs are copied, one to each GPU
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def parameters(text: str) -> float:
     Raises:
         UsageError: It is none.
     """
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"([0-9.]+(?:e\+?[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
     try:
         number = (
             float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[found[2].upper()]
@@ -140,7 +141,7 @@ def size(model: Model, run: Run) -> Size:
     Raises:
         UsageError: Something is unknown, or can't be together.
     """
-    _check(run)
+    _check(model, run)
     whole, assumed = _whole(model, run)
     terms = list(_infer(whole, run) if run.mode == "infer" else _train(whole, run))
     terms.append(Term("context", CONTEXT_MIB * 2**20, f"{CONTEXT_MIB} MiB for CUDA and libraries", OWN))
@@ -157,7 +158,7 @@ def memory_span(found: Size) -> Span:
     return Span(found.per_gpu_mib)
 
 
-def _check(run: Run) -> None:
+def _check(model: Model, run: Run) -> None:
     for what, value, known in (
         ("--mode", run.mode, MODES),
         ("--precision", run.precision, BYTES),
@@ -167,14 +168,18 @@ def _check(run: Run) -> None:
     ):
         if value not in known:
             raise unknown(what, value, known)
-    for option, number in (
-        ("--batch", run.batch),
-        ("--context", run.context),
-        ("--tensor-parallel", run.tensor_parallel),
-        ("--rank", run.rank),
+    for option, number, least in (
+        ("--batch", run.batch, 1),
+        ("--context", run.context, 1),
+        ("--tensor-parallel", run.tensor_parallel, 1),
+        ("--rank", run.rank, 1),
+        ("--vocabulary", model.vocabulary, 1),
+        ("--layers", model.layers, 0),
+        ("--width", model.width, 0),
+        ("--kv-width", model.kv_width, 0),
     ):
-        if number < 1:
-            raise UsageError(f"{option} is {number}, wanted 1 or more")
+        if number < least:
+            raise UsageError(f"{option} is {number}, wanted {least} or more")
     if run.mode == "train" and run.precision not in TRAINED_IN:
         raise UsageError(
             f"--mode train in {run.precision}: weights that are trained are kept in {', '.join(TRAINED_IN)}",
@@ -189,13 +194,17 @@ def _whole(model: Model, run: Run) -> tuple[Model, list[str]]:
     if not layers and not width:
         # A width of 128 times the layers, as GPT-3 6.7B and Llama 7B have it.
         layers = max(1, round((model.params / (12 * 128**2)) ** (1 / 3)))
+        width = 128 * layers
         assumed.append(
-            "layers and width: weights = 12 * layers * width^2 with width = 128 * layers (SCALING)"
+            f"{layers} layers of width {width}: weights = 12 * layers * width^2 with width = 128 * layers "
+            "(SCALING)"
         )
     if not width:
         width = max(HEAD, round((model.params / 12 / layers) ** 0.5 / HEAD) * HEAD)
+        assumed.append(f"width {width}: weights = 12 * layers * width^2 (SCALING)")
     if not layers:
         layers = max(1, round(model.params / 12 / width**2))
+        assumed.append(f"{layers} layers: weights = 12 * layers * width^2 (SCALING)")
     kv_width = model.kv_width or width
     if not model.kv_width:
         assumed.append(
@@ -216,23 +225,26 @@ def _infer(model: Model, run: Run) -> list[Term]:
     kept = BYTES[run.kv_precision or ("fp32" if run.precision == "fp32" else "bf16")]
     tokens = run.batch * run.context
     worked = 4 if run.precision == "fp32" else 2
+    shared, heads = run.tensor_parallel, max(1, model.kv_width // HEAD)
+    copied = f" ({heads} heads of {HEAD}, copied to {shared} GPUs: HEADS)" if heads < shared else ""
+    inner = f"inner 4 * {model.width}" + (f" / {shared} GPUs" if shared > 1 else "")
     return [
         _weights(model, run),
         _term(
             "kv-cache",
             2 * model.layers * model.kv_width * tokens * kept,
             f"2 * {model.layers} layers * {model.kv_width} * {run.context} tokens * {run.batch} sequences "
-            f"* {kept:g} bytes",
+            f"* {kept:g} bytes{copied}",
             "PAGED",
             run,
+            shared=min(shared, heads),
         ),
-        _term(
+        Term(
             "activations",
-            6 * model.width * tokens * worked,
-            f"one layer's input, inner 4 * {model.width} and output: 6 * {model.width} * {tokens} tokens "
+            round((2 + 4 / shared) * model.width * tokens * worked),
+            f"one layer's input and output, 2 * {model.width}, and {inner}: * {tokens} tokens "
             f"* {worked} bytes",
             SELECTIVE_ONE,
-            run,
         ),
     ]
 
@@ -243,6 +255,7 @@ SELECTIVE_ONE = "as SELECTIVE counts a layer's, one layer at a time and nothing 
 def _train(model: Model, run: Run) -> list[Term]:
     """Weights, gradients and optimizer of what is trained, and the activations that its gradients need."""
     in_32 = run.precision == "fp32"
+    each = 4 if in_32 else 2
     adapters = model.layers * 18 * model.width * run.rank
     trained = model.params if run.mode == "train" else float(adapters)
     terms = [_weights(model, run)]
@@ -250,9 +263,7 @@ def _train(model: Model, run: Run) -> list[Term]:
     if run.mode == "lora":
         what = "adapters"
         text = f"{model.layers} layers * 18 * {model.width} * rank {run.rank}: attention 4 * 2, MLP 2 * 5"
-        terms.append(_term("adapters", trained * 2, f"{text}, * 2 bytes", "LORA", run))
-        in_32 = False
-    each = 4 if in_32 else 2
+        terms.append(_term("adapters", trained * each, f"{text}, * {each} bytes", "LORA", run))
     terms.append(_term("gradients", trained * each, f"{trained:g} {what} * {each} bytes", "ZERO", run))
     states = OPTIMIZERS[run.optimizer] - (COPY if in_32 else 0)
     source = "EIGHT" if run.optimizer == "adamw8bit" else "ZERO"
@@ -280,7 +291,7 @@ def _activations(model: Model, run: Run) -> Term:
     heads = max(1, wide // HEAD)
     factor = 10 + 24 / shared
     quadratic = 5 * heads * run.context / (wide * shared)
-    times = 2 if run.precision == "fp32" and run.mode == "train" else 1
+    times = 2 if run.precision == "fp32" else 1
     sbh = f"{run.context} * {run.batch} * {wide}"
     if run.checkpoint == "full":
         amount = layer * (2 * model.layers + factor + quadratic)
@@ -297,6 +308,6 @@ def _activations(model: Model, run: Run) -> Term:
     )
 
 
-def _term(name: str, amount: float, formula: str, source: str, run: Run) -> Term:
-    shared = run.tensor_parallel
+def _term(name: str, amount: float, formula: str, source: str, run: Run, *, shared: int = 0) -> Term:
+    shared = shared or run.tensor_parallel
     return Term(name, round(amount / shared), formula + (f" / {shared} GPUs" if shared > 1 else ""), source)

@@ -43,9 +43,11 @@ CASES = [
     ("g5.xlarge", image(), "ollama", {"workload-driver"}),
     ("g5.xlarge", image(), "ollama-0.24", set()),
     ("g5.xlarge", NEW, "ollama", set()),
-    ("p3dn.24xlarge", image(), "vllm", {"workload-capability"}),
+    ("p3dn.24xlarge", image(), "vllm-cu129", {"workload-capability"}),
     ("p3dn.24xlarge", image(), "vllm-0.7", set()),
-    ("g5.xlarge", image(), "vllm", set()),  # CUDA 12.9 on 535: with limits, which is a warning
+    ("g5.xlarge", image(), "vllm", {"cuda-driver"}),  # its default is CUDA 13.0 since 0.20
+    ("g5.xlarge", NEW, "vllm", set()),
+    ("g5.xlarge", image(), "vllm-cu129", set()),  # on 535 with limits, which is a warning
     ("g5.xlarge", image(), "pytorch-cu130", {"cuda-driver"}),
     ("g5.xlarge", NEW, "pytorch-cu130", set()),
     ("g7e.2xlarge", None, "pytorch-cu126", {"workload-build"}),
@@ -53,9 +55,19 @@ CASES = [
     ("p6-b300.48xlarge", None, "pytorch-cu130", set()),  # 10.0's code runs on 10.3
     ("g6.xlarge", None, "pytorch-cu121", set()),  # 8.6's code runs on 8.9
     ("g5g.xlarge", None, "pytorch-cu121", {"workload-architecture"}),
+    ("g5g.xlarge", None, "pytorch-cu126", {"workload-build"}),  # 7.5 is in the wheels of x86_64 alone
+    ("g5g.xlarge", None, "pytorch-cu132", {"workload-build"}),
+    ("g5g.xlarge", None, "vllm", {"workload-build"}),
+    ("g5g.xlarge", None, "ollama", set()),
+    ("g5g.xlarge", None, "tgi", {"workload-architecture"}),
+    ("g4dn.xlarge", None, "pytorch-cu126", set()),
+    ("g7e.2xlarge", None, "tensorflow", {"workload-build"}),  # what it compiles from PTX does not run there
+    ("g4dn.xlarge", None, "tensorflow", set()),
+    ("g5.xlarge", image(), "triton-25.08", set()),  # its package for older drivers
+    ("p3dn.24xlarge", image(), "triton-25.08", {"workload-capability"}),
     ("g4ad.xlarge", None, "vllm", {"not-nvidia"}),
     ("p3.2xlarge", None, "vllm-0.7", {"retired"}),
-    ("p2.xlarge", None, "tensorflow", {"retired", "workload-capability"}),
+    ("p2.xlarge", None, "tensorflow-2.17", {"retired", "workload-capability"}),
     ("g6f.large", None, "ollama", set()),  # nobody knows the driver yet
 ]
 
@@ -78,6 +90,19 @@ def test_a_driver_that_is_at_its_end_is_a_warning() -> None:
 def test_an_unknown_driver_is_said_and_not_guessed() -> None:
     [told] = fit("g5.xlarge", image=None, workload=workload("ollama"), today=TODAY)
     assert (told.level, told.rule) == ("warning", "workload-driver")
+    [told] = fit("g5.xlarge", image=None, workload=workload("pytorch-cu130"), today=TODAY)
+    assert (told.level, told.rule) == ("warning", "workload-driver")
+    assert "needs driver 580.65.06 or later" in told.message  # of CUDA 13, where it says nothing itself
+    [told] = fit("g5.xlarge", image=None, workload=workload("jax-cuda12"), today=TODAY)
+    assert "525.60.13" in told.message
+
+
+def test_a_cuda_that_does_not_know_the_gpu_is_told_without_an_image_too() -> None:
+    found = fit("g7e.2xlarge", image=None, workload=workload("cuda-12.4"), today=TODAY)
+    assert {(one.level, one.rule) for one in found} == {
+        ("warning", "cuda-gpu"),
+        ("warning", "workload-driver"),
+    }
 
 
 def test_a_container_of_any_cuda_version_is_a_workload() -> None:
@@ -93,5 +118,6 @@ def test_every_workload_has_a_source_and_a_driver_to_be_judged_by() -> None:
     for name, one in workloads().items():
         assert one.source, name
         assert one.cuda or one.least_driver, name
-        assert one.least_cc or one.built_for, name
+        assert one.least_cc or one.built_for or one.note, name
+        assert not one.built_for_arm64 or "arm64" in one.arch, name
         assert one.cuda is None or fit("g5.xlarge", image=NEW, workload=one, today=TODAY) is not None

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from datetime import date, timedelta
 from decimal import Decimal
 
@@ -187,5 +188,11 @@ def test_a_family_is_split_where_its_types_are_elsewhere():
     assert shipped.zone_ids("p5.48xlarge", "ap-southeast-2") == ("apse2-az1", "apse2-az2", "apse2-az3")
     found = dict(shipped._grouped({"g9": ["g9.a", "g9.b"]}, {"g9.a": ("z1",)}))
     assert found == {"g9.a": ("z1",)}  # and never the family: its other type is not there
-    assert shipped.zone_ids("dl1.24xlarge", HERE) == ()  # retired: in no region
-    assert shipped.zone_ids("g9.xlarge", HERE) is None
+
+
+def test_what_the_source_has_in_no_region_is_unknown(monkeypatch):
+    there = shipped._offerings()
+    assert shipped.zone_ids("g7.2xlarge", "eu-west-1") == ()
+    monkeypatch.setattr(shipped, "_offerings", lambda: replace(there, unknown=("g7", "p5.4xlarge")))
+    assert shipped.zone_ids("g7.2xlarge", "eu-west-1") is shipped.zone_ids("p5.4xlarge", HERE) is None
+    assert shipped.zone_ids("p5.48xlarge", HERE)

@@ -1,11 +1,13 @@
 """A region is asked through botocore, whose Stubber checks every question; answers have AWS's shapes."""
 
+import gzip
 import json
 import re
 import subprocess
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from importlib.resources import files
 
 import boto3
 import pytest
@@ -591,6 +593,23 @@ def applied(patch, tmp_path):
 def test_no_difference_is_no_patch(types):
     found = difference.difference(types, HERE)
     assert (found.new, found.retired, found.changed, found.notes, found.patch) == ((), (), (), (), "")
+
+
+def test_the_catalogue_is_as_ec2_was_when_moto_asked_it():
+    """Every type of the region that has all; from moto's file, for the embedded cloud adds to its tables."""
+    file = files("moto").joinpath("ec2/resources/instance_types.json.gz")
+    answer = json.loads(gzip.decompress(file.read_bytes()))
+    rows = {name: described(row) for name, row in answer.items() if row.get("GpuInfo", {}).get("Gpus")}
+    found = difference.difference(cache.Types(NOW.date(), "moto", rows), HERE)
+    assert len(rows) > 60
+    assert (found.new, found.retired, found.changed, found.patch) == ((), (), (), "")
+
+
+def test_what_the_catalogue_leaves_out_is_not_new(types):
+    now = with_types(types, **{"p6e-gb200_36xlarge": told_as(instance_types()["p6-b200.48xlarge"])})
+    found = difference.difference(now, HERE)
+    assert (found.new, found.patch) == ((), "")
+    assert found.notes[0].startswith("p6e-gb200.36xlarge is left out: four GPUs of a GB200 UltraServer")
 
 
 def test_every_row_has_the_form_that_is_edited():

@@ -28,6 +28,35 @@ def test_the_kv_cache_of_a_token_is_as_paged_attention_says() -> None:
     assert found["kv-cache"] == 2 * 5120 * 40 * 2 == 819200
 
 
+def test_few_key_value_heads_are_copied_and_not_cut() -> None:
+    """VLLM: max(1, heads // GPUs) on each, so 4 heads of 128 on 8 GPUs take a fourth and not an eighth."""
+    four = Model(7.6e9, layers=28, width=3584, kv_width=4 * 128)
+    whole = terms(four)["kv-cache"]
+    assert whole == 2 * 28 * 512 * 4096 * 2
+    assert [terms(four, tensor_parallel=gpus)["kv-cache"] for gpus in (2, 4, 8)] == [
+        whole / 2,
+        whole / 4,
+        whole / 4,
+    ]
+
+
+def test_each_of_several_gpus_holds_all_of_a_layers_input() -> None:
+    """Reducing Activation Recomputation, section 4.2.1: what is outside of attention and MLP is not cut."""
+    model = Model(7e9, layers=32, width=4096)
+    assert terms(model)["activations"] == 6 * 4096 * 4096 * 2
+    assert terms(model, tensor_parallel=4)["activations"] == (2 + 1) * 4096 * 4096 * 2
+
+
+def test_training_adapters_in_32_bit_takes_activations_of_32_bit() -> None:
+    model = Model(7e9, layers=32, width=4096)
+    half, full = terms(model, mode="lora"), terms(model, mode="lora", precision="fp32")
+    assert full["activations"] == 2 * half["activations"]
+    adapters = 32 * 18 * 4096 * 16  # LoRA: r * (in + out) of four matrices of attention and two of the MLP
+    assert half["adapters"] == 2 * adapters
+    for found in (half, full):  # ZeRO's 16 bytes a weight
+        assert found["adapters"] + found["gradients"] + found["optimizer"] == 16 * adapters
+
+
 @pytest.mark.parametrize(
     ("shared", "factor"),
     [(1, 34 + 5 * 96 * 2048 / 12288), (8, 10 + 24 / 8 + 5 * 96 * 2048 / (12288 * 8))],
@@ -55,6 +84,18 @@ def test_what_nobody_said_is_estimated_and_told() -> None:
     assert (found.model.layers, found.model.width) == (33, 4224)  # Llama 7B: 32 and 4096
     assert any("12 * layers * width^2" in text for text in found.assumed)
     assert size(Model(7e9, 32, 4096, 1024), Run()).assumed == ()
+    for model, told in (
+        (Model(7e9, layers=32, kv_width=1024), "width 4224"),
+        (Model(7e9, width=4096, kv_width=1024), "35 layers"),
+    ):
+        [assumed] = size(model, Run()).assumed
+        assert assumed.startswith(told)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_more_weights_never_take_less_where_all_else_is_estimated(mode: str) -> None:
+    sizes = [size(Model(1e6 * 1.01**step), Run(mode, batch=64)).per_gpu_mib for step in range(1400)]  # type: ignore[arg-type]
+    assert sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -74,6 +115,15 @@ def test_more_of_anything_never_takes_less(seed: int) -> None:
         }
         return size(Model(weights, 12, 4096), Run(**values)).per_gpu_mib  # type: ignore[arg-type]
 
+    def shaped(rank: int = 16, **more: int) -> int:
+        shape = {"layers": 12, "width": 4096, "kv_width": 1024, "vocabulary": 32000, **more}
+        run = Run(mode, precision, batch, context, shared, rank=rank)  # type: ignore[arg-type]
+        return size(Model(weights, **shape), run).per_gpu_mib
+
+    plain = shaped()
+    for larger in ({"layers": 13}, {"width": 4224}, {"kv_width": 1152}, {"vocabulary": 32001}):
+        assert plain <= shaped(**larger)
+    assert plain <= shaped(rank=17)
     here = needs()
     assert here <= needs(batch=batch + 1)
     assert here <= needs(context=context + 1)
@@ -90,6 +140,7 @@ def test_more_of_anything_never_takes_less(seed: int) -> None:
         ({"precision": "fp4"}, "unknown --precision 'fp4'"),
         ({"mode": "train", "precision": "int8"}, "--mode train in int8"),
         ({"batch": 0}, "--batch is 0, wanted 1 or more"),
+        ({"rank": 0}, "--rank is 0, wanted 1 or more"),
         ({"optimizer": "adam"}, "unknown --optimizer"),
         ({"kv_precision": "4"}, "unknown --kv-precision"),
     ],
@@ -99,8 +150,15 @@ def test_what_can_not_be_is_told(run: dict[str, object], told: str) -> None:
         size(Model(7e9), Run(**run))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("shape", ["layers", "width", "kv_width", "vocabulary"])
+def test_a_shape_below_nothing_is_refused(shape: str) -> None:
+    with pytest.raises(UsageError, match=f"--{shape.replace('_', '-')} is -1"):
+        size(Model(7e9, **{shape: -1}), Run())
+
+
 def test_a_number_of_weights_may_have_its_letter() -> None:
-    assert [parameters(text) for text in ("7e9", "7B", "0.5b", "350M")] == [7e9, 7e9, 5e8, 350e6]
+    numbers = [parameters(text) for text in ("7e9", "7e+9", "7B", "0.5b", "350M")]
+    assert numbers == [7e9, 7e9, 7e9, 5e8, 350e6]
     for text in ("", "seven", "7", "1.2.3B", "-7B", "7e99"):
         with pytest.raises(UsageError, match="is no number of weights"):
             parameters(text)

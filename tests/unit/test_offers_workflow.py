@@ -50,7 +50,7 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("status", ["0", "5"])
+@pytest.mark.parametrize("status", ["10", "5"])
 def test_a_difference_becomes_an_issue_with_its_patch(run, tmp_path, status):
     notes = ["g9.xlarge: its GPU is not in nvidia_matrix.yaml"]
     done, asked = run({"patch": PATCH, "notes": notes}, STATUS=status)

@@ -308,7 +308,7 @@ def offer(calls):
 
 
 def ask_region(calls, endpoint):
-    """Each question fails alone, so the rest is asked when moto, which has few of the answers, gives none."""
+    """Each question fails alone: with all refused, all are asked, and quickly."""
     calls.job = "refresh"
     endpoint.refuse = lambda _: ("UnauthorizedOperation", "no")
     cloud = SimpleNamespace(name="aws", region=endpoint.region, client=endpoint.client)

@@ -45,7 +45,8 @@ class _Lack:
 def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> Answer:
     """What satisfies a request in regions, and what came near.
 
-    Order: price an hour, with those of unknown price last; then the newer GPU; then the name.
+    Order: price an hour, with those of unknown price last; then the newer GPU; then the smaller
+    machine; then the name.
 
     Args:
         cloud: Whose answers count: aws or embedded.
@@ -209,11 +210,9 @@ def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tu
 
 
 def sold_gb(machine: InstanceType) -> int | None:
-    """The memory of one of its GPUs as it is sold, in GB; None where no source says."""
-    labels = gpu(machine.gpu).memory_gb
-    if machine.gpu_fraction < 1 or not labels:
-        return None
-    return min(labels, key=lambda label: abs(label * 1024 - machine.gpu_memory_mib))
+    """The memory of one of its GPUs or fractions as it is sold, in GB; None where no source says."""
+    labels = [round(label * machine.gpu_fraction) for label in gpu(machine.gpu).memory_gb]
+    return min(labels, key=lambda label: abs(label * 1024 - machine.gpu_memory_mib), default=None)
 
 
 def _offer(name: str, machine: InstanceType, region: str, request: Request, today: date, cloud: str) -> Offer:
@@ -266,7 +265,7 @@ def _notes(machine: InstanceType, market: str, price: Figure | None) -> Iterable
         yield "price is old"
 
 
-def _order(price: Figure | None, name: str) -> tuple[bool, Decimal, tuple[int, ...], str]:
-    board = gpu(instance_types()[name].gpu)
-    age = tuple(-number for number in version_key(board.cc or "0"))
-    return price is None, price.value if price else Decimal(0), age, name
+def _order(price: Figure | None, name: str) -> tuple[bool, Decimal, tuple[int, ...], int, str]:
+    machine = instance_types()[name]
+    age = tuple(-number for number in version_key(gpu(machine.gpu).cc or "0"))
+    return price is None, price.value if price else Decimal(0), age, machine.vcpu, name

@@ -6,6 +6,7 @@ recorded them; prices are us-east-1's and us-west-2's of catalog/data/prices.yam
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import Answer, nothing, select
@@ -118,6 +120,7 @@ OFFERED: list[tuple[str, dict[str, Any], str, int]] = [
     ("1", {"fractions": True, "memory": "16GiB"}, "g6f.xlarge", 33),
     ("L4:1:4GiB..", {"fractions": True}, "g6f.2xlarge", 10),
     ("L4:1:8GiB..", {"fractions": True, "memory": "100GiB"}, "gr6f.4xlarge", 5),
+    ("12GB:1", {"fractions": True}, "g6f.4xlarge", 2),  # half of an L4 of 24 GB
     # money
     ("1", {"max_price": "0.526"}, "g4dn.xlarge", 1),
     ("24GiB..:1", {"max_price": "2.50"}, "g6e.xlarge", 2),
@@ -132,6 +135,7 @@ OFFERED: list[tuple[str, dict[str, Any], str, int]] = [
     ("H200:8", {"regions": (WEST,)}, "p5en.48xlarge", 2),  # p5e has no price, so it comes last
     ("24GiB..:1", {"regions": (WEST,), "spot": "auto"}, "g6e.xlarge", 12),
     ("T4:1", {"regions": ("af-south-1",), "cpu": 64}, "g4dn.16xlarge", 1),
+    ("T4:1", {"regions": ("eu-west-1",)}, "g4dn.xlarge", 5),  # no prices there: the smallest first
     ("A100:8", {"regions": ("eu-west-1",)}, "p4d.24xlarge", 1),
 ]
 
@@ -184,6 +188,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("T4:1", {"arch": "arm64"}, {"g4dn.xlarge": "it is x86_64, wanted arm64", "g5g.xlarge": "it has 1 T4G"}),
     # a part of one
     ("L4:4GiB..6GiB:1", {}, {"g6f.2xlarge": "0.25 of one L4"}),
+    ("L4:1:4GB", {"fractions": True}, {"g6f.large": "L4 is of 3 GB", "g6f.2xlarge": "L4 is of 6 GB"}),
     # too dear, by a cent
     ("T4:1", {"max_price": "0.525"}, {"g4dn.xlarge": "costs 0.526 USD/hour"}),
     ("T4:1", {"cpu": 8, "memory": "32GiB", "max_price": "0.751"}, {"g4dn.2xlarge": "costs 0.752"}),
@@ -222,11 +227,19 @@ def test_there_are_requests_enough() -> None:
     assert len(set(asked)) == len(asked)
 
 
-def test_boards_of_others_are_offered_to_nobody_who_does_not_name_them() -> None:
+def test_boards_of_others_are_offered_to_nobody_who_does_not_name_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("g4ad.xlarge", "dl1.24xlarge"):  # as if EC2 still had them
+        living = replace(instance_type(name), status="current", retired_since="")
+        monkeypatch.setitem(instance_types(), name, living)
+    monkeypatch.setattr("gpukiln.offers.prices.offerings", lambda *_, **__: None)  # where, is not known
     for gpu in ("", "8GiB..:1", "8GB:1", "32GiB:8", "32GB:8"):
         seen = answer(gpu, {"arch": "any", "fractions": True})
         names = {one.instance_type for one in (*seen.offers, *seen.near)}
         assert not {name for name in names if name.startswith(("g4ad", "dl1"))}, gpu
+    assert [one.instance_type for one in answer("V520:1", {}).offers] == ["g4ad.xlarge"]
+    assert [one.instance_type for one in answer("Gaudi:8", {}).offers] == ["dl1.24xlarge"]
 
 
 ALIKE = [

@@ -193,3 +193,17 @@ def changes():
 def is_change(action):
     """Whether a call changes something."""
     return not action.startswith(("Describe", "Get", "List"))
+
+
+def running():
+    """The zone of each instance that starts or runs."""
+    pages = (
+        Cloud()
+        .client("ec2")
+        .describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}])
+    )
+    return {
+        one["InstanceId"]: one["Placement"]["AvailabilityZone"]
+        for reservation in pages["Reservations"]
+        for one in reservation["Instances"]
+    }

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
+from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.gpus import cli
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.plan import Plan
@@ -17,7 +19,7 @@ from tests.support import nvml_double
 from tests.support.endpoint import Endpoint, serve
 from tests.support.gpus import double
 from tests.support.plans import BAKE, VERDICT, ec2_with_a_base, plan
-from tests.support.release_cloud import end_server, tell
+from tests.support.release_cloud import Cloud, end_server, make_image, running, server, tell
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,26 @@ def server_of_release_cloud() -> Iterator[None]:
 def empty_cloud() -> None:
     """The cloud of release_cloud, without images."""
     tell("reset")
+
+
+@pytest.fixture(scope="module")
+def image_id() -> Iterator[str]:
+    """The one image of release_cloud."""
+    tell("reset")
+    yield make_image("b1")
+    tell("reset")
+
+
+@pytest.fixture
+def layout(image_id: str) -> Iterator[Layout]:
+    """Where release_cloud keeps its scripts; afterwards nothing is scripted, and nothing runs."""
+    assert image_id
+    layout = server()[1]
+    yield layout
+    scarcity.clear(layout)
+    if alive := running():
+        Cloud().client("ec2").terminate_instances(InstanceIds=[*alive])
+    tell("calls")
 
 
 @pytest.fixture

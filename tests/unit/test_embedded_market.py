@@ -18,35 +18,11 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.instances.launch import launch
 from gpukiln.offers.availability import availability
-from tests.support.release_cloud import HOME, Cloud, make_image, server, tell
+from tests.support.release_cloud import HOME, Cloud, server, tell
 
 G, P = "L-DB2E81BA", "L-417A185B"
 TYPES = ["g5.xlarge", "g6.xlarge", "g4dn.xlarge"]
 DLAMI = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-{}/latest/ami-id"
-
-
-@pytest.fixture(scope="module")
-def image_id():
-    tell("reset")
-    yield make_image("b1")
-    tell("reset")
-
-
-@pytest.fixture
-def layout(image_id):
-    assert image_id
-    layout = server()[1]
-    yield layout
-    scarcity.clear(layout)
-    ec2 = Cloud().client("ec2")
-    alive = [
-        one["InstanceId"]
-        for page in ec2.describe_instances()["Reservations"]
-        for one in page["Instances"]
-        if one["State"]["Name"] == "running"
-    ]
-    if alive:
-        ec2.terminate_instances(InstanceIds=alive)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from gpukiln.clouds.embedded import clean, scarcity
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import BusyError, UnavailableError, UsageError
 from gpukiln.instances.launch import launch
-from tests.support.release_cloud import Cloud, make_image, server, tell
+from tests.support.release_cloud import Cloud, running, tell
 
 TYPE = "g5.xlarge"
 ZONES = ["us-west-2a", "us-west-2b", "us-west-2c"]  # that have it, as moto's offerings say
@@ -17,41 +17,9 @@ WORKS = "Our system will be working on provisioning additional capacity."
 SPOT = {"InstanceMarketOptions": {"MarketType": "spot"}}
 
 
-@pytest.fixture(scope="module")
-def image_id():
-    tell("reset")
-    yield make_image("b1")
-    tell("reset")
-
-
-@pytest.fixture
-def layout(image_id):
-    assert image_id
-    layout = server()[1]
-    yield layout
-    scarcity.clear(layout)
-    ec2 = Cloud().client("ec2")
-    if alive := running():
-        ec2.terminate_instances(InstanceIds=[*alive])
-    tell("calls")
-
-
 @pytest.fixture
 def home(tmp_path):
     return Layout(tmp_path)
-
-
-def running():
-    pages = (
-        Cloud()
-        .client("ec2")
-        .describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}])
-    )
-    return {
-        one["InstanceId"]: one["Placement"]["AvailabilityZone"]
-        for reservation in pages["Reservations"]
-        for one in reservation["Instances"]
-    }
 
 
 def left():

@@ -140,8 +140,8 @@ def shown(
     Raises:
         UsageError: The catalogue does not know it.
     """
-    offers = offers_of(name, regions, today, cloud=source_of(cloud))
-    places = _places(cloud, offers, spot=spot)
+    offers = offers_of(name, regions, today, spot=spot, cloud=source_of(cloud))
+    places = _places(cloud, offers)
     rows = tuple(
         Row(
             offer,
@@ -211,7 +211,7 @@ def listing(
         except RefusedError as too_dear:
             error = error or too_dear
     choices = {(offer.instance_type, offer.region): choice for offer, choice in fitting}
-    places = _places(cloud, [offer for offer, _ in priced], spot=request.spot != "no")
+    places = _places(cloud, [offer for offer, _ in priced])
     rows = tuple(
         Row(
             offer,
@@ -266,16 +266,17 @@ def source_of(cloud: Cloud | None) -> str:
     return cloud.name if cloud else "aws"
 
 
-def _places(
-    cloud: Cloud | None, offers: Sequence[Offer], *, spot: bool
-) -> dict[tuple[str, str], tuple[Place, ...]]:
-    """Where offers can be had, by type and region; a region is asked once, for all of its types together."""
+def _places(cloud: Cloud | None, offers: Sequence[Offer]) -> dict[tuple[str, str], tuple[Place, ...]]:
+    """Where offers can be had, by type and region.
+
+    A region is asked once a market, for all types that are offered of it together.
+    """
     found: dict[tuple[str, str], tuple[Place, ...]] = {}
     if cloud is None:
         return found
-    for region in dict.fromkeys(offer.region for offer in offers):
-        names = [offer.instance_type for offer in offers if offer.region == region]
-        there = availability(cloud.in_region(region), names, spot=spot)
+    for region, market in dict.fromkeys((offer.region, offer.market) for offer in offers):
+        names = [one.instance_type for one in offers if (one.region, one.market) == (region, market)]
+        there = availability(cloud.in_region(region), names, spot=market == "spot")
         for name in names:
             found[name, region] = tuple(place for place in there if place.instance_type == name)
     return found

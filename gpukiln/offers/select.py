@@ -72,16 +72,21 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
     return Answer(tuple(offers), tuple(row for row, _ in near))
 
 
-def offers_of(name: str, regions: Iterable[str], today: date, *, cloud: str = "aws") -> tuple[Offer, ...]:
+def offers_of(
+    name: str, regions: Iterable[str], today: date, *, spot: bool = False, cloud: str = "aws"
+) -> tuple[Offer, ...]:
     """One machine in regions, whatever is wrong with it.
+
+    Args:
+        spot: Whether its spot price is the one that counts.
 
     Raises:
         UsageError: The catalogue does not know it.
     """
     from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
 
-    machine = instance_type(name)
-    return tuple(_offer(name, machine, region, Request(spot="auto"), today, cloud) for region in regions)
+    machine, request = instance_type(name), Request(spot="only" if spot else "no")
+    return tuple(_offer(name, machine, region, request, today, cloud) for region in regions)
 
 
 def nothing(request: Request, answer: Answer, regions: Sequence[str]) -> IncompatibleError:
@@ -217,7 +222,7 @@ def sold_gb(machine: InstanceType) -> int | None:
 
 def _offer(name: str, machine: InstanceType, region: str, request: Request, today: date, cloud: str) -> Offer:
     on_demand = prices.on_demand(name, region, today, cloud=cloud)
-    spot = prices.spot(name, region, today, cloud=cloud) if machine.spot and request.spot != "no" else ()
+    spot = prices.spot(name, region, today, cloud=cloud) if machine.spot else ()
     cheapest = min(spot, key=lambda one: one.now.value, default=None)
     market: Literal["on-demand", "spot"] = "on-demand"
     price = on_demand

@@ -1,0 +1,40 @@
+"""What a request gets when a cloud is asked too: each offer with the zones and quota of its own market."""
+
+from datetime import date
+
+import pytest
+
+from gpukiln.catalog.quotas import quota_of
+from gpukiln.offers.cost import Use
+from gpukiln.offers.listing import Runs, listing, shown
+from gpukiln.offers.request import parse
+from tests.support.release_cloud import Cloud
+
+TODAY = date(2026, 11, 23)
+
+
+@pytest.fixture
+def cloud(layout, tmp_path, monkeypatch):
+    """The embedded API, with nothing scripted and nothing kept."""
+    assert layout
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    return Cloud()
+
+
+def test_an_offer_is_told_the_quota_of_its_own_market(cloud) -> None:
+    request = parse("L40S:1", spot="auto")
+    found, error = listing(request, ["us-west-2"], TODAY, use=Use(), runs=Runs(), cloud=cloud)
+    assert error is None
+    markets = {row.offer.market for row in found.offers}
+    assert markets == {"spot", "on-demand"}  # of some types no spot price is known
+    for row in found.offers:
+        quota = quota_of(row.offer.instance_type, row.offer.market)
+        assert {place.quota.code for place in row.places} == {quota.code}
+
+
+def test_a_machine_is_shown_in_the_market_that_was_asked_for(cloud) -> None:
+    for spot, market in ((False, "on-demand"), (True, "spot")):
+        found = shown("g6e.xlarge", ["us-west-2"], TODAY, use=Use(), cloud=cloud, spot=spot)
+        [row] = found.offers
+        assert row.offer.market == market
+        assert {place.quota.code for place in row.places} == {quota_of("g6e.xlarge", market).code}

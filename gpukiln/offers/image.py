@@ -94,7 +94,7 @@ class Images:
 def images_of(cloud: Cloud) -> Images:
     """What a region has: asked once a day, and kept with its age."""
     file = state_home() / "offers" / f"images-{cloud.name}-{cloud.region}.json"
-    if (found := _kept(file)) is not None and found.age < MAX_AGE:
+    if (found := _kept(file)) is not None:
         return found
     notes: list[str] = []
     released = _asked(_released, cloud, "what the channels point at", notes)
@@ -212,8 +212,10 @@ def families(description: str) -> tuple[str, ...]:
 
 
 def _kept(file: Path) -> Images | None:
-    """The answer that was kept; what is damaged is asked for again."""
+    """The answer that was kept and still counts; what is damaged, or of tomorrow, is asked for again."""
     try:
-        return load(Images, json.loads(file.read_bytes()), where=str(file))
-    except (OSError, ValueError, UsageError):
+        found = load(Images, json.loads(file.read_bytes()), where=str(file))
+        counts = timedelta(0) <= found.age < MAX_AGE
+    except (OSError, ValueError, TypeError, UsageError):  # TypeError: a time without its zone
         return None
+    return found if counts else None

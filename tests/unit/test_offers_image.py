@@ -120,7 +120,13 @@ def test_a_region_is_asked_once_and_its_answer_kept_with_its_age(
     file.write_text(file.read_text().replace(first.at, old))
     assert images_of(Cloud(**answers({"Parameters": []}))).at > old
     file.write_text("{")  # damaged: asked again
-    assert images_of(Cloud(**answers({"Parameters": []}))).dlamis == first.dlamis
+    kept = images_of(Cloud(**answers({"Parameters": []})))
+    assert kept.dlamis == first.dlamis
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat(timespec="seconds")
+    for at in ("", "yesterday", "2026-11-23T00:00:00", tomorrow):  # no time, none of a zone, none that was
+        file.write_text(file.read_text().replace(kept.at, at))
+        kept = images_of(Cloud(**answers({"Parameters": []})))
+        assert kept.at not in ("", at)
 
 
 def test_what_can_not_be_asked_is_noted_and_not_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,10 @@ class _Region:
         """For questions that refuse a type that the region does not know."""
         return self.names if self.described is None else sorted(self.described)
 
+    def says(self, source: str) -> str:
+        """The source of an answer; a rehearsed one may not be taken for AWS's."""
+        return source if self.cloud.name == "aws" else f"{source}, rehearsed by the {self.cloud.name} cloud"
+
     def none(self, call: str) -> UnavailableError:
         """An answer without anything in it is none: what was known before may not go with it."""
         return UnavailableError(
@@ -192,7 +196,7 @@ def _types(region: _Region) -> cache.Types:
                     found[row["InstanceType"]] = described(row)
     if not seen:
         raise region.none("DescribeInstanceTypes")
-    return cache.Types(region.today, "EC2 DescribeInstanceTypes", dict(sorted(found.items())))
+    return cache.Types(region.today, region.says("EC2 DescribeInstanceTypes"), dict(sorted(found.items())))
 
 
 def described(row: Row) -> cache.Described:
@@ -238,7 +242,7 @@ def _offerings(region: _Region) -> cache.Offerings:
     if region.own_names and not any(zones.values()):
         raise region.none("DescribeInstanceTypeOfferings")
     rows = {name: tuple(sorted(where)) for name, where in zones.items()}
-    return cache.Offerings(region.today, "EC2 DescribeInstanceTypeOfferings", rows)
+    return cache.Offerings(region.today, region.says("EC2 DescribeInstanceTypeOfferings"), rows)
 
 
 def _spot(region: _Region) -> cache.SpotHistory:
@@ -252,14 +256,16 @@ def _spot(region: _Region) -> cache.SpotHistory:
             ):
                 for row in page["SpotPriceHistory"]:
                     zone = seen[row["InstanceType"]].setdefault(row["AvailabilityZone"], [])
-                    zone.append((row["Timestamp"], _decimal(row["SpotPrice"], "DescribeSpotPriceHistory")))
+                    zone.append(
+                        (row["Timestamp"], _plain(_decimal(row["SpotPrice"], "DescribeSpotPriceHistory")))
+                    )
     if region.own_names and not any(seen.values()):
         raise region.none("DescribeSpotPriceHistory")
     zones = {
         name: {zone: held(rows, start, region.now) for zone, rows in sorted(by_zone.items())}
         for name, by_zone in seen.items()
     }
-    return cache.SpotHistory(region.today, "EC2 DescribeSpotPriceHistory", zones)
+    return cache.SpotHistory(region.today, region.says("EC2 DescribeSpotPriceHistory"), zones)
 
 
 def held(changes: Sequence[tuple[datetime, Decimal]], start: datetime, now: datetime) -> cache.ZonePrice:
@@ -302,7 +308,7 @@ def _on_demand(region: _Region) -> cache.Hourly:
             region.say(f"{name} has {len(usd)} prices in the Price List, which is none: {sorted(usd)}")
     if region.own_names and not prices:
         raise region.none("GetProducts")
-    return cache.Hourly(region.today, "AWS Price List, GetProducts of AmazonEC2", prices)
+    return cache.Hourly(region.today, region.says("AWS Price List, GetProducts of AmazonEC2"), prices)
 
 
 def _volume(region: _Region) -> cache.Amount:
@@ -329,7 +335,8 @@ def _amount(region: _Region, service: str, usage: str, unit: str, about: Mapping
                 f"the Price List has {len(found)} prices of {usage} in {region.cloud.region}: {sorted(found)}"
             )
         )
-    return cache.Amount(region.today, f"AWS Price List, GetProducts of {service}: {usage}", found.pop())
+    source = region.says(f"AWS Price List, GetProducts of {service}: {usage}")
+    return cache.Amount(region.today, source, found.pop())
 
 
 def _products(region: _Region, service: str, **attributes: str) -> Iterator[Row]:
@@ -368,7 +375,7 @@ def _quotas(region: _Region) -> cache.Quotas:
             found[quota.code] = int(answer["Quota"]["Value"])
     if not found:
         raise region.none("GetServiceQuota")
-    return cache.Quotas(region.today, "Service Quotas, GetServiceQuota", found)
+    return cache.Quotas(region.today, region.says("Service Quotas, GetServiceQuota"), found)
 
 
 QUESTIONS: dict[str, tuple[str, Callable[[_Region], Any]]] = {  # `types` first: the others ask for them

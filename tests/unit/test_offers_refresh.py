@@ -288,6 +288,15 @@ def test_everything_is_kept_with_its_day(cloud):
     assert cache.read("aws", HERE).quotas.vcpus["L-DB2E81BA"] == 64
 
 
+def test_what_is_rehearsed_is_not_awss_word(cloud, monkeypatch):
+    monkeypatch.setattr(cloud, "name", "embedded", raising=False)
+    cloud.everything()
+    refreshed, _ = run(cloud)
+    kept = cache.read("embedded", HERE)
+    for part in refreshed.parts:
+        assert getattr(kept, part.name).source.endswith(", rehearsed by the embedded cloud")
+
+
 def test_what_is_asked(cloud):
     """The filters stand for Linux, shared, without software, in use; region by its code."""
     everything = {**MACHINE, "regionCode": HERE}

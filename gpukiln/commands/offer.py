@@ -295,7 +295,7 @@ def check(
         )
     if not (others or image or needs):
         raise UsageError("nothing is named that is to run there", hint="an AMI, a build, --image or --needs")
-    region = _regions(regions)[0]
+    region = _one_region(regions, "--regions")
     runs = _runs(needs, image or "".join(others), _cloud(cloud, region, profile))
     if runs.choose:
         raise UsageError(
@@ -336,7 +336,7 @@ def refresh(
     from gpukiln.offers.refresh import REFRESH, Document, require_complete
     from gpukiln.offers.refresh import refresh as ask
 
-    named = _regions(region)[0]
+    named = _one_region(region, "--region")
     where = _cloud(cloud, named, profile)
     assert where is not None  # noqa: S101 - a cloud was named
     asked = ask(where, say)
@@ -416,6 +416,15 @@ def _regions(text: str) -> list[str]:
 
             check_region(region)
     return list(dict.fromkeys(named))
+
+
+def _one_region(text: str, option: str) -> str:
+    from gpukiln.errors import UsageError
+
+    named = _regions(text)
+    if len(named) > 1:
+        raise UsageError(f"{option} {text} names {len(named)} regions", hint="one at a time")
+    return named[0]
 
 
 def _use(hours: int, volume: str, *, no_address: bool) -> Use:

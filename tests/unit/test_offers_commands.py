@@ -119,6 +119,8 @@ def test_one_machine_is_shown_with_the_source_of_its_price(offer: Typed) -> None
         (("check", "ami-1"), "no instance type is named"),
         (("check", "ami-1", "g6.xlarge"), "ami-1 was not built here"),
         (("check", "g6.xlarg", "--needs", "vllm"), "unknown GPU instance type 'g6.xlarg'"),
+        (("check", "g6.xlarge", "--needs", "vllm", "--regions", "us-west-2,us-east-1"), "names 2 regions"),
+        (("refresh", "--region", "us-west-2,us-east-1"), "names 2 regions"),
     ],
 )
 def test_what_is_no_request_is_told(offer: Typed, words: tuple[str, ...], told: str) -> None:

@@ -20,7 +20,7 @@ FORM = (
     "NAMES, MEMORY and COUNT with `:` between them, for example T4:1, 24GiB..:2, A10G,L4:1..4 or H100:80GB:8"
 )
 ARCHES = ("x86_64", "arm64", "any")
-_SIZE = r"(\d+(?:\.\d+)?)\s*(MiB|GiB|TiB|MB|GB|TB)"
+_SIZE = r"(\d{1,12}(?:\.\d{1,12})?)\s*(MiB|GiB|TiB|MB|GB|TB)"
 _BINARY = {"MIB": 1, "GIB": 1024, "TIB": 1024**2}
 _DECIMAL = {"MB": Decimal("0.001"), "GB": Decimal(1), "TB": Decimal(1000)}
 
@@ -112,9 +112,9 @@ def _gpu(text: str) -> tuple[Span, tuple[str, ...], Span | None, Span | None]:
     """Count, keys of GPUs, memory as counted, memory as sold."""
     found: dict[str, str] = {}
     for part in filter(None, (one.strip() for one in text.split(":"))):
-        if re.fullmatch(r"\d*(\.\.)?\d*", part):
+        if re.fullmatch(r"\d{0,9}(\.\.)?\d{0,9}", part):
             what = "count"
-        elif re.fullmatch(rf"({_SIZE}|\d+(?=\.\.))?(\.\.)?({_SIZE})?", part, re.IGNORECASE):
+        elif re.fullmatch(rf"({_SIZE}|\d{{1,12}}(?=\.\.))?(\.\.)?({_SIZE})?", part, re.IGNORECASE):
             what = "memory"
         else:
             what = "names"
@@ -183,10 +183,12 @@ def _names(part: str) -> tuple[str, ...]:
                 f"--gpu {word!r} is an instance type, wanted GPUs",
                 hint=f"`invoke offer.show {word}` shows it",
             )
-        name = re.sub(r"^(nvidia|tesla|geforce)", "", _plain(word)) or _plain(word)
+        name = re.sub(r"^(nvidia)?(tesla|geforce)?", "", _plain(word)) or _plain(word)
         if name not in known:
             raise unknown("GPU", word, [board.name for board in gpus().values()])
         found += known[name]
+    if not found:
+        raise UsageError(f"--gpu {part!r} names no GPU", hint=f"wanted: {FORM}")
     return tuple(dict.fromkeys(found))
 
 

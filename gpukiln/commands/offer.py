@@ -206,7 +206,7 @@ def size(
     )
     _tell(answer, all=all, json=json)
     if error:
-        if not answer.offers and not answer.refused:
+        if sizes.too_large(answer.request):
             error.hint = f"--tensor-parallel {tensor_parallel * 2} shares it among more GPUs; or fewer bits"
         raise error
 

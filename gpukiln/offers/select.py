@@ -52,7 +52,7 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
         cloud: Whose answers count: aws or embedded.
     """
     offers: list[Offer] = []
-    near: list[tuple[NearMiss, tuple[int, int, int]]] = []
+    near: list[tuple[NearMiss, tuple[int, int, int, int]]] = []
     for name, machine in instance_types().items():
         board = gpu(machine.gpu)
         if board.manufacturer != "NVIDIA" and machine.gpu not in request.gpus:
@@ -187,14 +187,14 @@ def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list
     return found
 
 
-def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tuple[int, int] | None:
+def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tuple[int, int, int] | None:
     """How near it comes; None: what is too far away to be told.
 
     Another GPU is near where it has the memory of the smallest that was named, and is no older.
 
     Returns:
-        0 where it has the GPUs, 1 where it has them in another number or size, 2 where it has others; and MiB
-        of memory that each lacks.
+        0 where it has the GPUs, 1 where it has them in another number or size, 2 where it has others; how
+        many are missing; and MiB of memory that each lacks.
     """
     kinds = {one.of for one in lacks}
     if "retired" in kinds and not request.gpus:
@@ -204,14 +204,16 @@ def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tu
         if far and len(lacks) > 1:
             return None
         least = request.gpu_memory_mib.low if request.gpu_memory_mib else 0
-        return 1 if far else 0, max(least - machine.gpu_memory_mib, 0)
+        counted = machine.gpus if machine.gpu_fraction == 1 or request.fractions else 0
+        missing = max(request.count.low - counted, 0)
+        return 1 if far else 0, missing, max(least - machine.gpu_memory_mib, 0)
     if len(lacks) > 1:
         return None
     asked = [one for one in instance_types().values() if one.gpu in request.gpus and one.gpu_fraction == 1]
     least = min((one.gpu_memory_mib for one in asked), default=0)
     oldest = min(version_key(gpu(key).cc or "0") for key in request.gpus)
     new_enough = version_key(gpu(machine.gpu).cc or "0") >= oldest
-    return (2, 0) if machine.gpu_memory_mib >= least and new_enough else None
+    return (2, 0, 0) if machine.gpu_memory_mib >= least and new_enough else None
 
 
 def sold_gb(machine: InstanceType) -> int | None:

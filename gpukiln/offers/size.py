@@ -19,6 +19,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import UsageError
 from gpukiln.offers.model import Request, Span
 from gpukiln.typed import unknown
@@ -36,6 +37,7 @@ CHECKPOINTS = ("none", "selective", "full")
 HEAD = 128  # width of an attention head where nothing is said: Llama's, and GPT-3's
 CONTEXT_MIB = 1024
 SHARE_USED = 0.9
+MOST = 10**9  # of anything that is counted: more is a slip of the keyboard
 OWN = "an allowance of this project"
 
 
@@ -158,6 +160,14 @@ def as_request(found: Size, wanted: Request) -> Request:
     return replace(wanted, count=Span(found.run.tensor_parallel), gpu_memory_mib=Span(found.per_gpu_mib))
 
 
+def too_large(request: Request) -> bool:
+    """Whether no machine has so much memory on so many GPUs, and one has more GPUs to share it among."""
+    machines = [one for one in instance_types().values() if one.status != "retired"]
+    memory = request.gpu_memory_mib or Span(0)
+    has_it = any(one.gpus in request.count and one.gpu_memory_mib in memory for one in machines)
+    return not has_it and any(one.gpus >= 2 * request.count.low for one in machines)
+
+
 def _check(model: Model, run: Run) -> None:
     for what, value, known in (
         ("--mode", run.mode, MODES),
@@ -178,8 +188,9 @@ def _check(model: Model, run: Run) -> None:
         ("--width", model.width, 0),
         ("--kv-width", model.kv_width, 0),
     ):
-        if number < least:
-            raise UsageError(f"{option} is {number}, wanted {least} or more")
+        if not least <= number <= MOST:
+            wanted = f"{least} or more" if number < least else f"at most {MOST}"
+            raise UsageError(f"{option} is {number}, wanted {wanted}")
     if run.mode == "train" and run.precision not in TRAINED_IN:
         raise UsageError(
             f"--mode train in {run.precision}: weights that are trained are kept in {', '.join(TRAINED_IN)}",

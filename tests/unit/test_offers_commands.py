@@ -77,6 +77,14 @@ def test_a_size_becomes_a_request(offer: Typed) -> None:
     assert "names no bytes" in done.stderr
 
 
+def test_more_gpus_are_no_advice_where_something_else_is_lacking(offer: Typed) -> None:
+    done = offer("size", "--params", "7B", "--max-price", "0.01", code=3)
+    assert "--tensor-parallel" not in done.stderr
+    done = offer("size", "--params", "7B", "--tensor-parallel", "9", code=3)  # no machine has 18
+    assert "--tensor-parallel" not in done.stderr
+    assert "g4dn.metal: it has 8 T4" in done.stderr.splitlines()[1]  # and not one with fewer
+
+
 def test_what_does_not_run_there_is_refused(offer: Typed) -> None:
     done = offer("check", "g5g.xlarge", "--needs", "pytorch-cu121", code=3)
     assert "workload-architecture" in done.stdout

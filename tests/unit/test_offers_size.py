@@ -141,6 +141,7 @@ def test_more_of_anything_never_takes_less(seed: int) -> None:
         ({"precision": "fp4"}, "unknown --precision 'fp4'"),
         ({"mode": "train", "precision": "int8"}, "--mode train in int8"),
         ({"batch": 0}, "--batch is 0, wanted 1 or more"),
+        ({"context": 10**400}, "wanted at most 1000000000"),
         ({"rank": 0}, "--rank is 0, wanted 1 or more"),
         ({"optimizer": "adam"}, "unknown --optimizer"),
         ({"kv_precision": "4"}, "unknown --kv-precision"),

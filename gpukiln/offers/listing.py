@@ -204,12 +204,15 @@ def listing(
             fitting.append((replace(offer, findings=findings), choice))
     if found.offers and not fitting:
         error = _nothing_fits(refused)
-    priced = tuple((offer, month(offer, use, today, cloud=source_of(cloud))) for offer, _ in fitting)
+    costs_of = tuple((offer, month(offer, use, today, cloud=source_of(cloud))) for offer, _ in fitting)
+    priced = costs_of
     if budget is not None:
         try:
             priced = within(budget, priced)
         except RefusedError as too_dear:
             error = error or too_dear
+        else:
+            notes += _of_no_price(costs_of)
     choices = {(offer.instance_type, offer.region): choice for offer, choice in fitting}
     places = _places(cloud, [offer for offer, _ in priced])
     rows = tuple(
@@ -249,6 +252,12 @@ def _fit(
     if runs.image is None and runs.workload is None:
         return None, ()
     return None, fit(name, image=runs.image, workload=runs.workload, today=today)
+
+
+def _of_no_price(offers: Sequence[tuple[Offer, Month]]) -> list[str]:
+    """What a budget leaves out though it may cost less."""
+    names = [f"{offer.instance_type} in {offer.region}" for offer, costs in offers if costs.usd is None]
+    return [f"not in the budget, for their prices are not known: {', '.join(names)}"] if names else []
 
 
 def _nothing_fits(refused: Sequence[Refused]) -> IncompatibleError:

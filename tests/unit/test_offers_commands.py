@@ -85,6 +85,11 @@ def test_more_gpus_are_no_advice_where_something_else_is_lacking(offer: Typed) -
     assert "g4dn.metal: it has 8 T4" in done.stderr.splitlines()[1]  # and not one with fewer
 
 
+def test_a_budget_tells_what_it_leaves_out_for_want_of_a_price(offer: Typed) -> None:
+    done = offer("list", "--gpu", "T4:1", "--budget", "600")
+    assert "not known: g4dn.4xlarge in us-west-2, g4dn.8xlarge in us-west-2" in done.stdout
+
+
 def test_what_does_not_run_there_is_refused(offer: Typed) -> None:
     done = offer("check", "g5g.xlarge", "--needs", "pytorch-cu121", code=3)
     assert "workload-architecture" in done.stdout

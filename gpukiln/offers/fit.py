@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,8 @@ def fit(
     found: list[Finding] = []
     if image is None:
         alone = compat.check_instance_type(machine, architecture=instance_type(machine).arch)
-        found += [one for one in alone if one.rule != "grid-only"]  # an image's driver decides that
+        for one in alone:  # whether it has the GRID driver, an image says
+            found.append(replace(one, level="warning") if one.rule == "grid-only" else one)
     else:
         from gpukiln.images.subject import machine_findings  # noqa: PLC0415 - see above
 

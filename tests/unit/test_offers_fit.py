@@ -82,6 +82,11 @@ def test_each_pair_is_judged_by_its_rule(
     assert all(one.hint for one in found if one.level == "error")
 
 
+def test_a_fraction_of_a_gpu_is_told_where_no_image_says_whose_driver_it_has() -> None:
+    found = fit("g6f.large", image=None, workload=workload("cuda-12.4"), today=TODAY)
+    assert ("warning", "grid-only") in {(one.level, one.rule) for one in found}
+
+
 def test_a_driver_that_is_at_its_end_is_a_warning() -> None:
     found = fit("g4dn.xlarge", image=image(), workload=None, today=TODAY)
     assert {one.rule for one in found} >= {"driver-end-of-life"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,11 @@ def images_of(cloud: Cloud) -> Images:
     dlamis = _asked(_dlamis, cloud, "AWS's Deep Learning AMIs", notes)
     found = Images(datetime.now(UTC).isoformat(timespec="seconds"), released, dlamis, tuple(notes))
     if not notes:  # an answer with holes is not kept
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(dump(found), indent=1))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(dump(found), indent=1))
+        except OSError as error:  # read-only or full: the answer is as good
+            found = replace(found, notes=(f"the images found can't be kept in {file}: {error.strerror}",))
     return found
 
 

@@ -139,6 +139,14 @@ def test_what_can_not_be_asked_is_noted_and_not_kept(tmp_path, monkeypatch: pyte
     assert list(tmp_path.glob("offers/*")) == []
 
 
+def test_what_can_not_be_kept_is_an_answer_all_the_same(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    (tmp_path / "offers").touch()  # where a folder would be
+    found = images_of(Cloud(**answers({"Parameters": []})))
+    assert found.dlamis
+    assert "can't be kept" in found.notes[0]
+
+
 def test_families_are_read_from_a_description() -> None:
     text = "Supported EC2 instances: G4dn, G5, Gr6, G6e, P4de, P5en, P6-B200, P6-B300. Release notes"
     assert families(text) == ("g4dn", "g5", "gr6", "g6e", "p4de", "p5en", "p6-b200", "p6-b300")

@@ -22,6 +22,7 @@ from gpukiln.offers.size import Size
 
 if TYPE_CHECKING:
     from gpukiln.images.subject import Subject
+    from gpukiln.offers.image import Images
 
 LIST, SHOW, CHECK = "offer.list/1", "offer.show/1", "offer.check/1"
 
@@ -194,14 +195,16 @@ def listing(
     if not found.offers:
         error = nothing(request, found, regions)
     notes: list[str] = []
+    seen: dict[str, Images] = {}
     fitting: list[tuple[Offer, Choice | None]] = []
     refused: list[Refused] = []
     for offer in found.offers:
-        choice, findings = _fit(offer, runs, cloud, today, notes)
+        choice, findings = _fit(offer, runs, cloud, today, seen)
         if wrong := tuple(row for row in findings if row.level == "error"):
             refused.append(Refused(offer.instance_type, offer.region, wrong))
         else:
             fitting.append((replace(offer, findings=findings), choice))
+    notes += [f"{region}: {note}" for region, images in seen.items() for note in images.notes]
     if found.offers and not fitting:
         error = _nothing_fits(refused)
     costs_of = tuple((offer, month(offer, use, today, cloud=source_of(cloud))) for offer, _ in fitting)
@@ -239,15 +242,21 @@ def listing(
 
 
 def _fit(
-    offer: Offer, runs: Runs, cloud: Cloud | None, today: date, notes: list[str]
+    offer: Offer, runs: Runs, cloud: Cloud | None, today: date, seen: dict[str, Images]
 ) -> tuple[Choice | None, tuple[Finding, ...]]:
+    """What it would be started from, and what is to be known of that.
+
+    Args:
+        seen: The images of each region that was looked at, which this adds to: an answer that could not be
+            kept is not asked for again for each offer.
+    """
     name = offer.instance_type
     if runs.choose and cloud is not None:
         from gpukiln.offers.image import choose, images_of  # noqa: PLC0415 - slow to import, and rarely needed
 
-        images = images_of(cloud.in_region(offer.region))
-        notes += [f"{offer.region}: {note}" for note in images.notes]
-        choice = choose(images, cloud, name, runs.workload, today)
+        if offer.region not in seen:
+            seen[offer.region] = images_of(cloud.in_region(offer.region))
+        choice = choose(seen[offer.region], cloud, name, runs.workload, today)
         return choice, choice.findings
     if runs.image is None and runs.workload is None:
         return None, ()

@@ -5,7 +5,9 @@ from datetime import date
 import pytest
 
 from gpukiln.catalog.quotas import quota_of
+from gpukiln.offers import image
 from gpukiln.offers.cost import Use
+from gpukiln.offers.image import Images
 from gpukiln.offers.listing import Runs, listing, shown
 from gpukiln.offers.request import parse
 from tests.support.release_cloud import Cloud
@@ -30,6 +32,19 @@ def test_an_offer_is_told_the_quota_of_its_own_market(cloud) -> None:
     for row in found.offers:
         quota = quota_of(row.offer.instance_type, row.offer.market)
         assert {place.quota.code for place in row.places} == {quota.code}
+
+
+def test_a_region_that_refuses_its_images_is_asked_once(cloud, monkeypatch) -> None:
+    asked = []
+
+    def refused(where):
+        asked.append(where.region)
+        return Images("2026-11-23T00:00:00+00:00", (), (), ("AccessDenied",))
+
+    monkeypatch.setattr(image, "images_of", refused)
+    found, _ = listing(parse("L4:1"), ["us-west-2"], TODAY, use=Use(), runs=Runs(choose=True), cloud=cloud)
+    assert asked == ["us-west-2"]
+    assert "us-west-2: AccessDenied" in found.notes
 
 
 def test_a_machine_is_shown_in_the_market_that_was_asked_for(cloud) -> None:

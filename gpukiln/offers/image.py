@@ -93,8 +93,14 @@ class Images:
 
 
 def images_of(cloud: Cloud) -> Images:
-    """What a region has: asked once a day, and kept with its age."""
-    file = state_home() / "offers" / f"images-{cloud.name}-{cloud.region}.json"
+    """What an account has in a region: asked once a day, and kept with its age.
+
+    Raises:
+        UnavailableError: The cloud can't be asked who that is.
+    """
+    with explain_aws_errors("ask whose account this is"):
+        account = cloud.client("sts").get_caller_identity()["Account"]
+    file = state_home() / "offers" / f"images-{cloud.name}-{account}-{cloud.region}.json"
     if (found := _kept(file)) is not None:
         return found
     notes: list[str] = []

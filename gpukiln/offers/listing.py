@@ -63,11 +63,13 @@ class Refused:
 
     Args:
         findings: Why; the errors among them.
+        image: What it would be started from; null where none was asked for.
     """
 
     instance_type: str
     region: str
     findings: tuple[Finding, ...]
+    image: Choice | None
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def listing(
     for offer in found.offers:
         choice, findings = _fit(offer, runs, cloud, today, seen)
         if wrong := tuple(row for row in findings if row.level == "error"):
-            refused.append(Refused(offer.instance_type, offer.region, wrong))
+            refused.append(Refused(offer.instance_type, offer.region, wrong, choice))
         else:
             fitting.append((replace(offer, findings=findings), choice))
     notes += [f"{region}: {note}" for region, images in seen.items() for note in images.notes]

@@ -81,6 +81,9 @@ def refused_lines(refused: Iterable[Refused]) -> Iterator[str]:
     for one in refused:
         yield f"refused: {one.instance_type} in {one.region}"
         yield from finding_lines(one.findings)
+        if one.image:
+            yield f"  image: {one.image.image_id or one.image.name}"
+            yield from (f"    {text}" for text in one.image.why)
 
 
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
@@ -123,6 +126,7 @@ def listing_parts(found: Listing, *, all: bool) -> Iterator[RenderableType]:
         yield from _month_lines(found.offers[0])
     if chosen := [row for row in found.offers if row.image]:
         yield from _image_lines(chosen)
+    yield from _warning_lines(found.offers)
     if places := [place for row in found.offers for place in row.places]:
         yield from places_table(places)
     yield from refused_lines(found.refused)
@@ -229,6 +233,16 @@ def _image_lines(rows: Iterable[Row]) -> Iterator[str]:
     for (name, *why), types in said.items():
         yield f"{name} for {', '.join(dict.fromkeys(types))}"
         yield from (f"  {text}" for text in why)
+
+
+def _warning_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """What image and workload have to say of offers that they can use, each once."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for one in row.offer.findings:
+            said.setdefault(f"{one.level} {one.rule}: {one.message}", []).append(row.offer.instance_type)
+    for text, types in said.items():
+        yield f"{text} [{', '.join(dict.fromkeys(types))}]"
 
 
 def _quota(place: Place) -> str:

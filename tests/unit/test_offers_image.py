@@ -98,6 +98,9 @@ def test_without_a_release_it_is_awss_own_then_a_plain_one() -> None:
     assert any(one.level == "error" for one in wrong.findings)
 
 
+ACCOUNT = {"sts": [("get_caller_identity", {"Account": "111122223333"})]}
+
+
 def answers(pointed: dict[str, object]) -> dict[str, list[tuple[str, object]]]:
     found = {"Parameters": [{"Name": X86, "Value": "ami-dl"}]}
     text = "Supported EC2 instances: G4dn, P6-B200. More"
@@ -105,6 +108,7 @@ def answers(pointed: dict[str, object]) -> dict[str, list[tuple[str, object]]]:
     return {
         "ssm": [("get_parameters_by_path", pointed), ("get_parameters", found)],
         "ec2": [("describe_images", described)],
+        **ACCOUNT,
     }
 
 
@@ -114,8 +118,8 @@ def test_a_region_is_asked_once_and_its_answer_kept_with_its_age(
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     first = images_of(Cloud(**answers({"Parameters": []})))
     assert first.dlamis == (Dlami(X86, "ami-dl", "x86_64", ("g4dn", "p6-b200")),)
-    assert images_of(Cloud()) == first  # nothing is asked
-    file = tmp_path / "offers/images-aws-us-west-2.json"
+    assert images_of(Cloud(**ACCOUNT)) == first  # nothing else is asked
+    file = tmp_path / "offers/images-aws-111122223333-us-west-2.json"
     old = (datetime.now(UTC) - timedelta(days=2)).isoformat(timespec="seconds")
     file.write_text(file.read_text().replace(first.at, old))
     assert images_of(Cloud(**answers({"Parameters": []}))).at > old

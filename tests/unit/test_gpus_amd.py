@@ -1,6 +1,5 @@
 """AMD's GPUs in the same snapshot: every version's output is read, what is broken is told."""
 
-import ctypes
 import json
 import os
 import subprocess
@@ -23,7 +22,7 @@ from gpukiln.gpus.leases import Leases, visible, whoami
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.selection import Request
 from gpukiln.probe import base
-from tests.support import amd_smi, gpus, nvml_double
+from tests.support import amd_smi, gpus
 
 Typed = Callable[..., tuple[int, str]]
 
@@ -265,10 +264,9 @@ def test_the_rest_is_not_for_amd_yet(
 
 @pytest.fixture
 def both(
-    machine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    machine: Callable[..., Path], loaded_nvml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Path]:
-    built = nvml_double.build(tmp_path_factory.getbasetemp() / "nvml-both")
-    ctypes.CDLL(str(built))
+    assert loaded_nvml
 
     def make(**changed: Any) -> Path:
         folder = machine(**changed)

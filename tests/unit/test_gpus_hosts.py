@@ -1,6 +1,5 @@
 """`invoke gpu.*` on many hosts: one document, one exit code, and each host that has no answer is named."""
 
-import ctypes
 import json
 import os
 import shlex
@@ -20,7 +19,6 @@ from gpukiln.gpus.verbs import verbs
 from gpukiln.nodes.gpus import reach
 from gpukiln.nodes.hosts import find_targets
 from tasks import namespace
-from tests.support import nvml_double
 from tests.support.gpus import Double, double
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -39,17 +37,10 @@ exec bash -c "${{command//\\/usr\\/local\\/bin\\/gpukiln-gpu/{python} -m gpukiln
 """
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = nvml_double.build(tmp_path_factory.mktemp("nvml"), branch=535)
-    ctypes.CDLL(str(path))
-    return path
-
-
 @pytest.fixture
-def node(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Double:
+def node(loaded_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Double:
     """A machine that answers over `ssh`, and another one with eight GPUs."""
-    made = double(built, tmp_path, "g5.12xlarge")
+    made = double(loaded_nvml, tmp_path, "g5.12xlarge")
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     ssh = tmp_path / "bin/ssh"

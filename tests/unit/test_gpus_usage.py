@@ -1,6 +1,5 @@
 """Usage: GPU-hours, energy and money out of the ledger and of leases that hold, cut to a window."""
 
-import ctypes
 import datetime
 import json
 import time
@@ -14,7 +13,7 @@ from gpukiln.gpus import cli
 from gpukiln.gpus.leases import DETACHED, Leases, Who
 from gpukiln.gpus.selection import Request
 from gpukiln.gpus.store import Store, boot_clock
-from tests.support import gpus, nvml_double
+from tests.support import gpus
 
 DAY = 86400.0
 Told = Callable[..., dict[str, Any]]
@@ -126,13 +125,11 @@ def test_a_lease_that_holds_counts_until_now(
 def test_a_lease_that_is_released_by_hand_has_its_energy(
     folder: Path,
     told: Told,
-    tmp_path: Path,
+    loaded_nvml: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    library = nvml_double.build(tmp_path)
-    ctypes.CDLL(str(library))
-    made = gpus.double(library, folder, "g5.12xlarge", driver="580.65.06")
+    made = gpus.double(loaded_nvml, folder, "g5.12xlarge", driver="580.65.06")
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     assert cli.main(["lease", "-n", "2"]) == 0

@@ -26,18 +26,10 @@ Machine = Callable[[str], State]
 ONE_G, THREE_G = 19, 9  # ids of 1g.5gb and 3g.20gb on an A100 (NVIDIA, MIG User Guide)
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The double in this process: what asks for its soname later gets it."""
-    path = nvml_double.build(tmp_path_factory.mktemp("nvml"))
-    ctypes.CDLL(str(path))
-    return path
-
-
 @pytest.fixture
-def machine(loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def machine(loaded_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """The simulated GPUs of an instance type, with NVML started."""
-    del loaded
+    del loaded_nvml
     path = tmp_path / "state"
     monkeypatch.setenv(library.STATE, str(path))
     started = False
@@ -288,7 +280,7 @@ def test_settings_of_the_driver_hold_for_everybody(machine: Machine) -> None:
     assert (rows["gpus.0.persistence"], rows["gpus.0.compute_mode"]) == ("1", "3")
 
 
-def test_who_is_not_root_or_may_not_write_changes_nothing(machine: Machine, loaded: Path) -> None:
+def test_who_is_not_root_or_may_not_write_changes_nothing(machine: Machine, loaded_nvml: Path) -> None:
     state = machine("g4dn.xlarge")
     before = state.rows()
     code = (
@@ -296,12 +288,12 @@ def test_who_is_not_root_or_may_not_write_changes_nothing(machine: Machine, load
         "pynvml.nvmlDeviceSetPersistenceMode(pynvml.nvmlDeviceGetHandleByIndex(0), 0)"
     )
     # what nobody can read is loaded before
-    command = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(loaded)!r}); {code}"]
+    command = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(loaded_nvml)!r}); {code}"]
     for folder in [state.path, *state.path.parents]:
         with contextlib.suppress(OSError):
             folder.chmod(folder.stat().st_mode | 0o055)
     done = subprocess.run(
-        command, env=library.environment(loaded, state.path), capture_output=True, text=True, check=False
+        command, env=library.environment(loaded_nvml, state.path), capture_output=True, text=True, check=False
     )
     assert "NVMLError_NoPermission" in done.stderr
     assert state.rows() == before
@@ -446,7 +438,7 @@ def test_what_is_no_double_has_no_state(tmp_path: Path) -> None:
     assert "--off, then --on" in error.value.hint
 
 
-def test_a_damaged_state_is_told_and_no_driver_is_there(machine: Machine, loaded: Path) -> None:
+def test_a_damaged_state_is_told_and_no_driver_is_there(machine: Machine, loaded_nvml: Path) -> None:
     state = machine("g5.xlarge")
     with state.path.open("r+b") as file:
         file.seek(PAGE + SLOT)  # the second slot, which the first change was written to
@@ -456,7 +448,7 @@ def test_a_damaged_state_is_told_and_no_driver_is_there(machine: Machine, loaded
     with state.path.open("r+b") as file:
         file.truncate(PAGE)
     command = [sys.executable, "-c", "import pynvml; pynvml.nvmlInit()"]
-    env = library.environment(loaded, state.path)
+    env = library.environment(loaded_nvml, state.path)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert "NVMLError_DriverNotLoaded" in done.stderr
 

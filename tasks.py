@@ -21,6 +21,8 @@ from gpukiln.commands import (
     node,
     offer,
     release,
+    workspace,
+    workspace_look,
 )
 from gpukiln.commands.program import Program
 
@@ -42,6 +44,7 @@ namespace = Collection(
     gpu=noun(gpu),
     node=noun(node),
     offer=noun(offer),
+    workspace=noun(workspace, workspace_look),
 )
 program = Program(namespace)
 

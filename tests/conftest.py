@@ -22,7 +22,10 @@ MACHINE_TOOLS = {
 # Processes of the whole suite: an end-to-end test mostly waits for its machine, so two cores serve three.
 WORKERS = 3
 # Module -> the one before it whose image it needs too.
-SAME_IMAGE = {"tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py"}
+SAME_IMAGE = {
+    "tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py",
+    "tests/e2e/test_workspace.py": "tests/e2e/test_build.py",
+}
 # Modules in which every parameter is a machine of its own.
 MACHINES_APART = ("tests/e2e/test_runtime_platforms.py", "tests/e2e/test_volumes.py")
 STARTED = time.monotonic()

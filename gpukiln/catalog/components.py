@@ -161,6 +161,14 @@ class Archive:
     sha256: Mapping[Architecture, Sha256]
     arch: Mapping[Architecture, str]
 
+    def address(self, version: str, architecture: str) -> str:
+        """Where the file of a version is.
+
+        Args:
+            architecture: x86_64 or arm64.
+        """
+        return self.url.format(version=version, arch=self.arch[architecture])
+
 
 @strict
 class InContainer:
@@ -208,7 +216,8 @@ class Component:
             stands for the driver branch, null: this distribution has none.
         open_packages: The same for open kernel modules, where they are other packages.
         repository: The repositories, when it has some of its own.
-        optional: Whether it comes only where an image lists it, or a node asks for it.
+        downloads: Its package as a file of its vendor's, by distribution and release; elsewhere it has none.
+        optional: Whether it comes only where an image lists it, or a build or a node asks for it.
         container_only: Whether no role installs it, so that machine images can't have it.
         container: How a container image gets it.
     """
@@ -228,6 +237,7 @@ class Component:
     packages: Mapping[str, PackageName | None] | None = None
     open_packages: Mapping[str, PackageName | None] | None = None
     repository: Repositories | None = None
+    downloads: Mapping[str, Archive] | None = None
     optional: bool = False
     container_only: bool = False
     container: InContainer | None = None
@@ -286,9 +296,12 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
     for name, component in components.items():
         if (component.version is None) != component.distribution:
             raise UsageError(f"{path.name}: {name} needs either a version or `distribution: true`")
-        archive = component.container.archive if component.container else None
-        if archive and set(archive.arch) != set(archive.sha256):
-            raise UsageError(f"{path.name}: the archive of {name} needs arch and sha256 of the same machines")
+        archives = [component.container.archive] if component.container else []
+        for archive in (*archives, *(component.downloads or {}).values()):
+            if archive and set(archive.arch) != set(archive.sha256):
+                raise UsageError(
+                    f"{path.name}: the archive of {name} needs arch and sha256 of the same machines"
+                )
     if driver := components.get("nvidia_driver"):
         _check_driver(driver, path.name)
         for pin in (driver.by_system or {}).values():

@@ -58,8 +58,10 @@ class AwsCloud:
     name = "aws"
     strict_sources = True
     has_gpus = True
+    has_session_manager = True
     keeps_stages = False
     ssh_port = 22
+    machine_endpoint = ""
 
     def __init__(
         self,

@@ -84,6 +84,10 @@ class Cloud(Protocol):
         """
 
     @property
+    def has_session_manager(self) -> bool:
+        """Whether a machine that nobody can connect to is reached by Systems Manager."""
+
+    @property
     def ssh_port(self) -> int:
         """Port of SSH on its machines."""
 
@@ -93,6 +97,10 @@ class Cloud(Protocol):
         Args:
             instance: As DescribeInstances gives it.
         """
+
+    @property
+    def machine_endpoint(self) -> str:
+        """Where its machines reach the API with the keys of their role; empty: AWS's own endpoints."""
 
     def environment(self) -> dict[str, str]:
         """Environment in which AWS's tools talk to this cloud."""

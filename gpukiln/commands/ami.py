@@ -22,6 +22,7 @@ COMMON = {
     "base": "base image, see ami.bases; default: the cloud's",
     "instance_types": "GPU machines the image must run on, separated by commas; default: the image's own",
     "set": "change a component for this build, NAME.FIELD=VALUE, separated by commas",
+    "also": "optional components that the image gets too, separated by commas: dcgm, dcgm_exporter, kasmvnc",
     "profile": "AWS profile (aws only)",
     "subnet_id": "subnet of the machines that bake and verify (aws only)",
     "ssh_cidr": "who may reach SSH of those machines, for example 203.0.113.7/32; default: this machine's "
@@ -46,6 +47,7 @@ def plan(
     base: str = "",
     instance_types: str = "",
     set: str = "",
+    also: str = "",
     profile: str = "",
     subnet_id: str = "",
     ssh_cidr: str = "",
@@ -67,7 +69,7 @@ def plan(
     where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
     tell_killed(_builds(), say)
     signing = signing_pair(module_key, module_certificate)
-    planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
+    planned = _plan(where, image, base, instance_types, set, also, refresh=refresh, signing=signing)
     proven = find_proven(planned, where, suite_digest())
     is_current = proven is not None and proven.passed_suite(suite_digest())
     cost = estimate(planned, _builds().last_durations(planned))
@@ -115,6 +117,7 @@ def build(
     base: str = "",
     instance_types: str = "",
     set: str = "",
+    also: str = "",
     profile: str = "",
     subnet_id: str = "",
     ssh_cidr: str = "",
@@ -152,7 +155,7 @@ def build(
             clean_up_after_killed(where, _builds(), say)
         wanted = wants_stages(where, stages)
         signing = signing_pair(module_key, module_certificate)
-        planned = _plan(where, image, base, instance_types, set, refresh=refresh, signing=signing)
+        planned = _plan(where, image, base, instance_types, set, also, refresh=refresh, signing=signing)
         kept = stages_of(planned, where) if wanted else None
     shown = results(json=json)
     shown.print(plan_table(planned))
@@ -337,6 +340,7 @@ def _plan(
     base: str,
     instance_types: str,
     overrides: str,
+    also: str,
     *,
     refresh: bool,
     signing: SigningPair | None,
@@ -353,6 +357,7 @@ def _plan(
         base=base or None,
         instance_types=words(instance_types),
         overrides=words(overrides),
+        also=words(also),
         tools=tool_versions(),
         signer=signing.sha256 if signing else "",
     )

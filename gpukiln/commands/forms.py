@@ -10,17 +10,18 @@ from typing import Any
 from pydantic import TypeAdapter
 
 
-def form_of(kind: type, defs: dict[str, Any]) -> dict[str, Any]:
+def form_of(kind: type, defs: dict[str, Any], *, written: bool = False) -> dict[str, Any]:
     """A reference to a dataclass, which is added to the definitions with all that it is made of.
 
     Args:
         defs: `$defs` of the schema.
+        written: Whether people write it: what has a default may be left out.
     """
     made = TypeAdapter(kind).json_schema(mode="serialization", ref_template="#/$defs/{model}")
     inner = made.pop("$defs", {})
     types = _types(kind)
     for name, form in {**inner, kind.__name__: made}.items():
-        defs[name] = _described(form, types[name])
+        defs[name] = _described(form, types[name], written=written)
     return {"$ref": f"#/$defs/{kind.__name__}"}
 
 
@@ -38,19 +39,22 @@ def _types(kind: type, found: dict[str, type] | None = None) -> dict[str, type]:
     return found
 
 
-def _described(form: dict[str, Any], of: type) -> dict[str, Any]:
-    """The schema of one type: every field is always there, and nothing else; with its docstring's words."""
+def _described(form: dict[str, Any], of: type, *, written: bool) -> dict[str, Any]:
+    """The schema of one type: its fields and nothing else, with its docstring's words."""
     text = inspect.getdoc(of) or ""
     told = dict(re.findall(r"(?ms)^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", text.partition("Args:\n")[2]))
+    if "properties" not in form:  # it is written by its own schema, as a verdict is
+        return {**form, "description": text.partition("\n")[0]}
     fields = {}
     for name, field in form["properties"].items():
         field.pop("title", None)
-        field.pop("default", None)
+        if not written:
+            field.pop("default", None)
         fields[name] = {**field, **({"description": " ".join(told[name].split())} if name in told else {})}
     return {
         "type": "object",
         "description": text.partition("\n")[0],
         "properties": fields,
-        "required": list(fields),
+        "required": form.get("required", []) if written else list(fields),
         "additionalProperties": False,
     }

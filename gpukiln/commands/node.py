@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from gpukiln.nodes.runs import Run
     from gpukiln.verify.verdict import Verdict
 
-OPTIONAL_ROLES = ("dcgm", "ci_runner")
+OPTIONAL_ROLES = ("docker_compose", "dcgm", "ci_runner", "kasmvnc")
 COMMON = {
     "inventory": "Ansible inventory: a file or a folder",
     "limit": "only these hosts, an Ansible pattern",
     "forks": "hosts that are worked on at the same time",
     "set": "change a component, NAME.FIELD=VALUE, separated by commas",
     "leave_out": "components not to install, separated by commas, for example nvidia_container_toolkit",
-    "also": "optional roles, separated by commas: dcgm, ci_runner",
+    "also": "optional roles, separated by commas: docker_compose, dcgm, ci_runner, kasmvnc",
     "json": "print one JSON document to standard output",
 }
 

@@ -32,6 +32,7 @@ LABEL = "gpukiln.lease"
 CAPABILITIES = ("compute", "utility")
 # What NVIDIA's toolkit takes (NVIDIA/libnvidia-container, nvidia-container-cli(1)); `gpu` is Docker's own.
 KNOWN_CAPABILITIES = ("compute", "compat32", "graphics", "utility", "video", "display", "ngx")
+ALL = "all"  # instead of UUIDs, where somebody else than the leases gives GPUs: every GPU of the machine
 CDI_KIND = "nvidia.com/gpu"
 CDI_FILES = ("/etc/cdi/*.yaml", "/etc/cdi/*.json", "/var/run/cdi/*.yaml", "/var/run/cdi/*.json")
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
@@ -225,7 +226,7 @@ def arguments(
     """What gives devices to a container of an engine, or to a unit.
 
     Args:
-        uuids: Of GPUs or MIG devices.
+        uuids: Of GPUs or MIG devices; of compose also ALL alone.
         engine: One of ENGINES.
         by: Of Docker: cdi, hook or runtime, see `way`.
         allowed: Of systemd: what it may open, see `nodes`.
@@ -238,13 +239,14 @@ def arguments(
     """
     wanted = check_capabilities(capabilities)
     if engine == "compose":
+        named = "count: all" if [*uuids] == [ALL] else f"device_ids: {json.dumps(list(uuids))}"
         return [
             "deploy:",
             "  resources:",
             "    reservations:",
             "      devices:",
             "        - driver: nvidia",
-            f"          device_ids: {json.dumps(list(uuids))}",
+            f"          {named}",
             f"          capabilities: {json.dumps(['gpu', *wanted])}",
         ]
     asked = engine in ("docker", "podman")

@@ -20,7 +20,7 @@ from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan
 from gpukiln.images.stages import StageKeeper, Stages, stage_line, stage_variables
-from gpukiln.images.subject import BASE_TAG, subject_of, subject_tags
+from gpukiln.images.subject import BASE_TAG, DESKTOP_TAG, subject_of, subject_tags
 from gpukiln.instances.access import SshAccess, ssh_access
 from gpukiln.instances.deadline import shutdown_user_data
 from gpukiln.instances.tags import BUILD_TAG, PURPOSE_TAG, build_tags, tag_list
@@ -203,6 +203,7 @@ def image_tags(plan: Plan, build: Build) -> dict[str, str]:
     """Tags by which an image is found and explained; a verdict adds those of `gpukiln.proof.tags`."""
     decided = {decision.name: decision for decision in plan.components}
     toolkit = decided.get("nvidia_container_toolkit")
+    desktop = decided.get("kasmvnc")
     return {
         **subject_tags(subject_of(plan, "", build.id)),
         "gpukiln:kubernetes": plan.kubernetes,
@@ -210,6 +211,7 @@ def image_tags(plan: Plan, build: Build) -> dict[str, str]:
         "gpukiln:toolkit": _tag_of(toolkit),
         BASE_TAG: f"{plan.base.name} {plan.base.id}",
         "gpukiln:commit": plan.git_commit or "none",
+        **({DESKTOP_TAG: desktop.version or ""} if desktop and desktop.status == "install" else {}),
     }
 
 

@@ -100,6 +100,7 @@ def make_plan(
     base: str | None = None,
     instance_types: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    also: Sequence[str] = (),
     tools: Mapping[str, str] | None = None,
     signer: str = "",
     root: Path = ROOT,
@@ -116,6 +117,7 @@ def make_plan(
         base: The base's name; the cloud's default when None.
         instance_types: The GPU machines it must run on; the image's own when empty.
         overrides: For example `["nvidia_driver.branch=580"]`.
+        also: Optional components that this build has beside the image's own.
         tools: The versions of the tools that build, by name; they count in the digest.
         signer: Checksum of the certificate that kernel modules are signed with; empty: they are not.
         now: The moment to judge ends of support by; the present when None.
@@ -135,6 +137,9 @@ def make_plan(
     base_facts = find_base(base_name)
     components = chosen_components(root / "components.yaml", overrides, types, base_facts.system)
     _check_choice("components.yaml lacks", [], components, needed=NEEDED)
+    optional = [name for name, component in components.items() if component.optional]
+    _check_choice("optional component", also, optional)
+    definition = replace(definition, components=tuple(dict.fromkeys((*definition.components, *also))))
     check_on_nodes(components, definition.components, f"ami/{image}/image.yaml")
     driver, kubernetes = components["nvidia_driver"], components["kubernetes"].version or ""
 

@@ -39,13 +39,16 @@ nowhere (the base, the tools, the template, shared roles) belongs to the first s
 UNSTAGED = (
     *(
         "role nvtop",
+        "role docker_compose",
         "role dcgm",
+        "role kasmvnc",
         "role gpu_bootstrap",
         "role gpu_tools",
         "role ci_runner",
         "role image_record",
     ),
     *("role image_hygiene", "component nvtop", "component dcgm", "component dcgm_exporter"),
+    *("component docker_compose", "component kasmvnc"),
     *("file scripts/bootstrap", "file scripts/hooks", PROGRAM),
 )
 """What runs after the last stage, in about the time that keeping another one takes."""

@@ -4,13 +4,13 @@ Error codes: Amazon EC2 API reference, "Error codes for the Amazon EC2 API"; whi
 cure: aws/karpenter-provider-aws:pkg/errors/errors.go.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.catalog.quotas import quota_of
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, UnavailableError
+from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, RefusedError, UnavailableError
 
 CAPACITY = frozenset(
     {
@@ -43,6 +43,7 @@ PERMISSION = frozenset(
         "PendingVerification",
     }
 )
+MISMATCH = "IdempotentParameterMismatch"
 # What EC2 gives as the reason of an instance that it could not keep: (StateReason of DescribeInstances)
 LOST_CAPACITY = frozenset({"Server.InsufficientInstanceCapacity", "Server.SpotInstanceTermination"})
 SPOT = {
@@ -67,11 +68,24 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class _Refusal:
+class Try:
+    """One place of a walk: a type in a zone of the cloud's region, in a market."""
+
+    instance_type: str
+    zone: str
+    subnet_id: str
+    spot: bool
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What EC2 answered to one try."""
+
     code: str
     text: str
     instance_type: str
     zone: str
+    spot: bool
 
     def __str__(self) -> str:
         return f"{self.instance_type} in {self.zone}: {self.code}: {self.text}"
@@ -103,35 +117,77 @@ def launch(
     """
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for a zone that has the instance type"):
-        subnets = _subnets(ec2, cloud.subnet_id)
-        offers = {name: [zone for zone in _zones(ec2, name) if zone in subnets] for name in instance_types}
+        subnets = subnets_by_zone(ec2, [cloud.subnet_id] if cloud.subnet_id else [])
+        offers = {name: [zone for zone in zones_of(ec2, name) if zone in subnets] for name in instance_types}
     if not any(offers.values()):
         raise IncompatibleError(
             f"{cloud.region} has no zone with {' or '.join(instance_types)}"
             + (f" and the subnet {cloud.subnet_id}" if cloud.subnet_id else ""),
             hint="name other types with --instance-types, or another subnet or region",
         )
+    tries = [Try(name, zone, subnets[zone], spot) for name, zones in offers.items() for zone in zones]
+    launched, refusals = walk(cloud, request, tries, say=say)
+    if launched is None:
+        raise _nowhere(refusals, spot)
+    return launched
+
+
+def walk(
+    cloud: Cloud,
+    request: dict[str, Any],
+    tries: Iterable[Try],
+    *,
+    say: Callable[[str], None],
+    token: Callable[[Try], str] = lambda _: "",
+) -> tuple[Launched | None, tuple[Refusal, ...]]:
+    """Start one machine at the first place that takes it.
+
+    A quota counts for a type and market in every zone, so their other zones are left out.
+
+    Args:
+        request: Arguments of RunInstances but type, subnet, market and token.
+        say: Told what refused.
+        token: The ClientToken of a try, by which a repeated call starts no second machine; empty: none.
+
+    Returns:
+        The machine, None where every place refused; and who refused before it.
+
+    Raises:
+        RefusedError: The token was used for a machine that was asked for otherwise.
+        UnavailableError: Not permitted, or the cloud refused for a reason that no other place cures.
+    """
     # EC2 answers "no capacity" as a fault of its own, which boto3 would try again and again in the same zone
     starter = cloud.client("ec2", attempts=2)
-    market = {"InstanceMarketOptions": SPOT} if spot else {}
-    refusals: list[_Refusal] = []
-    for name, zone in _walk(offers, refusals):
+    refusals: list[Refusal] = []
+    for one in tries:
+        name, zone = one.instance_type, one.zone
+        if any(r.code in QUOTA and (r.instance_type, r.spot) == (name, one.spot) for r in refusals):
+            continue
+        more: dict[str, Any] = {"InstanceMarketOptions": SPOT} if one.spot else {}
+        if used := token(one):
+            more["ClientToken"] = used
         try:
             with explain_aws_errors("start a machine from the image"):
                 instance = starter.run_instances(
-                    **request, **market, InstanceType=name, SubnetId=subnets[zone], MinCount=1, MaxCount=1
+                    **request, **more, InstanceType=name, SubnetId=one.subnet_id, MinCount=1, MaxCount=1
                 )["Instances"][0]
         except UnavailableError as error:
-            refusal = _Refusal(*_answer(error), name, zone)
+            refusal = Refusal(*_answer(error), name, zone, one.spot)
             if refusal.code in PERMISSION:
-                raise _not_permitted(refusal, spot) from error
+                raise _not_permitted(refusal, one.spot) from error
+            if refusal.code == MISMATCH:
+                raise RefusedError(
+                    f"a machine {name} in {zone} was asked for before under the same token, but otherwise",
+                    hint="repeat the command as it was first typed, or end that machine, and try again",
+                    details=(str(refusal),),
+                ) from error
             if refusal.code not in CAPACITY | QUOTA:
                 raise
             refusals.append(refusal)
             say(str(refusal))
         else:
-            return Launched(instance["InstanceId"], name, zone, spot)
-    raise _nowhere(refusals, spot)
+            return Launched(instance["InstanceId"], name, zone, one.spot), tuple(refusals)
+    return None, tuple(refusals)
 
 
 def lost(instance: dict[str, Any]) -> GpukilnError | None:
@@ -152,26 +208,18 @@ def lost(instance: dict[str, Any]) -> GpukilnError | None:
     )
 
 
-def _walk(offers: dict[str, list[str]], refusals: Sequence[_Refusal]) -> Iterator[tuple[str, str]]:
-    """Types and zones in order; a quota counts for a type in every zone, so its other zones are left out."""
-    for name, zones in offers.items():
-        for zone in zones:
-            if any(r.code in QUOTA and r.instance_type == name for r in refusals):
-                break
-            yield name, zone
-
-
-def _zones(ec2: Any, instance_type: str) -> list[str]:
+def zones_of(ec2: Any, instance_type: str) -> list[str]:
+    """The zones of a region that have a type."""
     found = ec2.describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [instance_type]}]
     )["InstanceTypeOfferings"]
     return sorted(offer["Location"] for offer in found)
 
 
-def _subnets(ec2: Any, subnet_id: str | None) -> dict[str, str]:
-    """A subnet in each zone where a machine may start."""
+def subnets_by_zone(ec2: Any, subnet_ids: Sequence[str]) -> dict[str, str]:
+    """A subnet in each zone where a machine may start: those that are named, else the default VPC's."""
     default = [{"Name": "default-for-az", "Values": ["true"]}]
-    found = ec2.describe_subnets(**({"SubnetIds": [subnet_id]} if subnet_id else {"Filters": default}))
+    found = ec2.describe_subnets(**({"SubnetIds": [*subnet_ids]} if subnet_ids else {"Filters": default}))
     return {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in found["Subnets"]}
 
 
@@ -186,7 +234,7 @@ def _answer(error: UnavailableError) -> tuple[str, str]:
     return answer.get("Code", ""), answer.get("Message", "")
 
 
-def _not_permitted(refusal: _Refusal, spot: bool) -> UnavailableError:
+def _not_permitted(refusal: Refusal, spot: bool) -> UnavailableError:
     hint = "the role needs ec2:RunInstances, on image, subnet, group and key too, and ec2:CreateTags"
     if "ServiceLinkedRole" in refusal.code or ("spot" in refusal.text.lower() and spot):
         hint = (
@@ -195,7 +243,7 @@ def _not_permitted(refusal: _Refusal, spot: bool) -> UnavailableError:
     return UnavailableError(f"not permitted to start {refusal}", hint=hint)
 
 
-def _nowhere(refusals: Sequence[_Refusal], spot: bool) -> GpukilnError:
+def _nowhere(refusals: Sequence[Refusal], spot: bool) -> GpukilnError:
     details = tuple(map(str, refusals))
     names = list(dict.fromkeys(refusal.instance_type for refusal in refusals))
     market = "spot " if spot else ""

@@ -20,6 +20,8 @@ GPUS_TAG, SIMULATED = (
     "simulated",
 )  # the embedded cloud gives such an instance a double of GPUs
 STAGE_TAG = "gpukiln:stage"
+IMAGE_TAG, VERDICT_TAG, VERIFIED_TAG = "gpukiln:image", "gpukiln:verdict", "gpukiln:verified-at"
+NOT_PROVEN, PASSED = "not-proven", "passed"  # values of the first two
 RECIPE_TAG = "gpukiln:recipe"
 """On every AMI and snapshot of ours, stages and images that nobody judged too: the folder of ami/. By it they
 are found and may be removed. What may be launched carries `gpukiln:image`, see `gpukiln.proof.tags`."""

@@ -1,11 +1,13 @@
 """Which image a machine would be started from, as a deploy would choose it, and why.
 
-First the newest release of a channel of ours that fits, then AWS's Deep Learning AMI by its parameter, then a
-plain distribution image, on which the roles install the driver.
+First the newest release of a channel of ours that fits, then the image of ours that was proven last, then
+AWS's Deep Learning AMI by its parameter, then a plain distribution image, on which the roles install the
+driver.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -24,7 +26,8 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.images import pointer as pointers
-from gpukiln.images.subject import Subject
+from gpukiln.images.subject import Subject, subject_from_tags
+from gpukiln.instances.tags import PASSED, VERDICT_TAG, VERIFIED_TAG, tags_of
 from gpukiln.offers.fit import fit, of_ami
 from gpukiln.offers.model import Choice
 from gpukiln.state import state_home
@@ -59,6 +62,20 @@ class Released:
 
 
 @strict
+class Proven:
+    """An image of ours that passed, whether or not a channel points at it.
+
+    Args:
+        since: When it was judged last, ISO 8601.
+        facts: What its tags say is in it.
+    """
+
+    image_id: str
+    since: str
+    facts: Subject
+
+
+@strict
 class Dlami:
     """One of AWS's Deep Learning AMIs.
 
@@ -83,6 +100,7 @@ class Images:
 
     at: str
     released: tuple[Released, ...]
+    proven: tuple[Proven, ...]
     dlamis: tuple[Dlami, ...]
     notes: tuple[str, ...]
 
@@ -92,8 +110,11 @@ class Images:
         return datetime.now(UTC) - datetime.fromisoformat(self.at)
 
 
-def images_of(cloud: Cloud) -> Images:
+def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
     """What an account has in a region: asked once a day, and kept with its age.
+
+    Args:
+        fresh: Whether it is asked now, whatever is kept.
 
     Raises:
         UnavailableError: The cloud can't be asked who that is.
@@ -101,12 +122,13 @@ def images_of(cloud: Cloud) -> Images:
     with explain_aws_errors("ask whose account this is"):
         account = cloud.client("sts").get_caller_identity()["Account"]
     file = state_home() / "offers" / f"images-{cloud.name}-{account}-{cloud.region}.json"
-    if (found := _kept(file)) is not None:
+    if not fresh and (found := _kept(file)) is not None:
         return found
     notes: list[str] = []
     released = _asked(_released, cloud, "what the channels point at", notes)
+    proven = _asked(_proven, cloud, "the images of ours that passed", notes)
     dlamis = _asked(_dlamis, cloud, "AWS's Deep Learning AMIs", notes)
-    found = Images(datetime.now(UTC).isoformat(timespec="seconds"), released, dlamis, tuple(notes))
+    found = Images(datetime.now(UTC).isoformat(timespec="seconds"), released, proven, dlamis, tuple(notes))
     if not notes:  # an answer with holes is not kept
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +139,7 @@ def images_of(cloud: Cloud) -> Images:
 
 
 def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None, today: date) -> Choice:
-    """The image for a machine: the first of release, DLAMI and plain image that fits."""
+    """The image for a machine: the first of release, proven image, DLAMI and plain image that fits."""
     why: list[str] = []
     for one in sorted(found.released, key=lambda row: row.since, reverse=True):
         if one.facts is None:
@@ -133,6 +155,15 @@ def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None,
         return Choice(one.image_id, "channel", one.parameter, tuple(why), found.at, findings)
     if not found.released:
         why.append("not a release of ours: no channel points at an image there")
+    for mine in sorted(found.proven, key=lambda row: row.since, reverse=True):
+        findings = fit(machine, image=mine.facts, workload=workload, today=today)
+        if wrong := next((row for row in findings if row.level == "error"), None):
+            why.append(f"not {mine.image_id}: {wrong.message}")
+            continue
+        why.insert(0, f"the image of ours that was proven last, on {mine.since[:10]}")
+        return Choice(mine.image_id, "proven", mine.facts.build_id, tuple(why), found.at, findings)
+    if not found.proven:
+        why.append("not an image of ours: none of them passed there")
     for row in found.dlamis:
         if reason := _dlami_misfit(row, machine):
             why.append(f"not {row.parameter} ({row.image_id}): {reason}")
@@ -201,6 +232,16 @@ def _released(cloud: Cloud) -> Iterator[Released]:
             yield Released(pointer.path, image_id, since, of_ami(cloud, image_id))
         except UsageError as error:  # it is gone, or none of ours
             yield Released(pointer.path, image_id, since, None, error.message)
+
+
+def _proven(cloud: Cloud) -> Iterator[Proven]:
+    passed = [{"Name": f"tag:{VERDICT_TAG}", "Values": [PASSED]}]
+    for image in cloud.client("ec2").describe_images(Owners=["self"], Filters=passed)["Images"]:
+        tags = tags_of(image)
+        if image["State"] == "available":
+            with contextlib.suppress(UsageError):  # of a recipe that this checkout has not
+                facts = subject_from_tags(image["ImageId"], tags)
+                yield Proven(image["ImageId"], tags.get(VERIFIED_TAG, ""), facts)
 
 
 def _dlamis(cloud: Cloud) -> Iterator[Dlami]:

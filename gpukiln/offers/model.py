@@ -158,7 +158,8 @@ class Choice:
 
     Args:
         image_id: Empty for a plain distribution image, which a bake looks up.
-        kind: given: it was named; channel: a release of ours; dlami: AWS's Deep Learning AMI; base: a plain
+        kind: given: it was named; channel: a release of ours; proven: an image of ours
+            that passed; dlami: AWS's Deep Learning AMI; base: a plain
             distribution image, on which the roles install the driver.
         name: The parameter's, or the base's.
         why: Why this one, and why none before it.
@@ -167,7 +168,7 @@ class Choice:
     """
 
     image_id: str
-    kind: Literal["given", "channel", "dlami", "base"]
+    kind: Literal["given", "channel", "proven", "dlami", "base"]
     name: str
     why: tuple[str, ...]
     looked_up: str

@@ -2,7 +2,7 @@
 
 It is sent to the machine as text, with the gather_*.py beside it, and run by its python3 (3.9 or newer), so
 it imports the standard library only and nothing else of this package. It changes nothing, but for a container
-image of its own that it removes.
+image of its own that it removes, and a model for a service that has none (services.py).
 Every section is a function below that returns a JSON value; what it raises becomes `{"_error": text}`, and
 `{"_not_reached": text}` where a tool hangs or the time was up: nothing is known then, good or bad.
 No secret is ever printed: keys as fingerprints, findings as path and line number.
@@ -40,6 +40,7 @@ from gpukiln.probe.base import (
 )
 from gpukiln.probe.container import container, runtimes_after_join, runtimes_in
 from gpukiln.probe.cuda import cuda
+from gpukiln.probe.desktop import desktop
 from gpukiln.probe.gpus import gpus
 from gpukiln.probe.leftovers import identity, keys, leftovers, secrets
 from gpukiln.probe.monitoring import monitoring
@@ -48,6 +49,7 @@ from gpukiln.probe.nvml import name_gpus, nvlink_facts, nvml_facts
 from gpukiln.probe.runner import runner, visible_gpus
 from gpukiln.probe.scripts import SIGNATURE
 from gpukiln.probe.sections import gather
+from gpukiln.probe.services import services
 from gpukiln.probe.simulated import gpus_to_ask, simulated
 from gpukiln.probe.xids import JOURNAL_S
 
@@ -446,6 +448,8 @@ SECTIONS = (
     nvml,
     cuda,
     container,
+    services,
+    desktop,
     monitoring,
     nvlinks,
     boot,

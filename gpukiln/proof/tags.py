@@ -14,12 +14,18 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.images.plan import Plan
 from gpukiln.images.subject import Subject
-from gpukiln.instances.tags import tag_list, tags_of
+from gpukiln.instances.tags import (
+    IMAGE_TAG,
+    NOT_PROVEN,
+    PASSED,
+    VERDICT_TAG,
+    VERIFIED_TAG,
+    tag_list,
+    tags_of,
+)
 from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.verdict import CheckResult, Verdict
 
-IMAGE_TAG, VERDICT_TAG, VERIFIED_TAG = "gpukiln:image", "gpukiln:verdict", "gpukiln:verified-at"
-NOT_PROVEN = "not-proven"
 SHORT = 16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters a value, and layers need them
 
 
@@ -133,7 +139,7 @@ def proof_tags(recipe: str, judged: Iterable[Judged]) -> dict[str, str]:
     passed = all(one.passed for one in every)
     return {
         VERIFIED_TAG: max(one.at for one in every),
-        VERDICT_TAG: "passed" if passed else "failed",
+        VERDICT_TAG: PASSED if passed else "failed",
         IMAGE_TAG: recipe if passed else NOT_PROVEN,
         **dict(one.tag for one in every),
     }

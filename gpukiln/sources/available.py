@@ -140,6 +140,7 @@ def decide(
         name: package
         for name, component in chosen.items()
         if not _repository(component, base, architecture)
+        and component.downloads is None
         and (package := _package(name, component, base, driver_branch))
     }
     versions = probes.candidates(list(packages.values())) if look_up and packages else {}
@@ -147,6 +148,8 @@ def decide(
     for name, component in chosen.items():
         if _comes_with_base(name, component, base):
             decision = _from_base(name, component, base)
+        elif component.downloads is not None:
+            decision = _from_download(name, component, base, architecture, strict, probes)
         elif repository := _repository(component, base, architecture):
             decision = _from_repository(name, component, repository, architecture, strict, probes)
             if decision.status == "install" and isinstance(repository, RpmRepository):
@@ -253,6 +256,24 @@ def _from_repository(
             )
         return _decision(name, component, "left_out", reason=why)
     return _decision(name, component, "install", source=strip_credentials(repository.url))
+
+
+def _from_download(
+    name: str, component: Component, base: Base, architecture: str, strict: bool, probes: Probes
+) -> Decision:
+    """A file that its vendor publishes; its checksum is the role's to compare."""
+    file = (component.downloads or {}).get(base.system)
+    if file is None or architecture not in file.sha256:
+        why = f"no file of it with a known checksum for {base.title} on {architecture}"
+        return _decision(name, component, "left_out", reason=why)
+    url = file.address(component.version or "", architecture)
+    if (problem := probes.unreachable(url)) is None:
+        return _decision(name, component, "install", source=strip_credentials(url))
+    if strict:
+        raise UnavailableError(
+            f"the source of {name} can't be used: {problem}", hint="check the network, or build without it"
+        )
+    return _decision(name, component, "left_out", reason=problem)
 
 
 def _from_rpm(

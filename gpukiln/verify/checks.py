@@ -31,6 +31,8 @@ LAYERS: dict[str, str] = {
     "compute": "CUDA compiles, every GPU computes right and moves data at its link's speed",
     "container": "a container sees the GPU",
     "multi-gpu": "several GPUs reach each other",
+    "services": "the services of a workspace run, answer, and compute on the GPU",
+    "desktop": "the desktop for the browser starts, and nobody else reaches it",
     "monitoring": "the tools that watch the GPUs work",
 }
 
@@ -58,6 +60,7 @@ PROFILES: dict[str, Profile] = {
         Profile("image", "a machine on its first boot from a baked image", 0, True),
         Profile("node", "a bare-metal node", 1, False),
         Profile("eks-node", "a node of an EKS cluster, booted from a baked image", 1, True),
+        Profile("workspace", "a machine on which somebody works, launched from an image", 1, False),
         Profile("runner", "a container for GPU jobs, judged from inside as its own user", 0, True),
     )
 }

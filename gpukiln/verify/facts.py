@@ -17,7 +17,9 @@ COMPONENT_PACKAGES = {
     "nvidia_container_toolkit": ("nvidia-container-toolkit",),
     "docker": ("docker.io", "docker-ce", "docker"),
     "containerd": ("containerd", "containerd.io"),
+    "docker_compose": ("docker-compose", "docker-compose-v2", "docker-compose-plugin"),
     "nvtop": ("nvtop",),
+    "kasmvnc": ("kasmvncserver",),
     "dcgm": ("datacenter-gpu-manager", "datacenter-gpu-manager-4-core"),
 }
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 SIMULATED = "GPUs are simulated"
 RECORD_PATH = "/etc/gpukiln/image.json"
+# systemd-detect-virt(1), "container"
+CONTAINERS = frozenset(
+    ("openvz", "lxc", "lxc-libvirt", "systemd-nspawn", "docker", "podman", "rkt", "wsl", "proot", "pouch")
+)
 COMPONENT = re.compile(r"component:(?P<name>[a-z0-9_]+)")
 
 
@@ -79,6 +83,11 @@ def _systemd(machine: Machine) -> Applies:
     return RUN if booted else _not_run("systemd does not run here: a container, which nothing has booted")
 
 
+def _own_kernel(machine: Machine) -> Applies:
+    kind = machine.facts["boot"]["virtualization"]
+    return _not_run(f"its kernel is the host's: a container of {kind}") if kind in CONTAINERS else RUN
+
+
 def _dkms(machine: Machine) -> Applies:
     return RUN if machine.facts["dkms"]["installed"] else _not_run("DKMS is not installed here")
 
@@ -107,6 +116,23 @@ def _gpu_tools(machine: Machine) -> Applies:
     return RUN if installed else _not_run("gpukiln-gpu is not installed, and no record asks for it")
 
 
+def _services(machine: Machine) -> Applies:
+    return RUN if machine.facts["services"] else _not_run("no service")
+
+
+def _ollama(machine: Machine) -> Applies:
+    return _computing(machine, "ollama")
+
+
+def _vllm(machine: Machine) -> Applies:
+    return _computing(machine, "vllm")
+
+
+def _computing(machine: Machine, how: str) -> Applies:
+    found = machine.facts["services"].values()
+    return RUN if any(one["wanted"]["computes"] == how for one in found) else _not_run(f"no {how} with a GPU")
+
+
 def _component(machine: Machine, name: str) -> Applies:
     facts = machine.facts
     said = facts.component(name)
@@ -133,10 +159,14 @@ NEEDS: dict[str, Need] = {
     "real-gpu": Need("a GPU that has a kernel module and computes: no simulated one", _real_gpu),
     "several-gpus": Need("two GPUs or more", _several_gpus),
     "systemd": Need("a system that systemd has booted", _systemd),
+    "own-kernel": Need("a kernel of its own: no container", _own_kernel),
     "dkms": Need("modules built by DKMS", _dkms),
     "build-tools": Need("a record that says whether build tools stay", _build_tools),
     "apt": Need("a Debian or Ubuntu machine", _apt),
     "gpu-tools": Need("gpukiln-gpu, by the image's record or the file itself", _gpu_tools),
+    "services": Need("services of a workspace, by /etc/gpukiln/compose.yaml", _services),
+    "ollama": Need("a service Ollama that was given GPUs", _ollama),
+    "vllm": Need("a service vLLM that was given GPUs", _vllm),
     "entrypoint": Need("a container that its image's entrypoint started", _entrypoint),
 }
 

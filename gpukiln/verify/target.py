@@ -17,6 +17,7 @@ class Target:
         user: User with passwordless sudo, or root.
         private_key: File with the private key.
         name: What reports call it, for example the instance's id.
+        proxy: Command that SSH speaks through instead of a connection of its own; empty: none.
     """
 
     host: str
@@ -24,6 +25,7 @@ class Target:
     user: str = "admin"
     private_key: Path | None = None
     name: str = ""
+    proxy: str = ""
 
     @property
     def title(self) -> str:
@@ -58,6 +60,8 @@ class Target:
         ]
         if self.private_key is not None:
             lines += ["  IdentitiesOnly yes", f'  IdentityFile "{self.private_key}"']
+        if self.proxy:
+            lines.append(f"  ProxyCommand {self.proxy}")
         return "\n".join(lines) + "\n"
 
 

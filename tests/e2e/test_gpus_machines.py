@@ -26,9 +26,6 @@ DOCKER = """
   vars: {container_runtime_engines: [docker]}
   roles: [container_runtime]
 """
-# Under a kernel with cgroup v1 systemd-nspawn lets a machine write systemd's own hierarchy alone (systemd,
-# src/nspawn/nspawn-cgroup.c), and runc starts nothing.
-CGROUPS = "for one in $(findmnt -rno TARGET -t cgroup); do sudo mount -o remount,rw,bind $one; done"
 MIG = {
     "version": "v1",
     "mig-configs": {
@@ -165,7 +162,6 @@ def test_it_is_watched_and_accounted_for(here, machine, ask):
 @both
 def test_a_container_has_the_gpus_of_its_lease(machine, ask, tmp_path):
     machine.apply(DOCKER)
-    machine.read(CGROUPS)
     machine.write("/usr/bin/nvidia-container-runtime-hook", GPU_HOOK)
     machine.read("sudo chmod 755 /usr/bin/nvidia-container-runtime-hook && sudo systemctl restart docker")
     (root := tmp_path / "root").mkdir()

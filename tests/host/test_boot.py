@@ -6,7 +6,7 @@ from gpukiln.probe.base import known
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
-ALL = ("image", "node", "eks-node")
+ALL = ("image", "node", "eks-node", "workspace")
 ENABLED = ("enabled", "enabled-runtime", "alias")
 # Of EKS's Amazon Linux: none of them can do its work where there is no cluster.
 OF_A_CLUSTER = {"nodeadm-config.service", "nodeadm-run.service", "kubelet.service"}

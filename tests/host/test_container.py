@@ -5,7 +5,7 @@ import pytest
 from gpukiln.probe.base import known
 from gpukiln.verify.checks import check
 
-ALL = ("image", "node", "eks-node")
+ALL = ("image", "node", "eks-node", "workspace")
 TOOLKIT = "component:nvidia_container_toolkit"
 AFTER = ("gpu.driver-loaded", "gpu.nvml")
 CAUSES = (

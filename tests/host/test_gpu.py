@@ -8,7 +8,7 @@ from gpukiln.gpus.gpu_facts import label, nvml_gpus, read
 from gpukiln.probe.base import known
 from gpukiln.verify.checks import check, judge
 
-ALL = ("image", "node", "eks-node")
+ALL = ("image", "node", "eks-node", "workspace")
 LIVE = ("node", "eks-node")  # profiles of machines that run somebody's work
 BEFORE = ("gpu.driver-loaded", "gpu.nvml")
 

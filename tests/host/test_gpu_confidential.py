@@ -11,7 +11,7 @@ from gpukiln.verify.checks import check
     id="gpu.confidential",
     title="GPUs that do confidential computing accept work",
     layer="gpu",
-    profiles=("image", "node", "eks-node"),
+    profiles=("image", "node", "eks-node", "workspace"),
     needs=("gpu",),
     causes=("Nobody has set the GPUs' ready state, which is done after they were attested.",),
     after=("gpu.driver-loaded", "gpu.nvml"),

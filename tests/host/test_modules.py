@@ -2,7 +2,7 @@
 
 from gpukiln.verify.checks import check
 
-ALL = ("image", "node", "eks-node")
+ALL = ("image", "node", "eks-node", "workspace")
 
 
 @check(
@@ -10,7 +10,7 @@ ALL = ("image", "node", "eks-node")
     title="The machine runs the kernel that the image was built for",
     layer="modules",
     profiles=ALL,
-    needs=("record",),
+    needs=("record", "own-kernel"),
     causes=(
         "a newer kernel was installed and the boot loader takes the newest",
         "another kernel was chosen in the boot loader",

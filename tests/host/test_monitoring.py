@@ -7,7 +7,7 @@ import pytest
 from gpukiln.probe.base import known
 from gpukiln.verify.checks import check
 
-ALL = ("image", "node", "eks-node")
+ALL = ("image", "node", "eks-node", "workspace")
 FINE = ("pass", "skip", "not run")
 
 

@@ -20,7 +20,7 @@ from gpukiln.gpus.rules import judge_states, listed
 from gpukiln.probe.base import ERROR
 from gpukiln.verify.checks import check, judge
 
-ALL = ("image", "node", "eks-node")
+ALL = ("image", "node", "eks-node", "workspace")
 NEEDS = ("gpu", "several-gpus")
 BEFORE = ("gpu.driver-loaded", "gpu.nvml")
 OK, DISABLED, UNKNOWN = 0, 4, 6

@@ -5,7 +5,7 @@ import pytest
 from gpukiln.probe.base import known
 from gpukiln.verify.checks import check
 
-ALL = ("image", "node", "eks-node")
+ALL = ("image", "node", "eks-node", "workspace")
 TOOLKIT = "component:nvidia_container_toolkit"
 NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # that CUDA opens beside the GPU's own
 JOURNAL = "`journalctl -b -u {0}` on the machine shows what the daemon rejects."

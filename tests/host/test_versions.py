@@ -6,7 +6,7 @@ from gpukiln.probe.base import NOT_REACHED, known
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
-ALL = ("image", "node", "eks-node")
+ALL = ("image", "node", "eks-node", "workspace")
 TOOLKIT = (
     "nvidia-container-toolkit",
     "nvidia-container-toolkit-base",

@@ -220,6 +220,15 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     "monitoring.nvtop": [
         (lambda d: d["monitoring"].update(nvtop={"rc": 127, "out": "nvtop: not found"}), "exits 127")
     ],
+    "desktop.kasmvnc": [
+        (lambda d: d["packages"]["installed"].pop("kasmvncserver"), "is not installed"),
+        (lambda d: d["packages"]["installed"].update(kasmvncserver="1.4.0-1"), "found KasmVNC 1.4.0"),
+        (lambda d: d.update(desktop={"unit": False}), "found no unit"),
+        (lambda d: d["desktop"].update(listens=[], log="No users"), "port 6800: No users"),
+        (lambda d: d["desktop"].update(listens=["*"]), "open on *"),
+        (lambda d: d["desktop"].update(listens=["0.0.0.0", "127.0.0.1"]), "open on 0.0.0.0"),  # noqa: S104
+        (lambda d: d["desktop"].update(http={"status": 200}), "answers 200, wanted 401"),
+    ],
     "monitoring.dcgm": [
         (dcgm(ran=False), "dcgmi is missing"),
         (dcgm(rc=226), "exits 226"),

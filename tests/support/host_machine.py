@@ -29,6 +29,36 @@ def simulated_machine(*, gpus: int = 2) -> Data:
     return data
 
 
+def service(name: str, computes: str) -> Data:
+    """A service of a workspace that runs and answers, as gpukiln/probe/services.py finds it."""
+    wanted = {"port": 11434, "answers": "/api", "computes": computes, "model": "small", "start_s": 60}
+    state = {"state": "running", "exit_code": 0, "error": "", "health": "healthy"}
+    return {
+        "wanted": wanted,
+        "container": {"id": f"{name}-1", **state, "gpus": bool(computes)},
+        "http": answer({}),
+    }
+
+
+def answer(said: Any, status: int = 200) -> Data:
+    return {"status": status, "json": said, "text": str(said)}
+
+
+def ollama() -> Data:
+    loaded = {"name": "small", "size": 600 << 20, "size_vram": 600 << 20}
+    found = {"model": "small", "generate": answer({"done": True}), "ps": answer({"models": [loaded]})}
+    return {**service("ollama", "ollama"), "ollama": found, "log": []}
+
+
+def serve_by_vllm(data: Data) -> None:
+    """Have a service vLLM whose process is on the first GPU."""
+    found = {"models": answer({"data": [{"id": "qwen"}]}), "pids": [51, 52]}
+    data["services"] = {"vllm": {**service("vllm", "vllm"), "vllm": found}}
+    data["nvml"]["gpus"][0]["processes"] = [
+        {"pid": 52, "name": "VLLM::EngineCore", "kind": "compute", "memory": 13000}
+    ]
+
+
 def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
     """Facts of a machine without a fault, as gpukiln/probe/gather.py prints them."""
     packages = {
@@ -38,6 +68,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "docker.io": "20.10.24",
         "nvidia-persistenced": "535.171.04-1~deb12u1",
         "containerd": "1.6.20",
+        "kasmvncserver": "1.5.0-1",
         f"linux-image-{KERNEL}": "6.1.170-1",
     }
     if toolkit:
@@ -49,6 +80,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "containerd": done,
         "nvtop": done,
         "dcgm": done,
+        "kasmvnc": {**done, "version": "1.5.0"},
         "nvidia_container_toolkit": {**done, "version": "1.19.1"}
         if toolkit
         else {"status": "left_out", "reason": "its repository can't be reached"},
@@ -226,6 +258,14 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         },
         "nvml": nvml,
         "nvlinks": nvlinks_later(nvml),
+        "desktop": {
+            "unit": True,
+            "unit_of": "kasmvnc@admin.service",
+            "port": 6800,
+            "listens": ["127.0.0.1"],
+            "http": {"status": 401, "body": ""},
+            "log": "",
+        },
         "monitoring": {
             "nvtop": {"rc": 0, "out": "nvtop version 3.0.1"},
             "dcgm": {
@@ -252,8 +292,10 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             for engine in ("docker", "containerd", "podman")
             if gpus
         },
+        "services": {"ollama": ollama() if gpus else service("ollama", "")},
         "boot": {
             "booted": True,
+            "virtualization": "none",
             "boot_time": BOOT,
             "uptime_s": 60.0,
             "state": "running",

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import boto3
@@ -100,14 +100,20 @@ class Cloud:
     attempts: int = 1
     name: str = "embedded"
     has_gpus: bool = False
+    has_session_manager: bool = False
     ssh_cidr: str = "127.0.0.0/8"
     subnet_id: str | None = None
+    ssh_port: int = 22
+    machine_endpoint: str = ""
+
+    def address(self, instance):
+        return instance["PrivateIpAddress"]
 
     def client(self, service, *, attempts=0):
         return _client(service, self.region, attempts or self.attempts)
 
     def in_region(self, region):
-        return Cloud(region, self.attempts, self.name, self.has_gpus)
+        return replace(self, region=region)
 
 
 def verdict(not_run=(), failed=(), *, on="g4dn.xlarge", suite="", saw_gpu=False):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from urllib.parse import parse_qs
 
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.server import MOTO_SETTINGS, Application
+from gpukiln.errors import UnavailableError
 
 ERRORS = {  # kind: status, code
     "denied": (403, "UnauthorizedOperation"),
@@ -86,6 +88,10 @@ class Faulty:
             self.faults, self.calls = [], []
         elif what == "image":
             answer = add_image(self.application._layout, **asked)
+        elif what == "metadata":
+            answer = metadata(**asked)
+        elif what == "inside":
+            answer = inside(self, **asked)
         elif what == "state":
             set_image_state(**asked)
         elif what == "reset":
@@ -178,18 +184,50 @@ def set_image_state(*, region, image_id, state):
     ec2_backends[DEFAULT_ACCOUNT_ID][region].amis[image_id].state = state
 
 
+def metadata(*, region, instance_id, path):
+    """What an instance's metadata service answers below meta-data; null: no such thing."""
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto reads its settings first
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto reads its settings first
+
+    from gpukiln.clouds.embedded.instance_metadata import describe_instance  # noqa: PLC0415 - likewise
+    from gpukiln.clouds.embedded.metadata import lookup  # noqa: PLC0415 - likewise
+
+    instance = ec2_backends[DEFAULT_ACCOUNT_ID][region].get_instance(instance_id)
+    found = lookup(describe_instance(instance), f"/latest/meta-data/{path}")
+    return found if found is None else found.decode()
+
+
+def inside(application, *, instance_id):
+    """The API as a machine of that name reaches it; until the server ends."""
+    from gpukiln.clouds.embedded.machine_api import MachineApi  # noqa: PLC0415 - moto reads its settings first
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    MachineApi(listener, application, instance_id)
+    return f"http://127.0.0.1:{port}"
+
+
 def reset(layout, regions=None):
     """A cloud without anything, or as its files said; disks stay as long as it may need them."""
     from moto.backends import get_backend  # noqa: PLC0415 - moto reads its settings first
 
-    disks = () if regions else layout.snapshots.glob("*.raw")
+    disks = () if regions else (*layout.snapshots.glob("*.raw"), *layout.volumes.iterdir())
     for file in (*layout.regions.iterdir(), *layout.snapshots.glob("*.json"), *disks):
         file.unlink()
     for name, text in (regions or {}).items():
         (layout.regions / name).write_text(text)
-    for service in ("ec2", "ssm", "autoscaling", "eks"):
+    for service in ("ec2", "ssm", "autoscaling", "eks", "iam", "secretsmanager"):
         for account in get_backend(service).values():
             account.reset()
+
+
+def _start(_, instance):
+    """As Lifecycle.start, without a machine."""
+    from gpukiln.clouds.embedded.lifecycle import _state, set_state  # noqa: PLC0415 - moto reads its settings first
+
+    before = _state(instance)
+    set_state(instance, "running")
+    return before
 
 
 def main():
@@ -208,6 +246,9 @@ def main():
     from gpukiln.clouds.embedded.machines import Machines  # noqa: PLC0415 - moto reads its settings first
 
     Lifecycle.launch = lambda _, instance: set_state(instance, "running")  # no machine behind an instance
+    Lifecycle.start = _start
+    Machines.attach = _attach
+    Machines.detach = lambda *_, **__: True
     machines = Machines(layout)
     ec2.install(machines)
     registry.install(layout)
@@ -221,6 +262,12 @@ def main():
     server.serve_forever()
     shutil.rmtree(layout.home)
     os._exit(0)  # whatever a thread of moto's still waits for
+
+
+def _attach(_machines, instance, _volume_id, device):
+    """A machine takes every volume but one at /dev/sdp."""
+    if device == "/dev/sdp":
+        raise UnavailableError(f"{instance.id} does not take it")
 
 
 def _end_with_the_test(server):

@@ -42,7 +42,7 @@ def test_the_shipped_file() -> None:
 
 def test_what_is_optional_is_in_no_image_that_does_not_list_it() -> None:
     optional = {name for name, component in load_components().items() if component.optional}
-    assert optional == {"dcgm", "dcgm_exporter"}
+    assert optional == {"dcgm", "dcgm_exporter", "kasmvnc"}
     assert all(optional.isdisjoint(load_image(name).components) for name in image_names())
 
 

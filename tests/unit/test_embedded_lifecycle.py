@@ -98,7 +98,7 @@ class Instance:
 
     def __init__(self, state):
         self._state = SimpleNamespace(name=state, code=0)
-        self._reason, self.state_reason = "", None
+        self._reason, self.state_reason, self.nics = "", None, {}
 
     @property
     def state(self):

@@ -237,3 +237,35 @@ def test_what_no_sdk_sends(action, asked, code):
     status, body = raw(action, **asked)
     assert status == 400
     assert f"<Code>{code}</Code>" in body
+
+
+def test_tags_that_instance_metadata_shows_are_names_of_paths(ec2, image_id):
+    shown = {"InstanceType": "m5.large", "MetadataOptions": {"InstanceMetadataTags": "enabled"}}
+
+    def tags(*keys):
+        return [{"Key": key, "Value": "v"} for key in keys]
+
+    def with_tags(*keys):
+        return {**shown, "TagSpecifications": [{"ResourceType": "instance", "Tags": tags(*keys)}]}
+
+    def shows(instance, path):
+        return tell("metadata", {"region": HOME, "instance_id": instance["InstanceId"], "path": path})
+
+    assert code_of(launch, ec2=ec2, image_id=image_id, **with_tags("a/b")) == "InvalidParameterValue"
+    [one] = launch(ec2, image_id, **with_tags("gpukiln:home"))["Instances"]
+    assert one["MetadataOptions"]["InstanceMetadataTags"] == "enabled"
+    assert shows(one, "tags/instance/gpukiln:home") == shows(one, "tags/instance/gpukiln%3Ahome") == "v"
+    assert shows(one, "tags/instance/new") is None
+    ec2.create_tags(Resources=[one["InstanceId"]], Tags=tags("new"))
+    assert shows(one, "tags/instance/new") == "v"
+    for key in ("two words", "_index"):
+        asked = {"Resources": [one["InstanceId"]], "Tags": tags(key)}
+        assert code_of(ec2.create_tags, **asked) == "InvalidParameterValue"
+    changed = ec2.modify_instance_metadata_options(InstanceId=one["InstanceId"], HttpTokens="required")
+    assert changed["InstanceMetadataOptions"]["InstanceMetadataTags"] == "enabled"
+
+    [other] = launch(ec2, image_id, InstanceType="m5.large")["Instances"]
+    ec2.create_tags(Resources=[other["InstanceId"]], Tags=tags("a/b"))
+    assert shows(other, "tags/instance/a") is None
+    asked = {"InstanceId": other["InstanceId"], "InstanceMetadataTags": "enabled"}
+    assert code_of(ec2.modify_instance_metadata_options, **asked) == "InvalidParameterValue"

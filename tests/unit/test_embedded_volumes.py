@@ -79,6 +79,17 @@ def test_a_new_volume_is_a_sparse_file_that_outlives_the_server(ec2):
     assert list(layout().volumes.iterdir()) == []
 
 
+def test_one_client_token_is_one_volume_also_when_that_was_deleted(ec2):
+    asked = {"Size": 1, "AvailabilityZone": ZONE, "ClientToken": "one"}
+    made = ec2.create_volume(**asked)["VolumeId"]
+    assert ec2.create_volume(**asked)["VolumeId"] == made
+    assert ec2.create_volume(**{**asked, "ClientToken": "two"})["VolumeId"] != made
+    assert refusal(ec2.create_volume, **{**asked, "Size": 2}) == "IdempotentParameterMismatch"
+    ec2.delete_volume(VolumeId=made)
+    assert ec2.create_volume(**asked)["VolumeId"] == made
+    assert refusal(ec2.describe_volumes, VolumeIds=[made]) == "InvalidVolume.NotFound"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -211,7 +222,7 @@ def test_what_can_not_be_attached_or_taken_is_refused_as_by_ec2(ec2):
     assert attach(free, "nonsense") == "InvalidParameterValue"
     assert attach("vol-0123456789abcdef1", "/dev/sdf") == "InvalidVolume.NotFound"
     assert attach(free, "/dev/sdf", "i-0123456789abcdef1") == "InvalidInstanceID.NotFound"
-    assert attach(free, "/dev/sdf") == "InternalError"  # nothing runs behind this test's instances
+    assert attach(free, "/dev/sdp") == "InternalError"  # the test's machines do not take it there
     assert volume_of(ec2, free)["State"] == "available"
     assert refusal(ec2.delete_volume, VolumeId=there["/dev/sdb"]) == "VolumeInUse"
     assert refusal(ec2.detach_volume, VolumeId=free) == "IncorrectState"

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import boto3
-import hcl2
 import jsonschema
 import pytest
 import yaml
@@ -24,49 +23,12 @@ from gpukiln.catalog.components import load_components
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.embedded.pointers import resolve_image
+from tests.support.hcl import dangling, module
 
 EXAMPLES = ROOT / "examples"
 MODULES = ("terraform", "auto-scaling-group")
 KUBERNETES = load_components()["kubernetes"].version
 POINTER = re.compile(rf"/gpukiln/eks-gpu/{re.escape(KUBERNETES)}/(stable|candidate)/image_id")
-REFERENCE = re.compile(r"\b(var|local|data|aws_[a-z_]+)\.([a-z_0-9]+)(?:\.([a-z_0-9]+))?")
-
-
-def unquoted(value):
-    """hcl2 keeps the quotes of strings and of block labels."""
-    if isinstance(value, dict):
-        return {key.strip('"'): unquoted(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [unquoted(one) for one in value]
-    return value[1:-1] if isinstance(value, str) and value[:1] == value[-1:] == '"' else value
-
-
-def module(text):
-    """The blocks of a module by their address; the locals are one of them."""
-    blocks = {}
-    for kind, found in unquoted(hcl2.loads(text)).items():
-        for block in found if isinstance(found, list) else ():
-            if kind == "locals":
-                blocks["locals"] = block
-            elif kind in ("resource", "data"):
-                for type_, named in block.items():
-                    prefix = "data." if kind == "data" else ""
-                    blocks |= {f"{prefix}{type_}.{name}": body for name, body in named.items()}
-            elif kind == "variable":
-                blocks |= {f"var.{name}": body for name, body in block.items()}
-    return blocks
-
-
-def dangling(text):
-    """References of a module to what it does not have."""
-    code = re.sub(r"(?m)^\s*#.*$", "", text)
-    blocks = module(text)
-    known = {*blocks, *(f"local.{name}" for name in blocks.get("locals", ()))}
-    wrong = set()
-    for kind, name, more in REFERENCE.findall(code):
-        address = f"data.{name}.{more}" if kind == "data" else f"{kind}.{name}"
-        wrong |= {address} - known
-    return wrong
 
 
 def text_of(folder):

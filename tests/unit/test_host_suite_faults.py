@@ -10,7 +10,16 @@ import pytest
 from gpukiln.probe.simulated import NOTE
 from tests.support.host_gpu_faults import GPU_FAULTS
 from tests.support.host_judge import CHECKS, judge
-from tests.support.host_machine import BOOT, DRIVER, KERNEL, TOOLKIT, Data, machine
+from tests.support.host_machine import (
+    BOOT,
+    DRIVER,
+    KERNEL,
+    TOOLKIT,
+    Data,
+    answer,
+    machine,
+    serve_by_vllm,
+)
 from tests.support.host_runner_faults import RUNNER_FAULTS, container
 
 
@@ -34,6 +43,11 @@ def module(name: str, key: str, value: Any) -> Callable[[Data], None]:
             data["modules"][KERNEL][name] = value
 
     return inject
+
+
+def loaded(**values: Any) -> Callable[[Data], None]:
+    """A fault of what Ollama's /api/ps says of its one model."""
+    return lambda data: data["services"]["ollama"]["ollama"]["ps"]["json"]["models"][0].update(values)
 
 
 def unit(name: str, **values: str) -> Callable[[Data], None]:
@@ -220,6 +234,43 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("gpus/cdi/a", {"drivers": ["535.261.03"], "nodes": []}), "a names driver 535.261.03"),
         (put("gpus/cdi/a", {"drivers": [DRIVER], "nodes": ["/dev/nvidiactl"]}), "a has no /dev/nvidia-uvm"),
     ],
+    "services.running": [
+        (put("services/ollama/container", None), "ollama has no container"),
+        (
+            put("services/ollama/container", {"state": "exited", "exit_code": 1, "error": "no nvidia"}),
+            "ollama is exited, exit 1 (no nvidia)",
+        ),
+        (put("services/ollama/container/state", "restarting"), "ollama is restarting"),
+    ],
+    "services.answers": [
+        (put("services/ollama/http", {"error": "no answer in 10 s"}), "ollama, port 11434/api: no answer"),
+        (put("services/ollama/http", answer(None, 503)), "503"),
+        (put("services/ollama/http", answer({"error": "loading"})), "loading (its engine says healthy)"),
+    ],
+    "services.ollama": [
+        (loaded(size_vram=0), "wholly on the processor: 0 of 600 MiB of small are in GPU memory"),
+        (loaded(size_vram=200 << 20), "partly on the processor: 200 of 600 MiB"),
+        (loaded(size_vram=0), "its log says nothing about GPUs"),
+        (loaded(size=100 << 30, size_vram=40 << 30), "40957 MiB of a GPU's memory were free"),
+        (loaded(size=0), "has no size"),
+        (
+            lambda d: (loaded(size_vram=0)(d), d["services"]["ollama"].update(log=["no compatible GPUs"])),
+            "because: no compatible GPUs",
+        ),
+        (
+            lambda d: (loaded(size_vram=0)(d), d["services"]["ollama"]["container"].update(gpus=False)),
+            "because: its container was given no GPU",
+        ),
+        (put("services/ollama/ollama/ps", answer({"models": []})), "/api/ps does not list it"),
+        (put("services/ollama/ollama/ps", {"error": "refused"}), "what it has loaded: refused"),
+        (put("services/ollama/ollama/generate", {"error": "no answer in 180 s"}), "no answer in 180 s"),
+        (put("services/ollama/ollama/generate", answer({"error": "CUDA error"}, 500)), "500 CUDA error"),
+    ],
+    "services.vllm": [
+        (put("services/vllm/vllm/models", answer({"data": []})), "serves no model, wanted small"),
+        (put("services/vllm/vllm/models", answer(None, 500)), "does not say what it serves: 500"),
+        (put("services/vllm/vllm/pids", [7]), "none of vllm's processes is on a GPU"),
+    ],
     **GPU_FAULTS,
     **RUNNER_FAULTS,
 }
@@ -229,7 +280,10 @@ def suitable(check_id: str) -> Data:
     """A good machine, or container, on which the check can be run."""
     if check_id in RUNNER_FAULTS:
         return container()
-    return machine(gpus=2 if "several-gpus" in CHECKS[check_id][0].needs else 1)
+    data = machine(gpus=2 if "several-gpus" in CHECKS[check_id][0].needs else 1)
+    if check_id == "services.vllm":
+        serve_by_vllm(data)
+    return data
 
 
 def test_every_check_has_its_fault() -> None:
@@ -317,6 +371,39 @@ def test_a_tool_that_hangs_is_not_called_missing() -> None:
         "monitoring.dcgm",
     }
     assert found["versions.driver-installed"][0] == "passed"
+
+
+def test_a_machine_without_a_service_is_not_judged_by_one() -> None:
+    data = machine()
+    data["services"] = {}
+    found = {i: judge(i, data) for i in CHECKS if i.startswith("services.")}
+    assert found == {
+        "services.running": ("not_run", "no service"),
+        "services.answers": ("not_run", "no service"),
+        "services.ollama": ("not_run", "no ollama with a GPU"),
+        "services.vllm": ("not_run", "no vllm with a GPU"),
+    }
+
+
+def test_without_a_model_nothing_is_said_of_where_ollama_computes() -> None:
+    data = machine()
+    data["services"]["ollama"]["ollama"] = {"not_run": "it has no model"}
+    assert judge("services.ollama", data) == ("not_run", "ollama: it has no model")
+
+
+def test_a_service_that_does_not_answer_is_one_failure() -> None:
+    data = machine()
+    data["services"]["ollama"].update(http={"error": "refused"})
+    del data["services"]["ollama"]["ollama"]  # it was not asked
+    assert judge("services.answers", data)[0] == "failed"
+    assert judge("services.ollama", data) == ("not_run", "ollama does not answer")
+
+
+def test_what_nvml_does_not_tell_of_processes_is_no_failure_of_vllm() -> None:
+    data = machine()
+    serve_by_vllm(data)
+    data["nvml"]["gpus"][0]["processes"] = None
+    assert judge("services.vllm", data)[0] == "not_run"
 
 
 def test_a_second_boot_of_the_same_instance_is_fine() -> None:

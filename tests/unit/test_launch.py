@@ -18,8 +18,10 @@ from moto.ec2.models.instances import StateReason
 
 from gpukiln.clouds import select
 from gpukiln.commands import ami_verify
+from gpukiln.errors import RefusedError
 from gpukiln.images.builds import Builds, Record
 from gpukiln.instances.access import machine_from_image
+from gpukiln.instances.launch import Try, walk
 from gpukiln.instances.leftovers import builds_with_leftovers
 from tests.support.endpoint import serve
 from tests.support.plans import BAKE
@@ -138,6 +140,29 @@ def test_a_quota_counts_in_every_zone(ec2):
     launched, _ = boot(ec2)
     assert launched.instance_type == "g5.xlarge"
     assert [name for name, _ in tried(ec2)] == ["g4dn.xlarge", "g5.xlarge"]
+
+
+def walked(ec2, spots):
+    """Walk over one zone for each market in turn; each try has a token of its own."""
+    subnet = ec2.client("ec2").describe_subnets()["Subnets"][0]
+    tries = [Try(TYPES[0], subnet["AvailabilityZone"], subnet["SubnetId"], spot) for spot in spots]
+    request = {"ImageId": "ami-0123456789abcdef0"}
+    return walk(ec2, request, tries, say=lambda _: None, token=lambda one: f"token-{one.spot}")
+
+
+def test_a_quota_counts_in_its_market_alone_and_each_try_has_its_token(ec2):
+    refuse_runs(ec2, "MaxSpotInstanceCountExceeded", types=TYPES[:1])
+    launched, refusals = walked(ec2, [True, True, False])
+    assert launched is None
+    assert [one.spot for one in refusals] == [True, False]
+    assert [call["ClientToken"] for call in ec2.asked("RunInstances")] == ["token-True", "token-False"]
+
+
+def test_a_token_that_was_used_for_another_machine_stops_the_walk(ec2):
+    refuse_runs(ec2, "IdempotentParameterMismatch", types=TYPES[:1])
+    with pytest.raises(RefusedError, match="asked for before"):
+        walked(ec2, [True, False])
+    assert len(ec2.asked("RunInstances")) == 1
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import pytest
 from botocore.stub import Stubber
 
 from gpukiln.catalog.workloads import workload
-from gpukiln.images.subject import Subject
-from gpukiln.offers.image import DLAMIS, Dlami, Images, Released, choose, families, images_of
+from gpukiln.images.subject import Subject, subject_tags
+from gpukiln.instances.tags import tag_list
+from gpukiln.offers.image import DLAMIS, Dlami, Images, Proven, Released, choose, families, images_of
 
 TODAY = date(2026, 11, 23)
 SESSION = boto3.Session("x", "x", region_name="us-west-2")
@@ -61,8 +62,8 @@ GONE = Released(STABLE, "ami-gone", "2026-11-20", None, "aws has no AMI ami-gone
 AWS = Dlami(X86, "ami-dl", "x86_64", ("g4dn", "g5", "g6", "p4d"))
 
 
-def there(*released: Released, dlamis: tuple[Dlami, ...] = (AWS,)) -> Images:
-    return Images("2026-11-23T00:00:00+00:00", released, dlamis, ())
+def there(*released: Released, dlamis: tuple[Dlami, ...] = (AWS,), proven: tuple[Proven, ...] = ()) -> Images:
+    return Images("2026-11-23T00:00:00+00:00", released, proven, dlamis, ())
 
 
 def test_the_newest_release_that_fits_is_taken() -> None:
@@ -98,6 +99,17 @@ def test_without_a_release_it_is_awss_own_then_a_plain_one() -> None:
     assert any(one.level == "error" for one in wrong.findings)
 
 
+def test_without_a_release_an_image_of_ours_that_passed_comes_before_awss() -> None:
+    first = Proven("ami-a", "2026-11-01T00:00:00+00:00", subject("535.309.01", "ami-a"))
+    last = Proven("ami-b", "2026-11-20T00:00:00+00:00", subject("580.178.04", "ami-b", "open"))
+    found = choose(there(proven=(first, last)), Cloud(), "g6.xlarge", None, TODAY)
+    assert (found.kind, found.image_id) == ("proven", "ami-b")
+    assert "on 2026-11-20" in found.why[0]
+    found = choose(there(proven=(first, last)), Cloud(), "p3dn.24xlarge", None, TODAY)
+    assert found.image_id == "ami-a"  # the open modules do not know a V100
+    assert choose(there(NEW, proven=(first,)), Cloud(), "g6.xlarge", None, TODAY).kind == "channel"
+
+
 ACCOUNT = {"sts": [("get_caller_identity", {"Account": "111122223333"})]}
 
 
@@ -105,9 +117,16 @@ def answers(pointed: dict[str, object]) -> dict[str, list[tuple[str, object]]]:
     found = {"Parameters": [{"Name": X86, "Value": "ami-dl"}]}
     text = "Supported EC2 instances: G4dn, P6-B200. More"
     described = {"Images": [{"ImageId": "ami-dl", "Description": text}]}
+    tags = {**subject_tags(subject("535.309.01")), "gpukiln:base": "eks-ubuntu-22.04 ami-0"}
+    tags["gpukiln:verified-at"] = "2026-11-20T00:00:00+00:00"
+    mine = [
+        {"ImageId": "ami-1", "State": "available", "Tags": tag_list(tags)},
+        {"ImageId": "ami-2", "State": "available", "Tags": tag_list({**tags, "gpukiln:recipe": "gone"})},
+        {"ImageId": "ami-3", "State": "pending", "Tags": tag_list(tags)},
+    ]
     return {
         "ssm": [("get_parameters_by_path", pointed), ("get_parameters", found)],
-        "ec2": [("describe_images", described)],
+        "ec2": [("describe_images", {"Images": mine}), ("describe_images", described)],
         **ACCOUNT,
     }
 
@@ -118,7 +137,9 @@ def test_a_region_is_asked_once_and_its_answer_kept_with_its_age(
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     first = images_of(Cloud(**answers({"Parameters": []})))
     assert first.dlamis == (Dlami(X86, "ami-dl", "x86_64", ("g4dn", "p6-b200")),)
+    assert [one.image_id for one in first.proven] == ["ami-1"]
     assert images_of(Cloud(**ACCOUNT)) == first  # nothing else is asked
+    assert images_of(Cloud(**answers({"Parameters": []})), fresh=True).dlamis == first.dlamis
     file = tmp_path / "offers/images-aws-111122223333-us-west-2.json"
     old = (datetime.now(UTC) - timedelta(days=2)).isoformat(timespec="seconds")
     file.write_text(file.read_text().replace(first.at, old))

@@ -39,7 +39,7 @@ def test_a_region_that_refuses_its_images_is_asked_once(cloud, monkeypatch) -> N
 
     def refused(where):
         asked.append(where.region)
-        return Images("2026-11-23T00:00:00+00:00", (), (), ("AccessDenied",))
+        return Images("2026-11-23T00:00:00+00:00", (), (), (), ("AccessDenied",))
 
     monkeypatch.setattr(image, "images_of", refused)
     found, _ = listing(parse("L4:1"), ["us-west-2"], TODAY, use=Use(), runs=Runs(choose=True), cloud=cloud)

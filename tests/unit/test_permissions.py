@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections import defaultdict
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -40,6 +41,9 @@ from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback
+from gpukiln.workspaces import lifecycle, network, up, volumes
+from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
+from gpukiln.workspaces.plan import plan
 from tests.support import release_cloud
 from tests.support.endpoint import serve
 from tests.support.release_cloud import HOME, REGIONS, make_image, quiet, tell, verdict, wish
@@ -53,7 +57,10 @@ IAM_NAME = {
 EVERYTHING = Scope(kms_keys=["arn:aws:kms:us-west-2:111122223333:key/1"], module_cache="s3://modules/x")
 RUN = "ec2:RunInstances"
 TAG_KEY = "${TagKey}"
-TAGGED_BY_CALL = (RUN, "ec2:CreateKeyPair", "ec2:CreateSecurityGroup")
+TAGGED_BY_CALL = (
+    *(RUN, "ec2:CreateKeyPair", "ec2:ImportKeyPair", "ec2:CreateSecurityGroup", "ec2:CreateVolume"),
+    "ec2:CreateSnapshot",
+)
 ID = re.compile(r"(ami|snap|i|vol|sg|key)-[0-9a-f]{8,}")
 
 
@@ -307,6 +314,31 @@ def offer(calls):
     scarcity.clear(layout)
 
 
+def workspace(calls):
+    """A workspace's whole life: up, its rules changed, stopped, its home grown and moved, put away."""
+    setting_up(calls)
+    tell("reset")
+    image_id, cloud = make_image("b1"), release_cloud.Cloud()
+    profile = ComputeProfile(8, "32Gi", "5Gi", gpu_type="T4")
+    wanted = Workspace("vision", "ann", HOME, compute_profile=profile, ssh_from="192.0.2.1/32")
+    calls.job = "workspace"
+    images_of(cloud)
+    availability(cloud, ["g4dn.2xlarge"], spot=False)
+    made = plan(cloud, wanted, datetime.now(UTC).date())
+    assert made.choice.image_id == image_id
+    up.start(cloud, made, up.Extras(), say=print, sleep=lambda _: None)
+    other = replace(wanted, ssh_from="", capabilities=Capabilities(network_egress="open"))
+    network.security_group(cloud, other, up._placed(cloud, wanted)[1])
+    found = up.there(cloud, wanted)
+    lifecycle.stop(cloud, found, sleep=lambda _: None)
+    lifecycle.start(cloud, up.there(cloud, wanted), sleep=lambda _: None)
+    lifecycle.down(cloud, wanted, found, keep_home=True, sleep=lambda _: None)
+    [home] = volumes.homes(cloud, "vision")
+    volumes.grow(cloud, home, 6)
+    volumes.move(cloud, home, f"{HOME}b" if home.zone != f"{HOME}b" else f"{HOME}a", say=print)
+    lifecycle.down(cloud, wanted, up.there(cloud, wanted), keep_home=False, sleep=lambda _: None)
+
+
 def ask_region(calls, endpoint):
     """Each question fails alone: with all refused, all are asked, and quickly."""
     calls.job = "refresh"
@@ -344,7 +376,7 @@ def tags_of_named(direct, client, operation, parameters):
     for name in (text for text in texts(parameters) if ID.fullmatch(text)):
         named = [{"Name": "resource-id", "Values": [name]}]
         had.append({tag["Key"] for tag in direct(client, "DescribeTags", {"Filters": named})["Tags"]})
-    if "KeyName" in parameters and operation != "CreateKeyPair":
+    if "KeyName" in parameters and operation not in ("CreateKeyPair", "ImportKeyPair"):
         [pair] = direct(client, "DescribeKeyPairs", {"KeyNames": [parameters["KeyName"]]})["KeyPairs"]
         had.append({tag["Key"] for tag in pair["Tags"]})
     return had
@@ -368,6 +400,8 @@ def rehearsed(tmp_path_factory):
         release_twice(calls, records)
         remove_old(calls, records)
         offer(calls)
+        workspace(calls)
+    calls.made["workspace"] += calls.made["offer"]
     calls.made["build"] += calls.made["verify"]  # a build verifies, as permissions.yaml says too
     return calls
 

@@ -9,6 +9,7 @@ from gpukiln.catalog import bases
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded.client import ensure_server
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded.network import API
 from gpukiln.state import state_home
 
 NO_CONFIG = {"profile": None, "config_file": os.devnull, "credentials_file": os.devnull}
@@ -35,9 +36,11 @@ class EmbeddedCloud:
     name = "embedded"
     strict_sources = False
     has_gpus = False
+    has_session_manager = False
     keeps_stages = True
     subnet_id = None
     ssh_cidr = "127.0.0.0/8"
+    machine_endpoint = API
 
     def __init__(self, region: str, *, layout: Layout | None = None) -> None:
         self.region = region

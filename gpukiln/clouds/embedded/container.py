@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpukiln.clouds.embedded import cgroups
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.container_devices import ContainerDevices
 from gpukiln.clouds.embedded.disk import fit_root, mount_root, run
@@ -37,6 +38,7 @@ class Container(Machine):
     def __init__(self, spec: MachineSpec, network: MachineNetwork) -> None:
         super().__init__(spec, network)
         self._devices = ContainerDevices()
+        self._joining: list[str] = []
 
     @property
     def _root(self) -> Path:
@@ -46,6 +48,7 @@ class Container(Machine):
         mount_root(self.spec.root.file, self._root)
 
     def _prepare(self) -> None:
+        self._joining = cgroups.make(self.spec.instance_id)
         fit_root(self.spec.root.file)
         self._mount()
         if self.gpus:
@@ -62,6 +65,7 @@ class Container(Machine):
         # Writes are not synced one by one: the disk is copied only after a clean stop or a freeze, and the
         # disk of a machine that died is thrown away.
         return [
+            *self._joining,
             *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no"),
             *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
             *(f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
@@ -83,11 +87,19 @@ class Container(Machine):
             if self.gpus:
                 self.shown = self.gpus.files
                 self._namespace(self.shown)
+            self._open_cgroups()
             for disk in self.disks.values():
                 self._plug(disk)
         except BaseException:
             self.kill()
             raise
+
+    def _open_cgroups(self) -> None:
+        """Let it write its own control groups."""
+        mounts = Path(f"/proc/{self._init()}/mounts").read_text(encoding="utf-8").splitlines()
+        for _, where, kind, options, *_ in map(str.split, mounts):
+            if kind == "cgroup" and options.split(",")[0] == "ro":
+                self.run_inside("mount", "-o", "remount,rw,bind", where)
 
     def _plug(self, disk: AttachedDisk) -> None:
         self._devices.add(self._init(), disk)
@@ -144,6 +156,7 @@ class Container(Machine):
         """Unmount the disk, let the others go."""
         self.shown = None
         self._devices.release()
+        cgroups.remove(self.spec.instance_id)
         if self._root.is_mount():
             # processes of the container may need a moment to die after nspawn has ended
             for _ in range(50):

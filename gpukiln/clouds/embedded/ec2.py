@@ -6,20 +6,32 @@ parsing, checks and answers. A call that changes a machine returns at once with 
 """
 
 import base64
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from moto.core.types import Base64EncodedString
 from moto.core.utils import utcnow
-from moto.ec2.exceptions import MissingParameterError, UnvailableAMIIdError
+from moto.ec2.exceptions import EC2ClientError, MissingParameterError, UnvailableAMIIdError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses.general import General
 from moto.ec2.responses.instances import InstanceResponse
+from moto.iam.models import IAMBackend
+from moto.secretsmanager.models import SecretsManagerBackend
 from moto.ssm.models import SimpleSystemManagerBackend
 
+from gpukiln.clouds.embedded import (
+    account_store,
+    capacity,
+    dlami,
+    launch_devices,
+    market,
+    spot,
+    store,
+    volumes,
+)
 from gpukiln.clouds.embedded import base as base_image
-from gpukiln.clouds.embedded import capacity, dlami, launch_devices, market, spot, store, volumes
 from gpukiln.clouds.embedded.image_calls import extend_image_calls
 from gpukiln.clouds.embedded.images import extend_images
 from gpukiln.clouds.embedded.instance_types import extend_instance_types
@@ -39,6 +51,7 @@ def install(machines: Machines) -> None:
     """
     layout = machines.layout
     _publish_base(layout)
+    _keep_accounts(layout)
     _extend_instances(layout, Lifecycle(machines, terminate=spot.keeps_reason(Instance.terminate)))
     spot.extend_launches()
     extend_instance_types()
@@ -112,6 +125,22 @@ def _publish_base(layout: Layout) -> None:
     _replace(SimpleSystemManagerBackend, __init__=init_ssm)
 
 
+def _keep_accounts(layout: Layout) -> None:
+    iam_init, secrets_init = IAMBackend.__init__, SecretsManagerBackend.__init__
+
+    def init_iam(self: Any, region_name: str, account_id: str) -> None:
+        iam_init(self, region_name, account_id)
+        if region_name == account_store.IAM_PARTITION:
+            account_store.load_iam(self, read_region(layout, account_store.IAM_REGION))
+
+    def init_secrets(self: Any, region_name: str, account_id: str) -> None:
+        secrets_init(self, region_name, account_id)
+        account_store.load_secrets(self, read_region(layout, region_name))
+
+    _replace(IAMBackend, __init__=init_iam)
+    _replace(SecretsManagerBackend, __init__=init_secrets)
+
+
 def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
     run_instances = EC2Backend.run_instances
 
@@ -157,8 +186,51 @@ def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
         terminate=_method(lifecycle.terminate),
         reboot=_method(lifecycle.reboot),
     )
+    _replace(InstanceResponse, run_instances=_once(InstanceResponse.run_instances))
+    _replace(EC2Backend, modify_instance_metadata_options=_modify_metadata_options)
     # moto would refuse a change of what the image maps, and does not know the defaults
     _replace(InstanceResponse, _parse_block_device_mapping=_block_device_mappings)
+
+
+def _once(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """RunInstances: the same client token gives the same instances (AWS, "Ensuring idempotency")."""
+    launching = threading.Lock()
+
+    def run(self: Any) -> Any:
+        from moto.core.responses import ActionResult  # noqa: PLC0415 - beside its one use
+
+        token = self._get_param("ClientToken")
+        if not token:
+            return run_instances(self)
+        with launching:
+            for reservation in self.ec2_backend.reservations.values():
+                first = reservation.instances[0]
+                if first.client_token != token:
+                    continue
+                if first.client_request != self.params:
+                    told = "The client token was used with other parameters"
+                    raise EC2ClientError("IdempotentParameterMismatch", told)
+                self.error_on_dryrun()
+                return ActionResult(reservation)
+            answer = run_instances(self)
+            for reservation in self.ec2_backend.reservations.values():
+                for instance in reservation.instances:
+                    if instance.client_token == token:
+                        instance.client_request = self.params
+            return answer
+
+    return run
+
+
+def _modify_metadata_options(self: Any, instance_id: str, **asked: Any) -> Any:
+    """What is not named stays as it was, as EC2 says of each option; moto forgets it."""
+    options = self.get_instance(instance_id).metadata_options
+    names = {"hop_limit": "http_put_response_hop_limit", "http_protocol": "http_protocol_ipv6"}
+    names["metadata_tags"] = "instance_metadata_tags"
+    for name, value in asked.items():
+        if value is not None and name != "dry_run":
+            setattr(options, names.get(name, name), value)
+    return options
 
 
 def _block_device_mappings(self: Any) -> Any:

@@ -3,7 +3,7 @@
 import base64
 from typing import Any
 
-from gpukiln.clouds.embedded import spot
+from gpukiln.clouds.embedded import role_credentials, spot
 from gpukiln.clouds.embedded.metadata import InstanceMetadata, PublicKeys
 
 
@@ -50,6 +50,7 @@ def describe_instance(instance: Any) -> InstanceMetadata:
         "security-groups": "\n".join(group.name for group in instance.security_groups),
         "services": {"domain": "amazonaws.com", "partition": "aws"},
         **spot.metadata_of(instance),
+        **role_credentials.metadata_of(instance),
     }
     if key := backend.key_pairs.get(instance.key_name):
         tree["public-keys"] = PublicKeys({"0": {"openssh-key": key.public_key.strip()}}, name=key.key_name)

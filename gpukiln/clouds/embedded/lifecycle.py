@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from moto.core.utils import utcnow
 from moto.ec2.models.instances import InstanceState, StateReason
 
 from gpukiln.clouds.embedded.machine import Machine
@@ -39,6 +40,13 @@ def set_state(instance: Any, name: str, *, reason: str = "") -> None:
     if reason:
         instance._reason = reason
         instance.state_reason = StateReason(reason, "Server.InternalError")
+
+
+def _set_stopped(instance: Any, reason: str = "") -> None:
+    """Its private address stays, a public one goes (EC2 user guide, "How instance stop and start works")."""
+    for nic in instance.nics.values():
+        nic.stop()
+    set_state(instance, "stopped", reason=reason)
 
 
 class Lifecycle:
@@ -82,6 +90,9 @@ class Lifecycle:
         if before.name == "stopped":
             set_state(instance, "pending")
             instance._reason, instance.state_reason = "", StateReason()
+            instance.launch_time = utcnow()  # API reference, Instance$LaunchTime: the last one
+            for nic in instance.nics.values():  # another public address
+                nic.start()
             self._in_background(instance, lambda: self._boot(instance, self._machines.existing(instance)))
         return before
 
@@ -98,7 +109,7 @@ class Lifecycle:
 
         def work() -> None:
             self._machines.stop(instance.id, clean=True)
-            set_state(instance, "stopped")
+            _set_stopped(instance)
 
         if before.name in ("running", "pending"):
             set_state(instance, "stopping")
@@ -167,7 +178,7 @@ class Lifecycle:
                     text = "Client.InstanceInitiatedShutdown"
                     instance.state_reason = StateReason(f"{text}: Instance initiated shutdown", text)
             else:
-                set_state(instance, "stopped")
+                _set_stopped(instance)
 
         self._guarded(instance, work, failed=lambda reason: self._pull_the_plug(instance, reason))
 
@@ -190,7 +201,7 @@ class Lifecycle:
         try:
             self._machines.stop(instance.id, clean=False)
         finally:
-            set_state(instance, "stopped", reason=reason)
+            _set_stopped(instance, reason)
 
     def _in_background(
         self, instance: Any, work: Callable[[], None], *, failed: Callable[[str], None] | None = None

@@ -93,7 +93,7 @@ class Machine(ABC):
             self.release()
             tail = self.spec.console.read_text(errors="replace").splitlines()[-5:]
             raise UnavailableError(
-                f"{self._command()[0]} ended at once, exit code {code}", details=tuple(tail)
+                f"{self.spec.instance_id} ended at once, exit code {code}", details=tuple(tail)
             )
 
     def stop(self, timeout_s: float = 90) -> None:

@@ -7,6 +7,8 @@ import zlib
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
+from werkzeug.exceptions import NotFound
+
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
@@ -16,8 +18,9 @@ from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.instance_metadata import describe_instance
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machine import Machine, MachineSpec, remove_folder
+from gpukiln.clouds.embedded.machine_api import Application, MachineApi
 from gpukiln.clouds.embedded.metadata import MetadataServer
-from gpukiln.clouds.embedded.network import MachineNetwork, free_ssh_port
+from gpukiln.clouds.embedded.network import API_PORT, MachineNetwork, free_ssh_port
 from gpukiln.clouds.embedded.virtual_machine import VirtualMachine
 from gpukiln.errors import UnavailableError
 
@@ -44,7 +47,8 @@ class Machines:
         self.layout = layout
         self.ssh_port = free_ssh_port("127.64.0.1")
         self._by_id: dict[str, Machine] = {}
-        self._metadata: dict[str, MetadataServer] = {}
+        self.api: Application = NotFound()  # what machines reach of this cloud
+        self._served: dict[str, list[MetadataServer | MachineApi]] = {}
         self._locks: dict[str, threading.RLock] = {}
 
     def vpc_cidr(self, region: str) -> str:
@@ -146,9 +150,10 @@ class Machines:
         with ExitStack() as undo:
             undo.callback(machine.network.stop)
             machine.network.start()
-            metadata = MetadataServer(machine.network.listen(80), lambda: describe_instance(instance))
-            self._metadata[instance.id] = metadata
-            undo.callback(self._stop_metadata, instance.id)
+            served = self._served[instance.id] = []
+            undo.callback(self._stop_serving, instance.id)
+            served.append(MetadataServer(machine.network.listen(80), lambda: describe_instance(instance)))
+            served.append(MachineApi(machine.network.listen(API_PORT), self.api, instance.id))
             machine.gpus = self.gpus_of(instance) if is_simulated(instance) else None
             machine.start()
             undo.pop_all()
@@ -175,7 +180,7 @@ class Machines:
         machine = self._by_id.get(instance_id)
         if machine:
             machine.stop() if clean else machine.kill()
-            self._stop_metadata(instance_id)
+            self._stop_serving(instance_id)
             machine.network.stop()
 
     def remove(self, instance_id: str) -> None:
@@ -271,6 +276,6 @@ class Machines:
                     copy_disk(disk, snapshot) if runs and volume.attachment else os.link(disk, snapshot)
             undo.pop_all()
 
-    def _stop_metadata(self, instance_id: str) -> None:
-        if server := self._metadata.pop(instance_id, None):
+    def _stop_serving(self, instance_id: str) -> None:
+        for server in self._served.pop(instance_id, ()):
             server.stop()

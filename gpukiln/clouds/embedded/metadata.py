@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import socket
 from threading import Thread
 from typing import Any
+from urllib.parse import unquote
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 - the name of a header
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -85,7 +86,7 @@ def lookup(metadata: InstanceMetadata, path: str) -> bytes | None:
     }
     if metadata.user_data is not None:
         node["user-data"] = metadata.user_data
-    for name in parts[1:]:
+    for name in map(unquote, parts[1:]):
         if not isinstance(node, dict) or name not in node:
             return None
         node = node[name]

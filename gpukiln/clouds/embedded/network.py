@@ -19,6 +19,9 @@ GUEST = "10.0.2.100"  # slirp4netns gives this address to the interface that it 
 GATEWAY = "10.0.2.2"
 NAMESERVER = "10.0.2.3"  # slirp4netns answers here and asks the host's resolver
 METADATA = "169.254.169.254"
+API_PORT = 8080  # of the same address, beside the metadata service
+API = f"http://{METADATA}:{API_PORT}"
+INSTANCE = "gpukiln.instance"  # in WSGI's environ: the machine that asks there; no header can say so
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 

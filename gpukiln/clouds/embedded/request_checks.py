@@ -48,6 +48,7 @@ PAGED = {
 }
 OWN_TOKENS = ("DescribeIamInstanceProfileAssociations", "DescribeVpcEndpointServices")  # moto looks at theirs
 NAMED_IMAGES = ("CreateImage", "CopyImage", "RegisterImage")
+SHOWN_TAG = re.compile(r"[0-9a-zA-Z\-_+=,.@:]{1,255}")
 IMAGE_NAME = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")  # botocore's model, CreateImageRequest$Name
 
 
@@ -107,6 +108,7 @@ def _check(response: Any) -> None:
         _check_image_name(ec2, asked)
     if action == "CreateTags":
         _check_tagged(ec2, asked["Resources"])
+    _check_shown_tags(ec2, action, asked)
 
 
 def _values(shape: Any, value: Any) -> Iterator[tuple[str, Any]]:
@@ -224,6 +226,29 @@ def _check_image_name(ec2: Any, asked: Mapping[str, Any]) -> None:
         if image.name == name and mine and not (token and image.client_token == token):
             told = f"AMI name {name} is already in use by AMI {image.id}"
             raise EC2ClientError("InvalidAMIName.Duplicate", told)
+
+
+def _check_shown_tags(ec2: Any, action: str, asked: Mapping[str, Any]) -> None:
+    """Tags that instance metadata shows are parts of its paths (seek-oss/aec pull 411 shows the text)."""
+    enabled, tags = False, asked.get("Tags") or []
+    if action == "RunInstances":
+        enabled = (asked.get("MetadataOptions") or {}).get("InstanceMetadataTags") == "enabled"
+        specifications = asked.get("TagSpecifications") or []
+        of_it = [one.get("Tags") or [] for one in specifications if one.get("ResourceType") == "instance"]
+        tags = [tag for some in of_it for tag in some]
+    elif action == "ModifyInstanceMetadataOptions":
+        enabled = asked.get("InstanceMetadataTags") == "enabled"
+        tags = [{"Key": key} for key in ec2.tags.get(asked["InstanceId"], {})]
+    elif action == "CreateTags":
+        instances = filter(None, (ec2.get_instance_by_id(one) for one in asked["Resources"]))
+        enabled = any(one.metadata_options.instance_metadata_tags == "enabled" for one in instances)
+    for key in [tag.get("Key") or "" for tag in tags] if enabled else []:
+        if not SHOWN_TAG.fullmatch(key) or key in (".", "..", "_index"):
+            raise EC2ClientError(
+                "InvalidParameterValue",
+                f"'{key}' is not a valid tag key. Tag keys must match pattern "
+                "([0-9a-zA-Z\\-_+=,.@:]{1,255}), and must not be a reserved name ('.', '..', '_index')",
+            )
 
 
 def _check_tagged(ec2: Any, resources: list[str]) -> None:

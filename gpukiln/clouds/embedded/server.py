@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,9 +20,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from gpukiln.clouds.embedded import volume_files
+from gpukiln.clouds.embedded import cgroups, volume_files
 from gpukiln.clouds.embedded.base import remove_unfinished
 from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, write_in_place
+from gpukiln.clouds.embedded.network import INSTANCE
 from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
@@ -71,12 +73,12 @@ class Application:
         path = environ.get("PATH_INFO", "")
         authorization = environ.get("HTTP_AUTHORIZATION", "")
         # AWS has APIs below /v2/ too; their requests are signed
-        if path.startswith("/v2/") and "Credential=" not in authorization:
+        if path.startswith("/v2/") and "Credential=" not in authorization and INSTANCE not in environ:
             self.last_request = time.monotonic()
             if environ["REQUEST_METHOD"] == "PUT" and "/manifests/" in path:
                 return self._change(self._registry, environ, start_response)
             return self._registry(environ, start_response)  # type: ignore[no-any-return]
-        if refusal := self._refusal(authorization):
+        if refusal := self._refusal(path, environ):
             return _answer(start_response, *refusal)
         if path != STATUS:  # asking how it is does not keep it alive
             self.last_request = time.monotonic()
@@ -120,11 +122,25 @@ class Application:
         threading.Thread(target=self._stop).start()
         return {"stopping": True}
 
-    def _refusal(self, authorization: str) -> Refusal | None:
-        """Machines run as root: nobody but who can read the cloud's folder may start one."""
-        if f"Credential={self._access_key}/" in authorization:
+    def _refusal(self, path: str, environ: dict[str, Any]) -> Refusal | None:
+        """Machines run as root: who can read the cloud's folder may start one, and the roles of machines."""
+        from gpukiln.clouds.embedded import (  # noqa: PLC0415 - moto is slow to import
+            role_credentials,
+            role_policies,
+        )
+
+        authorization = environ.get("HTTP_AUTHORIZATION", "")
+        found, inside = re.search("Credential=([^/]+)/", authorization), environ.get(INSTANCE)
+        key, token = found[1] if found else "", environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
+        if not path.startswith(OWN) and (holder := role_credentials.holder(key, token)):
+            instance, role = holder
+            if inside in (None, instance.id):
+                return unknown_region(authorization) or role_policies.refusal(environ, instance, role)
+        if key == self._access_key and not inside:
             return unknown_region(authorization)
         told = "The access key is not this cloud's: `invoke cloud.env` prints the settings"
+        if inside:
+            told = f"The access key is not of {inside}'s role: its instance metadata has it"
         return refusal_of(authorization, 401, "AuthFailure", told)
 
     def _change(self, application: Any, environ: dict[str, Any], start_response: Start) -> list[bytes]:
@@ -165,20 +181,30 @@ class Application:
         from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
         from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto is slow to import
         from moto.ecr.models import ecr_backends  # noqa: PLC0415 - moto is slow to import
+        from moto.iam.models import iam_backends  # noqa: PLC0415 - moto is slow to import
+        from moto.secretsmanager.models import secretsmanager_backends  # noqa: PLC0415 - likewise
         from moto.ssm.models import ssm_backends  # noqa: PLC0415 - moto is slow to import
 
         from gpukiln.clouds.embedded import (  # noqa: PLC0415 - moto is slow to import
+            account_store,
             regions,
             registry,
             store,
             volumes,
         )
 
-        every = [backends[DEFAULT_ACCOUNT_ID] for backends in (ec2_backends, ssm_backends, ecr_backends)]
+        kept: tuple[Any, ...] = ec2_backends, ssm_backends, ecr_backends, secretsmanager_backends
+        every = [backends[DEFAULT_ACCOUNT_ID] for backends in kept]
+        iam = iam_backends[DEFAULT_ACCOUNT_ID]
         with self._saving:
-            for region in sorted({region for backends in every for region in list(backends)}):
-                ec2, ssm, ecr = (backends[region] for backends in every)
+            touched = {region for backends in every for region in list(backends)}
+            touched |= {account_store.IAM_REGION} if account_store.IAM_PARTITION in iam else set()
+            for region in sorted(touched):
+                ec2, ssm, ecr, secrets = (backends[region] for backends in every)
                 document = {**store.dump_region(ec2, ssm), "repositories": registry.dump(ecr)}
+                document["secrets"] = account_store.dump_secrets(secrets)
+                if region == account_store.IAM_REGION:
+                    document["iam"] = account_store.dump_iam(iam[account_store.IAM_PARTITION])
                 regions.write_region(self._layout, region, document)
                 volumes.save(self._layout, ec2)
 
@@ -235,6 +261,7 @@ def sweep(layout: Layout) -> None:
     """
     for folder in layout.machines.iterdir():
         log.info("removing what is left of %s", folder.name)
+        cgroups.remove(folder.name)
         remove(folder)
     for leftover in remove_partial(layout.root, layout.regions, layout.snapshots):
         log.info("removed %s, which was half written", leftover)
@@ -283,6 +310,7 @@ def _serve(layout: Layout) -> int:
     stopping = threading.Event()
     moto = DomainDispatcherApplication(create_backend_app)
     application = Application(layout, machines, moto, registry.Registry(layout), stopping.set)
+    machines.api = application
     server = make_server(
         "127.0.0.1", _kept_port(layout), application, threaded=True, request_handler=MotoRequestHandler
     )

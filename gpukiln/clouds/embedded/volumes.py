@@ -49,6 +49,21 @@ def _disks(machines: Machines) -> Members:
     create_volume, modify_volume = EC2Response.create_volume, EC2Response.modify_volume
     delete_volume = EC2Backend.delete_volume
 
+    def create_once(self: Any) -> ActionResult:
+        token = self._get_param("ClientToken")
+        if not token:
+            return create_volume_with_disk(self)
+        with _changing:
+            # it stays used when its volume was deleted (aws-ebs-csi-driver issues 1428 and 1916)
+            used: dict[str, tuple[Any, ActionResult]] = vars(self.ec2_backend).setdefault("volume_tokens", {})
+            if token not in used:
+                used[token] = self.params, create_volume_with_disk(self)
+            asked, answer = used[token]
+        if asked != self.params:
+            told = "The client token was used with other parameters"
+            raise EC2ClientError("IdempotentParameterMismatch", told)
+        return answer
+
     def create_volume_with_disk(self: Any) -> ActionResult:
         _check_new_volume(self)
         answer = create_volume(self)
@@ -83,7 +98,7 @@ def _disks(machines: Machines) -> Members:
         return answer
 
     return {
-        (EC2Response, "create_volume"): create_volume_with_disk,
+        (EC2Response, "create_volume"): create_once,
         (EC2Response, "modify_volume"): modify_volume_with_disk,
         (EC2Backend, "delete_volume"): delete_volume_with_disk,
     }

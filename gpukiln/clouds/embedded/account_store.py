@@ -1,0 +1,76 @@
+"""Roles, instance profiles and secrets, which outlive the server as images do (`store.py`).
+
+IAM belongs to no region; it is kept with us-east-1, where AWS itself has it.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from moto.iam.models import InstanceProfile, Role
+from moto.secretsmanager.models import FakeSecret
+
+IAM_REGION, IAM_PARTITION = "us-east-1", "aws"
+
+
+def dump_iam(iam: Any) -> dict[str, Any]:
+    """What of IAM is kept: a JSON document."""
+    return {
+        "roles": {
+            role.name: {
+                **{name: value for name, value in vars(role).items() if name not in _ELSEWHERE},
+                "create_date": role.create_date.isoformat(),
+                "managed_policies": sorted(role.managed_policies),
+            }
+            for role in iam.roles.values()
+        },
+        "instance_profiles": {
+            profile.name: {
+                **vars(profile),
+                "create_date": profile.create_date.isoformat(),
+                "roles": [role.name for role in profile.roles],
+            }
+            for profile in iam.instance_profiles.values()
+        },
+    }
+
+
+_ELSEWHERE = ("create_date", "managed_policies", "last_used", "last_used_region")
+
+
+def load_iam(iam: Any, document: dict[str, Any]) -> None:
+    """Make again what `dump_iam` returned."""
+    kept = document.get("iam", {})
+    for name, fields in kept.get("roles", {}).items():
+        role = Role(iam.account_id, iam.partition, fields["id"], name, "", "/", None, "", [], None)  # type: ignore[abstract]  # moto makes them likewise
+        policies = fields.pop("managed_policies")
+        _set(role, fields)
+        iam.roles[role.id] = role
+        for arn in policies:
+            if arn in iam.managed_policies:  # those of the account itself end with the server
+                iam.attach_role_policy(arn, name)
+    for name, fields in kept.get("instance_profiles", {}).items():
+        roles = [iam.get_role(role) for role in fields["roles"]]
+        profile = InstanceProfile(iam.account_id, iam.region_name, fields["id"], name, "/", roles)  # type: ignore[abstract]  # moto makes them likewise
+        _set(profile, {**fields, "roles": roles})
+        iam.instance_profiles[profile.name] = profile
+
+
+def dump_secrets(secrets: Any) -> dict[str, Any]:
+    """What of a region's Secrets Manager is kept: a JSON document; copies of other regions' are not."""
+    return {
+        secret.name: {name: value for name, value in vars(secret).items() if name != "replicas"}
+        for secret in secrets.secrets.values()
+        if isinstance(secret, FakeSecret)
+    }
+
+
+def load_secrets(secrets: Any, document: dict[str, Any]) -> None:
+    """Make again what `dump_secrets` returned."""
+    for name, fields in document.get("secrets", {}).items():
+        secret = FakeSecret(secrets.account_id, secrets.region_name, name, {}, "")
+        vars(secret).update(fields)
+        secrets.secrets[name] = secret
+
+
+def _set(one: Any, fields: dict[str, Any]) -> None:
+    vars(one).update({**fields, "create_date": datetime.fromisoformat(fields["create_date"])})

@@ -1,0 +1,43 @@
+"""The API where a machine reaches it, beside its metadata service: for the keys of its own role alone."""
+
+from collections.abc import Callable, Iterable
+from socket import socket
+from threading import Thread
+from typing import Any
+
+from moto.moto_server.werkzeug_app import MotoRequestHandler
+from werkzeug.serving import make_server
+
+from gpukiln.clouds.embedded.network import API_PORT, INSTANCE, METADATA
+
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+class MachineApi:
+    """Serves one machine.
+
+    Args:
+        listener: A listening socket in the machine's network namespace; it is closed.
+        application: WSGI.
+        instance_id: Whose keys are taken.
+    """
+
+    def __init__(self, listener: socket, application: Application, instance_id: str) -> None:
+        def of_machine(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            return application({**environ, INSTANCE: instance_id}, start_response)
+
+        with listener:
+            self._server = make_server(
+                METADATA,
+                API_PORT,
+                of_machine,
+                threaded=True,
+                request_handler=MotoRequestHandler,
+                fd=listener.fileno(),
+            )
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()

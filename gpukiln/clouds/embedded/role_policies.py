@@ -1,0 +1,192 @@
+"""What the role of an instance may do: a signature that is not its own, or a call that it lacks, is refused.
+
+Of CreateTags, GetParameter and GetSecretValue resources and conditions count; of every other call, whether a
+statement allows it for anything. IAM user guide, "Policy evaluation logic" and "IAM JSON policy elements".
+moto's own look at policies passes over the conditions that it does not know (moto.iam.access_control).
+"""
+
+import hmac
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from moto.ec2.models import ec2_backends
+from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE
+from moto.iam.exceptions import NotFoundException
+from moto.iam.models import iam_backends
+from moto.secretsmanager.models import secretsmanager_backends
+from werkzeug.datastructures import EnvironHeaders
+
+from gpukiln.clouds.embedded.refusals import SCOPE, Refusal, refusal_of
+
+ALWAYS = "sts:GetCallerIdentity"  # nobody needs a right for it
+NO_ACCOUNT = ("image", "snapshot")  # in ARNs (Service Authorization Reference, Amazon EC2, resource types)
+Context = Mapping[str, list[str]]  # condition keys in lower case: their values
+Asked = tuple[str | None, Context]  # an ARN, and what conditions can be about
+
+
+def refusal(environ: dict[str, Any], instance: Any, role: Any) -> Refusal | None:
+    """Why a request with the keys of an instance's role is not answered; its body can be read again.
+
+    Args:
+        environ: WSGI's.
+        instance: moto's instance.
+        role: moto's assumed role.
+    """
+    authorization = environ.get("HTTP_AUTHORIZATION", "")
+    scope = SCOPE.search(authorization)
+    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    environ["wsgi.input"] = io.BytesIO(body)
+    if scope is None or not _is_signed(environ, body, role, scope["region"], scope["service"]):
+        if scope and scope["service"] == "ec2":
+            told = "AWS was not able to validate the provided access credentials"
+            return refusal_of(authorization, 401, "AuthFailure", told)
+        told = "The request signature we calculated does not match the signature you provided."
+        return refusal_of(authorization, 403, "InvalidSignatureException", told)
+    service, region = scope["service"], scope["region"]
+    target = environ.get("HTTP_X_AMZ_TARGET", "")
+    fields = _json_fields(body) if target else _form_fields(environ, body)
+    action = f"{service}:{target.rpartition('.')[2] if target else fields.get('Action', '')}"
+    if action == ALWAYS:
+        return None
+    documents = _documents(instance.ec2_backend, role)
+    for resource, context in _asked(instance.ec2_backend.account_id, role.partition, region, action, fields):
+        effects = {one["Effect"] for one in documents if _covers(one, action, resource, context)}
+        if effects != {"Allow"}:
+            why = f"because no identity-based policy allows the {action} action"
+            if "Deny" in effects:
+                why = "with an explicit deny in an identity-based policy"
+            place = f" on resource: {resource}" if resource else ""
+            told = f"User: {role.arn} is not authorized to perform: {action}{place} {why}"
+            if service == "ec2":  # karpenter issue 1713 shows EC2's whole text
+                told = f"You are not authorized to perform this operation. {told}"
+                return refusal_of(authorization, 403, "UnauthorizedOperation", told)
+            return refusal_of(authorization, 400, "AccessDeniedException", told)
+    return None
+
+
+def _is_signed(environ: dict[str, Any], body: bytes, role: Any, region: str, service: str) -> bool:
+    authorization = environ["HTTP_AUTHORIZATION"]
+    names = re.search(r"SignedHeaders=([^, ]+)", authorization)
+    given = re.search(r"Signature=([0-9a-f]{64})", authorization)
+    if not names or not given:
+        return False
+    signed = names[1].split(";")
+    headers = {name: value for name, value in EnvironHeaders(environ).items() if name.lower() in signed}
+    url = f"http://{environ['HTTP_HOST']}{environ.get('REQUEST_URI') or environ['PATH_INFO']}"
+    request = AWSRequest(environ["REQUEST_METHOD"], url, headers, data=body)
+    request.context["timestamp"] = headers.get("X-Amz-Date", "")
+    keys = Credentials(role.access_key_id, role.secret_access_key, role.session_token)
+    auth = SigV4Auth(keys, service, region)
+    text = auth.string_to_sign(request, auth.canonical_request(request))
+    return hmac.compare_digest(auth.signature(text, request), given[1])
+
+
+def _form_fields(environ: dict[str, Any], body: bytes) -> dict[str, Any]:
+    text = f"{environ.get('QUERY_STRING', '')}&{body.decode(errors='replace')}"
+    return {name: values[0] for name, values in parse_qs(text).items()}
+
+
+def _json_fields(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body or b"{}")
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _asked(
+    account: str, partition: str, region: str, action: str, fields: Mapping[str, Any]
+) -> Iterator[Asked]:
+    """What an action is asked for; each has to be allowed. None: not looked at, the action's name counts."""
+    if action == "ec2:CreateTags":
+        keys = {name: fields[name] for name in fields if re.fullmatch(r"Tag\.\d+\.Key", name)}
+        values = {key: fields.get(name.replace("Key", "Value"), "") for name, key in keys.items()}
+        asked = {"aws:tagkeys": list(values)}
+        asked |= {f"aws:requesttag/{key.lower()}": [value] for key, value in values.items()}
+        every = ec2_backends[account][region].tags
+        for name, resource in fields.items():
+            if re.fullmatch(r"ResourceId\.\d+", name):
+                kind = EC2_PREFIX_TO_RESOURCE.get(resource.rpartition("-")[0], "unknown")
+                owner = "" if kind in NO_ACCOUNT else account
+                tags = dict(every.get(resource, {}))
+                of = {
+                    f"{space}:resourcetag/{key.lower()}": [value]
+                    for key, value in tags.items()
+                    for space in ("aws", "ec2")
+                }
+                yield f"arn:{partition}:ec2:{region}:{owner}:{kind}/{resource}", {**asked, **of}
+    elif action == "ssm:GetParameter":
+        name = str(fields.get("Name", "")).rpartition(":parameter/")[2].partition(":")[0].lstrip("/")
+        yield f"arn:{partition}:ssm:{region}:{account}:parameter/{name}", {}
+    elif action == "secretsmanager:GetSecretValue":
+        name = str(fields.get("SecretId", ""))
+        secret = secretsmanager_backends[account][region].secrets.get(name)
+        by_name = f"arn:{partition}:secretsmanager:{region}:{account}:secret:{name}"
+        yield secret.arn if secret else name if name.startswith("arn:") else by_name, {}
+    else:
+        yield None, {}
+
+
+def _documents(ec2: Any, role: Any) -> list[dict[str, Any]]:
+    """The statements of a role's policies; of one that was removed there are none."""
+    try:
+        known = iam_backends[ec2.account_id][ec2.partition].get_role_by_arn(role.role_arn)
+    except NotFoundException:
+        return []
+    texts = list(known.policies.values())
+    for policy in known.managed_policies.values():
+        texts += [version.document for version in policy.versions if version.is_default]
+    statements: list[dict[str, Any]] = []
+    for text in texts:
+        found = json.loads(text)["Statement"]
+        statements += found if isinstance(found, list) else [found]
+    return statements
+
+
+def _covers(statement: Mapping[str, Any], action: str, resource: str | None, context: Context) -> bool:
+    """Whether a statement is about this; what is not known here never widens what a role may do."""
+    denies: bool = statement["Effect"] == "Deny"
+    if "Action" not in statement or "Resource" not in statement:  # NotAction, NotResource
+        return denies
+    if not _matches(_list(statement["Action"]), action, flags=re.IGNORECASE):
+        return False
+    resources, conditions = _list(statement["Resource"]), statement.get("Condition", {})
+    if resource is None:
+        return not denies or ("*" in resources and not conditions)
+    if not _matches(resources, resource):
+        return False
+    for operator, keys in conditions.items():
+        for key, wanted in keys.items():
+            held = _holds(operator, _list(wanted), context.get(key.lower()))
+            if not (denies if held is None else held):
+                return False
+    return True
+
+
+def _holds(operator: str, wanted: list[str], found: list[str] | None) -> bool | None:
+    """Whether a condition holds; None: an operator that is not known here."""
+    of_all, _, name = operator.rpartition(":")
+    if name not in ("StringEquals", "StringLike") or of_all not in ("", "ForAllValues"):
+        return None
+    if found is None:
+        return of_all == "ForAllValues"
+    held = [one in wanted if name == "StringEquals" else _matches(wanted, one) for one in found]
+    return all(held) if of_all else any(held)
+
+
+def _matches(patterns: list[str], text: str, flags: int = 0) -> bool:
+    """IAM's wildcards: * is any text, ? any one character."""
+    return any(
+        re.fullmatch(re.escape(one).replace(r"\*", ".*").replace(r"\?", "."), text, flags) for one in patterns
+    )
+
+
+def _list(value: Any) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]

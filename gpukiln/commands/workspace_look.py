@@ -1,0 +1,181 @@
+"""Workspaces: looked at, reached, judged, accounted for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.commands.cli import command, print_json, results, words
+from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, show_parts, tell
+from gpukiln.typed import dump
+
+if TYPE_CHECKING:
+    from gpukiln.workspaces.known import Region
+
+
+@command(
+    name="list",
+    help={
+        "refresh": "ask the regions what they have, and remember that",
+        "regions": "which, separated by commas; default: those that are remembered",
+        "cloud": "embedded or aws; default: both, as remembered",
+        "profile": "AWS profile (aws only)",
+        "json": JSON,
+    },
+)
+def list_(
+    _: Any, refresh: bool = False, regions: str = "", cloud: str = "", profile: str = "", json: bool = False
+) -> None:
+    """List workspaces as this computer remembers them, or as the clouds' tags say: --refresh."""
+    from gpukiln.workspaces import known, view
+
+    found = known.regions()
+    if refresh:
+        pairs = [
+            (cloud or one.cloud, one.region) for one in found if cloud in ("", one.cloud) and not regions
+        ]
+        pairs += [(cloud or "embedded", one) for one in words(regions)]
+        clouds = [cloud_of(where, one, profile) for where, one in dict.fromkeys(pairs)]
+        found = tuple(known.refresh(one) for one in clouds or [cloud_of(cloud or "embedded", HERE, profile)])
+    answer = view.Listing(view.LIST, found)
+    if json:
+        print_json(dump(answer))
+    else:
+        show_parts(view.listing_parts(answer))
+
+
+@command(help={"name": "of the workspace", **PLACE})
+def show(
+    _: Any, name: str = "", region: str = "", cloud: str = "", profile: str = "", json: bool = False
+) -> None:
+    """Show a workspace as its tags say: what it answers, its machine, its home."""
+    where, found = find(name, cloud, region, profile)
+    tell(where, found, json=json)
+
+
+show.first = "name"
+
+
+@command(
+    help={
+        "name": "of the workspace",
+        "command": "what is run there; without it a session opens",
+        "print": "only print the command of SSH",
+        **{key: PLACE[key] for key in ("region", "cloud", "profile")},
+    }
+)
+def ssh(
+    _: Any,
+    name: str = "",
+    command: str = "",
+    print: bool = False,
+    region: str = "",
+    cloud: str = "",
+    profile: str = "",
+) -> int:
+    """Open a session on a workspace, or run something there; ends with its exit code."""
+    import os
+    import shlex
+    import subprocess
+
+    from gpukiln.workspaces.reach import ssh_command
+
+    where, found = find(name, cloud, region, profile)
+    typed = ssh_command(where, found, command)
+    if print:
+        results().tell(shlex.join(typed))
+        return 0
+    environment = {key: value for key, value in {**os.environ, **where.environment()}.items() if value}
+    return subprocess.run(typed, env=environment, check=False).returncode
+
+
+ssh.first = "name"
+
+
+@command(
+    help={
+        "name": "of the workspace",
+        "deep": "judge the machine and its services with the verification suite, and keep what it says",
+        **PLACE,
+    }
+)
+def status(
+    _: Any,
+    name: str = "",
+    deep: bool = False,
+    region: str = "",
+    cloud: str = "",
+    profile: str = "",
+    json: bool = False,
+) -> int:
+    """Say how a workspace is: as its tags say, or --deep as it is. Exit 1: unhealthy."""
+    from gpukiln.progress import Progress
+    from gpukiln.verify.report import Live, render
+    from gpukiln.workspaces import health, lifecycle, view
+
+    where, found = find(name, cloud, region, profile)
+    verdict, folder, words_ = None, "", lifecycle.only(found).health
+    if deep:
+        progress = Progress()
+        with progress.step(f"look at {found.name}"):
+            looked = health.look(where, found, live=Live(progress))
+            if not looked.good:
+                progress.fail()
+        verdict, folder, words_ = looked.verdict, str(looked.folder), looked.words
+        where, found = find(name, where.name, where.region, profile)
+    answer = view.status(found, words_, verdict, folder)
+    if json:
+        print_json(dump(answer))
+    else:
+        if verdict:
+            results().print(render(verdict))
+        show_parts(view.status_parts(answer))
+    return 0 if answer.good else 1
+
+
+status.first = "name"
+
+
+@command(help={"name": "of the workspace", **PLACE})
+def env(
+    _: Any, name: str = "", region: str = "", cloud: str = "", profile: str = "", json: bool = False
+) -> None:
+    """Print the variables by which programs find a workspace: eval "$(invoke workspace.env NAME)"."""
+    import shlex
+
+    from gpukiln.workspaces.outputs import environment
+
+    _, found = find(name, cloud, region, profile)
+    variables = environment(found)
+    if json:
+        print_json(variables)
+    for key, value in variables.items() if not json else ():
+        results().tell(f"export {key}={shlex.quote(value)}")
+
+
+env.first = "name"
+
+
+@command(
+    help={
+        "since": "the first day that counts, for example 2026-11-01; default: all that is known",
+        "owner": "only theirs",
+        "refresh": "ask the regions first how long their machines have run",
+        "profile": "AWS profile (aws only)",
+        "json": JSON,
+    }
+)
+def usage(
+    _: Any, since: str = "", owner: str = "", refresh: bool = False, profile: str = "", json: bool = False
+) -> None:
+    """Say how many hours workspaces ran, and what that cost, by owner."""
+    from gpukiln.workspaces import known, view
+    from gpukiln.workspaces import usage as used
+
+    found: tuple[Region, ...] = known.regions()
+    if refresh:
+        found = tuple(known.refresh(cloud_of(one.cloud, one.region, profile)) for one in found)
+    answer = used.usage([span for one in found for span in one.spans], since=since, owner=owner)
+    if json:
+        print_json(dump(answer))
+    else:
+        show_parts(view.usage_parts(answer))

@@ -1,0 +1,81 @@
+"""What the commands of workspaces share: where one is, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gpukiln.commands.cli import print_json, results
+from gpukiln.typed import dump
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpukiln.clouds.base import Cloud
+    from gpukiln.workspaces.lifecycle import Found
+
+HERE = "us-west-2"
+JSON = "print one JSON document to standard output"
+PLACE = {
+    "region": "where it is; default: as this computer remembers",
+    "cloud": "embedded (this machine) or aws (your account); default: as this computer remembers",
+    "profile": "AWS profile (aws only)",
+    "json": JSON,
+}
+
+
+def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found]:
+    """A workspace where it was typed to be, or where this computer remembers it."""
+    from gpukiln.errors import UsageError
+    from gpukiln.workspaces import known, lifecycle
+
+    if not name:
+        raise UsageError("no workspace is named", hint="`invoke workspace.list` shows them")
+    places = [(one.cloud, one.region) for one in known.where(name) if cloud in ("", one.cloud)]
+    if region:
+        places = [(cloud or (places[0][0] if places else "embedded"), region)]
+    if len(places) > 1:
+        told = " and ".join(f"{where} {there}" for where, there in places)
+        raise UsageError(f"{name} is in {told}", hint="--region and --cloud say which")
+    if not places:
+        names = ", ".join(sorted({found.name for one in known.regions() for found in one.workspaces}))
+        raise UsageError(
+            f"this computer knows no workspace {name!r}" + (f"; it knows {names}" if names else ""),
+            hint="`invoke workspace.list --refresh --regions REGION --cloud CLOUD` asks a region",
+        )
+    where = cloud_of(*places[0], profile)
+    found = lifecycle.find(where, name)
+    if not found:
+        known.refresh(where)
+        raise UsageError(
+            f"{where.name} has no workspace {name} in {where.region}",
+            hint="`invoke workspace.list --refresh` says what there is",
+        )
+    return where, found[0]
+
+
+def tell(where: Cloud, found: Found, *, json: bool) -> None:
+    from gpukiln.workspaces import known, view
+    from gpukiln.workspaces.outputs import outputs
+
+    known.refresh(where)
+    answer = view.Shown(view.SHOW, found, outputs(where, found) if found.machines else None)
+    if json:
+        print_json(dump(answer))
+    else:
+        show_parts(view.shown_parts(answer))
+
+
+def cloud_of(name: str, region: str, profile: str) -> Cloud:
+    from gpukiln.clouds.select import make_cloud
+
+    return make_cloud(name, region, profile=profile or None)
+
+
+def show_parts(parts: Iterable[RenderableType]) -> None:
+    console = results()
+    for part in parts:
+        if isinstance(part, str):
+            console.tell(part)
+        else:
+            console.print(part)

@@ -1,0 +1,77 @@
+"""Asks the desktop for the browser whether it starts, and who can reach it.
+
+Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules. One that runs is only
+looked at; else the first person's is started, and ended again with what it left.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from gpukiln.probe.base import run
+from gpukiln.probe.services import ask
+
+UNIT = "kasmvnc@{}.service"
+PORT = re.compile(r"-websocketPort (\d+)")
+START_S = 30.0
+PERSON = 1000  # the first user id of a person (Debian Policy 9.2.2)
+FILES = (".kasmpasswd", ".vnc", ".Xauthority")
+
+
+def desktop() -> dict[str, Any]:
+    """{unit, port, unit_of, listens, http, log}; the last four only where there is a unit.
+
+    unit_of is whose desktop was asked; listens the addresses that the port is open on.
+    """
+    said = run("systemctl", "cat", UNIT.format(""))
+    port = PORT.search(said["out"])
+    if said["rc"] or not port:
+        return {"unit": False}
+    running = run("systemctl", "list-units", "--plain", "--no-legend", "--state=active", UNIT.format("*"))[
+        "out"
+    ]
+    if running.split():
+        return _asked(running.split()[0], int(port[1]))
+    user = next((row for row in pwd.getpwall() if row.pw_uid == PERSON), None)
+    if user is None:
+        return {"unit": True, "unit_of": None}
+    made = [path for name in FILES if not (path := Path(user.pw_dir, name)).exists()]
+    unit = UNIT.format(user.pw_name)
+    try:
+        run("systemctl", "start", unit)
+        return _asked(unit, int(port[1]))
+    finally:
+        run("systemctl", "stop", unit)
+        run("systemctl", "reset-failed", unit)
+        for path in made:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _asked(unit: str, port: int) -> dict[str, Any]:
+    until = time.monotonic() + START_S
+    while not (listens := _listens(port)) and time.monotonic() < until:
+        time.sleep(0.5)
+    log = (
+        "" if listens else run("journalctl", "--no-pager", "--lines=5", "--output=cat", "--unit", unit)["out"]
+    )
+    return {
+        "unit": True,
+        "unit_of": unit,
+        "port": port,
+        "listens": listens,
+        "http": ask(port, "/") if listens else None,
+        "log": log.strip()[-500:],
+    }
+
+
+def _listens(port: int) -> list[str]:
+    lines = run("ss", "-Hltn", f"sport = :{port}")["out"].splitlines()
+    return sorted({line.split()[3].rpartition(":")[0].strip("[]") for line in lines})

@@ -1,0 +1,151 @@
+"""Asks the services of a workspace whether they run, answer, and compute on the GPU.
+
+Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules, but for a model: where
+Ollama has none, the one of its definition is fetched, for without one nothing shows where it computes.
+Which services there should be is the first line of their Compose file (gpukiln/workspaces/services.py).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from typing import Any
+
+from gpukiln.probe.base import evidence, need, read, run, watch
+from gpukiln.redact import redact
+
+COMPOSE = "/etc/gpukiln/compose.yaml"
+PROJECT = "gpukiln"  # of Compose, by which their containers are found
+HOST = "127.0.0.1"
+ANSWER_S, PULL_S, GENERATE_S = 10.0, 300.0, 180.0  # a model of some GB is read from the disk first
+PIECE = 1 << 16
+MOST = 4 << 20  # bytes of an answer
+# What Ollama's log says of GPUs (ollama/ollama, discover/ and llm/).
+ABOUT_GPUS = re.compile(r"(?i)no compatible gpus|inference compute|cuda|vram|offload|driver|nvml")
+
+
+def services() -> dict[str, Any]:
+    """{name: {wanted, container, http, and by what it computes: ollama or vllm}}; empty: there are none.
+
+    wanted is what the Compose file tells of it; container and http are what is found, see below.
+    """
+    said = re.match(r"x-gpukiln: (\{.*\})\n", read(COMPOSE) or "")
+    if not said:
+        return {}
+    found: dict[str, Any] = {}
+    boxes = containers()
+    for name, wanted in json.loads(said[1]).items():
+        box = boxes.get(name)
+        row = found[name] = {"wanted": wanted, "container": box}
+        row["http"] = ask(wanted["port"], wanted["answers"])
+        if box and row["http"].get("status") == 200:
+            if wanted["computes"] == "ollama":
+                row["ollama"] = ollama(wanted["port"], wanted["model"])
+                row["log"] = log_of(box["id"])
+            elif wanted["computes"] == "vllm":
+                row["vllm"] = {"models": ask(wanted["port"], "/v1/models"), "pids": pids_of(box["id"])}
+    return found
+
+
+def containers() -> dict[str, Any]:
+    """{service: {id, state, exit_code, error, health, gpus}} of ours; gpus: whether it was given any."""
+    label = f"label=com.docker.compose.project={PROJECT}"
+    ids = need("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", label).split()
+    rows = json.loads(need("docker", "inspect", *ids)) if ids else []
+    found = {}
+    for row in rows:
+        state = row["State"]
+        found[row["Config"]["Labels"]["com.docker.compose.service"]] = {
+            "id": row["Id"],
+            "state": state["Status"],
+            "exit_code": state["ExitCode"],
+            "error": state["Error"],
+            "health": (state.get("Health") or {}).get("Status"),
+            "gpus": bool(row["HostConfig"].get("DeviceRequests")),
+        }
+    return found
+
+
+def pids_of(container: str) -> list[int]:
+    """Numbers of a container's processes, as the host counts them."""
+    return [int(word) for word in need("docker", "top", container, "-eo", "pid").split() if word.isdigit()]
+
+
+def log_of(container: str) -> list[str]:
+    """The last lines of a container's log that are about GPUs."""
+    said = run("docker", "logs", "--tail", "400", container)
+    lines = [line for line in (said["out"] + said["err"]).splitlines() if ABOUT_GPUS.search(line)]
+    return [redact(line)[-300:] for line in lines[-3:]]
+
+
+def ollama(port: int, model: str) -> dict[str, Any]:
+    """{model, generate, ps}, or {not_run: why}: a few words generated, and then where the model lies.
+
+    `size_vram` of /api/ps is the part of `size` that is in GPU memory (ollama/ollama, docs/api.md, List
+    Running Models; `ollama ps` shows 100% GPU where they are equal).
+    """
+    tags = ask(port, "/api/tags")
+    there = {str(one["name"]): int(one["size"]) for one in (tags.get("json") or {}).get("models") or ()}
+    if not there:
+        pulled = ask(port, "/api/pull", {"model": model, "stream": False}, PULL_S)
+        if problem := problem_of(pulled):
+            return {"not_run": f"it has no model, and {model} can't be fetched: {problem}"}
+    elif model not in there:
+        model = min(there, key=lambda name: there[name])
+    options = {"num_predict": 4}
+    asked = {"model": model, "prompt": "1 + 1 =", "stream": False, "options": options}
+    generate = ask(port, "/api/generate", asked, GENERATE_S)
+    return {"model": model, "generate": generate, "ps": ask(port, "/api/ps")}
+
+
+def problem_of(answer: dict[str, Any]) -> str:
+    """Why an answer is none; empty where it is one."""
+    if "error" in answer:
+        return str(answer["error"])
+    said = answer.get("json")
+    told = said.get("error") if isinstance(said, dict) else None
+    if answer["status"] != 200 or told:
+        return f"{answer['status']} {told or answer['text']}".strip()[:300]
+    return ""
+
+
+def ask(port: int, path: str, body: Any = None, seconds: float = 0.0) -> dict[str, Any]:
+    """{status, json or null, text}, or {error: why}; within the seconds, however slowly it speaks.
+
+    seconds: 0 for ANSWER_S.
+    """
+    method = "GET" if body is None else "POST"
+    row: dict[str, Any] = {"file": f"{method} http://{HOST}:{port}{path}", "out": ""}
+    evidence.append(row)
+    limit = watch.limit(seconds or ANSWER_S)
+    watch.alive(limit + ANSWER_S)
+    until = time.monotonic() + limit
+    connection = http.client.HTTPConnection(HOST, port, timeout=limit)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        raw = b""
+        while piece := answer.read1(PIECE):
+            raw += piece
+            if time.monotonic() > until:
+                raise TimeoutError
+            if len(raw) > MOST:
+                row["out"] = f"more than {MOST} bytes"
+                return {"error": row["out"]}
+    except TimeoutError:
+        row["out"] = f"no answer in {limit:.0f} s"
+        return {"error": row["out"]}
+    except (OSError, http.client.HTTPException) as error:
+        row["out"] = f"{type(error).__name__}: {error}"
+        return {"error": row["out"]}
+    finally:
+        connection.close()
+    text = raw.decode("utf-8", "replace")
+    row["out"] = f"{answer.status} {redact(text[:1000])}"
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    return {"status": answer.status, "json": said, "text": redact(text[:300])}

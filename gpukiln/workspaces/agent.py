@@ -1,0 +1,917 @@
+"""What runs on a workspace's machine: the stages of a boot, the idle rule, the spot watcher.
+
+Sent as one file: Python 3.9 and its standard library. No role brings the AWS CLI or boto3 to an image, so the
+few calls to AWS are signed here (Signature Version 4, checked against botocore's own signer in the tests).
+
+    agent.py boot | idle | busy | spot
+
+Each stage may run again, and does at each boot. What became of it is in status.json and in the machine's tag
+`gpukiln:stage`: the name of the stage that runs, `failed NAME: words`, or `done`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import grp
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+CONFIG = "/etc/gpukiln/workspace.json"
+COMPOSE = "/etc/gpukiln/compose.yaml"
+TOOLCHAIN = "/etc/gpukiln/toolchain.json"
+STATE = "/var/lib/gpukiln/workspace"
+MEMORY = "/run/gpukiln/workspace"
+ANSIBLE = "/opt/gpukiln/ansible"
+CACHE = "/mnt/gpukiln-cache"
+STAGE_TAG, BUSY_TAG, DRIVER_TAG = "gpukiln:stage", "gpukiln:busy", "gpukiln:driver"
+HOME_TAG = "gpukiln:home"  # the id of the home volume, which is attached while the machine runs
+LABEL = "gpukiln-home"
+XEN_NAMES = ("xvdf", "sdf")  # the home is attached as /dev/sdf; EC2 user guide, "Device names for volumes"
+USER_ID = 6000  # the same on each machine: the home outlives it
+GROUPS = ("sudo", "wheel", "docker", "gpu", "video", "render")
+HOME_WAIT_S, DEVICE_WAIT_S, RIGHTS_WAIT_S, DRIVER_WAIT_S = 600.0, 180.0, 90.0, 300.0
+CALL_S, INSTALL_S, SCRIPT_S = 20.0, 3600.0, 30.0
+SPOT_POLL_S, HOOK_S, HOOK_SPARE_S = 5.0, 115.0, 5.0  # EC2 gives two minutes
+EDGE_BYTES, SAMPLE_BYTES, SAMPLES = 4 << 20, 64 << 10, 256
+GROUP_BYTES = 16 << 20  # EBS grows by GiB
+IDLE_PERCENT, SAMPLE_S, TERMINAL_S = 5, 2.0, 120.0
+VNC_PORT = 6800
+TAG_CHARACTERS = 256
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Amazon EFS user guide, "Mount settings used by EFS mount helper"
+EFS_OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport"
+T = TypeVar("T")
+
+
+class Failed(Exception):  # noqa: N818 - a stage that failed, with its words
+    """What was found, and what was wanted."""
+
+
+class Final(Failed):
+    """What no waiting cures."""
+
+
+def command(*words: str, timeout: float = CALL_S, env: dict[str, str] | None = None) -> str:
+    """What a program prints; Failed where it fails, hangs or is not there."""
+    ran = ended(*words, timeout=timeout, env=env)
+    if ran.returncode:
+        said = (ran.stderr.strip() or ran.stdout.strip())[-400:]
+        raise Failed(f"{words[0]} ended with {ran.returncode}: {said}")
+    return ran.stdout
+
+
+def ended(
+    *words: str, timeout: float = CALL_S, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A program that ends by itself, whatever its exit code."""
+    try:
+        return subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            env=env,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failed(f"{words[0]}: {error}") from None
+
+
+def until(seconds: float, action: Callable[[], T]) -> T:
+    """What an action gives that may fail for a while; its last failure when the time is up."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return action()
+        except Failed as error:
+            if time.monotonic() >= end or isinstance(error, Final):
+                raise
+        time.sleep(1)
+
+
+class Metadata:
+    """Instance metadata, by IMDSv2 alone."""
+
+    def __init__(self, address: str = "") -> None:
+        self.address = address or os.environ.get(
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254"
+        ).rstrip("/")
+        self.token = ""
+
+    def _ask(self, path: str, headers: dict[str, str], method: str = "GET") -> str:
+        asked = urllib.request.Request(self.address + path, headers=headers, method=method)  # noqa: S310 - http
+        with urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310 - http, link-local
+            return str(answer.read().decode())
+
+    def get(self, path: str) -> str | None:
+        """A path below meta-data; None where there is no such thing (404)."""
+        for fresh in (False, True):
+            try:
+                if fresh or not self.token:
+                    ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+                    self.token = self._ask("/latest/api/token", ttl, "PUT")
+                return self._ask(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self.token})
+            except urllib.error.HTTPError as error:
+                if error.code == 404:
+                    return None
+                if error.code != 401 or fresh:
+                    raise Failed(f"instance metadata {path}: {error}") from None
+            except OSError as error:
+                raise Failed(f"instance metadata {path}: {error}") from None
+        raise AssertionError("not reached")
+
+
+def signed(
+    service: str,
+    region: str,
+    url: str,
+    headers: dict[str, str],
+    body: bytes,
+    rights: dict[str, str],
+    now: str,
+) -> dict[str, str]:
+    """Headers of a POST to the root of an endpoint, signed (AWS, "Create a signed AWS API request").
+
+    Args:
+        rights: AccessKeyId, SecretAccessKey and Token, as IMDS gives them.
+        now: For example 20261123T120000Z.
+    """
+    full = {**headers, "Host": urllib.parse.urlsplit(url).netloc, "X-Amz-Date": now}
+    if rights.get("Token"):
+        full["X-Amz-Security-Token"] = rights["Token"]
+    named = sorted((name.lower(), value.strip()) for name, value in full.items())
+    names = ";".join(name for name, _ in named)
+    lines = "".join(f"{name}:{value}\n" for name, value in named)
+    canonical = f"POST\n/\n\n{lines}\n{names}\n{hashlib.sha256(body).hexdigest()}"
+    scope = f"{now[:8]}/{region}/{service}/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    key = ("AWS4" + rights["SecretAccessKey"]).encode()
+    for part in (*scope.split("/"), text):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    full["Authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={rights['AccessKeyId']}/{scope}, "
+        f"SignedHeaders={names}, Signature={key.hex()}"
+    )
+    return full
+
+
+class Aws:
+    """The three calls that the machine makes, with the rights of its instance profile."""
+
+    def __init__(self, metadata: Metadata, region: str) -> None:
+        self.metadata, self.region = metadata, region
+
+    def _post(self, service: str, headers: dict[str, str], body: bytes, region: str = "") -> str:
+        region, folder = region or self.region, "iam/security-credentials/"
+        role = (self.metadata.get(folder) or "").strip()
+        if not role:
+            raise Failed(f"{service}: this machine has no instance profile")
+        rights = json.loads(self.metadata.get(folder + role.splitlines()[0]) or "{}")
+        if "SecretAccessKey" not in rights:
+            raise Failed(f"{service}: instance metadata gives no credentials of {role}")
+        url = os.environ.get("AWS_ENDPOINT_URL", "") or f"https://{service}.{region}.{self.domain()}"
+        url = url.rstrip("/") + "/"
+        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        full = signed(service, region, url, headers, body, rights, now)
+        asked = urllib.request.Request(url, body, full, method="POST")  # noqa: S310 - of AWS, or configured
+        try:
+            with urllib.request.urlopen(asked, timeout=CALL_S) as answer:  # noqa: S310 - as above
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")[:300]
+            kind = Final if "NotFound" in said else Failed  # rights may come later, a secret does not
+            raise kind(f"{service}: {error.code} {said}") from None
+        except OSError as error:
+            raise Failed(f"{service}: {error}") from None
+
+    def domain(self) -> str:
+        """Of AWS's endpoints: China's differ (EC2 user guide, "Instance metadata categories")."""
+        return self.metadata.get("services/domain") or "amazonaws.com"
+
+    def tag(self, tags: dict[str, str]) -> None:
+        """Tag this instance."""
+        asked = {"Action": "CreateTags", "Version": "2016-11-15"}
+        asked["ResourceId.1"] = self.metadata.get("instance-id") or ""
+        for number, (name, value) in enumerate(tags.items(), 1):
+            asked[f"Tag.{number}.Key"], asked[f"Tag.{number}.Value"] = name, value[:TAG_CHARACTERS]
+        form = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+        self._post("ec2", form, urllib.parse.urlencode(asked).encode())
+
+    def secret(self, reference: str) -> str:
+        """A secret by its reference: an ARN of Secrets Manager, else the name of an SSM parameter."""
+        kind = {"Content-Type": "application/x-amz-json-1.1"}
+        if ":secretsmanager:" in reference:
+            headers = {**kind, "X-Amz-Target": "secretsmanager.GetSecretValue"}
+            asked = json.dumps({"SecretId": reference}).encode()
+            region = reference.split(":")[3]  # arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME
+            value = json.loads(self._post("secretsmanager", headers, asked, region)).get("SecretString")
+        else:
+            headers = {**kind, "X-Amz-Target": "AmazonSSM.GetParameter"}
+            asked = json.dumps({"Name": reference, "WithDecryption": True}).encode()
+            value = json.loads(self._post("ssm", headers, asked))["Parameter"]["Value"]
+        if not isinstance(value, str):
+            raise Failed(f"{reference} has no text")
+        return value
+
+
+def write(path: pathlib.Path, text: str, mode: int = 0o644) -> None:
+    """Whole or not at all, and never readable by more than `mode` says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent)  # 0600
+    with os.fdopen(descriptor, "w", errors="surrogateescape") as file:
+        file.write(text)
+    pathlib.Path(name).chmod(mode)
+    pathlib.Path(name).replace(path)
+
+
+def mounts() -> dict[str, tuple[str, str]]:
+    """Mount points with their device, as major:minor, and the type of the file system (proc(5))."""
+    found = {}
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        before, after = line.split(" - ", 1)
+        words = before.split()
+        found[words[4].replace("\\040", " ")] = (words[2], after.split()[0])
+    return found
+
+
+def require_memory(path: pathlib.Path) -> None:
+    """Refuses a folder that is on a disk."""
+    there = mounts()
+    for folder in (path.resolve(), *path.resolve().parents):
+        if str(folder) in there:
+            kind = there[str(folder)][1]
+            if kind not in ("tmpfs", "ramfs"):
+                raise Failed(f"{path} is on {kind}, wanted memory (tmpfs)")
+            return
+
+
+def device_of(volume: str, root: pathlib.Path) -> pathlib.Path:
+    """The disk of an EBS volume: by its serial (Nitro), by udev's link, by the name it has on Xen."""
+    wanted = volume.replace("-", "")
+    for pattern in ("sys/block/*/device/serial", "sys/block/*/serial"):  # NVMe, virtio
+        for serial in sorted(root.glob(pattern)):
+            if serial.read_text().strip().replace("-", "") == wanted:
+                return root / "dev" / serial.relative_to(root / "sys/block").parts[0]
+    link = root / "dev/disk/by-id" / f"nvme-Amazon_Elastic_Block_Store_{wanted}"
+    if link.exists():
+        return link.resolve()
+    hypervisor = root / "sys/hypervisor/type"
+    if hypervisor.exists() and hypervisor.read_text().strip() == "xen":  # its disks have no serial
+        for name in XEN_NAMES:
+            if (root / "dev" / name).exists():
+                return root / "dev" / name
+    raise Failed(f"{volume} is not attached to this machine, or not seen by it")
+
+
+def is_empty(device: pathlib.Path) -> bool:
+    """Whether a disk has nothing on it: blkid knows nothing, and it is zeros wherever one looks."""
+    ran = ended("blkid", "-p", str(device), timeout=120)
+    if ran.returncode == 0:
+        return False
+    if ran.returncode != 2:  # 8: ambivalent; blkid(8)
+        raise Failed(f"blkid does not know what {device} has: {ran.returncode} {ran.stderr.strip()}")
+    with device.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        places = [(0, EDGE_BYTES), (max(size - EDGE_BYTES, 0), EDGE_BYTES)]
+        places += [(size * number // SAMPLES, SAMPLE_BYTES) for number in range(1, SAMPLES)]
+        for start, length in places:
+            file.seek(start)
+            data = file.read(length)
+            if data.count(0) != len(data):
+                raise Failed(f"{device} has data of no known form; it is not formatted")
+    return True
+
+
+def prepare(device: pathlib.Path) -> None:
+    """ext4 on an empty disk; a home that is there is mended. Anything else is refused, and left as it is."""
+    if is_empty(device):
+        command("mkfs.ext4", "-q", "-L", LABEL, str(device), timeout=INSTALL_S)
+        return
+    found = command("blkid", "-p", "-o", "export", str(device), timeout=120)
+    said = dict(line.split("=", 1) for line in found.splitlines() if "=" in line)
+    if (said.get("TYPE"), said.get("LABEL")) != ("ext4", LABEL):
+        table = f"a partition table ({said['PTTYPE']})" if "PTTYPE" in said else ""
+        what = " ".join(filter(None, (said.get("TYPE"), said.get("LABEL"), table)))
+        wanted = f"nothing, or ext4 with the label {LABEL}"
+        raise Failed(f"{device} has {what}, wanted {wanted}; it is left as it is")
+    grown = has_grown(device)
+    ran = ended("e2fsck", "-p", *(["-f"] if grown else []), str(device), timeout=INSTALL_S)
+    if ran.returncode & ~3:  # 1: mended, 2: mended, boot again where it is the root; e2fsck(8)
+        raise Failed(
+            f"e2fsck -p of {device} ended with {ran.returncode}: {(ran.stdout + ran.stderr).strip()[-300:]}; "
+            "it is not mounted, `e2fsck` by hand on this machine may mend it"
+        )
+    if grown:
+        command("resize2fs", str(device), timeout=INSTALL_S)
+
+
+def has_grown(device: pathlib.Path) -> bool:
+    """Whether a disk is larger than its file system."""
+    told = command("dumpe2fs", "-h", str(device), timeout=120)
+    said = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+    has = int(said["Block count"]) * int(said["Block size"])
+    with device.open("rb") as file:
+        return file.seek(0, os.SEEK_END) - has >= GROUP_BYTES
+
+
+def mount_home(device: pathlib.Path, path: pathlib.Path) -> None:
+    """The home at its place, as large as its volume. It may be there already."""
+    number = device.stat().st_rdev
+    wanted = f"{os.major(number)}:{os.minor(number)}"
+    path.mkdir(parents=True, exist_ok=True)
+    there = mounts().get(str(path))
+    if there is None:
+        prepare(device)
+        command("mount", "-t", "ext4", "-o", "nosuid,nodev", str(device), str(path), timeout=120)
+    elif there[0] != wanted:
+        raise Failed(f"{path} has the device {there[0]}, wanted {wanted} ({device})")
+    elif has_grown(device):
+        command("resize2fs", str(device), timeout=INSTALL_S)
+
+
+def secrets_of(root: pathlib.Path) -> dict[str, str]:
+    """The secrets that this boot fetched."""
+    folder = root / MEMORY.lstrip("/") / "secrets"
+    return {file.name: file.read_text() for file in sorted(folder.glob("*"))}
+
+
+def environment(config: dict[str, Any], root: pathlib.Path) -> dict[str, str]:
+    """Of what runs as the user."""
+    cuda = root / "usr/local/cuda/bin"
+    path = os.environ.get("PATH", SYSTEM_PATH)
+    return {
+        "PATH": f"{cuda}:{path}" if cuda.is_dir() else path,
+        "HOME": str(root / "home" / config["user"]),
+        "USER": config["user"],
+        "LOGNAME": config["user"],
+        "SHELL": "/bin/bash",
+        **config["env"],
+        **secrets_of(root),
+    }
+
+
+def as_user(config: dict[str, Any], root: pathlib.Path, *words: str) -> subprocess.Popen[bytes]:
+    """A program that begins to run as the user, with the user's groups, in a session of its own."""
+    one = pwd.getpwnam(config["user"])
+    rights = ["setpriv", f"--reuid={one.pw_uid}", f"--regid={one.pw_gid}", "--init-groups", "--"]
+    env = environment(config, root)
+    try:
+        return subprocess.Popen(
+            [*rights, *words], stdin=subprocess.DEVNULL, env=env, cwd=env["HOME"], start_new_session=True
+        )
+    except OSError as error:
+        raise Failed(f"{words[0]}: {error}") from None
+
+
+def driver_version(root: pathlib.Path, count: int) -> str:
+    """The driver's version; Failed until it answers for so many GPUs."""
+    if shutil.which("nvidia-smi"):
+        said = command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        versions = [line.strip() for line in said.splitlines() if line.strip()]
+    else:
+        module = root / "proc/driver/nvidia/version"
+        said = module.read_text() if module.exists() else ""
+        found = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", said)
+        if not found:
+            raise Failed("this machine has neither nvidia-smi nor NVIDIA's kernel module")
+        versions = [found[1] for _ in (root / "dev").glob("nvidia[0-9]*")]
+    if len(versions) < count:
+        raise Failed(f"the driver shows {len(versions)} GPUs, wanted {count}")
+    return versions[0]
+
+
+def install(package: str) -> None:
+    """A package of the distribution; Failed where it has none of that name."""
+    if shutil.which("apt-get"):
+        apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600"]
+        command(*apt, "update", timeout=INSTALL_S)
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        words = [*apt, "install", "--yes", "--no-install-recommends", package]
+        command(*words, timeout=INSTALL_S, env=quiet)
+    else:
+        command("dnf", "install", "--assumeyes", package, timeout=INSTALL_S)
+
+
+def python_for_ansible() -> str:
+    """One that ansible-core runs on, with what makes environments; empty where there is none."""
+    enough = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"
+    for name in ("python3.13", "python3.12", "python3.11", "python3"):
+        if shutil.which(name) and ended(name, "-c", enough).returncode == 0:
+            return name
+    return ""
+
+
+class Boot:
+    """The stages of a boot; each may run again."""
+
+    def __init__(self, config: dict[str, Any], metadata: Metadata, root: pathlib.Path) -> None:
+        self.config, self.metadata, self.root = config, metadata, root
+        self.aws = Aws(metadata, config["region"])
+        self.user: str = config["user"]
+        self.home_path = root / "home" / self.user
+        self.memory = root / MEMORY.lstrip("/")
+        self.status: dict[str, Any] = {"stages": [], "state": "running"}
+        self.script_process: subprocess.Popen[bytes] | None = None
+
+    def stages(self) -> list[Callable[[], str | None]]:
+        """In their order. What one returns is said with it."""
+        return [
+            self.home,
+            self.roles,
+            self.identity,
+            self.secrets,
+            self.cache,
+            self.driver,
+            self.desktop,
+            self.services,
+            self.script,
+        ]
+
+    def run(self, stages: list[Callable[[], str | None]]) -> int:
+        """Stages in turn; the first that fails ends it. Then until the agent script ends, if it does."""
+        for stage in stages:
+            name = stage.__name__
+            self.report(name, "running")
+            try:
+                words = stage() or ""
+            except Failed as error:
+                return self.fail(name, str(error))
+            except Exception as error:  # whatever it is, it is told
+                return self.fail(name, f"{type(error).__name__}: {error}")
+            self.report(name, "done", words)
+        self.status["state"] = "done"
+        self.report("", "done")
+        if self.script_process and (code := self.script_process.wait()):
+            return self.fail("script", f"it ended with {code} (journalctl -u gpukiln-workspace)")
+        return 0
+
+    def fail(self, name: str, words: str) -> int:
+        self.status["state"] = "failed"
+        self.report(name, "failed", words)
+        return 1
+
+    def report(self, stage: str, state: str, words: str = "") -> None:
+        """Into the file, and to a tag where the machine may tag itself; no secret in either."""
+        for value in secrets_of(self.root).values():
+            words = words.replace(value, "***") if value else words
+        print(f"{stage or 'all'}: {state} {words}".strip(), file=sys.stderr, flush=True)
+        if stage:
+            stages = [one for one in self.status["stages"] if one["stage"] != stage]
+            told = {"stage": stage, "state": state, "why": words, "at": round(time.time(), 1)}
+            self.status["stages"] = [*stages, told]
+        self.note()
+        if state == "failed":
+            self.tag({STAGE_TAG: f"failed {stage}: {words}"})
+        elif not stage:
+            self.tag({STAGE_TAG: "done"})
+        elif state == "running" and "tag_error" not in self.status:  # each try may take CALL_S
+            self.tag({STAGE_TAG: stage})
+
+    def note(self) -> None:
+        write(self.root / STATE.lstrip("/") / "status.json", json.dumps(self.status, indent=1) + "\n")
+
+    def tag(self, tags: dict[str, str]) -> None:
+        """A machine that can't be tagged works all the same, and says so."""
+        if not self.config["tags"]:
+            return
+        try:
+            self.aws.tag(tags)
+            self.status.pop("tag_error", None)
+        except Failed as error:
+            self.status["tag_error"] = str(error)
+            self.note()
+
+    def home(self) -> None:
+        """The user, and the volume at the user's home."""
+        self.make_user()
+        if self.config["home"]:
+            volume = until(HOME_WAIT_S, self.home_volume)
+            mount_home(until(DEVICE_WAIT_S, lambda: device_of(volume, self.root)), self.home_path)
+        self.home_path.mkdir(parents=True, exist_ok=True)
+        one = pwd.getpwnam(self.user)
+        if not {path.name for path in self.home_path.iterdir()} - {"lost+found"}:
+            for path in (self.root / "etc/skel").glob("*"):
+                copy = str(self.home_path / path.name)
+                command("cp", "--archive", "--no-target-directory", str(path), copy)
+                command("chown", "--recursive", "--no-dereference", f"{one.pw_uid}:{one.pw_gid}", copy)
+            self.home_path.chmod(0o750)
+        os.chown(self.home_path, one.pw_uid, one.pw_gid)
+
+    def home_volume(self) -> str:
+        """It is made and attached while the machine runs, in its zone."""
+        if said := (self.metadata.get(f"tags/instance/{HOME_TAG}") or "").strip():
+            return said
+        raise Failed(f"no tag {HOME_TAG} names the home volume of this machine, after {HOME_WAIT_S:.0f} s")
+
+    def make_user(self) -> None:
+        """With the number that its files have on each machine."""
+        try:
+            one = pwd.getpwnam(self.user)
+        except KeyError:
+            if not any(one.gr_name == self.user for one in grp.getgrall()):  # of a run that was interrupted
+                command("groupadd", "--gid", str(USER_ID), self.user)
+            numbers = ["--uid", str(USER_ID), "--gid", str(USER_ID)]
+            home = ["--no-create-home", "--home-dir", str(self.home_path)]
+            command("useradd", *numbers, *home, "--shell", "/bin/bash", self.user)
+            return
+        if one.pw_uid != USER_ID:
+            other = f"wanted one with {USER_ID}: take another owner"
+            raise Failed(f"{self.user} is a user of this image (uid {one.pw_uid}), {other}")
+
+    def roles(self) -> str:
+        """Our roles on an image that is not ours, by ansible-pull of one commit."""
+        if not (wanted := self.config["roles"]):
+            return ""
+        pull = self.root / ANSIBLE.lstrip("/") / "bin/ansible-pull"
+        if not shutil.which("git"):
+            install("git")
+        if not pull.exists():
+            self.install_ansible(pull, wanted["packages"])
+        words = ["-U", wanted["url"], "-C", wanted["commit"], "-d", str(pull.parents[2] / "roles")]
+        words += ["-i", "localhost,", "-c", "local", "ansible/node.yml"]
+        path = f"{pull.parent}:{os.environ.get('PATH', SYSTEM_PATH)}"
+        # systemd gives a system's unit no HOME; the system's Python has the bindings of apt and dnf.
+        env = {**os.environ, "HOME": "/root", "PATH": path, "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3"}
+        command(str(pull), *words, timeout=INSTALL_S, env=env)
+        return f"those of {wanted['commit']}"
+
+    def install_ansible(self, pull: pathlib.Path, packages: list[str]) -> None:
+        """Into an environment of its own, which is there whole or not at all."""
+        found = python_for_ansible()
+        for package in ("python3-venv", "python3.11-venv", "python3.11"):  # Debian 12, Ubuntu 22.04, AL2023
+            if not found:
+                with contextlib.suppress(Failed):
+                    install(package)
+                found = python_for_ansible()
+        if not found:
+            raise Failed("ansible-core needs Python 3.11 or later with venv, and no package here brings it")
+        folder = pull.parents[1]
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            command(found, "-m", "venv", str(folder), timeout=300)
+            words = ["install", "--no-input", "--disable-pip-version-check", *packages]
+            command(str(folder / "bin/pip"), *words, timeout=INSTALL_S)
+        except Failed:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def identity(self) -> None:
+        """The user's groups and key; the toolchain that the workspace was made for."""
+        groups = [name for name in GROUPS if any(one.gr_name == name for one in grp.getgrall())]
+        if groups:
+            command("usermod", "--append", "--groups", ",".join(groups), self.user)
+        rules = self.root / "etc/sudoers.d"
+        if rules.is_dir():  # the user has no password
+            write(rules / "gpukiln-workspace", f"{self.user} ALL=(ALL) NOPASSWD:ALL\n", 0o440)
+        if self.config["toolchain"]:
+            write(self.root / TOOLCHAIN.lstrip("/"), json.dumps(self.config["toolchain"], indent=1) + "\n")
+        if key := self.metadata.get("public-keys/0/openssh-key"):
+            self.allow(key.strip())
+
+    def allow(self, key: str) -> None:
+        """This machine's key beside the user's own; an earlier machine's goes."""
+        mark = "gpukiln-workspace"
+        file = self.home_path / ".ssh" / "authorized_keys"
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        kept = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
+        lines = [line for line in kept if not line.endswith(f" {mark}")]
+        write(file, "".join(f"{line}\n" for line in (*lines, f"{key} {mark}")), 0o600)
+        one = pwd.getpwnam(self.user)
+        for path in (file.parent, file):
+            os.chown(path, one.pw_uid, one.pw_gid)
+
+    def secrets(self) -> None:
+        """Into memory alone: a file each, and one for the services. The rights may come after the machine."""
+        folder = self.memory / "secrets"
+        shutil.rmtree(folder, ignore_errors=True)
+        (self.memory / "env").unlink(missing_ok=True)
+        folder.mkdir(parents=True, mode=0o700)
+        require_memory(folder)
+        wanted = self.config["secrets"]
+        values = {}
+        for name, reference in wanted.items():
+            values[name] = until(RIGHTS_WAIT_S, functools.partial(self.aws.secret, reference))
+        bad = [name for name, value in values.items() if "\n" in value or "'" in value]
+        if bad and self.config["compose"]:
+            raise Failed(f"{', '.join(bad)}: a quote or a second line can't be in an env file of services")
+        one = pwd.getpwnam(self.user)
+        files = {folder / name: value for name, value in values.items()}
+        if not bad:
+            files[self.memory / "env"] = "".join(f"{name}='{value}'\n" for name, value in values.items())
+        for path, text in files.items():
+            write(path, text, 0o600)
+            os.chown(path, one.pw_uid, one.pw_gid)
+        os.chown(folder, one.pw_uid, one.pw_gid)
+
+    def cache(self) -> str:
+        """An EFS file system as artifact cache; one on S3 needs no more than its name."""
+        if not (name := self.config["efs"]):
+            return ""
+        path = self.root / CACHE.lstrip("/")
+        path.mkdir(parents=True, exist_ok=True)
+        if str(path) not in mounts():
+            source = f"{name}.efs.{self.config['region']}.{self.aws.domain()}:/"
+            command("mount", "-t", "nfs4", "-o", EFS_OPTIONS, source, str(path), timeout=120)
+        shared = path / "gpukiln"  # the file system's root is root's
+        shared.mkdir(exist_ok=True)
+        os.chown(shared, USER_ID, USER_ID)
+        return f"{name} at {path}"
+
+    def driver(self) -> str:
+        """Until the driver answers, where GPUs were asked for."""
+        if not (count := self.config["gpus"]):
+            return "no GPU was asked for"
+        version = until(DRIVER_WAIT_S, lambda: driver_version(self.root, count))
+        self.tag({DRIVER_TAG: version})
+        return version
+
+    def desktop(self) -> None:
+        """KasmVNC for the user, where the image has it."""
+        if not self.config["desktop"]:
+            return
+        unit = f"kasmvnc@{self.user}.service"
+        if ended("systemctl", "cat", unit).returncode:
+            raise Failed("this image has no KasmVNC: bake one with the role kasmvnc")
+        command("systemctl", "enable", "--now", unit, timeout=120)
+
+    def services(self) -> str:
+        """The services' containers. Whether they are well is what `workspace.status --deep` asks."""
+        path = self.root / COMPOSE.lstrip("/")
+        if not self.config["compose"]:
+            path.unlink(missing_ok=True)
+            return ""
+        write(path, self.config["compose"])
+        if shutil.which("docker") and ended("docker", "compose", "version").returncode == 0:
+            compose = ["docker", "compose"]
+        elif shutil.which("docker-compose"):
+            compose = ["docker-compose"]
+        else:
+            raise Failed("wanted Docker with its compose plugin, or docker-compose; this image has neither")
+        words = ["--project-name", "gpukiln", "--file", str(path), "up", "--detach", "--remove-orphans"]
+        command(*compose, *words, timeout=INSTALL_S)
+        return f"by {' '.join(compose)}"
+
+    def script(self) -> str:
+        """The agent script, as the user. One that goes on, as Coder's does, is watched until it ends."""
+        if not self.config["script"]:
+            return ""
+        path = self.root / STATE.lstrip("/") / "script"
+        write(path, self.config["script"], 0o700)  # it may hold a token
+        one = pwd.getpwnam(self.user)
+        os.chown(path, one.pw_uid, one.pw_gid)
+        process = as_user(self.config, self.root, "bash", str(path))
+        try:
+            code = process.wait(SCRIPT_S)
+        except subprocess.TimeoutExpired:
+            self.script_process = process
+            return "it goes on"
+        if code:
+            raise Failed(f"it ended with {code} (journalctl -u gpukiln-workspace)")
+        return ""
+
+
+def sessions(root: pathlib.Path) -> Iterator[str]:
+    """Who is logged in but the one who asks, by logind, by session manager, or at a terminal that is used."""
+    own = root / "proc/self/cgroup"
+    asking = re.search(r"session-(\w+)\.scope", own.read_text() if own.exists() else "")
+    for line in command("loginctl", "list-sessions", "--no-legend").splitlines():
+        if asking and line.split()[0] == asking[1]:
+            continue
+        words = ["-p", "Name", "-p", "Class", "-p", "State"]
+        said = command("loginctl", "show-session", line.split()[0], *words).splitlines()
+        one = dict(row.split("=", 1) for row in said if "=" in row)
+        # closing: only what a user left running is there
+        if one.get("Class", "user").startswith("user") and one.get("State") != "closing":
+            yield f"a session of {one.get('Name', '?')}"
+    for file in root.glob("proc/[0-9]*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            if file.read_text().strip() == "ssm-session-worker"[:15]:  # the kernel keeps 15 characters
+                yield "a session of session manager"
+    for terminal in root.glob("dev/pts/[0-9]*"):
+        with contextlib.suppress(OSError):
+            told = terminal.stat()
+            # root's is the console's, where nobody is logged in
+            if told.st_uid and time.time() - max(told.st_atime, told.st_mtime) < TERMINAL_S:
+                yield "a terminal"
+
+
+def connected(root: pathlib.Path, port: int) -> bool:
+    """Whether somebody is connected to a port of this machine (proc_net_tcp.rst: 01 is established)."""
+    for name in ("tcp", "tcp6"):
+        file = root / "proc/net" / name
+        for line in file.read_text().splitlines()[1:] if file.exists() else ():
+            words = line.split()
+            if int(words[1].rsplit(":", 1)[1], 16) == port and words[3] == "01":
+                return True
+    return False
+
+
+def leases() -> list[str]:
+    """Whose leases of GPUs there are; a machine without gpukiln-gpu has none."""
+    if not shutil.which("gpukiln-gpu"):
+        return []
+    found = json.loads(command("gpukiln-gpu", "leases", "--json"))
+    return [f"{one['id']} of {one['user']}" for node in found["nodes"] for one in node["leases"]]
+
+
+def processor_s(root: pathlib.Path) -> float:
+    """Seconds of processors that the processes used which are there, but this one.
+
+    The load average and /proc/stat of a container are its host's.
+    """
+    ticks = 0
+    for file in root.glob("proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            # proc_pid_stat(5): behind the name, which may have spaces; 14 and 15 are utime and stime
+            words = file.read_text().rpartition(")")[2].split()
+            ticks += 0 if int(file.parent.name) == os.getpid() else int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def computing(gpus: bool, root: pathlib.Path) -> str:
+    """Whether the GPUs compute, or without any the CPUs."""
+    if not gpus:
+        before = processor_s(root)
+        time.sleep(SAMPLE_S)
+        share = 100 * (processor_s(root) - before) / SAMPLE_S / (os.cpu_count() or 1)
+        return "the CPUs compute" if share >= IDLE_PERCENT else ""
+    words = ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    used = [float(line) for line in command("nvidia-smi", *words).splitlines() if line.strip()]
+    return "a GPU computes" if max(used, default=0) >= IDLE_PERCENT else ""
+
+
+def busy(config: dict[str, Any], root: pathlib.Path) -> str:
+    """Why the machine is in use; empty where nobody uses it. What can't be asked counts as use."""
+    try:
+        if who := sorted(set(sessions(root))):
+            return ", ".join(who)
+        if config["desktop"] and connected(root, VNC_PORT):
+            return "the desktop"
+        if held := leases():
+            return "leases: " + ", ".join(held)
+        return computing(bool(config["gpus"]), root)
+    except (Failed, ValueError, KeyError) as error:
+        return f"unknown: {error}"
+
+
+def idle(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: float) -> str:
+    """One look, once a minute: what was done about it.
+
+    Nobody there for so many minutes: it is told; and the look after that stops the machine. Its shutdown
+    behaviour is to stop, so the disks stay.
+    """
+    memory = root / MEMORY.lstrip("/")  # of this boot alone
+    since, told, last = memory / "idle-since", memory / "idle-told", memory / "busy"
+    reason = busy(config, root)
+    if config["tags"] and (not last.exists() or last.read_text() != reason):
+        try:
+            aws.tag({BUSY_TAG: reason})
+            write(last, reason)
+        except Failed as error:
+            print(error, file=sys.stderr)
+    if not config["idle_minutes"]:
+        return ""
+    if reason or begins(root):
+        since.unlink(missing_ok=True)
+        if told.exists():
+            told.unlink()
+            say(config, aws, "done", "gpukiln: somebody is here, this machine goes on")
+        return ""
+    if not since.exists():
+        write(since, str(now))
+    lasted = (now - float(since.read_text())) / 60
+    if lasted < config["idle_minutes"]:
+        return ""
+    words = f"idle for {lasted:.0f} minutes"
+    if not told.exists():
+        say(config, aws, f"stops: {words}", f"gpukiln: {words}, this machine stops in a minute")
+        write(told, words)
+        return "told"
+    command("systemctl", "poweroff")
+    return "stopped"
+
+
+def begins(root: pathlib.Path) -> bool:
+    """Whether the stages of this boot still run: a model that is fetched is no idle machine."""
+    file = root / STATE.lstrip("/") / "status.json"
+    return file.exists() and json.loads(file.read_text())["state"] == "running"
+
+
+def say(config: dict[str, Any], aws: Aws, tag: str, words: str) -> None:
+    """To who is there, and to who looks from elsewhere; nobody may be."""
+    with contextlib.suppress(Failed):
+        command("wall", words)
+    if config["tags"]:
+        try:
+            aws.tag({STAGE_TAG: tag})
+        except Failed as error:
+            print(error, file=sys.stderr)
+
+
+def notice(metadata: Metadata) -> tuple[str, str]:
+    """What EC2 says about the end of a spot instance: its kind and its document; empty before that."""
+    for path, kind in (
+        ("spot/instance-action", "interruption"),
+        ("events/recommendations/rebalance", "rebalance"),
+    ):
+        if said := metadata.get(path):
+            return kind, said
+    return "", ""
+
+
+def seconds_left(said: str) -> float:
+    """Until the instance ends, with something to spare; of a notice of interruption."""
+    try:
+        ends = datetime.datetime.strptime(json.loads(said)["time"], "%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, KeyError, TypeError):
+        return HOOK_S
+    left = ends.replace(tzinfo=datetime.timezone.utc).timestamp() - time.time()
+    return min(max(left - HOOK_SPARE_S, 1), HOOK_S)
+
+
+def spot(config: dict[str, Any], metadata: Metadata, root: pathlib.Path) -> int:
+    """Until a notice of interruption; the user's hook runs once for each kind of notice.
+
+    The hook of a rebalance recommendation runs beside the watching: the notice that may follow is seen.
+    """
+    told: set[str] = set()
+    while True:
+        try:
+            kind, said = notice(metadata)
+        except Failed as error:
+            print(error, file=sys.stderr)
+            kind, said = "", ""
+        if kind and kind not in told:
+            told.add(kind)
+            print(f"{kind}: {said}", file=sys.stderr, flush=True)
+            run_hook(config, root, kind, said)
+        if kind == "interruption":
+            return 0
+        time.sleep(SPOT_POLL_S)
+
+
+def run_hook(config: dict[str, Any], root: pathlib.Path, kind: str, said: str) -> None:
+    """The user's own, where there is one: ~/.gpukiln/on-interruption KIND DOCUMENT."""
+    hook = root / "home" / config["user"] / ".gpukiln" / "on-interruption"
+    if not hook.exists():
+        return
+    try:
+        process = as_user(config, root, str(hook), kind, said)
+    except Failed as error:
+        print(f"the hook: {error}", file=sys.stderr)
+        return
+    if kind != "interruption":
+        return
+    left = seconds_left(said)
+    try:
+        print(f"the hook ended with {process.wait(left)}", file=sys.stderr)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        print(f"the hook did not end in {left:.0f} s", file=sys.stderr)
+
+
+def main(words: list[str]) -> int:
+    """One of boot, idle and spot."""
+    config = json.loads(pathlib.Path(CONFIG).read_text())
+    metadata, root = Metadata(), pathlib.Path("/")
+    try:
+        if words == ["boot"]:
+            boot = Boot(config, metadata, root)
+            return boot.run(boot.stages())
+        if words == ["idle"]:
+            idle(config, Aws(metadata, config["region"]), root, time.monotonic())
+            return 0
+        if words == ["busy"]:
+            print(busy(config, root))
+            return 0
+        if words == ["spot"]:
+            return spot(config, metadata, root)
+    except Failed as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("agent.py boot | idle | busy | spot", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

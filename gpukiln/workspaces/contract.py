@@ -1,0 +1,171 @@
+"""What a workspace is asked for, and what it answers: the contract, as a validated model.
+
+Its names are those of the contract that Coder templates use; `docs/workspace.schema.json` is made of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from gpukiln.typed import strict
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,30}[a-z0-9]|[a-z]")
+SIZE = re.compile(r"[1-9][0-9]{0,6}(Mi|Gi|Ti|MiB|GiB|TiB)")
+
+
+def _name(text: str) -> str:
+    """It becomes part of tags, host names and file names."""
+    if not NAME.fullmatch(text):
+        raise ValueError("wanted small letters, digits and `-`, at most 32, for example vision-2")
+    return text
+
+
+def _size(text: str) -> str:
+    if not SIZE.fullmatch(text):
+        raise ValueError("wanted for example 32Gi")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": f"^({NAME.pattern})$"})]
+Size = Annotated[str, AfterValidator(_size), Field(json_schema_extra={"pattern": f"^({SIZE.pattern})$"})]
+
+
+@strict
+class ComputeProfile:
+    """What the machine has to have.
+
+    Args:
+        memory: Main memory, for example 32Gi.
+        storage: Of the home volume, for example 100Gi; None: as large as it is, and a new one has 50Gi.
+        gpu_type: As `offer.list --gpu` takes names: T4, or nvidia-t4; empty: any.
+    """
+
+    cpu: int = 0
+    memory: Size | None = None
+    storage: Size | None = None
+    gpu_count: int = 1
+    gpu_type: str = ""
+
+
+@strict
+class Capabilities:
+    """What the workspace can do.
+
+    Args:
+        persistent_home: Whether the home is a volume of its own, which outlives the machine.
+        network_egress: none: only what AWS's own endpoints of the VPC give; https-only: port 443 and DNS.
+        identity_mode: iam: an instance profile; none: the machine has no rights.
+        artifact_cache: s3://BUCKET/PREFIX or an EFS file system's id; empty: none.
+        secrets: Environment variable and the reference that it is fetched from at boot, an ARN of Secrets
+            Manager or the name of an SSM parameter; never the secret itself.
+        gui_vnc: Needs an image with the role kasmvnc.
+        gui_rdp: Always refused: it is for Windows.
+    """
+
+    persistent_home: bool = True
+    network_egress: Literal["none", "https-only", "open"] = "https-only"
+    identity_mode: Literal["iam", "none"] = "iam"
+    gpu_support: bool = True
+    artifact_cache: str = ""
+    secrets: dict[str, str] = field(default_factory=dict)
+    gui_vnc: bool = False
+    gui_rdp: Literal[False] = False
+
+
+@strict
+class Toolchain:
+    """The toolchain template that a Coder workspace names; written down, and given to the agent."""
+
+    name: str
+    version: str
+
+
+@strict
+class Workspace:
+    """What is asked for.
+
+    Args:
+        owner: Who works on it: tags, limits and costs are by owner.
+        image_id: None: as `offer.list --image auto` chooses.
+        instance_types: Only these, of what the profile allows; one without a GPU has to be named. Empty:
+            any.
+        subnet_ids: One a zone; empty: the default VPC's.
+        instance_profile_name: None: one of its own, by the least-policy table.
+        agent_init_script: Run at the end of the boot, as the workspace's user.
+        ssh_from: CIDR that reaches port 22; empty: nobody, by session manager alone.
+        services: Names of services/*.yaml.
+        idle_minutes: Nobody there for so long: the machine stops itself; 0: never.
+    """
+
+    workspace_name: Name
+    owner: Name
+    region: str
+    compute_profile: ComputeProfile = field(default_factory=ComputeProfile)
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    toolchain_template: Toolchain | None = None
+    image_id: str | None = None
+    instance_types: tuple[str, ...] = ()
+    vpc_id: str | None = None
+    subnet_ids: tuple[str, ...] = ()
+    instance_profile_name: str | None = None
+    agent_init_script: str = ""
+    ssh_from: str = ""
+    services: tuple[str, ...] = ()
+    spot: bool = False
+    idle_minutes: int = 0
+
+
+@strict
+class VolumeMount:
+    """A volume of the workspace."""
+
+    volume_id: str
+    mount_path: str
+    size_gib: int
+    persistent: bool
+
+
+@strict
+class Provenance:
+    """Where the workspace is from.
+
+    Args:
+        image_digest: Of the image's build; empty where it is none of ours.
+        verdict: Of the image: its profile, suite and outcome in words; empty where nobody judged it.
+        plan: The offer that was taken, in words.
+        usd_hour: The price at launch; None: not known.
+        launched_at: ISO 8601.
+    """
+
+    image_id: str
+    image_digest: str
+    verdict: str
+    plan: str
+    usd_hour: str | None
+    launched_at: str
+
+
+@strict
+class Outputs:
+    """What a workspace answers.
+
+    Args:
+        agent_endpoint: The private address.
+        health: healthy, unhealthy or unknown, with the reason behind a colon.
+    """
+
+    agent_endpoint: str
+    runtime_env: dict[str, str]
+    volume_mounts: tuple[VolumeMount, ...]
+    metadata: Provenance
+    instance_id: str
+    instance_type: str
+    gpu_type: str
+    gpu_count: int
+    zone: str
+    driver_version: str
+    health: str

@@ -1,0 +1,128 @@
+"""What this computer knows of workspaces: a view of what the clouds' tags say, and of how long machines ran.
+
+The cloud is the truth: every command that asks it writes here what it saw, and nothing is decided by this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpukiln.clouds.base import Cloud
+from gpukiln.errors import UsageError
+from gpukiln.files import write_whole
+from gpukiln.locks import locked
+from gpukiln.state import state_home
+from gpukiln.typed import dump, load, strict
+from gpukiln.workspaces.lifecycle import Found, find
+
+FORM = "workspaces/1"
+
+
+@strict
+class Span:
+    """A time that a machine ran.
+
+    Args:
+        usd_hour: The price at launch; empty: not known.
+        started: ISO 8601.
+        seen: When it was last seen running, or ended, ISO 8601.
+        ended: Whether it has ended.
+    """
+
+    name: str
+    owner: str
+    cloud: str
+    region: str
+    instance_id: str
+    instance_type: str
+    usd_hour: str
+    started: str
+    seen: str
+    ended: bool
+
+
+@strict
+class Region:
+    """What a region had when it was asked.
+
+    Args:
+        at: When, ISO 8601.
+        spans: Of its machines, the oldest first.
+    """
+
+    form: str
+    cloud: str
+    region: str
+    at: str
+    workspaces: tuple[Found, ...]
+    spans: tuple[Span, ...]
+
+
+def refresh(cloud: Cloud) -> Region:
+    """Ask a region what it has, and write it down.
+
+    Raises:
+        UnavailableError: The cloud can't be asked.
+    """
+    found, now = find(cloud), datetime.now(UTC).isoformat(timespec="seconds")
+    file = _file(cloud.name, cloud.region)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(file.with_suffix(".lock")):
+        before = _read(file)
+        spans = merge(before.spans if before else (), cloud, found, now)
+        region = Region(FORM, cloud.name, cloud.region, now, found, spans)
+        write_whole(file, json.dumps(dump(region), indent=1) + "\n")
+    return region
+
+
+def regions() -> tuple[Region, ...]:
+    """What is known, by cloud and region; what can't be read is as if it was never asked."""
+    folder = state_home() / "workspaces" / "known"
+    return tuple(one for file in sorted(folder.glob("*.json")) if (one := _read(file)))
+
+
+def where(name: str) -> tuple[Region, ...]:
+    """The regions that had a workspace of a name."""
+    return tuple(one for one in regions() if any(found.name == name for found in one.workspaces))
+
+
+def merge(old: Sequence[Span], cloud: Cloud, found: Sequence[Found], now: str) -> tuple[Span, ...]:
+    """Times that machines ran, with what is seen now.
+
+    A machine that is not there any more ran until it was last seen: nobody knows of more.
+    """
+    spans = {(one.instance_id, one.started): replace(one, ended=True) for one in old}
+    for workspace in found:
+        for machine in workspace.machines:
+            running = machine.state in ("pending", "running")
+            key = (machine.instance_id, machine.launched_at)
+            seen = now if running else (machine.ended_at or (spans[key].seen if key in spans else now))
+            spans[key] = Span(
+                name=workspace.name,
+                owner=workspace.owner,
+                cloud=cloud.name,
+                region=cloud.region,
+                instance_id=machine.instance_id,
+                instance_type=machine.instance_type,
+                usd_hour=machine.usd_hour,
+                started=machine.launched_at,
+                seen=max(seen, machine.launched_at),
+                ended=not running,
+            )
+    return tuple(sorted(spans.values(), key=lambda one: (one.started, one.instance_id)))
+
+
+def _file(cloud: str, region: str) -> Path:
+    return state_home() / "workspaces" / "known" / f"{cloud}-{region}.json"
+
+
+def _read(file: Path) -> Region | None:
+    try:
+        found = load(Region, json.loads(file.read_bytes()), where=str(file))
+    except (OSError, ValueError, UsageError):
+        return None
+    return found if found.form == FORM else None

@@ -1,0 +1,284 @@
+"""Workspaces as the cloud knows them: found by their tags, stopped, started and put away."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import BusyError, RefusedError, UnavailableError
+from gpukiln.instances.tags import GONE, GPUS_TAG, OWNER_TAG, SIMULATED, tag_list, tags_of
+from gpukiln.workspaces import keys, network, rights, tags, volumes
+from gpukiln.workspaces.contract import Workspace
+from gpukiln.workspaces.tags import WORKSPACE_TAG, filters
+from gpukiln.workspaces.volumes import Home
+
+MACHINE = "machine"
+POLL_S, WAIT_S = 2.0, 600.0
+OFF = ("stopping", "stopped")
+STARTS = "starts"  # a stage, before the agent says its own
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine of a workspace.
+
+    Args:
+        state: EC2's: pending, running, stopping, stopped.
+        address: Private; ssh_address: where SSH reaches it.
+        launched_at: ISO 8601; of its last start. created_at: of its first one.
+        stage: The last that its agent reported; empty: none yet.
+        health: As the last deep look said; empty: nobody looked.
+        busy: What somebody does there, as its agent says; empty: nothing.
+        user: Who works there; ssh_user: the image's own, who may become root.
+        by_session_manager: Whether SSH goes through Systems Manager, for nobody can connect to it.
+        plan: The offer that was taken, in words.
+        usd_hour: The price at launch; empty: not known.
+        ended_at: ISO 8601, where it is stopped and EC2 says since when.
+    """
+
+    instance_id: str
+    instance_type: str
+    zone: str
+    state: str
+    address: str
+    ssh_address: str
+    image_id: str
+    spot: bool
+    launched_at: str
+    created_at: str
+    ended_at: str
+    stage: str
+    health: str
+    busy: str
+    driver: str
+    user: str
+    ssh_user: str
+    by_session_manager: bool
+    simulated: bool
+    home_id: str
+    plan: str
+    usd_hour: str
+    image_digest: str
+    image_verdict: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A workspace, or what is left of one.
+
+    Args:
+        machines: One as a rule; empty: it has none now.
+        homes: One as a rule.
+        group_ids: Its security groups.
+    """
+
+    name: str
+    owner: str
+    region: str
+    machines: tuple[Machine, ...]
+    homes: tuple[Home, ...]
+    group_ids: tuple[str, ...]
+
+    @property
+    def state(self) -> str:
+        """In a word: its machine's state, `home` where only that is kept, else `left over`."""
+        if self.machines:
+            return self.machines[0].state
+        return "home" if self.homes else "left over"
+
+
+def find(cloud: Cloud, name: str = "") -> tuple[Found, ...]:
+    """The workspaces of a region, by name, from tags alone; one of a name where that is given."""
+    ec2 = cloud.client("ec2")
+    with explain_aws_errors("look for workspaces"):
+        pages = ec2.get_paginator("describe_instances").paginate(Filters=filters(MACHINE, name))
+        instances = [one for page in pages for row in page["Reservations"] for one in row["Instances"]]
+        pages = ec2.get_paginator("describe_security_groups").paginate(Filters=filters(network.PART, name))
+        groups = [one for page in pages for one in page["SecurityGroups"]]
+    alive = [one for one in instances if one["State"]["Name"] not in GONE]
+    kept = volumes.homes(cloud, name)
+    tagged = [tags_of(one) for one in (*alive, *groups)]
+    owners = {told[WORKSPACE_TAG]: told.get(OWNER_TAG, "") for told in tagged if WORKSPACE_TAG in told}
+    owners |= {one.name: one.owner for one in kept}
+    return tuple(
+        Found(
+            name=each,
+            owner=owners[each],
+            region=cloud.region,
+            machines=tuple(_machine(cloud, one) for one in alive if tags_of(one).get(WORKSPACE_TAG) == each),
+            homes=tuple(one for one in kept if one.name == each),
+            group_ids=tuple(one["GroupId"] for one in groups if tags_of(one).get(WORKSPACE_TAG) == each),
+        )
+        for each in sorted(owners)
+    )
+
+
+def stop(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Stop the machine; its disks and its home stay. False: it was stopped.
+
+    Raises:
+        RefusedError: It is a spot instance, which can't be stopped and started.
+        UnavailableError: The cloud refused, or it does not end.
+    """
+    machine = only(found)
+    if machine.state == "stopped":
+        return False
+    if machine.spot:
+        raise RefusedError(
+            f"{machine.instance_id} is a one-time spot instance, which can't be stopped",
+            hint=f"`invoke workspace.down {found.name} --keep-home` ends it, and keeps what is in the home",
+        )
+    with explain_aws_errors("stop the workspace's machine"):
+        cloud.client("ec2").stop_instances(InstanceIds=[machine.instance_id])
+    wait_for(cloud, machine.instance_id, "stopped", sleep=sleep)
+    return True
+
+
+def start(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Start the machine again. False: it ran.
+
+    Raises:
+        UnavailableError: The cloud refused, or it does not start.
+    """
+    machine = only(found)
+    if machine.state == "running":
+        return False
+    ec2 = cloud.client("ec2")
+    with explain_aws_errors("start the workspace's machine"):
+        # What its agent said of the boot before is no longer so.
+        told = {tags.STAGE_TAG: STARTS, tags.BUSY_TAG: ""}
+        ec2.create_tags(Resources=[machine.instance_id], Tags=tag_list(told))
+        ec2.start_instances(InstanceIds=[machine.instance_id])
+    wait_for(cloud, machine.instance_id, "running", sleep=sleep)
+    return True
+
+
+def down(
+    cloud: Cloud,
+    wanted: Workspace,
+    found: Found,
+    *,
+    keep_home: bool,
+    force: bool = False,
+    busy: str | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Put a workspace away: machine, group, rights, and the home unless it is kept. Again: what was left.
+
+    Args:
+        busy: What somebody does there now; None: nobody could ask, so that what the machine said last counts.
+
+    Raises:
+        RefusedError: Somebody works there, or it is another owner's.
+        UnavailableError: The cloud refused; the same command completes it.
+    """
+    if found.owner != wanted.owner:
+        raise RefusedError(
+            f"{found.name} is {found.owner}'s", hint="ask its owner, or take --owner with care"
+        )
+    for machine in found.machines:
+        work = machine.busy if busy is None else busy
+        if work and machine.state not in OFF and not force:
+            raise RefusedError(f"somebody works on {found.name}: {work}", hint="--force ends it all the same")
+    ids = [machine.instance_id for machine in found.machines]
+    if ids:
+        with explain_aws_errors("end the workspace's machine"):
+            cloud.client("ec2").terminate_instances(InstanceIds=ids)
+        for instance_id in ids:
+            wait_for(cloud, instance_id, "terminated", sleep=sleep)
+    rights.remove_profile(cloud, wanted)
+    keys.remove_key_pair(cloud, found.name)
+    if not keep_home:
+        for one in volumes.homes(cloud, found.name):
+            volumes.remove(cloud, one)
+    network.remove_groups(cloud, found.name, sleep=sleep)  # last: by it the next `up` knows the old machine
+
+
+def wait_for(
+    cloud: Cloud, instance_id: str, state: str, *, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:
+    """Wait until an instance is in a state; what EC2 says of it.
+
+    Raises:
+        UnavailableError: It is not in ten minutes, or has ended.
+    """
+    now = "unknown"
+    for _ in range(int(WAIT_S / POLL_S)):
+        with explain_aws_errors("ask for the machine's state"):
+            asked = [{"Name": "instance-id", "Values": [instance_id]}]
+            rows = cloud.client("ec2").describe_instances(Filters=asked)["Reservations"]
+        instance: dict[str, Any] = rows[0]["Instances"][0] if rows else {"State": {"Name": "pending"}}
+        now = instance["State"]["Name"]
+        if now == state:
+            return instance
+        if now in GONE and state != "terminated":
+            reason = instance.get("StateReason", {}).get("Message", "no reason given")
+            raise UnavailableError(f"{instance_id} is {now}, wanted {state}: {reason}")
+        sleep(POLL_S)
+    raise UnavailableError(
+        f"{instance_id} is {now} after {WAIT_S:.0f} s, wanted {state}", hint="run it again"
+    )
+
+
+def only(found: Found) -> Machine:
+    """The machine of a workspace.
+
+    Raises:
+        UnavailableError: It has none.
+        BusyError: It has more than one.
+    """
+    if not found.machines:
+        raise UnavailableError(
+            f"{found.name} has no machine now: {found.state}",
+            hint=f"`invoke workspace.up --name {found.name}` starts one"
+            + (" with its home" * bool(found.homes)),
+        )
+    if len(found.machines) > 1:
+        ids = ", ".join(one.instance_id for one in found.machines)
+        raise BusyError(
+            f"{found.name} has {len(found.machines)} machines: {ids}", hint="end one of them by hand"
+        )
+    return found.machines[0]
+
+
+def _machine(cloud: Cloud, instance: dict[str, Any]) -> Machine:
+    told = tags_of(instance)
+    # EC2's launch time is of the last start; the root volume has been attached since the first one
+    attached = [one["Ebs"]["AttachTime"] for one in instance.get("BlockDeviceMappings", ()) if "Ebs" in one]
+    running = instance["State"]["Name"] == "running"
+    return Machine(
+        instance_id=instance["InstanceId"],
+        instance_type=instance["InstanceType"],
+        zone=instance["Placement"]["AvailabilityZone"],
+        state=instance["State"]["Name"],
+        address=instance.get("PrivateIpAddress", ""),
+        ssh_address=cloud.address(instance) if running else "",
+        image_id=instance["ImageId"],
+        spot=instance.get("InstanceLifecycle") == "spot",
+        launched_at=instance["LaunchTime"].isoformat(timespec="seconds"),
+        created_at=min([instance["LaunchTime"], *attached]).isoformat(timespec="seconds"),
+        ended_at=_since(instance.get("StateTransitionReason", "")),
+        stage=told.get(tags.STAGE_TAG, ""),
+        health=told.get(tags.HEALTH_TAG, ""),
+        busy=told.get(tags.BUSY_TAG, ""),
+        driver=told.get(tags.DRIVER_TAG, ""),
+        user=told.get(tags.USER_TAG, ""),
+        ssh_user=told.get(tags.SSH_USER_TAG, ""),
+        by_session_manager=told.get(tags.REACH_TAG) == tags.BY_SESSION_MANAGER,
+        simulated=told.get(GPUS_TAG) == SIMULATED,
+        home_id=told.get(tags.HOME_TAG, ""),
+        plan=told.get(tags.PLAN_TAG, ""),
+        usd_hour=told.get(tags.PRICE_TAG, ""),
+        image_digest=told.get(tags.IMAGE_DIGEST_TAG, ""),
+        image_verdict=told.get(tags.IMAGE_VERDICT_TAG, ""),
+    )
+
+
+def _since(reason: str) -> str:
+    """EC2 tells the time of a stop in words: `User initiated (2026-11-23 10:00:00 GMT)`."""
+    found = re.search(r"\((\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
+    return f"{found[1]}T{found[2]}+00:00" if found else ""

@@ -1,0 +1,163 @@
+"""Who reaches a workspace's machine, and what it reaches: a security group of its own."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.instances.tags import tag_specifications
+from gpukiln.workspaces.contract import Workspace
+from gpukiln.workspaces.rights import EFS
+from gpukiln.workspaces.tags import filters, workspace_tags
+
+PART = "network"
+ANY4, ANY6 = "0.0.0.0/0", "::/0"
+PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")  # RFC 1918
+GONE_WAIT_S, POLL_S = 60.0, 2.0  # a group that EC2 still takes for used can be removed soon after
+
+
+def security_group(cloud: Cloud, wanted: Workspace, vpc_id: str) -> str:
+    """The group of a workspace with the rules that it asks for: made, or mended where it is there.
+
+    Nobody reaches the machine but from `ssh_from`, on port 22. Session manager needs no way in: its agent on
+    the machine calls AWS on port 443.
+
+    Returns:
+        Its id.
+
+    Raises:
+        UsageError: `ssh_from` is no network, or everybody.
+        UnavailableError: The cloud refused.
+    """
+    ingress, egress = ingress_rules(wanted), egress_rules(wanted)
+    with explain_aws_errors("make the security group of the workspace"):
+        ec2 = cloud.client("ec2")
+        group = _existing(ec2, wanted, vpc_id)
+        if group is None:
+            made = ec2.create_security_group(**group_request(wanted), VpcId=vpc_id)["GroupId"]
+            group = ec2.describe_security_groups(GroupIds=[made])["SecurityGroups"][0]
+        # What is missing comes before what is too much goes: a machine that runs loses nothing meanwhile.
+        for has, wants, add, take in (
+            (
+                group["IpPermissions"],
+                ingress,
+                ec2.authorize_security_group_ingress,
+                ec2.revoke_security_group_ingress,
+            ),
+            (
+                group["IpPermissionsEgress"],
+                egress,
+                ec2.authorize_security_group_egress,
+                ec2.revoke_security_group_egress,
+            ),
+        ):
+            there = [rule for one in has for rule in _single(one)]
+            if missing := [rule for rule in wants if rule not in there]:
+                add(GroupId=group["GroupId"], IpPermissions=missing)
+            if extra := [rule for rule in there if rule not in wants]:
+                take(GroupId=group["GroupId"], IpPermissions=extra)
+    return str(group["GroupId"])
+
+
+def remove_groups(cloud: Cloud, name: str, *, sleep: Callable[[float], None] = time.sleep) -> list[str]:
+    """Remove the groups of a workspace whose machine is gone; none is fine.
+
+    Returns:
+        Those that were removed.
+
+    Raises:
+        UnavailableError: The cloud refused, or something still uses one.
+    """
+    ec2 = cloud.client("ec2")
+    with explain_aws_errors("look for the security group of the workspace"):
+        found = ec2.describe_security_groups(Filters=filters(PART, name))["SecurityGroups"]
+    for group in found:
+        for left in range(int(GONE_WAIT_S / POLL_S), -1, -1):
+            try:
+                with explain_aws_errors("remove the security group of the workspace"):
+                    ec2.delete_security_group(GroupId=group["GroupId"])
+                break
+            except UnavailableError as error:
+                if "DependencyViolation" not in error.message or not left:
+                    raise
+                sleep(POLL_S)
+    return [group["GroupId"] for group in found]
+
+
+def group_request(wanted: Workspace) -> dict[str, Any]:
+    """Arguments of CreateSecurityGroup but the VPC."""
+    return {
+        "GroupName": f"gpukiln-workspace-{wanted.workspace_name}",
+        "Description": f"gpukiln workspace {wanted.workspace_name}",
+        "TagSpecifications": tag_specifications(workspace_tags(wanted, PART), "security-group"),
+    }
+
+
+def ingress_rules(wanted: Workspace) -> list[dict[str, Any]]:
+    """Who reaches it, each rule of one network.
+
+    Raises:
+        UsageError: `ssh_from` is no network, or everybody.
+    """
+    if not wanted.ssh_from:
+        return []
+    try:
+        network = ipaddress.ip_network(wanted.ssh_from)
+    except ValueError as error:
+        raise UsageError(f"ssh_from: {error}", hint="for example 203.0.113.7/32") from None
+    if network.prefixlen == 0:
+        raise UsageError(
+            f"ssh_from {wanted.ssh_from} is everybody",
+            hint="your own address, for example 203.0.113.7/32; or none, and `workspace.ssh` goes by session "
+            "manager",
+        )
+    return [_rule("tcp", 22, str(network))]
+
+
+def egress_rules(wanted: Workspace) -> list[dict[str, Any]]:
+    """What it reaches.
+
+    The resolver of a VPC is reached whatever the group says, as are instance metadata and time (VPC user
+    guide, "Security groups": traffic to Amazon DNS, DHCP and IMDS is not filtered), so names need no rule.
+    `none` reaches private addresses on port 443: endpoints of AWS's services in the VPC, by which session
+    manager works. An artifact cache on EFS is NFS, in the VPC.
+    """
+    egress = wanted.capabilities.network_egress
+    if egress == "open":
+        return [_rule("-1", None, ANY4), _rule("-1", None, ANY6)]
+    on_efs = EFS.fullmatch(wanted.capabilities.artifact_cache)
+    nfs = [_rule("tcp", 2049, private) for private in PRIVATE] if on_efs else []
+    if egress == "https-only":
+        return [_rule("tcp", 443, ANY4), _rule("tcp", 443, ANY6), *nfs]
+    return [*(_rule("tcp", 443, private) for private in PRIVATE), *nfs]
+
+
+def _existing(ec2: Any, wanted: Workspace, vpc_id: str) -> dict[str, Any] | None:
+    tagged = [*filters(PART, wanted.workspace_name), {"Name": "vpc-id", "Values": [vpc_id]}]
+    found = ec2.describe_security_groups(Filters=tagged)["SecurityGroups"]
+    return found[0] if found else None
+
+
+def _rule(protocol: str, port: int | None, network: str) -> dict[str, Any]:
+    ports = {} if port is None else {"FromPort": port, "ToPort": port}
+    ranges = (
+        {"Ipv6Ranges": [{"CidrIpv6": network}]} if ":" in network else {"IpRanges": [{"CidrIp": network}]}
+    )
+    return {"IpProtocol": protocol, **ports, **ranges}
+
+
+def _single(permission: dict[str, Any]) -> list[dict[str, Any]]:
+    """A permission as rules of one network each, as `_rule` makes them; what names groups stays as it is."""
+    port = permission.get("FromPort") if permission["IpProtocol"] != "-1" else None
+    networks = [one["CidrIp"] for one in permission.get("IpRanges", ())]
+    networks += [one["CidrIpv6"] for one in permission.get("Ipv6Ranges", ())]
+    found = [_rule(permission["IpProtocol"], port, network) for network in networks]
+    for key in ("UserIdGroupPairs", "PrefixListIds"):
+        if permission.get(key):
+            ports = {} if port is None else {"FromPort": port, "ToPort": permission.get("ToPort", port)}
+            found.append({"IpProtocol": permission["IpProtocol"], **ports, key: permission[key]})
+    return found

@@ -1,0 +1,238 @@
+"""What a workspace gets before anything is made: machines in order, the image, and whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any
+
+from gpukiln.catalog.instance_types import instance_types
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.images.subject import Subject
+from gpukiln.instances.tags import VERDICT_TAG, VERIFIED_TAG, tags_of
+from gpukiln.offers import image as images
+from gpukiln.offers.fit import fit, of_ami
+from gpukiln.offers.model import Choice, Offer, Request
+from gpukiln.offers.request import mebibytes, parse
+from gpukiln.offers.select import nothing, select
+from gpukiln.workspaces.contract import Workspace
+
+DIGEST_TAG = "gpukiln:digest"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be started in a region.
+
+    Args:
+        offers: The best first; all of them can be started from the image.
+        choice: The image, and why that one.
+        subject: What is in the image; None: it is none of ours.
+        image: As DescribeImages gives it.
+        gpus: How many the machine has to show; 0: none.
+    """
+
+    wanted: Workspace
+    offers: tuple[Offer, ...]
+    choice: Choice
+    subject: Subject | None
+    image: dict[str, Any]
+    gpus: int
+
+    @property
+    def digest(self) -> str:
+        """Of the image's build; empty where it is none of ours."""
+        return tags_of(self.image).get(DIGEST_TAG, "") if self.subject else ""
+
+    @property
+    def verdict(self) -> str:
+        """Of the image, in words; empty where nobody judged it."""
+        tags = tags_of(self.image)
+        if not self.subject or VERDICT_TAG not in tags:
+            return ""
+        return f"{tags[VERDICT_TAG]} {tags.get(VERIFIED_TAG, '')}".strip()
+
+
+def plan(cloud: Cloud, wanted: Workspace, today: date, *, simulated: bool = False) -> Plan:
+    """What a workspace gets in a region. Nothing is made.
+
+    Args:
+        simulated: Whether the embedded cloud gives the machine simulated GPUs.
+
+    Raises:
+        UsageError: The image is not there, or a type is unknown.
+        IncompatibleError: No machine satisfies it, or none of them fits the image.
+        UnavailableError: The cloud can't be asked.
+    """
+    offers = _offers(cloud, wanted, today)
+    choices = _choices(cloud, wanted, offers, today)
+    fitting = [offer for offer, choice in choices if not _wrong(choice)]
+    if not fitting:
+        rows = tuple(f"{offer.instance_type}: {_wrong(choice)}" for offer, choice in choices[:6])
+        raise IncompatibleError(
+            f"{len(choices)} machines satisfy the request, and none of them can run its image",
+            details=rows,
+            hint="another --image, or another --gpu; `invoke offer.list --image auto` says more",
+        )
+    best = next(choice for _, choice in choices if not _wrong(choice))
+    if best.kind == "base":
+        raise IncompatibleError(
+            f"{cloud.region} has no image that a workspace can be started from",
+            details=best.why,
+            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves one",
+        )
+    same = {offer.instance_type for offer, choice in choices if choice.image_id == best.image_id}
+    subject, image = _subject(cloud, best.image_id)
+    has = fitting[0].gpus if cloud.has_gpus or simulated else 0
+    return Plan(
+        replace(wanted, image_id=best.image_id),
+        tuple(offer for offer in fitting if offer.instance_type in same),
+        best,
+        subject,
+        image,
+        has if wanted.capabilities.gpu_support else 0,
+    )
+
+
+def offline(wanted: Workspace, today: date) -> Plan:
+    """What the catalogue says a workspace gets, without a cloud: nobody is asked for zones or the image.
+
+    Raises:
+        UsageError: There is no such GPU.
+        IncompatibleError: No machine satisfies it.
+    """
+    offers = _satisfying(wanted, wanted.region, "aws", today)
+    image_id = wanted.image_id or ""
+    choice = Choice(image_id, "given", image_id, ("it was named",), "", ())
+    gpus = offers[0].gpus if wanted.capabilities.gpu_support else 0
+    return Plan(wanted, offers, choice, None, {"ImageId": image_id, "RootDeviceName": ""}, gpus)
+
+
+def plan_words(offer: Offer, zone: str) -> str:
+    """The offer that was taken, in words."""
+    price = f"{offer.price.value} USD/hour" if offer.price else "no price known"
+    return f"{offer.instance_type} {offer.market} in {zone}, {price}"
+
+
+def request_of(wanted: Workspace) -> Request:
+    """The machine that a workspace asks for, as offers know it.
+
+    Raises:
+        UsageError: There is no such GPU.
+    """
+    asked = wanted.compute_profile
+    gpu = f"{asked.gpu_type}:{asked.gpu_count}" if asked.gpu_type else str(asked.gpu_count)
+    memory = asked.memory.removesuffix("B") + "B" if asked.memory else ""
+    request = parse(gpu, cpu=asked.cpu, memory=memory, spot="only" if wanted.spot else "no")
+    named = [instance_types()[name] for name in wanted.instance_types if name in instance_types()]
+    return replace(request, arch="any") if named else request
+
+
+def _offers(cloud: Cloud, wanted: Workspace, today: date) -> tuple[Offer, ...]:
+    if not wanted.capabilities.gpu_support or not wanted.compute_profile.gpu_count:
+        return _without_gpus(cloud, wanted)
+    return _satisfying(wanted, cloud.region, cloud.name, today)
+
+
+def _satisfying(wanted: Workspace, region: str, source: str, today: date) -> tuple[Offer, ...]:
+    """Machines of the catalogue that satisfy it, with the prices of a source."""
+    request = request_of(wanted)
+    found = select(request, [region], today, cloud=source)
+    if not found.offers:
+        raise nothing(request, found, [region])
+    if not wanted.instance_types:
+        return found.offers
+    named = tuple(one for one in found.offers if one.instance_type in wanted.instance_types)
+    if not named:
+        near = {one.instance_type: "; ".join(one.lacks) for one in found.near}
+        rows = [f"{name}: {near.get(name, 'not in the catalogue')}" for name in wanted.instance_types]
+        raise IncompatibleError(
+            f"{' and '.join(wanted.instance_types)} does not satisfy the request",
+            details=tuple(rows),
+            hint=f"{found.offers[0].instance_type} does; or ask for less",
+        )
+    return named
+
+
+def _without_gpus(cloud: Cloud, wanted: Workspace) -> tuple[Offer, ...]:
+    """Machines that EC2 describes; the catalogue has those with GPUs alone, so that no price is known."""
+    if not wanted.instance_types:
+        raise IncompatibleError(
+            "machines without a GPU are not in the catalogue, so that none can be chosen",
+            hint="name one: --instance-types m7i.2xlarge",
+        )
+    with explain_aws_errors("look up the instance types"):
+        rows = cloud.client("ec2").describe_instance_types(InstanceTypes=list(wanted.instance_types))
+    profile, offers = wanted.compute_profile, []
+    least = mebibytes(f"{profile.memory.removesuffix('B')}B", "memory") if profile.memory else 0
+    for row in rows["InstanceTypes"]:
+        vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
+        if vcpu < profile.cpu or memory < least:
+            raise IncompatibleError(
+                f"{row['InstanceType']} has {vcpu} vCPU and {memory} MiB, wanted {profile.cpu} and {least}",
+                hint="name a larger one",
+            )
+        offers.append(
+            Offer(
+                instance_type=row["InstanceType"],
+                region=cloud.region,
+                gpu="",
+                gpus=0,
+                gpu_fraction=0,
+                gpu_memory_mib=0,
+                vcpu=vcpu,
+                memory_mib=memory,
+                local_gb=row.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
+                arch=row["ProcessorInfo"]["SupportedArchitectures"][-1],
+                efa=0,
+                market="spot" if wanted.spot else "on-demand",
+                price=None,
+                on_demand=None,
+                spot=(),
+                zones=None,
+            )
+        )
+    return tuple(sorted(offers, key=lambda one: wanted.instance_types.index(one.instance_type)))
+
+
+def _choices(
+    cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], today: date
+) -> list[tuple[Offer, Choice]]:
+    if wanted.image_id:
+        return [(offer, _given(cloud, wanted.image_id, offer, today)) for offer in offers]
+    found = images.images_of(cloud, fresh=True)
+    return [(offer, _chosen(found, cloud, offer, today)) for offer in offers]
+
+
+def _chosen(found: images.Images, cloud: Cloud, offer: Offer, today: date) -> Choice:
+    if offer.gpus:
+        return images.choose(found, cloud, offer.instance_type, None, today)
+    raise UsageError(
+        f"an image is chosen by the GPU, and {offer.instance_type} has none", hint="name one: --image"
+    )
+
+
+def _given(cloud: Cloud, image_id: str, offer: Offer, today: date) -> Choice:
+    subject, _ = _subject(cloud, image_id)
+    findings = fit(offer.instance_type, image=subject, workload=None, today=today) if offer.gpus else ()
+    return Choice(image_id, "given", image_id, ("it was named",), "", findings)
+
+
+def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any]]:
+    with explain_aws_errors(f"look up {image_id}"):
+        filters = [{"Name": "image-id", "Values": [image_id]}]
+        found = cloud.client("ec2").describe_images(Filters=filters)["Images"]
+    if not found:
+        raise UsageError(
+            f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint="--region says where to look"
+        )
+    try:
+        return of_ami(cloud, image_id), found[0]
+    except UsageError:  # it has no tags of ours
+        return None, found[0]
+
+
+def _wrong(choice: Choice) -> str:
+    return next((row.message for row in choice.findings if row.level == "error"), "")

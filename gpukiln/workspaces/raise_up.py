@@ -1,0 +1,235 @@
+"""The way of `workspace.up`: planned region by region, started, waited for, looked at, tried elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+
+from gpukiln.clouds.base import Cloud
+from gpukiln.clouds.select import check_cidr
+from gpukiln.errors import (
+    BusyError,
+    CheckFailedError,
+    GpukilnError,
+    IncompatibleError,
+    UnavailableError,
+    UsageError,
+)
+from gpukiln.offers.model import Offer
+from gpukiln.workspaces import health, known, lifecycle, network, services, userdata
+from gpukiln.workspaces.contract import Workspace
+from gpukiln.workspaces.desktop import require_desktop
+from gpukiln.workspaces.images import image_id_of
+from gpukiln.workspaces.lifecycle import Found
+from gpukiln.workspaces.plan import Plan, plan
+from gpukiln.workspaces.up import Extras, alone, resume, start, there, wait_until_done
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody wants, before a region is known.
+
+    Args:
+        image: An AMI or a build; empty: chosen.
+        ssh_from: A network, `me`, or empty.
+        roles: https://REPOSITORY@COMMIT, for an image that is not ours; empty: none.
+        simulated: Whether the machine gets simulated GPUs.
+    """
+
+    wanted: Workspace
+    image: str = ""
+    ssh_from: str = ""
+    roles: str = ""
+    simulated: bool = False
+
+
+def raise_up(
+    clouds: Sequence[Cloud],
+    wish: Wish,
+    say: Callable[[str], None],
+    *,
+    wait: bool = True,
+    replace_unhealthy: bool = False,
+) -> tuple[Cloud, Found]:
+    """A workspace in the first region that has a machine for it.
+
+    Args:
+        clouds: The same cloud in each region, the best first.
+        wait: Whether it is waited for until its stages are done.
+        replace_unhealthy: Whether a machine that is unhealthy is put away, and the next offer is taken.
+
+    Raises:
+        BusyError: No region has capacity now; the details are the whole walk.
+        IncompatibleError: No region can have it.
+        CheckFailedError: It does not come up, or every machine was unhealthy.
+    """
+    refusals: list[GpukilnError] = []
+    for cloud in _where_it_is(clouds, wish.wanted):
+        try:
+            return cloud, _in_region(cloud, wish, say, wait=wait, replace_unhealthy=replace_unhealthy)
+        except (BusyError, IncompatibleError) as error:
+            if len(clouds) == 1:
+                raise
+            say(f"{cloud.region}: {error.message}")
+            refusals.append(error)
+    kind = BusyError if any(isinstance(one, BusyError) for one in refusals) else IncompatibleError
+    details = tuple(line for one in refusals for line in (one.message, *one.details))
+    raise kind(
+        f"none of {', '.join(one.region for one in clouds)} has a machine for it",
+        details=details,
+        hint="try later, ask for less, or name another region",
+    )
+
+
+def _where_it_is(clouds: Sequence[Cloud], wanted: Workspace) -> Sequence[Cloud]:
+    """The region that has the workspace or its home already; else all."""
+    if len(clouds) == 1:
+        return clouds
+    return [one for one in clouds if there(one, replace(wanted, region=one.region))] or clouds
+
+
+def _in_region(
+    cloud: Cloud, wish: Wish, say: Callable[[str], None], *, wait: bool, replace_unhealthy: bool
+) -> Found:
+    wanted = _placed(cloud, wish)
+    with alone(cloud, wanted.workspace_name):
+        made: Plan | None = None
+        found = there(cloud, wanted)
+        if found and found.machines:
+            resume(cloud, wanted, found, say=say)
+        else:
+            made, extras = prepared(cloud, _planned(cloud, wanted, wish, say), wish, say)
+            start(cloud, made, extras, say=say)
+        known.refresh(cloud)  # it is there now, however its boot goes on
+        while wait:
+            try:
+                return _good(cloud, wanted, say, deep=replace_unhealthy)
+            except CheckFailedError as error:
+                if not replace_unhealthy:
+                    raise
+                made = _next(cloud, made or _planned(cloud, wanted, wish, say), error, say)
+            made, extras = prepared(cloud, made, wish, say)
+            start(cloud, made, extras, say=say)
+        return _again(cloud, wanted)
+
+
+def _planned(cloud: Cloud, wanted: Workspace, wish: Wish, say: Callable[[str], None]) -> Plan:
+    made = plan(cloud, wanted, datetime.now(UTC).date(), simulated=wish.simulated)
+    say(f"{made.offers[0].instance_type}, image {made.choice.image_id}: {made.choice.why[0]}")
+    return made
+
+
+def _good(cloud: Cloud, wanted: Workspace, say: Callable[[str], None], *, deep: bool) -> Found:
+    """The workspace once its stages are done, and where that was asked for, once it was found healthy.
+
+    Raises:
+        CheckFailedError: A stage failed, or it is unhealthy.
+    """
+    if wanted.capabilities.identity_mode == "iam":
+        wait_until_done(cloud, wanted, say=say)
+    else:
+        say("it has no rights to tell how its boot goes: `workspace.status --deep` looks")
+    if deep:
+        looked = health.look(cloud, _again(cloud, wanted))
+        if not looked.good:
+            raise CheckFailedError(
+                f"{wanted.workspace_name} is {looked.words}", hint=f"the report is in {looked.folder}"
+            )
+    return _again(cloud, wanted)
+
+
+def _again(cloud: Cloud, wanted: Workspace) -> Found:
+    found = there(cloud, wanted)
+    if found is None or not found.machines:
+        raise UnavailableError(f"{wanted.workspace_name} is gone: somebody put it away meanwhile")
+    return found
+
+
+def _next(cloud: Cloud, made: Plan, reason: CheckFailedError, say: Callable[[str], None]) -> Plan:
+    """What is left to try, once the unhealthy machine is put away.
+
+    Raises:
+        CheckFailedError: Nothing.
+    """
+    found = _again(cloud, made.wanted)
+    machine = lifecycle.only(found)
+    rest = tuple(one for one in made.offers if one.instance_type != machine.instance_type)
+    if not rest:
+        reason.add_note("no other machine satisfies the request; this one is left, to be looked at")
+        raise reason
+    say(f"{machine.instance_id} ({machine.instance_type}) is put away: {reason.message}")
+    lifecycle.down(cloud, made.wanted, found, keep_home=True, force=True)
+    return replace(made, offers=rest)
+
+
+def _placed(cloud: Cloud, wish: Wish) -> Workspace:
+    """The contract in a region, with the image and the network that were named."""
+    wanted = replace(wish.wanted, region=cloud.region)
+    if wish.ssh_from:
+        wanted = replace(wanted, ssh_from=cloud.ssh_cidr if wish.ssh_from == "me" else wish.ssh_from)
+        check_cidr(wanted.ssh_from)
+        network.ingress_rules(wanted)  # everybody is refused before anything is made
+    if wish.simulated and cloud.has_gpus:
+        raise UsageError("--simulated is for --cloud embedded", hint="leave it out")
+    return replace(wanted, image_id=image_id_of(cloud, wish.image)) if wish.image else wanted
+
+
+def prepared(cloud: Cloud | None, made: Plan, wish: Wish, say: Callable[[str], None]) -> tuple[Plan, Extras]:
+    """What the machine is told beside the contract; only the offers stay on which its services run.
+
+    Args:
+        cloud: For the hint; None: nothing is going to be started.
+
+    Raises:
+        IncompatibleError: No release of a service runs there, or the image lacks the desktop.
+        UsageError: The image is none of ours, and the roles that it needs are not named.
+    """
+    repository, _, commit = wish.roles.rpartition("@")
+    if (
+        made.subject is None
+        and cloud
+        and not (repository.startswith("https://") and COMMIT.fullmatch(commit))
+    ):
+        raise UsageError(
+            f"{made.choice.image_id} is none of ours, so that its machine has to run the roles first: "
+            f"--roles is {wish.roles!r}, wanted https://REPOSITORY@COMMIT with a whole commit",
+            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves an image",
+        )
+    if made.wanted.capabilities.gui_vnc:
+        require_desktop(made.image)
+    compose = ""
+    if made.wanted.services:
+        # A simulated GPU is a double of NVML's answers: no container can be given one.
+        made, compose = _with_services(made, say, has_gpus=made.gpus > 0 and not wish.simulated)
+    return made, Extras(compose, repository, commit, wish.simulated)
+
+
+def _with_services(made: Plan, say: Callable[[str], None], *, has_gpus: bool) -> tuple[Plan, str]:
+    wanted, today = made.wanted, datetime.now(UTC).date()
+    named = services.load(wanted.services)
+    if has_gpus:
+        named, notes = services.require_fit(named, made.offers[0].instance_type, made.subject, today)
+        for note in notes:
+            say(note)
+        made = replace(made, offers=tuple(one for one in made.offers if _runs(named, one, made, today)))
+    rendered = services.compose(
+        named,
+        ("all",) if has_gpus else (),
+        user=userdata.user_of(wanted.owner),
+        secrets=bool(wanted.capabilities.secrets),
+    )
+    for note in rendered.notes:
+        say(note)
+    return made, rendered.text
+
+
+def _runs(named: Sequence[services.Service], offer: Offer, made: Plan, today: date) -> bool:
+    try:
+        services.require_fit(named, offer.instance_type, made.subject, today)
+    except IncompatibleError:
+        return False
+    return True

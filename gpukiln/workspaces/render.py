@@ -1,0 +1,190 @@
+"""A workspace as Terraform reads it: values of the module examples/coder/, and a root module that calls it.
+
+What `workspace.up` asks of the cloud is said here in Terraform's names and decided nowhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from gpukiln.errors import UsageError
+from gpukiln.instances.launch import SPOT
+from gpukiln.instances.tags import tags_of
+from gpukiln.offers.model import Offer
+from gpukiln.typed import dump
+from gpukiln.workspaces import network, rights, tags, userdata, volumes
+from gpukiln.workspaces.contract import Outputs, Workspace
+from gpukiln.workspaces.outputs import VARIABLES
+from gpukiln.workspaces.plan import plan_words
+from gpukiln.workspaces.request import HOME_DEVICE, machine_request
+from gpukiln.workspaces.tags import workspace_tags
+
+FORM = "workspace.tfvars/1"
+RENDERED = "rendered.json"
+TERRAFORM = {"GroupName": "name"}  # where it is not the API's name
+OUTPUTS = tuple(one.name for one in fields(Outputs))  # of the module, too
+
+
+def tfvars(
+    wanted: Workspace,
+    offers: Sequence[Offer],
+    *,
+    image_id: str,
+    user_data: bytes,
+    image_digest: str = "",
+    image_verdict: str = "",
+    more_tags: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What the Terraform module makes of a workspace, for a JSON file that it reads.
+
+    Args:
+        wanted: As it was asked for: the module refuses inputs that differ.
+        offers: The best first.
+        image_id: The image that was chosen.
+        image_digest: Of the image's build; empty where it is none of ours.
+        image_verdict: Of the image, in words; empty where nobody judged it.
+        more_tags: Of the machine.
+
+    Raises:
+        UsageError: There is no offer, or a part of what is wanted makes no sense.
+    """
+    if not offers:
+        raise UsageError("no machine to render", hint="`invoke offer.list` shows what satisfies a request")
+    images = {tags.IMAGE_DIGEST_TAG: image_digest, tags.IMAGE_VERDICT_TAG: image_verdict}
+    request = machine_request(
+        wanted,
+        image={"ImageId": image_id, "RootDeviceName": ""},  # Terraform looks the device up
+        user_data=user_data,
+        group_id="",
+        profile="",
+        tags={**images, **(more_tags or {})},
+    )
+    return {
+        "schema": FORM,
+        "wanted": dump(wanted),
+        "offers": [_offer(one) for one in offers],
+        "machine": _machine(request),
+        "security_group": {
+            **_named(network.group_request(wanted)),
+            "ingress": [_rule(rule) for rule in network.ingress_rules(wanted)],
+            "egress": [_rule(rule) for rule in network.egress_rules(wanted)],
+        },
+        "role": {
+            "name": rights.role_name(wanted),
+            "assume_role_policy": json.dumps(rights.trust(wanted)),
+            "policy_name": rights.POLICY,
+            "policy": json.dumps(rights.policy(wanted)),
+            "tags": workspace_tags(wanted, rights.PART),
+        },
+        "home": {
+            **_named(volumes.volume_request(wanted)),
+            "device_name": HOME_DEVICE,
+            "mount_path": f"/home/{userdata.user_of(wanted.owner)}",
+        },
+        "tag_names": {
+            "home": tags.HOME_TAG,
+            "plan": tags.PLAN_TAG,
+            "driver": tags.DRIVER_TAG,
+            "health": tags.HEALTH_TAG,
+        },
+        "variables": dict(VARIABLES),
+        "runtime_env": userdata.runtime_env(wanted),
+        "image": {"image_id": image_id, "image_digest": image_digest, "verdict": image_verdict},
+    }
+
+
+def terraform(wanted: Workspace, rendered: Mapping[str, Any], *, source: str) -> dict[str, dict[str, Any]]:
+    """A root module, ready for `terraform init`: the files of its folder, by name.
+
+    Args:
+        rendered: Of `tfvars`.
+        source: Of the module: a folder, or any address that Terraform takes.
+    """
+    inputs = {name: _literal(value) for name, value in dump(wanted).items() if value is not None}
+    main = {
+        "terraform": {
+            "required_version": ">= 1.5",
+            "required_providers": {"aws": {"source": "hashicorp/aws", "version": ">= 6.0"}},
+        },
+        "provider": {"aws": {"region": wanted.region}},
+        "module": {
+            "workspace": {"source": source, "rendered": "${path.module}/" + RENDERED, **inputs},
+        },
+        "output": {name: {"value": f"${{module.workspace.{name}}}"} for name in OUTPUTS},
+    }
+    return {"main.tf.json": main, RENDERED: dict(rendered)}
+
+
+def _offer(offer: Offer) -> dict[str, Any]:
+    price = str(offer.price.value) if offer.price else None
+    return {
+        "instance_type": offer.instance_type,
+        "market": offer.market,
+        "instance_market_options": _named(SPOT) if offer.market == "spot" else None,
+        "zones": offer.zones,
+        "gpu_type": offer.gpu,
+        "gpu_count": offer.gpus,
+        "usd_hour": price,
+        "plan": plan_words(offer, "%s"),  # of Terraform's format(), which puts the zone in
+        "tags": {tags.PRICE_TAG: price or ""},
+    }
+
+
+def _machine(request: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of RunInstances as attributes of aws_instance, but those that name other resources."""
+    [root] = request["BlockDeviceMappings"]
+    instance, volume = (tags_of(one) for one in request["TagSpecifications"])
+    special = (
+        "ImageId",
+        "UserData",
+        "SecurityGroupIds",
+        "BlockDeviceMappings",
+        "TagSpecifications",
+    )
+    return {
+        "ami": request["ImageId"],
+        "user_data_base64": base64.b64encode(request["UserData"]).decode(),
+        "root_block_device": {**_named(root["Ebs"]), "tags": volume},
+        "tags": instance,
+        **_named({key: value for key, value in request.items() if key not in special}),
+    }
+
+
+def _named(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of the EC2 API as Terraform writes them, HttpTokens as http_tokens; the one resource's tags."""
+    named: dict[str, Any] = {}
+    for key, value in request.items():
+        if key == "TagSpecifications":
+            [one] = value
+            named["tags"] = tags_of(one)
+        else:
+            name = TERRAFORM.get(key) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
+            named[name] = _named(value) if isinstance(value, Mapping) else value
+    return named
+
+
+def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """A rule of one network as a block of aws_security_group, which wants ports 0 for every protocol."""
+    return {
+        "protocol": rule["IpProtocol"],
+        "from_port": rule.get("FromPort", 0),
+        "to_port": rule.get("ToPort", 0),
+        "cidr_blocks": [one["CidrIp"] for one in rule.get("IpRanges", ())],
+        "ipv6_cidr_blocks": [one["CidrIpv6"] for one in rule.get("Ipv6Ranges", ())],
+    }
+
+
+def _literal(value: Any) -> Any:
+    """A value in Terraform's JSON, where a text is a template: `${` and `%{` are doubled."""
+    if isinstance(value, str):
+        return value.replace("${", "$${").replace("%{", "%%{")
+    if isinstance(value, list):
+        return [_literal(one) for one in value]
+    if isinstance(value, dict):
+        return {_literal(key): _literal(one) for key, one in value.items()}
+    return value

@@ -1,0 +1,98 @@
+"""Hours and money of workspaces by owner, from what this computer saw of their machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import ROUND_HALF_UP, Decimal
+
+from gpukiln.errors import UsageError
+from gpukiln.offers.cost import CENT
+from gpukiln.workspaces.known import Span
+
+USAGE = "workspace.usage/1"
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a workspace's machines used.
+
+    Args:
+        hours: That they ran, as far as somebody looked: a machine that ended by itself counts until it was
+            last seen.
+        usd: At the price that each had at its launch; None: one of them has no known price. Volumes,
+            addresses and traffic are not in it.
+        running: Whether one still runs.
+    """
+
+    owner: str
+    name: str
+    hours: Decimal
+    usd: Decimal | None
+    running: bool
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What workspace.usage prints with --json.
+
+    Args:
+        since: The first moment that counts, ISO 8601; empty: all that is known.
+        workspaces: By owner and name.
+        owners: The same by owner alone; `name` is empty.
+    """
+
+    schema: str
+    since: str
+    workspaces: tuple[Used, ...]
+    owners: tuple[Used, ...]
+
+
+def usage(spans: Iterable[Span], *, since: str = "", owner: str = "") -> Usage:
+    """Sum up times that machines ran.
+
+    Args:
+        since: A day, YYYY-MM-DD in UTC; what ran before does not count. Empty: all.
+        owner: Only theirs; empty: everybody's.
+
+    Raises:
+        UsageError: `since` is no day.
+    """
+    first = _day(since)
+    kept = [one for one in spans if owner in ("", one.owner) and (first is None or _end(one) > first)]
+    by_name = {(one.owner, one.name) for one in kept}
+    by_owner = {one.owner for one in kept}
+    return Usage(
+        USAGE,
+        first.isoformat() if first else "",
+        tuple(
+            _used(who, name, [one for one in kept if (one.owner, one.name) == (who, name)], first)
+            for who, name in sorted(by_name)
+        ),
+        tuple(_used(who, "", [one for one in kept if one.owner == who], first) for who in sorted(by_owner)),
+    )
+
+
+def _used(owner: str, name: str, spans: list[Span], first: datetime | None) -> Used:
+    hours, usd = Decimal(0), Decimal(0)
+    for one in spans:
+        started = datetime.fromisoformat(one.started)
+        begin = max(started, first) if first else started
+        ran = Decimal((_end(one) - begin).total_seconds()) / 3600
+        hours += ran
+        usd += ran * Decimal(one.usd_hour or 0)
+    known = all(one.usd_hour for one in spans)
+    money = usd.quantize(CENT, ROUND_HALF_UP) if known else None
+    return Used(owner, name, hours.quantize(CENT, ROUND_HALF_UP), money, not all(one.ended for one in spans))
+
+
+def _end(one: Span) -> datetime:
+    return datetime.fromisoformat(one.seen)
+
+
+def _day(text: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC) if text else None
+    except ValueError:
+        raise UsageError(f"--since {text!r} is no day", hint="wanted: for example 2026-11-01") from None

@@ -1,0 +1,241 @@
+"""A workspace's user data: what the machine is told at its first boot, as multipart for cloud-init.
+
+What somebody typed is data in a JSON file; no shell ever sees it.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import gzip
+import json
+import re
+import shlex
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import UsageError
+from gpukiln.workspaces import agent
+from gpukiln.workspaces.contract import Workspace
+from gpukiln.workspaces.outputs import lasting
+from gpukiln.workspaces.rights import CACHE, EFS
+
+LIMIT_BYTES = 16 * 1024  # EC2 user guide, "Instance user data": before base64
+AGENT = "/usr/local/lib/gpukiln/workspace-agent.py"
+BOUNDARY = "gpukiln-workspace-part"
+PROFILE = "/etc/profile.d/gpukiln-workspace.sh"
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What our roles need where they run by themselves; the versions are those that we use.
+ROLES_NEED = ("ansible-core", "nvidia-ml-py", "tomli")
+UNITS = {
+    "gpukiln-workspace.service": f"""[Unit]
+Description=gpukiln: the stages of this workspace
+After=network-online.target docker.service
+Wants=network-online.target
+
+[Service]
+Type=exec
+RemainAfterExit=yes
+EnvironmentFile=-/etc/gpukiln/agent.env
+ExecStart=/usr/bin/python3 {AGENT} boot
+
+[Install]
+WantedBy=multi-user.target
+""",
+    "gpukiln-workspace-idle.service": f"""[Unit]
+Description=gpukiln: stop this workspace when nobody uses it
+
+[Service]
+Type=oneshot
+EnvironmentFile=-/etc/gpukiln/agent.env
+ExecStart=/usr/bin/python3 {AGENT} idle
+""",
+    "gpukiln-workspace-idle.timer": """[Unit]
+Description=gpukiln: look each minute whether somebody uses this workspace
+
+[Timer]
+OnActiveSec=1min
+OnUnitActiveSec=1min
+AccuracySec=5s
+
+[Install]
+WantedBy=timers.target
+""",
+    "gpukiln-workspace-spot.service": f"""[Unit]
+Description=gpukiln: watch for the notice that this spot instance ends
+
+[Service]
+EnvironmentFile=-/etc/gpukiln/agent.env
+ExecStart=/usr/bin/python3 {AGENT} spot
+Restart=on-failure
+
+[Install]
+WantedBy=multi-user.target
+""",
+}
+# Accounts of images, whose numbers and homes are not ours to choose.
+ACCOUNTS = re.compile(
+    "admin|centos|debian|ec2-user|fedora|rocky|ssm-user|ubuntu"
+    "|adm|backup|bin|daemon|docker|games|gpu|mail|nobody|root|sshd|staff|sudo|sys|users|video|wheel"
+)
+
+
+def render(
+    wanted: Workspace,
+    *,
+    own_image: bool,
+    gpus: int,
+    home: bool,
+    compose: str,
+    roles_commit: str = "",
+    roles_url: str = "",
+    endpoint: str = "",
+) -> bytes:
+    """User data, gzipped where it would be too large. It is the same in all zones.
+
+    Args:
+        gpus: How many the machine has to show; 0: none.
+        home: Whether a home volume will be attached; the machine's tag `gpukiln:home` names it.
+        compose: The services, as a Compose file; empty: none.
+        roles_commit: Of the repository at `roles_url`, whose roles a foreign image runs.
+        endpoint: Of an embedded cloud; empty: AWS's own.
+
+    Raises:
+        UsageError: It is too large, or can't be as it was asked for.
+    """
+    _require(wanted)
+    if not own_image and not (
+        re.fullmatch("[0-9a-f]{40}", roles_commit) and roles_url.startswith("https://")
+    ):
+        raise UsageError(
+            "an image that is not ours needs the roles: a whole commit, and an https:// repository",
+            hint="take an image of ours, or name both",
+        )
+    config = _config(wanted, gpus=gpus, home=home, compose=compose)
+    if not own_image:
+        packages = [f"{name}=={version(name)}" for name in ROLES_NEED]
+        config["roles"] = {"url": roles_url, "commit": roles_commit, "packages": packages}
+    files = [
+        _file(agent.CONFIG, json.dumps(config, indent=1, sort_keys=True) + "\n", "0600"),
+        _file(AGENT, _without_comments(Path(agent.__file__).read_text()), "0755"),
+        _file(PROFILE, profile(wanted), "0644"),
+        *(_file(f"/etc/systemd/system/{name}", text, "0644") for name, text in UNITS.items()),
+    ]
+    if endpoint:
+        files.append(_file("/etc/gpukiln/agent.env", f"AWS_ENDPOINT_URL={endpoint}\n", "0644"))
+    document = {"hostname": wanted.workspace_name, "manage_etc_hosts": "localhost", "write_files": files}
+    cloud = "#cloud-config\n" + json.dumps(document) + "\n"  # JSON is YAML, and needs no quoting of ours
+    whole = _multipart(("text/cloud-config", cloud), ("text/x-shellscript", start(wanted)))
+    if len(whole) >= LIMIT_BYTES:
+        whole = gzip.compress(whole, mtime=0)
+    if len(whole) >= LIMIT_BYTES:
+        raise UsageError(
+            f"the user data has {len(whole)} bytes gzipped, EC2 takes less than {LIMIT_BYTES}",
+            hint="make the agent script shorter: let it fetch what it needs",
+        )
+    return whole
+
+
+def user_of(owner: str) -> str:
+    """Who the owner is on the machine: root and the image's own accounts stay what they are."""
+    return f"ws-{owner}" if ACCOUNTS.fullmatch(owner) else owner
+
+
+def runtime_env(wanted: Workspace) -> dict[str, str]:
+    """What the workspace's user has in the environment, secrets apart."""
+    cache = wanted.capabilities.artifact_cache
+    env = lasting(wanted.workspace_name, wanted.owner, wanted.region, user_of(wanted.owner))
+    if cache:
+        env["GPUKILN_ARTIFACT_CACHE"] = f"{agent.CACHE}/gpukiln" if EFS.fullmatch(cache) else cache
+    return env
+
+
+def profile(wanted: Workspace) -> str:
+    """What a login shell reads."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in runtime_env(wanted).items()]
+    return (
+        "# shellcheck shell=sh\n" + "\n".join(lines) + "\n"
+        "if [ -d /usr/local/cuda/bin ]; then PATH=/usr/local/cuda/bin:$PATH; fi\n"
+        f"for gpukiln_secret in {agent.MEMORY}/secrets/*; do\n"
+        '  if [ -r "$gpukiln_secret" ]; then export "${gpukiln_secret##*/}=$(cat "$gpukiln_secret")"; fi\n'
+        "done\n"
+        "unset gpukiln_secret\n"
+    )
+
+
+def start(wanted: Workspace) -> str:
+    """The script that cloud-init runs once, last of all."""
+    units = ["gpukiln-workspace.service", "gpukiln-workspace-idle.timer"]
+    units += ["gpukiln-workspace-spot.service"] if wanted.spot else []
+    enable = f"systemctl enable --now --no-block {' '.join(units)}"
+    return f"#!/bin/sh\nset -eu\nsystemctl daemon-reload\n{enable}\n"
+
+
+def _require(wanted: Workspace) -> None:
+    has = wanted.capabilities
+    if bad := [name for name in has.secrets if not VARIABLE.fullmatch(name)]:
+        raise UsageError(
+            f"{', '.join(map(repr, bad))} can't be the name of an environment variable",
+            hint="letters, digits and _, for example HF_TOKEN",
+        )
+    if has.secrets and has.identity_mode == "none":
+        raise UsageError(
+            "secrets are fetched with the machine's rights, and it is to have none",
+            hint="take identity_mode iam, or no secrets",
+        )
+    if has.artifact_cache and not (EFS.fullmatch(has.artifact_cache) or CACHE.fullmatch(has.artifact_cache)):
+        raise UsageError(
+            f"artifact_cache {has.artifact_cache!r} is none", hint="s3://BUCKET/PREFIX, or an EFS id fs-..."
+        )
+
+
+def _config(wanted: Workspace, *, gpus: int, home: bool, compose: str) -> dict[str, Any]:
+    """What the agent reads."""
+    has, toolchain = wanted.capabilities, wanted.toolchain_template
+    return {
+        "name": wanted.workspace_name,
+        "user": user_of(wanted.owner),
+        "region": wanted.region,
+        "home": home,
+        "secrets": has.secrets,
+        "tags": has.identity_mode == "iam",
+        "gpus": gpus,
+        "desktop": has.gui_vnc,
+        "efs": has.artifact_cache if EFS.fullmatch(has.artifact_cache) else "",
+        "env": runtime_env(wanted),
+        "toolchain": {"name": toolchain.name, "version": toolchain.version} if toolchain else None,
+        "roles": None,
+        "compose": compose,
+        "script": wanted.agent_init_script,
+        "idle_minutes": wanted.idle_minutes,
+    }
+
+
+def _multipart(*parts: tuple[str, str]) -> bytes:
+    body = "".join(
+        f'--{BOUNDARY}\nContent-Type: {kind}; charset="us-ascii"\n\n{text}\n' for kind, text in parts
+    )
+    head = f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"\nMIME-Version: 1.0\n\n'
+    return f"{head}{body}--{BOUNDARY}--\n".encode("ascii")
+
+
+def _file(path: str, text: str, mode: str) -> dict[str, str]:
+    """For cloud-init's write_files. What YAML reads otherwise than JSON is packed."""
+    told = {"path": path, "permissions": mode, "owner": "root:root"}
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return {**told, "content": text}
+    return {**told, "content": base64.b64encode(text.encode()).decode(), "encoding": "b64"}
+
+
+def _without_comments(text: str) -> str:
+    """Python without docstrings and lines of comments: they would take a fifth of what fits."""
+    dropped: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+            first = node.body[0]
+            if len(node.body) > 1 and isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                dropped.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    kept = [line for number, line in lines if number not in dropped and not re.match(r"\s*(#(?!!)|$)", line)]
+    return "\n".join(kept) + "\n"

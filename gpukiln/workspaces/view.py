@@ -1,0 +1,174 @@
+"""Workspaces for people, and the documents that commands print with --json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from gpukiln.progress import Rows
+from gpukiln.verify.verdict import Verdict
+from gpukiln.workspaces.contract import Outputs
+from gpukiln.workspaces.health import HEALTHY
+from gpukiln.workspaces.known import Region
+from gpukiln.workspaces.lifecycle import Found
+from gpukiln.workspaces.up import DONE
+from gpukiln.workspaces.usage import Usage, Used
+
+LIST, SHOW, STATUS = "workspace.list/1", "workspace.show/1", "workspace.status/1"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What workspace.list prints with --json; each region says when it was asked."""
+
+    schema: str
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What workspace.up, show, stop and start print with --json.
+
+    Args:
+        outputs: Those of the contract; null where it has no machine.
+    """
+
+    schema: str
+    workspace: Found
+    outputs: Outputs | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """What workspace.status prints with --json.
+
+    Args:
+        state: Of its machine, as EC2 says it.
+        stage: The last that its agent reported.
+        health: healthy or unhealthy with the reason, as the last deep look said; empty: nobody looked.
+        good: Whether it runs, its stages are done, and nobody found it unhealthy.
+        verdict: Of a deep look now; null without one, or where it could not be judged.
+        report: Folder of that look's report; empty without one.
+    """
+
+    schema: str
+    name: str
+    state: str
+    stage: str
+    health: str
+    busy: str
+    good: bool
+    verdict: Verdict | None
+    report: str
+
+
+def status(found: Found, health: str, verdict: Verdict | None, report: str) -> Status:
+    """How a workspace with a machine is."""
+    [machine] = found.machines
+    good = machine.state == "running" and machine.stage.startswith(DONE)
+    return Status(
+        STATUS,
+        found.name,
+        machine.state,
+        machine.stage,
+        health,
+        machine.busy,
+        good and (health.startswith(HEALTHY) or not health),
+        verdict,
+        report,
+    )
+
+
+def listing_parts(listing: Listing) -> Iterator[RenderableType]:
+    """Workspaces by region; what is left over of one is told apart."""
+    table = Rows("name", "owner", "state", "machine", "zone", "home", "USD/hour", "health", "stage", first=3)
+    orphans = []
+    for region in listing.regions:
+        for one in region.workspaces:
+            if one.state == "left over":
+                orphans.append(
+                    f"left over in {region.region}: {one.name}, {', '.join(one.group_ids)}; "
+                    f"`invoke workspace.down {one.name}` removes it"
+                )
+                continue
+            [*machines] = one.machines
+            machine = machines[0] if machines else None
+            table.add(
+                one.name,
+                one.owner,
+                one.state,
+                f"{machine.instance_type} {machine.instance_id}" if machine else "-",
+                machine.zone if machine else one.homes[0].zone,
+                ", ".join(f"{home.volume_id} {home.size_gib} GiB" for home in one.homes) or "-",
+                (machine.usd_hour or "?") if machine else "-",
+                machine.health.partition(",")[0] if machine else "-",
+                machine.stage if machine else "-",
+            )
+            if len(machines) > 1:
+                ids = ", ".join(row.instance_id for row in machines)
+                orphans.append(f"{one.name} has {len(machines)} machines: {ids}; end all but one by hand")
+    yield table
+    yield from orphans
+    for region in listing.regions:
+        yield f"{region.cloud} {region.region} as of {region.at}"
+    if not listing.regions:
+        yield "no region was asked yet: --refresh asks"
+
+
+def shown_parts(shown: Shown) -> Iterator[RenderableType]:
+    """A workspace, a fact a line."""
+    found, out = shown.workspace, shown.outputs
+    table = Rows("", "", first=1, folds=True)
+    rows = [("name", found.name), ("owner", found.owner), ("region", found.region), ("state", found.state)]
+    if out and found.machines:
+        machine = found.machines[0]
+        rows += [
+            ("machine", f"{out.instance_id} {out.instance_type} in {out.zone}" + " spot" * machine.spot),
+            ("GPUs", f"{out.gpu_count} {out.gpu_type}" if out.gpu_count else "none"),
+            ("driver", out.driver_version or "-"),
+            ("address", out.agent_endpoint or "-"),
+            (
+                "reached by",
+                "session manager" if machine.by_session_manager else f"SSH, {machine.ssh_address}",
+            ),
+            ("stage", machine.stage or "-"),
+            ("health", out.health),
+            ("in use", machine.busy or "no"),
+            ("image", f"{out.metadata.image_id} {out.metadata.verdict}".strip()),
+            ("plan", out.metadata.plan or "-"),
+            ("since", out.metadata.launched_at),
+        ]
+    for home in found.homes:
+        where = f"on {home.instance_id}" if home.instance_id else "kept"
+        rows.append(("home", f"{home.volume_id} {home.size_gib} GiB in {home.zone}, {where}"))
+    for name, value in rows:
+        table.add(name, value)
+    yield table
+
+
+def status_parts(answer: Status) -> Iterator[RenderableType]:
+    """How a workspace is, in a few lines."""
+    yield f"{answer.name}: {answer.state}, stage {answer.stage or 'none yet'}"
+    yield f"health: {answer.health or 'nobody looked; --deep does'}"
+    if answer.busy:
+        yield f"in use: {answer.busy}"
+    if answer.report:
+        yield f"report: {answer.report}/report.html"
+
+
+def usage_parts(answer: Usage) -> Iterator[RenderableType]:
+    """Hours and money, by workspace and by owner."""
+    table = Rows("owner", "workspace", "hours", "USD", "", first=3, right=("hours", "USD"))
+    for one in answer.workspaces:
+        table.add(*_used(one))
+    for one in answer.owners:
+        table.add(*_used(one), style="bold")
+    yield table
+    yield "machines alone, at their price at launch, as this computer saw them run"
+
+
+def _used(one: Used) -> tuple[str, ...]:
+    money = "?" if one.usd is None else str(one.usd)
+    return one.owner, one.name or "all", str(one.hours), money, "runs" if one.running else ""

@@ -1,0 +1,49 @@
+"""Manifests as text: one YAML stream, in the order that people write keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+Manifest = dict[str, Any]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Keeps the order of keys, indents lists below their key, and writes texts of many lines as blocks."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - PyYAML's
+        super().increase_indent(flow, indentless=False)
+
+    def ignore_aliases(self, _: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(*objects: Mapping[str, Any], head: Iterable[str] = ()) -> str:
+    """One YAML stream of some objects.
+
+    Args:
+        head: Lines of a comment above all.
+    """
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in head)
+    return comment + yaml.dump_all(
+        objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=110, allow_unicode=True
+    )
+
+
+def load(text: str) -> list[Manifest]:
+    """The objects of a YAML or JSON stream; empty documents are left out.
+
+    Raises:
+        yaml.YAMLError: It is not YAML.
+    """
+    return [one for one in yaml.safe_load_all(text) if one is not None]

@@ -254,7 +254,7 @@ class Cluster:
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(
                 f"can't {what}: {self.server} of context {self.context}: {_why(error)}",
-                hint=f"is the cluster there, the VPN up? `kubectl --context {self.context} version` asks the same",
+                hint=f"is it up, is the VPN? `kubectl --context {self.context} version` asks the same",
             ) from error
         except ValueError as error:  # an answer that is not JSON: a proxy's page
             raise UnavailableError(

@@ -131,3 +131,45 @@ def rbac(
         print_json(found)
         return
     results().tell(as_yaml(*found).rstrip())
+
+
+@command(
+    help={
+        **CLUSTER,
+        "pod": "NAME, NAMESPACE/NAME or job/NAME; without it the cluster and all pods that wait for a GPU",
+        "json": "print one JSON document to standard output",
+    }
+)
+def doctor(
+    _: Any,
+    pod: str = "",
+    context: str = "",
+    kubeconfig: str = "",
+    namespace: str = "",
+    json: bool = False,
+) -> int:
+    """Say why a cluster's GPUs, or a pod that wants one, do not work. Changes nothing. Exit 1: an error."""
+    from gpukiln.kubernetes.cluster import Cluster
+    from gpukiln.kubernetes.doctor import diagnose
+
+    found = diagnose(Cluster(context, kubeconfig), pod, namespace)
+    if json:
+        print_json(dump(found))
+    else:
+        shown = results()
+        for one in found.found:
+            shown.tell(f"{one.level}: {one.about}: {one.rule}")
+            shown.tell(f"  seen   {one.evidence}")
+            shown.tell(f"  cause  {one.cause}")
+            shown.tell(f"  fix    {one.fix}\n")
+        shown.tell(f"looked at {', '.join(found.looked_at)}")
+        shown.tell(_counted(found.found) if found.found else "nothing is wrong with what was looked at")
+    return int(any(one.level == "error" for one in found.found))
+
+
+doctor.first = "pod"
+
+
+def _counted(found: Any) -> str:
+    errors = sum(one.level == "error" for one in found)
+    return f"{errors} errors, {len(found) - errors} warnings"

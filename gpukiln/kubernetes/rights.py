@@ -42,6 +42,12 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
         Right(("pods",), ("create", "delete", "get")),
         Right(("pods/log",), ("get",)),
     ),
+    "doctor": (
+        Right(("nodes", "pods"), ("list",), everywhere=True),
+        Right(("daemonsets",), ("list",), group="apps", everywhere=True),
+        Right(("pods/log",), ("get",), everywhere=True),
+        Right(("events",), ("list",), everywhere=True),
+    ),
 }
 
 

@@ -89,7 +89,8 @@ CONTAINER = (
     ),
     Symptom(
         r"(?i)nvidia-smi: (command )?not found|lib(cuda|nvidia-ml)\.so\.1: cannot open|"
-        r"No CUDA GPUs are available|no CUDA-capable device|Found no NVIDIA driver|NVIDIA Driver was not detected",
+        r"no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|"
+        r"NVIDIA Driver was not detected",
         "gpu-not-in-container",
         "no GPU came into the container: it asked for none, or the runtime did not inject it",
         "ask for nvidia.com/gpu in limits; set no NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES; where "
@@ -120,7 +121,7 @@ WAITING = (
         r"(?i)no runtime for|runtime handler",
         "no-runtime",
         "the node's containerd has no runtime of the pod's runtimeClassName",
-        "install the NVIDIA container toolkit there, or leave runtimeClassName out where nvidia is the default",
+        "install the NVIDIA container toolkit there; where nvidia is the default leave runtimeClassName out",
     ),
     Symptom(
         r"(?i)unresolvable CDI|CDI device injection failed",

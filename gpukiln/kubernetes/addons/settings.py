@@ -65,14 +65,11 @@ class Sharing:
     """How the GPUs of a node are shared.
 
     Args:
-        replicas: Pods for each GPU, where it is time-sliced or shared by MPS.
-        profiles: MIG profiles that the nodes are cut into (1g.10gb), where the strategy is mig-mixed: each
-            is a resource of its own.
+        replicas: Pods for each GPU, where it is time-sliced or shared by MPS; else 0.
     """
 
     strategy: Strategy = "none"
     replicas: Count = 0
-    profiles: tuple[str, ...] = ()
 
 
 @strict
@@ -81,10 +78,13 @@ class Flavor:
 
     Args:
         labels: What the nodes bear, and what pods that get this flavor are sent to.
+        resource: What its pods ask for; another one where MIG devices of several sizes are told apart
+            (mig-mixed), nvidia.com/mig-1g.10gb for example.
     """
 
     name: Name
     labels: Mapping[str, str]
+    resource: str = GPU
 
 
 @strict
@@ -92,7 +92,8 @@ class Team:
     """Who shares the GPUs: a namespace, with a quota of its own.
 
     Args:
-        gpus: By flavor, what the team has when everybody wants some; it may borrow what others leave.
+        gpus: By flavor, how many of its resource the team has when everybody wants some; it may borrow what
+            others leave. Where GPUs are shared, these are shares.
         lends: Whether others may borrow what it leaves.
         weight: Its share of what is borrowed, against the others'.
     """
@@ -115,6 +116,7 @@ class Runners:
         labels: Further words for `runs-on`.
         most: Runners at the same time; there are none while there is no job.
         gpus: Of each runner.
+        flavor: Of the queue's, whose nodes they run on; empty: any with a GPU.
         cpu: That each asks for; what a g4dn.xlarge has left beside its DaemonSets, unless set.
         memory: Of each, with the shared memory.
         shared_memory: Of each, in /dev/shm.
@@ -129,6 +131,7 @@ class Runners:
     labels: tuple[str, ...] = ()
     most: Annotated[int, Field(ge=1)] = 4
     gpus: Annotated[int, Field(ge=1)] = 1
+    flavor: str = ""
     cpu: Quantity = "3"
     memory: Quantity = "12Gi"
     shared_memory: Quantity = "2Gi"
@@ -153,7 +156,7 @@ class Settings:
         named_sharing: By the value of the node label nvidia.com/device-plugin.config, another one.
         flavors: Of the queue.
         teams: Of the queue.
-        cpu_per_gpu: Of the quotas; a team with two GPUs may ask for twice that.
+        cpu_per_gpu: Of the quotas, where a flavor is no instance type, which says it better.
         memory_per_gpu: The same.
         runners: None: no runners.
     """

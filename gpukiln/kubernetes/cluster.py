@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config import ConfigException
@@ -254,7 +255,7 @@ class Cluster:
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(
                 f"can't {what}: {self.server} of context {self.context}: {_why(error)}",
-                hint=f"is the cluster there, the VPN up? `kubectl --context {self.context} version` asks the same",
+                hint=f"is it up, is the VPN? `kubectl --context {self.context} version` asks the same",
             ) from error
         except ValueError as error:  # an answer that is not JSON: a proxy's page
             raise UnavailableError(
@@ -319,26 +320,22 @@ def _load(settings: client.Configuration, context: str, kubeconfig: str) -> tupl
             "`aws eks update-kubeconfig --name CLUSTER --region REGION` writes it",
         )
     merged = ":".join(str(one) for one in files if one.is_file())
-    try:
-        contexts, current = config.list_kube_config_contexts(merged)
-    except (ConfigException, TypeError, AttributeError, ValueError, KeyError) as error:
-        raise UnavailableError(
-            f"{merged} is no kubeconfig: {error}", hint="`kubectl config view` reads it too"
-        ) from error
-    except Exception as error:  # of YAML's parser
-        raise UnavailableError(f"{merged} is no kubeconfig: {str(error).partition(chr(10))[0]}") from error
-    names = [one["name"] for one in contexts]
-    name = context or (current or {}).get("name", "")
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
+    current, contexts, users = _read(merged)
+    name = context or current
+    if name not in contexts:
+        near = difflib.get_close_matches(name, contexts, 1)
+        wanted = f"wanted one of {', '.join(contexts)}" if contexts else "it has none"
         raise UsageError(
-            f"{merged} has no context {name}",
-            hint=f"did you mean {near[0]}?"
-            if near
-            else f"wanted one of {', '.join(names) or 'none: it is empty'}",
+            f"{merged} has no context {name}" if name else f"{merged} names no current context",
+            hint=f"did you mean {near[0]}?" if near else wanted,
         )
-    chosen = next(one["context"] for one in contexts if one["name"] == name)
-    _check_program(merged, chosen, name)
+    chosen = contexts[name]
+    plugin = users.get(chosen.get("user", ""), {}).get("exec")
+    if plugin and not shutil.which(plugin["command"]):  # the client's own message is an errno
+        raise UnavailableError(
+            f"context {name} signs in with {plugin['command']}, which is not on PATH",
+            hint=plugin.get("installHint") or f"install {plugin['command']}, or name another --context",
+        )
     heard = _Heard()
     logging.getLogger().addHandler(heard)  # the client logs why signing in failed, and goes on without
     try:
@@ -365,17 +362,20 @@ def _load_in_cluster(settings: client.Configuration) -> tuple[str, str]:
     return IN_CLUSTER, SERVICE_ACCOUNT.read_text().strip() if SERVICE_ACCOUNT.is_file() else "default"
 
 
-def _check_program(files: str, context: dict[str, Any], name: str) -> None:
-    """That the program which signs in is there: the client's own message names an errno alone."""
-    merged = config.kube_config.KubeConfigMerger(files).config
-    users = merged.safe_get("users")
-    user = users.get_with_name(context["user"], safe=True) if users and context.get("user") else None
-    plugin = user and user.value.get("user", {}).get("exec")
-    if plugin and not shutil.which(plugin["command"]):
-        raise UnavailableError(
-            f"context {name} signs in with {plugin['command']}, which is not on PATH",
-            hint=plugin.get("installHint") or f"install {plugin['command']}, or name another --context",
+def _read(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Kubeconfigs as one: the current context, contexts and users by name."""
+    try:
+        said = config.kube_config.KubeConfigMerger(files).config.value
+        contexts, users = (
+            {one["name"]: one.value.get(part) or {} for one in said.get(f"{part}s") or ()}
+            for part in ("context", "user")
         )
+        return said.get("current-context") or "", contexts, users
+    except (ConfigException, yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:
+        raise UnavailableError(
+            f"{files} is no kubeconfig: {str(error).partition(chr(10))[0]}",
+            hint="`kubectl config view` reads it too",
+        ) from error
 
 
 class _Heard(logging.Handler):

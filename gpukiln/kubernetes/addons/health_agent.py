@@ -2,12 +2,13 @@
 
 It runs in two containers of one pod, and needs nothing but Python:
 
-    look FILE   on the node, by its own `gpukiln-gpu health --npd`; privileged, and without credentials
+    look FILE   on the node, by its own `gpukiln-gpu health`; privileged, and without credentials
     tell FILE   to the API, with the credentials of the pod; without any privilege
 
 The condition GPUProblem is True while the GPUs are sick, False while they are well, and Unknown where nobody
-can tell. The taint is put where they are sick and taken off after three looks in a row at GPUs that are well;
-while nobody can tell it stays as it is. No other condition and no other taint is touched.
+can tell; a node that is here for its GPUs and has none is sick. The taint is put where they are sick, and
+taken off after three looks in a row at GPUs that are well; while nobody can tell it stays as it is. No other
+condition and no other taint is touched.
 
 Environment: NODE_NAME, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.
 """
@@ -26,7 +27,6 @@ from typing import Any
 
 CONDITION, TAINT = "GPUProblem", "gpukiln.io/gpu-sick"
 WELL, SICK, UNKNOWN = "well", "sick", "unknown"
-STATES = {0: WELL, 1: SICK, 2: UNKNOWN}  # exit codes of `health --npd`
 TOLD = {WELL: ("False", "GPUsAreWell"), SICK: ("True", "GPUsAreSick"), UNKNOWN: ("Unknown", "NotKnown")}
 LOOK = ("nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--", "/usr/local/bin/gpukiln-gpu")
 LOOK_S, TELL_S = 60, 15  # between two looks, and between two readings of their result
@@ -43,21 +43,21 @@ Found = dict[str, Any]  # one look: {state, message, at}
 def look(command: Sequence[str] = LOOK) -> Found:
     try:
         done = subprocess.run(
-            [*command, "health", "--npd"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=LOOK_AT_MOST_S,
-            check=False,
+            [*command, "health", "--json"], capture_output=True, timeout=LOOK_AT_MOST_S, check=False
         )
     except subprocess.TimeoutExpired:
         return _found(UNKNOWN, f"gpukiln-gpu gave no answer in {LOOK_AT_MOST_S} s")
     except OSError as error:
         return _found(UNKNOWN, f"gpukiln-gpu can't be run: {error}")
-    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
-    said = lines[-1] if lines else "nothing"
-    if done.returncode not in STATES:
-        return _found(UNKNOWN, f"gpukiln-gpu ended with {done.returncode} and said {said}")
-    return _found(STATES[done.returncode], said)
+    try:
+        [node] = json.loads(done.stdout)["nodes"]
+        state, message, gpus = node["state"], node["message"], node["gpus"]
+    except (ValueError, KeyError, TypeError):
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
+        return _found(UNKNOWN, f"gpukiln-gpu ended with {done.returncode} and said {said[0]}")
+    if state == WELL and not gpus:
+        return _found(SICK, f"this node is labelled for its GPUs, and has none: {message}")
+    return _found(state if state in TOLD else UNKNOWN, message)
 
 
 def _found(state: str, message: str) -> Found:
@@ -142,7 +142,7 @@ class Teller:
         status, reason = TOLD[found["state"]]
         new = {"type": CONDITION, "status": status, "reason": reason, "message": found["message"]}
         conditions = node.get("status", {}).get("conditions", [])
-        old = next((one for one in conditions if one["type"] == CONDITION), {})
+        old: dict[str, Any] = next((one for one in conditions if one["type"] == CONDITION), {})
         same = all(old.get(key) == value for key, value in new.items())
         if same and now - _seconds(old.get("lastHeartbeatTime", "")) < HEARTBEAT_S:
             return

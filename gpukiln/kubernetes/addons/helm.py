@@ -143,8 +143,8 @@ def upgrade(add_on: str, release: str, namespace: str, file: str) -> str:
     oci = repository.startswith("oci:")
     source = [f"{repository}/{chart}"] if oci else [chart, "--repo", repository]
     lines = (
-        ["helm", "upgrade", "--install", release, *source, "--version", found.version],
-        ["--namespace", namespace, "--create-namespace"],
+        ["helm", "upgrade", "--install", release, *source],
+        ["--version", found.version, "--namespace", namespace, "--create-namespace"],
         ["--values", file, "--wait", "--timeout", "10m"],
     )
     return " \\\n  ".join(shlex.join(line) for line in lines)

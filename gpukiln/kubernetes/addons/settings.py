@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from gpukiln.catalog.components import load_components
 from gpukiln.typed import strict
 
 GPU = "nvidia.com/gpu"
@@ -146,7 +147,7 @@ class Settings:
     Args:
         cluster: Its name, as metrics and rules tell it.
         region: Of AWS, whose prices count.
-        kubernetes: The minor version of the cluster.
+        kubernetes: The minor version of the cluster; that of our images, unless set.
         provider: Of the nodes, as for `k8s.nodes`: it decides which labels tell GPU models apart.
         namespace: Of the device plugin, the exporter and the nodes' health.
         monitoring_namespace: Of Prometheus and Grafana.
@@ -163,7 +164,7 @@ class Settings:
 
     cluster: Name = "gpu"
     region: str = "us-west-2"
-    kubernetes: Minor = "1.34"
+    kubernetes: Minor = field(default_factory=lambda: load_components()["kubernetes"].version or "")
     provider: Provider = "karpenter"
     namespace: Name = "gpu-system"
     monitoring_namespace: Name = "monitoring"

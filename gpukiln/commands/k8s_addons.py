@@ -24,8 +24,8 @@ NAMES = "plugin, health, queue, runners"
         "namespace": "of the device plugin and the nodes' health",
         "sharing": "none, time-slicing:4, mps:4, mig-single or mig-mixed; NAME=HOW for nodes with the label "
         "nvidia.com/device-plugin.config=NAME; may be given several times",
-        "flavor": "a kind of GPU node: g5.xlarge, t4, LABEL=VALUE or NAME=any of these, `:mig-1g.10gb` behind "
-        "it for MIG devices; may be given several times",
+        "flavor": "a kind of GPU node: g5.xlarge, t4, LABEL=VALUE or NAME=any of these, with `:mig-1g.10gb` "
+        "behind it for MIG devices; may be given several times",
         "team": "a namespace and its quota: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS; may be given several "
         "times",
         "runners": "repository or organisation that GitHub Actions runners register with",

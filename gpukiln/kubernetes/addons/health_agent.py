@@ -97,14 +97,14 @@ class Api:
     def get(self) -> dict[str, Any]:
         return self._ask(urllib.request.Request(self.node))  # noqa: S310 - https, or what a test says
 
-    def patch(self, part: str, patch: dict[str, Any], kind: str) -> None:
+    def patch(self, part: str, patch: dict[str, Any], kind: str) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310 - as above
             self.node + part,
             data=json.dumps(patch).encode(),
             headers={"Content-Type": f"application/{kind}-patch+json"},
             method="PATCH",
         )
-        self._ask(request)
+        return self._ask(request)
 
     def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
         token = (self.credentials / "token").read_text(encoding="utf-8").strip()
@@ -134,25 +134,25 @@ class Teller:
         if found["at"] != self.counted:
             self.well = self.well + 1 if found["state"] == WELL else 0
             self.counted = found["at"]
-        node = self.api.get()
-        self._condition(node, found, now)
-        self._taint(node, found["state"])
+        self._taint(self._condition(self.api.get(), found, now), found["state"])
 
-    def _condition(self, node: dict[str, Any], found: Found, now: float) -> None:
+    def _condition(self, node: dict[str, Any], found: Found, now: float) -> dict[str, Any]:
+        """The node as it is then."""
         status, reason = TOLD[found["state"]]
         new = {"type": CONDITION, "status": status, "reason": reason, "message": found["message"]}
         conditions = node.get("status", {}).get("conditions", [])
         old: dict[str, Any] = next((one for one in conditions if one["type"] == CONDITION), {})
         same = all(old.get(key) == value for key, value in new.items())
         if same and now - _seconds(old.get("lastHeartbeatTime", "")) < HEARTBEAT_S:
-            return
+            return node
         stamp = time.strftime(TIME, time.gmtime(now))
         turned = old.get("status") != status
         new["lastHeartbeatTime"] = stamp
         new["lastTransitionTime"] = stamp if turned else old.get("lastTransitionTime", stamp)
-        self.api.patch("/status", {"status": {"conditions": [new]}}, "strategic-merge")
+        node = self.api.patch("/status", {"status": {"conditions": [new]}}, "strategic-merge")
         if turned:
             print(f"{CONDITION} is {status}: {found['message']}", flush=True)
+        return node
 
     def _taint(self, node: dict[str, Any], state: str) -> None:
         taints = node.get("spec", {}).get("taints", [])

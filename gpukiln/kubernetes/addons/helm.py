@@ -127,9 +127,7 @@ def values(add_on: str, content: Mapping[str, Any], *notes: str) -> str:
     found = load_add_ons()[add_on]
     for _, error in unknown_keys(found.chart or "", content):
         raise error
-    return dump(
-        content, head=(f"Values of the chart {found.chart} {found.version} ({found.source}).", *notes)
-    )
+    return dump(content, head=(f"Values of the chart {found.chart}, release {found.version}.", *notes))
 
 
 def upgrade(add_on: str, release: str, namespace: str, file: str) -> str:

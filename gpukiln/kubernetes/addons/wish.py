@@ -39,10 +39,7 @@ def settings(
     document: dict[str, Any] = {}
     names = []
     for file in files:
-        found = read_yaml(file)
-        if not isinstance(found, dict):
-            raise UsageError(f"{file} holds no keys with values", hint="teams: [...], for example")
-        document = _merged(document, found)
+        document = _merged(document, read_yaml(file))
         names.append(str(file))
     where = ", ".join(names) or "options"
     document |= {key: value for key, value in plain.items() if value}

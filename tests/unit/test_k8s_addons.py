@@ -407,7 +407,7 @@ PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-A10G"}
             "nvidia.com/mig-1g.10gb",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_flavor_as_it_is_typed(typed, name, labels, resource):
     assert queue.flavor(typed, "karpenter") == Flavor(name, labels, resource)
 

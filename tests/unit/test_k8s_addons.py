@@ -18,6 +18,7 @@ import yaml
 
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.catalog.load import ROOT
+from gpukiln.commands import k8s_addons
 from gpukiln.commands.program import Program
 from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.kubernetes import folder
@@ -434,6 +435,8 @@ VISION = Team("vision", {"gpu": 4})
         (Settings(teams=(VISION, VISION)), "vision is named twice"),
         (Settings(teams=(Team("a", {"t4": 1}),)), "unknown flavor of team a 't4'"),
         (Settings(teams=(Team("a", {"gpu": 0}),)), "no team has a GPU"),
+        (Settings(teams=(Team("kube-system", {"gpu": 1}),)), "namespace of something else"),
+        (Settings(teams=(Team("gpu-system", {"gpu": 1}),)), "namespace of something else"),
     ],
 )
 def test_queues_that_would_start_nothing_are_refused(settings, why):
@@ -546,6 +549,8 @@ def test_a_second_run_says_what_changed(typed, tmp_path):
     assert said["queue/values.yaml"] == "same"
     assert said["health/gpu-health.yaml"] == "other"
     assert (out / "health/gpu-health.yaml").is_file()
+    (out / "queue/queues.yaml").write_bytes(b"\xff")  # not even text
+    assert f"changed  {out}/queue/queues.yaml" in typed("--team", "vision=8", "--output", str(out)).out
 
 
 def test_json_is_one_document_with_the_files(typed):
@@ -591,6 +596,7 @@ def test_options_go_before_files_and_later_files_before_earlier(typed, tmp_path)
         (("--runners", "https://github.com/o/r", "--image", "x:latest"), 2, "docker.push"),
         (("--only", "queue"), 2, "--team vision=4"),
         (("--values", "nowhere.yaml"), 2, "nowhere.yaml"),
+        (("--namespace", "default"), 2, "charts refuse it"),
     ],
 )
 def test_what_is_refused_says_why_and_what_to_do(typed, words, code, said):
@@ -605,6 +611,38 @@ def test_a_file_of_settings_with_a_typo_is_refused_with_the_nearest(typed, tmp_p
     assert "did you mean namespace" in typed("--values", str(path), code=2).err
     path.write_text("[a]\n")
     assert "wanted: keys with values" in typed("--values", str(path), code=2).err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kubernetes: 1.35", "put it in quotes"),
+        ("teams: 5", "teams"),
+        ("named_sharing:", "named_sharing"),
+        ("runners: 5", "runners"),
+        ("runners: {image: x}", "url is missing"),
+        ("flavors: [{name: a, labels: {}}]", "labels"),
+        ("cpu_per_gpu: 0", "cpu_per_gpu"),
+        ("sharing: {strategy: mps, replica: 4}", "did you mean replicas"),
+    ],
+)
+def test_a_file_of_settings_that_does_not_fit_is_refused(typed, tmp_path, text, said):
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"{text}\n")
+    for more in ((), ("--sharing", "a=mps:4")):
+        assert said in typed("--values", str(path), *more, code=2).err
+
+
+def test_options_fill_in_what_a_file_leaves_open(typed, tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("runners: {most: 9, labels: [cuda]}\n")
+    words = ("--values", str(path), "--runners", RUNNERS.url, "--image", IMAGE, "--only", "runners")
+    found = json.loads(typed(*words, "--json").out)["settings"]["runners"]
+    assert (found["most"], found["url"], found["labels"]) == (9, RUNNERS.url, ["cuda"])
+
+
+def test_what_the_command_names_is_what_there_is():
+    assert ", ".join(rendered.ADD_ONS) == k8s_addons.NAMES
 
 
 def test_a_folder_that_is_a_file_is_refused(typed, tmp_path):

@@ -22,6 +22,7 @@ from gpukiln.typed import unknown
 VALUES, QUEUES = "queue/values.yaml", "queue/queues.yaml"
 NAMESPACE = "kueue-system"
 API = "kueue.x-k8s.io/v1beta2"
+SYSTEM = ("default", "kueue-system", "arc-systems", "arc-runners")
 COHORT = "gpu"
 TEAM = "gpukiln.io/team"  # on the namespaces whose jobs must go through a queue
 ANY = Flavor("gpu", {PRESENT: "true"})  # where nobody tells kinds of GPUs apart
@@ -106,6 +107,15 @@ def _check(settings: Settings) -> None:
         names = [one.name for one in rows]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"{kind} {', '.join(twice)} is named twice", hint=f"one {kind} of each name")
+    for team in settings.teams:
+        if team.name in (*SYSTEM, settings.namespace, settings.monitoring_namespace) or (
+            team.name.startswith("kube-")
+        ):
+            raise UsageError(
+                f"team {team.name} is the namespace of something else, whose pods would be refused: a team's "
+                "may not be privileged",
+                hint="name the team otherwise",
+            )
     known = [one.name for one in _flavors(settings)]
     for team in settings.teams:
         for name in team.gpus:

@@ -61,6 +61,10 @@ def rendered(settings: Settings, names: Iterable[str]) -> dict[str, str]:
         UsageError: Something that one of them needs is not said.
         IncompatibleError: What was asked for can't be had together.
     """
+    if settings.namespace == "default":
+        raise UsageError(
+            "the namespace default is not for add-ons: charts refuse it", hint="--namespace gpu-system"
+        )
     parts = [(name, ADD_ONS[name]) for name in ADD_ONS if name in set(names)]
     files = {NAMESPACE: _namespace(settings)}
     for name, part in parts:

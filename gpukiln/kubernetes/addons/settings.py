@@ -78,13 +78,13 @@ class Flavor:
     """A kind of GPU node that quotas tell apart.
 
     Args:
-        labels: What the nodes bear, and what pods that get this flavor are sent to.
+        labels: What the nodes bear, and what pods that get this flavor are sent to; Kueue takes eight.
         resource: What its pods ask for; another one where MIG devices of several sizes are told apart
             (mig-mixed), nvidia.com/mig-1g.10gb for example.
     """
 
     name: Name
-    labels: Mapping[str, str]
+    labels: Annotated[Mapping[str, str], Field(min_length=1, max_length=8)]
     resource: str = GPU
 
 

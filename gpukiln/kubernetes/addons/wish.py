@@ -42,11 +42,13 @@ def settings(
         document = _merged(document, read_yaml(file))
         names.append(str(file))
     where = ", ".join(names) or "options"
+    load(Settings, {key: value for key, value in document.items() if key != "runners"}, where=where)
     document |= {key: value for key, value in plain.items() if value}
     if typed := {key: value for key, value in (runners or {}).items() if value}:
-        document["runners"] = {**(document.get("runners") or {}), **typed}
+        written = document.get("runners") or {}
+        document["runners"] = {**written, **typed} if isinstance(written, dict) else written
         for needed, option in (("url", "--runners"), ("image", "--image")):
-            if not document["runners"].get(needed):
+            if isinstance(written, dict) and needed not in document["runners"]:
                 raise UsageError(
                     f"runners need {option}", hint="--runners https://github.com/ORG/REPOSITORY --image REF"
                 )

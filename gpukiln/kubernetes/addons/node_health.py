@@ -73,18 +73,26 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def _policy(namespace: str) -> dict[str, Any]:
-    who = f"system:serviceaccount:{namespace}:{NAME}"
-    others = f"filter(one, one.key != '{health_agent.TAINT}')"
-    conditions = f"filter(one, one.type != '{health_agent.CONDITION}')"
+    claim = "request.userInfo.extra"
+    named = f"has({claim}) && '{NODE_CLAIM}' in {claim} ? {claim}['{NODE_CLAIM}'][0] : ''"
     same = [
-        f"{place}.?{field} == {old}.?{field}"
-        for place, old, fields in (
-            ("object.metadata", "oldObject.metadata", ("labels", "annotations")),
-            ("object.spec", "oldObject.spec", ("unschedulable",)),
-            ("object.status", "oldObject.status", ("capacity", "allocatable")),
-        )
-        for field in fields
+        f"{_or(f'object.{field}', empty)} == {_or(f'oldObject.{field}', empty)}"
+        for field, empty in {
+            "metadata.labels": "{}",
+            "metadata.annotations": "{}",
+            "spec.unschedulable": "false",
+            "status.capacity": "{}",
+            "status.allocatable": "{}",
+            "status.addresses": "[]",  # where the API looks for the kubelet
+            "status.daemonEndpoints": "{}",
+        }.items()
     ]
+    for field, key, ours in (
+        ("spec.taints", "key", health_agent.TAINT),
+        ("status.conditions", "type", health_agent.CONDITION),
+    ):
+        rest = f".filter(one, one.{key} != '{ours}')"
+        same.append(f"{_or(f'object.{field}', '[]')}{rest} == {_or(f'oldObject.{field}', '[]')}{rest}")
     return {
         "failurePolicy": "Fail",
         "matchConstraints": {
@@ -97,35 +105,30 @@ def _policy(namespace: str) -> dict[str, Any]:
                 }
             ]
         },
-        "matchConditions": [{"name": "the-agent", "expression": f"request.userInfo.username == '{who}'"}],
-        "variables": [
+        "matchConditions": [
             {
-                "name": "node",
-                "expression": f"request.userInfo.extra[?'{NODE_CLAIM}'][0].orValue('')",
-            },
-            {"name": "taints", "expression": f"object.spec.?taints.orValue([]).{others}"},
-            {"name": "oldTaints", "expression": f"oldObject.spec.?taints.orValue([]).{others}"},
-            {"name": "conditions", "expression": f"object.status.?conditions.orValue([]).{conditions}"},
-            {"name": "oldConditions", "expression": f"oldObject.status.?conditions.orValue([]).{conditions}"},
+                "name": "the-agent",
+                "expression": f"request.userInfo.username == 'system:serviceaccount:{namespace}:{NAME}'",
+            }
         ],
+        "variables": [{"name": "node", "expression": named}],
         "validations": [
             {
                 "expression": "variables.node == object.metadata.name",
                 "message": "the agent may change the node that it runs on, and no other",
             },
             {
-                "expression": " && ".join(
-                    [
-                        "variables.taints == variables.oldTaints",
-                        "variables.conditions == variables.oldConditions",
-                        *same,
-                    ]
-                ),
+                "expression": " &&\n".join(same),
                 "message": f"the agent may change the taint {health_agent.TAINT} and the condition "
                 f"{health_agent.CONDITION}, and nothing else",
             },
         ],
     }
+
+
+def _or(field: str, empty: str) -> str:
+    """A field that may be absent, in CEL."""
+    return f"(has({field}) ? {field} : {empty})"
 
 
 def _daemon_set(program: str) -> dict[str, Any]:

@@ -83,17 +83,17 @@ def addons(
     else:
         for path, text in files.items():
             print(f"# {path}\n{text}", end="")
-    _tell(settings, names, output)
+    _tell(settings, names, output, only=bool(only))
 
 
-def _tell(settings: Settings, names: tuple[str, ...], output: str) -> None:
+def _tell(settings: Settings, names: tuple[str, ...], output: str, *, only: bool) -> None:
     from gpukiln.kubernetes.addons import plugin
 
     if "plugin" in names:
         say("the nodes need in their user data, or a pod reaches GPUs that it was not given:")
         for line in plugin.ISOLATION:
             say(f"  {line}")
-    if not (settings.teams or settings.runners):
+    if not (only or settings.teams or settings.runners):
         say("no queue and no runners: --team and --runners have them rendered")
     if output:
         say(f"next: bash {output.rstrip('/')}/install.sh")

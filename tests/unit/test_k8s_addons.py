@@ -223,6 +223,11 @@ def test_sharing_that_makes_no_sense_is_refused(how, why):
             Settings(sharing=Sharing("mig-single"), flavors=(queue.flavor("g4dn.xlarge", "karpenter"),)),
             "T4 has no MIG",
         ),
+        (Settings(sharing=Sharing("mig-mixed"), flavors=(queue.flavor("l4", "karpenter"),)), "L4 has no MIG"),
+        (
+            Settings(sharing=Sharing("mps", 4), flavors=(queue.flavor("m60", "karpenter"),)),
+            "older than Volta",
+        ),
         (Settings(flavors=(Flavor("a", {"b": "c"}, "nvidia.com/mig-1g.5gb"),)), "mig-mixed alone"),
         (Settings(flavors=(Flavor("a", {"b": "c"}, "nvidia.com/gpus"),)), "wanted nvidia.com/gpu or a MIG"),
         (Settings(named_sharing={"default": Sharing()}), "all other nodes"),
@@ -414,6 +419,9 @@ def test_a_flavor_as_it_is_typed(typed, name, labels, resource):
 
 
 def test_a_flavor_by_gpu_is_told_apart_while_there_is_no_node():
+    two = [queue.flavor(name, "karpenter").labels for name in ("a100-40gb", "a100-80gb")]
+    assert {one["karpenter.k8s.aws/instance-gpu-name"] for one in two} == {"a100"}
+    assert [one["karpenter.k8s.aws/instance-gpu-memory"] for one in two] == ["40960", "81920"]
     assert queue.flavor("t4", "managed").labels == {"k8s.amazonaws.com/accelerator": "nvidia-t4"}
 
 
@@ -597,6 +605,10 @@ def test_options_go_before_files_and_later_files_before_earlier(typed, tmp_path)
         (("--only", "queue"), 2, "--team vision=4"),
         (("--values", "nowhere.yaml"), 2, "nowhere.yaml"),
         (("--namespace", "default"), 2, "charts refuse it"),
+        (("--region", "us-west-22"), 2, "us-west-2"),
+        (("--sharing", "Notebooks=mps:4"), 2, "small letters"),
+        (("--flavor", "t4", "--team", "vision=t4:1,t4:2"), 2, "names t4 twice"),
+        (("--flavor", "radeon-pro-v520", "--team", "vision=1"), 2, "unknown GPU"),
     ],
 )
 def test_what_is_refused_says_why_and_what_to_do(typed, words, code, said):

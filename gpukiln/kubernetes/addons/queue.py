@@ -10,12 +10,13 @@ from decimal import Decimal
 from typing import Any
 
 from gpukiln.catalog.components import load_add_ons
+from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.settings import GPU, PRESENT, QUEUE, Flavor, Provider, Settings, Team
-from gpukiln.kubernetes.addons.sharing import INSTANCE_TYPE, gpu_of, replicas
+from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, ec2_name, replicas
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.typed import unknown
 
@@ -83,14 +84,21 @@ def flavor(text: str, provider: Provider) -> Flavor:
 def _labels_of_gpu(key: str, provider: Provider) -> dict[str, str]:
     """What tells the nodes of a GPU apart while there is none yet, which feature discovery's labels don't.
 
-    aws/karpenter-provider-aws, concepts/scheduling.md; cluster-autoscaler, cloudprovider/aws/README.md.
+    aws/karpenter-provider-aws, pkg/providers/instancetype/types.go: EC2's name in small letters, and MiB;
+    cluster-autoscaler, cloudprovider/aws/README.md: the node group's own value of the label.
     """
-    known = {found.gpu for found in instance_types().values()}
+    machines = [one for one in instance_types().values() if gpu(one.gpu).manufacturer == "NVIDIA"]
+    known = {one.gpu for one in machines}
     if key not in known:
         raise unknown("GPU", key, known)
-    if provider == "karpenter":
-        return {"karpenter.k8s.aws/instance-gpu-name": key}
-    return {"k8s.amazonaws.com/accelerator": f"nvidia-{key}"}
+    if provider != "karpenter":
+        return {"k8s.amazonaws.com/accelerator": f"nvidia-{key}"}
+    name = ec2_name(gpu(key))
+    labels = {GPU_NAME: name}
+    if any(ec2_name(gpu(other)) == name for other in known - {key}):  # the two A100
+        memory = next(one.gpu_memory_mib for one in machines if one.gpu == key and one.gpu_fraction == 1)
+        labels["karpenter.k8s.aws/instance-gpu-memory"] = str(memory)
+    return labels
 
 
 def _check(settings: Settings) -> None:
@@ -218,7 +226,7 @@ def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
 def _beside(settings: Settings, kind: Flavor) -> tuple[str, str]:
     """CPU and memory that go with one GPU, or with one share of it."""
     machine = instance_types().get(kind.labels.get(INSTANCE_TYPE, ""))
-    if machine is None or gpu_of(kind) is None:
+    if machine is None:
         return settings.cpu_per_gpu, settings.memory_per_gpu
     shares = machine.gpus * replicas(settings.sharing)
     return f"{machine.vcpu * 1000 // shares}m", f"{machine.memory_mib // shares}Mi"

@@ -171,7 +171,7 @@ class Settings:
     monitoring_labels: Mapping[str, str] = field(default_factory=lambda: {"release": "kube-prometheus-stack"})
     taint: Taint = Taint()
     sharing: Sharing = Sharing()
-    named_sharing: Mapping[str, Sharing] = field(default_factory=dict)
+    named_sharing: Mapping[Name, Sharing] = field(default_factory=dict)
     flavors: tuple[Flavor, ...] = ()
     teams: tuple[Team, ...] = ()
     cpu_per_gpu: Quantity = "16"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpukiln.catalog.gpus import Gpu, gpu
+from gpukiln.catalog.gpus import Gpu, gpu, gpus
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons.settings import GPU, Flavor, Settings, Sharing
@@ -16,7 +16,7 @@ from gpukiln.typed import unknown
 
 DEFAULT = "default"  # the configuration of nodes without a label
 LABEL = "nvidia.com/device-plugin.config"
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+INSTANCE_TYPE, GPU_NAME = "node.kubernetes.io/instance-type", "karpenter.k8s.aws/instance-gpu-name"
 MIG = re.compile(r"nvidia\.com/mig-\d+g\.\d+gb(\.me)?")
 MPS_CLIENTS = 48  # of one GPU from Volta on (NVIDIA's MPS guide, Volta MPS client limits)
 MIG_CAPABILITIES = ("8.0", "9.0", "10.0", "10.3", "12.0")  # NVIDIA's MIG guide, supported GPUs
@@ -69,9 +69,16 @@ def replicas(sharing: Sharing) -> int:
 
 
 def gpu_of(flavor: Flavor) -> Gpu | None:
-    """The GPU of a flavor that is an instance type; None where its labels say something else."""
-    found = instance_types().get(flavor.labels.get(INSTANCE_TYPE, ""))
-    return gpu(found.gpu) if found else None
+    """The GPU of a flavor that is an instance type or a GPU's name; None where its labels say neither."""
+    if found := instance_types().get(flavor.labels.get(INSTANCE_TYPE, "")):
+        return gpu(found.gpu)
+    name = flavor.labels.get(GPU_NAME, "")
+    return next((one for one in gpus().values() if ec2_name(one) == name), None)
+
+
+def ec2_name(board: Gpu) -> str:
+    """As Karpenter's label has it: EC2's name in small letters, with dashes."""
+    return (board.ec2_name or board.name).lower().replace(" ", "-")
 
 
 def _check(name: str, one: Sharing) -> None:

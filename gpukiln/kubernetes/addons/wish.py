@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpukiln.catalog import offerings
 from gpukiln.catalog.load import read_yaml
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import queue, sharing
@@ -65,7 +66,12 @@ def settings(
     known = load(Settings, document, where=where).flavors
     typed_teams = [_team(text, known) for text in teams]
     document["teams"] = _by_name(document.get("teams", ()), typed_teams)
-    return load(Settings, document, where=where)
+    found = load(Settings, document, where=where)
+    if found.region not in offerings.regions():
+        from gpukiln.catalog.regions import check_region  # noqa: PLC0415 - botocore's, slow to import
+
+        check_region(found.region)
+    return found
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,5 +109,7 @@ def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
         found = re.fullmatch(r"\s*([^:\s]+):(\d+)\s*", part)
         if not found:
             raise UsageError(f"can't read {part!r} of --team {text}", hint=hint)
+        if found[1] in gpus:
+            raise UsageError(f"--team {text} names {found[1]} twice", hint=hint)
         gpus[found[1]] = int(found[2])
     return {"name": name, "gpus": gpus}

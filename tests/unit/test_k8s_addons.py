@@ -20,7 +20,7 @@ from gpukiln.catalog.components import load_add_ons
 from gpukiln.catalog.load import ROOT
 from gpukiln.commands import k8s_addons
 from gpukiln.commands.program import Program
-from gpukiln.errors import GpukilnError, UsageError
+from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.kubernetes import folder
 from gpukiln.kubernetes.addons import helm, plugin, queue, rendered, runners, sharing, wish
 from gpukiln.kubernetes.addons.settings import Flavor, Runners, Settings, Sharing, Team
@@ -430,6 +430,12 @@ def test_a_flavor_that_is_none_is_refused_with_the_nearest(typed, near):
     with pytest.raises(UsageError) as refused:
         queue.flavor(typed, "karpenter")
     assert near in refused.value.message + refused.value.hint
+
+
+def test_a_flavor_of_machines_that_nobody_gets_any_more_is_refused():
+    with pytest.raises(IncompatibleError, match="retired") as refused:
+        queue.flavor("p3.2xlarge", "karpenter")
+    assert "instead" in refused.value.hint
 
 
 VISION = Team("vision", {"gpu": 4})

@@ -23,7 +23,7 @@ def _keys(*free: str, **below: Keys | None) -> Keys:
 
 
 _SERVICE_ACCOUNT = _keys("create", "annotations", "name")
-_IMAGE = _keys("repository", "pullPolicy", "tag", "digest")
+_IMAGE = _keys("repository", "pullPolicy", "tag")
 
 # By chart its keys: values.yaml of the release that components.yaml has, with those that are commented out.
 CHARTS: Mapping[str, Keys] = {

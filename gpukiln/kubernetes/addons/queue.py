@@ -11,7 +11,7 @@ from typing import Any
 
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.catalog.gpus import gpu
-from gpukiln.catalog.instance_types import instance_types
+from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons import helm
@@ -69,8 +69,12 @@ def flavor(text: str, provider: Provider) -> Flavor:
         labels = {label: value}
         name = name or re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")
     elif "." in what:
-        if what not in instance_types():
-            raise unknown("instance type", what, instance_types())
+        machine = instance_type(what)
+        if machine.status == "retired":
+            raise IncompatibleError(
+                f"{what} is retired, so no node of the flavor would ever come",
+                hint=f"{' or '.join(machine.alternatives) or 'another type'} instead",
+            )
         labels = {INSTANCE_TYPE: what}
     else:
         labels = _labels_of_gpu(what.lower(), provider)

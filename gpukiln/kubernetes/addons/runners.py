@@ -35,7 +35,8 @@ def files(settings: Settings) -> dict[str, str]:
             {
                 "serviceAccount": {"create": True, "name": ACCOUNT},
                 "replicaCount": 2,
-                "flags": {"logLevel": "info"},
+                # Another image waits until the jobs that run are done.
+                "flags": {"logLevel": "info", "updateStrategy": "eventual"},
             },
         ),
         OBJECTS: dump(*_objects(runners)),

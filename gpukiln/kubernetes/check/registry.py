@@ -1,0 +1,17 @@
+"""All rules. `python -m gpukiln.kubernetes.check.registry > docs/k8s-rules.md` makes their table."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+
+from gpukiln.kubernetes.check.rules import Rule
+
+# A module is a concern; what is a Rule in it counts.
+MODULES: tuple[ModuleType, ...] = ()
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """In the order of the modules, and as they stand there."""
+    return tuple(one for module in MODULES for one in vars(module).values() if isinstance(one, Rule))

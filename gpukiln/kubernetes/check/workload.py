@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 Path = tuple[str | int, ...]
-Role = Literal["object", "values", "fragment", "workflow", "rules", "dashboard"]
+Role = Literal["object", "values", "fragment", "workflow", "rules", "dashboard", "unknown"]
 
 # Kind -> where the pod template stands in its objects; a pod's own object is the template.
 TEMPLATES: dict[str, Path] = {
@@ -52,6 +52,7 @@ class Thing:
         role: What it is; `values` and `fragment` have no kind.
         chart: Of values: gha-runner-scale-set, nvidia-device-plugin, dcgm-exporter, or empty.
         line_of: The line (from 1) of a path in the object, or of the nearest thing above it that is there.
+        twice: Line and key of what stands twice in one mapping.
     """
 
     file: str
@@ -60,6 +61,7 @@ class Thing:
     role: Role = "object"
     chart: str = ""
     line_of: Callable[[Path], int] = field(default=lambda _: 1, compare=False, repr=False)
+    twice: tuple[tuple[int, str], ...] = ()
 
     @property
     def line(self) -> int:
@@ -257,7 +259,17 @@ class Prose:
     blocks: tuple[tuple[int, str, str], ...] = ()
 
 
-Subject = Thing | Workload | Command | Query | Prose
+@dataclass(frozen=True)
+class Broken:
+    """What can't be read, or an API server refuses."""
+
+    file: str
+    line: int
+    text: str
+    thing: Thing | None = None
+
+
+Subject = Thing | Workload | Command | Query | Prose | Broken
 
 
 def is_gpu(resource: str) -> bool:
@@ -343,7 +355,8 @@ def _templates(thing: Thing) -> Iterator[Path]:
 
 CONTAINER_KEYS = {
     "name", "image", "command", "args", "env", "envFrom", "ports", "resources", "volumeMounts",
-    "securityContext", "imagePullPolicy", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe", "workingDir",
+    "securityContext", "imagePullPolicy", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe",
+    "workingDir",
 }  # fmt: skip
 POD_KEYS = {
     "containers", "initContainers", "nodeSelector", "affinity", "tolerations", "volumes", "restartPolicy",

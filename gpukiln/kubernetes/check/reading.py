@@ -1,4 +1,4 @@
-"""Files as they lie about: manifests, values, scripts, documents with blocks of code, rules and dashboards."""
+"""Files as they lie about: manifests, values, scripts, documents with blocks of code, rules, dashboards."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def _kind(text: str, suffix: str) -> str:
 
 
 def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
-    """Lines of a document without its blocks of code, and the line above, the language and the text of each."""
+    """Lines of a document without its blocks of code; line above, language and text of each block."""
     lines: list[str] = []
     blocks: list[tuple[int, str, str]] = []
     end, language, indent, start = "", "", "", 0

@@ -18,17 +18,22 @@ class Context:
     """What a rule may know beside what it judges.
 
     Args:
-        minor: Of Kubernetes 1.x, the newest asked for.
+        minors: Of Kubernetes 1.x, those asked for, in order.
         pools: Node pools that pods may land on; empty: unknown.
         types: Instance types that pods may land on; empty: unknown.
         things: All that was read in the same run.
     """
 
-    minor: int = NEWEST
+    minors: tuple[int, ...] = (NEWEST,)
     pools: tuple[Any, ...] = ()
     types: tuple[str, ...] = ()
     things: tuple[Thing, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def minor(self) -> int:
+        """The newest of them: what is gone there is gone."""
+        return self.minors[-1]
 
 
 @dataclass(frozen=True)

@@ -7,32 +7,34 @@ from typing import Any
 
 # actions/actions-runner-controller:charts/gha-runner-scale-set/values.yaml at 0.14.2, and its templates.
 RUNNERS = {
-    "githubConfigUrl", "githubConfigSecret", "scaleSetLabels", "runnerGroup", "runnerScaleSetName", "minRunners",
-    "maxRunners", "proxy", "githubServerTLS", "keyVault", "containerMode", "template", "listenerTemplate",
-    "listenerMetrics", "controllerServiceAccount", "namespaceOverride", "nameOverride", "fullnameOverride", "labels",
-    "annotations", "resourceMeta", "global",
+    "githubConfigUrl", "githubConfigSecret", "scaleSetLabels", "runnerGroup", "runnerScaleSetName",
+    "minRunners", "maxRunners", "proxy", "githubServerTLS", "keyVault", "containerMode", "template",
+    "listenerTemplate", "listenerMetrics", "controllerServiceAccount", "namespaceOverride",
+    "nameOverride", "fullnameOverride", "labels", "annotations", "resourceMeta", "global",
 }  # fmt: skip
 # NVIDIA/k8s-device-plugin:deployments/helm/nvidia-device-plugin/values.yaml at v0.20.0, and its templates.
 PLUGIN = {
-    "config", "compatWithCPUManager", "migStrategy", "failOnInitError", "deviceListStrategy", "deviceIDStrategy",
-    "nvidiaDriverRoot", "gdrcopyEnabled", "gdsEnabled", "mofedEnabled", "deviceDiscoveryStrategy", "nameOverride",
-    "fullnameOverride", "namespaceOverride", "selectorLabelsOverride", "componentSelectorLabels",
-    "allowDefaultNamespace", "imagePullSecrets", "image", "updateStrategy", "podAnnotations", "podLabels",
-    "podSecurityContext", "securityContext", "resources", "nodeSelector", "affinity", "tolerations",
-    "priorityClassName", "runtimeClassName", "devicePlugin", "gfd", "nfd", "mps", "cdi", "global", "serviceAccount",
-    "sharedDevicesAllocationPolicy", "imexChannelIDs", "imex", "driverRoot", "passDeviceSpecs", "devRoot",
-    "legacyDaemonsetAPI", "extraEnv", "extraVolumes", "extraVolumeMounts", "kubeletSocket",
+    "config", "compatWithCPUManager", "migStrategy", "failOnInitError", "deviceListStrategy",
+    "deviceIDStrategy", "nvidiaDriverRoot", "gdrcopyEnabled", "gdsEnabled", "mofedEnabled",
+    "deviceDiscoveryStrategy", "nameOverride", "fullnameOverride", "namespaceOverride",
+    "selectorLabelsOverride", "componentSelectorLabels", "allowDefaultNamespace", "imagePullSecrets",
+    "image", "updateStrategy", "podAnnotations", "podLabels", "podSecurityContext", "securityContext",
+    "resources", "nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName",
+    "devicePlugin", "gfd", "nfd", "mps", "cdi", "global", "serviceAccount",
+    "sharedDevicesAllocationPolicy", "imexChannelIDs", "imex", "driverRoot", "passDeviceSpecs",
+    "devRoot", "legacyDaemonsetAPI", "extraEnv", "extraVolumes", "extraVolumeMounts", "kubeletSocket",
 }  # fmt: skip
 # Keys that only one chart has; those that its values never had, and that people write, too.
 TELLS = {
     "gha-runner-scale-set": {
-        "githubConfigUrl", "githubConfigSecret", "scaleSetLabels", "runnerGroup", "runnerScaleSetName", "minRunners",
-        "maxRunners", "listenerTemplate", "listenerMetrics", "runnerLabels", "runnerResources",
-        "runnerScaleDownDelaySecondsAfterScaleOut",
+        "githubConfigUrl", "githubConfigSecret", "scaleSetLabels", "runnerGroup", "runnerScaleSetName",
+        "minRunners", "maxRunners", "listenerTemplate", "listenerMetrics", "runnerLabels",
+        "runnerResources", "runnerScaleDownDelaySecondsAfterScaleOut",
     },
     "nvidia-device-plugin": {
-        "compatWithCPUManager", "migStrategy", "failOnInitError", "deviceListStrategy", "deviceIDStrategy",
-        "nvidiaDriverRoot", "deviceDiscoveryStrategy", "devicePlugin", "allowDefaultNamespace",
+        "compatWithCPUManager", "migStrategy", "failOnInitError", "deviceListStrategy",
+        "deviceIDStrategy", "nvidiaDriverRoot", "deviceDiscoveryStrategy", "devicePlugin",
+        "allowDefaultNamespace",
     },
     "dcgm-exporter": {"customMetrics", "extraHostVolumes", "extraConfigMapVolumes", "kubeletPath"},
 }  # fmt: skip

@@ -309,6 +309,14 @@ def at(value: Any, path: Path) -> Any:
     return value
 
 
+def dotted(path: Path) -> str:
+    """A path as people write it: spec.containers[0].image."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
 def workloads(thing: Thing) -> Iterator[Workload]:
     """The pods that a thing starts."""
     if thing.role == "values":

@@ -359,21 +359,23 @@ def _below(document: yamltree.Document, where: Path) -> Any:
 
 
 def _role(value: dict[str, Any]) -> tuple[Role, str]:
-    if "kind" in value and "apiVersion" in value:
-        return "object", ""
-    if isinstance(value.get("jobs"), dict) and {"on", "True", "name"} & value.keys():
-        return "workflow", ""
-    if "panels" in value or "panels" in mapping(value.get("dashboard")):
-        return "dashboard", ""
-    if any("rules" in mapping(one) for one in sequence(value.get("groups"))):
-        return "rules", ""
-    if chart := chart_of(value):
-        return "values", chart
+    """What a mapping is, and of values, for which chart."""
+    chart = "" if "kind" in value or "apiVersion" in value else chart_of(value)
     if "kind" in value or ("apiVersion" in value and "metadata" in value):
-        return "object", ""
-    if {"limits", "requests"} & value.keys() or (CONTAINER_KEYS | POD_KEYS) - {"name"} & value.keys():
-        return "fragment", ""
-    return "unknown", ""
+        role: Role = "object"
+    elif isinstance(value.get("jobs"), dict) and {"on", "name"} & value.keys():
+        role = "workflow"
+    elif "panels" in value or "panels" in mapping(value.get("dashboard")):
+        role = "dashboard"
+    elif any("rules" in mapping(one) for one in sequence(value.get("groups"))):
+        role = "rules"
+    elif chart:
+        role = "values"
+    elif ({"limits", "requests"} | CONTAINER_KEYS | POD_KEYS) - {"name"} & value.keys():
+        role = "fragment"
+    else:
+        role = "unknown"
+    return role, chart
 
 
 def _expressions(thing: Thing) -> Iterator[tuple[Path, str]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
+from gpukiln.kubernetes.check import rules_form, rules_server
 from gpukiln.kubernetes.check.rules import Rule
 
 # A module is a concern; what is a Rule in it counts.
-MODULES: tuple[ModuleType, ...] = ()
+MODULES: tuple[ModuleType, ...] = (rules_form, rules_server)
 
 
 @cache

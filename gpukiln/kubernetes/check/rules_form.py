@@ -48,6 +48,11 @@ REMOVED: dict[tuple[str, str], tuple[int, str]] = {
 }
 
 
+def unserved(thing: Thing) -> bool:
+    """Whether a rule below tells that there is no such kind: Kubernetes' own, or another's that is gone."""
+    return (thing.api, thing.kind) in REMOVED or schema.is_builtin(thing.api)
+
+
 @rule(
     "unreadable",
     "error",
@@ -114,7 +119,7 @@ def form(thing: Thing, context: Context) -> Iterator[Fault]:
     Thing,
     title="The API is still served",
     reason="the API server answers `no matches for kind`",
-    source="kubernetes.io/docs/reference/using-api/deprecation-guide; the upgrade notes of Karpenter and KubeRay",
+    source="kubernetes.io/docs/reference/using-api/deprecation-guide; upgrade notes of Karpenter and KubeRay",
     fix="write the apiVersion that is served now, and what its fields became",
 )
 def api_removed(thing: Thing, context: Context) -> Iterator[Fault]:

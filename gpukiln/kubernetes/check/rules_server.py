@@ -158,9 +158,10 @@ def quantities(workload: Workload, _: Context) -> Iterator[Fault]:
 def request_above_limit(workload: Workload, _: Context) -> Iterator[Fault]:
     for container, path, side, resource, amount in _resources(workload):
         wanted, limit = quantity(amount), quantity(container.limits.get(resource))
-        if side == "requests" and not _extended(resource) and wanted is not None and limit is not None:
-            if wanted > limit:
-                yield Fault(f"{resource}: request {amount} above limit {container.limits[resource]}", path)
+        if side == "limits" or _extended(resource) or wanted is None or limit is None:
+            continue
+        if wanted > limit:
+            yield Fault(f"{resource}: request {amount} above limit {container.limits[resource]}", path)
 
 
 @rule(
@@ -277,7 +278,7 @@ def job_numbers(workload: Workload, _: Context) -> Iterator[Fault]:
     "error",
     Workload,
     title="podFailurePolicy goes with restartPolicy Never",
-    reason="with OnFailure the kubelet restarts the container and no pod ever fails: the API server refuses it",
+    reason="with OnFailure the kubelet restarts the container, no pod ever fails, and the API server refuses it",
     source=BATCH,
     fix="restartPolicy: Never",
 )
@@ -407,7 +408,7 @@ def toleration_form(workload: Workload, _: Context) -> Iterator[Fault]:
 def affinity_form(workload: Workload, _: Context) -> Iterator[Fault]:
     node = mapping(at(workload.pod, ("affinity", "nodeAffinity")))
     above = ("affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
-    for index, one in enumerate(sequence(node.get(above[-1]))):
+    for index, one in enumerate(sequence(node.get(str(above[-1])))):
         weight = mapping(one).get("weight")
         if isinstance(weight, int) and not 1 <= weight <= 100:
             yield Fault(f"weight {weight}; wanted 1 to 100", workload.at(*above, index))
@@ -433,7 +434,7 @@ def expressions(workload: Workload) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     ]
     terms += [
         ((*preferred, index, "preference"), mapping(one).get("preference"))
-        for index, one in enumerate(sequence(node.get(preferred[-1])))
+        for index, one in enumerate(sequence(node.get(str(preferred[-1]))))
     ]
     for where, term in terms:
         for index, one in enumerate(sequence(mapping(term).get("matchExpressions"))):

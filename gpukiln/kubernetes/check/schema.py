@@ -204,7 +204,7 @@ def _words(error: ValidationError) -> Iterator[tuple[Path, str]]:
     elif error.validator == "oneOf":
         yield path, f"{where}found {short(value)}, wanted a text or a number"
     else:
-        yield path, f"{where}{error.message}"
+        yield path, where + str(error.message)
 
 
 def _unknown(key: str, fields: Any) -> str:

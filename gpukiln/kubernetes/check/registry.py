@@ -5,11 +5,31 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
-from gpukiln.kubernetes.check import rules_form, rules_server
+from gpukiln.kubernetes.check import (
+    rules_charts,
+    rules_devices,
+    rules_form,
+    rules_images,
+    rules_metrics,
+    rules_running,
+    rules_scaling,
+    rules_scripts,
+    rules_server,
+)
 from gpukiln.kubernetes.check.rules import Rule
 
 # A module is a concern; what is a Rule in it counts.
-MODULES: tuple[ModuleType, ...] = (rules_form, rules_server)
+MODULES: tuple[ModuleType, ...] = (
+    rules_form,
+    rules_server,
+    rules_devices,
+    rules_images,
+    rules_running,
+    rules_scaling,
+    rules_charts,
+    rules_scripts,
+    rules_metrics,
+)
 
 
 @cache

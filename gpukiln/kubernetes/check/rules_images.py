@@ -43,9 +43,9 @@ def images(workload: Workload) -> Iterator[tuple[str, Path]]:
 )
 def image_latest(workload: Workload, _: Context) -> Iterator[Fault]:
     for image, path in images(workload):
-        name, digest, _digest = image.partition("@")
-        _, colon, tag = name.rpartition("/")[2].partition(":")
-        if not digest and (tag == "latest" or not colon) and "$" not in image and "{" not in image:
+        name, at, _digest = image.partition("@")
+        _name, colon, tag = name.rpartition("/")[2].partition(":")
+        if not at and (tag == "latest" or not colon) and "$" not in image and "{" not in image:
             yield Fault(f"{image}: {'tag latest' if tag else 'no tag, which means latest'}", path)
 
 

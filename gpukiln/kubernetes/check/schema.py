@@ -188,7 +188,8 @@ def _words(error: ValidationError) -> Iterator[tuple[Path, str]]:
         key = error.message.split("'")[1]  # jsonschema gives one error a key, and tells it there alone
         yield path, f"{where}{key} is missing"
     elif error.validator == "type":
-        kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
+        wants: Any = error.validator_value
+        kinds: list[str] = wants if isinstance(wants, list) else [wants]
         wanted = " or ".join(_WANTED.get(one, one) for one in kinds if one != "null")
         quotes = (
             f': put it in quotes, "{value}"' if "string" in kinds and isinstance(value, int | float) else ""

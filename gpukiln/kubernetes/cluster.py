@@ -1,0 +1,387 @@
+"""A cluster's API, by the official client: objects are what the API says, as plain dicts.
+
+The client reads the kubeconfig, signs in and speaks TLS; its generated models are not used: objects of other
+versions and of custom kinds pass through here unchanged, and what we send is what we rendered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import urllib3
+import yaml
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config import ConfigException
+
+from gpukiln.errors import (
+    BusyError,
+    GpukilnError,
+    IncompatibleError,
+    RefusedError,
+    UnavailableError,
+    UsageError,
+)
+from gpukiln.kubernetes.manifest import Manifest
+
+CONNECT_S, ANSWER_S = 5.0, 30.0
+PAGE = 500  # as kubectl's --chunk-size
+IN_CLUSTER = "in-cluster"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+# Kinds whose group needs not be said. Others are said with it: karpenter.sh/v1/NodePool.
+API_VERSIONS = {
+    **dict.fromkeys(
+        (
+            "ConfigMap",
+            "Event",
+            "Namespace",
+            "Node",
+            "PersistentVolumeClaim",
+            "Pod",
+            "ResourceQuota",
+            "Secret",
+            "Service",
+            "ServiceAccount",
+        ),
+        "v1",
+    ),
+    **dict.fromkeys(("DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"), "apps/v1"),
+    **dict.fromkeys(("CronJob", "Job"), "batch/v1"),
+    "RuntimeClass": "node.k8s.io/v1",
+}
+CLUSTER_WIDE = ("Namespace", "Node", "RuntimeClass")
+
+
+class Cluster:
+    """One context of a kubeconfig, or the cluster that this process runs in.
+
+    Args:
+        context: Of the kubeconfig; empty: its current one.
+        kubeconfig: Path; empty: $KUBECONFIG, then ~/.kube/config, then a pod's own service account.
+
+    Raises:
+        UnavailableError: There is none, or it can't be signed in with.
+        UsageError: It has no such context.
+    """
+
+    def __init__(self, context: str = "", kubeconfig: str = "") -> None:
+        settings = client.Configuration()
+        settings.retries = False  # one answer in ANSWER_S: waiting is the caller's
+        self.context, self.namespace = _load(settings, context, kubeconfig)
+        self.server = settings.host
+        self._api = client.ApiClient(settings)
+        self._resources: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def version(self) -> tuple[int, int]:
+        """Its minor version, for example (1, 34)."""
+        said = self._call("GET", "/version", "ask for the version")
+        return int(said["major"]), int(said["minor"].rstrip("+"))
+
+    def get(self, kind: str, name: str, namespace: str = "") -> Manifest | None:
+        """One object; None: there is none of that name."""
+        what = f"get {kind} {name}"
+        try:
+            found: Manifest = self._call("GET", self._path(kind, namespace, name), what)
+        except _MissingError:
+            return None
+        return found
+
+    def list(
+        self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "", everywhere: bool = False
+    ) -> list[Manifest]:
+        """The objects of a kind; none where the cluster does not know a custom kind.
+
+        Args:
+            labels: A label selector, fields: A field selector, both as kubectl takes them.
+            everywhere: In all namespaces.
+        """
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
+        what = f"list {kind}" + (" in all namespaces" if everywhere else "")
+        found: list[Manifest] = []
+        try:
+            path = self._path(kind, "" if everywhere else namespace, everywhere=everywhere)
+            while True:
+                answer = self._call("GET", path, what, query)
+                found += answer["items"]
+                query["continue"] = answer["metadata"].get("continue", "")
+                if not query["continue"]:
+                    break
+        except _MissingError:
+            return []
+        plain = kind.rpartition("/")
+        api_version = plain[0] or API_VERSIONS[plain[2]]
+        return [{"apiVersion": api_version, "kind": plain[2], **one} for one in found]  # lists leave it out
+
+    def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Send an object; in its own namespace, else the context's.
+
+        Args:
+            dry_run: The server validates and admits it, and keeps nothing.
+
+        Raises:
+            IncompatibleError: The server does not take it.
+            RefusedError: There is one of that name.
+        """
+        kind = f"{manifest['apiVersion']}/{manifest['kind']}"
+        name = manifest["metadata"].get("name") or manifest["metadata"].get("generateName", "")
+        path = self._path(kind, manifest["metadata"].get("namespace", ""))
+        query = {"fieldValidation": "Strict", "fieldManager": "gpukiln", "dryRun": "All" if dry_run else ""}
+        made: Manifest = self._call("POST", path, f"create {manifest['kind']} {name}", query, manifest)
+        return made
+
+    def delete(self, kind: str, name: str, namespace: str = "") -> bool:
+        """Remove an object and what it owns; False: there was none."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        try:
+            self._call("DELETE", self._path(kind, namespace, name), f"delete {kind} {name}", body=options)
+        except _MissingError:
+            return False
+        return True
+
+    def logs(
+        self,
+        pod: str,
+        namespace: str = "",
+        *,
+        container: str = "",
+        follow: bool = False,
+        previous: bool = False,
+    ) -> Iterator[str]:
+        """Lines of a container's log; with `follow` until it ends.
+
+        Raises:
+            UnavailableError: There is no such pod, or the connection ended.
+            BusyError: The container has not started.
+        """
+        query = {
+            "container": container,
+            "follow": "true" if follow else "",
+            "previous": "true" if previous else "",
+        }
+        what = f"read the log of {pod}"
+        path = self._path("Pod", namespace, pod) + "/log"
+        try:
+            answer = self._send("GET", path, what, query, None, endless=follow)
+        except IncompatibleError as error:  # 400: "container ... is waiting to start: ContainerCreating"
+            raise BusyError(error.message, hint="ask again when it has started") from error
+        except _MissingError as error:
+            raise UnavailableError(error.message) from error
+        rest = b""
+        with contextlib.closing(answer), self._told(what):
+            for chunk in answer.stream(4096):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield line.decode(errors="replace")
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def close(self) -> None:
+        self._api.close()
+
+    def _path(self, kind: str, namespace: str, name: str = "", *, everywhere: bool = False) -> str:
+        group_version, _, plain = kind.rpartition("/")
+        resource = self._resource(group_version or API_VERSIONS[plain], plain)
+        root = "api" if (group_version or API_VERSIONS[plain]) == "v1" else "apis"
+        parts = [root, group_version or API_VERSIONS[plain]]
+        if resource["namespaced"] and not everywhere:
+            parts += ["namespaces", namespace or self.namespace]
+        return "/" + "/".join([*parts, resource["name"], *([name] if name else [])])
+
+    def _resource(self, api_version: str, kind: str) -> dict[str, Any]:
+        """What discovery says of a kind: its plural `name` and whether it is `namespaced`."""
+        if api_version not in self._resources:
+            root = "/api/v1" if api_version == "v1" else f"/apis/{api_version}"
+            said = self._call("GET", root, f"ask for the kinds of {api_version}")
+            self._resources[api_version] = {
+                one["kind"]: one for one in said["resources"] if "/" not in one["name"]
+            }
+        known = self._resources[api_version]
+        if kind not in known:
+            raise _MissingError(f"{self.context} has no kind {kind} of {api_version}")
+        return known[kind]
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        query: dict[str, str] | None = None,
+        body: Manifest | None = None,
+    ) -> Any:
+        with contextlib.closing(self._send(method, path, what, query, body)) as answer, self._told(what):
+            return json.loads(answer.data)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        query: dict[str, str] | None = None,
+        body: Manifest | None = None,
+        *,
+        endless: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
+        with self._told(what):
+            answer: urllib3.BaseHTTPResponse = self._api.call_api(
+                path,
+                method,
+                query_params=[(key, value) for key, value in (query or {}).items() if value],
+                header_params={"Accept": "*/*" if path.endswith("/log") else "application/json"}
+                | ({"Content-Type": "application/json"} if body else {}),
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=(CONNECT_S, None if endless else ANSWER_S),
+            )
+            return answer
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Errors of the client as errors of ours."""
+        try:
+            yield
+        except ApiException as error:
+            raise _refused(error, what, self) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise UnavailableError(
+                f"can't {what}: {self.server} of context {self.context}: {_why(error)}",
+                hint=f"is it up, is the VPN? `kubectl --context {self.context} version` asks the same",
+            ) from error
+        except ValueError as error:  # an answer that is not JSON: a proxy's page
+            raise UnavailableError(
+                f"can't {what}: {self.server} of context {self.context} does not answer as Kubernetes does",
+                hint="look at `server` in the kubeconfig, and at proxies on the way",
+            ) from error
+
+
+class _MissingError(UnavailableError):
+    """404: the object, or the kind."""
+
+
+STATUSES: dict[int, tuple[type[GpukilnError], str]] = {
+    400: (IncompatibleError, ""),
+    403: (UnavailableError, "`invoke k8s.rbac` prints the rights that each command needs, to be applied"),
+    404: (_MissingError, ""),
+    409: (RefusedError, "another name, or remove it first"),
+    422: (IncompatibleError, ""),
+    429: (BusyError, "the API server is busy: the same again later"),
+    503: (BusyError, "the API server is busy: the same again later"),
+}
+
+
+def _refused(error: ApiException, what: str, cluster: Cluster) -> GpukilnError:
+    """What an answer of the API means.
+
+    Its body is a Status (apimachinery, meta/v1): code, reason and a message for people.
+    """
+    try:
+        said = json.loads(error.body)["message"]
+    except (TypeError, ValueError, KeyError):
+        said = f"{error.status} {error.reason}"
+    if error.status == 401:
+        return UnavailableError(
+            f"can't {what}: {cluster.server} does not accept who context {cluster.context} says you are",
+            hint="sign in again; on EKS: `aws eks update-kubeconfig --name CLUSTER --region REGION`",
+        )
+    kind, hint = STATUSES.get(error.status or 0, (UnavailableError, ""))
+    return kind(f"can't {what}: {said}", hint=hint)
+
+
+def _why(error: BaseException) -> str:
+    """The cause of a connection that failed, without the client's wrapping."""
+    while isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason:
+        error = error.reason
+    text = str(error)
+    return text.partition(": ")[2] if text.startswith("<") else text or type(error).__name__
+
+
+def _load(settings: client.Configuration, context: str, kubeconfig: str) -> tuple[str, str]:
+    """Fill in the client's settings; the name of the context and its namespace."""
+    files = [
+        Path(one).expanduser() for one in (kubeconfig or os.environ.get("KUBECONFIG", "")).split(":") if one
+    ]
+    files = files or [Path("~/.kube/config").expanduser()]
+    if not any(one.is_file() for one in files):
+        if not kubeconfig and not context and "KUBERNETES_SERVICE_HOST" in os.environ:
+            return _load_in_cluster(settings)
+        raise UnavailableError(
+            f"no kubeconfig: {', '.join(map(str, files))} is not there",
+            hint="$KUBECONFIG or --kubeconfig names one; on EKS "
+            "`aws eks update-kubeconfig --name CLUSTER --region REGION` writes it",
+        )
+    merged = ":".join(str(one) for one in files if one.is_file())
+    current, contexts, users = _read(merged)
+    name = context or current
+    if name not in contexts:
+        near = difflib.get_close_matches(name, contexts, 1)
+        wanted = f"wanted one of {', '.join(contexts)}" if contexts else "it has none"
+        raise UsageError(
+            f"{merged} has no context {name}" if name else f"{merged} names no current context",
+            hint=f"did you mean {near[0]}?" if near else wanted,
+        )
+    chosen = contexts[name]
+    plugin = users.get(chosen.get("user", ""), {}).get("exec")
+    if plugin and not shutil.which(plugin["command"]):  # the client's own message is an errno
+        raise UnavailableError(
+            f"context {name} signs in with {plugin['command']}, which is not on PATH",
+            hint=plugin.get("installHint") or f"install {plugin['command']}, or name another --context",
+        )
+    heard = _Heard()
+    logging.getLogger().addHandler(heard)  # the client logs why signing in failed, and goes on without
+    try:
+        config.load_kube_config(merged, name, settings, persist_config=False)
+    except ConfigException as error:
+        raise UnavailableError(
+            f"context {name} of {merged}: {error}", hint="`kubectl config view` shows it"
+        ) from error
+    finally:
+        logging.getLogger().removeHandler(heard)
+    if heard.lines:
+        raise UnavailableError(
+            f"can't sign in with context {name}: {heard.lines[0]}",
+            hint="sign in again (on AWS: `aws sso login`), then run the command once more",
+        )
+    return name, chosen.get("namespace") or "default"
+
+
+def _load_in_cluster(settings: client.Configuration) -> tuple[str, str]:
+    try:
+        config.load_incluster_config(settings)
+    except ConfigException as error:
+        raise UnavailableError(f"this pod has no service account to sign in with: {error}") from error
+    return IN_CLUSTER, SERVICE_ACCOUNT.read_text().strip() if SERVICE_ACCOUNT.is_file() else "default"
+
+
+def _read(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Kubeconfigs as one: the current context, contexts and users by name."""
+    try:
+        said = config.kube_config.KubeConfigMerger(files).config.value
+        contexts, users = (
+            {one["name"]: one.value.get(part) or {} for one in said.get(f"{part}s") or ()}
+            for part in ("context", "user")
+        )
+        return said.get("current-context") or "", contexts, users
+    except (ConfigException, yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:
+        raise UnavailableError(
+            f"{files} is no kubeconfig: {str(error).partition(chr(10))[0]}",
+            hint="`kubectl config view` reads it too",
+        ) from error
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage().strip().rpartition("\n")[2])

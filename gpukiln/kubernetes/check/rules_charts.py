@@ -39,7 +39,8 @@ PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d+)
     "error",
     Thing,
     title="Values are those that the chart has",
-    reason="Helm takes unknown values without a word: the runner gets the stock image, no GPU and no toleration",
+    reason="Helm takes unknown values without a word: the runner gets the stock image, no GPU and no "
+    "toleration",
     source=f"{CHART}/values.yaml, 0.14.2; NVIDIA/k8s-device-plugin:deployments/helm, v0.20.0",
     fix="`helm show values` lists them",
 )
@@ -130,7 +131,8 @@ def runner_idle(workload: Workload, _: Context) -> Iterator[Fault]:
     title="Jobs with GPUs do not run in Docker within Docker",
     reason="containers that the side container `dind` starts have no GPU: it has neither the toolkit nor CDI",
     source=f"{CHART}/templates/_helpers.tpl",
-    fix="leave containerMode out and use an image with what the jobs need, or `kubernetes-novolume` with a hook template",
+    fix="leave containerMode out and use an image with what the jobs need, or `kubernetes-novolume` with a "
+    "hook template",
 )
 def runner_docker(workload: Workload, _: Context) -> Iterator[Fault]:
     mode = at(workload.object, ("containerMode", "type"))
@@ -173,7 +175,8 @@ def runs_on(thing: Thing, context: Context) -> Iterator[Fault]:
 )
 def plugin_version(workload: Workload, _: Context) -> Iterator[Fault]:
     for container in workload.containers:
-        if (match := PLUGIN_IMAGE.search(container.image)) and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
+        match = PLUGIN_IMAGE.search(container.image)
+        if match and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
             yield Fault(container.image, workload.at(*container.where, "image"))
 
 
@@ -182,7 +185,8 @@ def plugin_version(workload: Workload, _: Context) -> Iterator[Fault]:
     "error",
     Command,
     title="The device plugin is installed from where it lies, in a version that is maintained",
-    reason="the manifest moved to deployments/static/ in 0.15, and what lies at the old path is of 2024 or before",
+    reason="the manifest moved to deployments/static/ in 0.15, and what lies at the old path is of "
+    "2024 or before",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.15.0",
     fix="`invoke k8s.addons`, or the chart nvdp/nvidia-device-plugin with --version",
 )
@@ -262,9 +266,10 @@ def plugin_slices(thing: Thing, _: Context) -> Iterator[Fault]:
     "warning",
     Thing,
     title="dcgm-exporter runs on GPU nodes, and there alone",
-    reason="the chart tolerates no taint of GPU nodes and selects none: it misses them, and fails on the others",
+    reason="the chart tolerates no taint of GPU nodes and selects none: it misses them and fails on "
+    "the others",
     source="NVIDIA/dcgm-exporter:deployment/values.yaml, 4.8.2",
-    fix='tolerations: [{key: nvidia.com/gpu, operator: Exists}] and nodeSelector: {nvidia.com/gpu.present: "true"}',
+    fix='tolerations: [{key: nvidia.com/gpu, operator: Exists}], nodeSelector: {nvidia.com/gpu.present: "true"}',
 )
 def exporter_nodes(thing: Thing, _: Context) -> Iterator[Fault]:
     if thing.chart != "dcgm-exporter":

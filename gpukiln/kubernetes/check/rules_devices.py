@@ -32,7 +32,8 @@ def manages(workload: Workload, container: Container) -> bool:
     "warning",
     Workload,
     title="CUDA_VISIBLE_DEVICES is not set beside the device plugin",
-    reason="the GPUs of a container are numbered from 0 again, whatever the host's numbers: it does nothing, or "
+    reason="the GPUs of a container are numbered from 0 again, whatever the host's numbers: it does "
+    "nothing, or "
     "hides GPUs that are paid for; with MIG, whose ids are UUIDs, it hides all",
     source="NVIDIA/k8s-device-plugin:README.md; its --device-id-strategy is uuid",
     fix="leave it out: the container sees the GPUs that it was given, and no others",
@@ -78,15 +79,17 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Fault]:
     "error",
     Workload,
     title="NVIDIA_VISIBLE_DEVICES is not set in pods",
-    reason="the device plugin sets it to the GPUs that were given; the pod's own value may win, and shows GPUs of "
-    "others; without a request it takes GPUs that the scheduler gives to somebody else",
+    reason="the device plugin sets it to the GPUs that were given; the pod's own value may win, and shows "
+    "GPUs of others; without a request it takes GPUs that the scheduler gives to somebody else",
     source="NVIDIA/k8s-device-plugin:README.md; NVIDIA/cloud-native-docs:gpu-operator/cdi.rst",
     fix="leave it out and ask for nvidia.com/gpu in limits; `void` hides GPUs from what needs none",
 )
 def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
     for container in workload.containers:
         for index, name, value in container.env:
-            if name == "NVIDIA_VISIBLE_DEVICES" and value not in NONE and not manages(workload, container):
+            if name != "NVIDIA_VISIBLE_DEVICES" or value in NONE:
+                continue
+            if not manages(workload, container):
                 yield Fault(f"{name}={value}", workload.at(*container.where, "env", index))
 
 
@@ -112,7 +115,8 @@ def gpu_privileged(workload: Workload, _: Context) -> Iterator[Fault]:
     "error",
     Workload,
     title="GPUs do not come in by hostPath",
-    reason="the scheduler does not know that the GPU is used and gives it to another pod; libraries of the node "
+    reason="the scheduler does not know that the GPU is used and gives it to another pod; libraries "
+    "of the node "
     "that are mounted break with its next driver",
     source="kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus; NVIDIA/nvidia-container-toolkit",
     fix="ask for nvidia.com/gpu in limits; the container toolkit brings device files and libraries",
@@ -131,7 +135,8 @@ def gpu_host_path(workload: Workload, _: Context) -> Iterator[Fault]:
     "warning",
     Workload,
     title="What asks for no GPU does not run with NVIDIA's runtime",
-    reason="CUDA images carry NVIDIA_VISIBLE_DEVICES=all: with that runtime the pod sees every GPU of the node, "
+    reason="CUDA images carry NVIDIA_VISIBLE_DEVICES=all: with that runtime the pod sees every GPU "
+    "of the node, "
     "and none of them is counted",
     source="NVIDIA/k8s-device-plugin:README.md",
     fix="ask for nvidia.com/gpu in limits, or leave runtimeClassName out",
@@ -140,6 +145,6 @@ def gpu_host_path(workload: Workload, _: Context) -> Iterator[Fault]:
 def runtime_class_without_gpu(workload: Workload, _: Context) -> Iterator[Fault]:
     name = workload.pod.get("runtimeClassName")
     agents = workload.containers and all(manages(workload, one) for one in workload.containers)
-    if isinstance(name, str) and name.startswith("nvidia") and not workload.gpus and not agents:
-        if not workload.pod.get("resourceClaims"):
-            yield Fault(f"runtimeClassName {name}, and no GPU is asked for", workload.at("runtimeClassName"))
+    asks = workload.gpus or workload.pod.get("resourceClaims")
+    if isinstance(name, str) and name.startswith("nvidia") and not asks and not agents:
+        yield Fault(f"runtimeClassName {name}, and no GPU is asked for", workload.at("runtimeClassName"))

@@ -54,7 +54,8 @@ def image_latest(workload: Workload, _: Context) -> Iterator[Fault]:
     "warning",
     Workload,
     title="Every container says its image",
-    reason="the API server refuses a container without one; a controller may put one in, and nobody else does",
+    reason="the API server refuses a container without one; a controller may put one in, and nobody "
+    "else does",
     source="kubernetes/kubernetes:pkg/apis/core/validation/validation.go",
     fix="image: NAME:TAG",
     fragments=False,
@@ -93,7 +94,8 @@ def image_never_was(workload: Workload, _: Context) -> Iterator[Fault]:
     "warning",
     Workload,
     title="The CUDA of an image is still maintained",
-    reason="NVIDIA deletes tags of nvidia/cuda about half a year after a version's end: the pull fails one day",
+    reason="NVIDIA deletes tags of nvidia/cuda about half a year after a version's end: the pull "
+    "fails one day",
     source="gitlab.com/nvidia/container-images/cuda, doc/support-policy.md",
     fix="a newer version that the driver runs, or a copy in a registry of your own",
 )

@@ -10,7 +10,7 @@ from gpukiln.kubernetes.check.workload import Query
 
 SELECTOR = re.compile(r"\b(DCGM_\w+)\s*\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
-# Labels that were added by scrape jobs of a chart of old, and that people copied (helm/charts pull request 9321).
+# Labels that scrape jobs of an old chart added, and that people copied (helm/charts pull request 9321).
 NOT_GIVEN = {"kubernetes_node", "kubernetes_name", "kubernetes_namespace", "kubernetes_pod_name"}
 
 

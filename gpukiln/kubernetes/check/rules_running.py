@@ -15,13 +15,14 @@ TRAINS = re.compile(
     r"pytorch|tensorflow|/ray|rayproject|nemo|deepspeed|megatron|jax|horovod|mxnet|vllm|sglang|paddle|triton|huggingface"
 )
 LAUNCHES = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
+SHM = "/dev/shm"  # noqa: S108 - of a container
 DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
 
 
 def _mounted(container: Container) -> str | None:
     """The volume that is mounted at /dev/shm."""
     for mount in sequence(container.spec.get("volumeMounts")):
-        if str(mapping(mount).get("mountPath", "")).rstrip("/") == "/dev/shm":  # noqa: S108 - it is read, not written
+        if str(mapping(mount).get("mountPath", "")).rstrip("/") == SHM:
             return str(mapping(mount).get("name"))
     return None
 
@@ -39,7 +40,8 @@ def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
     "warning",
     Workload,
     title="What trains, or has several GPUs, has more than 64 MiB of /dev/shm",
-    reason="data loaders and NCCL exchange data there: `bus error`, or `unable to write to file </torch_...>`",
+    reason="data loaders and NCCL exchange data there: `bus error`, or `unable to write to file "
+    "</torch_...>`",
     source="pytorch.org/docs/stable/multiprocessing.html; docs.nvidia.com/deeplearning/nccl, troubleshooting",
     fix="a volume {emptyDir: {medium: Memory, sizeLimit: 2Gi}} mounted at /dev/shm",
     fragments=False,
@@ -88,8 +90,8 @@ def shm_above_memory(workload: Workload, _: Context) -> Iterator[Fault]:
         empty = mapping(volume.get("emptyDir"))
         size, memory = quantity(empty.get("sizeLimit")), quantity(container.limits.get("memory"))
         if empty.get("medium") == "Memory" and size is not None and memory is not None and size >= memory:
-            text = f"/dev/shm {empty['sizeLimit']}, memory limit of {container.name} {container.limits['memory']}"
-            yield Fault(text, workload.at("volumes", index))
+            sizes = f"{empty['sizeLimit']}, memory limit of {container.name} {container.limits['memory']}"
+            yield Fault(f"{SHM} {sizes}", workload.at("volumes", index))
 
 
 @rule(
@@ -199,14 +201,16 @@ def _set_by_pool(key: str, context: Context) -> bool:
     Workload,
     title="Spot is selected by a label that somebody sets",
     reason="no provider sets this label: the pod stays Pending until somebody labels nodes by hand",
-    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; karpenter.sh/docs/concepts/scheduling",
-    fix="eks.amazonaws.com/capacityType: SPOT (managed groups) or karpenter.sh/capacity-type: spot (Karpenter)",
+    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
+    "karpenter.sh/docs/concepts/scheduling",
+    fix="eks.amazonaws.com/capacityType: SPOT (managed groups) or karpenter.sh/capacity-type: spot "
+    "(Karpenter)",
 )
 def spot_label(workload: Workload, context: Context) -> Iterator[Fault]:
     for path, key, values in selected(workload):
-        if key in NOT_SPOT and any("spot" in value.lower() or value == "true" for value in values):
-            if not _set_by_pool(key, context):
-                yield Fault(f"{key}: {', '.join(values)}", path)
+        spot = any("spot" in value.lower() or value == "true" for value in values)
+        if key in NOT_SPOT and spot and not _set_by_pool(key, context):
+            yield Fault(f"{key}: {', '.join(values)}", path)
 
 
 @rule(
@@ -215,7 +219,8 @@ def spot_label(workload: Workload, context: Context) -> Iterator[Fault]:
     Workload,
     title="Spot is written as its provider writes it",
     reason="labels are compared letter by letter: no node has this one",
-    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; karpenter.sh/docs/concepts/scheduling",
+    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
+    "karpenter.sh/docs/concepts/scheduling",
     fix="capital letters for EKS (SPOT), small ones for Karpenter (spot)",
 )
 def spot_value(workload: Workload, _: Context) -> Iterator[Fault]:
@@ -230,9 +235,11 @@ def spot_value(workload: Workload, _: Context) -> Iterator[Fault]:
     "warning",
     Workload,
     title="A taint of spot nodes that is tolerated is one that somebody sets",
-    reason="neither EKS nor Karpenter taint spot nodes by themselves: the toleration does nothing, and a pod that "
+    reason="neither EKS nor Karpenter taint spot nodes by themselves: the toleration does nothing, "
+    "and a pod that "
     "is to run on spot needs a selector",
-    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; karpenter.sh/docs/concepts/nodepools",
+    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
+    "karpenter.sh/docs/concepts/nodepools",
     fix="leave it out, or taint the pool's nodes with it",
 )
 def spot_toleration(workload: Workload, context: Context) -> Iterator[Fault]:
@@ -256,7 +263,8 @@ def spot_toleration(workload: Workload, context: Context) -> Iterator[Fault]:
     "warning",
     Workload,
     title="A Job on spot is prepared for its end",
-    reason="a node that is taken away counts as a failure of the Job, and 30 seconds are no time for a checkpoint",
+    reason="a node that is taken away counts as a failure of the Job, and 30 seconds are no time for "
+    "a checkpoint",
     source="kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy",
     fix="podFailurePolicy with {action: Ignore, onPodConditions: [{type: DisruptionTarget}]} and "
     "terminationGracePeriodSeconds: 100",
@@ -339,7 +347,8 @@ def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Fault]:
     title="A DaemonSet for GPU nodes tolerates their taint",
     reason="GPU nodes are tainted nvidia.com/gpu, and what asks for no GPU gets no toleration by itself: "
     "it runs nowhere",
-    source="kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#extendedresourcetoleration",
+    source=""
+    "kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#extendedresourcetoleration",
     fix="tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
     fragments=False,
 )

@@ -32,10 +32,12 @@ SCALERS = (
     "error",
     Command,
     title="Nodes are not scaled by `kubectl scale nodepool`",
-    reason="a NodePool has replicas only where Karpenter's StaticCapacity is on (alpha, off by default) and the "
+    reason="a NodePool has replicas only where Karpenter's StaticCapacity is on (alpha, off by "
+    "default) and the "
     "pool is a static one; for any other it fails, or means nothing",
     source=f"{KARPENTER}/nodepools.md, settings.md",
-    fix="pools scale to zero by themselves; `invoke k8s.nodes` renders working hours: schedules of the group, or "
+    fix="pools scale to zero by themselves; `invoke k8s.nodes` renders working hours: schedules of "
+    "the group, or "
     "a disruption budget and placeholder pods",
 )
 def scale_nodepool(command: Command, context: Context) -> Iterator[Fault]:
@@ -56,7 +58,8 @@ def scale_nodepool(command: Command, context: Context) -> Iterator[Fault]:
     "warning",
     Command,
     title="No CronJob scales nodes",
-    reason="it needs cloud permissions in a pod, fails in silence, and fights the autoscaler, which sets the number again",
+    reason="it needs cloud permissions in a pod, fails in silence, and fights the autoscaler, which "
+    "sets the number again",
     source="docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-scheduled-scaling.html",
     fix="a scheduled action of the autoscaling group: `invoke k8s.nodes` renders it",
 )
@@ -64,10 +67,8 @@ def cron_scales_nodes(command: Command, _: Context) -> Iterator[Fault]:
     words = tuple(word for word in command.words if not word.startswith("-"))
     if command.thing is None or command.thing.kind != "CronJob":
         return
-    if (
-        any(words[: len(one)] == one for one in SCALERS)
-        or (words[:2] == ("kubectl", "scale")
-        and any(word.partition("/")[0].lower() in POOLS for word in words))
+    if any(words[: len(one)] == one for one in SCALERS) or (
+        words[:2] == ("kubectl", "scale") and any(word.partition("/")[0].lower() in POOLS for word in words)
     ):
         yield Fault(" ".join(command.words))
 
@@ -196,7 +197,8 @@ def nodepool_static(thing: Thing, _: Context) -> Iterator[Fault]:
     "warning",
     Thing,
     title="A pool does not set labels of feature discovery",
-    reason="discovery overwrites them when the node is up (Tesla-T4, not T4): pods that select on the pool's value "
+    reason="discovery overwrites them when the node is up (Tesla-T4, not T4): pods that select on "
+    "the pool's value "
     "stay behind on the next start",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix="a label of your own, or karpenter.k8s.aws/instance-gpu-name in the requirements",

@@ -71,9 +71,11 @@ def url_moves(command: Command, _: Context) -> Iterator[Fault]:
     "warning",
     Command,
     title="GPU nodes are not labelled by hand",
-    reason="the next node that the autoscaler starts has no such label, and feature discovery sets better ones",
+    reason="the next node that the autoscaler starts has no such label, and feature discovery sets "
+    "better ones",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
-    fix="feature discovery (`invoke k8s.addons`); where nodes must be known before they start, the pool's labels",
+    fix="feature discovery (`invoke k8s.addons`); where nodes must be known before they start, the "
+    "pool's labels",
 )
 def labels_by_hand(command: Command, _: Context) -> Iterator[Fault]:
     words = [word for word in command.words if not word.startswith("-")]
@@ -85,7 +87,7 @@ def labels_by_hand(command: Command, _: Context) -> Iterator[Fault]:
     ):
         return
     for word in words[3:]:
-        key, equals, _ = word.partition("=")
+        key, equals, _value = word.partition("=")
         if equals and key in HAND_MADE:
             yield Fault(" ".join(command.words))
 
@@ -101,10 +103,11 @@ def labels_by_hand(command: Command, _: Context) -> Iterator[Fault]:
 )
 def label_no_node_has(command: Command, _: Context) -> Iterator[Fault]:
     options = options_of(command.words)
-    asked = next((options[key] for key in ("l", "selector", "L", "label-columns") if key in options), "")
+    flags = [key for key in ("l", "selector", "L", "label-columns") if key in options]
+    asked = options[flags[0]] if flags else ""
     nodes = {"node", "nodes", "no"} & {*command.words[:4]}
     if command.words[0] in KUBECTL and nodes and asked.partition("=")[0] in HAND_MADE:
-        yield Fault(f"kubectl ... -l {asked}")
+        yield Fault(f"kubectl ... -{flags[0]} {asked}")
 
 
 @rule(
@@ -118,9 +121,9 @@ def label_no_node_has(command: Command, _: Context) -> Iterator[Fault]:
 )
 def plugin_exec(command: Command, _: Context) -> Iterator[Fault]:
     text = " ".join(command.words)
-    if command.words[0] in KUBECTL and "exec" in command.words[1:3] and "device-plugin" in text:
-        if re.search(r"\b(?:nvidia-smi|bash|sh)\b", text):
-            yield Fault(text)
+    into_plugin = "exec" in command.words[1:3] and "device-plugin" in text
+    if command.words[0] in KUBECTL and into_plugin and re.search(r"\b(?:nvidia-smi|bash|sh)\b", text):
+        yield Fault(text)
 
 
 @rule(
@@ -150,9 +153,9 @@ def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Fault]:
 )
 def cloudwatch_without_agent(prose: Prose, _: Context) -> Iterator[Fault]:
     for heading, line, block in _sections(prose):
-        if "cloudwatch" in heading.lower() and "dcgm-exporter" in block:
-            if not re.search(r"cloudwatch-agent|amazon-cloudwatch|nvidia_gpu", block):
-                yield Fault(f"dcgm-exporter alone under {heading!r}", line=line)
+        sent = re.search(r"cloudwatch-agent|amazon-cloudwatch|nvidia_gpu", block)
+        if "cloudwatch" in heading.lower() and "dcgm-exporter" in block and not sent:
+            yield Fault(f"dcgm-exporter alone under {heading!r}", line=line)
 
 
 def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:

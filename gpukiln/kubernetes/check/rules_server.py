@@ -278,7 +278,8 @@ def job_numbers(workload: Workload, _: Context) -> Iterator[Fault]:
     "error",
     Workload,
     title="podFailurePolicy goes with restartPolicy Never",
-    reason="with OnFailure the kubelet restarts the container, no pod ever fails, and the API server refuses it",
+    reason="with OnFailure the kubelet restarts the container, no pod ever fails, and the API server "
+    "refuses it",
     source=BATCH,
     fix="restartPolicy: Never",
 )

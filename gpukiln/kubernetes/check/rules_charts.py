@@ -269,7 +269,8 @@ def plugin_slices(thing: Thing, _: Context) -> Iterator[Fault]:
     reason="the chart tolerates no taint of GPU nodes and selects none: it misses them and fails on "
     "the others",
     source="NVIDIA/dcgm-exporter:deployment/values.yaml, 4.8.2",
-    fix='tolerations: [{key: nvidia.com/gpu, operator: Exists}], nodeSelector: {nvidia.com/gpu.present: "true"}',
+    fix="tolerations: [{key: nvidia.com/gpu, operator: Exists}] and "
+    'nodeSelector: {nvidia.com/gpu.present: "true"}',
 )
 def exporter_nodes(thing: Thing, _: Context) -> Iterator[Fault]:
     if thing.chart != "dcgm-exporter":

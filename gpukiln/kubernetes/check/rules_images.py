@@ -39,7 +39,7 @@ def images(workload: Workload) -> Iterator[tuple[str, Path]]:
     title="Images have a tag that stays, or a digest",
     reason="`latest` is another image tomorrow: nodes run different ones, and nobody can go back",
     source="kubernetes.io/docs/concepts/containers/images",
-    fix="the version's tag, best with @sha256:...",
+    fix="the version's tag, best with its digest behind @",
 )
 def image_latest(workload: Workload, _: Context) -> Iterator[Fault]:
     for image, path in images(workload):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from gpukiln.kubernetes.check.workload import Path, Prose, Thing, Workload
@@ -28,12 +29,16 @@ class Context:
     pools: tuple[Any, ...] = ()
     types: tuple[str, ...] = ()
     things: tuple[Thing, ...] = ()
-    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def minor(self) -> int:
         """The newest of them: what is gone there is gone."""
         return self.minors[-1]
+
+    @cached_property
+    def node_pools(self) -> tuple[Thing, ...]:
+        """Karpenter's pools among the things."""
+        return tuple(one for one in self.things if one.kind == "NodePool")
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def _set_by_pool(key: str, context: Context) -> bool:
     if any(key in mapping(getattr(pool, "labels", None)) for pool in context.pools):
         return True
     where = ("spec", "template", "metadata", "labels")
-    return any(key in mapping(at(one.object, where)) for one in context.things if one.kind == "NodePool")
+    return any(key in mapping(at(one.object, where)) for one in context.node_pools)
 
 
 @rule(
@@ -230,6 +230,21 @@ def spot_value(workload: Workload, _: Context) -> Iterator[Fault]:
                 yield Fault(f"{key}: {value}; wanted {' or '.join(SPOT[key])}", path)
 
 
+SPOT_TAINTS = ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecycle")
+
+
+def _tainted(key: str, context: Context) -> bool:
+    """Whether a pool of the same run taints its nodes with a key."""
+    if any(getattr(one, "key", "") == key for pool in context.pools for one in getattr(pool, "taints", ())):
+        return True
+    taints = ("spec", "template", "spec", "taints")
+    return any(
+        mapping(taint).get("key") == key
+        for one in context.node_pools
+        for taint in sequence(at(one.object, taints))
+    )
+
+
 @rule(
     "spot-toleration",
     "warning",
@@ -243,18 +258,9 @@ def spot_value(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="leave it out, or taint the pool's nodes with it",
 )
 def spot_toleration(workload: Workload, context: Context) -> Iterator[Fault]:
-    tainted = {
-        str(mapping(taint).get("key"))
-        for one in context.things
-        for where in (("spec", "template", "spec", "taints"), ("spec", "taints"))
-        for taint in sequence(at(one.object, where))
-    } | {str(getattr(one, "key", "")) for pool in context.pools for one in getattr(pool, "taints", ())}
     for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
         key = mapping(one).get("key")
-        if (
-            key in ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecycle")
-            and key not in tainted
-        ):
+        if key in SPOT_TAINTS and not _tainted(str(key), context):
             yield Fault(f"toleration of {key}", workload.at("tolerations", index))
 
 

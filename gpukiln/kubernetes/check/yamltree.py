@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -39,16 +40,22 @@ class Document:
     Args:
         value: Plain data; days and times stay texts, as the API server reads them.
         twice: Line and key of each key that stands twice in one mapping; the last one counted.
+        text: Of the document alone; its nodes, of which few are ever asked for a line, are not kept.
+        above: How many lines of the file stand above it.
     """
 
     value: Any
     twice: tuple[tuple[int, str], ...]
-    node: yaml.Node = field(compare=False, repr=False)
+    text: str = field(compare=False, repr=False)
     above: int = field(compare=False, repr=False)
+
+    @cached_property
+    def _node(self) -> yaml.Node:
+        return _nodes(self.text)
 
     def line_of(self, path: Path) -> int:
         """The line of a path's key, or of the nearest thing above it that is there."""
-        node, line = self.node, self.above + self.node.start_mark.line + 1
+        node, line = self._node, self.above + self._node.start_mark.line + 1
         for step in path:
             found = _step(node, step)
             if found is None:
@@ -95,11 +102,7 @@ def _document(text: str, above: int) -> Document | None:
     if text.lstrip().startswith(("{", "[")):
         text = text.replace("\t", " ")  # JSON may be indented by them, and YAML not
     try:
-        loader = yaml.CSafeLoader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = _nodes(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = above + (mark.line + 1 if mark else 1)
@@ -110,7 +113,15 @@ def _document(text: str, above: int) -> Document | None:
         return None
     reader = _Reader(above)
     value, _ = reader.read(node, 0)
-    return None if value is None else Document(value, tuple(reader.twice), node, above)
+    return None if value is None else Document(value, tuple(reader.twice), text, above)
+
+
+def _nodes(text: str) -> Any:
+    loader = yaml.CSafeLoader(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
 
 
 class _Reader:

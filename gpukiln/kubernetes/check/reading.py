@@ -38,6 +38,7 @@ SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
 TEMPLATE = re.compile(
     r"\{\{-?\s*(?:\.(?:Values|Release|Chart|Capabilities|Files)\b|include |if |range |with |toYaml |tpl )"
 )
+NEITHER = "neither an object nor values that are known here"
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<mark>```+|~~~+)[ \t]*\{?\.?(?P<language>[\w+-]*)")
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<end>\w+)\1")
 TOOLS = re.compile(r"^\s*(?:\$ |sudo |kubectl |helm |docker |eksctl |aws |apt(?:-get)? |curl |nvidia-)")
@@ -155,9 +156,9 @@ class Reading:
                 if whole:
                     self.unchecked.append((name, one.line_of(()), "no mapping: no object, no values"))
             else:
-                self._value(one, name, index)
+                self._value(one, name, index, whole=whole)
 
-    def _value(self, document: yamltree.Document, name: str, index: int) -> None:
+    def _value(self, document: yamltree.Document, name: str, index: int, *, whole: bool) -> None:
         value = document.value
         if sequence(value.get("items")) and str(value.get("kind", "")).endswith("List"):
             for number, item in enumerate(value["items"]):
@@ -166,6 +167,10 @@ class Reading:
                     self._thing(Thing(name, index, item, "object", line_of=at, twice=()))
             return
         role, chart = _role(value)
+        if role == "unknown":  # a document may show the settings of anything
+            if whole:
+                self.unchecked.append((name, document.line_of(()), NEITHER))
+            return
         self._thing(Thing(name, index, value, role, chart, document.line_of, document.twice))
 
     def _thing(self, thing: Thing) -> None:
@@ -176,10 +181,6 @@ class Reading:
                 self._container(one, container)
         for path, text in _expressions(thing):
             self.queries.append(Query(thing.file, thing.line_of(path), text))
-        if thing.role == "unknown":
-            self.unchecked.append(
-                (thing.file, thing.line, "neither an object nor values that are known here")
-            )
 
     def _container(self, workload: Workload, container: Container) -> None:
         path = workload.at(*container.where, "command" if "command" in container.spec else "args")

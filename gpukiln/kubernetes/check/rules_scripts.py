@@ -193,7 +193,9 @@ GONE = (
     fix="nvidia-container-toolkit; on EKS AL2023 nodeadm does the rest; our images have both",
 )
 def era_of_docker(prose: Prose, _: Context) -> Iterator[Fault]:
-    for line, text in _lines(prose):
+    if not any("kubectl" in text for _line, text in _all_lines(prose)):
+        return  # about Docker on a machine of its own, where all of this may be right
+    for line, text in _all_lines(prose):
         for expression, why in GONE:
             if expression.search(text) and not DENIES.search(text) and not text.lstrip().startswith("#"):
                 yield Fault(f"{text.strip()[:80]}: {why}", line=line)
@@ -252,3 +254,10 @@ def label_told(prose: Prose, _: Context) -> Iterator[Fault]:
 
 def _lines(prose: Prose) -> Iterator[tuple[int, str]]:
     return ((number, text) for number, text in enumerate(prose.lines, 1) if text)
+
+
+def _all_lines(prose: Prose) -> Iterator[tuple[int, str]]:
+    """Those of blocks of code, too."""
+    yield from _lines(prose)
+    for above, _language, block in prose.blocks:
+        yield from enumerate(block.splitlines(), above + 1)

@@ -192,10 +192,10 @@ def selector_labels(thing: Thing, _: Context) -> Iterator[Fault]:
 
 
 def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
-    key, values = one.get("key"), sequence(one.get("values"))
+    key, values = str(one.get("key")), sequence(one.get("values"))
     answers = {
-        "In": labels.get(key) in values,  # type: ignore[arg-type]  # a key of any form is in no mapping
-        "NotIn": labels.get(key) not in values,  # type: ignore[arg-type]  # see above
+        "In": labels.get(key) in values,
+        "NotIn": labels.get(key) not in values,
         "Exists": key in labels,
         "DoesNotExist": key not in labels,
     }
@@ -213,12 +213,12 @@ def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
     fragments=False,
 )
 def volume_of_mount(workload: Workload, _: Context) -> Iterator[Fault]:
-    names = {mapping(one).get("name") for one in sequence(workload.pod.get("volumes"))}
+    names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes"))}
     claims = sequence(at(workload.object, ("spec", "volumeClaimTemplates")))
-    names |= {at(one, ("metadata", "name")) for one in claims}
+    names |= {str(at(one, ("metadata", "name"))) for one in claims}
     for container in workload.containers:
         for index, mount in enumerate(sequence(container.spec.get("volumeMounts"))):
-            name = mapping(mount).get("name")
+            name = str(mapping(mount).get("name"))
             if name not in names:
                 path = workload.at(*container.where, "volumeMounts", index)
                 yield Fault(f"{container.name} mounts {name}, and the pod has no such volume", path)
@@ -297,7 +297,7 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Fault]:
     for index, one in enumerate(sequence(policy.get("rules"))):
         codes = mapping(mapping(one).get("onExitCodes"))
         path = (*workload.job_where, "podFailurePolicy", "rules", index)
-        if (name := codes.get("containerName")) and name not in names:
+        if (name := codes.get("containerName")) and str(name) not in names:
             yield Fault(f"onExitCodes of a container {name}, which the pod has not", path)
         if codes.get("operator") == "In" and 0 in sequence(codes.get("values")):
             yield Fault("onExitCodes In with 0, which is no failure", path)

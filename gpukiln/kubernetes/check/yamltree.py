@@ -51,7 +51,8 @@ class Document:
 
     @cached_property
     def _node(self) -> yaml.Node:
-        return _nodes(self.text)
+        node: yaml.Node = _nodes(self.text)
+        return node
 
     def line_of(self, path: Path) -> int:
         """The line of a path's key, or of the nearest thing above it that is there."""

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, Fault, Rule, Severity
 from gpukiln.kubernetes.check.rules_form import unserved
 from gpukiln.kubernetes.check.schema import known
-from gpukiln.kubernetes.check.workload import Broken, Command, Query, Subject, Thing, Workload, dotted
+from gpukiln.kubernetes.check.workload import (
+    Broken,
+    Command,
+    Query,
+    Subject,
+    Thing,
+    Workload,
+    dotted,
+    mapping,
+)
 from gpukiln.typed import strict, unknown
 
 SCHEMA: Literal["gpukiln/k8s-check/1"] = "gpukiln/k8s-check/1"
-SKIP = "gpukiln.dev/skip."  # annotation of an object: SKIP + rule = reason
+SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 
 @strict
@@ -172,9 +181,14 @@ def _subjects(reading: Reading) -> Iterable[Subject]:
 def _annotated(subject: Subject, rule: Rule) -> str | None:
     """The reason why an object is not to be judged by a rule; None where it is."""
     thing = _thing(subject)
-    annotations: Any = thing.metadata.get("annotations") if thing else None
-    reason = annotations.get(SKIP + rule.id) if isinstance(annotations, Mapping) else None
-    return str(reason) if reason is not None else None
+    metadata = [thing.metadata] if thing else []
+    if isinstance(subject, Workload):
+        metadata.append(subject.pod_metadata)
+    for one in metadata:
+        reason = mapping(one.get("annotations")).get(SKIP + rule.id)
+        if reason is not None:
+            return str(reason)
+    return None
 
 
 def _thing(subject: Subject) -> Thing | None:

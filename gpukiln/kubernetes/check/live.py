@@ -46,7 +46,7 @@ def read_cluster(
             continue
         for one in listed:
             metadata = one.get("metadata", {})
-            owned = any(owner.get("controller") for owner in metadata.get("ownerReferences") or ())
+            owned = any(owner.get("controller", True) for owner in metadata.get("ownerReferences") or ())
             if not owned:
                 one = {key: value for key, value in one.items() if key not in WRITTEN}  # noqa: PLW2901 - the same
                 found.setdefault(f"{name} namespace {metadata.get('namespace', '(none)')}", []).append(one)

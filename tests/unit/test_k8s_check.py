@@ -14,11 +14,11 @@ import pytest
 
 from gpukiln.commands.program import Program
 from gpukiln.kubernetes.check.judging import Report, judge
-from gpukiln.kubernetes.check.quantity import quantity
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.check.workload import dotted
 from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.quantity import quantity
 from tasks import namespace
 from tests.support.api_server import ApiServer, Fault
 

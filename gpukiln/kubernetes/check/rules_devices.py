@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpukiln.kubernetes.check.quantity import quantity
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Container, Workload, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
 
 NONE = ("", "none", "void", "-1", "NoDevFiles")
 # What manages GPUs and serves no user: it must see all of them. NVIDIA reserves its variable for these

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.kubernetes.check.quantity import quantity
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.rules_server import JOB_KINDS, expressions
 from gpukiln.kubernetes.check.workload import Container, Path, Workload, at, is_gpu, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
 
 TRAINS = re.compile(
     r"pytorch|tensorflow|/ray|rayproject|nemo|deepspeed|megatron|jax|horovod|mxnet|vllm|sglang|paddle|triton|huggingface"

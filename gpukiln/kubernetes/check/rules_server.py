@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.kubernetes.check.quantity import quantity
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Container, Path, Thing, Workload, at, dotted, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
 
 VALIDATION = "kubernetes/kubernetes:pkg/apis/core/validation/validation.go"

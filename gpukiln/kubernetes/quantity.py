@@ -7,6 +7,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+from gpukiln.errors import UsageError
+
 _FORM = re.compile(
     r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?P<unit>[KMGTPE]i|[numkMGTPE]?|[eE](?P<exponent>[+-]?\d{1,3}))"
 )
@@ -14,6 +16,24 @@ _BINARY = {unit: Decimal(1024) ** power for power, unit in enumerate(("Ki", "Mi"
 _DECIMAL = {unit: Decimal(1000) ** power for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
 _SMALL = {"m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9"), "": Decimal(1)}
 _UNITS = _BINARY | _DECIMAL | _SMALL
+_MEANT = {  # what people write -> what the API server reads
+    "b": "",
+    "kb": "k",
+    "mb": "M",
+    "gb": "G",
+    "tb": "T",
+    "kib": "Ki",
+    "mib": "Mi",
+    "gib": "Gi",
+    "tib": "Ti",
+    "ki": "Ki",
+    "mi": "Mi",
+    "gi": "Gi",
+    "ti": "Ti",
+    "g": "G",
+    "t": "T",
+    "K": "k",
+}
 
 
 def quantity(value: Any) -> Decimal | None:
@@ -25,6 +45,23 @@ def quantity(value: Any) -> Decimal | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     return _read(str(value))
+
+
+def amount(text: str, option: str, example: str) -> Decimal:
+    """A quantity that was typed, more than nothing.
+
+    Raises:
+        UsageError: It is none; says what was probably meant.
+    """
+    found = quantity(text.strip())
+    if found is None:
+        number, unit = re.match(r"([\d.]*)\s*(.*)", text.strip()).groups()  # type: ignore[union-attr]
+        meant = _MEANT.get(unit) or _MEANT.get(unit.lower())
+        hint = f"did you mean {number}{meant}?" if number and meant is not None else f"wanted: {example}"
+        raise UsageError(f"{option} {text!r} is no quantity of Kubernetes", hint=hint)
+    if found <= 0:
+        raise UsageError(f"{option} {text!r} is not more than nothing", hint=f"wanted: {example}")
+    return found
 
 
 @lru_cache(maxsize=4096)

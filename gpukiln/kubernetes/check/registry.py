@@ -16,6 +16,7 @@ from gpukiln.kubernetes.check import (
     rules_scaling,
     rules_scripts,
     rules_server,
+    rules_types,
 )
 from gpukiln.kubernetes.check.rules import Rule, Severity
 from gpukiln.typed import strict
@@ -27,6 +28,7 @@ MODULES: tuple[ModuleType, ...] = (
     rules_devices,
     rules_images,
     rules_running,
+    rules_types,
     rules_scaling,
     rules_charts,
     rules_scripts,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from gpukiln.errors import RefusedError, UsageError
+from gpukiln.errors import IncompatibleError, RefusedError, UsageError
 from gpukiln.gpus.text import seconds
 from gpukiln.kubernetes.jobs import choice
 from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
@@ -18,7 +18,10 @@ from gpukiln.kubernetes.quantity import amount
 from gpukiln.redact import redact
 
 GIB = Decimal(2**30)
-CPU_A_GPU, MEMORY_A_GPU_GIB = 3, 12  # what a node with 4 vCPU and 16 GiB a GPU has left, which no type is below
+CPU_A_GPU, MEMORY_A_GPU_GIB = (
+    3,
+    12,
+)  # what a node with 4 vCPU and 16 GiB a GPU has left, which no type is below
 GRACE_S, SPOT_GRACE_S = 30, 110  # Kubernetes' own; EC2 says two minutes before that it takes a spot machine
 WEIGHTS = range(1, 101)  # k8s.io/api/core/v1, PreferredSchedulingTerm
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1123 label
@@ -208,6 +211,7 @@ def gpu_job(
     types = tuple(one for one in types if choice.instance_type(one).arch == arch)
     if named and not types:
         raise UsageError(f"--instance-type {', '.join(named)} and --arch {arch} exclude each other")
+    _check_preferred(weights, types, gpus)
 
     if provider:
         choice.check_choice("--provider", provider, Provider)
@@ -341,6 +345,17 @@ def _weights(
                 )
             found[key] = int(weight)
     return tuple(found.items())
+
+
+def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], count: int) -> None:
+    """A preference for what can't be had anyway is a mistake that nobody would see."""
+    there = {choice.instance_type(one).gpu for one in types}
+    for model, _ in weights:
+        if model not in there:
+            raise IncompatibleError(
+                f"--prefer {model}: none of the machines that can run it has {count} of that GPU",
+                hint=f"they have {', '.join(sorted(there))}",
+            )
 
 
 def _amounts(cpu: str, memory: str, shm: str, gpus: int) -> tuple[str, str, str]:

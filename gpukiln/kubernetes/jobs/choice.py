@@ -180,7 +180,7 @@ def _product(models: Sequence[str], mig: str, *, shared: bool) -> Expression:
         if model not in boards():
             raise UsageError(
                 f"the catalogue does not know what feature discovery calls {gpus()[model].name}",
-                hint=f"--product with the value of {PRODUCT} on your nodes (`kubectl get nodes -L {PRODUCT}`)",
+                hint=f"--product with the label of your nodes: `kubectl get nodes -L {PRODUCT}`",
             )
         names.append(boards()[model].name.replace(" ", "-"))
     if mig:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
+from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, RefusedError, UsageError
 from gpukiln.gpus.text import seconds
 from gpukiln.kubernetes.jobs import choice
@@ -17,11 +17,7 @@ from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.quantity import amount
 from gpukiln.redact import redact
 
-GIB = Decimal(2**30)
-CPU_A_GPU, MEMORY_A_GPU_GIB = (
-    3,
-    12,
-)  # what a node with 4 vCPU and 16 GiB a GPU has left, which no type is below
+CPU_A_GPU, MEMORY_A_GPU_GIB = 3, 12  # what a node with 4 vCPU and 16 GiB for each GPU has left
 GRACE_S, SPOT_GRACE_S = 30, 110  # Kubernetes' own; EC2 says two minutes before that it takes a spot machine
 WEIGHTS = range(1, 101)  # k8s.io/api/core/v1, PreferredSchedulingTerm
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1123 label
@@ -208,7 +204,7 @@ def gpu_job(
     elif not products:
         types = choice.candidates(models, gpus, mig, arch)
     arch = arch or choice.arch_of(models or named, types)
-    types = tuple(one for one in types if choice.instance_type(one).arch == arch)
+    types = tuple(one for one in types if instance_types()[one].arch == arch)
     if named and not types:
         raise UsageError(f"--instance-type {', '.join(named)} and --arch {arch} exclude each other")
     _check_preferred(weights, types, gpus)
@@ -349,7 +345,7 @@ def _weights(
 
 def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], count: int) -> None:
     """A preference for what can't be had anyway is a mistake that nobody would see."""
-    there = {choice.instance_type(one).gpu for one in types}
+    there = {instance_types()[one].gpu for one in types}
     for model, _ in weights:
         if model not in there:
             raise IncompatibleError(
@@ -374,8 +370,8 @@ def _amounts(cpu: str, memory: str, shm: str, gpus: int) -> tuple[str, str, str]
         raise UsageError(f"--memory {memory} is {whole} bytes", hint=f"{memory}Gi?")
     if shm and amount(shm, "--shm", "2Gi") >= whole:
         raise UsageError(
-            f"--shm {shm} leaves nothing of --memory {memory}: /dev/shm counts against the container's memory",
-            hint="more --memory, which holds both, or less --shm",
+            f"--shm {shm} leaves nothing of --memory {memory}: /dev/shm is a part of it",
+            hint="more --memory, or less --shm: the kernel counts both against the container's limit",
         )
     return cpu, memory, shm
 

@@ -89,7 +89,7 @@ def attempt(pod: Manifest) -> Attempt:
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
     place = {**meta.get("annotations", {}), **meta.get("labels", {})}.get(INDEX)
     found = Attempt(meta["name"], spec.get("nodeName", ""), None if place is None else int(place), "waiting")
-    container = next(
+    container: Manifest = next(
         (one for one in status.get("containerStatuses", ()) if one["name"] == CONTAINER),
         next(iter(status.get("containerStatuses", ())), {}),
     )
@@ -135,7 +135,7 @@ def _not_started(found: Attempt, status: Manifest, container: Manifest) -> Attem
 
 
 def _why_failed(spec: Manifest, status: Manifest, ended: Manifest) -> str:
-    code, reason = ended.get("exitCode"), ended.get("reason", "")
+    code, reason = ended.get("exitCode", 0), ended.get("reason", "")
     limit = spec["containers"][0].get("resources", {}).get("limits", {}).get("memory", "")
     if reason == "OOMKilled":
         why = (

@@ -208,7 +208,7 @@ class _Follower:
             )
         pods = self.cluster.list("Pod", self.namespace, labels=f"{JOB_NAME}={self.name}")
         owned = [one for one in pods if _is_of(one, job)]
-        return job, sorted(owned, key=lambda one: str(one["metadata"].get("creationTimestamp")))
+        return job, sorted(owned, key=_age)
 
     def _ask(self, question: Callable[[], tuple[Manifest, list[Manifest]]]) -> tuple[Any, list[Manifest]]:
         """An answer, or (None, []) while the API does not give one."""
@@ -351,12 +351,19 @@ class _Follower:
 
     def _read(self, uid: str, one: Attempt) -> None:
         begin = "" if one.index is None else f"[{one.index}] "
-        reader = threading.Thread(target=self._read_log, args=(uid, one.pod, begin), daemon=True)
-        self.readers[uid] = reader
+        before = [self.readers[other] for other in self.readers if self.attempts[other].index == one.index]
+        args = (uid, one.pod, begin, before)
+        reader = self.readers[uid] = threading.Thread(target=self._read_log, args=args, daemon=True)
         reader.start()
 
-    def _read_log(self, uid: str, pod: str, begin: str) -> None:
-        """Put each line of a pod's log into the queue once, whatever cuts the connection."""
+    def _read_log(self, uid: str, pod: str, begin: str, before: list[threading.Thread]) -> None:
+        """Put each line of a pod's log into the queue once, whatever cuts the connection.
+
+        Args:
+            before: Readers of the pods whose place it took: their lines come first.
+        """
+        for reader in before:
+            reader.join()
         done, failures = 0, 0
         while True:
             ended = self.attempts[uid].exit_code is not None or self.attempts[uid].phase == "gone"
@@ -412,6 +419,12 @@ _STUCK_HINTS = {
     "InvalidImageName": "--image is no reference of an image",
     "RunContainerError": "the node's container runtime refuses it: `invoke k8s.doctor` looks closer",
 }
+
+
+def _age(pod: Manifest) -> tuple[str, int]:
+    """Oldest first; within a second by the version, which grows (KEP-5504)."""
+    meta = pod["metadata"]
+    return str(meta.get("creationTimestamp")), int(meta.get("resourceVersion", 0))
 
 
 def _is_of(pod: Manifest, job: Manifest) -> bool:

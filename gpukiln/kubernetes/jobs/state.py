@@ -51,7 +51,8 @@ class Attempt:
             its own; gone: it was removed before its end was seen.
         reason: The API's word; why: ours, for people.
         exit_code: Of its container; None: it has not ended, or never began.
-        finished: When, as the API writes it.
+        started: When its container did, as the API writes it; empty: it has not.
+        finished: When it ended.
     """
 
     pod: str
@@ -61,6 +62,7 @@ class Attempt:
     reason: str = ""
     why: str = ""
     exit_code: int | None = None
+    started: str = ""
     finished: str = ""
 
 
@@ -95,7 +97,12 @@ def attempt(pod: Manifest) -> Attempt:
     )
     state = container.get("state", {})
     if ended := state.get("terminated"):
-        found = replace(found, exit_code=ended.get("exitCode"), finished=ended.get("finishedAt", ""))
+        found = replace(
+            found,
+            exit_code=ended.get("exitCode"),
+            started=ended.get("startedAt") or "",
+            finished=ended.get("finishedAt") or "",
+        )
     disrupted = _condition(status, "DisruptionTarget")
     phase = status.get("phase", "Pending")
     if phase == "Succeeded":
@@ -114,7 +121,7 @@ def attempt(pod: Manifest) -> Attempt:
         reason = (ended or {}).get("reason", "") or status.get("reason", "") or "Error"
         return replace(found, phase="failed", reason=reason, why=_why_failed(spec, status, ended or {}))
     if running := state.get("running"):
-        return replace(found, phase="running", reason=str(running.get("startedAt", "")))
+        return replace(found, phase="running", started=str(running.get("startedAt", "")))
     return _not_started(found, status, container)
 
 
@@ -163,7 +170,7 @@ def end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> End | None:
     told = (tuple(attempts), tuple(notes))
     if reason == "DeadlineExceeded":
         limit = job["spec"].get("activeDeadlineSeconds")
-        ran = any(one.phase in ("running", "gone") or one.exit_code is not None for one in attempts)
+        ran = any(one.started or one.exit_code is not None for one in attempts)
         why = f"its {limit} s were over" + ("" if ran else " before any of its pods ran")
         return End("deadline", reason, f"{why}: more --timeout", DEADLINE_EXIT, *told)
     cause = culprit(attempts, several=job["spec"].get("completionMode") == "Indexed")

@@ -219,6 +219,10 @@ def test_a_scratch_is_asked_of_the_node_once_for_all():
         ({"memory": "512m"}, UsageError, "thousandth of a byte", "512Mi?"),
         ({"memory": "14"}, UsageError, "14 bytes", "14Gi?"),
         ({"memory": "2Gi", "shm": "2Gi"}, UsageError, "leaves nothing", "less --shm"),
+        ({"gpu_model": "T4", "memory": "400Gi"}, IncompatibleError, "g4dn.metal has", "--memory"),
+        ({"instance_type": "g4dn.xlarge", "cpu": "4"}, IncompatibleError, "3.92 CPUs", "--cpu"),
+        ({"instance_type": "g4dn.xlarge,g5.2xlarge", "cpu": "5"}, IncompatibleError, "g4dn.xlarge", "--cpu"),
+        ({"gpu_model": "H200", "cpu": "193"}, IncompatibleError, "p5e.48xlarge has 191.45 CPUs", "--cpu"),
         ({"shm": "x"}, UsageError, "--shm 'x'", "2Gi"),
         ({"timeout": "soon"}, UsageError, "--timeout 'soon'", "2h"),
         ({"timeout": "0s"}, UsageError, "--timeout 0s", "2h"),
@@ -296,6 +300,12 @@ def test_what_can_not_be_is_refused(options, error, said, hint):
     assert type(refused.value) is error
     assert said in refused.value.message
     assert hint in refused.value.hint
+
+
+def test_machines_without_room_are_no_candidates():
+    assert gpu_job(IMAGE, gpu_model="T4", cpu="3920m", memory="14480Mi").types[0] == "g4dn.xlarge"
+    assert gpu_job(IMAGE, gpu_model="T4", cpu="3921m", memory="14480Mi").types[0] == "g4dn.2xlarge"
+    assert gpu_job(IMAGE, gpu_model="T4", cpu="3920m", memory="14482Mi").types[0] == "g4dn.2xlarge"
 
 
 @pytest.mark.parametrize(
@@ -621,7 +631,7 @@ def test_several_nodes_have_a_service_that_goes_with_the_job(server):
 
 def test_of_several_nodes_the_first_that_failed_is_the_cause():
     def failed(pod, index, finished, code):
-        return state.Attempt(pod, "n", index, "failed", "Error", "", code, finished)
+        return state.Attempt(pod, "n", index, "failed", exit_code=code, finished=finished)
 
     rows = [failed("a", 0, "10:02", 1), failed("b", 1, "10:01", 7), failed("c", 2, "10:03", 1)]
     assert state.culprit(rows, several=True).pod == "b"

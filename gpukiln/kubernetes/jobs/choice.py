@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from gpukiln.catalog.boards import boards, divisions
@@ -15,6 +17,7 @@ from gpukiln.typed import unknown
 SelectBy = Literal["product", "instance-type", "karpenter", "auto-mode"]
 Provider = Literal["karpenter", "auto-mode", "managed", "asg", "aks", "gke"]
 
+MIB = 2**20
 PRODUCT = "nvidia.com/gpu.product"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 # aws/karpenter-provider-aws:pkg/providers/instancetype/types.go (name in lower case, memory in MiB);
@@ -116,6 +119,41 @@ def named_types(names: Sequence[str], models: Sequence[str], count: int, mig: st
                 hint="a larger type, or fewer --gpus",
             )
     return tuple(dict.fromkeys(names))
+
+
+def with_room(types: Sequence[str], cpu: Decimal, memory: Decimal) -> tuple[str, ...]:
+    """Those of some instance types whose nodes can give a pod so many CPUs and so much memory, in bytes.
+
+    DaemonSets take more, which only the cluster knows.
+
+    Raises:
+        IncompatibleError: None can.
+    """
+    found = tuple(
+        name for name in types if cpu <= allocatable(name)[0] and memory <= allocatable(name)[1] * MIB
+    )
+    if types and not found:
+        most = max(types, key=allocatable)
+        raise IncompatibleError(
+            f"no such machine has room for {cpu.normalize():f} CPUs and {memory / MIB:.0f} MiB: a node of "
+            f"{most} has {allocatable(most)[0]} CPUs and {allocatable(most)[1]} MiB for its pods",
+            hint="less --cpu or --memory, or other GPUs",
+        )
+    return found
+
+
+def allocatable(name: str) -> tuple[Decimal, int]:
+    """CPUs and MiB that an EKS node of a type has for pods.
+
+    awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go reserves 11 MiB for each pod and 255, 100 to
+    evict at, and shares of the CPUs. A machine's memory is 7.5 % less than sold, as Karpenter assumes before it has
+    seen one (VM_MEMORY_OVERHEAD_PERCENT).
+    """
+    machine = instance_type(name)
+    cores = machine.vcpu
+    kept = 60 + 10 * (cores > 1) + 5 * max(min(cores, 4) - 2, 0) + Decimal("2.5") * max(cores - 4, 0)
+    reserved = 11 * machine.max_pods + 255 + 100
+    return cores - Decimal(math.ceil(kept)) / 1000, int(machine.memory_mib * 0.925) - reserved
 
 
 def check_mig(profile: str, models: Sequence[str]) -> None:

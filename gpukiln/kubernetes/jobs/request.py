@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from gpukiln.catalog.instance_types import instance_types
@@ -198,15 +199,12 @@ def gpu_job(
         raise UsageError(f"--arch {arch!r}", hint=f"wanted: {' or '.join(choice.ARCHES)}")
     if mig:
         choice.check_mig(mig, models)
-    types: tuple[str, ...] = ()
-    if named:
-        types = choice.named_types(named, models, gpus, mig)
-    elif not products:
-        types = choice.candidates(models, gpus, mig, arch)
-    arch = arch or choice.arch_of(models or named, types)
-    types = tuple(one for one in types if instance_types()[one].arch == arch)
-    if named and not types:
-        raise UsageError(f"--instance-type {', '.join(named)} and --arch {arch} exclude each other")
+    cpu, memory, shm = _amounts(cpu, memory, shm, gpus)
+    wanted = amount(cpu, "--cpu", ""), amount(memory, "--memory", "")
+    if products:
+        arch, types = arch or "x86_64", ()
+    else:
+        arch, types = _machines(named, models, gpus, mig, arch, wanted)
     _check_preferred(weights, types, gpus)
 
     if provider:
@@ -216,7 +214,6 @@ def gpu_job(
             "--spot needs --provider: every one has a label of its own for spot nodes",
             hint=f"one of {', '.join(choice.SPOT)}",
         )
-    cpu, memory, shm = _amounts(cpu, memory, shm, gpus)
     return GpuJob(
         name=chosen_name,
         image=image,
@@ -341,6 +338,28 @@ def _weights(
                 )
             found[key] = int(weight)
     return tuple(found.items())
+
+
+def _machines(
+    named: Sequence[str],
+    models: Sequence[str],
+    count: int,
+    mig: str,
+    arch: str,
+    wanted: tuple[Decimal, Decimal],
+) -> tuple[str, tuple[str, ...]]:
+    """The architecture and the instance types that can run it; each of those that were named must."""
+    if named:
+        types = choice.named_types(named, models, count, mig)
+        for one in types:
+            choice.with_room([one], *wanted)
+    else:
+        types = choice.candidates(models, count, mig, arch)
+    arch = arch or choice.arch_of(models or named, types)
+    found = tuple(one for one in types if instance_types()[one].arch == arch)
+    if named and not found:
+        raise UsageError(f"--instance-type {', '.join(named)} and --arch {arch} exclude each other")
+    return arch, choice.with_room(found, *wanted)
 
 
 def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], count: int) -> None:

@@ -270,7 +270,7 @@ def test_a_scratch_is_asked_of_the_node_once_for_all():
             "has T4, wanted L4",
             "another",
         ),
-        ({"instance_type": "g5g.xlarge", "arch": "x86_64"}, UsageError, "exclude each other", ""),
+        ({"instance_type": "g5g.2xlarge", "arch": "x86_64"}, UsageError, "exclude each other", ""),
         ({"instance_type": "g4dn.xlarge", "select_by": "karpenter"}, UsageError, "exclude each other", ""),
         ({"product": "X", "gpu_model": "T4"}, UsageError, "exclude each other", ""),
         ({"product": "X", "mig": "1g.10gb"}, UsageError, "exclude each other", ""),

@@ -146,8 +146,8 @@ def allocatable(name: str) -> tuple[Decimal, int]:
     """CPUs and MiB that an EKS node of a type has for pods.
 
     awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go reserves 11 MiB for each pod and 255, 100 to
-    evict at, and shares of the CPUs. A machine's memory is 7.5 % less than sold, as Karpenter assumes before it has
-    seen one (VM_MEMORY_OVERHEAD_PERCENT).
+    evict at, and shares of the CPUs. A machine's memory is 7.5 % less than sold, as Karpenter assumes before
+    it has seen one (VM_MEMORY_OVERHEAD_PERCENT).
     """
     machine = instance_type(name)
     cores = machine.vcpu

@@ -201,8 +201,9 @@ def gpu_job(
         choice.check_mig(mig, models)
     cpu, memory, shm = _amounts(cpu, memory, shm, gpus)
     wanted = amount(cpu, "--cpu", ""), amount(memory, "--memory", "")
-    if products:
-        arch, types = arch or "x86_64", ()
+    types: tuple[str, ...] = ()
+    if products:  # somebody's own nodes
+        arch = arch or "x86_64"
     else:
         arch, types = _machines(named, models, gpus, mig, arch, wanted)
     _check_preferred(weights, types, gpus)

@@ -60,7 +60,7 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
 }
 CUSTOM = {  # of clusters that have them: ApiServer.add_kind
     "karpenter.sh/v1": {"NodePool": ("nodepools", False)},
-    "kueue.x-k8s.io/v1beta2": {"LocalQueue": ("localqueues", True)},
+    "kueue.x-k8s.io/v1beta2": {"LocalQueue": ("localqueues", True), "Workload": ("workloads", True)},
 }
 VERBS = {"POST": "create", "DELETE": "delete"}
 

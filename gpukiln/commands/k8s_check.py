@@ -12,6 +12,7 @@ from gpukiln.typed import dump
 
 if TYPE_CHECKING:
     from gpukiln.kubernetes.check.reading import Reading
+    from gpukiln.kubernetes.pools import Pool
 
 
 @command(
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
         "context": "context of the kubeconfig instead of its current one",
         "namespace": "of --cluster, instead of the context's; `all`: every one",
         "kubernetes": "versions to judge by, for example 1.34..1.36",
-        "types": "instance types that pods may land on, separated by commas",
+        "types": "instance types that pods may land on, separated by commas; without it node pools among the "
+        "files count, then the nodes of --cluster, then every type that is sold",
+        "pools": "files with node pools that pods may land on, which are not judged themselves",
+        "driver": "NVIDIA driver of the nodes, which has to run the images' CUDA",
         "rule": "only these rules, separated by commas",
         "skip": "not these rules: RULE or RULE=REASON, separated by commas",
         "strict": "exit 1 on warnings, too",
@@ -42,6 +46,8 @@ def check(
     namespace: str = "",
     kubernetes: str = "1.37",
     types: str = "",
+    pools: str = "",
+    driver: str = "",
     rule: str = "",
     skip: str = "",
     strict: bool = False,
@@ -68,7 +74,13 @@ def check(
     reading = read(words(files))
     if cluster or server:
         _ask(reading, context, namespace, cluster=cluster, server=server)
-    told = Context(minors=versions, types=tuple(words(types)), things=tuple(reading.things))
+    told = Context(
+        minors=versions,
+        pools=_pools(words(pools), driver) or reading.pools,
+        types=_types(words(types)),
+        driver=driver,
+        things=tuple(reading.things),
+    )
     report = judge(reading, told, words(rule), skipped)
     if sarif:
         telling.write_sarif(report, Path(sarif))
@@ -90,9 +102,37 @@ def _skipped(text: str) -> list[str]:
     return [one.strip() for one in re.split(r",(?=\s*[a-z0-9-]+\s*(?:=|,|$))", text) if one.strip()]
 
 
+def _types(names: list[str]) -> tuple[str, ...]:
+    """Instance types that were typed."""
+    from gpukiln.kubernetes.machines import sold
+    from gpukiln.typed import unknown
+
+    for name in names:
+        if name not in sold():
+            raise unknown("GPU instance type", name, sold())
+    return tuple(names)
+
+
+def _pools(names: list[str], driver: str) -> tuple[Pool, ...]:
+    """Node pools of files that are not judged."""
+    from gpukiln.catalog import cuda
+    from gpukiln.kubernetes.check.reading import read
+    from gpukiln.kubernetes.pools import pools_in
+
+    if driver:
+        cuda.support("12.1", driver, [])  # what the catalogue does not know is told now
+    found = pools_in((one.object for one in read(names).things), driver) if names else ()
+    if names and not found:
+        raise UsageError(
+            f"no node pool with GPUs is in {', '.join(names)}",
+            hint="wanted: Karpenter's NodePool or eksctl's ClusterConfig; `invoke k8s.nodes` renders them",
+        )
+    return found
+
+
 def _ask(reading: Reading, context: str, namespace: str, *, cluster: bool, server: bool) -> None:
     """What only a cluster can say: what it has, and what it would refuse."""
-    from gpukiln.kubernetes.check.live import ask_server, read_cluster
+    from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster
     from gpukiln.kubernetes.cluster import Cluster
 
     api = Cluster(context)
@@ -102,6 +142,7 @@ def _ask(reading: Reading, context: str, namespace: str, *, cluster: bool, serve
         ask_server(reading, api)
     if cluster:
         read_cluster(reading, api, "" if everywhere else namespace, everywhere=everywhere)
+        reading.pools = live_pools(reading, api)
 
 
 def _rules(*, json: bool) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from gpukiln.catalog import cuda, xid
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.images import cuda_of_image
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import GPU, asked, containers, nearest, why_not
 from gpukiln.kubernetes.symptoms import CONTAINER, PLUGIN, WAITING, symptom_in
@@ -170,12 +171,7 @@ def of_cluster(seen: Seen) -> Iterator[Found]:
         wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
         if not wanted and seen.gpu_nodes:
             spec = one["spec"]["template"]["spec"]
-            why = [
-                text
-                for node in seen.gpu_nodes
-                for text in why_not(spec, node, {})
-                if "Insufficient" not in text
-            ]
+            why = [problem.text for node in seen.gpu_nodes for problem in why_not(spec, node, {})]
             yield Found(
                 "device-plugin-nowhere",
                 "error",
@@ -248,7 +244,11 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
 def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None) -> Iterator[Found]:
     name = _name(node)
     if plugin is None:
-        why = [text for one in seen.plugins for text in why_not(one["spec"]["template"]["spec"], node, {})]
+        why = [
+            problem.text
+            for one in seen.plugins
+            for problem in why_not(one["spec"]["template"]["spec"], node, {})
+        ]
         if seen.plugins:
             yield Found(
                 "device-plugin-not-here",
@@ -463,15 +463,6 @@ def _driver(seen: Seen, pod: Manifest) -> Iterator[Found]:
                 support.message,
                 f"an image with an older CUDA, or nodes with driver {cuda.floor(wanted)} or later",
             )
-
-
-def cuda_of_image(image: str) -> str:
-    """The CUDA version that an image's tag says, such as 12.4 in 2.5.1-cuda12.4-runtime, or nothing."""
-    name, _, tag = image.partition("@")[0].rpartition(":")
-    if found := re.search(r"(?:cuda|cu)-?(\d{2})\.(\d+)", tag) or re.search(r"cu(\d{2})(\d)\b", tag):
-        return f"{found[1]}.{found[2]}"
-    own = name.endswith("nvidia/cuda") and re.match(r"(\d+)\.(\d+)", tag)
-    return f"{own[1]}.{own[2]}" if own else ""
 
 
 # --- what all of them use ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.quantity import quantity
@@ -17,8 +17,15 @@ GPU = "nvidia.com/gpu"
 Spec = Mapping[str, Any]
 
 
+class Problem(NamedTuple):
+    """Why a pod does not fit a node."""
+
+    kind: Literal["cordoned", "taint", "selector", "room"]
+    text: str
+
+
 def containers(spec: Spec) -> list[Mapping[str, Any]]:
-    return [*spec.get("initContainers", ()), *spec.get("containers", ())]
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
 def asked(spec: Spec) -> int:
@@ -26,8 +33,8 @@ def asked(spec: Spec) -> int:
     return int(
         sum(
             amount(value)
-            for one in spec.get("containers", ())
-            for key, value in one.get("resources", {}).get("limits", {}).items()
+            for one in spec.get("containers") or ()
+            for key, value in _part(one, "resources", "limits").items()
             if key.startswith("nvidia.com/")
         )
     )
@@ -40,16 +47,16 @@ def requests(spec: Spec) -> dict[str, Decimal]:
     """
     total: dict[str, Decimal] = {}
     peak: dict[str, Decimal] = {}
-    for one in spec.get("initContainers", ()):
+    for one in spec.get("initContainers") or ():
         if one.get("restartPolicy") == "Always":
             _add(total, _of(one))
             _most(peak, total)
         else:
             _most(peak, {key: value + total.get(key, Decimal(0)) for key, value in _of(one).items()})
-    for one in spec.get("containers", ()):
+    for one in spec.get("containers") or ():
         _add(total, _of(one))
     _most(total, peak)
-    _add(total, {key: amount(value) for key, value in spec.get("overhead", {}).items()})
+    _add(total, {key: amount(value) for key, value in _part(spec, "overhead").items()})
     return total
 
 
@@ -69,47 +76,56 @@ def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
 
     (Admission plugin ExtendedResourceToleration: the taint's key is the resource's name.)
     """
-    if any(taint["key"] in one.get("resources", {}).get("limits", {}) for one in containers(spec)):
+    if any(taint["key"] in _part(one, "resources", "limits") for one in containers(spec)):
         return True
     return any(
         one.get("key") in (None, "", taint["key"])
         and one.get("effect") in (None, "", taint["effect"])
         and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
-        for one in spec.get("tolerations", ())
+        for one in spec.get("tolerations") or ()
     )
 
 
-def why_not(spec: Spec, node: Manifest, left: Mapping[str, Decimal]) -> list[str]:
+def why_not(
+    spec: Spec, node: Manifest, left: Mapping[str, Decimal], wanted: Mapping[str, Decimal] | None = None
+) -> list[Problem]:
     """Why a pod does not fit a node; empty: it does.
 
     Args:
         left: What the node has left; empty: room is not asked about.
+        wanted: What the pod takes, where it is known already.
     """
     labels, found = node["metadata"].get("labels", {}), []
     if node["spec"].get("unschedulable"):
-        found.append("it is cordoned")
+        found.append(Problem("cordoned", "it is cordoned"))
     for taint in node["spec"].get("taints", ()):
         if taint["effect"] != "PreferNoSchedule" and not tolerates(spec, taint):
             value = f"={taint['value']}" if taint.get("value") else ""
-            found.append(f"taint {taint['key']}{value}:{taint['effect']} is not tolerated")
-    for key, value in spec.get("nodeSelector", {}).items():
+            told = f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"
+            found.append(Problem("taint", told))
+    for key, value in _part(spec, "nodeSelector").items():
         if labels.get(key) != value:
             has = f"it has {labels[key]}" if key in labels else "it has no such label"
-            found.append(f"selector {key}={value}: {has}")
-    affinity = spec.get("affinity", {}).get("nodeAffinity", {})
-    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
+            found.append(Problem("selector", f"selector {key}={value}: {has}"))
+    terms = required_terms(spec)
     if terms and not any(_term(labels, node, term) for term in terms):
         either = " or ".join(_term_words(term) for term in terms)
-        found.append(f"affinity {either} does not match")
+        found.append(Problem("selector", f"affinity {either} does not match"))
     if left:
-        for resource, want in requests(spec).items():
+        for resource, want in (requests(spec) if wanted is None else wanted).items():
             room = max(left.get(resource, Decimal(0)), Decimal(0))
             if want > room:
                 words = f"{shown(resource, want)} asked, {shown(resource, room)} left"
-                found.append(f"Insufficient {resource}: {words}")
+                found.append(Problem("room", f"Insufficient {resource}: {words}"))
         if left.get("pods", Decimal(1)) < 1:
-            found.append("Too many pods")
+            found.append(Problem("room", "Too many pods"))
     return found
+
+
+def required_terms(spec: Spec) -> list[Mapping[str, Any]]:
+    """Node selector terms of which one has to match."""
+    required = _part(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    return list(required.get("nodeSelectorTerms") or ())
 
 
 def nearest(
@@ -117,7 +133,7 @@ def nearest(
 ) -> tuple[Manifest, list[str]] | None:
     """The node that lacks least of what a pod asks for, and what it lacks; None: there is no node."""
     every = list(pods)
-    judged = [(node, why_not(spec, node, free_of(node, every))) for node in nodes]
+    judged = [(node, [one.text for one in why_not(spec, node, free_of(node, every))]) for node in nodes]
 
     def lack(one: tuple[Manifest, list[str]]) -> tuple[int, bool]:
         node, problems = one
@@ -142,12 +158,17 @@ def amount(value: Any) -> Decimal:
 
 
 def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
-    asked_for = container.get("resources", {})
-    merged = {
-        **asked_for.get("limits", {}),
-        **asked_for.get("requests", {}),
-    }  # a request left out is its limit
+    # a request that is left out is its limit
+    merged = {**_part(container, "resources", "limits"), **_part(container, "resources", "requests")}
     return {key: amount(value) for key, value in merged.items()}
+
+
+def _part(whole: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """A mapping in a mapping; what is empty or none of it counts as empty."""
+    for key in path:
+        found = whole.get(key)
+        whole = found if isinstance(found, Mapping) else {}
+    return whole
 
 
 def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:

@@ -8,7 +8,8 @@ from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes import doctor, symptoms
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.doctor import cuda_of_image, diagnose
+from gpukiln.kubernetes.doctor import diagnose
+from gpukiln.kubernetes.images import cuda_of_image
 from gpukiln.kubernetes.rights import RIGHTS
 from tasks import namespace
 from tests.support.api_server import GPU, ApiServer, node

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from gpukiln.kubernetes.check.fit import Placed, placed
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, Fault, Rule, Severity
@@ -95,6 +96,7 @@ class Report:
 
     Args:
         kubernetes: Versions whose schemas it was judged by.
+        placed: GPU pods, and where they can run.
     """
 
     schema: Literal["gpukiln/k8s-check/1"]
@@ -102,6 +104,7 @@ class Report:
     findings: tuple[Finding, ...]
     unchecked: tuple[Unchecked, ...]
     skipped: tuple[Skipped, ...]
+    placed: tuple[Placed, ...]
     counts: Counts
 
 
@@ -158,6 +161,7 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
         tuple(findings),
         tuple(unchecked),
         tuple(Skipped(name, reason, many) for (name, reason), many in sorted(left.items())),
+        placed(reading.workloads, context.places),
         Counts(
             files=len(reading.files),
             objects=sum(one.role == "object" for one in reading.things),

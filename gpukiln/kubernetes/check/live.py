@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.workload import Broken
+from gpukiln.kubernetes.pools import pool_of_nodes, pools_in
 
 if TYPE_CHECKING:
     from gpukiln.kubernetes.cluster import Cluster
+    from gpukiln.kubernetes.pools import Pool
 
 # What is judged; those that another object made are its owner's fault.
 KINDS = (
@@ -54,6 +56,20 @@ def read_cluster(
         raise told[0]
     for file, objects in sorted(found.items()):
         reading.objects(objects, file)
+
+
+def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
+    """Where pods may land: the nodes that offer GPUs, and Karpenter's pools, which may start more.
+
+    Nothing is known where nodes may not be listed; that is told as unchecked.
+    """
+    try:
+        nodes = pool_of_nodes(cluster.list("Node"))
+    except UnavailableError as error:
+        reading.unchecked.append((f"context {cluster.context}", 1, f"Node: {error.message}"))
+        return ()
+    pools = pools_in(one.object for one in reading.things if one.role == "object")
+    return (*((nodes,) if nodes.nodes else ()), *pools)
 
 
 def ask_server(reading: Reading, cluster: Cluster) -> None:

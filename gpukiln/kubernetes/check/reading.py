@@ -30,6 +30,7 @@ from gpukiln.kubernetes.check.workload import (
     sequence,
     workloads,
 )
+from gpukiln.kubernetes.pools import Pool
 
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
 LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
@@ -50,6 +51,7 @@ class Reading:
 
     Args:
         unchecked: File, line and reason of what can't be judged.
+        pools: Node pools that a cluster has.
     """
 
     files: list[str] = field(default_factory=list)
@@ -60,6 +62,7 @@ class Reading:
     prose: list[Prose] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
     unchecked: list[tuple[str, int, str]] = field(default_factory=list)
+    pools: tuple[Pool, ...] = ()
 
     def text(self, text: str, name: str) -> None:
         """Read what a file holds.

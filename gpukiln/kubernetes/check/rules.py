@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from gpukiln.kubernetes.check.workload import Path, Prose, Thing, Workload
+from gpukiln.kubernetes.check.fit import OF_EKS, Place, places
+from gpukiln.kubernetes.check.workload import Path, Prose, Thing, Workload, at
+from gpukiln.kubernetes.pools import Pool, default_pool, pools_in
 
 Severity = Literal["error", "warning"]
 S = TypeVar("S", Thing, Workload, Prose, Any)
@@ -20,15 +22,18 @@ class Context:
 
     Args:
         minors: Of Kubernetes 1.x, those asked for, in order.
-        pools: Node pools that pods may land on; empty: unknown.
-        types: Instance types that pods may land on; empty: unknown.
+        pools: Node pools that pods may land on; empty: those among the things, else every type that is sold.
+        types: Instance types that pods may land on, where there are no pools.
+        driver: NVIDIA driver of the nodes, where nothing else says it.
         things: All that was read in the same run.
     """
 
     minors: tuple[int, ...] = (NEWEST,)
-    pools: tuple[Any, ...] = ()
+    pools: tuple[Pool, ...] = ()
     types: tuple[str, ...] = ()
+    driver: str = ""
     things: tuple[Thing, ...] = ()
+    _places: dict[int, list[Place]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def minor(self) -> int:
@@ -39,6 +44,40 @@ class Context:
     def node_pools(self) -> tuple[Thing, ...]:
         """Karpenter's pools among the things."""
         return tuple(one for one in self.things if one.kind == "NodePool")
+
+    @cached_property
+    def candidates(self) -> tuple[Pool, ...]:
+        """Where GPU pods may land."""
+        if self.types:
+            return (default_pool(self.types, self.driver),)
+        objects = [one.object for one in self.things if one.role == "object"]
+        return self.pools or pools_in(objects, self.driver) or (default_pool(driver=self.driver),)
+
+    @property
+    def where(self) -> str:
+        """The candidates in words."""
+        if self.types:
+            return ", ".join(self.types)
+        if self.candidates[0].anything:
+            return f"all {len(self.candidates[0].types)} types with a GPU that EC2 sells"
+        names = ", ".join(one.name for one in self.candidates)
+        return f"{'pools' if len(self.candidates) > 1 else 'pool'} {names}"
+
+    @cached_property
+    def daemons(self) -> tuple[Mapping[str, Any], ...]:
+        """Pods that run on each node that they fit."""
+        found = {
+            one.name: one.object["spec"]["template"]["spec"]
+            for one in self.things
+            if one.kind == "DaemonSet" and at(one.object, ("spec", "template", "spec", "containers"))
+        }
+        return tuple({**OF_EKS, **found}.values())
+
+    def places(self, workload: Workload) -> list[Place]:
+        """Every place that a GPU pod may land on, and why it can't."""
+        if id(workload) not in self._places:
+            self._places[id(workload)] = places(workload.pod, self.candidates, self.daemons)
+        return self._places[id(workload)]
 
 
 @dataclass(frozen=True)

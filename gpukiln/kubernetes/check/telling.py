@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 from gpukiln import __version__
 from gpukiln.files import write_whole
+from gpukiln.kubernetes.check import fit
 from gpukiln.kubernetes.check.judging import Finding, Report
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.verify.presentable import presentable
@@ -37,6 +38,11 @@ def lines(report: Report) -> Iterator[str]:
             yield presentable(f"  {'':>{width}}         fix: {one.fix}")
             told |= {one.rule, one.fix}
     if report.findings:
+        yield ""
+    for pod in report.placed:
+        for text in fit.words(pod):
+            yield presentable(text)
+    if report.placed:
         yield ""
     for gap in report.unchecked:
         yield presentable(f"not checked: {gap.file}:{gap.line}: {gap.reason}")

@@ -1,0 +1,140 @@
+"""On which machines a GPU pod can run, and why not on the others.
+
+Requests are held against what a node of each type has for pods, less what DaemonSets take of it, see
+`gpukiln.kubernetes.machines`; labels and taints against what its nodes bear, see `gpukiln.kubernetes.pools`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import NamedTuple
+
+from gpukiln.kubernetes.check.workload import Workload, mapping
+from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.kubernetes.placing import Problem, Spec, amount, asked, requests, shown, why_not
+from gpukiln.kubernetes.pools import Pool
+from gpukiln.typed import strict
+
+
+def _daemon(*cpu: str) -> Spec:
+    containers = [{"resources": {"requests": {"cpu": one}}} for one in cpu]
+    return {"containers": containers, "tolerations": [{"operator": "Exists"}]}
+
+
+# What EKS runs on each node: aws-node and its network policy agent (aws/amazon-vpc-cni-k8s,
+# charts/aws-vpc-cni/values.yaml), kube-proxy (the add-on). What files or a cluster have takes their place.
+OF_EKS: Mapping[str, Spec] = {"aws-node": _daemon("25m", "25m"), "kube-proxy": _daemon("100m")}
+SAID = 3  # machines on which it can't run that are told, the nearest
+
+
+class Place(NamedTuple):
+    """A type or a node of a pool, and why a pod does not fit it."""
+
+    pool: Pool
+    name: str
+    problems: tuple[Problem, ...]
+
+
+@strict
+class Elsewhere:
+    """Where a pod can't run."""
+
+    on: str
+    why: str
+
+
+@strict
+class Placed:
+    """Where a GPU pod can run.
+
+    Args:
+        object: Kind and name.
+        on: Instance types, or nodes, the smallest first.
+        not_on: Those where it can't, that which lacks least first.
+    """
+
+    file: str
+    line: int
+    object: str
+    on: tuple[str, ...]
+    not_on: tuple[Elsewhere, ...]
+
+
+def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[Place]:
+    """Every candidate, in the order of the pools."""
+    wanted, found = requests(spec), []
+    for pool in pools:
+        over = [
+            Problem(
+                "room", f"the pool's limit of {key} is {shown(key, limit)}, {shown(key, wanted[key])} asked"
+            )
+            for key, limit in pool.limits.items()
+            if key in wanted and wanted[key] > limit
+        ]
+        for name, node in pool.candidates(spec):
+            left = _left(node, daemons)
+            found.append(Place(pool, name, (*why_not(spec, node, left, wanted), *over)))
+    return found
+
+
+def placed(workloads: Iterable[Workload], places_of: Callable[[Workload], list[Place]]) -> tuple[Placed, ...]:
+    """Where the GPU pods of some files can run."""
+    found = []
+    for one in workloads:
+        if judged(one):
+            there = places_of(one)
+            lacking = sorted((place for place in there if place.problems), key=lambda x: len(x.problems))
+            found.append(
+                Placed(
+                    one.thing.file,
+                    one.thing.line_of(one.where),
+                    one.thing.label,
+                    tuple(dict.fromkeys(place.name for place in there if not place.problems)),
+                    tuple(
+                        Elsewhere(place.name, "; ".join(problem.text for problem in place.problems))
+                        for place in lacking
+                    ),
+                )
+            )
+    return tuple(found)
+
+
+def judged(workload: Workload) -> bool:
+    """Whether it asks for a GPU in a form that can be held against a machine."""
+    spec = workload.pod
+    try:
+        return bool(mapping(spec) and not spec.get("nodeName") and asked(spec) and requests(spec))
+    except (AttributeError, TypeError, ValueError):  # no form of a pod: other rules say so
+        return False
+
+
+def _left(node: Manifest, daemons: Sequence[Spec]) -> dict[str, Decimal]:
+    """What a node has for pods, less what runs on each node that it fits."""
+    left = dict(_offered(tuple(node["status"]["allocatable"].items())))
+    for spec in daemons:
+        if not why_not(spec, node, {}):
+            for key, value in {**requests(spec), "pods": Decimal(1)}.items():
+                left[key] = left.get(key, Decimal(0)) - value
+    return left
+
+
+@lru_cache(maxsize=512)
+def _offered(amounts: tuple[tuple[str, str], ...]) -> dict[str, Decimal]:
+    return {key: Decimal(value) if value == "Infinity" else amount(value) for key, value in amounts}
+
+
+def words(one: Placed) -> list[str]:
+    """Lines for people."""
+    lines = [f"{one.object} runs on {_some(one.on)}" if one.on else f"{one.object} runs on none of them"]
+    if one.not_on:
+        lines += [f"  not on {where.on}: {where.why}" for where in one.not_on[:SAID]]
+        if len(one.not_on) > SAID:
+            lines.append(f"  nor on {len(one.not_on) - SAID} others (--json has all)")
+    return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 6} others" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + rest

@@ -1,0 +1,119 @@
+"""Rules on where pods may land: a node whose labels match, whose taints are tolerated, that has the room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpukiln.catalog import cuda
+from gpukiln.errors import UsageError
+from gpukiln.kubernetes.check.fit import Place, judged
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.workload import Path, Workload
+from gpukiln.kubernetes.images import cuda_of_image
+
+SCHEDULER = "kubernetes.io/docs/concepts/scheduling-eviction"
+
+
+def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[Place], list[Place]]:
+    """Of the places that nothing before these kinds of problem rules out: all, and those that they do."""
+    order = ("selector", "taint", "room")
+    before = order[: order.index(kinds[0])]
+    left = [
+        place
+        for place in context.places(workload)
+        if not any(problem.kind in before for problem in place.problems)
+    ]
+    return left, [place for place in left if any(problem.kind in kinds for problem in place.problems)]
+
+
+def _nearest(places: list[Place], kind: str) -> str:
+    place = min(places, key=lambda one: len(one.problems))
+    told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
+    pool = "" if place.pool.anything else f" of {place.pool.name}"
+    return f"{place.name}{pool} comes nearest: {told}"
+
+
+def _nowhere(workload: Workload, context: Context, kind: str) -> str:
+    """What comes nearest, where each place is ruled out by a kind of problem; else nothing."""
+    if not judged(workload):
+        return ""
+    every, lacking = _lacking(workload, context, kind)
+    return _nearest(lacking, kind) if every and len(lacking) == len(every) else ""
+
+
+@rule(
+    "no-node-has-labels",
+    "error",
+    Workload,
+    title="Some node bears the labels that a GPU pod selects by",
+    reason="the pod stays Pending: node(s) didn't match Pod's node affinity/selector",
+    source=f"{SCHEDULER}/assign-pod-node",
+    fix="select by labels that the pool sets or feature discovery finds, such as nvidia.com/gpu.product",
+    fragments=False,
+)
+def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Fault]:
+    if said := _nowhere(workload, context, "selector"):
+        key = "nodeSelector" if "nodeSelector" in workload.pod else "affinity"
+        yield Fault(f"of {context.where}, {said}", workload.at(key))
+
+
+@rule(
+    "taint-not-tolerated",
+    "error",
+    Workload,
+    title="A GPU pod tolerates the taints of the nodes that it selects",
+    reason="the pod stays Pending: node(s) had untolerated taint",
+    source=f"{SCHEDULER}/taint-and-toleration",
+    fix="tolerations: [{key: TAINT, operator: Exists}]; for the resource's own taint EKS adds one",
+    fragments=False,
+)
+def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Fault]:
+    if said := _nowhere(workload, context, "taint"):
+        yield Fault(f"of {context.where}, {said}", workload.at("tolerations"))
+
+
+@rule(
+    "fits-no-machine",
+    "error",
+    Workload,
+    title="Some machine has room for a GPU pod",
+    reason="the pod stays Pending for ever: kubelet, system and DaemonSets take part of each machine",
+    source="awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go",
+    fix="ask for what a node has left, such as 3500m and 13Gi of a g4dn.xlarge, or take a larger type",
+)
+def fits_no_machine(workload: Workload, context: Context) -> Iterator[Fault]:
+    if said := _nowhere(workload, context, "room"):
+        yield Fault(f"of {context.where}, {said}", _resources(workload))
+
+
+@rule(
+    "cuda-newer-than-driver",
+    "error",
+    Workload,
+    title="The driver of the nodes runs the CUDA of the image",
+    reason="the container fails: CUDA driver version is insufficient for CUDA runtime version",
+    source=cuda.GUIDE,
+    fix="an image with an older CUDA, or nodes with a newer driver: `invoke docker.check` compares them",
+)
+def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fault]:
+    drivers = sorted({pool.driver for pool in context.candidates if pool.driver})
+    for one in workload.main_containers:
+        wanted = cuda_of_image(one.image)
+        for driver in drivers if wanted and one.gpu_keys else ():
+            try:
+                support = cuda.support(wanted, driver, [])
+            except UsageError:  # a version that the catalogue does not know: nothing is said of it
+                continue
+            if support.way not in ("native", "minor-version"):
+                least = cuda.floor(wanted)
+                text = (
+                    f"{one.image} is CUDA {wanted}, the nodes have driver {driver}; wanted {least} or later"
+                )
+                yield Fault(text, workload.at(*one.where, "image"))
+
+
+def _resources(workload: Workload) -> Path:
+    for one in workload.main_containers:
+        if one.gpu_keys:
+            return workload.at(*one.where, "resources")
+    return workload.at("containers")

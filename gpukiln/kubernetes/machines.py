@@ -1,0 +1,115 @@
+"""What a node of an instance type is on EKS before anybody has seen it: its room for pods, and its labels."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from functools import cache
+
+from gpukiln.catalog.boards import boards, divisions
+from gpukiln.catalog.gpus import gpus
+from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
+
+MIB = 2**20
+GPU = "nvidia.com/gpu"
+PRODUCT = "nvidia.com/gpu.product"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+ARCHES = {"x86_64": "amd64", "arm64": "arm64"}
+# Share of a machine's memory that its kernel has not: what Karpenter assumes before it has seen a node of the
+# type (aws/karpenter-provider-aws, VM_MEMORY_OVERHEAD_PERCENT).
+UNSEEN = Decimal("0.075")
+UNKNOWN = Decimal("Infinity")  # the root volume's size is the node group's
+
+
+@cache
+def sold() -> dict[str, InstanceType]:
+    """Instance types that can be launched and have whole GPUs that NVIDIA's device plugin serves."""
+    return {
+        name: machine
+        for name, machine in instance_types().items()
+        if machine.status != "retired"
+        and machine.driver == "datacenter"
+        and machine.gpu_fraction == 1
+        and gpus()[machine.gpu].manufacturer == "NVIDIA"
+    }
+
+
+@cache
+def allocatable(name: str) -> dict[str, Decimal]:
+    """What an EKS node of a type has for pods: cores, bytes, pieces.
+
+    awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go reserves 11 MiB for each pod and 255, evicts at
+    100, and keeps 6 % of the first core, 1 % of the second, 0.5 % of the next two and 0.25 % of the others.
+    The number of pods is that of the addresses of its network interfaces (without prefix delegation).
+    """
+    machine = instance_type(name)
+    cores = machine.vcpu
+    kept = 60 + 10 * (cores > 1) + 5 * max(min(cores, 4) - 2, 0) + Decimal("2.5") * max(cores - 4, 0)
+    memory = int(machine.memory_mib * (1 - UNSEEN)) - (11 * machine.max_pods + 255 + 100)
+    return {
+        "cpu": cores - Decimal(math.ceil(kept)) / 1000,
+        "memory": Decimal(memory * MIB),
+        "pods": Decimal(machine.max_pods),
+        "ephemeral-storage": UNKNOWN,
+        GPU: Decimal(machine.gpus),
+        f"{GPU}.shared": UNKNOWN,  # as many as the plugin's configuration says
+        **{f"nvidia.com/mig-{profile}": Decimal(count) for profile, count in _instances(machine).items()},
+    }
+
+
+@cache
+def labels(name: str) -> dict[str, str]:
+    """What kubelet, EKS, Karpenter and feature discovery say of a node of a type.
+
+    Karpenter: aws/karpenter-provider-aws:pkg/providers/instancetype/types.go. Feature discovery, which says
+    NVML's name with `-` for spaces: NVIDIA/k8s-device-plugin:internal/lm/resource.go.
+    """
+    machine = instance_type(name)
+    board, family, size = boards().get(machine.gpu), *name.split(".", 1)
+    category = re.match(r"[a-z]+", family)
+    generation = re.search(r"\d+", family)
+    arch = ARCHES[machine.arch]
+    return {
+        INSTANCE_TYPE: name,
+        "beta.kubernetes.io/instance-type": name,
+        "kubernetes.io/arch": arch,
+        "beta.kubernetes.io/arch": arch,
+        "kubernetes.io/os": "linux",
+        "beta.kubernetes.io/os": "linux",
+        "karpenter.k8s.aws/instance-family": family,
+        "karpenter.k8s.aws/instance-category": category[0] if category else "",
+        "karpenter.k8s.aws/instance-generation": generation[0] if generation else "",
+        "karpenter.k8s.aws/instance-size": size,
+        "karpenter.k8s.aws/instance-cpu": str(machine.vcpu),
+        "karpenter.k8s.aws/instance-memory": str(machine.memory_mib),
+        "karpenter.k8s.aws/instance-hypervisor": machine.hypervisor if machine.hypervisor != "none" else "",
+        "karpenter.k8s.aws/instance-gpu-name": ec2_name(machine.gpu).lower().replace(" ", "-"),
+        "karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia",
+        "karpenter.k8s.aws/instance-gpu-count": str(machine.gpus),
+        "karpenter.k8s.aws/instance-gpu-memory": str(machine.gpu_memory_mib),
+        "eks.amazonaws.com/instance-gpu-name": ec2_name(machine.gpu).lower().replace(" ", "-"),
+        "eks.amazonaws.com/instance-gpu-count": str(machine.gpus),
+        "eks.amazonaws.com/instance-family": family,
+        f"{GPU}.present": "true",
+        f"{GPU}.count": str(machine.gpus),
+        **(
+            {"karpenter.k8s.aws/instance-local-nvme": str(machine.local_nvme_gb)}
+            if machine.local_nvme_gb
+            else {}
+        ),
+        **({PRODUCT: board.name.replace(" ", "-")} if board else {}),
+    }
+
+
+def ec2_name(model: str) -> str:
+    """What EC2's DescribeInstanceTypes calls a GPU of the catalogue."""
+    return gpus()[model].ec2_name or gpus()[model].name
+
+
+def _instances(machine: InstanceType) -> dict[str, int]:
+    """MIG profiles of a machine's GPUs, as the plugin's resources are called, and how many it can have."""
+    board = boards().get(machine.gpu)
+    if not board or not board.mig:
+        return {}
+    return {row[2].replace("+", "."): machine.gpus * row[7] for row in divisions()[board.mig].profiles}

@@ -1,0 +1,230 @@
+"""Where pods may land: node pools of Karpenter and eksctl, live nodes, or every GPU machine that is sold.
+
+A pool is its candidate types with what their nodes will say. Which zone, capacity type or host a node gets is
+not known before: there a pod gets the value that it asks for, where the pool allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from gpukiln.kubernetes import machines
+from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms
+
+CAPACITY = "karpenter.sh/capacity-type"
+CAPACITIES = ("on-demand", "reserved", "spot")
+# What each node gets for itself, whatever its pool says.
+OWN = (
+    "kubernetes.io/hostname",
+    "topology.kubernetes.io/",
+    "failure-domain.beta.kubernetes.io/",
+    "topology.ebs.",
+)
+# Of these prefixes the labels are set by kubelets, clouds and feature discovery: which of them we don't know
+# of a type is no reason to say that nobody sets it.
+SET_BY_OTHERS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
+TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A node pool.
+
+    Args:
+        types: Instance types with GPUs that it may start.
+        labels: That all of its nodes bear, beside those of their type.
+        choices: Label to the values of which a node bears one.
+        limits: Resources of all its nodes together.
+        anything: Whether nothing else is known of its nodes' labels.
+        nodes: Live nodes instead of types.
+        driver: NVIDIA driver of its image, where it is known.
+    """
+
+    name: str
+    types: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    taints: tuple[Mapping[str, str], ...] = field(default=(), hash=False)
+    limits: Mapping[str, Decimal] = field(default_factory=dict, hash=False)
+    anything: bool = False
+    nodes: tuple[Manifest, ...] = field(default=(), hash=False)
+    driver: str = ""
+
+    def candidates(self, spec: Spec) -> Iterable[tuple[str, Manifest]]:
+        """Each type, or live node, with a node as a pod would find it."""
+        if self.nodes:
+            for node in self.nodes:
+                yield node["metadata"]["name"], node
+            return
+        wanted = _wanted(spec)
+        for name in self.types:
+            node = _node(self, name)
+            known = node["metadata"]["labels"]
+            more = {
+                key: found
+                for key, values in wanted.items()
+                if (key in self.choices or key not in known) and (found := self._answer(key, values))
+            }
+            yield name, _with(node, more) if more else node
+
+    def _answer(self, key: str, wanted: Sequence[str]) -> str:
+        """The value of a label that a pod asks for, where a node of the pool may bear it."""
+        if key in self.choices:
+            return next((one for one in wanted if one in self.choices[key]), self.choices[key][0])
+        if self.anything or key.startswith((*OWN, *SET_BY_OTHERS)):
+            return wanted[0] if wanted else "any"
+        return ""
+
+
+def default_pool(types: Sequence[str] = (), driver: str = "") -> Pool:
+    """Every type that is sold, or those named, tainted as GPU nodes usually are."""
+    return Pool(
+        "any" if not types else "named types",
+        tuple(types) or tuple(sorted(machines.sold(), key=_size)),
+        taints=(TAINT,),
+        anything=True,
+        driver=driver,
+    )
+
+
+def pools_in(objects: Iterable[Mapping[str, Any]], driver: str = "") -> tuple[Pool, ...]:
+    """The pools with GPUs among some manifests: Karpenter's NodePools, node groups of eksctl."""
+    found: list[Pool] = []
+    for one in objects:
+        if one.get("kind") == "NodePool" and str(one.get("apiVersion", "")).startswith("karpenter.sh/"):
+            found.append(_of_karpenter(one, driver))
+        elif one.get("kind") == "ClusterConfig":
+            for key in ("managedNodeGroups", "nodeGroups"):
+                found += [_of_eksctl(group, key, driver) for group in one.get(key) or ()]
+    return tuple(pool for pool in found if pool.types)
+
+
+def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
+    """Live nodes that offer GPUs."""
+    offering = [one for one in nodes if amount(one["status"].get("allocatable", {}).get(GPU, "0"))]
+    drivers = {
+        one["metadata"].get("labels", {}).get("nvidia.com/cuda.driver-version.full", "") for one in offering
+    }
+    return Pool("nodes of the cluster", nodes=tuple(offering), driver=min(drivers, default=""))
+
+
+def _of_karpenter(one: Mapping[str, Any], driver: str) -> Pool:
+    """A NodePool, API karpenter.sh/v1."""
+    template = one.get("spec", {}).get("template", {})
+    spec = template.get("spec", {})
+    requirements = [rule for rule in spec.get("requirements") or () if isinstance(rule, Mapping)]
+    labels = {key: str(value) for key, value in (template.get("metadata", {}).get("labels") or {}).items()}
+    name = one.get("metadata", {}).get("name", "")
+    types = [
+        kind
+        for kind in sorted(machines.sold(), key=_size)
+        if all(_allows(rule, machines.labels(kind)) for rule in requirements)
+    ]
+    choices: dict[str, tuple[str, ...]] = {CAPACITY: CAPACITIES}
+    for rule in requirements:
+        key, values = str(rule.get("key")), tuple(map(str, rule.get("values") or ()))
+        typed = bool(machines.sold()) and key in machines.labels(next(iter(machines.sold())))
+        if rule.get("operator") == "In" and values and not typed:
+            choices[key] = values
+        elif rule.get("operator") == "NotIn" and key == CAPACITY:
+            choices[key] = tuple(one for one in CAPACITIES if one not in values) or CAPACITIES
+    limits = {key: amount(str(value)) for key, value in (one.get("spec", {}).get("limits") or {}).items()}
+    return Pool(
+        name,
+        tuple(types),
+        {**labels, "karpenter.sh/nodepool": name},
+        choices,
+        tuple(spec.get("taints") or ()),
+        {key: value for key, value in limits.items() if key in ("cpu", "memory", GPU)},
+        driver=driver,
+    )
+
+
+def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
+    """A node group of eksctl.io/v1alpha5; taints are a list, or a mapping KEY: VALUE:EFFECT."""
+    types = [group["instanceType"]] if group.get("instanceType") else []
+    types += (
+        (group.get("instancesDistribution") or {}).get("instanceTypes") or group.get("instanceTypes") or []
+    )
+    taints = group.get("taints") or ()
+    if isinstance(taints, Mapping):
+        pairs = [(name, str(value).rpartition(":")) for name, value in taints.items()]
+        taints = [{"key": name, "value": value, "effect": effect} for name, (value, _, effect) in pairs]
+    labels = {name: str(value) for name, value in (group.get("labels") or {}).items()}
+    name = str(group.get("name", ""))
+    managed = key == "managedNodeGroups"
+    spot = bool(group.get("spot") or group.get("instancesDistribution"))
+    return Pool(
+        name,
+        tuple(kind for kind in types if kind in machines.sold()),
+        {
+            "alpha.eksctl.io/nodegroup-name": name,
+            **({"eks.amazonaws.com/nodegroup": name} if managed else {}),
+            **({"eks.amazonaws.com/capacityType": "SPOT" if spot else "ON_DEMAND"} if managed else {}),
+            **({"node-lifecycle": "spot"} if spot and not managed else {}),
+            **labels,
+        },
+        taints=tuple(taints),
+        driver=driver,
+    )
+
+
+def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether a requirement of a NodePool leaves a type in; what says nothing of types does."""
+    key, operator = str(rule.get("key")), rule.get("operator")
+    values = [str(one) for one in rule.get("values") or ()]
+    if key not in labels:
+        return not (operator == "In" and key.startswith("karpenter.k8s.aws/instance-local-nvme"))
+    has = labels[key]
+    if operator in ("Gt", "Lt", "Gte", "Lte") and values and has.isdecimal() and values[0].isdecimal():
+        limit = int(values[0])
+        return {
+            "Gt": int(has) > limit,
+            "Lt": int(has) < limit,
+            "Gte": int(has) >= limit,
+            "Lte": int(has) <= limit,
+        }[str(operator)]
+    return {"In": has in values, "NotIn": has not in values, "DoesNotExist": False}.get(str(operator), True)
+
+
+def _wanted(spec: Spec) -> dict[str, tuple[str, ...]]:
+    """Labels that a pod asks for, and the values that would do."""
+    found: dict[str, tuple[str, ...]] = {
+        str(key): (str(value),) for key, value in (spec.get("nodeSelector") or {}).items()
+    }
+    for term in required_terms(spec):
+        for rule in term.get("matchExpressions") or ():
+            values = tuple(map(str, rule.get("values") or ()))
+            if rule.get("operator") in ("In", "Exists"):
+                found.setdefault(str(rule.get("key")), values)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _node(pool: Pool, name: str) -> Manifest:
+    room = {key: str(value) for key, value in machines.allocatable(name).items()}
+    labels = {
+        **machines.labels(name),
+        **{key: values[0] for key, values in pool.choices.items()},
+        **pool.labels,
+    }
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"taints": list(pool.taints)},
+        "status": {"allocatable": room, "capacity": room},
+    }
+
+
+def _with(node: Manifest, labels: Mapping[str, str]) -> Manifest:
+    meta = node["metadata"]
+    return {**node, "metadata": {**meta, "labels": {**meta["labels"], **labels}}}
+
+
+def _size(name: str) -> tuple[int, int, int]:
+    machine = machines.sold()[name]
+    return machine.gpus, machine.vcpu, machine.memory_mib

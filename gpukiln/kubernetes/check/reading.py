@@ -67,6 +67,7 @@ class Reading:
         Args:
             name: Of the file; its ending says what it is, where it has one.
         """
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
         kind = _kind(text, File(name).suffix.lower())
         if kind == "yaml":
@@ -166,7 +167,7 @@ class Reading:
                     at = _below(document, ("items", number))
                     self._thing(Thing(name, index, item, "object", line_of=at, twice=()))
             return
-        role, chart = _role(value)
+        role, chart = _role(value, whole=whole)
         if role == "unknown":  # a document may show the settings of anything
             if whole:
                 self.unchecked.append((name, document.line_of(()), NEITHER))
@@ -247,13 +248,13 @@ def _file(reading: Reading, path: File) -> None:
     except OSError as error:
         raise UnavailableError(f"{name} can't be read: {error.strerror}") from error
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as error:
         reading.files.append(name)
         line = data.count(b"\n", 0, error.start) + 1
         reading.broken.append(Broken(name, line, "no text in UTF-8"))
         return
-    reading.text(text.replace("\r\n", "\n"), name)
+    reading.text(text, name)
 
 
 def _kind(text: str, suffix: str) -> str:
@@ -359,8 +360,15 @@ def _below(document: yamltree.Document, where: Path) -> Any:
     return lambda path: document.line_of((*where, *path))
 
 
-def _role(value: dict[str, Any]) -> tuple[Role, str]:
-    """What a mapping is, and of values, for which chart."""
+def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
+    """What a mapping is, and of values, for which chart.
+
+    Args:
+        whole: It is a file and no block of a document: what says something of pods is a chart's values, in
+            which the rest may have any form.
+    """
+    of_pods = (CONTAINER_KEYS | POD_KEYS) & value.keys()
+    tells = {"resources", "nodeSelector", "tolerations", "affinity", "containers"} & value.keys()
     chart = "" if "kind" in value or "apiVersion" in value else chart_of(value)
     if "kind" in value or ("apiVersion" in value and "metadata" in value):
         role: Role = "object"
@@ -370,9 +378,9 @@ def _role(value: dict[str, Any]) -> tuple[Role, str]:
         role = "dashboard"
     elif any("rules" in mapping(one) for one in sequence(value.get("groups"))):
         role = "rules"
-    elif chart:
+    elif chart or (whole and tells):
         role = "values"
-    elif ({"limits", "requests"} | CONTAINER_KEYS | POD_KEYS) - {"name"} & value.keys():
+    elif not whole and (tells or {"limits", "requests"} >= value.keys() or of_pods == value.keys()):
         role = "fragment"
     else:
         role = "unknown"

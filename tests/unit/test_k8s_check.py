@@ -466,3 +466,42 @@ def test_a_thousand_manifests_take_five_seconds() -> None:
     report = judge(reading, Context(things=tuple(reading.things)))
     assert time.process_time() - began < 5
     assert report.counts.pods == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("compose.yaml", "services: {a: {image: a, volumes: [x:/y]}}\nvolumes: {x: {}}\n"),
+        ("config", "apiVersion: v1\nkind: Config\nclusters: []\n"),
+        ("values.yaml", "image: {repository: a, tag: '1'}\nenv: {A: b}\n"
+         "resources: {limits: {cpu: 1}}\nvolumes: {}\n"),
+        ("page.md", "```yaml\nenv: {CC: ccache gcc}\nsteps: []\n```\n"),
+        ("page.md", "```yaml\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: <name>}\nspec:\n"
+         "  replicas: ${REPLICAS}\n  selector: {}\n  template: {spec: {containers: [{name: $NAME, "
+         "image: a:1, resources: {limits: {memory: <memory>}}}]}}\n```\n"),
+        ("ray.yaml", "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: a}\nspec: {headGroupSpec: "
+         "{rayStartParams: {}, template: {spec: {containers: [{name: h, image: rayproject/ray:2.50.0, "
+         "resources: {limits: {cpu: 1, memory: 1Gi, nvidia.com/gpu: 2}}}]}}}}\n"),
+        ("empty.yaml", "---\n---\n# nothing\n"),
+        ("empty.md", ""),
+        ("dates.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, annotations: {on: 2026-01-01}}\n"),
+        ("merge.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: &m {name: a}\ndata: {<<: {a: b}, c: d}\n"),
+    ],
+    ids=lambda value: value if "\n" not in value and value else "",
+)  # fmt: skip
+def test_no_alarm_on_what_is_right_in_unusual_ways(name: str, text: str) -> None:
+    assert not judged(text, name).findings
+
+
+def test_a_folder_is_read_without_what_is_hidden(tmp_path: Path, check: Typed) -> None:
+    for name in (
+        ".github/workflows/a.yaml",
+        "node_modules/a.yaml",
+        ".git/a.yaml",
+        "deep/er/a.yaml",
+        "main.tf",
+    ):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(BAD)
+    found = {one["file"] for one in json.loads(check("in", "--json", code=1).stdout)["findings"]}
+    assert found == {"in/.github/workflows/a.yaml", "in/deep/er/a.yaml"}

@@ -1,0 +1,432 @@
+"""Submits a Job and follows it: why it waits, what it writes, how it ended.
+
+What the API does not answer is asked again: the Job goes on without us. Nothing here ends a Job that has run.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, RefusedError, UnavailableError
+from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.jobs import state
+from gpukiln.kubernetes.jobs.render import CONTAINER, JOB_NAME
+from gpukiln.kubernetes.jobs.state import Attempt, End
+from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.progress import human_seconds
+from gpukiln.typed import unknown
+
+if TYPE_CHECKING:
+    from gpukiln.kubernetes.jobs.request import GpuJob
+
+LOCAL_QUEUE, WORKLOAD = "kueue.x-k8s.io/v1beta2/LocalQueue", "kueue.x-k8s.io/v1beta2/Workload"
+POLL_S = 1.0
+LOST_S = 300.0  # for which the API may not answer before we stop
+STUCK_S = 120.0  # for which a container may not be startable: a registry that is down for a moment
+EVENTS_S = 10.0  # between two looks at the events of what waits
+LOG_S = 15.0  # for the last lines of a log, after the Job's end
+GONE_S = 60.0  # for a Job that is deleted to be gone
+# Events of a waiting pod that are no warnings and worth telling: autoscaler, Karpenter, kubelet.
+TOLD_EVENTS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "Pulling", "Pulled")
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+
+
+def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = False) -> None:
+    """Create a Job, and the Service of several pods, which goes when the Job goes.
+
+    Args:
+        replace_ended: Remove a Job of that name before, if it has ended.
+
+    Raises:
+        RefusedError: There is a Job of that name.
+        IncompatibleError: Its queue is not there, or the server does not take it.
+    """
+    namespace = job.namespace or cluster.namespace
+    if there := cluster.get("Job", job.name, namespace):
+        if not (replace_ended and state.has_ended(there)):
+            ended = "ended" if state.has_ended(there) else "runs"
+            raise RefusedError(
+                f"there is a Job {job.name} in {namespace} already, which {ended}",
+                hint="--attach follows it; --name gives this one another name"
+                + ("; --replace removes it first" if state.has_ended(there) else ""),
+            )
+        _remove(cluster, job.name, namespace)
+        say(f"job {job.name}: the one that had ended is removed")
+    _require_queue(cluster, job.queue, namespace)
+    *services, manifest = job.manifests()
+    made = cluster.create(manifest)
+    try:
+        for service in services:
+            _create_service(cluster, service, made, namespace)
+    except BaseException:
+        cluster.delete("Job", job.name, namespace)
+        raise
+    say(f"job {job.name}: submitted to {namespace} of {cluster.context}")
+
+
+def rehearse(cluster: Cluster, job: GpuJob) -> None:
+    """Let the server validate and admit a job, and keep nothing of it."""
+    _require_queue(cluster, job.queue, job.namespace or cluster.namespace)
+    for one in job.manifests():
+        cluster.create(one, dry_run=True)
+
+
+def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namespace: str) -> None:
+    name = service["metadata"]["name"]
+    if there := cluster.get("Service", name, namespace):
+        if there["spec"].get("selector") == service["spec"]["selector"]:
+            return  # of a Job of that name, before: it does the same
+        raise RefusedError(
+            f"there is a Service {name} in {namespace} that selects other pods", hint="--name of another name"
+        )
+    meta = owner["metadata"]
+    mine = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+    cluster.create({**service, "metadata": {**service["metadata"], "ownerReferences": [mine]}})
+
+
+def _require_queue(cluster: Cluster, name: str, namespace: str) -> None:
+    """Without its queue Kueue holds a Job back for ever; without Kueue the label does nothing."""
+    if not name or cluster.get(LOCAL_QUEUE, name, namespace):
+        return
+    there = [one["metadata"]["name"] for one in cluster.list(LOCAL_QUEUE, namespace)]
+    if there:
+        error = unknown(f"queue of {namespace}", name, there)
+        raise IncompatibleError(error.message, hint=error.hint or "--queue names one of them")
+    raise IncompatibleError(
+        f"{namespace} has no queue {name}, nor any other: no LocalQueue of Kueue is there",
+        hint="`invoke k8s.addons --team` renders queues; without --queue the Job starts at once",
+    )
+
+
+def _remove(cluster: Cluster, name: str, namespace: str) -> None:
+    cluster.delete("Job", name, namespace)
+    until = time.monotonic() + GONE_S
+    while cluster.get("Job", name, namespace):
+        if time.monotonic() > until:
+            raise BusyError(
+                f"the Job {name} was deleted, and is there after {GONE_S:.0f} s", hint="the same again later"
+            )
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a Job is waited for, in s; start_s None: as long as its deadline."""
+
+    start_s: float | None = None
+    stuck_s: float = STUCK_S
+    lost_s: float = LOST_S
+    poll_s: float = POLL_S
+
+
+def follow(
+    cluster: Cluster,
+    name: str,
+    namespace: str,
+    *,
+    write: Tell,
+    say: Tell,
+    patience: Patience = Patience(),
+    ours: bool = False,
+) -> End:
+    """Wait for a Job's end.
+
+    Args:
+        write: Given each line that its pods write.
+        say: Given what happens to it.
+        ours: Whether we submitted it: one that can't start is removed, so that it holds no GPU.
+
+    Raises:
+        UnavailableError: It is not there any more, can't be started, or the API is lost.
+        BusyError: It did not start in time.
+    """
+    return _Follower(cluster, name, namespace or cluster.namespace, write, say, patience, ours=ours).run()
+
+
+def again(name: str, namespace: str, context: str) -> list[str]:
+    """The lines that say how to come back to a Job that is left running."""
+    return [
+        f"job {name} goes on in {namespace} of {context}",
+        f"follow it: invoke k8s.job --attach --name {name} --namespace {namespace} --context {context}",
+        f"end it: kubectl --context {context} -n {namespace} delete job {name}",
+    ]
+
+
+class _Follower:
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        namespace: str,
+        write: Tell,
+        say: Tell,
+        patience: Patience,
+        *,
+        ours: bool,
+    ) -> None:
+        self.cluster, self.name, self.namespace = cluster, name, namespace
+        self.write, self.tell, self.patience, self.ours = write, say, patience, ours
+        self.attempts: dict[str, Attempt] = {}  # by the pod's uid, oldest first
+        self.said: dict[str, str] = {}  # the last that was told of something
+        self.events: set[str] = set()
+        self.notes: list[str] = []
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.readers: dict[str, threading.Thread] = {}
+        self.stuck_since: float | None = None
+        self.lost_since: float | None = None
+        self.begun = time.monotonic()
+        self.looked_at_events = self.begun
+
+    def run(self) -> End:
+        if self.cluster.get("Job", self.name, self.namespace) is None:
+            there = [one["metadata"]["name"] for one in self.cluster.list("Job", self.namespace)]
+            error = unknown(f"Job of {self.namespace}", self.name, there)
+            raise UnavailableError(error.message, hint=error.hint or "--namespace and --context say where")
+        while True:
+            job, pods = self._ask(self._look)
+            if job is not None:
+                self._see(job, pods)
+                if state.has_ended(job):
+                    return self._finish(job)
+                self._give_up_if_late()
+            self._drain(self.patience.poll_s)
+
+    def _look(self) -> tuple[Manifest, list[Manifest]]:
+        job = self.cluster.get("Job", self.name, self.namespace)
+        if job is None:
+            self._drain(0)
+            raise _GoneError(
+                f"the Job {self.name} was deleted before its end was seen",
+                hint="`kubectl get events` may say by whom; its pods go with it",
+            )
+        pods = self.cluster.list("Pod", self.namespace, labels=f"{JOB_NAME}={self.name}")
+        owned = [one for one in pods if _is_of(one, job)]
+        return job, sorted(owned, key=_age)
+
+    def _ask(self, question: Callable[[], tuple[Manifest, list[Manifest]]]) -> tuple[Any, list[Manifest]]:
+        """An answer, or (None, []) while the API does not give one."""
+        try:
+            found = question()
+        except _GoneError:
+            raise
+        except (UnavailableError, BusyError) as error:
+            now = time.monotonic()
+            self.lost_since = self.lost_since or now
+            if now - self.lost_since > self.patience.lost_s:
+                lines = again(self.name, self.namespace, self.cluster.context)
+                raise UnavailableError(
+                    f"for {human_seconds(self.patience.lost_s)} the cluster could not be asked: "
+                    f"{error.message}",
+                    details=tuple(lines[:2]),
+                    hint=error.hint,
+                ) from error
+            self._say("api", f"the API does not answer, it is asked again: {error.message}")
+            return None, []
+        if self.lost_since:
+            self.lost_since = None
+            self._say("api", "the API answers again")
+        return found
+
+    def _see(self, job: Manifest, pods: list[Manifest]) -> None:
+        there = {one["metadata"]["uid"] for one in pods}
+        for uid, one in self.attempts.items():
+            if uid not in there and one.exit_code is None and one.phase not in ("failed", "interrupted"):
+                self.attempts[uid] = replace(one, phase="gone", why="it was removed before its end was seen")
+        for pod in pods:
+            uid = pod["metadata"]["uid"]
+            one = self.attempts[uid] = state.attempt(pod)
+            self._tell_pod(one)
+            if uid not in self.readers and (one.phase == "running" or one.exit_code is not None):
+                self._read(uid, one)
+        if not pods and not state.has_ended(job):
+            self._tell_waiting_job(job)
+        now = time.monotonic()
+        if now - self.looked_at_events >= min(EVENTS_S, 10 * self.patience.poll_s):
+            self.looked_at_events = now
+            waiting = [one for one in pods if self.attempts[one["metadata"]["uid"]].phase in _NOT_STARTED]
+            if waiting or not pods:
+                self._tell_events(*(waiting or [job]))
+
+    def _tell_pod(self, one: Attempt) -> None:
+        texts = {
+            "waiting": f"waits for a node: {one.why}" if one.why else "waits for a node",
+            "starting": f"starts on {one.node}",
+            "stuck": f"can't start on {one.node}: {one.reason}: {one.why}",
+            "running": f"runs on {one.node}",
+            "succeeded": "ended well",
+            "failed": f"failed on {one.node or 'no node'}: {one.why}",
+            "interrupted": f"was interrupted on {one.node}: {one.why}; it is started again",
+        }
+        self._say(one.pod, f"pod {one.pod} {texts[one.phase]}")
+
+    def _tell_waiting_job(self, job: Manifest) -> None:
+        if not job["spec"].get("suspend"):
+            return
+        why = self._queued(job["metadata"]["uid"]) or "it is suspended"
+        self._say("job", f"job {self.name} waits in its queue: {why}")
+
+    def _queued(self, uid: str) -> str:
+        """Why Kueue has not admitted the Job, in its own words."""
+        try:
+            workloads = self.cluster.list(WORKLOAD, self.namespace)
+        except GpukilnError as error:
+            return error.message
+        for one in workloads:
+            if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences", ())):
+                for condition in one.get("status", {}).get("conditions", ()):
+                    if condition["type"] == "QuotaReserved" and condition["status"] != "True":
+                        return str(condition.get("message", ""))
+        return ""
+
+    def _tell_events(self, *things: Manifest) -> None:
+        """What autoscalers, volumes and quotas say of what waits: only events do."""
+        for thing in things:
+            meta = thing["metadata"]
+            try:
+                found = self.cluster.list("Event", self.namespace, fields=f"involvedObject.uid={meta['uid']}")
+            except GpukilnError as error:
+                self._say("events", f"events can't be read: {error.message}")
+                return
+            for one in found:
+                text = f"{one.get('reason', '')}: {one.get('message', '')}"
+                if one.get("reason") == "FailedScheduling" or text in self.events:
+                    continue  # the pod's own condition tells it
+                if one.get("type") == "Warning" or one.get("reason") in TOLD_EVENTS:
+                    self.events.add(text)
+                    self.tell(f"{meta['name']}: {text}")
+
+    def _say(self, about: str, text: str) -> None:
+        if self.said.get(about) != text:
+            self.said[about] = text
+            self.tell(text)
+
+    def _give_up_if_late(self) -> None:
+        """Leave a Job that does not start; one of ours that never ran is removed."""
+        phases = [one.phase for one in self.attempts.values()]
+        now = time.monotonic()
+        if "stuck" not in phases:
+            self.stuck_since = None
+        elif self.stuck_since is None:
+            self.stuck_since = now
+        stuck = next((one for one in self.attempts.values() if one.phase == "stuck"), None)
+        if stuck and self.stuck_since is not None and now - self.stuck_since >= self._stuck_for(stuck):
+            raise UnavailableError(
+                f"{stuck.pod} can't start: {stuck.reason}: {stuck.why}",
+                details=self._dropped(),
+                hint=_STUCK_HINTS.get(stuck.reason, "look at --image, and at --pull-secret for its registry"),
+            )
+        started = any(phase not in _NOT_STARTED for phase in phases)
+        if not started and self.patience.start_s is not None and now - self.begun >= self.patience.start_s:
+            why = next((one.why for one in self.attempts.values() if one.why), "") or self.said.get("job", "")
+            raise BusyError(
+                f"in {human_seconds(self.patience.start_s)} it did not start" + (f": {why}" if why else ""),
+                details=self._dropped(),
+                hint="later, other GPUs (--gpu-model L4,T4), or less of CPU and memory; "
+                "`invoke k8s.doctor` looks closer",
+            )
+
+    def _dropped(self) -> tuple[str, ...]:
+        """Remove the Job if it is ours and none of it ran; what is left is told."""
+        ran = any(one.phase not in _NOT_STARTED for one in self.attempts.values())
+        if not self.ours or ran:
+            return tuple(again(self.name, self.namespace, self.cluster.context))
+        try:
+            self.cluster.delete("Job", self.name, self.namespace)
+        except GpukilnError as error:
+            lines = again(self.name, self.namespace, self.cluster.context)
+            return (f"it could not be removed: {error.message}", *lines)
+        return ("nothing of it ran; the Job is removed, so that it holds no GPU",)
+
+    def _stuck_for(self, one: Attempt) -> float:
+        return 0.0 if one.reason in ("InvalidImageName", "ErrImageNeverPull") else self.patience.stuck_s
+
+    # --- logs -----------------------------------------------------------------------------------------
+
+    def _read(self, uid: str, one: Attempt) -> None:
+        begin = "" if one.index is None else f"[{one.index}] "
+        before = [self.readers[other] for other in self.readers if self.attempts[other].index == one.index]
+        args = (uid, one.pod, begin, before)
+        reader = self.readers[uid] = threading.Thread(target=self._read_log, args=args, daemon=True)
+        reader.start()
+
+    def _read_log(self, uid: str, pod: str, begin: str, before: list[threading.Thread]) -> None:
+        """Put each line of a pod's log into the queue once, whatever cuts the connection.
+
+        Args:
+            before: Readers of the pods whose place it took: their lines come first.
+        """
+        for reader in before:
+            reader.join()
+        done, failures = 0, 0
+        while True:
+            ended = self.attempts[uid].exit_code is not None or self.attempts[uid].phase == "gone"
+            try:
+                lines = self.cluster.logs(pod, self.namespace, container=CONTAINER, follow=not ended)
+                for number, line in enumerate(lines):
+                    if number >= done:
+                        self.lines.put(begin + line)
+                        done, failures = number + 1, 0
+                if ended:
+                    return
+            except GpukilnError as error:
+                failures += 1
+                if (ended and failures > 2) or failures > _LOG_FAILURES:
+                    self.notes.append(f"the log of {pod} is not whole: {error.message}")
+                    return
+            time.sleep(min(self.patience.poll_s, 0.5))
+
+    def _drain(self, for_s: float) -> None:
+        """Write what was read, for some time."""
+        until = time.monotonic() + for_s
+        while True:
+            left = until - time.monotonic()
+            try:
+                self.write(self.lines.get(timeout=left) if left > 0 else self.lines.get_nowait())
+            except queue.Empty:
+                if left <= 0:
+                    return
+
+    def _finish(self, job: Manifest) -> End:
+        until = time.monotonic() + LOG_S
+        while any(one.is_alive() for one in self.readers.values()) and time.monotonic() < until:
+            self._drain(min(0.05, self.patience.poll_s))
+        self._drain(0)
+        for uid, reader in self.readers.items():
+            if reader.is_alive():
+                self.notes.append(f"the log of {self.attempts[uid].pod} was not read to its end")
+        for note in self.notes:
+            self.tell(note)
+        found = state.end(job, list(self.attempts.values()), self.notes)
+        assert found is not None  # noqa: S101 - has_ended() said so
+        return found
+
+
+class _GoneError(UnavailableError):
+    """The Job is not there any more."""
+
+
+_NOT_STARTED = ("waiting", "starting", "stuck")
+_LOG_FAILURES = 20  # in a row
+_STUCK_HINTS = {
+    "CreateContainerConfigError": "a Secret, ConfigMap or key that it names is not there: --env-secret",
+    "InvalidImageName": "--image is no reference of an image",
+    "RunContainerError": "the node's container runtime refuses it: `invoke k8s.doctor` looks closer",
+}
+
+
+def _age(pod: Manifest) -> tuple[str, int]:
+    """Oldest first; within a second by the version, which grows (KEP-5504)."""
+    meta = pod["metadata"]
+    return str(meta.get("creationTimestamp")), int(meta.get("resourceVersion", 0))
+
+
+def _is_of(pod: Manifest, job: Manifest) -> bool:
+    """Whether a pod is this Job's, and not one's that had its name before."""
+    return any(one.get("uid") == job["metadata"]["uid"] for one in pod["metadata"].get("ownerReferences", ()))

@@ -1,0 +1,233 @@
+"""A job as manifests: pure, plain, every quantity a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.kubernetes.jobs import choice
+from gpukiln.kubernetes.quantity import quantity
+
+if TYPE_CHECKING:
+    from gpukiln.kubernetes.jobs.request import GpuJob
+    from gpukiln.kubernetes.manifest import Manifest
+
+CONTAINER = "main"
+GPU = "nvidia.com/gpu"
+INDEX = "batch.kubernetes.io/job-completion-index"  # k8s.io/api/batch/v1
+JOB_NAME = "batch.kubernetes.io/job-name"
+QUEUE = "kueue.x-k8s.io/queue-name"  # kubernetes-sigs/kueue, docs of v1beta2
+DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+MASTER_PORT = 29500  # torch.distributed's default
+GPU_TOLERATION = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
+HOST = "kubernetes.io/hostname"
+ZONE = "topology.kubernetes.io/zone"
+
+
+def manifests(job: GpuJob) -> list[Manifest]:
+    """The Job, after the headless Service that gives several pods their names."""
+    return [*([_service(job)] if job.nodes > 1 else []), _job(job)]
+
+
+def _meta(job: GpuJob, **more: Any) -> dict[str, Any]:
+    own = {"app.kubernetes.io/name": job.name, "app.kubernetes.io/managed-by": "gpukiln"}
+    space = {"namespace": job.namespace} if job.namespace else {}
+    return {"name": job.name, **space, "labels": {**own, **dict(job.labels)}, **more}
+
+
+def _job(job: GpuJob) -> Manifest:
+    meta = _meta(job)
+    pod_labels = dict(meta["labels"])
+    if job.queue:
+        meta["labels"] = {**meta["labels"], QUEUE: job.queue}
+    indexed = {"completionMode": "Indexed", "completions": job.nodes, "parallelism": job.nodes}
+    template_meta: dict[str, Any] = {"labels": pod_labels}
+    if not job.spot:  # a node that is taken away is on its way out, whatever Karpenter may do
+        template_meta["annotations"] = {DO_NOT_DISRUPT: "true"}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": meta,
+        "spec": {
+            **(indexed if job.nodes > 1 else {}),
+            "backoffLimit": job.retries * job.nodes,
+            "activeDeadlineSeconds": job.timeout_s,
+            "ttlSecondsAfterFinished": job.ttl_s,
+            "podFailurePolicy": {"rules": _failures(job)},
+            "template": {"metadata": template_meta, "spec": _pod(job)},
+        },
+    }
+
+
+def _failures(job: GpuJob) -> list[dict[str, Any]]:
+    """What the cluster did to a pod is no failure of the program; the first rule that fits counts."""
+    rules: list[dict[str, Any]] = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    ]
+    if job.give_up:
+        codes = {"containerName": CONTAINER, "operator": "In", "values": list(job.give_up)}
+        rules.append({"action": "FailJob", "onExitCodes": codes})
+    return rules
+
+
+def _pod(job: GpuJob) -> dict[str, Any]:
+    required, preferred = _selection(job)
+    selector = {"kubernetes.io/arch": choice.ARCHES[job.arch], **dict(job.node_labels)}
+    selector |= {one["key"]: one["values"][0] for one in required if _is_one(one)}
+    several = [one for one in required if not _is_one(one)]
+    affinity = _affinity(job, several, preferred)
+    account = {"serviceAccountName": job.service_account} if job.service_account else {}
+    return {
+        "restartPolicy": "Never",
+        **({"subdomain": job.name} if job.nodes > 1 else {}),
+        "terminationGracePeriodSeconds": job.grace_s,
+        **(account or {"automountServiceAccountToken": False}),
+        **({"runtimeClassName": job.runtime_class} if job.runtime_class else {}),
+        **({"priorityClassName": job.priority_class} if job.priority_class else {}),
+        **({"imagePullSecrets": [{"name": one} for one in job.pull_secrets]} if job.pull_secrets else {}),
+        "nodeSelector": selector,
+        **({"affinity": affinity} if affinity else {}),
+        "tolerations": _tolerations(job),
+        "containers": [_container(job)],
+        **({"volumes": volumes} if (volumes := _volumes(job)) else {}),
+    }
+
+
+def _selection(job: GpuJob) -> tuple[list[choice.Expression], list[tuple[int, list[choice.Expression]]]]:
+    """What nodes must have; and weights with what they had better have."""
+    how: dict[str, Any] = {"mig": job.mig, "shared": job.shared}
+    required = choice.expressions(job.select_by, job.models, job.types, products=job.products, **how)
+    if job.provider:
+        key, value = choice.SPOT[job.provider]
+        # not `on-demand`: reserved capacity and capacity blocks are not spot either
+        required.append({"key": key, "operator": "In" if job.spot else "NotIn", "values": [value]})
+    preferred = [
+        (weight, choice.expressions(job.select_by, [model], job.types, **how)) for model, weight in job.prefer
+    ]
+    return required, preferred
+
+
+def _affinity(
+    job: GpuJob,
+    required: list[choice.Expression],
+    preferred: list[tuple[int, list[choice.Expression]]],
+) -> dict[str, Any]:
+    nodes: dict[str, Any] = {}
+    if required:
+        terms = [{"matchExpressions": required}]
+        nodes["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+    if preferred:
+        nodes["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": weight, "preference": {"matchExpressions": terms}} for weight, terms in preferred
+        ]
+    found: dict[str, Any] = {"nodeAffinity": nodes} if nodes else {}
+    if job.nodes > 1:
+        mates = {"labelSelector": {"matchLabels": {JOB_NAME: job.name}}}
+        near = {"weight": 100, "podAffinityTerm": {**mates, "topologyKey": ZONE}}
+        found["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
+        apart = {**mates, "topologyKey": HOST}
+        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    return found
+
+
+def _tolerations(job: GpuJob) -> list[dict[str, str]]:
+    found = [dict(GPU_TOLERATION)]
+    if job.spot and (taint := choice.SPOT_TAINTS.get(str(job.provider))):
+        found.append({**taint, "operator": "Equal", "effect": "NoSchedule"})
+    for key, value in job.tolerate:
+        found.append({"key": key, "operator": "Equal", "value": value} if value else _any(key))
+    return found
+
+
+def _container(job: GpuJob) -> dict[str, Any]:
+    words = {"args" if job.arguments else "command": list(job.command)} if job.command else {}
+    env = [{"name": name, "value": value} for name, value in job.env] + _rendezvous(job)
+    scratch = {"ephemeral-storage": size} if (size := _scratch(job)) else {}
+    asked = {"cpu": job.cpu, "memory": job.memory, **scratch}
+    limits = {"memory": job.memory, **scratch, _resource(job): str(job.gpus), **dict(job.resources)}
+    return {
+        "name": CONTAINER,
+        "image": job.image,
+        **words,
+        **({"env": env} if env else {}),
+        **({"envFrom": [{"secretRef": {"name": one}} for one in job.env_secrets]} if job.env_secrets else {}),
+        "resources": {"requests": asked, "limits": limits},
+        **({"volumeMounts": mounts} if (mounts := _mounts(job)) else {}),
+    }
+
+
+def _rendezvous(job: GpuJob) -> list[dict[str, Any]]:
+    """What torch.distributed reads of the environment, and torchrun of PET_... (torch.distributed.run).
+
+    RANK and WORLD_SIZE are processes', which torchrun sets.
+    """
+    if job.nodes == 1:
+        return []
+    values = {
+        "MASTER_ADDR": f"{job.name}-0.{job.name}",
+        "MASTER_PORT": str(MASTER_PORT),
+        "NNODES": str(job.nodes),
+        "NPROC_PER_NODE": str(job.gpus),
+    }
+    rank = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}}
+    found: list[dict[str, Any]] = []
+    for begin in ("", "PET_"):
+        found += [{"name": f"{begin}{name}", "value": value} for name, value in values.items()]
+        found.append({"name": f"{begin}NODE_RANK", **rank})
+    return found
+
+
+def _resource(job: GpuJob) -> str:
+    """The plugin's name: of whole GPUs, or with the strategy `mixed` of a MIG profile."""
+    return f"nvidia.com/mig-{job.mig.replace('+', '.')}" if job.mig else GPU
+
+
+def _volumes(job: GpuJob) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if job.shm:
+        found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}})
+    for number, one in enumerate(job.mounts):
+        name = f"mount-{number}"
+        if one.source.startswith("/"):
+            found.append({"name": name, "hostPath": {"path": one.source, "type": "DirectoryOrCreate"}})
+        elif one.source:
+            found.append({"name": name, "persistentVolumeClaim": {"claimName": one.source}})
+        else:
+            found.append({"name": name, "emptyDir": {"sizeLimit": one.size}})
+    return found
+
+
+def _mounts(job: GpuJob) -> list[dict[str, str]]:
+    shm = [{"name": "shm", "mountPath": "/dev/shm"}] if job.shm else []  # noqa: S108 - the container's
+    more = [{"name": f"mount-{number}", "mountPath": one.path} for number, one in enumerate(job.mounts)]
+    return shm + more
+
+
+def _scratch(job: GpuJob) -> str:
+    """What the node's disk must have for all of the pod's own folders."""
+    sizes = [one.size for one in job.mounts if one.size]
+    if len(sizes) < 2:
+        return "".join(sizes)
+    return str(int(sum(quantity(size) or 0 for size in sizes)))
+
+
+def _service(job: GpuJob) -> Manifest:
+    """Pods find the first one before it is ready, which it is only when all have found it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(job),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {JOB_NAME: job.name},
+            "ports": [{"name": "rendezvous", "port": MASTER_PORT}],
+        },
+    }
+
+
+def _any(key: str) -> dict[str, str]:
+    return {"key": key, "operator": "Exists"}
+
+
+def _is_one(expression: choice.Expression) -> bool:
+    return bool(expression["operator"] == "In" and len(expression["values"]) == 1)

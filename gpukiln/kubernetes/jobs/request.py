@@ -1,0 +1,525 @@
+"""Reads what a job is to be, and refuses what no cluster could run as it was meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from gpukiln.catalog.instance_types import instance_types
+from gpukiln.errors import IncompatibleError, RefusedError, UsageError
+from gpukiln.gpus.text import seconds
+from gpukiln.kubernetes.jobs import choice
+from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
+from gpukiln.kubernetes.jobs.render import manifests
+from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.kubernetes.quantity import amount
+from gpukiln.redact import redact
+
+CPU_A_GPU, MEMORY_A_GPU_GIB = 3, 12  # what a node with 4 vCPU and 16 GiB for each GPU has left
+GRACE_S, SPOT_GRACE_S = 30, 110  # Kubernetes' own; EC2 says two minutes before that it takes a spot machine
+WEIGHTS = range(1, 101)  # k8s.io/api/core/v1, PreferredSchedulingTerm
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1123 label
+SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035 label: a Service's
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+LABEL_KEY = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+# distribution/reference: [HOST[:PORT]/]PATH[:TAG][@DIGEST]
+IMAGE = re.compile(
+    r"(?P<name>(?:[a-zA-Z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+VISIBLE = {
+    "CUDA_VISIBLE_DEVICES": "the device plugin gives a container its GPUs, numbered from 0; this hides some "
+    "of them, and with MIG all",
+    "NVIDIA_VISIBLE_DEVICES": "the device plugin sets it; a value of the pod's may win, and shows every GPU "
+    "of the node",
+}
+OURS = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "JOB_COMPLETION_INDEX")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A place in the container that is not of the image.
+
+    Args:
+        source: Name of a claim, a folder of the node (begins with /), or empty: the pod's own.
+        size: Of the pod's own: most that it may hold.
+    """
+
+    path: str
+    source: str = ""
+    size: str = ""
+
+
+@dataclass(frozen=True)
+class GpuJob:
+    """A job that was checked; quantities are Kubernetes' own texts.
+
+    Args:
+        models: Keys of the catalogue; none: any GPU.
+        products: Values of the label nvidia.com/gpu.product that were named instead of models.
+        prefer: Models and their weights, 1 to 100.
+        types: Instance types that can run it; empty where `products` name nodes of one's own.
+        mig: A profile of which `gpus` are wanted, instead of whole GPUs.
+        shared: Whether GPUs that several pods share will do.
+        memory: Of the container, /dev/shm included.
+        timeout_s: Of the whole Job, retries and waiting for a node included.
+        ttl_s: How long it stays after its end, logs with it.
+        retries: For failures of its own; what the cluster interrupts is not counted.
+        give_up: Exit codes after which it is not tried again.
+        nodes: Pods that run at once and know each other.
+        provider: Who makes the nodes; with it on demand is chosen where spot is not.
+        arguments: Whether `command` goes to the image's entrypoint and does not replace it.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    namespace: str
+    gpus: int
+    models: tuple[str, ...]
+    products: tuple[str, ...]
+    prefer: tuple[tuple[str, int], ...]
+    select_by: SelectBy
+    types: tuple[str, ...]
+    mig: str
+    shared: bool
+    arch: str
+    cpu: str
+    memory: str
+    shm: str
+    timeout_s: int
+    ttl_s: int
+    grace_s: int
+    retries: int
+    give_up: tuple[int, ...]
+    nodes: int
+    queue: str
+    provider: Provider | None
+    spot: bool
+    mounts: tuple[Mount, ...]
+    env: tuple[tuple[str, str], ...]
+    env_secrets: tuple[str, ...]
+    service_account: str
+    pull_secrets: tuple[str, ...]
+    runtime_class: str
+    priority_class: str
+    tolerate: tuple[tuple[str, str], ...]
+    node_labels: tuple[tuple[str, str], ...]
+    labels: tuple[tuple[str, str], ...]
+    resources: tuple[tuple[str, str], ...]
+    arguments: bool
+
+    def manifests(self) -> list[Manifest]:
+        """The Job, and the Service by which its pods find each other where they are several."""
+        return manifests(self)
+
+    def notes(self) -> list[str]:
+        """What its user may not have in mind."""
+        return list(_notes(self))
+
+
+def gpu_job(
+    image: str,
+    *,
+    command: Sequence[str] = (),
+    name: str = "",
+    namespace: str = "",
+    gpus: int = 1,
+    gpu_model: str | Sequence[str] = (),
+    product: str | Sequence[str] = (),
+    prefer: Mapping[str, int] | Sequence[str] = (),
+    select_by: str = "",
+    instance_type: str | Sequence[str] = (),
+    mig: str = "",
+    shared: bool = False,
+    arch: str = "",
+    cpu: str = "",
+    memory: str = "",
+    shm: str = "2Gi",
+    timeout: str = "24h",
+    ttl: str = "24h",
+    grace: str = "",
+    retries: int = 0,
+    give_up: Sequence[int] = (),
+    nodes: int = 1,
+    queue: str = "",
+    spot: bool = False,
+    provider: str = "",
+    cache: str | Sequence[str] = (),
+    scratch: str | Sequence[str] = (),
+    env: Mapping[str, str] | Sequence[str] = (),
+    env_secret: str | Sequence[str] = (),
+    service_account: str = "",
+    pull_secret: str | Sequence[str] = (),
+    runtime_class: str = "",
+    priority_class: str = "",
+    tolerate: str | Sequence[str] = (),
+    node_label: Mapping[str, str] | Sequence[str] = (),
+    label: Mapping[str, str] | Sequence[str] = (),
+    resource: Mapping[str, str] | Sequence[str] = (),
+    arguments: bool = False,
+    allow_latest: bool = False,
+) -> GpuJob:
+    """Read and check a GPU job; `manifests()` of what is returned is what the API server takes.
+
+    What holds several values is a list, or a mapping where each is KEY=VALUE. docs/k8s-jobs.md says what each
+    means.
+
+    Raises:
+        UsageError: Something is not understood.
+        IncompatibleError: No machine could run it.
+        RefusedError: It would run, and not as it is meant.
+    """
+    _check_image(image, allow_latest=allow_latest)
+    chosen_name = name or _name_of(image)
+    _check_names(chosen_name, namespace, nodes)
+    for one, option in ((gpus, "--gpus"), (nodes, "--nodes")):
+        if one < 1:
+            raise UsageError(f"{option} {one}, wanted 1 or more")
+    if retries < 0:
+        raise UsageError(f"--retries {retries}, wanted 0 or more")
+    for code in give_up:
+        if not 1 <= code <= 255:
+            raise UsageError(f"--give-up {code} is no exit code of a failure", hint="wanted 1 to 255")
+
+    models = choice.models_of(_texts(gpu_model), "--gpu-model")
+    products, named = _texts(product), _texts(instance_type)
+    by = select_by or ("instance-type" if named else "product")
+    choice.check_choice("--select-by", by, SelectBy)
+    _check_choices(by, models, products, named, mig, shared=shared)
+    weights = _weights(prefer, models, products)
+    if arch and arch not in choice.ARCHES:
+        raise UsageError(f"--arch {arch!r}", hint=f"wanted: {' or '.join(choice.ARCHES)}")
+    if mig:
+        choice.check_mig(mig, models)
+    cpu, memory, shm = _amounts(cpu, memory, shm, gpus)
+    wanted = amount(cpu, "--cpu", ""), amount(memory, "--memory", "")
+    types: tuple[str, ...] = ()
+    if products:  # somebody's own nodes
+        arch = arch or "x86_64"
+    else:
+        arch, types = _machines(named, models, gpus, mig, arch, wanted)
+    _check_preferred(weights, types, gpus)
+
+    if provider:
+        choice.check_choice("--provider", provider, Provider)
+    elif spot:
+        raise UsageError(
+            "--spot needs --provider: every one has a label of its own for spot nodes",
+            hint=f"one of {', '.join(choice.SPOT)}",
+        )
+    return GpuJob(
+        name=chosen_name,
+        image=image,
+        command=tuple(command),
+        namespace=namespace,
+        gpus=gpus,
+        models=models,
+        products=products,
+        prefer=weights,
+        select_by=by,  # type: ignore[arg-type]  # check_choice
+        types=types,
+        mig=mig,
+        shared=shared,
+        arch=arch,
+        cpu=cpu,
+        memory=memory,
+        shm=shm,
+        timeout_s=_whole_seconds(timeout, "--timeout"),
+        ttl_s=_whole_seconds(ttl, "--ttl"),
+        grace_s=_whole_seconds(grace, "--grace") if grace else (SPOT_GRACE_S if spot else GRACE_S),
+        retries=retries,
+        give_up=tuple(sorted(set(give_up))),
+        nodes=nodes,
+        queue=_named(queue, "--queue"),
+        provider=provider or None,  # type: ignore[arg-type]  # check_choice
+        spot=spot,
+        mounts=_mounts(_texts(cache), _texts(scratch)),
+        env=_env(env, several=nodes > 1),
+        env_secrets=tuple(_named(one, "--env-secret") for one in _texts(env_secret)),
+        service_account=_named(service_account, "--service-account"),
+        pull_secrets=tuple(_named(one, "--pull-secret") for one in _texts(pull_secret)),
+        runtime_class=_named(runtime_class, "--runtime-class"),
+        priority_class=_named(priority_class, "--priority-class"),
+        tolerate=_tolerated(_texts(tolerate)),
+        node_labels=_labels(node_label, "--node-label"),
+        labels=_labels(label, "--label"),
+        resources=_resources(resource),
+        arguments=arguments,
+    )
+
+
+def _check_image(image: str, *, allow_latest: bool) -> None:
+    if not image:
+        raise UsageError("--image is missing", hint="the container image, with its tag or digest")
+    found = IMAGE.fullmatch(image)
+    if not found:
+        raise UsageError(
+            f"--image {image!r} is no reference of an image",
+            hint="wanted: [HOST/]NAME:TAG or [HOST/]NAME@sha256:..., in lower case",
+        )
+    if not found["digest"] and found["tag"] in (None, "latest") and not allow_latest:
+        what = "tag latest" if found["tag"] else "no tag, which means latest"
+        raise RefusedError(
+            f"--image {image} has {what}: it is another image tomorrow, and on each node another one",
+            hint="name the version's tag or its digest; --allow-latest takes it as it is",
+        )
+
+
+def _name_of(image: str) -> str:
+    """The last part of an image's name, as the name of an object."""
+    last = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "job"
+
+
+def _check_names(name: str, namespace: str, nodes: int) -> None:
+    if not NAME.fullmatch(name):
+        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-")
+        raise UsageError(
+            f"--name {name!r}: wanted at most 63 small letters, digits and `-`, no `-` at its ends",
+            hint=f"did you mean {near}?" if near and near != name else "another name",
+        )
+    if namespace and not NAME.fullmatch(namespace):
+        raise UsageError(f"--namespace {namespace!r} can't be one", hint="small letters, digits and `-`")
+    if nodes > 1 and not SERVICE.fullmatch(name):
+        raise UsageError(
+            f"--name {name!r}: with --nodes a Service bears it, whose name begins with a letter",
+            hint=f"--name job-{name}",
+        )
+    host = f"{name}-{nodes - 1}"
+    if nodes > 1 and len(host) > 63:
+        raise UsageError(
+            f"--name {name!r} is too long: {host} is the name of a host, at most 63 characters",
+            hint=f"at most {63 - len(host) + len(name)} characters",
+        )
+
+
+def _check_choices(
+    by: str, models: Sequence[str], products: Sequence[str], named: Sequence[str], mig: str, *, shared: bool
+) -> None:
+    for one, other, first, second in (
+        (products, models, "--product", "--gpu-model"),
+        (products, named, "--product", "--instance-type"),
+        (products, mig, "--product", "--mig"),
+        (products, shared, "--product", "--shared"),
+        (mig, shared, "--mig", "--shared"),
+        (products, by != "product", "--product", f"--select-by {by}"),
+        (named, by != "instance-type", "--instance-type", f"--select-by {by}"),
+    ):
+        if one and other:
+            raise UsageError(f"{first} and {second} exclude each other", hint="leave one of them out")
+    for one in products:
+        if not LABEL_VALUE.fullmatch(one):
+            raise UsageError(
+                f"--product {one!r} is no value of a label",
+                hint=f"did you mean {one.replace(' ', '-')}?" if " " in one else "such as Tesla-T4",
+            )
+
+
+def _weights(
+    prefer: Mapping[str, int] | Sequence[str], models: Sequence[str], products: Sequence[str]
+) -> tuple[tuple[str, int], ...]:
+    found: dict[str, int] = {}
+    for name, weight in _pairs(prefer, "--prefer", "L4=80"):
+        if products:
+            raise UsageError("--prefer and --product exclude each other", hint="--gpu-model names models")
+        if not str(weight).isdecimal() or int(weight) not in WEIGHTS:
+            raise UsageError(f"--prefer {name}={weight}: {weight!r} is no weight", hint="wanted: 1 to 100")
+        for key in choice.models_of([name], "--prefer"):
+            if models and key not in models:
+                raise UsageError(
+                    f"--prefer {name}: --gpu-model excludes it", hint=f"add {name} to --gpu-model"
+                )
+            found[key] = int(weight)
+    return tuple(found.items())
+
+
+def _machines(
+    named: Sequence[str],
+    models: Sequence[str],
+    count: int,
+    mig: str,
+    arch: str,
+    wanted: tuple[Decimal, Decimal],
+) -> tuple[str, tuple[str, ...]]:
+    """The architecture and the instance types that can run it; each of those that were named must."""
+    if named:
+        types = choice.named_types(named, models, count, mig)
+        for one in types:
+            choice.with_room([one], *wanted)
+    else:
+        types = choice.candidates(models, count, mig, arch)
+    arch = arch or choice.arch_of(models or named, types)
+    found = tuple(one for one in types if instance_types()[one].arch == arch)
+    if named and not found:
+        raise UsageError(f"--instance-type {', '.join(named)} and --arch {arch} exclude each other")
+    return arch, choice.with_room(found, *wanted)
+
+
+def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], count: int) -> None:
+    """A preference for what can't be had anyway is a mistake that nobody would see."""
+    there = {instance_types()[one].gpu for one in types}
+    for model, _ in weights:
+        if model not in there:
+            raise IncompatibleError(
+                f"--prefer {model}: none of the machines that can run it has {count} of that GPU",
+                hint=f"they have {', '.join(sorted(there))}",
+            )
+
+
+def _amounts(cpu: str, memory: str, shm: str, gpus: int) -> tuple[str, str, str]:
+    """CPU, memory and shared memory; memory holds the shared memory, as the kernel counts it."""
+    cpu = (cpu or str(CPU_A_GPU * gpus)).strip()
+    memory = (memory or f"{MEMORY_A_GPU_GIB * gpus}Gi").strip()
+    shm = "" if shm.strip() in ("", "0") else shm.strip()
+    if amount(cpu, "--cpu", "3500m or 4") * 1000 % 1:
+        raise UsageError(f"--cpu {cpu}: the least part of a CPU is 1m", hint="such as 500m")
+    if cpu.endswith(("k", "M", "G", "T", "P", "E", "i")):
+        raise UsageError(f"--cpu {cpu} is a unit of memory", hint="such as 3500m or 4")
+    whole = amount(memory, "--memory", "14Gi")
+    if memory.endswith("m"):
+        raise UsageError(f"--memory {memory}: m is a thousandth of a byte", hint=f"{memory[:-1]}Mi?")
+    if whole < 2**22:
+        raise UsageError(f"--memory {memory} is {whole} bytes", hint=f"{memory}Gi?")
+    if shm and amount(shm, "--shm", "2Gi") >= whole:
+        raise UsageError(
+            f"--shm {shm} leaves nothing of --memory {memory}: /dev/shm is a part of it",
+            hint="more --memory, or less --shm: the kernel counts both against the container's limit",
+        )
+    return cpu, memory, shm
+
+
+def _whole_seconds(text: str, option: str) -> int:
+    found = int(seconds(text, option))
+    if found < 1:
+        raise UsageError(f"{option} {text} is no time", hint="such as 2h")
+    return found
+
+
+def _mounts(caches: Sequence[str], scratches: Sequence[str]) -> tuple[Mount, ...]:
+    found = []
+    for text in caches:
+        source, _, path = text.rpartition(":")
+        if not source or not path.startswith("/"):
+            raise UsageError(
+                f"--cache {text!r}, wanted CLAIM:/PATH or /FOLDER-OF-THE-NODE:/PATH", hint="models:/models"
+            )
+        found.append(Mount(path, source if source.startswith("/") else _named(source, "--cache")))
+    for text in scratches:
+        size, _, path = text.partition(":")
+        if not path.startswith("/"):
+            raise UsageError(f"--scratch {text!r}, wanted SIZE:/PATH", hint="200Gi:/scratch")
+        amount(size, "--scratch", "200Gi:/scratch")
+        found.append(Mount(path, size=size))
+    paths = ["/dev/shm", *(one.path.rstrip("/") for one in found)]  # noqa: S108 - the container's
+    for path in paths:
+        if not path or paths.count(path) > 1:
+            raise UsageError(f"{path or '/'} can't be mounted {'twice' if path else 'over'}")
+    return tuple(found)
+
+
+def _env(env: Mapping[str, str] | Sequence[str], *, several: bool) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for name, value in _pairs(env, "--env", "NAME=value"):
+        if not VARIABLE.fullmatch(name):
+            raise UsageError(f"--env {name!r} can't be the name of a variable", hint="letters, digits, _ - .")
+        if name in VISIBLE:
+            raise RefusedError(f"--env {name}: {VISIBLE[name]}", hint="leave it out: --gpus says how many")
+        if several and (name in OURS or name.startswith("PET_")):
+            raise UsageError(f"--env {name} is set for every pod of --nodes", hint="leave it out")
+        found[name] = str(value)
+    return tuple(found.items())
+
+
+def _tolerated(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for text in texts:
+        key, _, value = text.partition("=")
+        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+            raise UsageError(f"--tolerate {text!r}, wanted KEY or KEY=VALUE of a taint", hint="spot=true")
+        found.append((key, value))
+    return tuple(found)
+
+
+def _labels(labels: Mapping[str, str] | Sequence[str], option: str) -> tuple[tuple[str, str], ...]:
+    found = {}
+    for key, value in _pairs(labels, option, "team=vision"):
+        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+            raise UsageError(f"{option} {key}={value} is no label", hint="team=vision, for example")
+        found[key] = value
+    return tuple(found.items())
+
+
+def _resources(resources: Mapping[str, str] | Sequence[str]) -> tuple[tuple[str, str], ...]:
+    found = {}
+    for name, value in _pairs(resources, "--resource", "vpc.amazonaws.com/efa=4"):
+        if name in ("cpu", "memory") or name.startswith("nvidia.com/"):
+            raise UsageError(
+                f"--resource {name} has an option of its own", hint="--cpu, --memory, --gpus, --mig"
+            )
+        if "/" not in name and not name.startswith(("hugepages-", "ephemeral-storage")):
+            raise UsageError(f"--resource {name} is none that a pod can ask for", hint="such as DOMAIN/NAME")
+        many = amount(value, f"--resource {name}", "4")
+        if "/" in name and many % 1:
+            raise UsageError(f"--resource {name}={value}: wanted a whole number")
+        found[name] = value
+    return tuple(found.items())
+
+
+def _named(text: str, option: str) -> str:
+    """A name of an object, or nothing."""
+    if text and (len(text) > 253 or not SUBDOMAIN.fullmatch(text)):
+        raise UsageError(
+            f"{option} {text!r} can't be the name of an object", hint="small letters, digits, `-` and `.`"
+        )
+    return text
+
+
+def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Values of which each may hold several, with commas between them."""
+    each = [value] if isinstance(value, str) else value
+    return tuple(part.strip() for one in each for part in one.split(",") if part.strip())
+
+
+def _pairs(value: Mapping[str, Any] | Sequence[str], option: str, example: str) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    found = []
+    for text in [value] if isinstance(value, str) else value:
+        name, equals, rest = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{option} {text!r} has no `=`", hint=f"wanted: {example}")
+        found.append((name.strip(), rest))
+    return found
+
+
+def _notes(job: GpuJob) -> Any:
+    if job.types and not job.mig:
+        smallest, others = choice.idle(job.types, job.gpus)
+        if others > 0:
+            yield (
+                f"the smallest type with {job.gpus} GPUs is {smallest}: {others} more of its GPUs "
+                f"are paid for, whether other pods use them or not"
+            )
+    if job.arch == "arm64":
+        yield "these machines are arm64: the image must be built for it"
+    for name, value in job.env:
+        if value and redact(f"{name}={value}") != f"{name}={value}":
+            yield f"--env {name}: who may read Jobs reads it; --env-secret takes it from a Secret"
+    if job.spot and not any(one.source for one in job.mounts):
+        yield "spot: a checkpoint must outlive the node: --cache CLAIM:/PATH, or write it to object storage"
+    if job.spot and job.nodes > 1 and not job.retries:
+        yield (
+            "spot with --nodes: where one pod is taken away, the others fail, which counts: "
+            "--retries says how often"
+        )
+    claims = [one.source for one in job.mounts if one.source and not one.source.startswith("/")]
+    if job.nodes > 1 and claims:
+        yield f"--nodes: {', '.join(claims)} must be ReadWriteMany or ReadOnlyMany (EFS, FSx): EBS is for one"

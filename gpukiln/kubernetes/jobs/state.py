@@ -1,0 +1,209 @@
+"""What the status of a Job and of its pods means, in words: pure, the API's objects come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gpukiln.kubernetes.jobs.render import CONTAINER, INDEX
+from gpukiln.kubernetes.manifest import Manifest
+
+# Reasons of a waiting container that time alone does not mend (kubernetes/kubernetes:pkg/kubelet/images,
+# pkg/kubelet/container, pkg/kubelet/kuberuntime).
+STUCK = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImageNeverPull",
+    "ErrImagePull",
+    "ImageInspectError",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "RunContainerError",
+    "SignatureValidationFailed",
+)
+# Reasons of the condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
+DISRUPTIONS = {
+    "PreemptionByScheduler": "a pod of higher priority took its place",
+    "DeletionByTaintManager": "its node is being taken away or does not answer",
+    "EvictionByEvictionAPI": "its node is drained: a spot interruption, a consolidation or an upgrade",
+    "DeletionByPodGC": "its node is gone",
+    "TerminationByKubelet": "the kubelet ended it: its node shuts down, or runs out of memory or disk",
+}
+DEADLINE_EXIT = 124  # as timeout(1)
+SIGNALS = {
+    137: "SIGKILL: it went on after its time to end, or the kernel took a process of it for want of memory",
+    139: "SIGSEGV: it touched memory that is not its own",
+    134: "SIGABRT: it gave itself up",
+    143: "SIGTERM: somebody asked it to end",
+}
+NOT_FOUND = {126: "the command can't be executed", 127: "the command is not in the image"}
+
+Phase = Literal["waiting", "starting", "stuck", "running", "succeeded", "failed", "interrupted", "gone"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A pod of a Job, as it was last seen.
+
+    Args:
+        index: Of a Job on several nodes; None: it is on one.
+        phase: stuck: the kubelet can't start it; interrupted: the cluster ended it, which is no failure of
+            its own; gone: it was removed before its end was seen.
+        reason: The API's word; why: ours, for people.
+        exit_code: Of its container; None: it has not ended, or never began.
+        started: When its container did, as the API writes it; empty: it has not.
+        finished: When it ended.
+    """
+
+    pod: str
+    node: str
+    index: int | None
+    phase: Phase
+    reason: str = ""
+    why: str = ""
+    exit_code: int | None = None
+    started: str = ""
+    finished: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a Job ended.
+
+    Args:
+        state: failed: by itself or the cluster; deadline: its time was up.
+        exit_code: Its container's; 124 at the deadline; 1 where none ran.
+        why: For people.
+        attempts: Its pods, oldest first.
+        notes: What is not whole of all this, such as a log.
+    """
+
+    state: Literal["succeeded", "failed", "deadline"]
+    reason: str
+    why: str
+    exit_code: int
+    attempts: tuple[Attempt, ...]
+    notes: tuple[str, ...] = ()
+
+
+def attempt(pod: Manifest) -> Attempt:
+    """What a pod is doing, or how it ended."""
+    meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
+    place = {**meta.get("annotations", {}), **meta.get("labels", {})}.get(INDEX)
+    found = Attempt(meta["name"], spec.get("nodeName", ""), None if place is None else int(place), "waiting")
+    container: Manifest = next(
+        (one for one in status.get("containerStatuses", ()) if one["name"] == CONTAINER),
+        next(iter(status.get("containerStatuses", ())), {}),
+    )
+    state = container.get("state", {})
+    if ended := state.get("terminated"):
+        found = replace(
+            found,
+            exit_code=ended.get("exitCode"),
+            started=ended.get("startedAt") or "",
+            finished=ended.get("finishedAt") or "",
+        )
+    disrupted = _condition(status, "DisruptionTarget")
+    phase = status.get("phase", "Pending")
+    if phase == "Succeeded":
+        return replace(found, phase="succeeded", reason="Completed")
+    if phase == "Failed":
+        if disrupted:
+            return replace(
+                found,
+                phase="interrupted",
+                reason=disrupted.get("reason", ""),
+                why=_joined(
+                    DISRUPTIONS.get(disrupted.get("reason", ""), "the cluster ended it"),
+                    status.get("message") or disrupted.get("message", ""),
+                ),
+            )
+        reason = (ended or {}).get("reason", "") or status.get("reason", "") or "Error"
+        return replace(found, phase="failed", reason=reason, why=_why_failed(spec, status, ended or {}))
+    if running := state.get("running"):
+        return replace(found, phase="running", started=str(running.get("startedAt", "")))
+    return _not_started(found, status, container)
+
+
+def _not_started(found: Attempt, status: Manifest, container: Manifest) -> Attempt:
+    scheduled = _condition(status, "PodScheduled", "False")
+    if scheduled:
+        reason = scheduled.get("reason", "")
+        if reason == "SchedulingGated":
+            return replace(found, reason=reason, why="it is held back until its queue admits it")
+        return replace(found, reason=reason, why=scheduled.get("message", ""))
+    waiting = container.get("state", {}).get("waiting", {})
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in STUCK:
+        return replace(found, phase="stuck", reason=reason, why=message or reason)
+    if found.node:
+        return replace(found, phase="starting", reason=reason)
+    return found
+
+
+def _why_failed(spec: Manifest, status: Manifest, ended: Manifest) -> str:
+    code, reason = ended.get("exitCode", 0), ended.get("reason", "")
+    limit = spec["containers"][0].get("resources", {}).get("limits", {}).get("memory", "")
+    if reason == "OOMKilled":
+        why = (
+            f"its memory reached the limit{f' of {limit}' if limit else ''}, /dev/shm included: more --memory"
+        )
+    elif reason in ("StartError", "ContainerCannotRun"):
+        why = "it could not be started"
+    elif not ended:
+        why = "it never ran"
+    else:
+        known = SIGNALS.get(code) or NOT_FOUND.get(code)
+        why = f"exit code {code}" + (f" ({known})" if known else "")
+    return _joined(why, ended.get("message") or status.get("message", ""))
+
+
+def end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> End | None:
+    """How a Job ended; None: it has not."""
+    status = job.get("status", {})
+    if _condition(status, "Complete"):
+        return End("succeeded", "Complete", "", 0, tuple(attempts), tuple(notes))
+    failed = _condition(status, "Failed")
+    if not failed:
+        return None
+    reason, message = failed.get("reason", ""), failed.get("message", "")
+    told = (tuple(attempts), tuple(notes))
+    if reason == "DeadlineExceeded":
+        limit = job["spec"].get("activeDeadlineSeconds")
+        ran = any(one.started or one.exit_code is not None for one in attempts)
+        why = f"its {limit} s were over" + ("" if ran else " before any of its pods ran")
+        return End("deadline", reason, f"{why}: more --timeout", DEADLINE_EXIT, *told)
+    cause = culprit(attempts, several=job["spec"].get("completionMode") == "Indexed")
+    if cause is None:
+        return End("failed", reason, message, 1, *told)
+    return End("failed", reason, f"{cause.pod}: {cause.why}", cause.exit_code or 1, *told)
+
+
+def culprit(attempts: list[Attempt], *, several: bool) -> Attempt | None:
+    """The pod whose failure is the Job's: the last; of several that run at once, the first that failed."""
+    failed = sorted((one for one in attempts if one.phase == "failed"), key=lambda one: one.finished)
+    if not failed:
+        return None
+    if not several:
+        return failed[-1]
+    # the others fail because of it, within the time that they wait for each other
+    indices = {one.index for one in failed}
+    last_round = [max((one for one in failed if one.index == index), key=_finished) for index in indices]
+    return min(last_round, key=_finished)
+
+
+def has_ended(job: Manifest) -> bool:
+    return any(_condition(job.get("status", {}), kind) for kind in ("Complete", "Failed"))
+
+
+def _finished(one: Attempt) -> str:
+    return one.finished
+
+
+def _condition(status: Manifest, kind: str, value: str = "True") -> dict[str, Any]:
+    found = (one for one in status.get("conditions") or () if one["type"] == kind and one["status"] == value)
+    return next(found, {})
+
+
+def _joined(*parts: str) -> str:
+    return ": ".join(part.strip() for part in parts if part and part.strip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shlex
@@ -209,26 +210,33 @@ def read(names: Iterable[str]) -> Reading:
         UnavailableError: A file can't be read.
     """
     reading = Reading()
-    for name in names:
-        if name == "-":
-            reading.text(sys.stdin.read(), "-")
-            continue
-        path = File(name)
-        if path.is_dir():
-            found = sorted(one for one in path.rglob("*") if _taken(one, path))
-            if not found:
-                kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
-                raise UsageError(f"{name}: no file in it ends in {kinds}", hint="name the files")
-            for one in found:
+    paths = [one for name in names for one in ([name] if name == "-" else _files(File(name)))]
+    collects = gc.isenabled()
+    gc.disable()  # nodes of YAML are many and in no circle: looking for some took two thirds of the time
+    try:
+        for one in paths:
+            if isinstance(one, File):
                 _file(reading, one)
-        elif path.exists():
-            _file(reading, path)
-        else:
-            near = [str(one) for one in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
-            raise UsageError(
-                f"{name}: no such file or folder", hint=f"did you mean {' or '.join(near)}?" if near else ""
-            )
+            else:
+                reading.text(sys.stdin.read(), one)
+    finally:
+        if collects:
+            gc.enable()
     return reading
+
+
+def _files(path: File) -> list[File]:
+    if path.is_dir():
+        found = sorted(one for one in path.rglob("*") if _taken(one, path))
+        if not found:
+            kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
+            raise UsageError(f"{path}: no file in it ends in {kinds}", hint="name the files")
+        return found
+    if path.exists():
+        return [path]
+    near = [str(one) for one in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
+    hint = f"did you mean {' or '.join(near)}?" if near else ""
+    raise UsageError(f"{path}: no such file or folder", hint=hint)
 
 
 def _taken(path: File, below: File) -> bool:

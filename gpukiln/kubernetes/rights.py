@@ -48,6 +48,20 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
         Right(("pods/log",), ("get",), everywhere=True),
         Right(("events",), ("list",), everywhere=True),
     ),
+    # --cluster; what --server sends must be allowed to be created, dry run or not
+    "check": (
+        Right(("pods",), ("list",), everywhere=True),
+        Right(("jobs", "cronjobs"), ("list",), group="batch", everywhere=True),
+        Right(
+            ("deployments", "statefulsets", "daemonsets", "replicasets"), ("list",), "apps", everywhere=True
+        ),
+        Right(("nodepools",), ("list",), group="karpenter.sh", everywhere=True),
+        Right(("ec2nodeclasses",), ("list",), group="karpenter.k8s.aws", everywhere=True),
+        Right(("rayclusters", "rayjobs", "rayservices"), ("list",), group="ray.io", everywhere=True),
+        Right(("pytorchjobs", "mpijobs"), ("list",), group="kubeflow.org", everywhere=True),
+        Right(("jobsets",), ("list",), group="jobset.x-k8s.io", everywhere=True),
+        Right(("autoscalingrunnersets",), ("list",), group="actions.github.com", everywhere=True),
+    ),
 }
 
 

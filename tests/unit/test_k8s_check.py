@@ -13,13 +13,16 @@ import jsonschema
 import pytest
 
 from gpukiln.commands.program import Program
+from gpukiln.kubernetes.check import live
 from gpukiln.kubernetes.check.judging import Report, judge
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.check.workload import dotted
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.quantity import quantity
+from gpukiln.kubernetes.rights import RIGHTS
 from tasks import namespace
+from tests.support import api_server
 from tests.support.api_server import ApiServer, Fault
 
 POD = """\
@@ -458,6 +461,31 @@ def test_a_kind_that_may_not_be_listed_is_told(check: Typed, server: ApiServer) 
     assert "not checked: context double:1: Job: can't list Job" in said
 
 
+def test_the_rights_to_judge_a_cluster_are_enough_and_the_least(check: Typed, server: ApiServer) -> None:
+    rights = [(right, one) for right in RIGHTS["check"] for one in right.resources]
+    held = [kind for kinds in api_server.KINDS.values() for kind, _namespaced in kinds.values()]
+
+    def unchecked(left_out: object = None) -> list[str]:
+        server.rules = [
+            {"apiGroups": [right.group], "resources": [one], "verbs": right.verbs}
+            for right, one in rights
+            if (right, one) != left_out
+        ]
+        return [
+            one["reason"]
+            for one in json.loads(check("--cluster", "--namespace", "all", "--json").stdout)["unchecked"]
+        ]
+
+    assert not unchecked()
+    for right, resource in rights:
+        if resource in held:
+            (told,) = unchecked((right, resource))
+            assert f'cannot list resource "{resource}"' in told
+    assert {resource for _right, resource in rights} >= {
+        f"{kind.rpartition('/')[2].lower()}" + ("es" if kind.endswith("s") else "s") for kind in live.KINDS
+    }
+
+
 def test_a_thousand_manifests_take_five_seconds() -> None:
     began = time.process_time()
     reading = Reading()
@@ -466,3 +494,42 @@ def test_a_thousand_manifests_take_five_seconds() -> None:
     report = judge(reading, Context(things=tuple(reading.things)))
     assert time.process_time() - began < 5
     assert report.counts.pods == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("compose.yaml", "services: {a: {image: a, volumes: [x:/y]}}\nvolumes: {x: {}}\n"),
+        ("config", "apiVersion: v1\nkind: Config\nclusters: []\n"),
+        ("values.yaml", "image: {repository: a, tag: '1'}\nenv: {A: b}\n"
+         "resources: {limits: {cpu: 1}}\nvolumes: {}\n"),
+        ("page.md", "```yaml\nenv: {CC: ccache gcc}\nsteps: []\n```\n"),
+        ("page.md", "```yaml\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: <name>}\nspec:\n"
+         "  replicas: ${REPLICAS}\n  selector: {}\n  template: {spec: {containers: [{name: $NAME, "
+         "image: a:1, resources: {limits: {memory: <memory>}}}]}}\n```\n"),
+        ("ray.yaml", "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: a}\nspec: {headGroupSpec: "
+         "{rayStartParams: {}, template: {spec: {containers: [{name: h, image: rayproject/ray:2.50.0, "
+         "resources: {limits: {cpu: 1, memory: 1Gi, nvidia.com/gpu: 2}}}]}}}}\n"),
+        ("empty.yaml", "---\n---\n# nothing\n"),
+        ("empty.md", ""),
+        ("dates.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {on: 2026-01-01}}\n"),
+        ("merge.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: &m {name: a}\ndata: {<<: {a: b}, c: d}\n"),
+    ],
+    ids=lambda value: value if "\n" not in value and value else "",
+)  # fmt: skip
+def test_no_alarm_on_what_is_right_in_unusual_ways(name: str, text: str) -> None:
+    assert not judged(text, name).findings
+
+
+def test_a_folder_is_read_without_what_is_hidden(tmp_path: Path, check: Typed) -> None:
+    for name in (
+        ".github/workflows/a.yaml",
+        "node_modules/a.yaml",
+        ".git/a.yaml",
+        "deep/er/a.yaml",
+        "main.tf",
+    ):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(BAD)
+    found = {one["file"] for one in json.loads(check("in", "--json", code=1).stdout)["findings"]}
+    assert found == {"in/.github/workflows/a.yaml", "in/deep/er/a.yaml"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shlex
@@ -70,6 +71,7 @@ class Reading:
         Args:
             name: Of the file; its ending says what it is, where it has one.
         """
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
         kind = _kind(text, File(name).suffix.lower())
         if kind == "yaml":
@@ -169,7 +171,7 @@ class Reading:
                     at = _below(document, ("items", number))
                     self._thing(Thing(name, index, item, "object", line_of=at, twice=()))
             return
-        role, chart = _role(value)
+        role, chart = _role(value, whole=whole)
         if role == "unknown":  # a document may show the settings of anything
             if whole:
                 self.unchecked.append((name, document.line_of(()), NEITHER))
@@ -211,26 +213,33 @@ def read(names: Iterable[str]) -> Reading:
         UnavailableError: A file can't be read.
     """
     reading = Reading()
-    for name in names:
-        if name == "-":
-            reading.text(sys.stdin.read(), "-")
-            continue
-        path = File(name)
-        if path.is_dir():
-            found = sorted(one for one in path.rglob("*") if _taken(one, path))
-            if not found:
-                kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
-                raise UsageError(f"{name}: no file in it ends in {kinds}", hint="name the files")
-            for one in found:
+    paths = [one for name in names for one in ([name] if name == "-" else _files(File(name)))]
+    collects = gc.isenabled()
+    gc.disable()  # nodes of YAML are many and in no circle: looking for some took two thirds of the time
+    try:
+        for one in paths:
+            if isinstance(one, File):
                 _file(reading, one)
-        elif path.exists():
-            _file(reading, path)
-        else:
-            near = [str(one) for one in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
-            raise UsageError(
-                f"{name}: no such file or folder", hint=f"did you mean {' or '.join(near)}?" if near else ""
-            )
+            else:
+                reading.text(sys.stdin.read(), one)
+    finally:
+        if collects:
+            gc.enable()
     return reading
+
+
+def _files(path: File) -> list[File]:
+    if path.is_dir():
+        found = sorted(one for one in path.rglob("*") if _taken(one, path))
+        if not found:
+            kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
+            raise UsageError(f"{path}: no file in it ends in {kinds}", hint="name the files")
+        return found
+    if path.exists():
+        return [path]
+    near = [str(one) for one in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
+    hint = f"did you mean {' or '.join(near)}?" if near else ""
+    raise UsageError(f"{path}: no such file or folder", hint=hint)
 
 
 def _taken(path: File, below: File) -> bool:
@@ -250,13 +259,13 @@ def _file(reading: Reading, path: File) -> None:
     except OSError as error:
         raise UnavailableError(f"{name} can't be read: {error.strerror}") from error
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as error:
         reading.files.append(name)
         line = data.count(b"\n", 0, error.start) + 1
         reading.broken.append(Broken(name, line, "no text in UTF-8"))
         return
-    reading.text(text.replace("\r\n", "\n"), name)
+    reading.text(text, name)
 
 
 def _kind(text: str, suffix: str) -> str:
@@ -362,8 +371,15 @@ def _below(document: yamltree.Document, where: Path) -> Any:
     return lambda path: document.line_of((*where, *path))
 
 
-def _role(value: dict[str, Any]) -> tuple[Role, str]:
-    """What a mapping is, and of values, for which chart."""
+def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
+    """What a mapping is, and of values, for which chart.
+
+    Args:
+        whole: It is a file and no block of a document: what says something of pods is a chart's values, in
+            which the rest may have any form.
+    """
+    of_pods = (CONTAINER_KEYS | POD_KEYS) & value.keys()
+    tells = {"resources", "nodeSelector", "tolerations", "affinity", "containers"} & value.keys()
     chart = "" if "kind" in value or "apiVersion" in value else chart_of(value)
     if "kind" in value or ("apiVersion" in value and "metadata" in value):
         role: Role = "object"
@@ -373,9 +389,9 @@ def _role(value: dict[str, Any]) -> tuple[Role, str]:
         role = "dashboard"
     elif any("rules" in mapping(one) for one in sequence(value.get("groups"))):
         role = "rules"
-    elif chart:
+    elif chart or (whole and tells):
         role = "values"
-    elif ({"limits", "requests"} | CONTAINER_KEYS | POD_KEYS) - {"name"} & value.keys():
+    elif not whole and (tells or {"limits", "requests"} >= value.keys() or of_pods == value.keys()):
         role = "fragment"
     else:
         role = "unknown"

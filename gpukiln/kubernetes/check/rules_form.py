@@ -46,6 +46,7 @@ REMOVED: dict[tuple[str, str], tuple[int, str]] = {
     ("ray.io/v1alpha1", "RayJob"): (0, "ray.io/v1"),
     ("ray.io/v1alpha1", "RayService"): (0, "ray.io/v1"),
 }
+NO_OBJECTS = (("v1", "Config"), ("v1", "List"))  # a kubeconfig; an empty list
 
 
 def unserved(thing: Thing) -> bool:
@@ -139,7 +140,7 @@ def api_removed(thing: Thing, context: Context) -> Iterator[Fault]:
     fix="`kubectl api-resources` lists kinds and their apiVersions",
 )
 def api_unknown(thing: Thing, context: Context) -> Iterator[Fault]:
-    if thing.role != "object" or (thing.api, thing.kind) in REMOVED:
+    if thing.role != "object" or (thing.api, thing.kind) in (*REMOVED, *NO_OBJECTS):
         return
     if not thing.kind or not thing.api:
         missing = "kind" if thing.api else "apiVersion"

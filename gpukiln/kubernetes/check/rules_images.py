@@ -50,7 +50,7 @@ def image_latest(workload: Workload, _: Context) -> Iterator[Fault]:
 
 
 @rule(
-    "image-missing-tag",
+    "image-missing",
     "warning",
     Workload,
     title="Every container says its image",

@@ -8,12 +8,10 @@ from typing import Any
 
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.rules_server import JOB_KINDS, expressions
-from gpukiln.kubernetes.check.workload import Container, Path, Workload, at, is_gpu, mapping, sequence
+from gpukiln.kubernetes.check.workload import RAY, Container, Path, Workload, at, is_gpu, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
 
-TRAINS = re.compile(
-    r"pytorch|tensorflow|/ray|rayproject|nemo|deepspeed|megatron|jax|horovod|mxnet|vllm|sglang|paddle|triton|huggingface"
-)
+TRAINS = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
 LAUNCHES = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
 SHM = "/dev/shm"  # noqa: S108 - of a container
 DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
@@ -47,7 +45,7 @@ def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
     fragments=False,
 )
 def shm_default(workload: Workload, _: Context) -> Iterator[Fault]:
-    if workload.pod.get("hostIPC") is True:
+    if workload.pod.get("hostIPC") is True or workload.kind in RAY:  # KubeRay mounts one itself
         return
     for container in workload.main_containers:
         many = sum((quantity(container.limits.get(key)) or 0) for key in container.gpu_keys)
@@ -306,9 +304,6 @@ HAND_MADE = (
     "hardware-type",
     "gpu-model",
 )
-_GPU_WORD = re.compile(
-    r"(?i)nvidia|tesla|geforce|\b(?:v100|a100|h100|h200|b200|t4|l4|l40s?|a10g?|p100|k80)\b"
-)
 
 
 @rule(
@@ -323,7 +318,7 @@ _GPU_WORD = re.compile(
 )
 def label_by_hand(workload: Workload, context: Context) -> Iterator[Fault]:
     for path, key, values in selected(workload):
-        by_hand = key in HAND_MADE or ("/" not in key and any(_GPU_WORD.search(value) for value in values))
+        by_hand = key in HAND_MADE or ("/" not in key and re.search(r"(?i)gpu|accelerator", key))
         if by_hand and not _set_by_pool(key, context):
             yield Fault(f"{key}: {', '.join(values)}", path)
 

@@ -176,7 +176,7 @@ GONE = (
     ),
     (
         re.compile(
-            r"(?i)docker\b.{0,40}\bnvidia\b.{0,20}\bdefault runtime|--runtime=docker\b.*set-as-default"
+            r"(?i)docker\b.{0,20}\bwith nvidia as (?:the )?default runtime|--runtime=docker\b.*set-as-default"
         ),
         "Kubernetes runs containerd since 1.24: Docker's runtime has no effect",
     ),

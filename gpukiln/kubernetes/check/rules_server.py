@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.workload import Container, Path, Thing, Workload, at, dotted, mapping, sequence
+from gpukiln.kubernetes.check.workload import (
+    Container,
+    Path,
+    Thing,
+    Workload,
+    at,
+    dotted,
+    is_open,
+    mapping,
+    sequence,
+)
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
 
@@ -135,13 +145,13 @@ def gpu_whole(workload: Workload, _: Context) -> Iterator[Fault]:
 def quantities(workload: Workload, _: Context) -> Iterator[Fault]:
     for _container, path, _side, resource, amount in _resources(workload):
         number = quantity(amount)
-        if number is None and isinstance(amount, str):
+        if number is None and isinstance(amount, str) and not is_open(amount):
             yield Fault(f"{resource}: {short(amount)} is no quantity", path)
         elif number is not None and number < 0 and not _extended(resource):
             yield Fault(f"{resource}: {amount} is below zero", path)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         limit = mapping(mapping(volume).get("emptyDir")).get("sizeLimit")
-        if isinstance(limit, str) and quantity(limit) is None:
+        if isinstance(limit, str) and quantity(limit) is None and not is_open(limit):
             path = workload.at("volumes", index, "emptyDir", "sizeLimit")
             yield Fault(f"sizeLimit {short(limit)} is no quantity", path)
 
@@ -339,7 +349,7 @@ def names(thing: Thing, _: Context) -> Iterator[Fault]:
     if thing.role != "object":
         return
     name = thing.metadata.get("name")
-    if isinstance(name, str) and thing.kind not in PATH_NAMES:
+    if isinstance(name, str) and thing.kind not in PATH_NAMES and not is_open(name):
         form = LABEL if thing.kind in ("Service", "Namespace") else SUBDOMAIN
         if not form.fullmatch(name):
             yield Fault(f"{short(name)} is no name of a {thing.kind}", ("metadata", "name"))
@@ -347,7 +357,7 @@ def names(thing: Thing, _: Context) -> Iterator[Fault]:
             yield Fault(f"{len(name)} characters in the name of a CronJob; at most 52", ("metadata", "name"))
     for path in (("metadata", "labels"), ("spec", "template", "metadata", "labels")):
         for key, value in mapping(at(thing.object, path)).items():
-            if isinstance(value, str) and not VALUE.fullmatch(value):
+            if isinstance(value, str) and not VALUE.fullmatch(value) and not is_open(value):
                 yield Fault(f"{dotted(path)}: {short(value)} is no value of a label", (*path, key))
             if not VALUE.fullmatch(key.rpartition("/")[2]) or key.endswith("/"):
                 yield Fault(f"{dotted(path)}: {short(key)} is no key of a label", (*path, key))
@@ -364,12 +374,12 @@ def names(thing: Thing, _: Context) -> Iterator[Fault]:
 )
 def container_name(workload: Workload, _: Context) -> Iterator[Fault]:
     for container in workload.containers:
-        if container.name and not LABEL.fullmatch(container.name):
+        if container.name and not LABEL.fullmatch(container.name) and not is_open(container.name):
             path = workload.at(*container.where, "name")
             yield Fault(f"{short(container.name)} is no name of a container", path)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         name = mapping(volume).get("name")
-        if isinstance(name, str) and not LABEL.fullmatch(name):
+        if isinstance(name, str) and not LABEL.fullmatch(name) and not is_open(name):
             yield Fault(f"{short(name)} is no name of a volume", workload.at("volumes", index, "name"))
 
 
@@ -462,7 +472,7 @@ def cron_schedule(thing: Thing, _: Context) -> Iterator[Fault]:
         return
     spec = mapping(thing.object.get("spec"))
     schedule, zone = spec.get("schedule"), spec.get("timeZone")
-    if isinstance(schedule, str) and not _CRON.fullmatch(schedule.strip()):
+    if isinstance(schedule, str) and not _CRON.fullmatch(schedule.strip()) and not is_open(schedule):
         yield Fault(f"schedule {short(schedule)}; wanted five fields", ("spec", "schedule"))
-    if isinstance(zone, str) and zone not in zoneinfo.available_timezones():
+    if isinstance(zone, str) and zone not in zoneinfo.available_timezones() and not is_open(zone):
         yield Fault(f"timeZone {short(zone)} is no time zone of tzdata", ("spec", "timeZone"))

@@ -18,7 +18,16 @@ from jsonschema import Draft202012Validator, ValidationError  # type: ignore[imp
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.check.customs import FORMS, Schema
 from gpukiln.kubernetes.check.rules import NEWEST, Fault
-from gpukiln.kubernetes.check.workload import CONTAINER_KEYS, POD_KEYS, Path, Thing, at, dotted, mapping
+from gpukiln.kubernetes.check.workload import (
+    CONTAINER_KEYS,
+    POD_KEYS,
+    Path,
+    Thing,
+    at,
+    dotted,
+    is_open,
+    mapping,
+)
 from gpukiln.typed import short, unknown
 
 OLDEST = 25  # the first minor whose schemas kubernetes-validate 1.37 has
@@ -179,6 +188,8 @@ def _words(error: ValidationError) -> Iterator[tuple[Path, str]]:
     path: Path = tuple(error.absolute_path)
     where = f"{dotted(path)}: " if path else ""
     value: Any = error.instance
+    if is_open(value):
+        return
     if error.validator == "additionalProperties" and isinstance(error.validator_value, bool):
         fields = error.schema.get("properties", {})
         for key in value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -283,6 +284,14 @@ def is_gpu(resource: str) -> bool:
         "gpu.intel.com/i915",
         "gpu.intel.com/xe",
     )
+
+
+_OPEN = re.compile(r"\$\{?\w|\$\(|<[\w .-]+>|\{\{")
+
+
+def is_open(value: Any) -> bool:
+    """Whether a text is to be filled in: $NAME, ${NAME} and <name>, as scripts and documents have them."""
+    return isinstance(value, str) and bool(_OPEN.search(value))
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

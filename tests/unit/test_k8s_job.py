@@ -504,10 +504,11 @@ def test_a_registry_that_is_down_for_a_moment_is_waited_for(server):
 
 def test_a_deadline_is_one(server):
     server.add(node("gpu-1"))
-    server.behave = lambda *_: Outcome(wait=threading.Event())
+    server.behave = lambda *_: Outcome(wait=threading.Event(), log="a\n")
     told = Told().run(timeout="1s")
     assert (told.end.state, told.end.exit_code) == ("deadline", 124)
     assert told.end.why == "its 1 s were over: more --timeout"
+    assert (told.written, told.end.notes) == (["a"], ())
     told = Told().run(timeout="1s", name="other", gpu_model="L4")
     assert "before any of its pods ran" in told.end.why
 
@@ -689,6 +690,38 @@ def test_a_log_that_may_not_be_read_is_told_and_the_job_ends_as_it_does(server):
     told = Told().run()
     assert told.end.exit_code == 5
     assert "the log of train-" in told.end.notes[0]
+
+
+def test_what_is_forbidden_is_told_at_once(server):
+    server.rules = [{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get"]}]
+    told = Told().run()
+    assert "pods is forbidden" in told.error.message
+    assert "k8s.rbac" in told.error.hint
+    assert "--attach" in " ".join(told.error.details)
+
+
+def test_an_answer_that_is_lost_is_looked_for(server, monkeypatch):
+    server.add(node("gpu-1"))
+    create = Cluster.create
+
+    def lost(self, manifest, **options):
+        create(self, manifest, **options)
+        raise UnavailableError("the connection was cut")
+
+    monkeypatch.setattr(Cluster, "create", lost)
+    assert Told().run().end.exit_code == 0
+    monkeypatch.undo()
+
+
+def test_a_job_that_could_not_be_created_is_not_there(server):
+    server.faults.append(Fault("create", "jobs", 0))
+    with pytest.raises(UnavailableError):
+        submit(Cluster(), gpu_job(IMAGE), lambda _: None)
+    assert server.all("jobs") == []
+    server.faults.append(Fault("create", "services", 500))
+    with pytest.raises(UnavailableError):
+        submit(Cluster(), gpu_job(IMAGE, nodes=2), lambda _: None)
+    assert server.all("jobs") == []
 
 
 def test_these_rights_are_enough(server):

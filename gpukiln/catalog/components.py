@@ -270,7 +270,33 @@ class Environment:
     wheels: tuple[str, ...] = ()
 
 
+@strict
+class AddOn:
+    """Something that clusters get, by a chart or as an image.
+
+    Args:
+        version: The chart's; without a chart what the image is tagged by, or the oldest that will do.
+        source: Where its keys and versions were read.
+        reason: Why this version.
+        review: The day by which somebody looks at it again.
+        chart: Its name in the repository.
+        repository: An https address of charts, or an oci one.
+        image: What it runs, where that has to be known here.
+        kubernetes: The first minor version of a cluster that it is made for.
+    """
+
+    version: str
+    source: str
+    reason: str
+    review: date
+    chart: str | None = None
+    repository: Annotated[str, StringConstraints(pattern=r"^(https|oci)://\S+$")] | None = None
+    image: str | None = None
+    kubernetes: str | None = None
+
+
 SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # beside those of the repository
+SECTIONS = ("components", "environments", "add_ons")
 LISTS = ("distributions", "includepkgs")
 Components = Mapping[str, Component]
 
@@ -288,9 +314,9 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
         UsageError: The file is missing or does not fit.
     """
     document = read_yaml(path)
-    if not {"components"} <= set(document) <= {"components", "environments"}:
+    if not {"components"} <= set(document) <= set(SECTIONS):
         raise UsageError(
-            f"{path.name} has the keys {', '.join(map(str, document))}; wanted: components, environments"
+            f"{path.name} has the keys {', '.join(map(str, document))}; wanted: {', '.join(SECTIONS)}"
         )
     components = load(dict[str, Component], document["components"], where=path.name)
     for name, component in components.items():
@@ -328,6 +354,20 @@ def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[
             if (row.image is None) != (row.digest is None):
                 raise UsageError(f"{where}: an image needs its digest, and a digest its image")
             floor(row.cuda)
+    return found
+
+
+def load_add_ons(path: Path = ROOT / "components.yaml") -> dict[str, AddOn]:
+    """Read what clusters get.
+
+    Raises:
+        UsageError: The file does not fit.
+    """
+    document = read_yaml(path).get("add_ons", {})
+    found = load(dict[str, AddOn], document, where=f"{path.name}: add_ons")
+    for name, one in found.items():
+        if (one.chart is None) != (one.repository is None):
+            raise UsageError(f"{path.name}: {name}: a chart needs its repository, and a repository its chart")
     return found
 
 

@@ -122,7 +122,7 @@ class Program(invoke.program.Program):
             if task is None or not task.first:
                 continue
             bare = list(
-                itertools.takewhile(lambda word: not word.startswith("-") and word not in known, rest)
+                itertools.takewhile(lambda word: word not in known and (word == "-" or word[:1] != "-"), rest)
             )
             if taken := bare if task.several else bare[:1]:
                 found.append(f"--{task.first.replace('_', '-')}={','.join(taken)}")

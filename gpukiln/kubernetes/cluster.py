@@ -155,8 +155,9 @@ class Cluster:
         container: str = "",
         follow: bool = False,
         previous: bool = False,
+        tail: int = 0,
     ) -> Iterator[str]:
-        """Lines of a container's log; with `follow` until it ends.
+        """Lines of a container's log; with `follow` until it ends, with `tail` the last ones alone.
 
         Raises:
             UnavailableError: There is no such pod, or the connection ended.
@@ -166,6 +167,7 @@ class Cluster:
             "container": container,
             "follow": "true" if follow else "",
             "previous": "true" if previous else "",
+            "tailLines": str(tail) if tail else "",
         }
         what = f"read the log of {pod}"
         path = self._path("Pod", namespace, pod) + "/log"

@@ -36,10 +36,11 @@ def write(folder: Path, files: Mapping[str, str]) -> list[Written]:
     found = []
     for name, text in files.items():
         path = folder / name
-        before = path.read_text(encoding="utf-8") if path.is_file() else None
-        if before != text:
+        before = path.read_bytes() if path.is_file() else None
+        same = before == text.encode()
+        if not same:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text, mode=0o644)
-        found.append(Written(name, "new" if before is None else "same" if before == text else "changed"))
+        found.append(Written(name, "new" if before is None else "same" if same else "changed"))
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return [*found, *(Written(name, "other") for name in sorted(there - set(files)))]

@@ -21,7 +21,7 @@ from gpukiln.nodes.playbook import Request
 from gpukiln.nodes.results import RunResult
 from gpukiln.typed import dump
 
-PURPOSES = ("apply", "drift", "verify", "doctor", "test")
+PURPOSES = ("apply", "drift", "verify", "doctor", "test", "cluster")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class OldRun:
     """What a run left, and what is to become of it.
 
     Args:
-        kind: apply, drift, verify, doctor, test; or image, for a verdict on an image of another machine.
+        kind: One of PURPOSES; or image, for a verdict on an image of another machine.
         ended: When something was last written into its folder, UTC.
         action: keep, remove (in a dry run), removed or failed.
         reason: Why.

@@ -465,9 +465,11 @@ RUNNER_SECTIONS = {
     "nvml": nvml,
     "cuda": cuda,
 }
+# Of a pod, whichever image it has.
+POD_SECTIONS = {name: section for name, section in RUNNER_SECTIONS.items() if name != "runner"}
 # What only reads, and needs no root; for scripts/first-contact.
 CONTACT_SECTIONS = {"simulated": simulated, "gpus": gpus, "nvml": nvml, "cuda": cuda}
-CHOSEN = {"runner": RUNNER_SECTIONS, "contact": CONTACT_SECTIONS}
+CHOSEN = {"runner": RUNNER_SECTIONS, "pod": POD_SECTIONS, "contact": CONTACT_SECTIONS}
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from gpukiln.probe.scripts import SIGNATURE
 
 NO_PYTHON = 127
+UNPRIVILEGED = ("runner", "pod", "contact")  # profiles
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
 BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
 
@@ -19,7 +20,7 @@ BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
 def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None = None) -> str:
     """Shell command that prints a machine's facts; takes root through sudo where it is not root already.
 
-    A container of the profile runner is judged as its own user sees it, without root.
+    A container, of the profiles runner and pod, is judged as its own user sees it, without root.
 
     Args:
         profile: Key of `gpukiln.verify.checks.PROFILES`; `contact` for what scripts/first-contact looks at.
@@ -27,7 +28,7 @@ def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None
         max_seconds: Within which it ends, whatever hangs; None for no limit.
     """
     limit = "-" if max_seconds is None else f"{max_seconds:.0f}"
-    become = "" if profile in ("runner", "contact") else "[ $(id -u) = 0 ] || s='sudo -n'; "
+    become = "" if profile in UNPRIVILEGED else "[ $(id -u) = 0 ] || s='sudo -n'; "
     return (
         f"if ! command -v python3 >/dev/null; then echo python3: not found >&2; exit {NO_PYTHON}; fi; "
         f"s=; {become}exec $s python3 -c '{_code()}' {profile or '-'} {mark} {limit}"

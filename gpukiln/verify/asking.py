@@ -9,6 +9,7 @@ from typing import Any
 
 from gpukiln.probe.packing import NO_PYTHON, facts_in, gather_command
 from gpukiln.verify.facts import Facts
+from gpukiln.verify.facts_backend import FactsBackend
 
 
 def _unreachable(text: str) -> str:
@@ -30,6 +31,8 @@ def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Fa
     Raises:
         RuntimeError: The machine can't be reached, or gave no facts.
     """
+    if isinstance(host.backend, FactsBackend):
+        return Facts(host.backend.facts())
     mark = secrets.token_hex(16)
     code, stdout, stderr = ask(host, gather_command(profile, mark, max_seconds))
     if code == NO_PYTHON or "The module interpreter" in stderr:

@@ -27,6 +27,7 @@ LAYERS: dict[str, str] = {
     "modules": "every installed kernel has the driver's modules, and nouveau is blocked",
     "boot": "the machine came up with no failed unit",
     "runtime": "container engines start with their configuration; job hooks and caches work",
+    "cluster": "the cluster hands its GPUs out, each to one pod",
     "gpu": "the driver drives every GPU, and none reports damage",
     "compute": "CUDA compiles, every GPU computes right and moves data at its link's speed",
     "container": "a container sees the GPU",
@@ -62,6 +63,7 @@ PROFILES: dict[str, Profile] = {
         Profile("eks-node", "a node of an EKS cluster, booted from a baked image", 1, True),
         Profile("workspace", "a machine on which somebody works, launched from an image", 1, False),
         Profile("runner", "a container for GPU jobs, judged from inside as its own user", 0, True),
+        Profile("pod", "a pod that a cluster granted a GPU, and what that cluster says of it", 1, False),
     )
 }
 

@@ -81,6 +81,7 @@ class Run:
 
 
 BACKENDS.setdefault("buildah", "gpukiln.verify.buildah_backend.BuildahBackend")
+BACKENDS.setdefault("facts", "gpukiln.verify.facts_backend.FactsBackend")
 RUN_KEY = pytest.StashKey[Run]()
 
 

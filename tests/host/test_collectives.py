@@ -9,7 +9,7 @@ from gpukiln.verify.checks import check
     id="multi-gpu.all-reduce",
     title="All GPUs add up each other's numbers, and each has the right sum",
     layer="multi-gpu",
-    profiles=("image", "node", "eks-node", "workspace", "runner"),
+    profiles=("image", "node", "eks-node", "workspace", "runner", "pod"),
     needs=("gpu", "real-gpu", "several-gpus"),
     causes=(
         "PCIe access control (ACS) or an IOMMU between the GPUs: peer copies hang or arrive wrong",

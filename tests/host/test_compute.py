@@ -10,8 +10,8 @@ from gpukiln.verify import compute_facts
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
-ALL = ("image", "node", "eks-node", "workspace", "runner")
-LIVE = ("node", "eks-node", "runner")  # profiles of what runs beside somebody's work
+ALL = ("image", "node", "eks-node", "workspace", "runner", "pod")
+LIVE = ("node", "eks-node", "runner", "pod")  # profiles of what runs beside somebody's work
 SLOWEST = 0.5
 """The share of the link's theoretical rate that is wanted where the node's expectations say no other.
 

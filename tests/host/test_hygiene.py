@@ -193,7 +193,7 @@ def test_build_tools(facts):
     id="hygiene.simulated",
     title="Nothing of simulated GPUs is on the disk",
     layer="hygiene",
-    profiles=("image", "node", "eks-node", "workspace", "runner"),
+    profiles=("image", "node", "eks-node", "workspace", "runner", "pod"),
     causes=(
         "the image was baked on an instance with simulated GPUs (the tag gpukiln:gpus)",
         "somebody copied the double's library, or the stand-in of nvidia-smi, into the image",

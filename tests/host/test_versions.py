@@ -51,7 +51,7 @@ def smi_version(facts: Facts) -> str | None:
     id="versions.answers",
     title="Every tool that was asked answers",
     layer="versions",
-    profiles=(*ALL, "runner"),
+    profiles=(*ALL, "runner", "pod"),
     causes=(
         "nvidia-smi, NVML: the driver waits for a GPU whose firmware hangs or that fell off the bus; D is "
         "a wait in the kernel, which no signal ends",

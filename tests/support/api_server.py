@@ -272,10 +272,17 @@ class ApiServer:
             if any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences", ())):
                 self.remove(kind, space, other)
         self.changed.notify_all()
-        for one in self.all("pods"):  # there may be room now
-            if one["status"].get("phase") == "Pending" and "nodeName" not in one["spec"]:
-                self._start_pod(self.objects["pods", one["metadata"]["namespace"], one["metadata"]["name"]])
+        self.schedule()
         return gone
+
+    def schedule(self) -> None:
+        """Look again at the pods that wait: there may be room now."""
+        with self.changed:
+            for one in self.all("pods"):
+                if one["status"].get("phase") == "Pending" and "nodeName" not in one["spec"]:
+                    self._start_pod(
+                        self.objects["pods", one["metadata"]["namespace"], one["metadata"]["name"]]
+                    )
 
     # --- scheduler, kubelet, Job controller -----------------------------------------------------------
 
@@ -631,11 +638,11 @@ def selected(one: dict[str, Any], labels: str, fields: str) -> bool:
         if operator == "!=" and own.get(key) == value:
             return False
     for part in filter(None, fields.split(",")):
-        key, value = part.split("=")
+        key, negated, value = re.fullmatch(r"([^=!]+)(!?)=+(.*)", part).groups()
         found: Any = one
         for name in key.split("."):
             found = found.get(name, {}) if isinstance(found, dict) else {}
-        if found != value:
+        if (found == value) is bool(negated):
             return False
     return True
 

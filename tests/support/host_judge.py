@@ -8,6 +8,7 @@ from gpukiln.verify.checks import PROFILES
 from gpukiln.verify.facts import Facts
 from gpukiln.verify.needs import applies
 from tests.support.host_machine import Data
+from tests.support.host_pod_faults import POD_FAULTS
 from tests.support.host_runner_faults import RUNNER_FAULTS
 
 CHECKS = load_checks()
@@ -25,6 +26,8 @@ def judge(
     check, function = CHECKS[check_id]
     if check_id in RUNNER_FAULTS:
         profile, expect_gpus = "runner", None
+    if check_id in POD_FAULTS:
+        profile = "pod"
     facts = Facts(data, profile, asked_simulated=simulated)
     try:
         answer = applies(check.needs, facts, PROFILES[profile], expect_gpus=expect_gpus)

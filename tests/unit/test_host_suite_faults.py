@@ -20,6 +20,7 @@ from tests.support.host_machine import (
     machine,
     serve_by_vllm,
 )
+from tests.support.host_pod_faults import POD_FAULTS, pod
 from tests.support.host_runner_faults import RUNNER_FAULTS, container
 
 
@@ -273,11 +274,15 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     ],
     **GPU_FAULTS,
     **RUNNER_FAULTS,
+    **POD_FAULTS,
 }
+INSIDE = {*RUNNER_FAULTS, *POD_FAULTS}  # of containers, not of machines
 
 
 def suitable(check_id: str) -> Data:
     """A good machine, or container, on which the check can be run."""
+    if check_id in POD_FAULTS:
+        return pod()
     if check_id in RUNNER_FAULTS:
         return container()
     data = machine(gpus=2 if "several-gpus" in CHECKS[check_id][0].needs else 1)
@@ -299,7 +304,7 @@ def test_a_good_gpu_node_passes(check_id: str) -> None:
 
 @pytest.mark.parametrize("check_id", CHECKS)
 def test_a_machine_without_gpu_and_toolkit_passes_or_is_not_run(check_id: str) -> None:
-    data = container() if check_id in RUNNER_FAULTS else machine(gpus=0, toolkit=False)
+    data = suitable(check_id) if check_id in INSIDE else machine(gpus=0, toolkit=False)
     outcome, reason = judge(check_id, data, expect_gpus=None)
     needs = CHECKS[check_id][0].needs
     if "gpu" in needs:
@@ -329,7 +334,7 @@ def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None
     """Whoever reads the section fails with the reason, and somebody reads each."""
     data = machine(gpus=2)
     data[section] = {"_error": "RuntimeError: tool is broken"}
-    failed = [r for o, r in (judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS) if o == "failed"]
+    failed = [r for o, r in (judge(i, data) for i in CHECKS if i not in INSIDE) if o == "failed"]
     assert failed
     assert all(re.search("tool is broken", r) for r in failed)
 
@@ -338,7 +343,7 @@ def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None
 def test_a_section_that_was_not_reached_neither_passes_nor_fails(section: str) -> None:
     data = machine(gpus=2)
     data[section] = {"_not_reached": "kmod hangs"}
-    found = {i: judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS}
+    found = {i: judge(i, data) for i in CHECKS if i not in INSIDE}
     assert "not_reached" in {outcome for outcome, _ in found.values()}
     assert {reason for outcome, reason in found.values() if outcome == "not_reached"} == {"kmod hangs"}
     assert "failed" not in {outcome for outcome, _ in found.values()}, found
@@ -353,7 +358,7 @@ def test_a_tool_that_hangs_is_not_called_missing() -> None:
         data[section] = hangs
     data["monitoring"] = {"nvtop": hangs, "dcgm": hangs}
     data["hung"]["tools"] = [HANGS]
-    found = {i: judge(i, data) for i in CHECKS if i not in RUNNER_FAULTS}
+    found = {i: judge(i, data) for i in CHECKS if i not in INSIDE}
     assert [i for i, (outcome, _) in found.items() if outcome == "failed"] == ["versions.answers"]
     unknown = {i for i, (outcome, _) in found.items() if outcome == "not_reached"}
     assert unknown >= {

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Installs these add-ons, or brings them up to date, in the cluster of kubectl's current context.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+kubectl apply --server-side --field-manager=gpukiln --filename namespace.yaml
+
+# NVIDIA's device plugin with feature discovery
+helm upgrade --install nvidia-device-plugin nvidia-device-plugin --repo https://nvidia.github.io/k8s-device-plugin \
+  --version 0.20.0 --namespace gpu-system --create-namespace \
+  --values device-plugin/values.yaml --wait --timeout 10m
+
+# the nodes' health as condition and taint
+kubectl apply --server-side --field-manager=gpukiln --filename health/gpu-health.yaml
+
+# Kueue with a queue for each team
+helm upgrade --install kueue oci://registry.k8s.io/kueue/charts/kueue \
+  --version 0.19.2 --namespace kueue-system --create-namespace \
+  --values queue/values.yaml --wait --timeout 10m
+kubectl apply --server-side --field-manager=gpukiln --filename queue/queues.yaml
+
+# GitHub Actions runners
+helm upgrade --install arc oci://ghcr.io/actions/actions-runner-controller-charts/gha-runner-scale-set-controller \
+  --version 0.14.2 --namespace arc-systems --create-namespace \
+  --values runners/controller-values.yaml --wait --timeout 10m
+kubectl apply --server-side --field-manager=gpukiln --filename runners/objects.yaml
+# It holds github_app_id, github_app_installation_id and github_app_private_key, or github_token.
+kubectl --namespace arc-runners get secret runner-gpu-github
+helm upgrade --install runner-gpu oci://ghcr.io/actions/actions-runner-controller-charts/gha-runner-scale-set \
+  --version 0.14.2 --namespace arc-runners --create-namespace \
+  --values runners/values.yaml --wait --timeout 10m

@@ -1,0 +1,99 @@
+"""What a cluster with GPU nodes runs beside the work, as files to be read, kept and installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.commands.cli import command, print_json, results, say, words
+
+if TYPE_CHECKING:
+    from gpukiln.kubernetes.addons.settings import Settings
+
+NAMES = "plugin, health, queue, runners"
+
+
+@command(
+    help={
+        "only": f"these alone, separated by commas: {NAMES}; default: what something is said about",
+        "output": "a folder for the files and install.sh; without it they go to standard output",
+        "values": "a file of settings (docs/k8s-addons.md); several may be given, options go before them",
+        "cluster": "its name, as metrics tell it",
+        "region": "of AWS, whose prices count",
+        "kubernetes": "minor version of the cluster, for example 1.35",
+        "provider": "of the nodes: karpenter, managed or asg",
+        "namespace": "of the device plugin and the nodes' health",
+        "sharing": "none, time-slicing:4, mps:4, mig-single or mig-mixed; NAME=HOW for nodes with the label "
+        "nvidia.com/device-plugin.config=NAME; may be given several times",
+        "flavor": "a kind of GPU node: g5.xlarge, t4, LABEL=VALUE or NAME=any of these, with `:mig-1g.10gb` "
+        "behind it for MIG devices; may be given several times",
+        "team": "a namespace and its quota: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS; may be given several "
+        "times",
+        "runners": "repository or organisation that GitHub Actions runners register with",
+        "image": "the runners' image with its digest, as `docker.push` prints it",
+        "json": "print one JSON document to standard output",
+    },
+    iterable=["values", "sharing", "flavor", "team"],
+)
+def addons(
+    _: Any,
+    only: str = "",
+    output: str = "",
+    values: Any = None,
+    cluster: str = "",
+    region: str = "",
+    kubernetes: str = "",
+    provider: str = "",
+    namespace: str = "",
+    sharing: Any = None,
+    flavor: Any = None,
+    team: Any = None,
+    runners: str = "",
+    image: str = "",
+    json: bool = False,
+) -> None:
+    """Render device plugin, node health, queue and runners of a GPU cluster, and what installs them."""
+    from pathlib import Path
+
+    from gpukiln.kubernetes import folder
+    from gpukiln.kubernetes.addons import listing, rendered, wish
+    from gpukiln.typed import dump
+
+    settings = wish.settings(
+        [Path(file) for file in values or ()],
+        plain={
+            "cluster": cluster,
+            "region": region,
+            "kubernetes": kubernetes,
+            "provider": provider,
+            "namespace": namespace,
+        },
+        teams=team or (),
+        flavors=flavor or (),
+        shared=sharing or (),
+        runners={"url": runners, "image": image},
+    )
+    names = rendered.chosen(words(only), settings)
+    files = rendered.rendered(settings, names)
+    written = folder.write(Path(output), files) if output else []
+    if json:
+        print_json(dump(listing.listing(settings, names, files, written)))
+    elif output:
+        for one in written:
+            results().tell(f"{one.change:8} {output.rstrip('/')}/{one.path}")
+    else:
+        for path, text in files.items():
+            print(f"# {path}\n{text}", end="")
+    _tell(settings, names, output, only=bool(only))
+
+
+def _tell(settings: Settings, names: tuple[str, ...], output: str, *, only: bool) -> None:
+    from gpukiln.kubernetes.addons import plugin
+
+    if "plugin" in names:
+        say("the nodes need in their user data, or a pod reaches GPUs that it was not given:")
+        for line in plugin.ISOLATION:
+            say(f"  {line}")
+    if not (only or settings.teams or settings.runners):
+        say("no queue and no runners: --team and --runners have them rendered")
+    if output:
+        say(f"next: bash {output.rstrip('/')}/install.sh")

@@ -1,0 +1,207 @@
+"""The node's own health as the cluster sees it: a condition and a taint by an agent on every GPU node.
+
+The agent, `health_agent.py`, says what it does. Here is what it may do: read and patch nodes, which RBAC can
+not narrow down to one, so an admission policy does: its own node, nothing but its taint and its condition.
+Expressions: kubernetes.io, Validating Admission Policy; the node's name comes in every pod's token from 1.32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from gpukiln.catalog.components import load_add_ons
+from gpukiln.kubernetes.addons import health_agent, helm
+from gpukiln.kubernetes.addons.settings import PRESENT, Settings
+from gpukiln.kubernetes.manifest import Manifest, dump
+
+OBJECTS = "health/gpu-health.yaml"
+NAME = "gpu-health"
+PROGRAM, FOUND = "/etc/gpukiln/health_agent.py", "/run/gpukiln/health.json"
+LABELS = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": "gpukiln"}
+NODE_CLAIM = "authentication.kubernetes.io/node-name"
+NOBODY = 65534
+
+
+def files(settings: Settings) -> dict[str, str]:
+    program = Path(health_agent.__file__).read_text(encoding="utf-8")
+    namespace = settings.namespace
+    return {
+        OBJECTS: dump(
+            _named("v1", "ServiceAccount", namespace, automountServiceAccountToken=False),
+            _named("rbac.authorization.k8s.io/v1", "ClusterRole", rules=_rules()),
+            _named(
+                "rbac.authorization.k8s.io/v1",
+                "ClusterRoleBinding",
+                roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME},
+                subjects=[{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}],
+            ),
+            _named("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", spec=_policy(namespace)),
+            _named(
+                "admissionregistration.k8s.io/v1",
+                "ValidatingAdmissionPolicyBinding",
+                spec={"policyName": NAME, "validationActions": ["Deny"]},
+            ),
+            _named("v1", "ConfigMap", namespace, data={Path(PROGRAM).name: program}),
+            _named("apps/v1", "DaemonSet", namespace, spec=_daemon_set(program)),
+            head=(
+                f"The condition {health_agent.CONDITION} of each GPU node, and the taint "
+                f"{health_agent.TAINT} while its GPUs are sick.",
+                "Who takes the agent away takes the taint off: "
+                f"kubectl taint nodes --all {health_agent.TAINT}-",
+            ),
+        )
+    }
+
+
+def install(_: Settings) -> tuple[str, ...]:
+    return (helm.apply(OBJECTS),)
+
+
+def _named(version: str, kind: str, namespace: str = "", **content: Any) -> Manifest:
+    place = {"namespace": namespace} if namespace else {}
+    metadata = {"name": NAME, **place, "labels": LABELS}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+
+
+def _rules() -> list[dict[str, Any]]:
+    return [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+    ]
+
+
+def _policy(namespace: str) -> dict[str, Any]:
+    claim = "request.userInfo.extra"
+    named = f"has({claim}) && '{NODE_CLAIM}' in {claim} ? {claim}['{NODE_CLAIM}'][0] : ''"
+    same = [
+        f"{_or(f'object.{field}', empty)} == {_or(f'oldObject.{field}', empty)}"
+        for field, empty in {
+            "metadata.labels": "{}",
+            "metadata.annotations": "{}",
+            "spec.unschedulable": "false",
+            "status.capacity": "{}",
+            "status.allocatable": "{}",
+            "status.addresses": "[]",  # where the API looks for the kubelet
+            "status.daemonEndpoints": "{}",
+        }.items()
+    ]
+    for field, key, ours in (
+        ("spec.taints", "key", health_agent.TAINT),
+        ("status.conditions", "type", health_agent.CONDITION),
+    ):
+        rest = f".filter(one, one.{key} != '{ours}')"
+        same.append(f"{_or(f'object.{field}', '[]')}{rest} == {_or(f'oldObject.{field}', '[]')}{rest}")
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [
+                {
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "operations": ["UPDATE"],
+                    "resources": ["nodes", "nodes/status"],
+                }
+            ]
+        },
+        "matchConditions": [
+            {
+                "name": "the-agent",
+                "expression": f"request.userInfo.username == 'system:serviceaccount:{namespace}:{NAME}'",
+            }
+        ],
+        "variables": [{"name": "node", "expression": named}],
+        "validations": [
+            {
+                "expression": "variables.node == object.metadata.name",
+                "message": "the agent may change the node that it runs on, and no other",
+            },
+            {
+                "expression": " &&\n".join(same),
+                "message": f"the agent may change the taint {health_agent.TAINT} and the condition "
+                f"{health_agent.CONDITION}, and nothing else",
+            },
+        ],
+    }
+
+
+def _or(field: str, empty: str) -> str:
+    """A field that may be absent, in CEL."""
+    return f"(has({field}) ? {field} : {empty})"
+
+
+def _daemon_set(program: str) -> dict[str, Any]:
+    return {
+        "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%"}},
+        "template": {
+            "metadata": {
+                "labels": LABELS,
+                # Another program is another pod.
+                "annotations": {"gpukiln.io/program": hashlib.sha256(program.encode()).hexdigest()[:12]},
+            },
+            "spec": {
+                "serviceAccountName": NAME,
+                "automountServiceAccountToken": False,  # the one that looks gets none
+                "priorityClassName": "system-node-critical",
+                "hostPID": True,
+                "nodeSelector": {PRESENT: "true"},
+                "tolerations": [{"operator": "Exists"}],
+                "terminationGracePeriodSeconds": 5,
+                "containers": [
+                    _container("look", {"privileged": True}, []),
+                    _container("tell", _UNPRIVILEGED, [_ENV], "credentials"),
+                ],
+                "volumes": [
+                    {"name": "program", "configMap": {"name": NAME}},
+                    {"name": "found", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+                    {"name": "credentials", "projected": {"sources": _CREDENTIALS}},
+                ],
+            },
+        },
+    }
+
+
+_UNPRIVILEGED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": NOBODY,
+    "runAsGroup": NOBODY,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_ENV = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+_CREDENTIALS = [
+    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+    {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+]
+
+
+def _container(
+    verb: str, context: dict[str, Any], env: list[dict[str, Any]], credentials: str = ""
+) -> dict[str, Any]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "program", "mountPath": str(Path(PROGRAM).parent), "readOnly": True},
+        {
+            "name": "found",
+            "mountPath": str(Path(FOUND).parent),
+            **({"readOnly": True} if credentials else {}),
+        },
+    ]
+    if credentials:
+        place = str(health_agent.CREDENTIALS)
+        mounts.append({"name": credentials, "mountPath": place, "readOnly": True})
+    return {
+        "name": verb,
+        "image": load_add_ons()["python"].image,
+        "command": ["python3", PROGRAM, verb, FOUND],
+        **({"env": env} if env else {}),
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "48Mi"},
+            "limits": {"memory": "128Mi"},
+        },
+        "securityContext": context,
+        "volumeMounts": mounts,
+    }

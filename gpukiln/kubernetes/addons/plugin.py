@@ -1,0 +1,127 @@
+"""NVIDIA's device plugin with feature discovery: GPUs as a resource, and labels that say which.
+
+A pod gets its GPUs through CDI, in a field of the runtime's interface that no pod can write (`cdi-cri`), and
+no GPU in another way: what asks by NVIDIA_VISIBLE_DEVICES, in a pod or in its image, is ignored on nodes that
+have `ISOLATION`. The plugin itself still asks so, as one who may: the runtime takes CAP_SYS_ADMIN for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpukiln.catalog.components import load_add_ons
+from gpukiln.kubernetes.addons import helm, sharing
+from gpukiln.kubernetes.addons.settings import PRESENT, Settings
+from gpukiln.kubernetes.manifest import Manifest, dump
+
+VALUES, PROOF = "device-plugin/values.yaml", "device-plugin/isolation-check.yaml"
+RELEASE = "nvidia-device-plugin"
+
+# What a node must have in /etc/nvidia-container-runtime/config.toml before its first pod; as shell, for its
+# user data. Without it every pod without a GPU sees all of them if it, or its image, says so.
+# NVIDIA/nvidia-container-toolkit: api/config/v1/config.go; NVIDIA/k8s-device-plugin v0.20.0: README.md.
+ISOLATION = (
+    "nvidia-ctk config --in-place --set accept-nvidia-visible-devices-envvar-when-unprivileged=false",
+    "nvidia-ctk config --in-place --set accept-nvidia-visible-devices-as-volume-mounts=false",
+)
+
+
+def files(settings: Settings) -> dict[str, str]:
+    return {
+        VALUES: helm.values(
+            "nvidia_device_plugin",
+            _values(settings),
+            "The nodes need in their user data, or a pod reaches GPUs that it was not given:",
+            *(f"  {line}" for line in ISOLATION),
+        ),
+        PROOF: dump(
+            _proof(settings),
+            head=(
+                "Proves on one node that a pod without a GPU can't take one: it completes, or it fails and",
+                "its log says which devices it saw.",
+            ),
+        ),
+    }
+
+
+def install(settings: Settings) -> tuple[str, ...]:
+    return (helm.upgrade("nvidia_device_plugin", RELEASE, settings.namespace, VALUES),)
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    configurations = sharing.configurations(settings)
+    strategies = {one["flags"]["migStrategy"] for one in configurations.values()}
+    return {
+        "deviceListStrategy": "cdi-cri",
+        "nvidiaDriverRoot": "/",
+        "cdi": {"nvidiaHookPath": "/usr/bin/nvidia-cdi-hook"},  # of the package nvidia-container-toolkit-base
+        # Where all nodes agree; a value here goes before the configurations'.
+        **({"migStrategy": strategies.pop()} if len(strategies) == 1 else {}),
+        "config": {
+            "default": sharing.DEFAULT,
+            "map": {name: dump(one).removeprefix("---\n") for name, one in configurations.items()},
+        },
+        "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}},
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": PRESENT, "operator": "In", "values": ["true"]}]}
+                    ]
+                }
+            }
+        },
+        "tolerations": [{"operator": "Exists"}],
+        "gfd": {"enabled": True},
+        "nfd": {
+            "worker": {
+                "nodeSelector": {PRESENT: "true"},
+                "tolerations": [{"operator": "Exists"}],
+            }
+        },
+    }
+
+
+def _proof(settings: Settings) -> Manifest:
+    program = (
+        "import glob, sys\n"
+        "seen = glob.glob('/dev/nvidia[0-9]*')\n"
+        "sys.exit(f'not isolated: {seen}' if seen else 0)\n"
+    )
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "gpu-isolation-check", "namespace": settings.namespace},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": 600,
+            "ttlSecondsAfterFinished": 3600,
+            "template": {
+                "spec": {
+                    "restartPolicy": "Never",
+                    "automountServiceAccountToken": False,
+                    "nodeSelector": {PRESENT: "true"},
+                    "tolerations": [settings.taint.toleration()],
+                    "containers": [
+                        {
+                            "name": "ask-for-all",
+                            "image": load_add_ons()["python"].image,
+                            "command": ["python3", "-c", program],
+                            "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}],
+                            "resources": {
+                                "requests": {"cpu": "50m", "memory": "64Mi"},
+                                "limits": {"memory": "64Mi"},
+                            },
+                            "securityContext": {
+                                "allowPrivilegeEscalation": False,
+                                "capabilities": {"drop": ["ALL"]},
+                                "runAsNonRoot": True,
+                                "runAsUser": 65534,
+                                "seccompProfile": {"type": "RuntimeDefault"},
+                            },
+                        }
+                    ],
+                }
+            },
+        },
+    }

@@ -1,0 +1,250 @@
+"""Kueue: jobs wait for GPUs in a queue of their team, which has a quota and borrows what others leave.
+
+Fields: kubernetes-sigs/kueue, apis/kueue/v1beta2 and apis/config/v1beta2.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+
+from gpukiln.catalog.components import load_add_ons
+from gpukiln.catalog.gpus import gpu
+from gpukiln.catalog.instance_types import instance_type, instance_types
+from gpukiln.catalog.load import version_key
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.kubernetes.addons import helm
+from gpukiln.kubernetes.addons.settings import GPU, PRESENT, QUEUE, Flavor, Provider, Settings, Team
+from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, ec2_name, replicas
+from gpukiln.kubernetes.manifest import Manifest, dump
+from gpukiln.typed import unknown
+
+VALUES, QUEUES = "queue/values.yaml", "queue/queues.yaml"
+NAMESPACE = "kueue-system"
+API = "kueue.x-k8s.io/v1beta2"
+SYSTEM = ("default", "kueue-system", "arc-systems", "arc-runners")
+COHORT = "gpu"
+TEAM = "gpukiln.io/team"  # on the namespaces whose jobs must go through a queue
+ANY = Flavor("gpu", {PRESENT: "true"})  # where nobody tells kinds of GPUs apart
+
+# What is suspended until its queue admits it; Deployments and bare Pods are not.
+FRAMEWORKS = (
+    *("batch/job", "jobset.x-k8s.io/jobset", "ray.io/rayjob", "ray.io/raycluster", "kubeflow.org/mpijob"),
+    *("kubeflow.org/pytorchjob", "kubeflow.org/jaxjob", "trainer.kubeflow.org/trainjob"),
+)
+
+
+def files(settings: Settings) -> dict[str, str]:
+    _check(settings)
+    return {
+        VALUES: helm.values("kueue", _values()),
+        QUEUES: dump(
+            *(_flavor(settings, one) for one in _flavors(settings)),
+            {"apiVersion": API, "kind": "Cohort", "metadata": {"name": COHORT}, "spec": {}},
+            *(one for team in settings.teams for one in _team(settings, team)),
+            head=(
+                f"A job joins the queue of its namespace by the label kueue.x-k8s.io/queue-name: {QUEUE}.",
+                "What a team has not in use others borrow; it gets it back by ending the newest of theirs.",
+            ),
+        ),
+    }
+
+
+def install(_: Settings) -> tuple[str, ...]:
+    return helm.upgrade("kueue", "kueue", NAMESPACE, VALUES), helm.apply(QUEUES)
+
+
+def flavor(text: str, provider: Provider) -> Flavor:
+    """Read what was typed: NAME=WHAT, or WHAT alone: an instance type, a GPU, or LABEL=VALUE.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    text, _, resource = text.partition(":")
+    first, equals, rest = text.partition("=")
+    name, what = ("", text) if not equals or "/" in first else (first, rest)
+    label, equals, value = what.partition("=")
+    if equals:
+        labels = {label: value}
+        name = name or re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")
+    elif "." in what:
+        machine = instance_type(what)
+        if machine.status == "retired":
+            raise IncompatibleError(
+                f"{what} is retired, so no node of the flavor would ever come",
+                hint=f"{' or '.join(machine.alternatives) or 'another type'} instead",
+            )
+        labels = {INSTANCE_TYPE: what}
+    else:
+        labels = _labels_of_gpu(what.lower(), provider)
+    return Flavor(
+        name or re.sub("[^a-z0-9]+", "-", what.lower()),
+        labels,
+        f"nvidia.com/{resource}" if resource else GPU,
+    )
+
+
+def _labels_of_gpu(key: str, provider: Provider) -> dict[str, str]:
+    """What tells the nodes of a GPU apart while there is none yet, which feature discovery's labels don't.
+
+    aws/karpenter-provider-aws, pkg/providers/instancetype/types.go: EC2's name in small letters, and MiB;
+    cluster-autoscaler, cloudprovider/aws/README.md: the node group's own value of the label.
+    """
+    machines = [one for one in instance_types().values() if gpu(one.gpu).manufacturer == "NVIDIA"]
+    known = {one.gpu for one in machines}
+    if key not in known:
+        raise unknown("GPU", key, known)
+    if provider != "karpenter":
+        return {"k8s.amazonaws.com/accelerator": f"nvidia-{key}"}
+    name = ec2_name(gpu(key))
+    labels = {GPU_NAME: name}
+    if any(ec2_name(gpu(other)) == name for other in known - {key}):  # the two A100
+        memory = next(one.gpu_memory_mib for one in machines if one.gpu == key and one.gpu_fraction == 1)
+        labels["karpenter.k8s.aws/instance-gpu-memory"] = str(memory)
+    return labels
+
+
+def _check(settings: Settings) -> None:
+    if not settings.teams:
+        raise UsageError("no team is named, and a queue is for teams", hint="--team vision=4, for example")
+    least = load_add_ons()["kueue"].kubernetes or ""
+    if version_key(settings.kubernetes) < version_key(least):
+        raise IncompatibleError(
+            f"Kueue {load_add_ons()['kueue'].version} is made for Kubernetes {least} or later, "
+            f"the cluster has {settings.kubernetes}",
+            hint="upgrade the cluster; `--only` renders the other add-ons",
+        )
+    for kind, rows in (("team", settings.teams), ("flavor", settings.flavors)):
+        names = [one.name for one in rows]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"{kind} {', '.join(twice)} is named twice", hint=f"one {kind} of each name")
+    for team in settings.teams:
+        if team.name in (*SYSTEM, settings.namespace, settings.monitoring_namespace) or (
+            team.name.startswith("kube-")
+        ):
+            raise UsageError(
+                f"team {team.name} is the namespace of something else, whose pods would be refused: a team's "
+                "may not be privileged",
+                hint="name the team otherwise",
+            )
+    known = [one.name for one in _flavors(settings)]
+    for team in settings.teams:
+        for name in team.gpus:
+            if name not in known:
+                raise unknown(f"flavor of team {team.name}", name, known)
+        if not any(team.gpus.values()) and not any(any(one.gpus.values()) for one in settings.teams):
+            raise UsageError("no team has a GPU, so no job would ever start", hint="--team vision=4")
+
+
+def _flavors(settings: Settings) -> tuple[Flavor, ...]:
+    return settings.flavors or (ANY,)
+
+
+def _values() -> dict[str, Any]:
+    configuration = {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "health": {"healthProbeBindAddress": ":8081"},
+        "metrics": {"bindAddress": ":8443", "enableClusterQueueResources": True},
+        "webhook": {"port": 9443},
+        "leaderElection": {"leaderElect": True, "resourceName": "c1f6bfd2.kueue.x-k8s.io"},
+        # Nobody gets around a queue by leaving the label out; other namespaces are none of its business.
+        "manageJobsWithoutQueueName": True,
+        "managedJobsNamespaceSelector": {"matchExpressions": [{"key": TEAM, "operator": "Exists"}]},
+        # Where no machine can be had the next job has its turn.
+        "waitForPodsReady": {"timeout": "30m", "blockAdmission": False},
+        "integrations": {"frameworks": list(FRAMEWORKS)},
+        "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
+        # A job that asks for a resource without a quota never starts.
+        "resources": {"excludeResourcePrefixes": ["ephemeral-storage", "hugepages-", "vpc.amazonaws.com/"]},
+    }
+    return {
+        "controllerManager": {"replicas": 2, "podDisruptionBudget": {"enabled": True, "minAvailable": 1}},
+        "managerConfig": {"controllerManagerConfigYaml": dump(configuration).removeprefix("---\n")},
+    }
+
+
+def _flavor(settings: Settings, one: Flavor) -> Manifest:
+    return {
+        "apiVersion": API,
+        "kind": "ResourceFlavor",
+        "metadata": {"name": one.name},
+        "spec": {"nodeLabels": dict(one.labels), "tolerations": [settings.taint.toleration()]},
+    }
+
+
+def _team(settings: Settings, team: Team) -> tuple[Manifest, ...]:
+    own = {"kubernetes.io/metadata.name": team.name}
+    return (
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {
+                "name": team.name,
+                "labels": {
+                    TEAM: team.name,
+                    # Who is privileged or mounts /dev has every GPU of the node.
+                    "pod-security.kubernetes.io/enforce": "baseline",
+                },
+            },
+        },
+        {
+            "apiVersion": API,
+            "kind": "ClusterQueue",
+            "metadata": {"name": team.name},
+            "spec": {
+                "cohortName": COHORT,
+                "namespaceSelector": {"matchLabels": own},
+                "queueingStrategy": "BestEffortFIFO",
+                "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
+                "flavorFungibility": {"whenCanBorrow": "TryNextFlavor", "whenCanPreempt": "TryNextFlavor"},
+                "fairSharing": {"weight": _number(Decimal(str(team.weight)))},
+                "resourceGroups": [_quotas(settings, team)],
+            },
+        },
+        {
+            "apiVersion": API,
+            "kind": "LocalQueue",
+            "metadata": {"name": QUEUE, "namespace": team.name},
+            "spec": {"clusterQueue": team.name},
+        },
+    )
+
+
+def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
+    """Every flavor lists every resource, in one order: the API refuses it otherwise."""
+    kinds = _flavors(settings)
+    resources = ["cpu", "memory", *dict.fromkeys(one.resource for one in kinds)]
+    rows = []
+    for kind in kinds:
+        count = team.gpus.get(kind.name, 0)
+        cpu, memory = _beside(settings, kind)
+        amount = {"cpu": times(cpu, count), "memory": times(memory, count), kind.resource: str(count)}
+        limit = {} if team.lends else {"lendingLimit": "0"}
+        quotas = [{"name": name, "nominalQuota": amount.get(name, "0"), **limit} for name in resources]
+        rows.append({"name": kind.name, "resources": quotas})
+    return {"coveredResources": resources, "flavors": rows}
+
+
+def _beside(settings: Settings, kind: Flavor) -> tuple[str, str]:
+    """CPU and memory that go with one GPU, or with one share of it."""
+    machine = instance_types().get(kind.labels.get(INSTANCE_TYPE, ""))
+    if machine is None:
+        return settings.cpu_per_gpu, settings.memory_per_gpu
+    shares = machine.gpus * replicas(settings.sharing)
+    return f"{machine.vcpu * 1000 // shares}m", f"{machine.memory_mib // shares}Mi"
+
+
+def times(quantity: str, count: int | Decimal) -> str:
+    """A quantity of Kubernetes that many times; CPUs without a unit where they are whole."""
+    found = re.fullmatch(r"([\d.]+)(\D*)", quantity)
+    assert found is not None  # noqa: S101 - settings take nothing else
+    number, unit = Decimal(found[1]) * count, found[2]
+    if unit == "m" and number % 1000 == 0:
+        number, unit = number / 1000, ""
+    return f"{_number(number)}{unit}" if number else "0"
+
+
+def _number(value: Decimal) -> str:
+    return f"{value.normalize():f}"

@@ -1,0 +1,103 @@
+"""The add-ons of a cluster as one folder: their files, and the script that installs them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpukiln.errors import UsageError
+from gpukiln.kubernetes.addons import helm, node_health, plugin, queue, runners
+from gpukiln.kubernetes.addons.settings import Settings
+from gpukiln.kubernetes.manifest import dump
+from gpukiln.typed import unknown
+
+NAMESPACE, SCRIPT = "namespace.yaml", "install.sh"
+
+
+@dataclass(frozen=True)
+class AddOnKind:
+    """One add-on.
+
+    Args:
+        title: What it is, in a line.
+        files: Its files by their path.
+        install: The shell commands that install it, in the folder of the files.
+    """
+
+    title: str
+    files: Callable[[Settings], dict[str, str]]
+    install: Callable[[Settings], tuple[str, ...]]
+
+
+# In the order in which they are installed.
+ADD_ONS: Mapping[str, AddOnKind] = {
+    "plugin": AddOnKind("NVIDIA's device plugin with feature discovery", plugin.files, plugin.install),
+    "health": AddOnKind("the nodes' health as condition and taint", node_health.files, node_health.install),
+    "queue": AddOnKind("Kueue with a queue for each team", queue.files, queue.install),
+    "runners": AddOnKind("GitHub Actions runners", runners.files, runners.install),
+}
+
+
+def chosen(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
+    """The add-ons that are rendered: those that are named, else all that somebody said something about.
+
+    Raises:
+        UsageError: One is unknown.
+    """
+    named = list(only)
+    for name in named:
+        if name not in ADD_ONS:
+            raise unknown("add-on", name, ADD_ONS)
+    if named:
+        return tuple(name for name in ADD_ONS if name in named)
+    said = {"queue": bool(settings.teams), "runners": settings.runners is not None}
+    return tuple(name for name in ADD_ONS if said.get(name, True))
+
+
+def rendered(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """The files of some add-ons by their path.
+
+    Raises:
+        UsageError: Something that one of them needs is not said.
+        IncompatibleError: What was asked for can't be had together.
+    """
+    if settings.namespace == "default":
+        raise UsageError(
+            "the namespace default is not for add-ons: charts refuse it", hint="--namespace gpu-system"
+        )
+    parts = [(name, ADD_ONS[name]) for name in ADD_ONS if name in set(names)]
+    files = {NAMESPACE: _namespace(settings)}
+    for name, part in parts:
+        for path, text in part.files(settings).items():
+            if path in files:
+                raise UsageError(f"{name}: {path} is rendered twice")
+            files[path] = text
+    steps = [(part.title, part.install(settings)) for _, part in parts]
+    return {**files, SCRIPT: _script(steps)}
+
+
+def _namespace(settings: Settings) -> str:
+    return dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {
+                "name": settings.namespace,
+                # What runs here reads devices of the node.
+                "labels": {"pod-security.kubernetes.io/enforce": "privileged"},
+            },
+        }
+    )
+
+
+def _script(steps: Iterable[tuple[str, tuple[str, ...]]]) -> str:
+    head = (
+        "#!/usr/bin/env bash",
+        "# Installs these add-ons, or brings them up to date, in the cluster of kubectl's current context.",
+        "set -euo pipefail",
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        "",
+        helm.apply(NAMESPACE),
+    )
+    body = [line for title, commands in steps for line in ("", f"# {title}", *commands)]
+    return "\n".join((*head, *body)) + "\n"

@@ -1,0 +1,164 @@
+"""GitHub Actions runners with GPUs: a scale set on the project's runner image, none while there is no job.
+
+Keys and names: actions/actions-runner-controller 0.14.2, charts/gha-runner-scale-set; the hooks' variables:
+actions/runner, docs/adrs/1751-runner-job-hooks.md; uid 1001: docker/runner-gpu/Dockerfile.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpukiln.catalog.load import ROOT
+from gpukiln.errors import UsageError
+from gpukiln.kubernetes.addons import helm
+from gpukiln.kubernetes.addons.queue import times
+from gpukiln.kubernetes.addons.settings import GPU, PRESENT, Runners, Settings
+from gpukiln.kubernetes.manifest import Manifest, dump
+from gpukiln.typed import unknown
+
+CONTROLLER, VALUES, OBJECTS = "runners/controller-values.yaml", "runners/values.yaml", "runners/objects.yaml"
+SYSTEM, NAMESPACE = "arc-systems", "arc-runners"
+ACCOUNT = "arc-controller"
+HOOKS, HOOKS_AT = "gpu-job-hooks", "/etc/gpukiln/hooks"
+CACHE = "/ccache"
+USER = 1001
+
+
+def files(settings: Settings) -> dict[str, str]:
+    runners = _checked(settings)
+    return {
+        CONTROLLER: helm.values(
+            "actions_runner_controller",
+            {
+                "serviceAccount": {"create": True, "name": ACCOUNT},
+                "replicaCount": 2,
+                # Another image waits until the jobs that run are done.
+                "flags": {"logLevel": "info", "updateStrategy": "eventual"},
+            },
+        ),
+        OBJECTS: dump(*_objects(runners)),
+        VALUES: helm.values(
+            "actions_runner_set",
+            _values(settings, runners),
+            f"A workflow asks for it by `runs-on: {runners.name}`. Each pod runs one job and goes.",
+        ),
+    }
+
+
+def install(settings: Settings) -> tuple[str, ...]:
+    runners = _checked(settings)
+    return (
+        helm.upgrade("actions_runner_controller", "arc", SYSTEM, CONTROLLER),
+        helm.apply(OBJECTS),
+        f"# It holds github_app_id, github_app_installation_id and github_app_private_key, or github_token.\n"
+        f"kubectl --namespace {NAMESPACE} get secret {runners.secret}",
+        helm.upgrade("actions_runner_set", runners.name, NAMESPACE, VALUES),
+    )
+
+
+def _checked(settings: Settings) -> Runners:
+    runners = settings.runners
+    if runners is None:
+        raise UsageError(
+            "nothing is said about runners", hint="--runners URL --image REF, or --only without runners"
+        )
+    where = urlsplit(runners.url)
+    if where.scheme != "https" or not where.netloc or not where.path.strip("/"):
+        raise UsageError(
+            f"runners of {runners.url!r}, wanted the address of a repository, organisation or enterprise",
+            hint="https://github.com/my-organisation/my-repository, for example",
+        )
+    if not re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", runners.image):
+        raise UsageError(
+            f"the runners' image is {runners.image!r}, wanted one with its digest: a tag can move",
+            hint="`invoke docker.push runner-gpu` prints it",
+        )
+    known = [one.name for one in settings.flavors]
+    if runners.flavor and runners.flavor not in known:
+        raise unknown("flavor of the runners", runners.flavor, known)
+    return runners
+
+
+def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
+    labels = next((one.labels for one in settings.flavors if one.name == runners.flavor), {})
+    return {
+        "githubConfigUrl": runners.url,
+        "githubConfigSecret": runners.secret,
+        "runnerScaleSetName": runners.name,
+        **({"scaleSetLabels": list(runners.labels)} if runners.labels else {}),
+        "minRunners": 0,
+        "maxRunners": runners.most,
+        "controllerServiceAccount": {"namespace": SYSTEM, "name": ACCOUNT},
+        "template": {
+            # A job is not moved; its runner goes when it is done.
+            "metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "true"}},
+            "spec": {
+                "nodeSelector": {PRESENT: "true", **labels},
+                "tolerations": [settings.taint.toleration()],
+                "securityContext": {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
+                "containers": [_container(runners)],
+                "volumes": _volumes(runners),
+            },
+        },
+    }
+
+
+def _container(runners: Runners) -> dict[str, Any]:
+    return {
+        "name": "runner",  # the chart finds it by this name
+        "image": runners.image,
+        "command": ["/home/runner/run.sh"],
+        "env": [
+            {"name": "ACTIONS_RUNNER_HOOK_JOB_STARTED", "value": f"{HOOKS_AT}/gpu-job-started.sh"},
+            {"name": "ACTIONS_RUNNER_HOOK_JOB_COMPLETED", "value": f"{HOOKS_AT}/gpu-job-completed.sh"},
+            {"name": "CCACHE_DIR", "value": CACHE},
+            {"name": "CCACHE_MAXSIZE", "value": times(runners.ccache, Decimal("0.9"))},  # it tidies up late
+        ],
+        "resources": {
+            "requests": {"cpu": runners.cpu, "memory": runners.memory},
+            "limits": {"memory": runners.memory, GPU: str(runners.gpus)},
+        },
+        "volumeMounts": [
+            {"name": "hooks", "mountPath": HOOKS_AT, "readOnly": True},
+            {"name": "ccache", "mountPath": CACHE},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - in the container
+        ],
+    }
+
+
+def _volumes(runners: Runners) -> list[dict[str, Any]]:
+    return [
+        {"name": "hooks", "configMap": {"name": HOOKS, "defaultMode": 0o555}},
+        {"name": "ccache", "persistentVolumeClaim": {"claimName": f"{runners.name}-ccache"}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": runners.shared_memory}},
+    ]
+
+
+def _objects(runners: Runners) -> tuple[Manifest, ...]:
+    scripts = sorted((ROOT / "scripts" / "hooks").glob("*.sh"))
+    return (
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "baseline"}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": HOOKS, "namespace": NAMESPACE},
+            "data": {script.name: script.read_text(encoding="utf-8") for script in scripts},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": f"{runners.name}-ccache", "namespace": NAMESPACE},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": runners.storage_class,
+                "resources": {"requests": {"storage": runners.ccache}},
+            },
+        },
+    )

@@ -1,0 +1,149 @@
+"""Several pods on one GPU: time slices, MPS, or MIG devices, and what excludes what.
+
+Facts: NVIDIA/k8s-device-plugin v0.20.0, README.md (shared access, MPS) and api/config/v1.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpukiln.catalog.gpus import Gpu, gpu, gpus
+from gpukiln.catalog.instance_types import instance_types
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.kubernetes.addons.settings import GPU, Flavor, Settings, Sharing
+from gpukiln.typed import unknown
+
+DEFAULT = "default"  # the configuration of nodes without a label
+LABEL = "nvidia.com/device-plugin.config"
+INSTANCE_TYPE, GPU_NAME = "node.kubernetes.io/instance-type", "karpenter.k8s.aws/instance-gpu-name"
+MIG = re.compile(r"nvidia\.com/mig-\d+g\.\d+gb(\.me)?")
+MPS_CLIENTS = 48  # of one GPU from Volta on (NVIDIA's MPS guide, Volta MPS client limits)
+MIG_CAPABILITIES = ("8.0", "9.0", "10.0", "10.3", "12.0")  # NVIDIA's MIG guide, supported GPUs
+MPS_CAPABILITY = 7.0  # the guide above: isolated address spaces from Volta on
+
+
+def configurations(settings: Settings) -> dict[str, dict[str, Any]]:
+    """The device plugin's configuration files by name; a node's label `LABEL` names its own.
+
+    Raises:
+        UsageError: Replicas are missing, or are said where there are none.
+        IncompatibleError: It excludes something else that was asked for.
+    """
+    if DEFAULT in settings.named_sharing:
+        raise UsageError(f"{DEFAULT!r} names the sharing of all other nodes", hint="it is `sharing`")
+    named = {DEFAULT: settings.sharing, **settings.named_sharing}
+    for name, one in named.items():
+        _check(name, one)
+    _check_flavors(settings, list(named.values()))
+    return {name: _configuration(one) for name, one in named.items()}
+
+
+def parse(text: str) -> Sharing:
+    """Read what was typed: none, time-slicing:4, mps:4, mig-single or mig-mixed.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    strategy, colon, count = text.partition(":")
+    if "+" in text or "," in text:
+        raise UsageError(
+            f"--sharing {text}: a node shares its GPUs in one way",
+            hint=f"other nodes can have another: --sharing NAME=mps:4, and the label {LABEL}=NAME on them",
+        )
+    choices = ("none", "time-slicing", "mps", "mig-single", "mig-mixed")
+    if strategy not in choices:
+        raise unknown("--sharing", strategy, choices)
+    if colon and not count.isdecimal():
+        raise UsageError(
+            f"--sharing {text}: {count!r} is no number of pods", hint=f"{strategy}:4, for example"
+        )
+    found = Sharing(strategy, int(count or 0))  # type: ignore[arg-type]  # one of them
+    _check(DEFAULT, found)
+    return found
+
+
+def replicas(sharing: Sharing) -> int:
+    """Pods for each GPU."""
+    return max(1, sharing.replicas)
+
+
+def gpu_of(flavor: Flavor) -> Gpu | None:
+    """The GPU of a flavor that is an instance type or a GPU's name; None where its labels say neither."""
+    if found := instance_types().get(flavor.labels.get(INSTANCE_TYPE, "")):
+        return gpu(found.gpu)
+    name = flavor.labels.get(GPU_NAME, "")
+    return next((one for one in gpus().values() if ec2_name(one) == name), None)
+
+
+def ec2_name(board: Gpu) -> str:
+    """As Karpenter's label has it: EC2's name in small letters, with dashes."""
+    return (board.ec2_name or board.name).lower().replace(" ", "-")
+
+
+def _check(name: str, one: Sharing) -> None:
+    of = "" if name == DEFAULT else f" of {name}"
+    if one.strategy in ("time-slicing", "mps"):
+        if one.replicas < 2:
+            raise UsageError(
+                f"sharing{of} by {one.strategy} has {one.replicas} pods for each GPU, wanted 2 or more",
+                hint=f"--sharing {one.strategy}:4, for example; `none` gives each pod a whole GPU",
+            )
+        if one.strategy == "mps" and one.replicas > MPS_CLIENTS:
+            raise IncompatibleError(
+                f"sharing{of} by MPS has {one.replicas} pods for each GPU; MPS serves at most {MPS_CLIENTS}",
+                hint="fewer, or time-slicing",
+            )
+    elif one.replicas:
+        why = (
+            "MPS and MIG exclude each other, and MIG devices are cut by their profiles"
+            if one.strategy.startswith("mig")
+            else "without sharing each pod has whole GPUs"
+        )
+        raise UsageError(f"sharing{of}: {one.strategy} has no replicas: {why}", hint="leave the number out")
+
+
+def _check_flavors(settings: Settings, named: list[Sharing]) -> None:
+    strategies = {one.strategy for one in named}
+    for flavor in settings.flavors:
+        if flavor.resource != GPU:
+            if not MIG.fullmatch(flavor.resource):
+                raise UsageError(
+                    f"flavor {flavor.name}: resource {flavor.resource!r}, wanted {GPU} or a MIG device",
+                    hint="nvidia.com/mig-1g.10gb, for example",
+                )
+            if "mig-mixed" not in strategies:
+                raise IncompatibleError(
+                    f"flavor {flavor.name} counts {flavor.resource}, which nodes have with mig-mixed alone: "
+                    f"with mig-single each MIG device is one {GPU}",
+                    hint=f"--sharing mig-mixed, or leave out the resource of {flavor.name}",
+                )
+    if len(strategies) > 1:
+        return  # which nodes bear which label is not known here
+    for flavor in settings.flavors:
+        board = gpu_of(flavor)
+        if board is None or board.cc is None:
+            continue
+        if settings.sharing.strategy.startswith("mig") and board.cc not in MIG_CAPABILITIES:
+            raise IncompatibleError(
+                f"flavor {flavor.name}: {board.name} has no MIG, and its nodes would share by "
+                f"{settings.sharing.strategy}",
+                hint="time-slicing:4 or mps:4; A100, A30 and data-centre GPUs from Hopper on have MIG",
+            )
+        if settings.sharing.strategy == "mps" and float(board.cc) < MPS_CAPABILITY:
+            raise IncompatibleError(
+                f"flavor {flavor.name}: {board.name} is older than Volta, and its MPS isolates nobody",
+                hint="time-slicing:4",
+            )
+
+
+def _configuration(one: Sharing) -> dict[str, Any]:
+    mig = one.strategy.removeprefix("mig-") if one.strategy.startswith("mig-") else "none"
+    found: dict[str, Any] = {"version": "v1", "flags": {"migStrategy": mig}}
+    shared = {"resources": [{"name": GPU, "replicas": one.replicas}]}
+    if one.strategy == "time-slicing":
+        # Two slices are not twice the time: who asks for more than one is mistaken, and is told.
+        found["sharing"] = {"timeSlicing": {"failRequestsGreaterThanOne": True, **shared}}
+    elif one.strategy == "mps":
+        found["sharing"] = {"mps": shared}
+    return found

@@ -1,0 +1,1 @@
+"""What is wrong in manifests, values, scripts and documents about GPUs on Kubernetes, told beforehand."""

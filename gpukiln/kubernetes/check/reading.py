@@ -1,0 +1,403 @@
+"""Files as they lie about: manifests, values, scripts, documents with blocks of code, rules, dashboards."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path as File
+from typing import Any
+
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.kubernetes.check import yamltree
+from gpukiln.kubernetes.check.values import chart_of
+from gpukiln.kubernetes.check.workload import (
+    CONTAINER_KEYS,
+    POD_KEYS,
+    Broken,
+    Command,
+    Container,
+    Path,
+    Prose,
+    Query,
+    Role,
+    Thing,
+    Workload,
+    mapping,
+    sequence,
+    workloads,
+)
+
+YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
+LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
+SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
+# What a chart's template has and no manifest: it must be rendered before it says anything.
+TEMPLATE = re.compile(
+    r"\{\{-?\s*(?:\.(?:Values|Release|Chart|Capabilities|Files)\b|include |if |range |with |toYaml |tpl )"
+)
+NEITHER = "neither an object nor values that are known here"
+FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<mark>```+|~~~+)[ \t]*\{?\.?(?P<language>[\w+-]*)")
+HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<end>\w+)\1")
+TOOLS = re.compile(r"^\s*(?:\$ |sudo |kubectl |helm |docker |eksctl |aws |apt(?:-get)? |curl |nvidia-)")
+
+
+@dataclass
+class Reading:
+    """What was found in some files.
+
+    Args:
+        unchecked: File, line and reason of what can't be judged.
+    """
+
+    files: list[str] = field(default_factory=list)
+    things: list[Thing] = field(default_factory=list)
+    workloads: list[Workload] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    queries: list[Query] = field(default_factory=list)
+    prose: list[Prose] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)
+    unchecked: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def text(self, text: str, name: str) -> None:
+        """Read what a file holds.
+
+        Args:
+            name: Of the file; its ending says what it is, where it has one.
+        """
+        self.files.append(name)
+        kind = _kind(text, File(name).suffix.lower())
+        if kind == "yaml":
+            self._yaml(text, name, 0, whole=True)
+        elif kind == "script":
+            self._script(text, name, 0)
+            self.prose.append(Prose(name, tuple(text.splitlines())))
+        else:
+            self._document(text, name)
+
+    def objects(self, objects: Iterable[dict[str, Any]], name: str) -> None:
+        """Take objects as an API gives them."""
+        self.files.append(name)
+        for index, one in enumerate(objects):
+            self._thing(Thing(name, index, one))
+
+    def _document(self, text: str, name: str) -> None:
+        lines, blocks = _blocks(text)
+        self.prose.append(Prose(name, tuple(lines), tuple(blocks)))
+        for line, language, block in blocks:
+            if language in ("yaml", "yml", "json"):
+                self._yaml(block, name, line, whole=False)
+            elif language in SHELLS:
+                self._script(block, name, line)
+            elif language == "promql":
+                self._promql(block, name, line)
+            elif not language:
+                self._unnamed(block, name, line)
+        if not blocks:  # a document without marks: its here-documents and command lines count
+            self._script(text, name, 0, strict=False)
+
+    def _unnamed(self, block: str, name: str, line: int) -> None:
+        if re.search(r"^\s*(?:apiVersion|kind|resources|nodeSelector|tolerations):", block, re.MULTILINE):
+            self._yaml(block, name, line, whole=False)
+        elif any(TOOLS.match(one) for one in block.splitlines()):
+            self._script(block, name, line, strict=False)
+
+    def _promql(self, block: str, name: str, above: int) -> None:
+        for number, line in enumerate(block.splitlines(), above + 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                self.queries.append(Query(name, number, line.strip()))
+
+    def _script(self, text: str, name: str, above: int, *, strict: bool = True) -> None:
+        """Command lines and here-documents.
+
+        Args:
+            strict: Every line is a command; else only one that begins with a tool's name.
+        """
+        lines = text.splitlines()
+        number = 0
+        while number < len(lines):
+            start, line = number, lines[number]
+            number += 1
+            while (line.endswith("\\") or _open(line)) and number < len(lines) and number - start < 200:
+                line = line[:-1] + " " + lines[number] if line.endswith("\\") else f"{line}\n{lines[number]}"
+                number += 1
+            if strict or TOOLS.match(line):
+                self._commands(line.lstrip().removeprefix("$ "), name, above + start + 1)
+            if not line.lstrip().startswith("#") and (heredoc := HEREDOC.search(line)):
+                body = number
+                while number < len(lines) and lines[number].strip() != heredoc["end"]:
+                    number += 1
+                block = "\n".join(lines[body:number]) + "\n"
+                if re.search(r"^\s*(?:apiVersion|kind):", block, re.MULTILINE):
+                    self._yaml(block, name, above + body, whole=False)
+                number += 1
+
+    def _commands(self, line: str, name: str, number: int) -> None:
+        for words in _split(line):
+            command = Command(name, number, tuple(words))
+            self.commands.append(command)
+            if (thing := _run(command)) is not None:
+                self._thing(thing)
+
+    def _yaml(self, text: str, name: str, above: int, *, whole: bool) -> None:
+        if found := TEMPLATE.search(text):
+            line = above + text.count("\n", 0, found.start()) + 1
+            self.unchecked.append((name, line, "a chart's template: give the output of `helm template`"))
+            return
+        for index, one in enumerate(yamltree.documents(text, above)):
+            if isinstance(one, yamltree.BrokenError):
+                if "{{" in text:
+                    self.unchecked.append((name, one.line, "a template: give what it is rendered to"))
+                else:
+                    self.broken.append(Broken(name, one.line, one.text))
+            elif not isinstance(one.value, dict):
+                if whole:
+                    self.unchecked.append((name, one.line_of(()), "no mapping: no object, no values"))
+            else:
+                self._value(one, name, index, whole=whole)
+
+    def _value(self, document: yamltree.Document, name: str, index: int, *, whole: bool) -> None:
+        value = document.value
+        if sequence(value.get("items")) and str(value.get("kind", "")).endswith("List"):
+            for number, item in enumerate(value["items"]):
+                if isinstance(item, dict):
+                    at = _below(document, ("items", number))
+                    self._thing(Thing(name, index, item, "object", line_of=at, twice=()))
+            return
+        role, chart = _role(value)
+        if role == "unknown":  # a document may show the settings of anything
+            if whole:
+                self.unchecked.append((name, document.line_of(()), NEITHER))
+            return
+        self._thing(Thing(name, index, value, role, chart, document.line_of, document.twice))
+
+    def _thing(self, thing: Thing) -> None:
+        self.things.append(thing)
+        for one in workloads(thing):
+            self.workloads.append(one)
+            for container in one.containers:
+                self._container(one, container)
+        for path, text in _expressions(thing):
+            self.queries.append(Query(thing.file, thing.line_of(path), text))
+
+    def _container(self, workload: Workload, container: Container) -> None:
+        path = workload.at(*container.where, "command" if "command" in container.spec else "args")
+        words = [str(one) for key in ("command", "args") for one in sequence(container.spec.get(key))]
+        if not words:
+            return
+        thing = workload.thing
+        line = thing.line_of(path)
+        texts = [words[index + 1] for index, one in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", one)]
+        if texts and File(words[0]).name in ("sh", "bash", "ash", "dash"):
+            for one in (words for text in texts for row in text.splitlines() for words in _split(row)):
+                self.commands.append(Command(thing.file, line, tuple(one), thing, path))
+        else:
+            self.commands.append(Command(thing.file, line, tuple(words), thing, path))
+
+
+def read(names: Iterable[str]) -> Reading:
+    """Read files, folders and standard input.
+
+    Args:
+        names: Paths; `-` is standard input. Of a folder, what ends as manifests, scripts and documents do.
+
+    Raises:
+        UsageError: Nothing is there, or a folder has none of them.
+        UnavailableError: A file can't be read.
+    """
+    reading = Reading()
+    for name in names:
+        if name == "-":
+            reading.text(sys.stdin.read(), "-")
+            continue
+        path = File(name)
+        if path.is_dir():
+            found = sorted(one for one in path.rglob("*") if _taken(one, path))
+            if not found:
+                kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
+                raise UsageError(f"{name}: no file in it ends in {kinds}", hint="name the files")
+            for one in found:
+                _file(reading, one)
+        elif path.exists():
+            _file(reading, path)
+        else:
+            near = [str(one) for one in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
+            raise UsageError(
+                f"{name}: no such file or folder", hint=f"did you mean {' or '.join(near)}?" if near else ""
+            )
+    return reading
+
+
+def _taken(path: File, below: File) -> bool:
+    parts = path.relative_to(below).parts
+    hidden = any((one.startswith(".") and one != ".github") or one == "node_modules" for one in parts)
+    return path.is_file() and not hidden and path.suffix.lower() in (*YAML, *SCRIPTS, *DOCUMENTS)
+
+
+def _file(reading: Reading, path: File) -> None:
+    name = str(path)
+    try:
+        if path.stat().st_size > LARGEST:
+            reading.files.append(name)
+            reading.unchecked.append((name, 1, f"larger than {LARGEST >> 20} MiB"))
+            return
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnavailableError(f"{name} can't be read: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        reading.files.append(name)
+        line = data.count(b"\n", 0, error.start) + 1
+        reading.broken.append(Broken(name, line, "no text in UTF-8"))
+        return
+    reading.text(text.replace("\r\n", "\n"), name)
+
+
+def _kind(text: str, suffix: str) -> str:
+    if suffix in YAML:
+        return "yaml"
+    if suffix in SCRIPTS or text.startswith("#!"):
+        return "script"
+    if suffix in DOCUMENTS or re.search(r"^\s*(?:```|~~~)", text, re.MULTILINE):
+        return "document"
+    return "yaml" if re.search(r"^(?:[\w.-]+:(?:\s|$)|\{|---)", text, re.MULTILINE) else "document"
+
+
+def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
+    """Lines of a document without its blocks of code; line above, language and text of each block."""
+    lines: list[str] = []
+    blocks: list[tuple[int, str, str]] = []
+    end, language, indent, start = "", "", "", 0
+    body: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not end and (fence := FENCE.match(line)):
+            end, language, indent = fence["mark"], fence["language"].lower(), fence["indent"]
+            start, body = number, []
+            lines.append("")
+        elif end and line.strip().startswith(end) and not line.strip().strip(end[0]):
+            blocks.append((start, language, "\n".join(body) + "\n"))
+            end = ""
+            lines.append("")
+        elif end:
+            body.append(line.removeprefix(indent))
+            lines.append("")
+        else:
+            lines.append(line)
+    if end:  # never closed: it goes on to the end, as renderers take it
+        blocks.append((start, language, "\n".join(body) + "\n"))
+    return lines, blocks
+
+
+def _open(line: str) -> bool:
+    """Whether a quotation begins in a command line and does not end there."""
+    try:
+        shlex.split(line, comments=True)
+    except ValueError:
+        return "'" in line or '"' in line
+    return False
+
+
+def _split(line: str) -> Iterator[list[str]]:
+    """The commands of a command line, without what connects them."""
+    try:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&()")
+        lexer.whitespace_split = True
+        words = list(lexer)
+    except ValueError:
+        words = line.split()
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if word and not word.strip(";|&()"):
+            while command and (
+                re.fullmatch(r"\w+=\S*", command[0]) or command[0] in ("sudo", "time", "exec")
+            ):
+                command.pop(0)
+            if command:
+                yield command
+            command = []
+        else:
+            command.append(word)
+
+
+def _run(command: Command) -> Thing | None:
+    """The pod that `kubectl run` would make."""
+    words = command.words
+    if words[:1] != ("kubectl",) or "run" not in words[1:3]:
+        return None
+    options = options_of(words)
+    spec: dict[str, Any] = {}
+    if text := options.get("overrides"):
+        try:
+            spec = dict(mapping(mapping(json.loads(text)).get("spec")))
+        except ValueError:
+            spec = {}
+    if "containers" not in spec:
+        spec["containers"] = [{"name": "run", **({"image": options["image"]} if "image" in options else {})}]
+    return Thing(command.file, 0, spec, "fragment", line_of=lambda _, line=command.line: line)  # type: ignore[misc]
+
+
+def options_of(words: Iterable[str]) -> dict[str, str]:
+    """Options of a command line, with `=` or with a word behind; those without a value are empty."""
+    found: dict[str, str] = {}
+    last = ""
+    for word in words:
+        if word == "--":
+            break
+        if word.startswith("-"):
+            name, _, value = word.lstrip("-").partition("=")
+            found[name] = value
+            last = "" if "=" in word else name
+        elif last:
+            found[last], last = word, ""
+    return found
+
+
+def _below(document: yamltree.Document, where: Path) -> Any:
+    return lambda path: document.line_of((*where, *path))
+
+
+def _role(value: dict[str, Any]) -> tuple[Role, str]:
+    """What a mapping is, and of values, for which chart."""
+    chart = "" if "kind" in value or "apiVersion" in value else chart_of(value)
+    if "kind" in value or ("apiVersion" in value and "metadata" in value):
+        role: Role = "object"
+    elif isinstance(value.get("jobs"), dict) and {"on", "name"} & value.keys():
+        role = "workflow"
+    elif "panels" in value or "panels" in mapping(value.get("dashboard")):
+        role = "dashboard"
+    elif any("rules" in mapping(one) for one in sequence(value.get("groups"))):
+        role = "rules"
+    elif chart:
+        role = "values"
+    elif ({"limits", "requests"} | CONTAINER_KEYS | POD_KEYS) - {"name"} & value.keys():
+        role = "fragment"
+    else:
+        role = "unknown"
+    return role, chart
+
+
+def _expressions(thing: Thing) -> Iterator[tuple[Path, str]]:
+    """PromQL in rules, dashboards, and ConfigMaps that carry either."""
+    if thing.role in ("rules", "dashboard") or thing.kind in ("PrometheusRule", "GrafanaDashboard"):
+        yield from _expr(thing.object, ())
+    elif thing.kind == "ConfigMap":
+        for key, text in mapping(thing.object.get("data")).items():
+            if isinstance(text, str) and "expr" in text:
+                for one in yamltree.documents(text):
+                    if isinstance(one, yamltree.Document):
+                        yield from ((("data", key), found) for _, found in _expr(one.value, ()))
+
+
+def _expr(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(value, dict):
+        for key, below in value.items():
+            if key in ("expr", "query", "definition") and isinstance(below, str):
+                yield (*path, key), below
+            else:
+                yield from _expr(below, (*path, key))
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            yield from _expr(below, (*path, index))

@@ -1,0 +1,112 @@
+"""All rules. `python -m gpukiln.kubernetes.check.registry > docs/k8s-rules.md` makes their table."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Literal
+
+from gpukiln.kubernetes.check import (
+    rules_charts,
+    rules_devices,
+    rules_form,
+    rules_images,
+    rules_metrics,
+    rules_running,
+    rules_scaling,
+    rules_scripts,
+    rules_server,
+    rules_types,
+)
+from gpukiln.kubernetes.check.rules import Rule, Severity
+from gpukiln.typed import strict
+
+# A module is a concern; what is a Rule in it counts.
+MODULES: tuple[ModuleType, ...] = (
+    rules_form,
+    rules_server,
+    rules_devices,
+    rules_images,
+    rules_running,
+    rules_types,
+    rules_scaling,
+    rules_charts,
+    rules_scripts,
+    rules_metrics,
+)
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """In the order of the modules, and as they stand there."""
+    return tuple(one for module in MODULES for one in vars(module).values() if isinstance(one, Rule))
+
+
+@strict
+class Listed:
+    """A rule, without what judges; see `Rule`."""
+
+    id: str
+    severity: Severity
+    judges: str
+    title: str
+    reason: str
+    fix: str
+    source: str
+
+
+@strict
+class Listing:
+    """What `k8s.check --rules` says."""
+
+    schema: Literal["gpukiln/k8s-rules/1"]
+    rules: tuple[Listed, ...]
+
+
+def listing() -> Listing:
+    return Listing(
+        "gpukiln/k8s-rules/1",
+        tuple(
+            Listed(
+                one.id, one.severity, one.subject.__name__.lower(), one.title, one.reason, one.fix, one.source
+            )
+            for one in rules()
+        ),
+    )
+
+
+def markdown() -> str:
+    """The text of docs/k8s-rules.md."""
+    lines = [
+        "# Rules of `k8s.check`",
+        "",
+        "<!-- Generated: python -m gpukiln.kubernetes.check.registry > docs/k8s-rules.md -->",
+        "",
+        f"{len(rules())} rules; [k8s-check.md](k8s-check.md) says how to use them. An error can't "
+        f"work, or does harm;",
+        "a warning works, and costs or fails later. Each is shown to fire, and not to fire, by a test.",
+    ]
+    for module in MODULES:
+        lines += ["", f"## {_title(module)}", ""]
+        for one in (one for one in vars(module).values() if isinstance(one, Rule)):
+            lines += [
+                f"### {one.id}",
+                "",
+                f"{one.severity.capitalize()}. {one.title}: {one.reason}.",
+                "",
+                f"- Fix: {one.fix}.",
+                f"- Source: {one.source}.",
+                "",
+            ]
+        lines.pop()
+    return "\n".join(lines) + "\n"
+
+
+def _title(module: ModuleType) -> str:
+    """The first line of a module, without the word that all have."""
+    text = (module.__doc__ or "").partition("\n")[0].removeprefix("Rules on ").rstrip(".")
+    return text[:1].upper() + text[1:]
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,282 @@
+"""Rules on other people's charts and add-ons: values that they have not, versions that are too old."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gpukiln.kubernetes.check import yamltree
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.values import KEYS
+from gpukiln.kubernetes.check.workload import Command, Thing, Workload, at, mapping, sequence
+from gpukiln.typed import unknown
+
+RUNNERS = "gha-runner-scale-set"
+CHART = "actions/actions-runner-controller:charts/gha-runner-scale-set"
+# What people write, and where the chart has it.
+MOVED = {
+    "runnerLabels": "scaleSetLabels",
+    "runnerResources": "template.spec.containers[name: runner].resources",
+    "resources": "template.spec.containers[name: runner].resources",
+    "image": "template.spec.containers[name: runner].image",
+    "env": "template.spec.containers[name: runner].env",
+    "tolerations": "template.spec.tolerations",
+    "nodeSelector": "template.spec.nodeSelector",
+    "affinity": "template.spec.affinity",
+    "volumes": "template.spec.volumes",
+    "replicas": "minRunners and maxRunners",
+    "runnerScaleDownDelaySecondsAfterScaleOut": "nothing: runners are gone after their one job",
+    "scaleDownDelaySecondsAfterScaleOut": "nothing: it is the legacy HorizontalRunnerAutoscaler's",
+}
+OLDEST_PLUGIN = (0, 17)  # CDI and UBI 9; 0.14 is of 2023, and its manifest lay at another path
+PLUGIN_IMAGE = re.compile(r"k8s-device-plugin:v?(\d+)\.(\d+)(?:\.(\d+))?")
+PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d+)\.(\d+)")
+
+
+@rule(
+    "values-unknown-key",
+    "error",
+    Thing,
+    title="Values are those that the chart has",
+    reason="Helm takes unknown values without a word: the runner gets the stock image, no GPU and no "
+    "toleration",
+    source=f"{CHART}/values.yaml, 0.14.2; NVIDIA/k8s-device-plugin:deployments/helm, v0.20.0",
+    fix="`helm show values` lists them",
+)
+def values_unknown_key(thing: Thing, _: Context) -> Iterator[Fault]:
+    keys = KEYS.get(thing.chart)
+    for key in thing.object if keys else ():
+        if key in keys:  # type: ignore[operator]  # there are keys, or there is no loop
+            continue
+        if thing.chart == RUNNERS and key in MOVED:
+            yield Fault(
+                f"{key} is no value of {thing.chart}", (key,), fix=f"what it is meant for: {MOVED[key]}"
+            )
+            continue
+        near = unknown("value", key, keys).hint  # type: ignore[arg-type]  # see above
+        if near or thing.chart == RUNNERS:
+            yield Fault(f"{key} is no value of {thing.chart}" + (f"; {near}" if near else ""), (key,))
+
+
+@rule(
+    "runner-container",
+    "error",
+    Thing,
+    title="The runner's container is called `runner`",
+    reason="the chart adds its command and its job to that one alone; another is a side container",
+    source=f"{CHART}/templates/_helpers.tpl",
+    fix="name: runner",
+)
+def runner_container(thing: Thing, _: Context) -> Iterator[Fault]:
+    containers = sequence(at(thing.object, ("template", "spec", "containers")))
+    names = [str(mapping(one).get("name")) for one in containers]
+    if thing.chart == RUNNERS and names and "runner" not in names:
+        yield Fault(f"containers {', '.join(names)}", ("template", "spec", "containers"))
+
+
+@rule(
+    "runner-counts",
+    "error",
+    Thing,
+    title="minRunners is at most maxRunners",
+    reason="the chart refuses it",
+    source=f"{CHART}/templates/autoscalingrunnerset.yaml",
+    fix="minRunners: 0 for GPUs, and maxRunners as many as there may be",
+)
+def runner_counts(thing: Thing, _: Context) -> Iterator[Fault]:
+    low, high = thing.object.get("minRunners"), thing.object.get("maxRunners")
+    if thing.chart == RUNNERS and isinstance(low, int) and isinstance(high, int) and low > high:
+        yield Fault(f"minRunners {low}, maxRunners {high}", ("minRunners",))
+
+
+@rule(
+    "runner-name",
+    "error",
+    Thing,
+    title="The name of a scale set has at most 45 characters",
+    reason="the chart refuses it",
+    source=f"{CHART}/templates/_helpers.tpl",
+    fix="a shorter runnerScaleSetName",
+)
+def runner_name(thing: Thing, _: Context) -> Iterator[Fault]:
+    name = thing.object.get("runnerScaleSetName")
+    if thing.chart == RUNNERS and isinstance(name, str) and len(name) > 45:
+        yield Fault(f"{len(name)} characters", ("runnerScaleSetName",))
+
+
+@rule(
+    "runner-idle",
+    "warning",
+    Workload,
+    title="No GPU waits for jobs",
+    reason="minRunners above 0 holds a GPU node day and night",
+    source=f"{CHART}/values.yaml",
+    fix="minRunners: 0; a job waits some minutes for its node",
+)
+def runner_idle(workload: Workload, _: Context) -> Iterator[Fault]:
+    values = workload.object if workload.thing.chart == RUNNERS else mapping(workload.object.get("spec"))
+    if workload.thing.chart != RUNNERS and workload.kind != "AutoscalingRunnerSet":
+        return
+    least = values.get("minRunners")
+    if workload.gpus and isinstance(least, int) and least > 0:
+        above = () if workload.thing.chart == RUNNERS else ("spec",)
+        yield Fault(f"minRunners {least} with GPUs", (*above, "minRunners"))
+
+
+@rule(
+    "runner-docker",
+    "warning",
+    Workload,
+    title="Jobs with GPUs do not run in Docker within Docker",
+    reason="containers that the side container `dind` starts have no GPU: it has neither the toolkit nor CDI",
+    source=f"{CHART}/templates/_helpers.tpl",
+    fix="leave containerMode out and use an image with what the jobs need, or `kubernetes-novolume` with a "
+    "hook template",
+)
+def runner_docker(workload: Workload, _: Context) -> Iterator[Fault]:
+    mode = at(workload.object, ("containerMode", "type"))
+    if workload.thing.chart == RUNNERS and workload.gpus and mode == "dind":
+        yield Fault("containerMode dind with GPUs", ("containerMode", "type"))
+
+
+@rule(
+    "runs-on",
+    "warning",
+    Thing,
+    title="A job names its scale set",
+    reason="a scale set of ARC answers to its name, and since 0.14 to its scaleSetLabels; a list of others, "
+    "`self-hosted` among them, is never matched and waits a day",
+    source="actions/actions-runner-controller:docs/gha-runner-scale-set-controller; its 0.14.0 release notes",
+    fix="runs-on: NAME-OF-THE-SCALE-SET, or give the set these labels in scaleSetLabels",
+)
+def runs_on(thing: Thing, context: Context) -> Iterator[Fault]:
+    if thing.role != "workflow":
+        return
+    sets = [
+        {str(label) for label in sequence(one.object.get("scaleSetLabels"))}
+        for one in context.things
+        if one.chart == RUNNERS
+    ]
+    for name, job in mapping(thing.object.get("jobs")).items():
+        labels = [str(one) for one in sequence(mapping(job).get("runs-on"))]
+        if "self-hosted" in labels and not any({*labels} <= one for one in sets):
+            yield Fault(f"runs-on: [{', '.join(labels)}]", ("jobs", name, "runs-on"))
+
+
+@rule(
+    "plugin-version",
+    "warning",
+    Workload,
+    title="The device plugin is 0.17 or newer",
+    reason="older ones are without CDI and its isolation, take Xid 109 for a broken GPU, and get no mends",
+    source="NVIDIA/k8s-device-plugin:CHANGELOG.md",
+    fix="`invoke k8s.addons` renders the pinned one",
+)
+def plugin_version(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        match = PLUGIN_IMAGE.search(container.image)
+        if match and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
+            yield Fault(container.image, workload.at(*container.where, "image"))
+
+
+@rule(
+    "plugin-url",
+    "error",
+    Command,
+    title="The device plugin is installed from where it lies, in a version that is maintained",
+    reason="the manifest moved to deployments/static/ in 0.15, and what lies at the old path is of "
+    "2024 or before",
+    source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.15.0",
+    fix="`invoke k8s.addons`, or the chart nvdp/nvidia-device-plugin with --version",
+)
+def plugin_url(command: Command, _: Context) -> Iterator[Fault]:
+    for word in command.words:
+        if (match := PLUGIN_URL.search(word)) and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
+            yield Fault(f"{' '.join(command.words[:3])} ... v{match[1]}.{match[2]}, its old manifest")
+
+
+@rule(
+    "plugin-no-gpu-ok",
+    "warning",
+    Workload,
+    title="The device plugin tells when it finds no GPU",
+    reason="FAIL_ON_INIT_ERROR=false makes it wait for ever on a GPU node whose driver did not come up: "
+    "the node looks well and has no GPU",
+    source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0",
+    fix="leave it out, and select GPU nodes",
+)
+def plugin_no_gpu_ok(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        for index, name, value in container.env:
+            if name == "FAIL_ON_INIT_ERROR" and str(value).lower() == "false":
+                yield Fault(f"{name}={value}", workload.at(*container.where, "env", index))
+
+
+def _plugin_configs(thing: Thing) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Configurations of the device plugin, in values or in a ConfigMap."""
+    where = ("config", "map") if thing.chart == "nvidia-device-plugin" else ("data",)
+    if thing.chart != "nvidia-device-plugin" and thing.kind != "ConfigMap":
+        return
+    for key, text in mapping(at(thing.object, where)).items():
+        if not isinstance(text, str) or "sharing" not in text:
+            continue
+        for one in yamltree.documents(text):
+            if isinstance(one, yamltree.Document) and isinstance(one.value, dict):
+                yield (*where, key), one.value
+
+
+@rule(
+    "plugin-sharing",
+    "error",
+    Thing,
+    title="GPUs are shared in one way",
+    reason="the device plugin refuses time slicing beside MPS, and MPS with MIG",
+    source="NVIDIA/k8s-device-plugin:README.md, shared access to GPUs",
+    fix="timeSlicing, mps or MIG: one of them a node",
+)
+def plugin_sharing(thing: Thing, _: Context) -> Iterator[Fault]:
+    for path, config in _plugin_configs(thing):
+        sharing = mapping(config.get("sharing"))
+        mig = mapping(config.get("flags")).get("migStrategy", "none")
+        if sharing.get("timeSlicing") and sharing.get("mps"):
+            yield Fault("timeSlicing and mps in one configuration", path)
+        if sharing.get("mps") and mig not in ("none", None):
+            yield Fault(f"mps with migStrategy {mig}", path)
+
+
+@rule(
+    "plugin-slices",
+    "warning",
+    Thing,
+    title="A pod can't ask for two slices of a GPU",
+    reason="two replicas are not twice the time, and may be one GPU: who asks for two is mistaken",
+    source="NVIDIA/k8s-device-plugin:README.md, with CUDA time-slicing",
+    fix="failRequestsGreaterThanOne: true",
+)
+def plugin_slices(thing: Thing, _: Context) -> Iterator[Fault]:
+    for path, config in _plugin_configs(thing):
+        slicing = mapping(mapping(config.get("sharing")).get("timeSlicing"))
+        if slicing and slicing.get("failRequestsGreaterThanOne") is not True:
+            yield Fault("timeSlicing without failRequestsGreaterThanOne", path)
+
+
+@rule(
+    "exporter-nodes",
+    "warning",
+    Thing,
+    title="dcgm-exporter runs on GPU nodes, and there alone",
+    reason="the chart tolerates no taint of GPU nodes and selects none: it misses them and fails on "
+    "the others",
+    source="NVIDIA/dcgm-exporter:deployment/values.yaml, 4.8.2",
+    fix="tolerations: [{key: nvidia.com/gpu, operator: Exists}] and "
+    'nodeSelector: {nvidia.com/gpu.present: "true"}',
+)
+def exporter_nodes(thing: Thing, _: Context) -> Iterator[Fault]:
+    if thing.chart != "dcgm-exporter":
+        return
+    lacking = [] if thing.object.get("tolerations") else ["no tolerations"]
+    if not thing.object.get("nodeSelector") and not thing.object.get("affinity"):
+        lacking.append("no nodeSelector")
+    if lacking:
+        yield Fault(", ".join(lacking))

@@ -1,0 +1,150 @@
+"""Rules on how a container gets its GPUs: by the device plugin alone, never by a variable or a path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.workload import Container, Workload, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
+
+NONE = ("", "none", "void", "-1", "NoDevFiles")
+# What manages GPUs and serves no user: it must see all of them. NVIDIA reserves its variable for these
+# (NVIDIA/cloud-native-docs:gpu-operator/cdi.rst).
+MANAGES = re.compile(
+    r"k8s-device-plugin|gpu-feature-discovery|dcgm|gpu-operator|container-toolkit|mig-manager|k8s-driver-manager"
+    r"|node-monitoring|node-problem-detector|nvidia-driver|kata-manager|gpukiln|vgpu|k8s-dra-driver|dra-driver"
+)
+PATHS = re.compile(
+    r"/dev/nvidia|/proc/driver/nvidia|/usr/local/nvidia|/usr/lib(?:64|/x86_64-linux-gnu|/aarch64-linux-gnu)?/?"
+    r"(?:lib)?(?:nvidia|cuda)|/usr/bin/nvidia|/dev/dri"
+)
+
+
+def manages(workload: Workload, container: Container) -> bool:
+    """Whether a container serves the node and not a user: an agent of NVIDIA's or a DaemonSet's."""
+    return workload.kind == "DaemonSet" or bool(MANAGES.search(container.image))
+
+
+@rule(
+    "cuda-visible-devices",
+    "warning",
+    Workload,
+    title="CUDA_VISIBLE_DEVICES is not set beside the device plugin",
+    reason="the GPUs of a container are numbered from 0 again, whatever the host's numbers: it does "
+    "nothing, or "
+    "hides GPUs that are paid for; with MIG, whose ids are UUIDs, it hides all",
+    source="NVIDIA/k8s-device-plugin:README.md; its --device-id-strategy is uuid",
+    fix="leave it out: the container sees the GPUs that it was given, and no others",
+)
+def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        for index, name, value in container.env:
+            if (
+                name == "CUDA_VISIBLE_DEVICES"
+                and value not in NONE
+                and (container.gpu_keys or not workload.whole)
+            ):
+                yield Fault(f"{name}={value}", workload.at(*container.where, "env", index))
+
+
+@rule(
+    "cuda-device-beyond",
+    "error",
+    Workload,
+    title="CUDA_VISIBLE_DEVICES names no GPU that the container has not",
+    reason="CUDA stops at the first number that there is not, and with MIG at any number: no GPU is found",
+    source="docs.nvidia.com/cuda/cuda-c-programming-guide, environment variables",
+    fix="leave it out",
+)
+def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        if not container.gpu_keys:
+            continue
+        mig = any("mig-" in key for key in container.gpu_keys)
+        amounts = [quantity(container.limits.get(key)) for key in container.gpu_keys]
+        many = sum(one for one in amounts if one is not None)
+        for index, name, value in container.env:
+            numbers = [one.strip() for one in str(value or "").split(",")]
+            if name != "CUDA_VISIBLE_DEVICES" or not all(one.isdecimal() for one in numbers):
+                continue
+            if mig or any(int(one) >= many for one in numbers):
+                told = "MIG devices have no numbers" if mig else f"the container has {many}"
+                yield Fault(f"{name}={value}, and {told}", workload.at(*container.where, "env", index))
+
+
+@rule(
+    "nvidia-visible-devices",
+    "error",
+    Workload,
+    title="NVIDIA_VISIBLE_DEVICES is not set in pods",
+    reason="the device plugin sets it to the GPUs that were given; the pod's own value may win, and shows "
+    "GPUs of others; without a request it takes GPUs that the scheduler gives to somebody else",
+    source="NVIDIA/k8s-device-plugin:README.md; NVIDIA/cloud-native-docs:gpu-operator/cdi.rst",
+    fix="leave it out and ask for nvidia.com/gpu in limits; `void` hides GPUs from what needs none",
+)
+def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        for index, name, value in container.env:
+            if name != "NVIDIA_VISIBLE_DEVICES" or value in NONE:
+                continue
+            if not manages(workload, container):
+                yield Fault(f"{name}={value}", workload.at(*container.where, "env", index))
+
+
+@rule(
+    "gpu-privileged",
+    "warning",
+    Workload,
+    title="A container with GPUs is not privileged",
+    reason="a privileged container sees every GPU of the node, whatever it was given",
+    source="NVIDIA/k8s-device-plugin:README.md",
+    fix="drop privileged; for profiling, capabilities: {add: [SYS_ADMIN]}",
+)
+def gpu_privileged(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        privileged = mapping(container.spec.get("securityContext")).get("privileged")
+        if privileged is True and container.gpu_keys:
+            path = workload.at(*container.where, "securityContext", "privileged")
+            yield Fault(f"{container.name} asks for {container.gpu_keys[0]} and is privileged", path)
+
+
+@rule(
+    "gpu-host-path",
+    "error",
+    Workload,
+    title="GPUs do not come in by hostPath",
+    reason="the scheduler does not know that the GPU is used and gives it to another pod; libraries "
+    "of the node "
+    "that are mounted break with its next driver",
+    source="kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus; NVIDIA/nvidia-container-toolkit",
+    fix="ask for nvidia.com/gpu in limits; the container toolkit brings device files and libraries",
+)
+def gpu_host_path(workload: Workload, _: Context) -> Iterator[Fault]:
+    if all(manages(workload, one) for one in workload.containers) and workload.containers:
+        return
+    for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
+        path = mapping(mapping(volume).get("hostPath")).get("path")
+        if isinstance(path, str) and PATHS.match(path):
+            yield Fault(f"hostPath {path}", workload.at("volumes", index))
+
+
+@rule(
+    "runtime-class-without-gpu",
+    "warning",
+    Workload,
+    title="What asks for no GPU does not run with NVIDIA's runtime",
+    reason="CUDA images carry NVIDIA_VISIBLE_DEVICES=all: with that runtime the pod sees every GPU "
+    "of the node, "
+    "and none of them is counted",
+    source="NVIDIA/k8s-device-plugin:README.md",
+    fix="ask for nvidia.com/gpu in limits, or leave runtimeClassName out",
+    fragments=False,
+)
+def runtime_class_without_gpu(workload: Workload, _: Context) -> Iterator[Fault]:
+    name = workload.pod.get("runtimeClassName")
+    agents = workload.containers and all(manages(workload, one) for one in workload.containers)
+    asks = workload.gpus or workload.pod.get("resourceClaims")
+    if isinstance(name, str) and name.startswith("nvidia") and not asks and not agents:
+        yield Fault(f"runtimeClassName {name}, and no GPU is asked for", workload.at("runtimeClassName"))

@@ -1,0 +1,153 @@
+"""Rules on form: what can't be read, has not the form of its kind, or an API that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpukiln.kubernetes.check import schema
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.workload import Broken, Thing
+
+# kubernetes.io/docs/reference/using-api/deprecation-guide: what was served until a minor, and what is now.
+REMOVED: dict[tuple[str, str], tuple[int, str]] = {
+    **{
+        ("extensions/v1beta1", kind): (16, "apps/v1")
+        for kind in ("Deployment", "DaemonSet", "ReplicaSet", "NetworkPolicy", "PodSecurityPolicy")
+    },
+    **{
+        (f"apps/{version}", kind): (16, "apps/v1")
+        for version in ("v1beta1", "v1beta2")
+        for kind in ("Deployment", "DaemonSet", "ReplicaSet", "StatefulSet")
+    },
+    ("extensions/v1beta1", "Ingress"): (22, "networking.k8s.io/v1"),
+    ("networking.k8s.io/v1beta1", "Ingress"): (22, "networking.k8s.io/v1"),
+    ("rbac.authorization.k8s.io/v1beta1", "ClusterRole"): (22, "rbac.authorization.k8s.io/v1"),
+    ("rbac.authorization.k8s.io/v1beta1", "ClusterRoleBinding"): (22, "rbac.authorization.k8s.io/v1"),
+    ("rbac.authorization.k8s.io/v1beta1", "Role"): (22, "rbac.authorization.k8s.io/v1"),
+    ("rbac.authorization.k8s.io/v1beta1", "RoleBinding"): (22, "rbac.authorization.k8s.io/v1"),
+    ("apiextensions.k8s.io/v1beta1", "CustomResourceDefinition"): (22, "apiextensions.k8s.io/v1"),
+    ("scheduling.k8s.io/v1beta1", "PriorityClass"): (22, "scheduling.k8s.io/v1"),
+    ("storage.k8s.io/v1beta1", "StorageClass"): (22, "storage.k8s.io/v1"),
+    ("batch/v1beta1", "CronJob"): (25, "batch/v1"),
+    ("policy/v1beta1", "PodDisruptionBudget"): (25, "policy/v1"),
+    ("policy/v1beta1", "PodSecurityPolicy"): (25, "none: Pod Security Admission"),
+    ("node.k8s.io/v1beta1", "RuntimeClass"): (25, "node.k8s.io/v1"),
+    ("discovery.k8s.io/v1beta1", "EndpointSlice"): (25, "discovery.k8s.io/v1"),
+    ("autoscaling/v2beta1", "HorizontalPodAutoscaler"): (25, "autoscaling/v2"),
+    ("autoscaling/v2beta2", "HorizontalPodAutoscaler"): (26, "autoscaling/v2"),
+    ("flowcontrol.apiserver.k8s.io/v1beta2", "FlowSchema"): (29, "flowcontrol.apiserver.k8s.io/v1"),
+    ("flowcontrol.apiserver.k8s.io/v1beta3", "FlowSchema"): (32, "flowcontrol.apiserver.k8s.io/v1"),
+    # Other projects': karpenter.sh/docs/upgrading, kueue.sigs.k8s.io, github.com/ray-project/kuberay.
+    ("karpenter.sh/v1alpha5", "Provisioner"): (0, "karpenter.sh/v1 NodePool"),
+    ("karpenter.sh/v1beta1", "NodePool"): (0, "karpenter.sh/v1"),
+    ("karpenter.k8s.aws/v1beta1", "EC2NodeClass"): (0, "karpenter.k8s.aws/v1"),
+    ("karpenter.k8s.aws/v1alpha1", "AWSNodeTemplate"): (0, "karpenter.k8s.aws/v1 EC2NodeClass"),
+    ("ray.io/v1alpha1", "RayCluster"): (0, "ray.io/v1"),
+    ("ray.io/v1alpha1", "RayJob"): (0, "ray.io/v1"),
+    ("ray.io/v1alpha1", "RayService"): (0, "ray.io/v1"),
+}
+
+
+def unserved(thing: Thing) -> bool:
+    """Whether a rule below tells that there is no such kind: Kubernetes' own, or another's that is gone."""
+    return (thing.api, thing.kind) in REMOVED or schema.is_builtin(thing.api)
+
+
+@rule(
+    "unreadable",
+    "error",
+    Broken,
+    title="A file can be read",
+    reason="what stands in it was not judged; kubectl refuses it, too",
+    source="yaml.org/spec/1.2.2",
+    fix="mend the line that is named",
+)
+def unreadable(broken: Broken, _: Context) -> Iterator[Fault]:
+    if broken.thing is None:
+        yield Fault(broken.text)
+
+
+@rule(
+    "server-refuses",
+    "error",
+    Broken,
+    title="The API server takes it (--server)",
+    reason="a dry run on the server of the current context was refused",
+    source="kubernetes.io/docs/reference/using-api/api-concepts/#dry-run",
+    fix="as the server's answer says",
+)
+def server_refuses(broken: Broken, _: Context) -> Iterator[Fault]:
+    if broken.thing is not None:
+        yield Fault(broken.text)
+
+
+@rule(
+    "key-twice",
+    "error",
+    Thing,
+    title="A key stands once in a mapping",
+    reason="the last one counts and the first is lost without a word; strict decoding refuses it",
+    source="kubernetes.io/docs/reference/using-api/api-concepts/#field-validation",
+    fix="make one key of both",
+)
+def key_twice(thing: Thing, _: Context) -> Iterator[Fault]:
+    for line, key in thing.twice:
+        yield Fault(f"{key} stands twice", line=line)
+
+
+@rule(
+    "schema",
+    "error",
+    Thing,
+    title="An object has the form of its kind",
+    reason="the API server refuses it, or, asked not to validate, drops what it does not know",
+    source="the OpenAPI schemas of Kubernetes (kubernetes-validate); of other kinds, their CRDs (customs.py)",
+    fix="`kubectl explain KIND.PATH` shows the fields",
+)
+def form(thing: Thing, context: Context) -> Iterator[Fault]:
+    told: set[tuple[object, ...]] = set()
+    for minor in context.minors:
+        for fault in schema.faults(thing, minor):
+            if fault.path not in told:
+                told.add(fault.path)
+                yield fault
+
+
+@rule(
+    "api-removed",
+    "error",
+    Thing,
+    title="The API is still served",
+    reason="the API server answers `no matches for kind`",
+    source="kubernetes.io/docs/reference/using-api/deprecation-guide; upgrade notes of Karpenter and KubeRay",
+    fix="write the apiVersion that is served now, and what its fields became",
+)
+def api_removed(thing: Thing, context: Context) -> Iterator[Fault]:
+    removed = REMOVED.get((thing.api, thing.kind))
+    if removed and removed[0] <= context.minor:
+        since = f" since 1.{removed[0]}" if removed[0] else ""
+        yield Fault(f"{thing.api} {thing.kind} is gone{since}; now: {removed[1]}", ("apiVersion",))
+
+
+@rule(
+    "api-unknown",
+    "error",
+    Thing,
+    title="A kind of Kubernetes itself exists",
+    reason="the API server answers `no matches for kind`",
+    source="the OpenAPI schemas of Kubernetes (kubernetes-validate)",
+    fix="`kubectl api-resources` lists kinds and their apiVersions",
+)
+def api_unknown(thing: Thing, context: Context) -> Iterator[Fault]:
+    if thing.role != "object" or (thing.api, thing.kind) in REMOVED:
+        return
+    if not thing.kind or not thing.api:
+        missing = "kind" if thing.api else "apiVersion"
+        yield Fault(f"{missing} is missing")
+    elif schema.is_builtin(thing.api) and not schema.known(thing, context.minor):
+        right = schema.versions(thing.kind, context.minor)
+        if right:
+            yield Fault(f"{thing.kind} has no {thing.api}; it has {', '.join(right)}", ("apiVersion",))
+        else:
+            near = schema.nearest(thing.kind, context.minor)
+            yield Fault(f"no kind {thing.kind} in {thing.api}" + (f"; {near}" if near else ""), ("kind",))

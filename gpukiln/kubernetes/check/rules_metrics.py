@@ -1,0 +1,63 @@
+"""Rules on PromQL: labels that the exporter gives, and a gauge that keeps its last value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.workload import Query
+
+SELECTOR = re.compile(r"\b(DCGM_\w+)\s*\{([^}]*)\}")
+LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+# Labels that scrape jobs of an old chart added, and that people copied (helm/charts pull request 9321).
+NOT_GIVEN = {"kubernetes_node", "kubernetes_name", "kubernetes_namespace", "kubernetes_pod_name"}
+
+
+@rule(
+    "metric-label",
+    "warning",
+    Query,
+    title="Metrics of GPUs are selected by labels that the exporter gives",
+    reason="there is no such label: the query is empty, and an alert on it never fires",
+    source="NVIDIA/dcgm-exporter:internal/pkg/rendermetrics",
+    fix="hostname (Hostname up to 4.8.2), or relabel __meta_kubernetes_pod_node_name in the scrape job",
+)
+def metric_label(query: Query, _: Context) -> Iterator[Fault]:
+    for metric, labels in SELECTOR.findall(query.text):
+        for label in LABEL.findall(labels):
+            if label in NOT_GIVEN:
+                yield Fault(f"{metric}{{{label}=...}}")
+
+
+@rule(
+    "metric-hostname",
+    "warning",
+    Query,
+    title="Queries know both names of the exporter's host label",
+    reason="dcgm-exporter renamed Hostname to hostname after 4.8.2: the query is empty after an upgrade",
+    source="NVIDIA/dcgm-exporter at d5e5f51",
+    fix="both, joined with `or`, or a label of your own by relabelling",
+)
+def metric_hostname(query: Query, _: Context) -> Iterator[Fault]:
+    if (
+        "DCGM_" in query.text
+        and re.search(r"\bHostname\b", query.text)
+        and not re.search(r"\bhostname\b", query.text)
+    ):
+        yield Fault("Hostname alone")
+
+
+@rule(
+    "metric-last-xid",
+    "warning",
+    Query,
+    title="An alert on Xids looks at changes",
+    reason="the gauge keeps the last Xid for ever: the alert never ends, and the same Xid again is not seen",
+    source="NVIDIA/dcgm-exporter:etc/default-counters.csv",
+    fix="changes(DCGM_FI_DEV_XID_ERRORS[10m]) > 0",
+)
+def metric_last_xid(query: Query, _: Context) -> Iterator[Fault]:
+    compared = re.search(r"DCGM_FI_DEV_XID_ERRORS\s*(?:\{[^}]*\})?\s*(?:>|!=|==|>=)\s*\d", query.text)
+    if compared and not re.search(r"\b(?:changes|delta|increase|resets)\s*\(", query.text):
+        yield Fault(compared[0])

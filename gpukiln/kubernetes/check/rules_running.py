@@ -1,0 +1,370 @@
+"""Rules on pods that the API server takes, and that fail, hang or cost later."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules_server import JOB_KINDS, expressions
+from gpukiln.kubernetes.check.workload import Container, Path, Workload, at, is_gpu, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
+
+TRAINS = re.compile(
+    r"pytorch|tensorflow|/ray|rayproject|nemo|deepspeed|megatron|jax|horovod|mxnet|vllm|sglang|paddle|triton|huggingface"
+)
+LAUNCHES = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
+SHM = "/dev/shm"  # noqa: S108 - of a container
+DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
+
+
+def _mounted(container: Container) -> str | None:
+    """The volume that is mounted at /dev/shm."""
+    for mount in sequence(container.spec.get("volumeMounts")):
+        if str(mapping(mount).get("mountPath", "")).rstrip("/") == SHM:
+            return str(mapping(mount).get("name"))
+    return None
+
+
+def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
+    volumes = sequence(workload.pod.get("volumes"))
+    return next(
+        ((index, mapping(one)) for index, one in enumerate(volumes) if mapping(one).get("name") == name),
+        (-1, {}),
+    )
+
+
+@rule(
+    "shm-default",
+    "warning",
+    Workload,
+    title="What trains, or has several GPUs, has more than 64 MiB of /dev/shm",
+    reason="data loaders and NCCL exchange data there: `bus error`, or `unable to write to file "
+    "</torch_...>`",
+    source="pytorch.org/docs/stable/multiprocessing.html; docs.nvidia.com/deeplearning/nccl, troubleshooting",
+    fix="a volume {emptyDir: {medium: Memory, sizeLimit: 2Gi}} mounted at /dev/shm",
+    fragments=False,
+)
+def shm_default(workload: Workload, _: Context) -> Iterator[Fault]:
+    if workload.pod.get("hostIPC") is True:
+        return
+    for container in workload.main_containers:
+        many = sum((quantity(container.limits.get(key)) or 0) for key in container.gpu_keys)
+        words = " ".join(str(one) for key in ("command", "args") for one in sequence(container.spec.get(key)))
+        trains = TRAINS.search(container.image) or LAUNCHES.search(words)
+        if container.gpu_keys and (many > 1 or trains) and _mounted(container) is None:
+            why = f"{many} GPUs" if many > 1 else f"{container.image or words} trains or serves"
+            yield Fault(f"{why}, and /dev/shm has 64 MiB", workload.at(*container.where))
+
+
+@rule(
+    "shm-size-limit",
+    "warning",
+    Workload,
+    title="A volume in memory has a sizeLimit",
+    reason="without one it takes half of the node's memory, which is counted nowhere",
+    source="kubernetes.io/docs/concepts/storage/volumes/#emptydir",
+    fix="sizeLimit: 2Gi, and as much more in the container's memory limit",
+)
+def shm_size_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+    for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
+        empty = mapping(mapping(volume).get("emptyDir"))
+        if empty.get("medium") == "Memory" and empty.get("sizeLimit") is None:
+            yield Fault("emptyDir in memory without sizeLimit", workload.at("volumes", index))
+
+
+@rule(
+    "shm-above-memory",
+    "error",
+    Workload,
+    title="The memory limit is larger than the /dev/shm within it",
+    reason="what lies in it counts against the container's memory limit: it is killed before it is full",
+    source="kubernetes.io/docs/concepts/storage/volumes/#emptydir",
+    fix="raise the memory limit by the sizeLimit",
+)
+def shm_above_memory(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        name = _mounted(container)
+        index, volume = _volume(workload, name) if name else (-1, {})
+        empty = mapping(volume.get("emptyDir"))
+        size, memory = quantity(empty.get("sizeLimit")), quantity(container.limits.get("memory"))
+        if empty.get("medium") == "Memory" and size is not None and memory is not None and size >= memory:
+            sizes = f"{empty['sizeLimit']}, memory limit of {container.name} {container.limits['memory']}"
+            yield Fault(f"{SHM} {sizes}", workload.at("volumes", index))
+
+
+@rule(
+    "job-deadline",
+    "warning",
+    Workload,
+    title="A Job with GPUs has a deadline",
+    reason="what hangs keeps its GPUs, and is paid for, until somebody looks",
+    source="kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup",
+    fix="activeDeadlineSeconds in the Job's spec: the longest it may take, retries included",
+    fragments=False,
+)
+def job_deadline(workload: Workload, _: Context) -> Iterator[Fault]:
+    if workload.kind not in JOB_KINDS or not workload.gpus or workload.job is None:
+        return
+    if not workload.job.get("activeDeadlineSeconds") and not workload.pod.get("activeDeadlineSeconds"):
+        yield Fault("no activeDeadlineSeconds", workload.job_where)
+
+
+@rule(
+    "memory-limit",
+    "warning",
+    Workload,
+    title="A container with GPUs has a memory limit",
+    reason="one leak takes the node's memory, and the kernel kills whom it likes, the device plugin too",
+    source="kubernetes.io/docs/concepts/configuration/manage-resources-containers",
+    fix="limits: {memory: 14Gi}; k8s.check says what the types have for pods",
+    fragments=False,
+)
+def memory_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        if container.gpu_keys and "memory" not in container.limits:
+            yield Fault(f"{container.name} has no memory limit", workload.at(*container.where))
+
+
+@rule(
+    "cpu-request",
+    "warning",
+    Workload,
+    title="A container with GPUs asks for CPUs",
+    reason="the scheduler counts none, and the data loader shares what is left: the GPU waits",
+    source="kubernetes.io/docs/concepts/configuration/manage-resources-containers",
+    fix="requests: {cpu: 3500m}",
+    fragments=False,
+)
+def cpu_request(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        if container.gpu_keys and not {"cpu"} & {*container.requests, *container.limits}:
+            yield Fault(f"{container.name} asks for no CPU", workload.at(*container.where))
+
+
+@rule(
+    "memory-milli",
+    "error",
+    Workload,
+    title="Memory is not counted in thousandths of a byte",
+    reason="`m` is a thousandth: 512m is half a byte, and the container never starts",
+    source="kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity",
+    fix="512Mi",
+)
+def memory_milli(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        for side, amounts in (("requests", container.requests), ("limits", container.limits)):
+            memory = amounts.get("memory")
+            if isinstance(memory, str) and re.fullmatch(r"\d+m", memory):
+                yield Fault(f"memory: {memory}", workload.at(*container.where, "resources", side, "memory"))
+
+
+# What makes a node spot, by who sets it: eksctl, AWS's user guide for EKS, karpenter.sh/docs, AKS, GKE.
+SPOT = {
+    "eks.amazonaws.com/capacityType": ("SPOT", "ON_DEMAND", "CAPACITY_BLOCK"),
+    "karpenter.sh/capacity-type": ("spot", "on-demand", "reserved"),
+    "node-lifecycle": ("spot", "on-demand"),
+    "kubernetes.azure.com/scalesetpriority": ("spot",),
+    "cloud.google.com/gke-spot": ("true",),
+}
+NOT_SPOT = (
+    "node.kubernetes.io/lifecycle",
+    "lifecycle",
+    "spot",
+    "spot-instance",
+    "node-type",
+    "capacity-type",
+)
+
+
+def selected(workload: Workload) -> Iterator[tuple[Path, str, list[str]]]:
+    """Path, label and wanted values of all that a pod selects nodes by, required and preferred."""
+    for key, value in mapping(workload.pod.get("nodeSelector")).items():
+        yield workload.at("nodeSelector", key), key, [str(value)]
+    for path, one in expressions(workload):
+        if one.get("operator", "In") == "In":
+            yield path, str(one.get("key")), [str(value) for value in sequence(one.get("values"))]
+
+
+def _set_by_pool(key: str, context: Context) -> bool:
+    """Whether a pool of the same run sets a label."""
+    if any(key in mapping(getattr(pool, "labels", None)) for pool in context.pools):
+        return True
+    where = ("spec", "template", "metadata", "labels")
+    return any(key in mapping(at(one.object, where)) for one in context.node_pools)
+
+
+@rule(
+    "spot-label",
+    "warning",
+    Workload,
+    title="Spot is selected by a label that somebody sets",
+    reason="no provider sets this label: the pod stays Pending until somebody labels nodes by hand",
+    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
+    "karpenter.sh/docs/concepts/scheduling",
+    fix="eks.amazonaws.com/capacityType: SPOT (managed groups) or karpenter.sh/capacity-type: spot "
+    "(Karpenter)",
+)
+def spot_label(workload: Workload, context: Context) -> Iterator[Fault]:
+    for path, key, values in selected(workload):
+        spot = any("spot" in value.lower() or value == "true" for value in values)
+        if key in NOT_SPOT and spot and not _set_by_pool(key, context):
+            yield Fault(f"{key}: {', '.join(values)}", path)
+
+
+@rule(
+    "spot-value",
+    "error",
+    Workload,
+    title="Spot is written as its provider writes it",
+    reason="labels are compared letter by letter: no node has this one",
+    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
+    "karpenter.sh/docs/concepts/scheduling",
+    fix="capital letters for EKS (SPOT), small ones for Karpenter (spot)",
+)
+def spot_value(workload: Workload, _: Context) -> Iterator[Fault]:
+    for path, key, values in selected(workload):
+        for value in values:
+            if key in SPOT and value not in SPOT[key]:
+                yield Fault(f"{key}: {value}; wanted {' or '.join(SPOT[key])}", path)
+
+
+SPOT_TAINTS = ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecycle")
+
+
+def _tainted(key: str, context: Context) -> bool:
+    """Whether a pool of the same run taints its nodes with a key."""
+    if any(getattr(one, "key", "") == key for pool in context.pools for one in getattr(pool, "taints", ())):
+        return True
+    taints = ("spec", "template", "spec", "taints")
+    return any(
+        mapping(taint).get("key") == key
+        for one in context.node_pools
+        for taint in sequence(at(one.object, taints))
+    )
+
+
+@rule(
+    "spot-toleration",
+    "warning",
+    Workload,
+    title="A taint of spot nodes that is tolerated is one that somebody sets",
+    reason="neither EKS nor Karpenter taint spot nodes by themselves: the toleration does nothing, "
+    "and a pod that "
+    "is to run on spot needs a selector",
+    source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
+    "karpenter.sh/docs/concepts/nodepools",
+    fix="leave it out, or taint the pool's nodes with it",
+)
+def spot_toleration(workload: Workload, context: Context) -> Iterator[Fault]:
+    for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
+        key = mapping(one).get("key")
+        if key in SPOT_TAINTS and not _tainted(str(key), context):
+            yield Fault(f"toleration of {key}", workload.at("tolerations", index))
+
+
+@rule(
+    "spot-checkpoint",
+    "warning",
+    Workload,
+    title="A Job on spot is prepared for its end",
+    reason="a node that is taken away counts as a failure of the Job, and 30 seconds are no time for "
+    "a checkpoint",
+    source="kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy",
+    fix="podFailurePolicy with {action: Ignore, onPodConditions: [{type: DisruptionTarget}]} and "
+    "terminationGracePeriodSeconds: 100",
+    fragments=False,
+)
+def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Fault]:
+    on_spot = any(
+        key in (*SPOT, *NOT_SPOT) and any("spot" in value.lower() for value in values)
+        for _path, key, values in selected(workload)
+    )
+    if not on_spot or workload.job is None or not workload.gpus:
+        return
+    rules = sequence(mapping(workload.job.get("podFailurePolicy")).get("rules"))
+    ignored = any(
+        mapping(one).get("action") == "Ignore" and sequence(mapping(one).get("onPodConditions"))
+        for one in rules
+    )
+    grace = workload.pod.get("terminationGracePeriodSeconds", DEFAULT_GRACE)
+    lacking = [] if ignored else ["no podFailurePolicy that ignores DisruptionTarget"]
+    if isinstance(grace, int) and grace <= DEFAULT_GRACE:
+        lacking.append(f"{grace} seconds of grace")
+    if lacking:
+        yield Fault(", ".join(lacking), workload.job_where)
+
+
+HAND_MADE = (
+    "accelerator",
+    "gpu",
+    "gpu-type",
+    "gpu_type",
+    "gputype",
+    "nvidia.com/gpu",
+    "hardware-type",
+    "gpu-model",
+)
+_GPU_WORD = re.compile(
+    r"(?i)nvidia|tesla|geforce|\b(?:v100|a100|h100|h200|b200|t4|l4|l40s?|a10g?|p100|k80)\b"
+)
+
+
+@rule(
+    "label-by-hand",
+    "warning",
+    Workload,
+    title="GPUs are selected by labels that feature discovery or the provider set",
+    reason="a label made by hand is on no node that the autoscaler starts: the pod stays Pending",
+    source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
+    fix='nvidia.com/gpu.product: Tesla-T4, nvidia.com/gpu.present: "true", or the type\'s own label: '
+    "node.kubernetes.io/instance-type, karpenter.k8s.aws/instance-gpu-name",
+)
+def label_by_hand(workload: Workload, context: Context) -> Iterator[Fault]:
+    for path, key, values in selected(workload):
+        by_hand = key in HAND_MADE or ("/" not in key and any(_GPU_WORD.search(value) for value in values))
+        if by_hand and not _set_by_pool(key, context):
+            yield Fault(f"{key}: {', '.join(values)}", path)
+
+
+@rule(
+    "daemonset-nodes",
+    "warning",
+    Workload,
+    title="A DaemonSet for GPU nodes selects them",
+    reason="on nodes without a GPU it fails again and again; the device plugin since 0.18, too",
+    source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0; NVIDIA/dcgm-exporter",
+    fix='nodeSelector: {nvidia.com/gpu.present: "true"}',
+    fragments=False,
+)
+def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Fault]:
+    if not _gpu_daemon(workload) or workload.pod.get("nodeSelector"):
+        return
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    if not at(workload.pod, ("affinity", "nodeAffinity", required)):
+        yield Fault("neither nodeSelector nor a required node affinity", workload.at())
+
+
+@rule(
+    "daemonset-toleration",
+    "warning",
+    Workload,
+    title="A DaemonSet for GPU nodes tolerates their taint",
+    reason="GPU nodes are tainted nvidia.com/gpu, and what asks for no GPU gets no toleration by itself: "
+    "it runs nowhere",
+    source=""
+    "kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#extendedresourcetoleration",
+    fix="tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
+    fragments=False,
+)
+def daemonset_toleration(workload: Workload, _: Context) -> Iterator[Fault]:
+    tolerations = [mapping(one) for one in sequence(workload.pod.get("tolerations"))]
+    tolerated = any(not one.get("key") or is_gpu(str(one["key"])) for one in tolerations)
+    if _gpu_daemon(workload) and not tolerated:
+        yield Fault("no toleration of nvidia.com/gpu", workload.at())
+
+
+def _gpu_daemon(workload: Workload) -> bool:
+    agents = re.compile(r"k8s-device-plugin|dcgm-exporter|gpu-feature-discovery|nvidia")
+    return workload.kind == "DaemonSet" and any(agents.search(one.image) for one in workload.containers)

@@ -1,0 +1,263 @@
+"""Rules on command lines of scripts and documents, and on what documents say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpukiln.kubernetes.check.reading import options_of
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules_charts import OLDEST_PLUGIN, PLUGIN_IMAGE
+from gpukiln.kubernetes.check.rules_running import HAND_MADE
+from gpukiln.kubernetes.check.workload import Command, Prose
+
+# kubernetes/kubernetes pull request 108820 (1.24), and before it 1.18 (--generator and its kin).
+RUN_FLAGS = (
+    "limits",
+    "requests",
+    "generator",
+    "replicas",
+    "schedule",
+    "serviceaccount",
+    "hostport",
+    "record",
+)
+KUBECTL = ("kubectl", "oc", "k")
+DENIES = re.compile(
+    r"(?i)\b(?:no longer|instead of|superseded|deprecated|replaced|obsolete|never|not|old|without|retired)\b"
+)
+
+
+@rule(
+    "kubectl-run-flags",
+    "error",
+    Command,
+    title="`kubectl run` is called with flags that it has",
+    reason="`unknown flag: --limits`: it went with 1.24, others with 1.18",
+    source="kubernetes/kubernetes pull request 108820",
+    fix="a Pod or Job in YAML: `invoke k8s.job --image ... --gpus 1 -- nvidia-smi`, or `invoke k8s.test`",
+)
+def kubectl_run_flags(command: Command, _: Context) -> Iterator[Fault]:
+    if command.words[0] in KUBECTL and "run" in command.words[1:3]:
+        for flag in RUN_FLAGS:
+            if flag in options_of(command.words):
+                yield Fault(f"kubectl run --{flag}")
+
+
+@rule(
+    "url-moves",
+    "warning",
+    Command,
+    title="What is applied from a URL is a version",
+    reason="a branch or `latest` is another manifest tomorrow, and nobody knows what runs",
+    source="kubernetes.io/docs/concepts/configuration/overview",
+    fix="the URL of a tag; for the add-ons of GPU nodes, `invoke k8s.addons`",
+)
+def url_moves(command: Command, _: Context) -> Iterator[Fault]:
+    moving = re.compile(
+        r"https?://(?:raw\.githubusercontent\.com/[^/]+/[^/]+/(?:refs/heads/)?(?:main|master|HEAD|develop)/"
+        r"|github\.com/[^/]+/[^/]+/(?:raw|blob)/(?:main|master)/|github\.com/[^/]+/[^/]+/releases/latest/)"
+    )
+    if command.words[0] in (*KUBECTL, "helm") and {"apply", "create", "install", "upgrade"} & {
+        *command.words
+    }:
+        for word in command.words:
+            if moving.search(word):
+                yield Fault(word)
+
+
+@rule(
+    "labels-by-hand",
+    "warning",
+    Command,
+    title="GPU nodes are not labelled by hand",
+    reason="the next node that the autoscaler starts has no such label, and feature discovery sets "
+    "better ones",
+    source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
+    fix="feature discovery (`invoke k8s.addons`); where nodes must be known before they start, the "
+    "pool's labels",
+)
+def labels_by_hand(command: Command, _: Context) -> Iterator[Fault]:
+    words = [word for word in command.words if not word.startswith("-")]
+    if (
+        len(words) < 4
+        or words[0] not in KUBECTL
+        or words[1] != "label"
+        or words[2] not in ("node", "nodes", "no")
+    ):
+        return
+    for word in words[3:]:
+        key, equals, _value = word.partition("=")
+        if equals and key in HAND_MADE:
+            yield Fault(" ".join(command.words))
+
+
+@rule(
+    "label-no-node-has",
+    "warning",
+    Command,
+    title="Nodes are looked for by labels that somebody sets",
+    reason="the label nvidia.com/gpu is set by nobody; it is a resource's name",
+    source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
+    fix="-l nvidia.com/gpu.present=true",
+)
+def label_no_node_has(command: Command, _: Context) -> Iterator[Fault]:
+    options = options_of(command.words)
+    flags = [key for key in ("l", "selector", "L", "label-columns") if key in options]
+    asked = options[flags[0]] if flags else ""
+    nodes = {"node", "nodes", "no"} & {*command.words[:4]}
+    if command.words[0] in KUBECTL and nodes and asked.partition("=")[0] in HAND_MADE:
+        yield Fault(f"kubectl ... -{flags[0]} {asked}")
+
+
+@rule(
+    "plugin-exec",
+    "warning",
+    Command,
+    title="nvidia-smi is not run in the device plugin",
+    reason="its image has had no shell and no tools since 0.18, and it is no tool for monitoring",
+    source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0",
+    fix="dcgm-exporter for numbers (`invoke k8s.addons`), `invoke k8s.test` for a look",
+)
+def plugin_exec(command: Command, _: Context) -> Iterator[Fault]:
+    text = " ".join(command.words)
+    into_plugin = "exec" in command.words[1:3] and "device-plugin" in text
+    if command.words[0] in KUBECTL and into_plugin and re.search(r"\b(?:nvidia-smi|bash|sh)\b", text):
+        yield Fault(text)
+
+
+@rule(
+    "metrics-server-gpu",
+    "warning",
+    Prose,
+    title="GPUs are not watched with metrics-server",
+    reason="it knows CPU and memory only",
+    source="kubernetes-sigs/metrics-server:README.md",
+    fix="dcgm-exporter: `invoke k8s.addons`",
+)
+def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Fault]:
+    for heading, line, block in _sections(prose):
+        if "gpu" in heading.lower() and (found := re.search(r"metrics-server", block)):
+            where = line + block.count("\n", 0, found.start())
+            yield Fault(f"metrics-server under {heading!r}", line=where)
+
+
+@rule(
+    "cloudwatch-without-agent",
+    "warning",
+    Prose,
+    title="Metrics for CloudWatch are sent there by something",
+    reason="dcgm-exporter answers Prometheus and sends nothing",
+    source="docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch-Agent-NVIDIA-GPU.html",
+    fix="the CloudWatch agent's nvidia_gpu section: `invoke k8s.addons`",
+)
+def cloudwatch_without_agent(prose: Prose, _: Context) -> Iterator[Fault]:
+    for heading, line, block in _sections(prose):
+        sent = re.search(r"cloudwatch-agent|amazon-cloudwatch|nvidia_gpu", block)
+        if "cloudwatch" in heading.lower() and "dcgm-exporter" in block and not sent:
+            yield Fault(f"dcgm-exporter alone under {heading!r}", line=line)
+
+
+def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:
+    """Heading, first line and text of each block of code."""
+    headings = [(n, one.lstrip("# ").strip()) for n, one in enumerate(prose.lines, 1) if one.startswith("#")]
+    for above, _language, block in prose.blocks:
+        heading = next((text for number, text in reversed(headings) if number <= above), "")
+        yield heading, above + 1, block
+
+
+# What documents and scripts name that is gone: expression, and what is true now.
+GONE = (
+    (re.compile(r"\bnvidia-docker2?\b"), "nvidia-docker2 is superseded by nvidia-container-toolkit"),
+    (re.compile(r"\bapt-key\b"), "apt-key is deprecated; a keyring with signed-by is read"),
+    (
+        re.compile(r"nvidia\.github\.io/nvidia-docker"),
+        "the list nvidia-docker is superseded by libnvidia-container's",
+    ),
+    (
+        re.compile(
+            r"(?i)docker\b.{0,40}\bnvidia\b.{0,20}\bdefault runtime|--runtime=docker\b.*set-as-default"
+        ),
+        "Kubernetes runs containerd since 1.24: Docker's runtime has no effect",
+    ),
+)
+
+
+@rule(
+    "era-of-docker",
+    "warning",
+    Prose,
+    title="Nodes are set up as containerd needs it",
+    reason="it installs nothing that Kubernetes uses, or comes from a place that is not kept",
+    source="docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
+    fix="nvidia-container-toolkit; on EKS AL2023 nodeadm does the rest; our images have both",
+)
+def era_of_docker(prose: Prose, _: Context) -> Iterator[Fault]:
+    if not any("kubectl" in text for _line, text in _all_lines(prose)):
+        return  # about Docker on a machine of its own, where all of this may be right
+    for line, text in _all_lines(prose):
+        for expression, why in GONE:
+            if expression.search(text) and not DENIES.search(text) and not text.lstrip().startswith("#"):
+                yield Fault(f"{text.strip()[:80]}: {why}", line=line)
+
+
+@rule(
+    "plugin-version-told",
+    "warning",
+    Prose,
+    title="Documents name a device plugin that is maintained",
+    reason="readers install what is written",
+    source="NVIDIA/k8s-device-plugin:CHANGELOG.md",
+    fix="the version of components.yaml: `invoke k8s.addons`",
+)
+def plugin_version_told(prose: Prose, _: Context) -> Iterator[Fault]:
+    for line, text in _lines(prose):
+        if (match := PLUGIN_IMAGE.search(text)) and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
+            yield Fault(match[0], line=line)
+
+
+OLDEST_KUBERNETES = (
+    32  # EKS had 1.30 to 1.36 in 2026-07 (awslabs/amazon-eks-ami); a year of them is out of support
+)
+
+
+@rule(
+    "kubernetes-too-old",
+    "warning",
+    Prose,
+    title="Documents name a Kubernetes that is still to be had",
+    reason="no EKS image is built for it, and today's Kueue and DRA need more",
+    source="awslabs/amazon-eks-ami:CHANGELOG.md; kubernetes-sigs/kueue:README.md",
+    fix="the versions that `invoke k8s.check --kubernetes` judges by",
+)
+def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Fault]:
+    for line, text in _lines(prose):
+        match = re.search(r"(?i)\b(?:kubernetes|k8s)\s+(?:version\s+)?v?1\.(\d\d)\b\+?", text)
+        if match and int(match[1]) < OLDEST_KUBERNETES and not DENIES.search(text):
+            yield Fault(match[0], line=line)
+
+
+@rule(
+    "label-told",
+    "warning",
+    Prose,
+    title="Documents name labels that somebody sets",
+    reason="nobody sets the label nvidia.com/gpu; readers select nodes that there are not",
+    source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
+    fix="nvidia.com/gpu.present=true",
+)
+def label_told(prose: Prose, _: Context) -> Iterator[Fault]:
+    for line, text in _lines(prose):
+        if re.search(r"(?i)nvidia\.com/gpu=true", text) and re.search(r"(?i)\blabel", text):
+            yield Fault(text.strip()[:80], line=line)
+
+
+def _lines(prose: Prose) -> Iterator[tuple[int, str]]:
+    return ((number, text) for number, text in enumerate(prose.lines, 1) if text)
+
+
+def _all_lines(prose: Prose) -> Iterator[tuple[int, str]]:
+    """Those of blocks of code, too."""
+    yield from _lines(prose)
+    for above, _language, block in prose.blocks:
+        yield from enumerate(block.splitlines(), above + 1)

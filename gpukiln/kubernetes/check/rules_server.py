@@ -1,0 +1,468 @@
+"""Rules on what the API server refuses and no schema shows (pkg/apis/{core,batch,apps}/validation)."""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.workload import Container, Path, Thing, Workload, at, dotted, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
+from gpukiln.typed import short
+
+VALIDATION = "kubernetes/kubernetes:pkg/apis/core/validation/validation.go"
+BATCH = "kubernetes/kubernetes:pkg/apis/batch/validation/validation.go"
+NAMES = "kubernetes.io/docs/concepts/overview/working-with-objects/names"
+GPUS = "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus"
+JOB_KINDS = ("Job", "CronJob", "JobSet")
+KEPT_KINDS = ("Deployment", "DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
+LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
+VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+PATH_NAMES = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "APIService")
+
+
+@rule(
+    "job-restart-policy",
+    "error",
+    Workload,
+    title="The pods of a Job have restartPolicy Never or OnFailure",
+    reason="the default is Always, which the API server refuses in a Job; no schema shows it",
+    source=BATCH,
+    fix="restartPolicy: Never in the pod's spec (podFailurePolicy needs Never, too)",
+    fragments=False,
+)
+def job_restart_policy(workload: Workload, _: Context) -> Iterator[Fault]:
+    policy = workload.pod.get("restartPolicy")
+    if workload.kind in JOB_KINDS and policy not in ("Never", "OnFailure"):
+        found = f"restartPolicy {policy}" if policy else "no restartPolicy, and the default is Always"
+        yield Fault(
+            f"{found}; wanted Never or OnFailure", workload.at(*(["restartPolicy"] if policy else []))
+        )
+
+
+@rule(
+    "restart-policy-always",
+    "error",
+    Workload,
+    title="The pods of a Deployment, StatefulSet or DaemonSet have restartPolicy Always",
+    reason="the API server refuses any other: what ends once is a Job",
+    source="kubernetes/kubernetes:pkg/apis/apps/validation/validation.go",
+    fix="leave restartPolicy out, or make it a Job",
+    fragments=False,
+)
+def restart_policy_always(workload: Workload, _: Context) -> Iterator[Fault]:
+    policy = workload.pod.get("restartPolicy", "Always")
+    if workload.kind in KEPT_KINDS and policy != "Always":
+        yield Fault(
+            f"restartPolicy {policy} in a {workload.kind}; wanted Always", workload.at("restartPolicy")
+        )
+
+
+def _resources(workload: Workload) -> Iterator[tuple[Container, Path, str, str, Any]]:
+    """Container, path, requests or limits, resource and amount of all that is asked for."""
+    for container in workload.containers:
+        for side, amounts in (("requests", container.requests), ("limits", container.limits)):
+            for resource, amount in amounts.items():
+                path = workload.at(*container.where, "resources", side, resource)
+                yield container, path, side, resource, amount
+
+
+def _extended(resource: str) -> bool:
+    return "/" in resource and not resource.partition("/")[0].endswith("kubernetes.io")
+
+
+@rule(
+    "gpu-not-in-limits",
+    "error",
+    Workload,
+    title="GPUs stand in limits",
+    reason="extended resources can't be overcommitted: a request without a limit is refused",
+    source=GPUS,
+    fix="put them in limits; the request is taken from there",
+)
+def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container, path, side, resource, _amount in _resources(workload):
+        if side == "requests" and _extended(resource) and resource not in container.limits:
+            yield Fault(f"{resource} in requests, and not in limits", path)
+
+
+@rule(
+    "gpu-request-is-limit",
+    "error",
+    Workload,
+    title="Request and limit of GPUs are equal",
+    reason="extended resources can't be overcommitted: the API server refuses two numbers",
+    source=GPUS,
+    fix="leave the request out: it is taken from the limit",
+)
+def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container, path, side, resource, amount in _resources(workload):
+        if side == "requests" and _extended(resource) and resource in container.limits:
+            limit = container.limits[resource]
+            if quantity(amount) != quantity(limit):
+                yield Fault(f"{resource}: request {amount}, limit {limit}; wanted one number", path)
+
+
+@rule(
+    "gpu-whole",
+    "error",
+    Workload,
+    title="GPUs are whole numbers",
+    reason="the API server refuses fractions; parts of a GPU are resources of their own",
+    source=GPUS,
+    fix="ask for 1; to share one, time slicing, MPS or MIG (nvidia.com/mig-1g.5gb)",
+)
+def gpu_whole(workload: Workload, _: Context) -> Iterator[Fault]:
+    for _container, path, _side, resource, amount in _resources(workload):
+        number = quantity(amount)
+        if _extended(resource) and number is not None and (number != number.to_integral() or number < 0):
+            yield Fault(f"{resource}: {amount}; wanted a whole number", path)
+
+
+@rule(
+    "quantity",
+    "error",
+    Workload,
+    title="Amounts are quantities of Kubernetes",
+    reason="the API server refuses what it can't read",
+    source="kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity",
+    fix="16Gi or 16G for bytes, 500m or 0.5 for cores, without a space",
+)
+def quantities(workload: Workload, _: Context) -> Iterator[Fault]:
+    for _container, path, _side, resource, amount in _resources(workload):
+        number = quantity(amount)
+        if number is None and isinstance(amount, str):
+            yield Fault(f"{resource}: {short(amount)} is no quantity", path)
+        elif number is not None and number < 0 and not _extended(resource):
+            yield Fault(f"{resource}: {amount} is below zero", path)
+    for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
+        limit = mapping(mapping(volume).get("emptyDir")).get("sizeLimit")
+        if isinstance(limit, str) and quantity(limit) is None:
+            path = workload.at("volumes", index, "emptyDir", "sizeLimit")
+            yield Fault(f"sizeLimit {short(limit)} is no quantity", path)
+
+
+@rule(
+    "request-above-limit",
+    "error",
+    Workload,
+    title="A request is at most its limit",
+    reason="the API server refuses it",
+    source=VALIDATION,
+    fix="lower the request, or raise the limit",
+)
+def request_above_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container, path, side, resource, amount in _resources(workload):
+        wanted, limit = quantity(amount), quantity(container.limits.get(resource))
+        if side == "limits" or _extended(resource) or wanted is None or limit is None:
+            continue
+        if wanted > limit:
+            yield Fault(f"{resource}: request {amount} above limit {container.limits[resource]}", path)
+
+
+@rule(
+    "selector-labels",
+    "error",
+    Thing,
+    title="A selector selects the pods of its own template",
+    reason="the API server refuses a template whose labels the selector does not match",
+    source="kubernetes/kubernetes:pkg/apis/apps/validation/validation.go",
+    fix="give the template every label of the selector",
+)
+def selector_labels(thing: Thing, _: Context) -> Iterator[Fault]:
+    if thing.kind not in KEPT_KINDS:
+        return
+    selector = mapping(at(thing.object, ("spec", "selector")))
+    labels = mapping(at(thing.object, ("spec", "template", "metadata", "labels")))
+    wanted = selector if thing.kind == "ReplicationController" else mapping(selector.get("matchLabels"))
+    for key, value in wanted.items():
+        if labels.get(key) != value:
+            found = (
+                f"the template has {key}: {labels[key]}" if key in labels else f"the template has no {key}"
+            )
+            yield Fault(f"selector {key}: {value}; {found}", ("spec", "selector"))
+    for one in sequence(selector.get("matchExpressions")):
+        if isinstance(one, Mapping) and not _matches(one, labels):
+            text = f"selector {one.get('key')} {one.get('operator')} {one.get('values', '')}".rstrip()
+            yield Fault(f"{text}: the template's labels do not match", ("spec", "selector"))
+
+
+def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
+    key, values = str(one.get("key")), sequence(one.get("values"))
+    answers = {
+        "In": labels.get(key) in values,
+        "NotIn": labels.get(key) not in values,
+        "Exists": key in labels,
+        "DoesNotExist": key not in labels,
+    }
+    return answers.get(str(one.get("operator")), True)
+
+
+@rule(
+    "volume-of-mount",
+    "error",
+    Workload,
+    title="Every mount has its volume",
+    reason="the API server refuses a mount of a volume that the pod has not",
+    source=VALIDATION,
+    fix="add the volume to the pod's volumes, or a claim of that name to volumeClaimTemplates",
+    fragments=False,
+)
+def volume_of_mount(workload: Workload, _: Context) -> Iterator[Fault]:
+    names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes"))}
+    claims = sequence(at(workload.object, ("spec", "volumeClaimTemplates")))
+    names |= {str(at(one, ("metadata", "name"))) for one in claims}
+    for container in workload.containers:
+        for index, mount in enumerate(sequence(container.spec.get("volumeMounts"))):
+            name = str(mapping(mount).get("name"))
+            if name not in names:
+                path = workload.at(*container.where, "volumeMounts", index)
+                yield Fault(f"{container.name} mounts {name}, and the pod has no such volume", path)
+
+
+@rule(
+    "name-twice",
+    "error",
+    Workload,
+    title="Containers, volumes and mount paths are there once",
+    reason="the API server refuses a second of the same name or path",
+    source=VALIDATION,
+    fix="rename one, or take it away",
+)
+def name_twice(workload: Workload, _: Context) -> Iterator[Fault]:
+    names = Counter(one.name for one in workload.containers if one.name)
+    yield from (Fault(f"two containers {name}", workload.at()) for name, many in names.items() if many > 1)
+    volumes = Counter(str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes")))
+    yield from (
+        Fault(f"two volumes {name}", workload.at("volumes")) for name, many in volumes.items() if many > 1
+    )
+    for container in workload.containers:
+        mounts = sequence(container.spec.get("volumeMounts"))
+        paths = Counter(str(mapping(one).get("mountPath")) for one in mounts)
+        for path, many in paths.items():
+            if many > 1:
+                where = workload.at(*container.where, "volumeMounts")
+                yield Fault(f"{container.name} mounts two volumes at {path}", where)
+
+
+@rule(
+    "job-numbers",
+    "error",
+    Workload,
+    title="The numbers of a Job are not negative",
+    reason="the API server refuses them",
+    source=BATCH,
+    fix="0 or more; leave it out for the default",
+)
+def job_numbers(workload: Workload, _: Context) -> Iterator[Fault]:
+    for key in (
+        "backoffLimit",
+        "parallelism",
+        "completions",
+        "activeDeadlineSeconds",
+        "ttlSecondsAfterFinished",
+        "backoffLimitPerIndex",
+        "maxFailedIndexes",
+    ):
+        value = (workload.job or {}).get(key)
+        if isinstance(value, int) and value < 0:
+            yield Fault(f"{key} {value} is below zero", (*workload.job_where, key))
+
+
+@rule(
+    "pod-failure-policy",
+    "error",
+    Workload,
+    title="podFailurePolicy goes with restartPolicy Never",
+    reason="with OnFailure the kubelet restarts the container, no pod ever fails, and the API server "
+    "refuses it",
+    source=BATCH,
+    fix="restartPolicy: Never",
+)
+def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Fault]:
+    policy = mapping((workload.job or {}).get("podFailurePolicy"))
+    if not policy:
+        return
+    restart = workload.pod.get("restartPolicy")
+    if restart != "Never":
+        yield Fault(
+            f"podFailurePolicy with restartPolicy {restart or 'left out'}; wanted Never",
+            (*workload.job_where, "podFailurePolicy"),
+        )
+    names = {one.name for one in workload.containers}
+    for index, one in enumerate(sequence(policy.get("rules"))):
+        codes = mapping(mapping(one).get("onExitCodes"))
+        path = (*workload.job_where, "podFailurePolicy", "rules", index)
+        if (name := codes.get("containerName")) and str(name) not in names:
+            yield Fault(f"onExitCodes of a container {name}, which the pod has not", path)
+        if codes.get("operator") == "In" and 0 in sequence(codes.get("values")):
+            yield Fault("onExitCodes In with 0, which is no failure", path)
+
+
+@rule(
+    "indexed-job",
+    "error",
+    Workload,
+    title="What needs an Indexed Job stands in one",
+    reason="the API server refuses it elsewhere",
+    source=BATCH,
+    fix="completionMode: Indexed with completions",
+)
+def indexed_job(workload: Workload, _: Context) -> Iterator[Fault]:
+    job = workload.job or {}
+    indexed = job.get("completionMode") == "Indexed"
+    if indexed and job.get("completions") is None and workload.kind != "JobSet":
+        yield Fault("completionMode Indexed without completions", (*workload.job_where, "completionMode"))
+    if not indexed and job.get("backoffLimitPerIndex") is not None:
+        path = (*workload.job_where, "backoffLimitPerIndex")
+        yield Fault("backoffLimitPerIndex without completionMode Indexed", path)
+    if job.get("maxFailedIndexes") is not None and job.get("backoffLimitPerIndex") is None:
+        yield Fault(
+            "maxFailedIndexes without backoffLimitPerIndex", (*workload.job_where, "maxFailedIndexes")
+        )
+
+
+@rule(
+    "names",
+    "error",
+    Thing,
+    title="Names and labels have the form that is allowed",
+    reason="the API server refuses capitals, underscores and what is too long",
+    source=NAMES,
+    fix="small letters, digits and hyphens; 63 characters at most, a CronJob's name 52",
+)
+def names(thing: Thing, _: Context) -> Iterator[Fault]:
+    if thing.role != "object":
+        return
+    name = thing.metadata.get("name")
+    if isinstance(name, str) and thing.kind not in PATH_NAMES:
+        form = LABEL if thing.kind in ("Service", "Namespace") else SUBDOMAIN
+        if not form.fullmatch(name):
+            yield Fault(f"{short(name)} is no name of a {thing.kind}", ("metadata", "name"))
+        elif thing.kind == "CronJob" and len(name) > 52:
+            yield Fault(f"{len(name)} characters in the name of a CronJob; at most 52", ("metadata", "name"))
+    for path in (("metadata", "labels"), ("spec", "template", "metadata", "labels")):
+        for key, value in mapping(at(thing.object, path)).items():
+            if isinstance(value, str) and not VALUE.fullmatch(value):
+                yield Fault(f"{dotted(path)}: {short(value)} is no value of a label", (*path, key))
+            if not VALUE.fullmatch(key.rpartition("/")[2]) or key.endswith("/"):
+                yield Fault(f"{dotted(path)}: {short(key)} is no key of a label", (*path, key))
+
+
+@rule(
+    "container-name",
+    "error",
+    Workload,
+    title="Containers and volumes have names that are allowed",
+    reason="the API server refuses capitals, underscores and more than 63 characters",
+    source=NAMES,
+    fix="small letters, digits and hyphens",
+)
+def container_name(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        if container.name and not LABEL.fullmatch(container.name):
+            path = workload.at(*container.where, "name")
+            yield Fault(f"{short(container.name)} is no name of a container", path)
+    for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
+        name = mapping(volume).get("name")
+        if isinstance(name, str) and not LABEL.fullmatch(name):
+            yield Fault(f"{short(name)} is no name of a volume", workload.at("volumes", index, "name"))
+
+
+@rule(
+    "toleration-form",
+    "error",
+    Workload,
+    title="A toleration says one thing",
+    reason="the API server refuses Exists with a value, Equal without a key, and effects that there are not",
+    source=VALIDATION,
+    fix="{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}",
+)
+def toleration_form(workload: Workload, _: Context) -> Iterator[Fault]:
+    for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
+        toleration = mapping(one)
+        operator, effect = toleration.get("operator", "Equal"), toleration.get("effect")
+        path = workload.at("tolerations", index)
+        if operator == "Exists" and toleration.get("value"):
+            yield Fault("operator Exists with a value; wanted none, or Equal", path)
+        if operator == "Equal" and not toleration.get("key"):
+            yield Fault("operator Equal without a key; wanted a key, or Exists", path)
+        if effect and effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
+            yield Fault(f"effect {effect}; wanted NoSchedule, PreferNoSchedule or NoExecute", path)
+        if toleration.get("tolerationSeconds") is not None and effect != "NoExecute":
+            yield Fault("tolerationSeconds without effect NoExecute", path)
+
+
+@rule(
+    "affinity-form",
+    "error",
+    Workload,
+    title="A node affinity says what it compares with",
+    reason="the API server refuses In without values, Exists with some, and weights outside 1 to 100",
+    source=VALIDATION,
+    fix="In and NotIn have values, Exists and DoesNotExist none, Gt and Lt one whole number in quotes",
+)
+def affinity_form(workload: Workload, _: Context) -> Iterator[Fault]:
+    node = mapping(at(workload.pod, ("affinity", "nodeAffinity")))
+    above = ("affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
+    for index, one in enumerate(sequence(node.get(str(above[-1])))):
+        weight = mapping(one).get("weight")
+        if isinstance(weight, int) and not 1 <= weight <= 100:
+            yield Fault(f"weight {weight}; wanted 1 to 100", workload.at(*above, index))
+    for path, one in expressions(workload):
+        operator, values = one.get("operator"), sequence(one.get("values"))
+        text = f"{one.get('key')} {operator}"
+        if operator in ("In", "NotIn") and not values:
+            yield Fault(f"{text} without values", path)
+        if operator in ("Exists", "DoesNotExist") and values:
+            yield Fault(f"{text} with values", path)
+        if operator in ("Gt", "Lt") and not (len(values) == 1 and str(values[0]).lstrip("-").isdecimal()):
+            yield Fault(f"{text} {values}; wanted one whole number", path)
+
+
+def expressions(workload: Workload) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Path and content of every expression on labels of nodes, required and preferred."""
+    above: Path = ("affinity", "nodeAffinity")
+    node = mapping(at(workload.pod, above))
+    required = (*above, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+    preferred = (*above, "preferredDuringSchedulingIgnoredDuringExecution")
+    terms: list[tuple[Path, Any]] = [
+        ((*required, index), one) for index, one in enumerate(sequence(at(workload.pod, required)))
+    ]
+    terms += [
+        ((*preferred, index, "preference"), mapping(one).get("preference"))
+        for index, one in enumerate(sequence(node.get(str(preferred[-1]))))
+    ]
+    for where, term in terms:
+        for index, one in enumerate(sequence(mapping(term).get("matchExpressions"))):
+            if isinstance(one, Mapping):
+                yield workload.at(*where, "matchExpressions", index), one
+
+
+_CRON = re.compile(
+    r"@(?:yearly|annually|monthly|weekly|daily|midnight|hourly|every \w+)|(?:[\w*/,?#-]+\s+){4}[\w*/,?#-]+"
+)
+
+
+@rule(
+    "cron-schedule",
+    "error",
+    Thing,
+    title="A CronJob's schedule and time zone can be read",
+    reason="the API server refuses others, and a time zone within the schedule",
+    source=BATCH,
+    fix='five fields in quotes, "0 9 * * 1-5", and the zone in spec.timeZone',
+)
+def cron_schedule(thing: Thing, _: Context) -> Iterator[Fault]:
+    if thing.kind != "CronJob":
+        return
+    spec = mapping(thing.object.get("spec"))
+    schedule, zone = spec.get("schedule"), spec.get("timeZone")
+    if isinstance(schedule, str) and not _CRON.fullmatch(schedule.strip()):
+        yield Fault(f"schedule {short(schedule)}; wanted five fields", ("spec", "schedule"))
+    if isinstance(zone, str) and zone not in zoneinfo.available_timezones():
+        yield Fault(f"timeZone {short(zone)} is no time zone of tzdata", ("spec", "timeZone"))

@@ -1,0 +1,110 @@
+"""Rules on instance types that are named: that they are to be had, and not larger than what is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpukiln.catalog.instance_types import InstanceType, instance_types
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules_running import selected
+from gpukiln.kubernetes.check.rules_scripts import DENIES
+from gpukiln.kubernetes.check.workload import Path, Prose, Thing, Workload, at, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
+
+TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
+NAME = re.compile(r"\b(?:p|g|gr)\d+[a-z]*\.(?:\d*x?large|\d+xlarge|metal(?:-\d+xl)?)\b")
+CATALOGUE = "gpukiln/catalog/data/gpu_instances.yaml"
+
+
+def _instead(machine: InstanceType) -> str:
+    return f"instead: {', '.join(machine.alternatives)}" if machine.alternatives else ""
+
+
+def _since(machine: InstanceType) -> str:
+    return f"retired {machine.retired_since}".strip()
+
+
+def named(workload: Workload) -> Iterator[tuple[Path, str]]:
+    """Path and name of every instance type that a pod selects nodes by."""
+    for path, key, values in selected(workload):
+        if key in TYPE_LABELS:
+            yield from ((path, value) for value in values)
+
+
+@rule(
+    "type-retired",
+    "error",
+    Workload,
+    title="Pods select types that can be had",
+    reason="AWS launches no more of them: the pod stays Pending",
+    source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
+    fix="`invoke offer.list --gpu T4:1` lists what there is",
+)
+def type_retired(workload: Workload, _: Context) -> Iterator[Fault]:
+    for path, name in named(workload):
+        machine = instance_types().get(name)
+        if machine and machine.status == "retired":
+            yield Fault(f"{name}: {_since(machine)}", path, fix=_instead(machine))
+
+
+@rule(
+    "pool-type-retired",
+    "error",
+    Thing,
+    title="Node pools ask for types that can be had",
+    reason="AWS launches no more of them: where the pool has no other, it starts no node",
+    source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
+    fix="`invoke offer.list --gpu T4:1` lists what there is",
+)
+def pool_type_retired(thing: Thing, _: Context) -> Iterator[Fault]:
+    where = ("spec", "template", "spec", "requirements")
+    for index, one in enumerate(sequence(at(thing.object, where)) if thing.kind == "NodePool" else ()):
+        if mapping(one).get("key") not in TYPE_LABELS or mapping(one).get("operator") != "In":
+            continue
+        for name in map(str, sequence(mapping(one).get("values"))):
+            machine = instance_types().get(name)
+            if machine and machine.status == "retired":
+                yield Fault(f"{name}: {_since(machine)}", (*where, index), fix=_instead(machine))
+
+
+@rule(
+    "type-too-large",
+    "warning",
+    Workload,
+    title="A pod does not select machines with far more GPUs than it asks for",
+    reason="the whole machine is paid for, and the other GPUs wait for pods that may never come",
+    source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
+    fix="a type with fewer GPUs, or a selector on the GPU (nvidia.com/gpu.product): `invoke "
+    "offer.list --gpu A100:1`",
+    fragments=False,
+)
+def type_too_large(workload: Workload, _: Context) -> Iterator[Fault]:
+    asked = sum(
+        quantity(one.limits.get(key)) or 0
+        for one in workload.main_containers
+        for key in one.gpu_keys
+        if key == "nvidia.com/gpu"
+    )
+    machines = {name: machine for _path, name in named(workload) if (machine := instance_types().get(name))}
+    if asked and machines and all(one.gpus >= 4 * asked for one in machines.values()):
+        path = next(path for path, name in named(workload) if name in machines)
+        has = ", ".join(f"{name} has {one.gpus}" for name, one in machines.items())
+        yield Fault(f"{asked} of nvidia.com/gpu, and {has}", path)
+
+
+@rule(
+    "type-retired-told",
+    "warning",
+    Prose,
+    title="Documents name types that can be had",
+    reason="AWS launches no more of them, and readers find out at the end",
+    source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
+    fix="`invoke offer.list --gpu T4:1` lists what there is",
+)
+def type_retired_told(prose: Prose, _: Context) -> Iterator[Fault]:
+    for line, text in enumerate(prose.lines, 1):
+        for name in dict.fromkeys(NAME.findall(text)):
+            machine = instance_types().get(name)
+            if machine and machine.status == "retired" and not DENIES.search(text):
+                yield Fault(f"{name}: {_since(machine)}", line=line, fix=_instead(machine))

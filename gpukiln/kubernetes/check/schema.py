@@ -1,0 +1,213 @@
+"""The form of objects: Kubernetes' own for its kinds, `customs.py` for others, both by jsonschema.
+
+kubernetes-validate compiles a schema again for each object, 200 ms; here each kind's is made once, with every
+reference replaced by what it refers to, and an object takes half a millisecond.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jsonschema import Draft202012Validator, ValidationError  # type: ignore[import-untyped]
+
+from gpukiln.errors import UsageError
+from gpukiln.kubernetes.check.customs import FORMS, Schema
+from gpukiln.kubernetes.check.rules import NEWEST, Fault
+from gpukiln.kubernetes.check.workload import CONTAINER_KEYS, POD_KEYS, Path, Thing, at, dotted, mapping
+from gpukiln.typed import short, unknown
+
+OLDEST = 25  # the first minor whose schemas kubernetes-validate 1.37 has
+MOST = 20  # faults told of one object: what is of another form altogether has hundreds
+_PREFIX = "io.k8s.api."
+_WANTED = {
+    "string": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "keys with values",
+}
+
+
+def minors(text: str) -> tuple[int, ...]:
+    """Read versions of Kubernetes, `1.34` or `1.34,1.36` or `1.34..1.37`, as minors in order.
+
+    Raises:
+        UsageError: One is none, or there is no schema of it.
+    """
+    found: set[int] = set()
+    for one in text.replace(" ", "").split(","):
+        if not (match := re.fullmatch(r"v?1\.(\d+)(?:\.\d+)?(?:\.\.v?1\.(\d+))?", one)):
+            raise UsageError(
+                f"{one!r} is no version of Kubernetes", hint="wanted: 1.35, 1.34,1.36 or 1.34..1.37"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        for minor in (first, last):
+            if not OLDEST <= minor <= NEWEST:
+                raise UsageError(
+                    f"Kubernetes 1.{minor} has no schema here", hint=f"1.{OLDEST} to 1.{NEWEST} have one"
+                )
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+@cache
+def _definitions(minor: int) -> Mapping[str, Schema]:
+    folder = files("kubernetes_validate") / "kubernetes-json-schema" / f"v1.{minor}.0-local-strict"
+    definitions: dict[str, Schema] = json.loads((folder / "_definitions.json").read_bytes())["$defs"]
+    return definitions
+
+
+@cache
+def _kinds(minor: int) -> Mapping[tuple[str, str], str]:
+    """(apiVersion, kind) -> the name of its definition."""
+    found = {}
+    for name, definition in _definitions(minor).items():
+        for one in definition.get("x-kubernetes-group-version-kind", ()):
+            group = f"{one['group']}/" if one["group"] else ""
+            if name.endswith(f".{one['kind']}"):
+                found[f"{group}{one['version']}", one["kind"]] = name
+    return found
+
+
+@cache
+def _resolver(minor: int) -> Callable[[Any], Any]:
+    """Replaces references by what they refer to, the same object each time: some refer to themselves."""
+    made: dict[str, Schema] = {}
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, list):
+            return [resolve(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        if isinstance(reference := value.get("$ref"), str):
+            name = reference.rpartition("/")[2]
+            if name not in made:
+                made[name] = {}
+                made[name].update(resolve(_definitions(minor)[name]))
+            return made[name]
+        return {key: resolve(one) for key, one in value.items() if key != "description"}
+
+    return resolve
+
+
+@cache
+def _validator(minor: int, api: str, kind: str) -> Draft202012Validator | None:
+    if (form := FORMS.get((api, kind))) is None:
+        name = _kinds(minor).get((api, kind))
+        if name is None:
+            return None
+        form = {"$ref": name}
+    return Draft202012Validator(_resolver(minor)(form))
+
+
+@cache
+def _part(minor: int, of: str, key: str) -> Draft202012Validator:
+    """Of one key of a pod's spec or of a container."""
+    name = f"{_PREFIX}core.v1.{of}"
+    return Draft202012Validator(_resolver(minor)(_definitions(minor)[name]["properties"][key]))
+
+
+def known(thing: Thing, minor: int) -> bool:
+    """Whether there is a form of a thing's kind."""
+    return (thing.api, thing.kind) in FORMS or (thing.api, thing.kind) in _kinds(minor)
+
+
+def custom(thing: Thing) -> bool:
+    return (thing.api, thing.kind) in FORMS
+
+
+def is_builtin(api: str) -> bool:
+    """Whether a group is one of Kubernetes' own: no project beside it has."""
+    group, slash, _ = api.rpartition("/")
+    return not slash or "." not in group or group in _groups()
+
+
+@cache
+def _groups() -> frozenset[str]:
+    return frozenset(api.rpartition("/")[0] for api, _ in _kinds(NEWEST))
+
+
+def versions(kind: str, minor: int) -> tuple[str, ...]:
+    """The apiVersions that a kind has."""
+    return tuple(sorted(api for api, one in _kinds(minor) if one == kind))
+
+
+def nearest(kind: str, minor: int) -> str:
+    """What may have been meant by a kind that there is not; empty where nothing is near."""
+    return unknown("kind", kind, {one for _, one in _kinds(minor)}).hint
+
+
+def faults(thing: Thing, minor: int) -> Iterator[Fault]:
+    """Where a thing has not the form that its kind has; nothing of a kind that has none here."""
+    if thing.role == "object":
+        validator = _validator(minor, thing.api, thing.kind)
+        if validator is not None:
+            yield from _told(validator, thing.object, (), minor)
+    elif thing.role in ("fragment", "values") and not thing.chart:
+        for of, keys in (("PodSpec", POD_KEYS), ("Container", CONTAINER_KEYS)):
+            for key in sorted(keys & thing.object.keys()):
+                if key == "image" and isinstance(thing.object[key], Mapping):
+                    continue  # a chart's, in parts
+                if thing.role == "fragment" and thing.object[key] is not None:
+                    yield from _told(_part(minor, of, key), thing.object[key], (key,), minor)
+    elif thing.chart == "gha-runner-scale-set":
+        fields = _definitions(minor)[f"{_PREFIX}core.v1.PodSpec"]["properties"]
+        for key, value in mapping(at(thing.object, ("template", "spec"))).items():
+            path = ("template", "spec", key)
+            if key in fields:
+                yield from _told(_part(minor, "PodSpec", key), value, path, minor)
+            else:
+                yield Fault(f"template.spec: {_unknown(key, fields)}", path)
+
+
+def _told(validator: Draft202012Validator, value: Any, above: Path, minor: int) -> Iterator[Fault]:
+    found = sorted(validator.iter_errors(value), key=lambda error: [str(one) for one in error.absolute_path])
+    for error in found[:MOST]:
+        for path, text in _words(error):
+            yield Fault(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))
+    if len(found) > MOST:
+        yield Fault(f"{len(found) - MOST} more faults of form", above)
+
+
+def _words(error: ValidationError) -> Iterator[tuple[Path, str]]:
+    path: Path = tuple(error.absolute_path)
+    where = f"{dotted(path)}: " if path else ""
+    value: Any = error.instance
+    if error.validator == "additionalProperties" and isinstance(error.validator_value, bool):
+        fields = error.schema.get("properties", {})
+        for key in value:
+            if key not in fields:
+                yield (*path, key), where + _unknown(key, fields)
+    elif error.validator == "required":
+        key = error.message.split("'")[1]  # jsonschema gives one error a key, and tells it there alone
+        yield path, f"{where}{key} is missing"
+    elif error.validator == "type":
+        wants: Any = error.validator_value
+        kinds: list[str] = wants if isinstance(wants, list) else [wants]
+        wanted = " or ".join(_WANTED.get(one, one) for one in kinds if one != "null")
+        quotes = (
+            f': put it in quotes, "{value}"' if "string" in kinds and isinstance(value, int | float) else ""
+        )
+        shown = str(value).lower() if isinstance(value, bool) else short(value)
+        yield (
+            path,
+            f"{where}found {shown}, wanted {wanted}{quotes.lower() if isinstance(value, bool) else quotes}",
+        )
+    elif error.validator == "enum":
+        choices = [str(one) for one in error.validator_value]
+        yield path, f"{where}found {short(value)}, wanted {' or '.join(choices)}"
+    elif error.validator == "oneOf":
+        yield path, f"{where}found {short(value)}, wanted a text or a number"
+    else:
+        yield path, where + str(error.message)
+
+
+def _unknown(key: str, fields: Any) -> str:
+    hint = unknown("field", key, fields).hint
+    return f"unknown field {key}" + (f"; {hint}" if hint else "")

@@ -1,0 +1,426 @@
+"""What is judged: objects as they stand in a file, the pods in them, and the commands and queries beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Path = tuple[str | int, ...]
+Role = Literal["object", "values", "fragment", "workflow", "rules", "dashboard", "unknown"]
+
+# Kind -> where the pod template stands in its objects; a pod's own object is the template.
+TEMPLATES: dict[str, Path] = {
+    "Pod": (),
+    "PodTemplate": ("template",),
+    "Job": ("spec", "template"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+    "Deployment": ("spec", "template"),
+    "StatefulSet": ("spec", "template"),
+    "DaemonSet": ("spec", "template"),
+    "ReplicaSet": ("spec", "template"),
+    "ReplicationController": ("spec", "template"),
+    "AutoscalingRunnerSet": ("spec", "template"),
+}
+RAY: dict[str, Path] = {
+    "RayCluster": ("spec",),
+    "RayJob": ("spec", "rayClusterSpec"),
+    "RayService": ("spec", "rayClusterConfig"),
+}
+# Kind of the Kubeflow training operator -> the key of its replicas.
+REPLICAS = {
+    "PyTorchJob": "pytorchReplicaSpecs",
+    "MPIJob": "mpiReplicaSpecs",
+    "TFJob": "tfReplicaSpecs",
+    "XGBoostJob": "xgbReplicaSpecs",
+    "PaddleJob": "paddleReplicaSpecs",
+    "JAXJob": "jaxReplicaSpecs",
+}
+JOBS: dict[str, Path] = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
+NATIVE_TRAINING = ("RayJob", "RayCluster", "RayService", "JobSet", *REPLICAS)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One document of a file: an object, values of a chart, part of either, a workflow, rules or a dashboard.
+
+    Args:
+        file: As it was named, `-` for standard input, `context NAME` for a cluster.
+        document: Which of the file it is, from 0.
+        object: Plain data.
+        role: What it is; `values` and `fragment` have no kind.
+        chart: Of values: gha-runner-scale-set, nvidia-device-plugin, dcgm-exporter, or empty.
+        line_of: The line (from 1) of a path in the object, or of the nearest thing above it that is there.
+        twice: Line and key of what stands twice in one mapping.
+    """
+
+    file: str
+    document: int
+    object: Mapping[str, Any]
+    role: Role = "object"
+    chart: str = ""
+    line_of: Callable[[Path], int] = field(default=lambda _: 1, compare=False, repr=False)
+    twice: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def line(self) -> int:
+        return self.line_of(())
+
+    @property
+    def kind(self) -> str:
+        return _text(self.object.get("kind")) if self.role == "object" else ""
+
+    @property
+    def api(self) -> str:
+        return _text(self.object.get("apiVersion")) if self.role == "object" else ""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return mapping(self.object.get("metadata"))
+
+    @property
+    def name(self) -> str:
+        return _text(self.metadata.get("name") or self.metadata.get("generateName"))
+
+    @property
+    def namespace(self) -> str:
+        return _text(self.metadata.get("namespace"))
+
+    @property
+    def label(self) -> str:
+        """How it is called in a message."""
+        if self.role == "object":
+            return f"{self.kind} {self.name or '(no name)'}"
+        return f"values of {self.chart}" if self.chart else self.role
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A pod that something in a file would start.
+
+    Args:
+        thing: What it stands in.
+        where: Path of the pod's spec in the object, for example spec, template, spec.
+        pod: The pod's spec.
+        pod_metadata: Of the pod or its template.
+        job: Spec of the Job that it belongs to; None where there is none.
+        job_where: Path of that spec.
+        whole: Nothing is left out that a pod needs; in a fragment only what is there is judged.
+        moved: Of fragments and values: a path in `pod`, and where it really stands in the object.
+    """
+
+    thing: Thing
+    where: Path
+    pod: Mapping[str, Any]
+    pod_metadata: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] | None = None
+    job_where: Path = ()
+    whole: bool = True
+    moved: Mapping[Path, Path] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        return self.thing.file
+
+    @property
+    def line(self) -> int:
+        return self.thing.line
+
+    @property
+    def document(self) -> int:
+        return self.thing.document
+
+    @property
+    def object(self) -> Mapping[str, Any]:
+        return self.thing.object
+
+    @property
+    def kind(self) -> str:
+        return self.thing.kind
+
+    @property
+    def name(self) -> str:
+        return self.thing.name
+
+    @property
+    def namespace(self) -> str:
+        return self.thing.namespace
+
+    @property
+    def label(self) -> str:
+        return self.thing.label
+
+    def at(self, *path: str | int) -> Path:
+        """The path in the object of a path in the pod's spec."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.moved:
+                return self.moved[path[:length]] + path[length:]
+        return self.where + path
+
+    @cached_property
+    def containers(self) -> tuple[Container, ...]:
+        """All of them; those that start the pod and end before the others come first."""
+        return tuple(
+            Container((key, index), one)
+            for key in ("initContainers", "containers")
+            for index, one in enumerate(sequence(self.pod.get(key)))
+            if isinstance(one, Mapping)
+        )
+
+    @property
+    def main_containers(self) -> tuple[Container, ...]:
+        """Without those that start the pod."""
+        return tuple(one for one in self.containers if one.where[0] == "containers")
+
+    @property
+    def gpus(self) -> bool:
+        """Whether a container asks for GPUs, of any name and in any form."""
+        return any(one.gpu_keys for one in self.containers)
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container of a pod.
+
+    Args:
+        where: Its path in the pod's spec: containers or initContainers, and which.
+        spec: What it is.
+    """
+
+    where: Path
+    spec: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return _text(self.spec.get("name"))
+
+    @property
+    def image(self) -> str:
+        return _text(self.spec.get("image"))
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        return mapping(mapping(self.spec.get("resources")).get("limits"))
+
+    @property
+    def requests(self) -> Mapping[str, Any]:
+        """As they are written; the API server takes a limit for a request that is left out."""
+        return mapping(mapping(self.spec.get("resources")).get("requests"))
+
+    @property
+    def gpu_keys(self) -> tuple[str, ...]:
+        return tuple(key for key in {**self.limits, **self.requests} if is_gpu(key))
+
+    @property
+    def env(self) -> Iterator[tuple[int, str, Any]]:
+        """Index, name and value of each variable; None where the value is taken from elsewhere."""
+        for index, one in enumerate(sequence(self.spec.get("env"))):
+            if isinstance(one, Mapping):
+                yield index, _text(one.get("name")), one.get("value")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line of a script, of a block in a document, or of a container.
+
+    Args:
+        thing: Whose container runs it, or None.
+        path: In the thing's object, of the container's command.
+    """
+
+    file: str
+    line: int
+    words: tuple[str, ...]
+    thing: Thing | None = None
+    path: Path = ()
+
+
+@dataclass(frozen=True)
+class Query:
+    """An expression of PromQL: of rules, a dashboard, or a block in a document."""
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A document's words, or a script as it stands.
+
+    Args:
+        lines: All of them, from line 1 on; those of blocks of code are empty.
+        blocks: Line, language and text of each block of code.
+    """
+
+    file: str
+    lines: tuple[str, ...]
+    blocks: tuple[tuple[int, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What can't be read, or an API server refuses."""
+
+    file: str
+    line: int
+    text: str
+    thing: Thing | None = None
+
+
+Subject = Thing | Workload | Command | Query | Prose | Broken
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource is a GPU or a part of one.
+
+    nvidia.com/gpu, its .shared and nvidia.com/mig-1g.5gb are the device plugin's; amd.com/gpu and
+    gpu.intel.com/i915 are those of other vendors.
+    """
+    return resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-")) or resource in (
+        "amd.com/gpu",
+        "gpu.intel.com/i915",
+        "gpu.intel.com/xe",
+    )
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value where it is one, else an empty one: the schema tells what it should have been."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """The value where it is one, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def at(value: Any, path: Path) -> Any:
+    """What stands at a path; None where nothing does."""
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it: spec.containers[0].image."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
+def workloads(thing: Thing) -> Iterator[Workload]:
+    """The pods that a thing starts."""
+    if thing.role == "values":
+        yield from _of_values(thing)
+    elif thing.role == "fragment":
+        yield from _of_fragment(thing)
+    elif thing.role == "object":
+        for where in _templates(thing):
+            template = mapping(at(thing.object, where))
+            if isinstance(template.get("spec"), Mapping):
+                yield _of_template(thing, where, template)
+
+
+def _of_template(thing: Thing, where: Path, template: Mapping[str, Any]) -> Workload:
+    job_where = JOBS.get(thing.kind, where[:-1] if thing.kind == "JobSet" else ())
+    return Workload(
+        thing,
+        (*where, "spec"),
+        template["spec"],
+        mapping(template.get("metadata")),
+        mapping(at(thing.object, job_where)) if job_where else None,
+        job_where,
+    )
+
+
+def _templates(thing: Thing) -> Iterator[Path]:
+    kind = thing.kind
+    if kind in TEMPLATES:
+        yield TEMPLATES[kind]
+    elif kind in RAY:
+        above = RAY[kind]
+        yield (*above, "headGroupSpec", "template")
+        for index, _ in enumerate(sequence(at(thing.object, (*above, "workerGroupSpecs")))):
+            yield (*above, "workerGroupSpecs", index, "template")
+        if kind == "RayJob":
+            yield ("spec", "submitterPodTemplate")
+    elif kind in REPLICAS:
+        for role in mapping(at(thing.object, ("spec", REPLICAS[kind]))):
+            yield ("spec", REPLICAS[kind], role, "template")
+    elif kind == "JobSet":
+        for index, _ in enumerate(sequence(at(thing.object, ("spec", "replicatedJobs")))):
+            yield ("spec", "replicatedJobs", index, "template", "spec", "template")
+
+
+CONTAINER_KEYS = {
+    "name", "image", "command", "args", "env", "envFrom", "ports", "resources", "volumeMounts",
+    "securityContext", "imagePullPolicy", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe",
+    "workingDir",
+}  # fmt: skip
+POD_KEYS = {
+    "containers", "initContainers", "nodeSelector", "affinity", "tolerations", "volumes", "restartPolicy",
+    "runtimeClassName", "priorityClassName", "serviceAccountName", "hostNetwork", "hostPID", "hostIPC",
+    "terminationGracePeriodSeconds", "topologySpreadConstraints", "schedulerName", "resourceClaims",
+}  # fmt: skip
+
+
+def _of_fragment(thing: Thing) -> Iterator[Workload]:
+    """The part of a pod that a document or values show; resources alone are those of a container."""
+    whole = thing.object
+    if {"limits", "requests"} & whole.keys() and whole.keys() <= {"limits", "requests", "claims"}:
+        yield _part(thing, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
+        return
+    container = {
+        key: whole[key] for key in CONTAINER_KEYS & whole.keys() if key != "name" or "image" in whole
+    }
+    image = container.get("image")
+    moved: dict[Path, Path] = {("containers", 0, key): (key,) for key in container}
+    if isinstance(image, Mapping):  # as charts write it
+        container["image"], moved["containers", 0, "image"] = image_of(image), ("image",)
+    yield _part(thing, {key: whole[key] for key in POD_KEYS & whole.keys()}, container, moved)
+
+
+def _of_values(thing: Thing) -> Iterator[Workload]:
+    """The pod of a runner scale set; where the keys are not the chart's, what they were meant for."""
+    if thing.chart != "gha-runner-scale-set":
+        yield from _of_fragment(thing)
+        return
+    values = thing.object
+    spec = at(values, ("template", "spec"))
+    if isinstance(spec, Mapping):
+        yield Workload(
+            thing, ("template", "spec"), spec, mapping(at(values, ("template", "metadata"))), whole=False
+        )
+    container: dict[str, Any] = {}
+    moved: dict[Path, Path] = {}
+    for meant, written in (("resources", ("runnerResources", "resources")), ("image", ("image",))):
+        for key in written:
+            if isinstance(values.get(key), Mapping):
+                container[meant] = image_of(values[key]) if meant == "image" else values[key]
+                moved["containers", 0, meant] = (key,)
+    pod = {key: values[key] for key in ("tolerations", "nodeSelector", "affinity") if key in values}
+    if pod or container:
+        yield _part(thing, pod, container and {"name": "runner", **container}, moved)
+
+
+def _part(
+    thing: Thing, pod: Mapping[str, Any], container: Mapping[str, Any], moved: Mapping[Path, Path]
+) -> Workload:
+    pod = {**pod, "containers": [container]} if container and "containers" not in pod else pod
+    return Workload(thing, (), pod, whole=False, moved=moved)
+
+
+def image_of(value: Mapping[str, Any]) -> str:
+    """An image as charts have it in parts."""
+    name = "/".join(_text(value[key]) for key in ("registry", "repository") if value.get(key))
+    tag, digest = _text(value.get("tag")), _text(value.get("digest"))
+    return name + (f":{tag}" if tag else "") + (f"@{digest}" if digest else "")

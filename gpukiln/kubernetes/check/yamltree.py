@@ -1,0 +1,189 @@
+"""YAML and JSON as plain data that knows its lines, and tells keys that stand twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import yaml
+
+from gpukiln.kubernetes.check.workload import Path
+
+MOST = 1_000_000  # values of a document once its aliases are written out: more is an attack, or a mistake
+DEEPEST = 100  # levels; the API server's own objects have about twenty
+_NULL, _BOOL, _INT, _FLOAT, _MERGE = (
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
+)
+_SPLIT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+
+
+class BrokenError(Exception):
+    """A document that can't be read.
+
+    Args:
+        text: Why.
+        line: Where in the file, from 1.
+    """
+
+    def __init__(self, text: str, line: int) -> None:
+        super().__init__(text)
+        self.text, self.line = text, line
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a stream.
+
+    Args:
+        value: Plain data; days and times stay texts, as the API server reads them.
+        twice: Line and key of each key that stands twice in one mapping; the last one counted.
+        text: Of the document alone; its nodes, of which few are ever asked for a line, are not kept.
+        above: How many lines of the file stand above it.
+    """
+
+    value: Any
+    twice: tuple[tuple[int, str], ...]
+    text: str = field(compare=False, repr=False)
+    above: int = field(compare=False, repr=False)
+
+    @cached_property
+    def _node(self) -> yaml.Node:
+        node: yaml.Node = _nodes(self.text)
+        return node
+
+    def line_of(self, path: Path) -> int:
+        """The line of a path's key, or of the nearest thing above it that is there."""
+        node, line = self._node, self.above + self._node.start_mark.line + 1
+        for step in path:
+            found = _step(node, step)
+            if found is None:
+                break
+            mark, node = found
+            line = self.above + mark.line + 1
+        return line
+
+
+def _step(node: yaml.Node, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        return node.value[step].start_mark, node.value[step]
+    if isinstance(node, yaml.MappingNode):
+        for key, value in reversed(node.value):
+            if key.value == str(step):
+                return key.start_mark, value
+        for key, value in node.value:
+            if key.tag == _MERGE and (found := _step(value, step)):
+                return found
+    return None
+
+
+def documents(text: str, above: int = 0) -> Iterator[Document | BrokenError]:
+    """The documents of a stream, each read on its own: what follows a broken one is read.
+
+    Args:
+        text: YAML or JSON; empty documents are left out.
+        above: How many lines of the file stand above the text.
+    """
+    starts = [0, *(match.start() for match in _SPLIT.finditer(text))]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        part = text[start:end]
+        if part.strip() in ("", "---"):
+            continue
+        lines = above + text.count("\n", 0, start)
+        try:
+            if (one := _document(part, lines)) is not None:
+                yield one
+        except BrokenError as broken:
+            yield broken
+
+
+def _document(text: str, above: int) -> Document | None:
+    if text.lstrip().startswith(("{", "[")):
+        text = text.replace("\t", " ")  # JSON may be indented by them, and YAML not
+    try:
+        node = _nodes(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = above + (mark.line + 1 if mark else 1)
+        raise BrokenError(f"no YAML: {error.problem or error.context}", line) from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BrokenError(f"no YAML: {' '.join(str(error).split()) or 'too deep'}", above + 1) from None
+    if node is None:
+        return None
+    reader = _Reader(above)
+    value, _ = reader.read(node, 0)
+    return None if value is None else Document(value, tuple(reader.twice), text, above)
+
+
+def _nodes(text: str) -> Any:
+    loader = yaml.CSafeLoader(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+class _Reader:
+    """Makes plain data of nodes; an alias is the same object again, and counts as often as it stands."""
+
+    def __init__(self, above: int) -> None:
+        self.above = above
+        self.twice: list[tuple[int, str]] = []
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._open: set[int] = set()
+        self._scalars = yaml.SafeLoader("")
+
+    def read(self, node: yaml.Node, level: int) -> tuple[Any, int]:
+        """The value of a node, and how many values it is made of."""
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node), 1
+        if (known := self._known.get(id(node))) is not None:
+            return known
+        if id(node) in self._open or level > DEEPEST:
+            raise BrokenError("an alias within itself, or too many levels", self._line(node))
+        self._open.add(id(node))
+        made, size = (
+            self._mapping(node, level) if isinstance(node, yaml.MappingNode) else self._list(node, level)
+        )
+        self._open.discard(id(node))
+        if size > MOST:
+            raise BrokenError(f"more than {MOST:,} values once its aliases are written out", self._line(node))
+        self._known[id(node)] = made, size
+        return made, size
+
+    def _list(self, node: yaml.Node, level: int) -> tuple[list[Any], int]:
+        parts = [self.read(one, level + 1) for one in node.value]
+        return [value for value, _ in parts], 1 + sum(size for _, size in parts)
+
+    def _mapping(self, node: yaml.Node, level: int) -> tuple[dict[str, Any], int]:
+        made: dict[str, Any] = {}
+        below: dict[str, Any] = {}
+        size = 1
+        for key, value_node in node.value:
+            value, count = self.read(value_node, level + 1)
+            size += count
+            if key.tag == _MERGE:
+                for one in value if isinstance(value, list) else [value]:
+                    below = {**(one if isinstance(one, dict) else {}), **below}
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                raise BrokenError("a key that is no text", self._line(key))
+            if key.value in made:
+                self.twice.append((self._line(key), key.value))
+            made[key.value] = value
+        return {**below, **made}, size
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        if node.tag == _NULL:
+            return None
+        if node.tag in (_BOOL, _INT, _FLOAT):
+            try:
+                return self._scalars.construct_object(node)
+            except (ValueError, KeyError):  # `!!int many`
+                return node.value
+        return node.value
+
+    def _line(self, node: yaml.Node) -> int:
+        return self.above + int(node.start_mark.line) + 1

@@ -1,0 +1,101 @@
+"""What each command may do on a cluster: the least rights, as RBAC writes them.
+
+A right here that its command does not use, or a call without one, fails a test: the commands run against an
+API that allows this and nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.errors import UsageError
+from gpukiln.kubernetes.manifest import Manifest
+
+RBAC = "rbac.authorization.k8s.io"
+KINDS = ("User", "Group", "ServiceAccount")
+
+
+@dataclass(frozen=True)
+class Right:
+    """Verbs on resources of an API group.
+
+    Args:
+        everywhere: In all namespaces, or of what is in none; else in the one that is worked in.
+    """
+
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    group: str = ""
+    everywhere: bool = False
+
+    def rule(self) -> dict[str, Any]:
+        """As a Role has it."""
+        return {"apiGroups": [self.group], "resources": [*self.resources], "verbs": [*self.verbs]}
+
+
+RIGHTS: dict[str, tuple[Right, ...]] = {
+    "test": (
+        Right(("nodes", "pods"), ("list",), everywhere=True),
+        Right(("pods",), ("create", "delete", "get")),
+        Right(("pods/log",), ("get",)),
+    ),
+    "doctor": (
+        Right(("nodes", "pods"), ("list",), everywhere=True),
+        Right(("daemonsets",), ("list",), group="apps", everywhere=True),
+        Right(("pods/log",), ("get",), everywhere=True),
+        Right(("events",), ("list",), everywhere=True),
+    ),
+}
+
+
+def roles(commands: Sequence[str], namespace: str, subject: str) -> list[Manifest]:
+    """Roles and bindings with which somebody may run some commands.
+
+    Args:
+        namespace: That is worked in.
+        subject: KIND:NAME, for example Group:gpu-users or ServiceAccount:ci; a service account is the
+            namespace's.
+
+    Raises:
+        UsageError: A command or a kind is unknown.
+    """
+    for command in commands:
+        if command not in RIGHTS:
+            near = difflib.get_close_matches(command, RIGHTS, 1)
+            raise UsageError(
+                f"no command k8s.{command} asks a cluster",
+                hint=f"did you mean {near[0]}?" if near else f"wanted: {', '.join(RIGHTS)}",
+            )
+    kind, _, who = subject.partition(":")
+    if kind not in KINDS or not who:
+        raise UsageError(f"--to {subject!r} is nobody", hint=f"wanted KIND:NAME, KIND is {', '.join(KINDS)}")
+    rights = list(dict.fromkeys(right for command in commands for right in RIGHTS[command]))
+    name = f"gpukiln-{'-'.join(commands)}"
+    found: list[Manifest] = []
+    for everywhere in (True, False):
+        rules = [right.rule() for right in rights if right.everywhere is everywhere]
+        if rules:
+            found += _role(name, rules, "" if everywhere else namespace, kind, who, namespace)
+    return found
+
+
+def _role(
+    name: str, rules: list[dict[str, Any]], where: str, kind: str, who: str, namespace: str
+) -> list[Manifest]:
+    form = "Role" if where else "ClusterRole"
+    meta = {"name": name, **({"namespace": where} if where else {})}
+    account = kind == "ServiceAccount"
+    subject = {"kind": kind, "name": who, **({"namespace": namespace} if account else {"apiGroup": RBAC})}
+    return [
+        {"apiVersion": f"{RBAC}/v1", "kind": form, "metadata": meta, "rules": rules},
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": f"{form}Binding",
+            "metadata": meta,
+            "subjects": [subject],
+            "roleRef": {"apiGroup": RBAC, "kind": form, "name": name},
+        },
+    ]

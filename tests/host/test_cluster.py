@@ -1,0 +1,157 @@
+"""A cluster hands its GPUs out: what its API says, and what pods saw that were granted some.
+
+The facts are gathered from outside, see gpukiln/kubernetes/prove.py.
+"""
+
+import pytest
+
+from gpukiln.probe.base import NotReachedError
+from gpukiln.verify.checks import check
+from gpukiln.verify.facts import Facts
+
+POD = ("pod",)
+PLUGIN = "`kubectl -n kube-system logs -l app.kubernetes.io/name=nvidia-device-plugin` says what it found"
+
+
+def ran(facts: Facts, name: str) -> dict:
+    """A pod that ran; what keeps one from it is a finding of its own."""
+    pod = facts["cluster"]["pods"][name]
+    if pod is None or not pod["ran"]:
+        raise NotReachedError(pod["why"] if pod else "no pod was started")
+    return pod
+
+
+@check(
+    id="cluster.allocatable",
+    title="Every GPU node that was asked about is ready and offers all of its GPUs",
+    layer="cluster",
+    profiles=POD,
+    causes=(
+        "0 of them: the device plugin does not run there, or started before the driver",
+        "fewer than it has: the plugin marked one unhealthy after an Xid, which only its restart undoes",
+        "no node: the label nvidia.com/gpu.present is set by nobody, or the pool is scaled to zero",
+    ),
+    fix=f"{PLUGIN}; `invoke k8s.doctor` walks through the causes.",
+)
+def test_allocatable(facts):
+    """Feature discovery's nvidia.com/gpu.count is what the node has; capacity what the plugin registered."""
+    found = facts["cluster"]
+    assert found["nodes"], f"no node has {found['selector']}"
+    wrong = []
+    for node in found["nodes"]:
+        has = max(node["capacity"], node["labelled"] or 0)
+        if node["problems"]:
+            wrong.append(f"{node['name']}: {'; '.join(node['problems'])}")
+        elif not node["allocatable"] or node["allocatable"] < has:
+            wrong.append(f"{node['name']} offers {node['allocatable']} of {has} {found['resource']}")
+    assert not wrong, "; ".join(wrong)
+    total = sum(node["allocatable"] for node in found["nodes"])
+    facts.note(f"{total} {found['resource']} on {len(found['nodes'])} nodes, {found['free']} free")
+
+
+@check(
+    id="cluster.pod-starts",
+    title="A pod that asks for a GPU is scheduled and starts",
+    layer="cluster",
+    profiles=POD,
+    causes=(
+        "the scheduler's words are in the reason: no GPU is free, a taint, a selector",
+        "ImagePullBackOff: the node's role may not pull the image, or it has no way to the registry",
+        "the container runtime has no nvidia runtime, or no CDI specification of the GPU",
+    ),
+    fix="`kubectl describe pod` shows the events; `invoke k8s.doctor POD` says which of the causes it is.",
+)
+def test_pod_starts(facts):
+    pod = facts["cluster"]["pods"]["granted"]
+    assert pod["ran"], pod["why"]
+    facts.note(f"on {pod['node']}")
+
+
+@check(
+    id="cluster.nvidia-smi",
+    title="nvidia-smi in such a pod lists its GPU",
+    layer="cluster",
+    profiles=POD,
+    causes=(
+        "the runtime did not inject the driver: nvidia is not the default runtime, and no runtimeClassName",
+        "NVIDIA_DRIVER_CAPABILITIES without `utility`: nvidia-smi is not injected",
+        "NVML: Unknown Error: a reload of systemd took the device away (use CDI)",
+    ),
+    after=("cluster.pod-starts",),
+    fix="Install the NVIDIA container toolkit and make its runtime containerd's default, or use CDI.",
+)
+def test_nvidia_smi(facts):
+    pod = ran(facts, "granted")
+    assert pod["smi_exit"] == 0, f"nvidia-smi exits {pod['smi_exit']}: {pod['said']}"
+    assert pod["gpus"], f"nvidia-smi lists no GPU: {pod['said']}"
+    facts.note(", ".join(pod["gpus"]))
+
+
+@check(
+    id="cluster.view-is-grant",
+    title="A pod sees the GPUs that it was granted, all of them and no other",
+    layer="cluster",
+    profiles=POD,
+    causes=(
+        "NVIDIA_VISIBLE_DEVICES of the pod or its image goes before the device plugin's",
+        "the pod is privileged, or mounts /dev",
+    ),
+    after=("cluster.nvidia-smi",),
+    fix="Let the device plugin alone name the devices (deviceListStrategy cdi-cri or volume-mounts), and set "
+    "no NVIDIA_VISIBLE_DEVICES in pods.",
+)
+def test_view_is_grant(facts):
+    """The plugin names what it grants in NVIDIA_VISIBLE_DEVICES, by UUID; with CDI it names nothing there."""
+    for name in ("granted", "other"):
+        if facts["cluster"]["pods"][name] is None:
+            continue
+        pod = ran(facts, name)
+        asked, seen = pod["asked"], pod["gpus"]
+        assert len(seen) == asked, (
+            f"a pod with {asked} GPUs in its limits sees {len(seen)}: {', '.join(seen)}"
+        )
+        named = [one for one in pod["named"] if one.startswith(("GPU-", "MIG-"))]
+        assert not named or sorted(named) == sorted(seen), (
+            f"granted {', '.join(named)}, seen {', '.join(seen)}"
+        )
+    facts.note(f"{len(ran(facts, 'granted')['gpus'])} asked for, and seen")
+
+
+@check(
+    id="cluster.two-pods",
+    title="Two pods at once have two different GPUs",
+    layer="cluster",
+    profiles=POD,
+    causes=("both see all of the node's GPUs: isolation does not hold", "the GPUs are shared"),
+    after=("cluster.view-is-grant",),
+    fix="See the fix of cluster.view-is-grant. With time slicing or MPS pods share a GPU on purpose.",
+)
+def test_two_pods(facts):
+    found = facts["cluster"]
+    if found["sharing"]:
+        pytest.skip(f"GPUs are shared on purpose: {found['sharing']}")
+    if found["pods"]["other"] is None:
+        pytest.skip(f"two free GPUs are needed, found {found['free']}")
+    first, second = ran(facts, "granted"), ran(facts, "other")
+    both = set(first["gpus"]) & set(second["gpus"])
+    assert not both, f"both pods have {', '.join(sorted(both))}"
+    facts.note(f"{', '.join(first['gpus'])} and {', '.join(second['gpus'])}")
+
+
+@check(
+    id="cluster.isolated",
+    title="A pod that asks for no GPU sees none, whatever its environment says",
+    layer="cluster",
+    profiles=POD,
+    causes=(
+        "the toolkit takes NVIDIA_VISIBLE_DEVICES of unprivileged containers, and CUDA images set it to all",
+    ),
+    fix="On the node: accept-nvidia-visible-devices-envvar-when-unprivileged = false in "
+    "/etc/nvidia-container-runtime/config.toml; the device plugin with deviceListStrategy cdi-cri or "
+    "volume-mounts (`invoke k8s.addons` renders both).",
+)
+def test_isolated(facts):
+    pod = ran(facts, "without")
+    seen = ", ".join(pod["gpus"])
+    assert not pod["gpus"], f"with NVIDIA_VISIBLE_DEVICES=all and no GPU in its limits it sees {seen}"
+    facts.note(f"nvidia-smi exits {pod['smi_exit']} there")

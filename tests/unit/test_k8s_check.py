@@ -1,0 +1,468 @@
+"""`k8s.check`: what it reads, what it says, in which form, and its exit codes."""
+
+import io
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+
+from gpukiln.commands.program import Program
+from gpukiln.kubernetes.check.judging import Report, judge
+from gpukiln.kubernetes.check.reading import Reading
+from gpukiln.kubernetes.check.rules import Context
+from gpukiln.kubernetes.check.workload import dotted
+from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.quantity import quantity
+from tasks import namespace
+from tests.support.api_server import ApiServer, Fault
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  containers:
+    - name: main
+      image: registry.example/main:1
+      resources: {limits: {nvidia.com/gpu: %s, memory: 1Gi, cpu: 1}}
+"""
+GOOD, BAD = POD % 1, POD % 0.5
+# Essential fields of SARIF 2.1.0 (docs.oasis-open.org/sarif/sarif/v2.1.0/os, sections 3.13 to 3.51).
+TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string", "minLength": 1}}}
+SARIF: dict[str, Any] = {
+    "type": "object",
+    "required": ["version", "runs"],
+    "properties": {
+        "version": {"const": "2.1.0"},
+        "runs": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["tool", "results"],
+                "properties": {
+                    "tool": {
+                        "type": "object",
+                        "required": ["driver"],
+                        "properties": {
+                            "driver": {
+                                "type": "object",
+                                "required": ["name", "rules"],
+                                "properties": {
+                                    "rules": {
+                                        "type": "array",
+                                        "items": {
+                                            "type": "object",
+                                            "required": ["id", "shortDescription", "help"],
+                                            "properties": {"shortDescription": TEXT, "help": TEXT},
+                                        },
+                                    }
+                                },
+                            }
+                        },
+                    },
+                    "results": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["ruleId", "ruleIndex", "level", "message", "locations"],
+                            "properties": {
+                                "level": {"enum": ["none", "note", "warning", "error"]},
+                                "message": TEXT,
+                                "locations": {
+                                    "items": {
+                                        "required": ["physicalLocation"],
+                                        "properties": {
+                                            "physicalLocation": {
+                                                "required": ["artifactLocation", "region"],
+                                                "properties": {
+                                                    "region": {
+                                                        "properties": {
+                                                            "startLine": {"type": "integer", "minimum": 1}
+                                                        }
+                                                    }
+                                                },
+                                            }
+                                        },
+                                    }
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+class Said(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+Typed = Callable[..., Said]
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
+    """Run the command in a folder of its own; it must end with a code."""
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*words: str, code: int = 0) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            Program(namespace).run(["invoke", "k8s.check", *words])
+        shown = Said(*capsys.readouterr())
+        assert (ended.value.code or 0) == code, shown
+        return shown
+
+    return typed
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    server = ApiServer()
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    yield server
+    server.close()
+
+
+def read(text: str, name: str = "a.yaml") -> Reading:
+    reading = Reading()
+    reading.text(text, name)
+    return reading
+
+
+def judged(text: str, name: str = "a.yaml", **context: Any) -> Report:
+    reading = read(text, name)
+    return judge(reading, Context(things=tuple(reading.things), **context))
+
+
+def wheres(text: str) -> list[str]:
+    return [dotted(one.where) for one in read(text).workloads]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "where"),
+    [
+        ("Pod", "{containers: []}", ["spec"]),
+        ("Job", "{template: {spec: {}}}", ["spec.template.spec"]),
+        ("CronJob", "{jobTemplate: {spec: {template: {spec: {}}}}}", ["spec.jobTemplate.spec.template.spec"]),
+        ("Deployment", "{template: {spec: {}}}", ["spec.template.spec"]),
+        ("ReplicationController", "{template: {spec: {}}}", ["spec.template.spec"]),
+        ("AutoscalingRunnerSet", "{template: {spec: {}}}", ["spec.template.spec"]),
+        (
+            "RayCluster",
+            "{headGroupSpec: {template: {spec: {}}}, workerGroupSpecs: [{template: {spec: {}}}]}",
+            ["spec.headGroupSpec.template.spec", "spec.workerGroupSpecs[0].template.spec"],
+        ),
+        (
+            "RayJob",
+            "{rayClusterSpec: {headGroupSpec: {template: {spec: {}}}}, submitterPodTemplate: {spec: {}}}",
+            ["spec.rayClusterSpec.headGroupSpec.template.spec", "spec.submitterPodTemplate.spec"],
+        ),
+        (
+            "RayService",
+            "{rayClusterConfig: {headGroupSpec: {template: {spec: {}}}}}",
+            ["spec.rayClusterConfig.headGroupSpec.template.spec"],
+        ),
+        (
+            "PyTorchJob",
+            "{pytorchReplicaSpecs: {Master: {template: {spec: {}}}, Worker: {template: {spec: {}}}}}",
+            [
+                "spec.pytorchReplicaSpecs.Master.template.spec",
+                "spec.pytorchReplicaSpecs.Worker.template.spec",
+            ],
+        ),
+        (
+            "MPIJob",
+            "{mpiReplicaSpecs: {Launcher: {template: {spec: {}}}}}",
+            ["spec.mpiReplicaSpecs.Launcher.template.spec"],
+        ),
+        (
+            "JobSet",
+            "{replicatedJobs: [{template: {spec: {template: {spec: {}}}}}]}",
+            ["spec.replicatedJobs[0].template.spec.template.spec"],
+        ),
+        ("ConfigMap", "{template: {spec: {}}}", []),
+    ],
+)
+def test_pods_are_found_in_what_starts_them(kind: str, spec: str, where: list[str]) -> None:
+    assert wheres(f"apiVersion: x/v1\nkind: {kind}\nmetadata: {{name: a}}\nspec: {spec}\n") == where
+
+
+def test_the_objects_of_a_list_are_objects_with_their_own_lines() -> None:
+    text = "apiVersion: v1\nkind: List\nitems:\n" + "".join(
+        "  - " + one.replace("\n", "\n    ").rstrip() + "\n" for one in (GOOD, BAD)
+    )
+    (found,) = judged(text).findings
+    assert (found.rule, found.object, found.line) == ("gpu-whole", "Pod p", 19)
+
+
+def test_values_of_a_runner_set_are_judged_where_they_stand() -> None:
+    text = """\
+githubConfigUrl: https://github.com/o
+template:
+  spec:
+    containers:
+      - name: runner
+        image: runner
+        resources:
+          limits: {nvidia.com/gpu: 0.5}
+"""
+    found = {one.rule: (one.line, one.path) for one in judged(text).findings}
+    assert found["gpu-whole"] == (8, "template.spec.containers[0].resources.limits.nvidia.com/gpu")
+    assert found["image-latest"] == (6, "template.spec.containers[0].image")
+
+
+def test_what_people_mean_by_values_that_a_chart_has_not_is_judged_too() -> None:
+    text = "runnerResources:\n  requests:\n    nvidia.com/gpu: 1\nimage: {repository: r/gpu, tag: latest}\n"
+    report = judged(text)
+    found = {(one.rule, one.line) for one in report.findings}
+    assert {("gpu-not-in-limits", 3), ("image-latest", 4), ("values-unknown-key", 1)} <= found
+    assert "template.spec.containers" in next(one.fix for one in report.findings if one.line == 1)
+
+
+def test_documents_are_read_block_by_block() -> None:
+    text = f"""\
+# GPUs
+
+1. A pod:
+
+   ```yaml
+   {BAD.replace(chr(10), chr(10) + "   ").rstrip()}
+   ```
+
+```
+NAME   READY
+a      1/1
+```
+
+~~~sh
+cat <<EOF | kubectl apply -f -
+{BAD}EOF
+~~~
+"""
+    found = [(one.rule, one.line) for one in judged(text, "page.md").findings]
+    assert found == [("gpu-whole", 13), ("gpu-whole", 30)]
+
+
+def test_a_document_without_marks_shows_here_documents() -> None:
+    text = f"Then run this:\n\nkubectl apply -f - <<'END'\n{BAD}END\nand wait.\n"
+    assert [one.line for one in judged(text, "notes.txt").findings] == [11]
+
+
+def test_kubectl_run_is_a_pod() -> None:
+    overrides = '{"spec":{"nodeSelector":{"accelerator":"nvidia-tesla-t4"}}}'
+    text = f"#!/bin/sh\nkubectl run t --image=nvidia/cuda:12.0-base \\\n  --overrides='{overrides}'\n"
+    assert {one.rule for one in judged(text, "t.sh").findings} == {"label-by-hand", "image-never-was"}
+
+
+def test_a_broken_document_is_told_and_the_next_is_read() -> None:
+    report = judged(f"{GOOD}---\nkind: Pod\nspec: {{containers: [}}\n---\n{BAD}")
+    assert [(one.rule, one.line) for one in report.findings] == [("unreadable", 11), ("gpu-whole", 20)]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: &a [*a]\n", 1),
+        ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(f"b{n}: &b{n} [{', '.join(['*a' if n == 0 else f'*b{n - 1}'] * 9)}]\n" for n in range(9)), 7),  # noqa: E501
+        ("[" * 500 + "]" * 500, 1),
+        ("? [a]\n: b\n", 1),
+        ("a: \x00\n", 1),
+    ],
+    ids=["itself", "laughs", "deep", "key", "control"],
+)  # fmt: skip
+def test_what_would_harm_a_reader_is_unreadable(text: str, line: int) -> None:
+    (found,) = judged(text).findings
+    assert (found.rule, found.line) == ("unreadable", line)
+
+
+def test_charts_are_not_checkable_and_told() -> None:
+    report = judged("kind: Pod\nspec:\n  nodeName: {{ .Values.node }}\n")
+    assert not report.findings
+    assert [(one.line, "helm template" in one.reason) for one in report.unchecked] == [(3, True)]
+    alert = 'groups: [{name: a, rules: [{alert: A, expr: "x > 1", annotations: {s: "{{ $labels.gpu }}"}}]}]\n'
+    assert not judged(alert).unchecked  # of Prometheus, and read as it is
+
+
+def test_kinds_of_others_are_told_and_their_pods_judged() -> None:
+    report = judged(
+        "apiVersion: example.com/v1\nkind: Job\nmetadata: {name: a}\nspec: {template: {spec: {}}}\n"
+    )
+    assert [one.reason for one in report.unchecked] == ["example.com/v1 Job: its form is not known here"]
+    assert [one.rule for one in report.findings] == ["job-restart-policy"]
+
+
+def test_json_with_tabs_and_byte_order_marks_are_read(tmp_path: Path, check: Typed) -> None:
+    (tmp_path / "a.json").write_text(
+        '{\n\t"apiVersion": "v1",\n\t"kind": "Pods",\n\t"metadata": {"name": "a"}\n}\n'
+    )
+    (tmp_path / "b.yaml").write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    (tmp_path / "c.yaml").write_bytes(b"kind: Pod\nname: \xff\n")
+    said = check(".", code=1).stdout
+    assert "3 error   api-unknown: Pods a: no kind Pods in v1; did you mean Pod?" in said
+    assert "b.yaml" not in said
+    assert "2 error   unreadable: no text in UTF-8" in said
+
+
+@pytest.mark.parametrize(
+    ("minors", "found"), [((34,), "unknown field"), ((37,), ""), ((34, 37), "unknown field")]
+)
+def test_a_field_is_judged_by_every_version_that_is_asked_for(minors: tuple[int, ...], found: str) -> None:
+    text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [], schedulingGroup: {}}\n"
+    told = " ".join(one.found for one in judged(text, minors=minors).findings if one.rule == "schema")
+    assert bool(told) == bool(found), told
+    assert found in told
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("500m", 0.5), ("16Gi", 16 * 2**30), ("1e3", 1000), ("2k", 2000), (".5", 0.5), (8, 8), ("-1", -1),
+        ("16GB", None), ("1 Gi", None), ("", None), (True, None), ("1e9999", None), ("Gi", None),
+    ],
+)  # fmt: skip
+def test_quantities(text: Any, value: float | None) -> None:
+    assert quantity(text) == value
+
+
+def test_an_annotation_skips_a_rule_with_its_reason() -> None:
+    text = BAD.replace("{name: p}", "{name: p, annotations: {gpukiln.io/skip.gpu-whole: it must fail}}")
+    report = judged(text)
+    assert not report.findings
+    assert [(one.rule, one.reason, one.findings) for one in report.skipped] == [
+        ("gpu-whole", "it must fail", 1)
+    ]
+
+
+def test_text_and_exit_codes(tmp_path: Path, check: Typed) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "bad.yaml").write_text(BAD)
+    assert check("good.yaml").stdout == "1 file, 1 object, 1 pod: 0 errors, 0 warnings (Kubernetes 1.37)\n"
+    said = check("good.yaml", "bad.yaml", code=1).stdout
+    assert said.startswith(
+        "bad.yaml\n  8 error   gpu-whole: Pod p: nvidia.com/gpu: 0.5; wanted a whole number\n"
+    )
+    (tmp_path / "warn.yaml").write_text(GOOD.replace("main:1", "main"))
+    assert "1 warning" in check("warn.yaml").stdout
+    check("warn.yaml", "--strict", code=1)
+    said = check("warn.yaml", "bad.yaml", "--skip", "gpu-whole=MIG, one day,image-latest").stdout
+    assert "skipped: gpu-whole, 1 finding (MIG, one day)" in said
+    assert "skipped: image-latest, 1 finding, and no reason given" in said
+    assert "0 errors, 0 warnings" in check("bad.yaml", "--rule", "image-latest,shm-default").stdout
+
+
+def test_standard_input(check: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(BAD))
+    assert json.loads(check("-", "--json", code=1).stdout)["findings"][0]["file"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to judge"),
+        (["nosuch.yaml"], "nosuch.yaml: no such file or folder"),
+        (["a.yml"], "did you mean a.yaml?"),
+        (["a.yaml", "--rule", "gpu-whol"], "did you mean gpu-whole"),
+        (["a.yaml", "--skip", "gpu-hole=x"], "unknown rule 'gpu-hole'"),
+        (["a.yaml", "--kubernetes", "1.99"], "Kubernetes 1.99 has no schema here"),
+        (["a.yaml", "--kubernetes", "latest"], "'latest' is no version of Kubernetes"),
+        (["a.yaml", "--namespace", "x"], "belong to --cluster and --server"),
+        (["empty"], "no file in it ends in"),
+    ],
+)
+def test_what_is_typed_wrong_is_2(tmp_path: Path, check: Typed, words: list[str], message: str) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD)
+    (tmp_path / "empty").mkdir()
+    assert message in check(*words, code=2).stderr
+
+
+def test_sarif_and_junit(tmp_path: Path, check: Typed) -> None:
+    (tmp_path / "bad one.yaml").write_text(BAD.replace("main:1", "main"))
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "chart.yaml").write_text("a: {{ .Values.a }}\n")
+    check("good.yaml", "bad one.yaml", "chart.yaml", "--sarif", "c.sarif", "--junit", "c.xml", code=1)
+    sarif = json.loads((tmp_path / "c.sarif").read_text())
+    jsonschema.validate(sarif, SARIF)
+    run = sarif["runs"][0]
+    assert [one["ruleId"] for one in run["results"]] == ["image-latest", "gpu-whole"]
+    for one in run["results"]:
+        assert run["tool"]["driver"]["rules"][one["ruleIndex"]]["id"] == one["ruleId"]
+        assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "bad%20one.yaml"
+    assert "helm template" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+    root = ET.parse(tmp_path / "c.xml").getroot()  # noqa: S314 - it is ours
+    assert {key: root.get(key) for key in ("tests", "failures", "skipped")} == {
+        "tests": "4", "failures": "1", "skipped": "1",
+    }  # fmt: skip
+    assert [one.get("name") for one in root.iter("testsuite")] == ["good.yaml", "bad one.yaml", "chart.yaml"]
+    assert [len(one) for one in root.iter("testcase")] == [0, 1, 1, 1]
+
+
+def test_the_rules_are_listed(check: Typed) -> None:
+    said = check("--rules").stdout
+    assert "job-restart-policy (error): The pods of a Job have restartPolicy Never or OnFailure" in said
+    listed = json.loads(check("--rules", "--json").stdout)
+    assert listed["schema"] == "gpukiln/k8s-rules/1"
+    assert {"id", "severity", "reason", "source", "fix"} <= listed["rules"][0].keys()
+
+
+@pytest.mark.usefixtures("server")
+def test_the_server_is_asked_and_keeps_nothing(tmp_path: Path, check: Typed) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    assert "0 errors" in check("good.yaml", "--server").stdout
+    (tmp_path / "other.yaml").write_text(GOOD.replace("{name: p}", "{name: p, namespace: nosuch}"))
+    said = check("good.yaml", "other.yaml", "--server", "--rule", "server-refuses", code=1).stdout
+    assert "server-refuses" in said
+    assert "nosuch" in said
+    assert Cluster().list("Pod") == []
+
+
+@pytest.mark.usefixtures("server")
+def test_a_cluster_is_judged(check: Typed) -> None:
+    cluster = Cluster()
+    container = {"name": "main", "image": "registry.example/main"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [container]}}
+    cluster.create(pod)
+    template = {
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {"restartPolicy": "Never", "containers": [container]},
+    }
+    cluster.create(
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template}}
+    )
+    said = json.loads(check("--cluster", "--json").stdout)
+    assert {one["object"] for one in said["findings"] if one["rule"] == "image-latest"} == {"Pod p", "Job j"}
+    assert {one["file"] for one in said["findings"]} == {"context double namespace default"}
+    assert said["counts"]["objects"] == 2  # the Job's own pod is the Job's fault
+
+
+def test_a_cluster_that_can_not_be_asked_is_4(check: Typed, server: ApiServer, tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    server.close()
+    assert "can't" in check("--cluster", code=4).stderr
+    assert "can't" in check("good.yaml", "--server", code=4).stderr
+
+
+def test_a_kind_that_may_not_be_listed_is_told(check: Typed, server: ApiServer) -> None:
+    server.faults.append(Fault("list", "jobs", 403))
+    said = check("--cluster").stdout
+    assert "not checked: context double:1: Job: can't list Job" in said
+
+
+def test_a_thousand_manifests_take_five_seconds() -> None:
+    began = time.process_time()
+    reading = Reading()
+    for number in range(1000):
+        reading.text(GOOD.replace("name: p", f"name: p{number}"), f"{number}.yaml")
+    report = judge(reading, Context(things=tuple(reading.things)))
+    assert time.process_time() - began < 5
+    assert report.counts.pods == 1000

@@ -1,0 +1,298 @@
+"""k8s.test on a double of a cluster: a healthy one passes, every fault is found, nothing is left."""
+
+import contextlib
+import json
+import re
+import subprocess
+import threading
+
+import pytest
+
+from gpukiln.commands.program import Program
+from gpukiln.errors import UnavailableError
+from gpukiln.kubernetes import prove
+from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.rights import RIGHTS
+from gpukiln.probe.gather import POD_SECTIONS
+from tasks import namespace as commands
+from tests.support.api_server import GPU, ApiServer, Fault, Outcome, node
+from tests.support.host_judge import judge
+from tests.support.host_machine import machine
+
+IMAGE = "registry.example/runner-gpu@sha256:" + "0" * 64
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    server = ApiServer()
+    server.behave = container = Container(server)
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(prove, "POLL_S", 0.01)
+    yield server
+    container.end.set()
+    server.close()
+
+
+class Container:
+    """What the pods of a test say: nvidia-smi's lines of what they were granted, facts of a good machine."""
+
+    def __init__(self, server):
+        self.server, self.end = server, threading.Event()
+        self.sees = lambda _, gpus: gpus
+        self.named = lambda gpus: ",".join(gpus) or "void"
+        self.smi_exit = 0
+        self.outcome = None
+
+    def __call__(self, pod, gpus):
+        command = pod["spec"]["containers"][0]["command"][-1]
+        if self.outcome:
+            return self.outcome
+        if "nvidia-smi" not in command:
+            good = {name: machine(gpus=len(gpus))[name] for name in ("hung", *POD_SECTIONS)}
+            mark = re.search(r" pod ([0-9a-f]{32}) ", command)[1]
+            return Outcome(log=f"{mark}\n{json.dumps(good)}\n{mark}")
+        seen = self.sees(pod, gpus)
+        lines = [f"GPU {index}: Tesla T4 (UUID: {one})" for index, one in enumerate(seen)]
+        code = self.smi_exit or (0 if seen else 6)
+        lines += [*([] if seen else ["No devices were found"]), f"{prove.SMI}{code}"]
+        return Outcome(log="\n".join([*lines, f"{prove.NAMED}{self.named(gpus)}"]), wait=self.end)
+
+
+@pytest.fixture
+def typed(capsys):
+    def run(*words):
+        code = 0
+        try:
+            Program(commands).run(["invoke", *words])
+        except SystemExit as error:
+            code = error.code or 0
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Outcome and reason of a check, of what a test found."""
+
+    def run(check, wait_s=60.0):
+        facts = prove.prove(Cluster(), prove.Wish(IMAGE, wait_s=wait_s), tmp_path / "facts", say=print)
+        return judge(check, json.loads(facts.read_text()), profile="pod", expect_gpus=None)
+
+    return run
+
+
+def test_a_cluster_that_hands_out_its_gpus(server, typed, tmp_path):
+    server.add(node("n-1"))
+    server.add(node("n-2"))
+    code, out, err = typed("k8s.test", "--image", IMAGE, "--json")
+    assert out, err
+    checks = {one["id"]: (one["outcome"], one["reason"]) for one in json.loads(out)["checks"]}
+    assert {outcome for outcome, _ in checks.values()} <= {"passed", "not_run"}, checks
+    assert code == 0
+    assert checks["cluster.allocatable"] == ("passed", "2 nvidia.com/gpu on 2 nodes, 2 free")
+    assert {checks[f"cluster.{one}"][0] for one in ("two-pods", "isolated", "view-is-grant")} == {"passed"}
+    assert checks["compute.kernel"][0] == "passed"
+    assert server.all("pods") == []
+    [report] = (tmp_path / "home").rglob("report.html")
+    assert "Two pods at once" in report.read_text()
+
+
+def test_one_gpu_alone_says_nothing_of_two_pods(server, judged):
+    server.add(node("n-1"))
+    assert judged("cluster.two-pods") == ("not_run", "two free GPUs are needed, found 1")
+    assert judged("cluster.view-is-grant") == ("passed", "1 asked for, and seen")
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "words"),
+    [
+        (lambda s: s.add(node("n-3", **{"nvidia.com__gpu.count": "4"})), "allocatable", "n-3 offers 1 of 4"),
+        (lambda s: s.behave.__setattr__("smi_exit", 9), "nvidia-smi", "nvidia-smi exits 9"),
+        (
+            lambda s: s.behave.__setattr__("sees", lambda _, gpus: [*gpus, "GPU-more"] if gpus else []),
+            "view-is-grant",
+            "a pod with 1 GPUs in its limits sees 2",
+        ),
+        (
+            lambda s: s.behave.__setattr__("sees", lambda _, gpus: ["GPU-same"] if gpus else []),
+            "view-is-grant",
+            "seen GPU-same",
+        ),
+        (
+            lambda s: s.behave.__setattr__("sees", lambda *_: s.gpus["n-1"]),
+            "isolated",
+            "and no GPU in its limits it sees GPU-",
+        ),
+        (
+            lambda s: s.behave.__setattr__(
+                "outcome", Outcome(waiting=("ImagePullBackOff", "pull access denied"))
+            ),
+            "pod-starts",
+            "it never starts: ImagePullBackOff: pull access denied",
+        ),
+    ],
+)
+def test_every_fault_is_found_by_its_check(server, judged, fault, check, words):
+    server.add(node("n-1"))
+    server.add(node("n-2"))
+    fault(server)
+    outcome, reason = judged(f"cluster.{check}")
+    assert (outcome, words in reason) == ("failed", True), reason
+    assert server.all("pods") == []
+
+
+def test_two_pods_with_the_same_gpu(server, judged):
+    server.add(node("n-1", gpus=2))
+    server.behave.sees = lambda _, gpus: ["GPU-same"] if gpus else []
+    server.behave.named = lambda _: ""
+    assert judged("cluster.two-pods") == ("failed", "both pods have GPU-same")
+
+
+def test_shared_gpus_are_no_fault(server, judged):
+    server.add(node("n-1", gpus=2, **{"nvidia.com__gpu.sharing_strategy": "time-slicing"}))
+    assert judged("cluster.two-pods") == ("not_run", "GPUs are shared on purpose: time-slicing")
+
+
+def test_a_node_that_is_not_ready(server, judged):
+    bad = node("n-1")
+    bad["status"]["conditions"] += [
+        {"type": "AcceleratedHardwareReady", "status": "False", "reason": "NvidiaXID79Error", "message": "x"}
+    ]
+    server.add(bad)
+    assert "NvidiaXID79Error" in judged("cluster.allocatable")[1]
+
+
+def test_no_room_within_the_time_is_in_the_schedulers_words(server, judged):
+    server.add(node("cpu-1", gpus=0))
+    assert judged("cluster.allocatable", 0.1) == ("failed", "no node has nvidia.com/gpu.present=true")
+    assert "didn't match Pod's node affinity/selector" in judged("cluster.pod-starts", 0.1)[1]
+    assert judged("cluster.two-pods", 0.1)[0] == "not_reached"
+    assert judged("compute.kernel", 0.1)[0] == "failed"
+    assert server.all("pods") == []
+
+
+def test_gpus_that_are_all_taken_are_for_later(server, typed):
+    server.add(node("n-1"))
+    server.add(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "train"},
+            "spec": {"nodeName": "n-1", "containers": [{"name": "a", "resources": {"limits": {GPU: "1"}}}]},
+            "status": {"phase": "Running"},
+        }
+    )
+    code, _, err = typed("k8s.test", "--image", IMAGE)
+    assert (code, "all 1 nvidia.com/gpu of the nodes" in err) == (75, True)
+
+
+def test_a_node_that_came_while_pods_waited_counts(server, judged):
+    threading.Timer(0.3, lambda: (server.add(node("late", gpus=2)), server.schedule())).start()
+    assert judged("cluster.allocatable")[0] == "passed"
+
+
+CALLS = [("create", "pods"), ("get", "pods"), ("get", "pods/log"), ("list", "nodes")]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("skip", [0, 1, 2])
+def test_every_call_may_fail_and_nothing_is_left(server, judged, call, skip):
+    server.add(node("n-1", gpus=2))
+    server.faults.append(fault := Fault(*call, 500, skip))
+    asked = call[1] != "nodes" or not skip  # nodes are listed once
+    with pytest.raises(UnavailableError) if asked else contextlib.nullcontext():
+        judged("cluster.pod-starts")
+    assert (fault in server.faults) != asked
+    assert server.all("pods") == []
+
+
+def test_what_cannot_be_removed_is_told_and_ends_by_itself(server, judged, capsys):
+    server.add(node("n-1"))
+    server.faults += [Fault("delete", "pods", 500) for _ in range(9)]
+    judged("cluster.pod-starts", 5.0)
+    assert "could not be removed, and end by themselves" in capsys.readouterr().out
+    assert {pod["spec"]["activeDeadlineSeconds"] for pod in server.all("pods")} == {305}
+
+
+def test_what_a_killed_test_left_goes_with_the_next(server, judged):
+    server.add(node("n-1"))
+    old = prove.pods_of(prove.Wish(IMAGE), "default")[0]
+    server.add({**old, "status": {"phase": "Failed"}})
+    assert judged("cluster.pod-starts")[0] == "passed"
+    assert server.all("pods") == []
+
+
+def test_the_rights_are_enough_and_the_least(server, judged):
+    server.add(node("n-1", gpus=2))
+    rights = [
+        (right, verb, one) for right in RIGHTS["test"] for verb in right.verbs for one in right.resources
+    ]
+
+    def run(left_out=None):
+        server.rules = [
+            {
+                "apiGroups": [right.group],
+                "resources": [one],
+                "verbs": [verb],
+                "namespace": "" if right.everywhere else "default",
+            }
+            for right, verb, one in rights
+            if (right, verb, one) != left_out
+        ]
+        return judged("cluster.two-pods", 2.0)
+
+    assert run()[0] == "passed"
+    for one in rights:
+        if one[1] != "delete":
+            with pytest.raises(UnavailableError, match=f'cannot {one[1]} resource "{one[2]}"'):
+                run(one)
+    run(next(one for one in rights if one[1] == "delete"))
+    assert server.all("pods")
+
+
+def test_the_program_in_the_pod_is_the_suites_own(server, judged):
+    """Run here, where no GPU is: it gives facts, and the verdict says what is missing."""
+    server.add(node("n-1"))
+    saying = server.behave
+
+    def really(pod, gpus):
+        command = pod["spec"]["containers"][0]["command"]
+        if "nvidia-smi" in command[-1]:
+            return saying(pod, gpus)
+        here = command[-1].replace("/dev/termination-log", "/dev/null")
+        done = subprocess.run([*command[:-1], here], capture_output=True, text=True, check=False)
+        return Outcome(done.returncode, done.stdout)
+
+    server.behave = really
+    assert judged("compute.kernel") == (
+        "failed",
+        "0 GPUs on the PCI bus, at least 1 expected on this machine",
+    )
+
+
+def test_a_program_that_breaks_is_told(server, judged):
+    server.add(node("n-1"))
+    saying = server.behave
+
+    def broken(pod, gpus):
+        if "nvidia-smi" in pod["spec"]["containers"][0]["command"][-1]:
+            return saying(pod, gpus)
+        return Outcome(127, message="python3: not found")
+
+    server.behave = broken
+    assert "ended with 127: python3: not found" in judged("compute.kernel")[1]
+
+
+def test_wrong_words(typed, tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    code, _, err = typed("k8s.test")
+    assert (code, "no runner image was pushed" in err) == (2, True)
+    code, _, err = typed("k8s.test", "--image", IMAGE, "--dry-run", "--node-selector", "gpu")
+    assert (code, "wanted LABEL=VALUE" in err) == (2, True)
+    code, _, err = typed("k8s.rbac", "--for", "tset")
+    assert (code, "did you mean test?" in err) == (2, True)
+    code, _, err = typed("k8s.rbac", "--to", "ann")
+    assert (code, "wanted KIND:NAME" in err) == (2, True)

@@ -24,10 +24,14 @@ from gpukiln.errors import (
     UsageError,
 )
 from gpukiln.kubernetes import gpu_job
+from gpukiln.kubernetes.check.judging import judge
+from gpukiln.kubernetes.check.reading import read
+from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.follow import Patience, follow, submit
 from gpukiln.kubernetes.jobs import state
 from gpukiln.kubernetes.manifest import dump, load
+from gpukiln.kubernetes.rights import RIGHTS
 from tasks import namespace
 from tests.support.api_server import ApiServer, Fault, Outcome, node
 
@@ -74,7 +78,7 @@ JOBS = {
         "pull_secret": "registry",
         "runtime_class": "nvidia",
         "priority_class": "batch",
-        "tolerate": ["spot=true", "dedicated"],
+        "tolerate": ["reserved=gpu", "dedicated"],
         "node_label": {"pool": "gpu"},
     },
     "nodes": {
@@ -112,6 +116,12 @@ def test_a_job_is_rendered(name):
 def test_every_object_fits_its_schema(name, minor):
     for one in gpu_job(**JOBS[name]).manifests():
         kubernetes_validate.validate(one, minor, strict=True)
+
+
+def test_the_check_finds_no_fault_in_them():
+    files = [str(GOLDEN / f"k8s-job-{name}.yaml") for name in JOBS]
+    report = judge(read(files), Context())
+    assert (report.findings, report.counts.pods) == ((), len(JOBS))
 
 
 def pod_of(**options):
@@ -724,16 +734,29 @@ def test_a_job_that_could_not_be_created_is_not_there(server):
     assert server.all("jobs") == []
 
 
-def test_these_rights_are_enough(server):
+def test_the_rights_are_enough_and_the_least(server):
+    rights = [(right, one) for right in RIGHTS["job"] for one in right.resources]
     server.rules = [
-        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "delete", "get", "list"]},
-        {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["list"]},
-        {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
-        {"apiGroups": [""], "resources": ["services"], "verbs": ["create", "get"]},
+        {"apiGroups": [right.group], "resources": [one], "verbs": [*right.verbs], "namespace": "default"}
+        for right, one in rights
     ]
-    server.add(node("gpu-1"))
-    server.add(node("gpu-2"))
-    assert Told().run(nodes=2).end.exit_code == 0
+    server.add_kind("kueue.x-k8s.io/v1beta2")
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpu"}}
+    server.add(queue)
+    for number in range(2):
+        server.add(node(f"gpu-{number}"))
+    server.behave = lambda *_: Outcome(log="a\n")
+    assert Told().run(nodes=2, queue="gpu").end.exit_code == 0
+    assert "did you mean train?" in Told().watch(Cluster(), "trian").error.hint
+    with pytest.raises(IncompatibleError):
+        submit(Cluster(), gpu_job(IMAGE, name="lost", queue="other"), lambda _: None)
+    soon = Patience(start_s=0.3, poll_s=0.02)
+    assert type(Told().run(name="never", gpu_model="L4", patience=soon).error) is BusyError
+    [job] = gpu_job(IMAGE, name="queued").manifests()
+    server.add({**job, "spec": {**job["spec"], "suspend": True}, "status": {}})
+    assert type(Told().watch(Cluster(), "queued", patience=soon).error) is BusyError
+    used = {(group, resource, verb) for verb, group, resource, _ in server.calls}
+    assert used == {(right.group, one, verb) for right, one in rights for verb in right.verbs}
 
 
 # --- the command ------------------------------------------------------------------------------------------

@@ -264,8 +264,8 @@ def _follow(
         return follow.follow(
             cluster, name, where, write=say if json else write, say=say, patience=patience, ours=ours
         )
-    except (KeyboardInterrupt, BrokenPipeError):
-        if delete_on_interrupt:
+    except (KeyboardInterrupt, BrokenPipeError) as ended:
+        if delete_on_interrupt and isinstance(ended, KeyboardInterrupt):
             cluster.delete("Job", name, where)
             say(f"job {name}: removed")
         else:

@@ -5,7 +5,9 @@ What the API does not answer is asked again: the Job goes on without us. Nothing
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.jobs.request import GpuJob
 
 LOCAL_QUEUE, WORKLOAD = "kueue.x-k8s.io/v1beta2/LocalQueue", "kueue.x-k8s.io/v1beta2/Workload"
+MARK = "gpukiln.io/submission"
 POLL_S = 1.0
 LOST_S = 300.0  # for which the API may not answer before we stop
 STUCK_S = 120.0  # for which a container may not be startable: a registry that is down for a moment
 EVENTS_S = 10.0  # between two looks at the events of what waits
+FORBIDDEN = 403  # which asking again does not mend
 LOG_S = 15.0  # for the last lines of a log, after the Job's end
 GONE_S = 60.0  # for a Job that is deleted to be gone
 # Events of a waiting pod that are no warnings and worth telling: autoscaler, Karpenter, kubelet.
@@ -61,7 +65,7 @@ def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = Fa
         say(f"job {job.name}: the one that had ended is removed")
     _require_queue(cluster, job.queue, namespace)
     *services, manifest = job.manifests()
-    made = cluster.create(manifest)
+    made = _create_once(cluster, manifest, namespace)
     try:
         for service in services:
             _create_service(cluster, service, made, namespace)
@@ -69,6 +73,21 @@ def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = Fa
         cluster.delete("Job", job.name, namespace)
         raise
     say(f"job {job.name}: submitted to {namespace} of {cluster.context}")
+
+
+def _create_once(cluster: Cluster, manifest: Manifest, namespace: str) -> Manifest:
+    """Create a Job; where the answer is lost, look whether it is there: it bears a mark of this call."""
+    mark = secrets.token_hex(8)
+    meta = manifest["metadata"]
+    marked = {**manifest, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), MARK: mark}}}
+    try:
+        return cluster.create(marked)
+    except UnavailableError as error:
+        with contextlib.suppress(GpukilnError):
+            there = cluster.get("Job", meta["name"], namespace)
+            if there and there["metadata"].get("annotations", {}).get(MARK) == mark:
+                return there
+        raise error
 
 
 def rehearse(cluster: Cluster, job: GpuJob) -> None:
@@ -219,6 +238,9 @@ class _Follower:
         except (UnavailableError, BusyError) as error:
             now = time.monotonic()
             self.lost_since = self.lost_since or now
+            if getattr(error.__cause__, "status", 0) == FORBIDDEN:
+                error.details = tuple(again(self.name, self.namespace, self.cluster.context))
+                raise
             if now - self.lost_since > self.patience.lost_s:
                 lines = again(self.name, self.namespace, self.cluster.context)
                 raise UnavailableError(
@@ -322,8 +344,11 @@ class _Follower:
                 details=self._dropped(),
                 hint=_STUCK_HINTS.get(stuck.reason, "look at --image, and at --pull-secret for its registry"),
             )
-        started = any(phase not in _NOT_STARTED for phase in phases)
-        if not started and self.patience.start_s is not None and now - self.begun >= self.patience.start_s:
+        if (
+            not self._has_run()
+            and self.patience.start_s is not None
+            and now - self.begun >= self.patience.start_s
+        ):
             why = next((one.why for one in self.attempts.values() if one.why), "") or self.said.get("job", "")
             raise BusyError(
                 f"in {human_seconds(self.patience.start_s)} it did not start" + (f": {why}" if why else ""),
@@ -334,8 +359,7 @@ class _Follower:
 
     def _dropped(self) -> tuple[str, ...]:
         """Remove the Job if it is ours and none of it ran; what is left is told."""
-        ran = any(one.phase not in _NOT_STARTED for one in self.attempts.values())
-        if not self.ours or ran:
+        if not self.ours or self._has_run():
             return tuple(again(self.name, self.namespace, self.cluster.context))
         try:
             self.cluster.delete("Job", self.name, self.namespace)
@@ -343,6 +367,9 @@ class _Follower:
             lines = again(self.name, self.namespace, self.cluster.context)
             return (f"it could not be removed: {error.message}", *lines)
         return ("nothing of it ran; the Job is removed, so that it holds no GPU",)
+
+    def _has_run(self) -> bool:
+        return any(one.started or one.exit_code is not None for one in self.attempts.values())
 
     def _stuck_for(self, one: Attempt) -> float:
         return 0.0 if one.reason in ("InvalidImageName", "ErrImageNeverPull") else self.patience.stuck_s
@@ -364,21 +391,26 @@ class _Follower:
         """
         for reader in before:
             reader.join()
-        done, failures = 0, 0
+        done, failures, whole = 0, 0, True
         while True:
-            ended = self.attempts[uid].exit_code is not None or self.attempts[uid].phase == "gone"
+            one, opened = self.attempts[uid], False
+            ended = one.exit_code is not None or one.phase == "gone"
             try:
                 lines = self.cluster.logs(pod, self.namespace, container=CONTAINER, follow=not ended)
                 for number, line in enumerate(lines):
+                    opened = True
                     if number >= done:
                         self.lines.put(begin + line)
                         done, failures = number + 1, 0
+                whole = True
                 if ended:
                     return
             except GpukilnError as error:
-                failures += 1
-                if (ended and failures > 2) or failures > _LOG_FAILURES:
-                    self.notes.append(f"the log of {pod} is not whole: {error.message}")
+                failures, whole = failures + 1, whole and not opened
+                gone = one.phase == "gone"  # and its log with it
+                if gone or (ended and failures > _LAST_TRIES) or failures > _TRIES:
+                    if not (gone and whole):
+                        self.notes.append(f"the log of {pod} is not whole: {error.message}")
                     return
             time.sleep(min(self.patience.poll_s, 0.5))
 
@@ -413,7 +445,7 @@ class _GoneError(UnavailableError):
 
 
 _NOT_STARTED = ("waiting", "starting", "stuck")
-_LOG_FAILURES = 20  # in a row
+_TRIES, _LAST_TRIES = 20, 2  # to read a log, in a row: of a pod that runs, and of one that ended
 _STUCK_HINTS = {
     "CreateContainerConfigError": "a Secret, ConfigMap or key that it names is not there: --env-secret",
     "InvalidImageName": "--image is no reference of an image",

@@ -42,6 +42,14 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
         Right(("pods",), ("create", "delete", "get")),
         Right(("pods/log",), ("get",)),
     ),
+    "job": (
+        Right(("jobs",), ("create", "delete", "get", "list"), group="batch"),
+        Right(("pods", "events"), ("list",)),
+        Right(("pods/log",), ("get",)),
+        Right(("services",), ("create", "get")),
+        Right(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
+        Right(("workloads",), ("list",), group="kueue.x-k8s.io"),
+    ),
     "doctor": (
         Right(("nodes", "pods"), ("list",), everywhere=True),
         Right(("daemonsets",), ("list",), group="apps", everywhere=True),

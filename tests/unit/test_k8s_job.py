@@ -24,10 +24,14 @@ from gpukiln.errors import (
     UsageError,
 )
 from gpukiln.kubernetes import gpu_job
+from gpukiln.kubernetes.check.judging import judge
+from gpukiln.kubernetes.check.reading import read
+from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.follow import Patience, follow, submit
 from gpukiln.kubernetes.jobs import state
 from gpukiln.kubernetes.manifest import dump, load
+from gpukiln.kubernetes.rights import RIGHTS
 from tasks import namespace
 from tests.support.api_server import ApiServer, Fault, Outcome, node
 
@@ -74,7 +78,7 @@ JOBS = {
         "pull_secret": "registry",
         "runtime_class": "nvidia",
         "priority_class": "batch",
-        "tolerate": ["spot=true", "dedicated"],
+        "tolerate": ["reserved=gpu", "dedicated"],
         "node_label": {"pool": "gpu"},
     },
     "nodes": {
@@ -112,6 +116,12 @@ def test_a_job_is_rendered(name):
 def test_every_object_fits_its_schema(name, minor):
     for one in gpu_job(**JOBS[name]).manifests():
         kubernetes_validate.validate(one, minor, strict=True)
+
+
+def test_the_check_finds_no_fault_in_them():
+    files = [str(GOLDEN / f"k8s-job-{name}.yaml") for name in JOBS]
+    report = judge(read(files), Context())
+    assert (report.findings, report.counts.pods) == ((), len(JOBS))
 
 
 def pod_of(**options):
@@ -504,10 +514,11 @@ def test_a_registry_that_is_down_for_a_moment_is_waited_for(server):
 
 def test_a_deadline_is_one(server):
     server.add(node("gpu-1"))
-    server.behave = lambda *_: Outcome(wait=threading.Event())
+    server.behave = lambda *_: Outcome(wait=threading.Event(), log="a\n")
     told = Told().run(timeout="1s")
     assert (told.end.state, told.end.exit_code) == ("deadline", 124)
     assert told.end.why == "its 1 s were over: more --timeout"
+    assert (told.written, told.end.notes) == (["a"], ())
     told = Told().run(timeout="1s", name="other", gpu_model="L4")
     assert "before any of its pods ran" in told.end.why
 
@@ -691,16 +702,61 @@ def test_a_log_that_may_not_be_read_is_told_and_the_job_ends_as_it_does(server):
     assert "the log of train-" in told.end.notes[0]
 
 
-def test_these_rights_are_enough(server):
-    server.rules = [
-        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "delete", "get", "list"]},
-        {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["list"]},
-        {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
-        {"apiGroups": [""], "resources": ["services"], "verbs": ["create", "get"]},
-    ]
+def test_what_is_forbidden_is_told_at_once(server):
+    server.rules = [{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get"]}]
+    told = Told().run()
+    assert "pods is forbidden" in told.error.message
+    assert "k8s.rbac" in told.error.hint
+    assert "--attach" in " ".join(told.error.details)
+
+
+def test_an_answer_that_is_lost_is_looked_for(server, monkeypatch):
     server.add(node("gpu-1"))
-    server.add(node("gpu-2"))
-    assert Told().run(nodes=2).end.exit_code == 0
+    create = Cluster.create
+
+    def lost(self, manifest, **options):
+        create(self, manifest, **options)
+        raise UnavailableError("the connection was cut")
+
+    monkeypatch.setattr(Cluster, "create", lost)
+    assert Told().run().end.exit_code == 0
+    monkeypatch.undo()
+
+
+def test_a_job_that_could_not_be_created_is_not_there(server):
+    server.faults.append(Fault("create", "jobs", 0))
+    with pytest.raises(UnavailableError):
+        submit(Cluster(), gpu_job(IMAGE), lambda _: None)
+    assert server.all("jobs") == []
+    server.faults.append(Fault("create", "services", 500))
+    with pytest.raises(UnavailableError):
+        submit(Cluster(), gpu_job(IMAGE, nodes=2), lambda _: None)
+    assert server.all("jobs") == []
+
+
+def test_the_rights_are_enough_and_the_least(server):
+    rights = [(right, one) for right in RIGHTS["job"] for one in right.resources]
+    server.rules = [
+        {"apiGroups": [right.group], "resources": [one], "verbs": [*right.verbs], "namespace": "default"}
+        for right, one in rights
+    ]
+    server.add_kind("kueue.x-k8s.io/v1beta2")
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpu"}}
+    server.add(queue)
+    for number in range(2):
+        server.add(node(f"gpu-{number}"))
+    server.behave = lambda *_: Outcome(log="a\n")
+    assert Told().run(nodes=2, queue="gpu").end.exit_code == 0
+    assert "did you mean train?" in Told().watch(Cluster(), "trian").error.hint
+    with pytest.raises(IncompatibleError):
+        submit(Cluster(), gpu_job(IMAGE, name="lost", queue="other"), lambda _: None)
+    soon = Patience(start_s=0.3, poll_s=0.02)
+    assert type(Told().run(name="never", gpu_model="L4", patience=soon).error) is BusyError
+    [job] = gpu_job(IMAGE, name="queued").manifests()
+    server.add({**job, "spec": {**job["spec"], "suspend": True}, "status": {}})
+    assert type(Told().watch(Cluster(), "queued", patience=soon).error) is BusyError
+    used = {(group, resource, verb) for verb, group, resource, _ in server.calls}
+    assert used == {(right.group, one, verb) for right, one in rights for verb in right.verbs}
 
 
 # --- the command ------------------------------------------------------------------------------------------

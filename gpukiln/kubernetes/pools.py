@@ -82,7 +82,7 @@ class Pool:
 
 
 def default_pool(types: Sequence[str] = (), driver: str = "") -> Pool:
-    """Every type that is sold, or those named, tainted as GPU nodes usually are."""
+    """Every type that is sold, x86 first, or those named; tainted as GPU nodes usually are."""
     return Pool(
         "any" if not types else "named types",
         tuple(types) or tuple(sorted(machines.sold(), key=_size)),
@@ -225,6 +225,6 @@ def _with(node: Manifest, labels: Mapping[str, str]) -> Manifest:
     return {**node, "metadata": {**meta, "labels": {**meta["labels"], **labels}}}
 
 
-def _size(name: str) -> tuple[int, int, int]:
+def _size(name: str) -> tuple[bool, int, int, int]:
     machine = machines.sold()[name]
-    return machine.gpus, machine.vcpu, machine.memory_mib
+    return machine.arch == "arm64", machine.gpus, machine.vcpu, machine.memory_mib

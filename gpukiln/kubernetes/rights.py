@@ -58,7 +58,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     ),
     # --cluster; what --server sends must be allowed to be created, dry run or not
     "check": (
-        Right(("pods",), ("list",), everywhere=True),
+        Right(("nodes", "pods"), ("list",), everywhere=True),
         Right(("jobs", "cronjobs"), ("list",), group="batch", everywhere=True),
         Right(
             ("deployments", "statefulsets", "daemonsets", "replicasets"), ("list",), "apps", everywhere=True

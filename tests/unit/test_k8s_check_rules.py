@@ -27,7 +27,9 @@ SHOWN_ELSEWHERE = {"server-refuses": "test_k8s_check.py: it takes an API server"
 def findings(case: dict[str, Any], text: str) -> list[Finding]:
     reading = Reading()
     reading.text(text, case.get("file", "a.yaml"))
-    context = Context(things=tuple(reading.things), types=tuple(case.get("types", ())))
+    context = Context(
+        things=tuple(reading.things), types=tuple(case.get("types", ())), driver=case.get("driver", "")
+    )
     return list(judge(reading, context, only=[case["rule"]]).findings)
 
 

@@ -256,6 +256,8 @@ def _tainted(key: str, context: Context) -> bool:
     fix="leave it out, or taint the pool's nodes with it",
 )
 def spot_toleration(workload: Workload, context: Context) -> Iterator[Fault]:
+    if any(key in SPOT for _path, key, _values in selected(workload)):
+        return  # it runs on spot whatever is tainted, and tolerates a pool of its own
     for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
         key = mapping(one).get("key")
         if key in SPOT_TAINTS and not _tainted(str(key), context):

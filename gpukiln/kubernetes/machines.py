@@ -53,6 +53,7 @@ def allocatable(name: str) -> dict[str, Decimal]:
         "pods": Decimal(machine.max_pods),
         "ephemeral-storage": UNKNOWN,
         GPU: Decimal(machine.gpus),
+        "vpc.amazonaws.com/efa": Decimal(machine.efa),
         f"{GPU}.shared": UNKNOWN,  # as many as the plugin's configuration says
         **{f"nvidia.com/mig-{profile}": Decimal(count) for profile, count in _instances(machine).items()},
     }
@@ -69,7 +70,7 @@ def labels(name: str) -> dict[str, str]:
     board, family, size = boards().get(machine.gpu), *name.split(".", 1)
     category = re.match(r"[a-z]+", family)
     generation = re.search(r"\d+", family)
-    arch = ARCHES[machine.arch]
+    arch, capability = ARCHES[machine.arch], (gpus()[machine.gpu].cc or "0.0").split(".")
     return {
         INSTANCE_TYPE: name,
         "beta.kubernetes.io/instance-type": name,
@@ -98,7 +99,16 @@ def labels(name: str) -> dict[str, str]:
             if machine.local_nvme_gb
             else {}
         ),
-        **({PRODUCT: board.name.replace(" ", "-")} if board else {}),
+        **(
+            {
+                PRODUCT: board.name.replace(" ", "-"),
+                f"{GPU}.memory": str(board.memory_mib),
+                f"{GPU}.compute.major": capability[0],
+                f"{GPU}.compute.minor": capability[1],
+            }
+            if board
+            else {}
+        ),
     }
 
 

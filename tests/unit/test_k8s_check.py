@@ -467,6 +467,7 @@ def test_the_rights_to_judge_a_cluster_are_enough_and_the_least(server: ApiServe
     kinds = {
         f"{one}es" if one[-1] == "s" else f"{one}s": kind for kind in live.KINDS for one in [_plain(kind)]
     }
+    kinds["nodes"] = "Node"  # where pods may land
     assert {one for _right, one in rights} == set(kinds)
     cluster, reading = Cluster(), Reading()
 
@@ -479,6 +480,7 @@ def test_the_rights_to_judge_a_cluster_are_enough_and_the_least(server: ApiServe
 
     allow()
     live.read_cluster(reading, cluster, everywhere=True)
+    live.live_pools(reading, cluster)
     assert not reading.unchecked
     for right, resource in rights:
         if right.group in ("", "apps", "batch"):  # the double has these

@@ -75,7 +75,12 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[P
         ]
         for name, node in pool.candidates(spec):
             left = _left(node, daemons)
-            found.append(Place(pool, name, (*why_not(spec, node, left, wanted), *over)))
+            known = {
+                key: value
+                for key, value in wanted.items()
+                if key in left or key.startswith("nvidia.com/") or pool.nodes  # other plugins' are not known
+            }
+            found.append(Place(pool, name, (*why_not(spec, node, left, known), *over)))
     return found
 
 
@@ -85,7 +90,7 @@ def placed(workloads: Iterable[Workload], places_of: Callable[[Workload], list[P
     for one in workloads:
         if judged(one):
             there = places_of(one)
-            lacking = sorted((place for place in there if place.problems), key=lambda x: len(x.problems))
+            lacking = sorted((place for place in there if place.problems), key=distance)
             found.append(
                 Placed(
                     one.thing.file,
@@ -99,6 +104,12 @@ def placed(workloads: Iterable[Workload], places_of: Callable[[Workload], list[P
                 )
             )
     return tuple(found)
+
+
+def distance(place: Place) -> tuple[int, int]:
+    """How far a place is from taking a pod: what was not meant is farther than what lacks room."""
+    kinds = {problem.kind for problem in place.problems}
+    return ("selector" in kinds) * 2 + ("taint" in kinds), len(place.problems)
 
 
 def judged(workload: Workload) -> bool:

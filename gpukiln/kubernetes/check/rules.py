@@ -41,11 +41,6 @@ class Context:
         return self.minors[-1]
 
     @cached_property
-    def node_pools(self) -> tuple[Thing, ...]:
-        """Karpenter's pools among the things."""
-        return tuple(one for one in self.things if one.kind == "NodePool")
-
-    @cached_property
     def candidates(self) -> tuple[Pool, ...]:
         """Where GPU pods may land."""
         if self.types:

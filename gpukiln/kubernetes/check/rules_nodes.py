@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpukiln.catalog import cuda
 from gpukiln.errors import UsageError
-from gpukiln.kubernetes.check.fit import Place, judged
+from gpukiln.kubernetes.check.fit import Place, distance, judged
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Path, Workload
 from gpukiln.kubernetes.images import cuda_of_image
@@ -27,7 +27,7 @@ def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[Pl
 
 
 def _nearest(places: list[Place], kind: str) -> str:
-    place = min(places, key=lambda one: len(one.problems))
+    place = min(places, key=distance)
     told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
     return f"{place.name}{pool} comes nearest: {told}"

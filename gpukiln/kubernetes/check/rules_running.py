@@ -186,11 +186,13 @@ def selected(workload: Workload) -> Iterator[tuple[Path, str, list[str]]]:
 
 
 def _set_by_pool(key: str, context: Context) -> bool:
-    """Whether a pool of the same run sets a label."""
-    if any(key in mapping(getattr(pool, "labels", None)) for pool in context.pools):
-        return True
-    where = ("spec", "template", "metadata", "labels")
-    return any(key in mapping(at(one.object, where)) for one in context.node_pools)
+    """Whether a pool that the pod may land on sets a label, or a live node bears it."""
+    return any(
+        key in pool.labels
+        or key in pool.choices
+        or any(key in node["metadata"].get("labels", {}) for node in pool.nodes)
+        for pool in context.candidates
+    )
 
 
 @rule(
@@ -232,15 +234,13 @@ SPOT_TAINTS = ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecyc
 
 
 def _tainted(key: str, context: Context) -> bool:
-    """Whether a pool of the same run taints its nodes with a key."""
-    if any(getattr(one, "key", "") == key for pool in context.pools for one in getattr(pool, "taints", ())):
-        return True
-    taints = ("spec", "template", "spec", "taints")
-    return any(
-        mapping(taint).get("key") == key
-        for one in context.node_pools
-        for taint in sequence(at(one.object, taints))
-    )
+    """Whether a pool that the pod may land on, or a live node, is tainted with a key."""
+    taints = [
+        taint
+        for pool in context.candidates
+        for taint in (*pool.taints, *(one for node in pool.nodes for one in node["spec"].get("taints", ())))
+    ]
+    return any(mapping(taint).get("key") == key for taint in taints)
 
 
 @rule(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from gpukiln.kubernetes.check.fit import Placed, placed
 from gpukiln.kubernetes.check.reading import Reading
@@ -23,7 +22,7 @@ from gpukiln.kubernetes.check.workload import (
 )
 from gpukiln.typed import strict, unknown
 
-SCHEMA: Literal["gpukiln/k8s-check/1"] = "gpukiln/k8s-check/1"
+SCHEMA = "gpukiln/k8s-check/1"
 SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 
@@ -99,7 +98,7 @@ class Report:
         placed: GPU pods, and where they can run.
     """
 
-    schema: Literal["gpukiln/k8s-check/1"]
+    schema: str
     kubernetes: tuple[str, ...]
     findings: tuple[Finding, ...]
     unchecked: tuple[Unchecked, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import Literal
 
 from gpukiln.kubernetes.check import (
     rules_charts,
@@ -21,6 +20,8 @@ from gpukiln.kubernetes.check import (
 )
 from gpukiln.kubernetes.check.rules import Rule, Severity
 from gpukiln.typed import strict
+
+SCHEMA = "gpukiln/k8s-rules/1"
 
 # A module is a concern; what is a Rule in it counts.
 MODULES: tuple[ModuleType, ...] = (
@@ -61,13 +62,13 @@ class Listed:
 class Listing:
     """What `k8s.check --rules` says."""
 
-    schema: Literal["gpukiln/k8s-rules/1"]
+    schema: str
     rules: tuple[Listed, ...]
 
 
 def listing() -> Listing:
     return Listing(
-        "gpukiln/k8s-rules/1",
+        SCHEMA,
         tuple(
             Listed(
                 one.id, one.severity, one.subject.__name__.lower(), one.title, one.reason, one.fix, one.source

@@ -21,7 +21,7 @@ from gpukiln.kubernetes.placing import GPU, asked, containers, nearest, why_not
 from gpukiln.kubernetes.symptoms import CONTAINER, PLUGIN, WAITING, symptom_in
 from gpukiln.typed import strict
 
-SCHEMA = "gpukiln/k8s-doctor/1"
+SCHEMA = "k8s.doctor/1"
 PRESENT = "nvidia.com/gpu.present"
 DRIVER = "nvidia.com/cuda.driver-version.full"
 # Labels by which a node is known to have GPUs before feature discovery ran: NFD, Karpenter, EKS's kubelet.

@@ -569,7 +569,7 @@ def test_a_second_run_says_what_changed(typed, tmp_path):
 
 def test_json_is_one_document_with_the_files(typed):
     document = json.loads(typed("--team", "vision=4", "--only", "queue", "--json").out)
-    assert document["schema"] == "gpukiln/k8s-addons/1"
+    assert document["schema"] == "k8s.addons/1"
     assert [one["name"] for one in document["add_ons"]] == ["queue"]
     assert document["settings"]["teams"][0]["gpus"] == {"gpu": 4}
     files = {one["path"]: one for one in document["files"]}

@@ -415,7 +415,7 @@ def test_the_rules_are_listed(check: Typed) -> None:
     said = check("--rules").stdout
     assert "job-restart-policy (error): The pods of a Job have restartPolicy Never or OnFailure" in said
     listed = json.loads(check("--rules", "--json").stdout)
-    assert listed["schema"] == "gpukiln/k8s-rules/1"
+    assert listed["schema"] == "k8s.rules/1"
     assert {"id", "severity", "reason", "source", "fix"} <= listed["rules"][0].keys()
 
 

@@ -782,7 +782,7 @@ def test_the_command_of_the_example_renders(typed):
     rest = ("--shm", "2Gi", "--timeout", "2h", "--", "python", "train.py")
     assert typed(*WORDS, *rest).out == (GOLDEN / "k8s-job-simple.yaml").read_text()
     said = json.loads(typed(*WORDS, "--json", *rest).out)
-    assert (said["schema"], said["name"], said["end"]) == ("gpukiln/k8s-job/1", "train", None)
+    assert (said["schema"], said["name"], said["end"]) == ("k8s.job/1", "train", None)
     assert said["instance_types"][0] == "g4dn.xlarge"
 
 

@@ -10,7 +10,7 @@ from gpukiln.kubernetes.addons.rendered import ADD_ONS
 from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.folder import Written
 
-ADDONS = "gpukiln/k8s-addons/1"
+ADDONS = "k8s.addons/1"
 
 
 @dataclass(frozen=True)

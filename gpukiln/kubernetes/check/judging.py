@@ -22,7 +22,7 @@ from gpukiln.kubernetes.check.workload import (
 )
 from gpukiln.typed import strict, unknown
 
-SCHEMA = "gpukiln/k8s-check/1"
+SCHEMA = "k8s.check/1"
 SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 

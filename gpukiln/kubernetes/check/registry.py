@@ -21,7 +21,7 @@ from gpukiln.kubernetes.check import (
 from gpukiln.kubernetes.check.rules import Rule, Severity
 from gpukiln.typed import strict
 
-SCHEMA = "gpukiln/k8s-rules/1"
+SCHEMA = "k8s.rules/1"
 
 # A module is a concern; what is a Rule in it counts.
 MODULES: tuple[ModuleType, ...] = (

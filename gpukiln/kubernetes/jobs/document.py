@@ -9,7 +9,7 @@ from gpukiln.kubernetes.jobs.request import GpuJob
 from gpukiln.kubernetes.jobs.state import End
 from gpukiln.typed import strict
 
-JOB = "gpukiln/k8s-job/1"
+JOB = "k8s.job/1"
 
 
 @strict

@@ -1,0 +1,192 @@
+"""What is rendered for Kubernetes, against a real API server and, where there is one, a real scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
+from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.machines import allocatable, labels
+from tests.support.control_plane import control_plane, has_scheduler, why_none
+from tests.support.harness import ROOT
+
+pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none() or "there is one")
+
+
+def objects(path: Path) -> list[dict[str, Any]]:
+    """The manifests of a file; values of a chart are none."""
+    return [one for one in yaml.safe_load_all(path.read_text()) if one and "apiVersion" in one]
+
+
+RENDERED = (ROOT / "examples/kubernetes-addons/rendered").rglob("*.yaml")
+GOLDEN = ROOT / "tests/support/golden"
+ADD_ONS = sorted(path for path in RENDERED if objects(path))
+POOLS = sorted((ROOT / "examples/karpenter").glob("*.yaml"))
+JOBS = sorted(GOLDEN.glob("k8s-job-*.yaml"))
+# Those that the API server has without anybody's CustomResourceDefinition.
+BUILT_IN = (
+    "rbac.authorization.k8s.io",
+    "admissionregistration.k8s.io",
+    "node.k8s.io",
+    "scheduling.k8s.io",
+    "storage.k8s.io",
+    "networking.k8s.io",
+)
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with control_plane(tmp_path_factory.mktemp("cluster")) as kubeconfig:
+        there = Cluster(kubeconfig=str(kubeconfig))
+        every = [one for path in (*ADD_ONS, *POOLS, *JOBS) for one in objects(path)]
+        for definition in definitions(every):
+            there.create(definition)
+        for name in sorted({one["metadata"].get("namespace", "default") for one in every}):
+            ensure(there, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        until(lambda: all_known(Cluster(kubeconfig=str(kubeconfig)), every))
+        yield Cluster(kubeconfig=str(kubeconfig))
+
+
+def definitions(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each custom kind, with any fields: their own schemas come with their charts."""
+    found = {}
+    for one in every:
+        group, _, version = one["apiVersion"].rpartition("/")
+        if "." in group and group not in BUILT_IN:
+            plural = one["kind"].lower() + ("es" if one["kind"].endswith("s") else "s")
+            found[f"{plural}.{group}"] = (group, version, one["kind"], plural, "namespace" in one["metadata"])
+    free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return [
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            # groups of the project are protected: they need to say that nobody approved them
+            "metadata": {
+                "name": name,
+                "annotations": {"api-approved.kubernetes.io": "unapproved, of a test"},
+            },
+            "spec": {
+                "group": group,
+                "names": {"kind": kind, "plural": plural},
+                "scope": "Namespaced" if namespaced else "Cluster",
+                "versions": [
+                    {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": free}}
+                ],
+            },
+        }
+        for name, (group, version, kind, plural, namespaced) in sorted(found.items())
+    ]
+
+
+def all_known(there: Cluster, every: list[dict[str, Any]]) -> bool:
+    try:
+        for one in every:
+            there.get(f"{one['apiVersion']}/{one['kind']}", "any", one["metadata"].get("namespace", ""))
+    except GpukilnError:
+        return False
+    return True
+
+
+def ensure(there: Cluster, one: dict[str, Any]) -> None:
+    try:
+        there.create(one)
+    except RefusedError:
+        assert there.get(f"{one['apiVersion']}/{one['kind']}", one["metadata"]["name"])
+
+
+def until(true: Any) -> Any:
+    end = time.monotonic() + WAIT_S
+    while not (answer := true()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.5)
+    return answer
+
+
+@pytest.mark.parametrize("path", [*ADD_ONS, *POOLS], ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_server_takes_what_is_rendered(cluster: Cluster, path: Path) -> None:
+    for one in objects(path):
+        ensure(cluster, one)
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_the_server_takes_jobs(cluster: Cluster, path: Path) -> None:
+    for one in objects(path):
+        cluster.create(one, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"restartPolicy": "Always"}, "restartPolicy"),
+        (
+            {
+                "containers": [
+                    {"name": "a", "image": "a:1", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
+                ]
+            },
+            "nvidia.com/gpu",
+        ),
+    ],
+    ids=["restart", "gpu in requests alone"],
+)
+def test_the_server_refuses_what_the_check_finds(cluster: Cluster, change: Any, told: str) -> None:
+    job = next(one for one in objects(GOLDEN / "k8s-job-simple.yaml") if one["kind"] == "Job")
+    job["spec"]["template"]["spec"].update(change)
+    with pytest.raises(IncompatibleError, match=told):
+        cluster.create(job, dry_run=True)
+
+
+@pytest.mark.skipif(not has_scheduler(), reason="KUBEBUILDER_ASSETS has no kube-scheduler")
+def test_pods_land_on_nodes_with_gpus(cluster: Cluster) -> None:
+    for name in ("g4dn.xlarge", "p4d.24xlarge"):
+        cluster.create(node(name))
+    job = next(one for one in objects(GOLDEN / "k8s-job-simple.yaml") if one["kind"] == "Job")
+    small = job["spec"]["template"]["spec"]
+    large = deepcopy(small)
+    large["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "9"
+    cluster.create(pod("small", small))
+    cluster.create(pod("large", large))
+
+    def bound() -> Any:
+        return (cluster.get("Pod", "small") or {}).get("spec", {}).get("nodeName")
+
+    assert until(bound) == "g4dn.xlarge"
+
+    def refused() -> Any:
+        conditions = (cluster.get("Pod", "large") or {}).get("status", {}).get("conditions", ())
+        return [one["message"] for one in conditions if one.get("reason") == "Unschedulable"]
+
+    assert "Insufficient nvidia.com/gpu" in until(refused)[0]
+
+
+def pod(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": spec,
+    }
+
+
+def node(name: str) -> dict[str, Any]:
+    """As its kubelet and feature discovery would register one of an instance type."""
+    room = {key: str(value) for key, value in allocatable(name).items() if value.is_finite() and value}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels(name)},
+        "spec": {"taints": [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}]},
+        "status": {
+            "allocatable": room,
+            "capacity": room,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+        },
+    }

@@ -17,6 +17,7 @@ from gpukiln.kubernetes import doctor
 from gpukiln.kubernetes.addons.listing import ADDONS, AddOns
 from gpukiln.kubernetes.check import judging, registry
 from gpukiln.kubernetes.jobs.document import JOB, Document
+from gpukiln.kubernetes.nodes import rendered
 
 DOCUMENTS = {
     ADDONS: AddOns,
@@ -24,6 +25,7 @@ DOCUMENTS = {
     registry.SCHEMA: registry.Listing,
     doctor.SCHEMA: doctor.Diagnosis,
     JOB: Document,
+    rendered.SCHEMA: rendered.Nodes,
 }
 
 

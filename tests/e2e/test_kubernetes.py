@@ -28,7 +28,7 @@ def objects(path: Path) -> list[dict[str, Any]]:
 RENDERED = (ROOT / "examples/kubernetes-addons/rendered").rglob("*.yaml")
 GOLDEN = ROOT / "tests/support/golden"
 ADD_ONS = sorted(path for path in RENDERED if objects(path))
-POOLS = sorted((ROOT / "examples/karpenter").glob("*.yaml"))
+POOLS = sorted((ROOT / "examples/karpenter").rglob("*.yaml"))
 JOBS = sorted(GOLDEN.glob("k8s-job-*.yaml"))
 # Those that the API server has without anybody's CustomResourceDefinition.
 BUILT_IN = (

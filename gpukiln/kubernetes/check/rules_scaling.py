@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Command, Thing, Workload, at, is_gpu, mapping, sequence
+from gpukiln.kubernetes.pools import pools_in
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs/concepts"
 CRDS = "aws/karpenter-provider-aws:pkg/apis/crds"
@@ -196,18 +198,24 @@ def nodepool_static(thing: Thing, _: Context) -> Iterator[Fault]:
     "nodepool-feature-label",
     "warning",
     Thing,
-    title="A pool does not set labels of feature discovery",
-    reason="discovery overwrites them when the node is up (Tesla-T4, not T4): pods that select on "
-    "the pool's value "
-    "stay behind on the next start",
+    title="A pool sets a label of feature discovery only to what discovery will say of all its types",
+    reason="discovery overwrites it when the node is up (Tesla-T4, not T4): pods that select on the pool's "
+    "value stay behind on the next start",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
-    fix="a label of your own, or karpenter.k8s.aws/instance-gpu-name in the requirements",
+    fix="the value that discovery says, and a pool for each GPU; or karpenter.k8s.aws/instance-gpu-name",
 )
 def nodepool_feature_label(thing: Thing, _: Context) -> Iterator[Fault]:
     where = ("spec", "template", "metadata", "labels")
-    for key in mapping(at(thing.object, where)) if _pool(thing) else ():
-        if key.startswith(("nvidia.com/gpu.", "nvidia.com/cuda.")) and key != "nvidia.com/gpu.present":
-            yield Fault(f"label {key}", (*where, key))
+    set_here = mapping(at(thing.object, where)) if _pool(thing) else {}
+    for key, value in set_here.items():
+        if key.startswith(("nvidia.com/gpu.", "nvidia.com/cuda.")):
+            types = [name for pool in pools_in([thing.object]) for name in pool.types]
+            said = {machines.labels(name).get(key, "") for name in types}
+            if said != {str(value)}:
+                known = " or ".join(sorted(one for one in said if one)[:3])
+                yield Fault(
+                    f"label {key}: {value}" + f", discovery says {known}" * bool(known), (*where, key)
+                )
 
 
 @rule(

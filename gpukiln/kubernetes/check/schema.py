@@ -100,7 +100,9 @@ def _resolver(minor: int) -> Callable[[Any], Any]:
                 made[name] = {}
                 made[name].update(resolve(_definitions(minor)[name]))
             return made[name]
-        return {key: resolve(one) for key, one in value.items() if key != "description"}
+        # a text is about the schema, anything else a field of that name
+        kept = {key: one for key, one in value.items() if key != "description" or not isinstance(one, str)}
+        return {key: resolve(one) for key, one in kept.items()}
 
     return resolve
 

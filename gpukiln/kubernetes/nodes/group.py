@@ -1,0 +1,281 @@
+"""What somebody wants of GPU nodes: the one input of every renderer of this package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from datetime import date
+from typing import Literal, get_args
+
+from gpukiln.catalog.bases import Base, base, load_bases
+from gpukiln.catalog.boards import boards
+from gpukiln.catalog.instance_types import InstanceType, instance_type
+from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.images.pointer import Pointer
+from gpukiln.kubernetes.machines import ARCHES, GPU, PRODUCT, ec2_name, sold
+from gpukiln.kubernetes.nodes.hours import Hours
+from gpukiln.offers.request import parse
+from gpukiln.offers.select import nothing, select
+from gpukiln.typed import strict, unknown
+
+Provider = Literal["karpenter", "managed", "asg"]
+Capacity = Literal["on-demand", "spot", "reserved", "capacity-block"]
+
+PRESENT = "nvidia.com/gpu.present"
+ACCELERATOR = "k8s.amazonaws.com/accelerator"  # what cluster-autoscaler knows a GPU node by
+TAINT = (GPU, "true", "NoSchedule")
+DAYTIME = Hours(tuple(range(7)), 6 * 60, 22 * 60)
+
+
+@strict
+class Group:
+    """GPU nodes of one kind of image.
+
+    Args:
+        cluster: Name of the EKS cluster.
+        image: A pointer's parameter, or an AMI's id.
+        base: What the image was built on, in ami/bases.yaml.
+        types: The first choice first, all of one architecture.
+        minimum: Nodes that stay, of managed and asg; maximum: GPUs of a Karpenter pool, nodes of the others.
+        keep: Nodes that wait for work in `hours`.
+        hours: In which nodes are neither replaced nor packed together.
+        reservation: Of capacity, cr-...
+        dns_ip: The cluster's DNS service; only Ubuntu's bootstrap.sh asks for it.
+        local_storage: Whether local NVMe becomes one RAID 0.
+    """
+
+    provider: Provider
+    cluster: str
+    name: str
+    image: str
+    base: str
+    types: tuple[str, ...]
+    capacity: tuple[Capacity, ...] = ("on-demand",)
+    reservation: str = ""
+    zones: tuple[str, ...] = ()
+    minimum: int = 0
+    maximum: int = 4
+    keep: int = 0
+    hours: Hours = DAYTIME
+    volume_gib: int = 100
+    local_storage: bool = True
+    role: str = ""
+    dns_ip: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def of_channel(self) -> bool:
+        return not self.image.startswith("ami-")
+
+    @property
+    def about_base(self) -> Base:
+        return base(self.base)
+
+    @property
+    def nodeadm(self) -> bool:
+        return self.about_base.has_nodeadm
+
+    @property
+    def arch(self) -> str:
+        return ARCHES[instance_type(self.types[0]).arch]
+
+    @property
+    def has_local_storage(self) -> bool:
+        return self.local_storage and any(instance_type(one).local_nvme_gb for one in self.types)
+
+    @property
+    def is_spot(self) -> bool:
+        return "spot" in self.capacity
+
+    def by_gpu(self) -> dict[str, tuple[str, ...]]:
+        """Types by what EC2 calls their GPU, in the order of the types."""
+        found: dict[str, tuple[str, ...]] = {}
+        for one in self.types:
+            gpu = ec2_name(instance_type(one).gpu).lower().replace(" ", "-")
+            found[gpu] = (*found.get(gpu, ()), one)
+        return found
+
+    def node_labels(self, types: Sequence[str]) -> dict[str, str]:
+        """What nodes of some types bear from their first moment.
+
+        The product is feature discovery's, which knows it later: who starts nodes for a pod that selects by
+        it has to know before that they will have it. Types of different products have none.
+        """
+        products = {product(one) for one in types}
+        known = {PRODUCT: next(iter(products))} if len(products) == 1 and "" not in products else {}
+        return {PRESENT: "true", **known, **self.labels}
+
+
+def product(name: str) -> str:
+    """The value of the product label of a type's nodes; empty: the catalogue has no NVML name of its GPU."""
+    board = boards().get(instance_type(name).gpu)
+    return board.name.replace(" ", "-") if board else ""
+
+
+def types_of(
+    *, named: Sequence[str], gpu: str, cpu: int, memory: str, arch: str, region: str, today: date
+) -> tuple[str, ...]:
+    """Instance types of some nodes: those named, or those that satisfy an offer's request.
+
+    Of a request, types with the fewest GPUs that do are taken: others would wait for pods that nobody has.
+    The GPU that can be had cheapest is first, and of each GPU the smallest machine.
+
+    Raises:
+        UsageError: Both or neither; or an unknown type.
+        IncompatibleError: One can't be a GPU node, or nothing satisfies the request.
+    """
+    if bool(named) == bool(gpu):
+        raise UsageError(
+            "--gpu and --instance-type both say which machines" if gpu else "which machines?",
+            hint="either --gpu T4:1 with --cpu and --memory, or --instance-type g4dn.xlarge,g5.xlarge",
+        )
+    if named:
+        found = tuple(dict.fromkeys(named))
+        for name in found:
+            _require_sold(name)
+    else:
+        request = parse(gpu, cpu=cpu, memory=memory, arch=arch or "x86_64")
+        answer = select(request, [region], today)
+        able = [one.instance_type for one in answer.offers if one.instance_type in sold()]
+        if not able:
+            raise nothing(request, answer, [region])
+        fewest = min(instance_type(one).gpus for one in able)
+        left = [one for one in able if instance_type(one).gpus == fewest]
+        order = [instance_type(one).gpu for one in left]
+        found = tuple(sorted(left, key=lambda one: (order.index(instance_type(one).gpu), _size(one))))
+    arches = {instance_type(one).arch for one in found}
+    if len(arches) > 1:
+        raise IncompatibleError(
+            f"{' and '.join(sorted(arches))} among {', '.join(found)}: one image is for one architecture",
+            hint="two pools, each with its own image",
+        )
+    return found
+
+
+def _size(name: str) -> tuple[int, int, str]:
+    return instance_type(name).vcpu, instance_type(name).memory_mib, name
+
+
+def _require_sold(name: str) -> None:
+    machine: InstanceType = instance_type(name)
+    if name in sold():
+        return
+    if machine.status == "retired":
+        why = "is retired"
+    elif machine.gpu_fraction != 1:
+        why = "has a part of a GPU, which needs NVIDIA's GRID driver and a NodeOverlay"
+    else:
+        why = "has no GPU that NVIDIA's device plugin serves"
+    raise IncompatibleError(
+        f"{name} {why}", hint=f"instead: {', '.join(machine.alternatives) or 'see `invoke offer.list`'}"
+    )
+
+
+def pointer(image: str, kubernetes: str, channel: str) -> str:
+    """The parameter that a channel is."""
+    return Pointer(image, kubernetes, channel).path
+
+
+def check(group: Group) -> Group:
+    """The same group, where it can work.
+
+    Raises:
+        UsageError: What was asked for does not fit together.
+        IncompatibleError: Its machines can't have it.
+    """
+    for name, text, form, example in (
+        ("--cluster", group.cluster, r"[A-Za-z0-9][\w-]{0,99}", "main"),
+        ("--name", group.name, r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", "gpu"),
+        ("--ami", group.image, r"ami-[0-9a-f]{8,17}|/gpukiln/.+", "ami-0123456789abcdef0"),
+        ("--reservation", group.reservation, r"(cr-[0-9a-f]{8,17})?", "cr-0123456789abcdef0"),
+        ("--dns-ip", group.dns_ip, r"([0-9a-f.:]+)?", "10.100.0.10"),
+    ):
+        if not re.fullmatch(form, text):
+            raise UsageError(f"{name} {text!r}" if text else f"no {name}", hint=f"wanted: {name} {example}")
+    if not group.about_base.has_kubernetes:
+        raise UsageError(
+            f"{group.base} has no kubelet: a machine of it joins no cluster",
+            hint=f"--base {' or '.join(name for name, one in load_bases().items() if one.has_kubernetes)}",
+        )
+    if group.provider == "karpenter" and not group.nodeadm and not group.dns_ip:
+        raise UsageError(
+            f"no --dns-ip: bootstrap.sh of {group.base} wants the address of the cluster's DNS",
+            hint="`kubectl -n kube-system get service kube-dns` shows it, the tenth of the service network",
+        )
+    for zone in group.zones:
+        if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d[a-z]|[a-z0-9-]+-az\d", zone):
+            raise UsageError(f"--zones {zone!r} is no zone", hint="wanted: for example us-west-2a,us-west-2b")
+    for key, value in group.labels.items():
+        if not re.fullmatch(r"([a-z0-9.-]+/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", key) or not re.fullmatch(
+            r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", value
+        ):
+            raise UsageError(f"--label {key}={value} is no label of Kubernetes", hint="wanted: team=vision")
+        if key in (PRESENT, PRODUCT, ACCELERATOR):
+            raise UsageError(f"--label {key} is set here already, by what the machines are")
+    _check_sizes(group)
+    _check_capacity(group)
+    return group
+
+
+def _check_sizes(group: Group) -> None:
+    most = (
+        group.maximum
+        if group.provider != "karpenter"
+        else group.maximum // instance_type(group.types[0]).gpus
+    )
+    if group.maximum < 1 or group.minimum > group.maximum:
+        raise UsageError(
+            f"--min {group.minimum}, --max {group.maximum}", hint="wanted: --min 0 or more, --max 1 or more"
+        )
+    if group.provider == "karpenter" and group.minimum:
+        raise UsageError(
+            "--min is of node groups: Karpenter starts nodes for pods, and none without",
+            hint="--keep N has nodes wait for work in the working hours",
+        )
+    if group.provider == "karpenter" and not most:
+        raise UsageError(
+            f"--max {group.maximum} GPUs: one {group.types[0]} has {instance_type(group.types[0]).gpus}",
+            hint="with karpenter --max counts GPUs",
+        )
+    if group.keep > most:
+        raise UsageError(f"--keep {group.keep} of at most {most} nodes", hint="a larger --max")
+    if group.keep and group.keep < group.minimum:
+        raise UsageError(f"--keep {group.keep} is less than --min {group.minimum}, which stays always")
+
+
+def _check_capacity(group: Group) -> None:
+    for one in group.capacity:
+        if one not in get_args(Capacity):
+            raise unknown("--capacity", one, get_args(Capacity))
+    held = {"reserved", "capacity-block"} & set(group.capacity)
+    if held and not group.reservation:
+        raise UsageError(
+            f"--capacity {','.join(group.capacity)} without --reservation",
+            hint="--reservation cr-...; `aws ec2 describe-capacity-reservations` lists them",
+        )
+    if group.reservation and not held:
+        raise UsageError(
+            f"--reservation {group.reservation} with --capacity {','.join(group.capacity)}",
+            hint="--capacity reserved, or capacity-block",
+        )
+    if "capacity-block" in group.capacity:
+        if len(group.capacity) > 1:
+            raise UsageError(
+                f"--capacity {','.join(group.capacity)}: a capacity block is bought, and stands alone",
+                hint="a pool of its own for it",
+            )
+        if len(group.types) > 1:
+            raise UsageError(
+                f"a capacity block is of one type, not of {', '.join(group.types)}", hint="--instance-type"
+            )
+        if not instance_type(group.types[0]).capacity_blocks:
+            raise IncompatibleError(
+                f"EC2 sells no capacity blocks of {group.types[0]}",
+                hint="`invoke offer.list` shows which have them; for other reservations --capacity reserved",
+            )
+    if group.provider != "karpenter" and len(set(group.capacity)) > 1:
+        raise UsageError(
+            f"--capacity {','.join(group.capacity)}: a node group has one, and falls back to no other",
+            hint="two groups, or --provider karpenter, which does",
+        )

@@ -1,0 +1,119 @@
+"""Working hours: in a time zone for who can keep one, in UTC for Karpenter's budgets, which can't."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from zoneinfo import ZoneInfo, available_timezones
+
+from gpukiln.errors import UsageError
+from gpukiln.typed import strict, unknown
+
+DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")  # as cron counts them
+FORM = "DAYS HH:MM-HH:MM, for example `mon-fri 08:00-18:00`, `daily 06:00-22:00` or `mon,wed 09:00-17:00`"
+DAY_MIN = 24 * 60
+
+
+@strict
+class Hours:
+    """Hours of some days of the week.
+
+    Args:
+        days: Numbers, Sunday is 0.
+        start_min: Minutes since midnight.
+        end_min: Minutes since the midnight of the same day, at most a day.
+        zone: Name in the time zone database.
+    """
+
+    days: tuple[int, ...]
+    start_min: int
+    end_min: int
+    zone: str = "UTC"
+
+    @property
+    def text(self) -> str:
+        numbers = _ranges(list(self.days)) if len(self.days) < 7 else "daily"
+        days = re.sub(r"\d", lambda found: DAYS[int(found[0])], numbers)
+        return f"{days} {_clock(self.start_min)}-{_clock(self.end_min)} {self.zone}"
+
+    @property
+    def starts(self) -> str:
+        """Cron of their begin, in their own time zone."""
+        return _cron(self.days, self.start_min)
+
+    @property
+    def ends(self) -> str:
+        return _cron(self.days, self.end_min)
+
+    @property
+    def duration_min(self) -> int:
+        return self.end_min - self.start_min
+
+    @cached_property
+    def in_utc(self) -> tuple[str, int]:
+        """Cron in UTC, and minutes, that cover them in summer and in winter."""
+        offsets = [_offset_min(self.zone, month) for month in range(1, 13)]
+        first, last = self.start_min - max(offsets), self.end_min - min(offsets)
+        return _cron(self.days, first), min(last - first, DAY_MIN)
+
+
+def parse(text: str, zone: str = "UTC") -> Hours:
+    """Read what people type.
+
+    Raises:
+        UsageError: It is none, or nobody knows the time zone.
+    """
+    if zone not in available_timezones():
+        raise unknown("time zone", zone, sorted(available_timezones()))
+    clock = r"([01]?\d|2[0-4]):([0-5]\d)"
+    found = re.fullmatch(rf"([a-z,-]+)\s+{clock}\s*-\s*{clock}", text.strip().lower())
+    if not found:
+        raise UsageError(f"--hours {text!r} are none", hint=f"wanted: {FORM}")
+    start, end = int(found[2]) * 60 + int(found[3]), int(found[4]) * 60 + int(found[5])
+    if not start < end <= DAY_MIN:
+        raise UsageError(
+            f"--hours {text!r}: {_clock(start)} is not before {_clock(end)} on one day",
+            hint="hours over midnight: give those in which nodes may go away instead, the other way round",
+        )
+    return Hours(_days(found[1], text), start, end, zone)
+
+
+def _days(part: str, text: str) -> tuple[int, ...]:
+    if part == "daily":
+        return tuple(range(7))
+    found: set[int] = set()
+    for one in part.split(","):
+        first, dash, last = one.partition("-")
+        for name in (first, last) if dash else (first,):
+            if name not in DAYS:
+                error = unknown("day", name, DAYS)
+                raise UsageError(f"--hours {text!r}: {error.message}", hint=error.hint or f"wanted: {FORM}")
+        begin = DAYS.index(first)
+        length = (DAYS.index(last or first) - begin) % 7  # fri-mon goes over the end of the week
+        found |= {(begin + step) % 7 for step in range(length + 1)}
+    return tuple(sorted(found))
+
+
+def _cron(days: tuple[int, ...], minute: int) -> str:
+    """Five fields; a minute before or after the day moves the days."""
+    shift, minute = divmod(minute, DAY_MIN)
+    moved = sorted((day + shift) % 7 for day in days)
+    return f"{minute % 60} {minute // 60} * * {'*' if len(moved) == 7 else _ranges(moved)}"
+
+
+def _ranges(days: list[int]) -> str:
+    if len(days) > 2 and days == list(range(days[0], days[-1] + 1)):
+        return f"{days[0]}-{days[-1]}"
+    return ",".join(map(str, days))
+
+
+def _offset_min(zone: str, month: int) -> int:
+    """Minutes that a zone is ahead of UTC, in a month of this year."""
+    year = datetime.now(UTC).year
+    offset = datetime(year, month, 15, tzinfo=ZoneInfo(zone)).utcoffset() or timedelta()
+    return int(offset.total_seconds() // 60)
+
+
+def _clock(minute: int) -> str:
+    return f"{minute // 60:02}:{minute % 60:02}"

@@ -1,0 +1,152 @@
+"""EC2NodeClass and NodePools of Karpenter's v1 API (aws/karpenter-provider-aws:pkg/apis/crds)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpukiln.kubernetes.machines import GPU, INSTANCE_TYPE
+from gpukiln.kubernetes.manifest import Manifest, dump
+from gpukiln.kubernetes.nodes import userdata, waiting
+from gpukiln.kubernetes.nodes.group import TAINT, Group
+
+CAPACITY = "karpenter.sh/capacity-type"
+RESERVATION_KIND = "karpenter.k8s.aws/capacity-reservation-type"
+UNREGISTERED = "karpenter.sh/unregistered:NoExecute"  # a Custom image's kubelet sets it itself
+MOST_WEIGHT = 100
+
+
+def files(group: Group) -> dict[str, str]:
+    """One file: the node class, a pool for each GPU, and what keeps nodes waiting."""
+    objects = [_node_class(group)]
+    pools = group.by_gpu()
+    for place, (gpu, types) in enumerate(pools.items()):
+        name = group.name if len(pools) == 1 else f"{group.name}-{gpu}"
+        objects.append(_pool(group, name, types, weight=(len(pools) - place) * 10 if len(pools) > 1 else 0))
+    if group.keep:
+        objects += waiting.objects(group)
+    return {f"{group.name}.yaml": dump(*objects, head=_head(group))}
+
+
+def _head(group: Group) -> list[str]:
+    if group.nodeadm:
+        lines = [
+            "Nodes of an image on Amazon Linux 2023. Karpenter adds what nodeadm wants to know: cluster,",
+            "labels and taints.",
+        ]
+    else:
+        lines = [
+            "Nodes of an image on Ubuntu. Karpenter adds nothing to the user data of a Custom image: all of",
+            "it is here. The taint there is the one by which Karpenter knows a node that it has not",
+            "registered yet; it then sets those of the NodePool.",
+        ]
+    if group.of_channel:
+        lines += [
+            "Its controller's role needs ssm:GetParameter on the parameter. When a release moves the pointer",
+            f"every node drifts: the budgets let them go one by one, and none {group.hours.text}.",
+        ]
+    if group.hours.zone != "UTC":
+        lines += ["Budgets know UTC alone: they cover those hours in summer and in winter."]
+    if len(group.by_gpu()) > 1:
+        lines += [
+            "A pool for each GPU: who starts a node for a pod that selects by the product has to know it",
+            "before. `limits` count for each pool.",
+        ]
+    return lines
+
+
+def _node_class(group: Group) -> Manifest:
+    term = {"ssmParameter": group.image} if group.of_channel else {"id": group.image}
+    discovery = [{"tags": {"karpenter.sh/discovery": group.cluster}}]
+    spec: dict[str, Any] = {
+        "amiFamily": "AL2023" if group.nodeadm else "Custom",
+        "amiSelectorTerms": [term],
+        "role": group.role,
+        "userData": _user_data(group),
+        "subnetSelectorTerms": discovery,
+        "securityGroupSelectorTerms": discovery,
+    }
+    if group.reservation:
+        spec["capacityReservationSelectorTerms"] = [{"id": group.reservation}]
+    if group.nodeadm and group.has_local_storage:
+        spec["instanceStorePolicy"] = "RAID0"
+    spec["metadataOptions"] = {"httpTokens": "required", "httpPutResponseHopLimit": 1}
+    disk = {
+        "volumeSize": f"{group.volume_gib}Gi",
+        "volumeType": "gp3",
+        "encrypted": True,
+        "deleteOnTermination": True,
+    }
+    spec["blockDeviceMappings"] = [{"deviceName": group.about_base.root_device, "ebs": disk}]
+    return {
+        "apiVersion": "karpenter.k8s.aws/v1",
+        "kind": "EC2NodeClass",
+        "metadata": {"name": group.name},
+        "spec": spec,
+    }
+
+
+def _user_data(group: Group) -> str:
+    if group.nodeadm:
+        return userdata.multipart(("text/x-shellscript", userdata.isolation()))
+    return userdata.ubuntu(
+        group.cluster, group.dns_ip, {}, UNREGISTERED, local_storage=group.has_local_storage
+    )
+
+
+def _pool(group: Group, name: str, types: Sequence[str], *, weight: int) -> Manifest:
+    key, value, effect = TAINT
+    requirements = [
+        _in(INSTANCE_TYPE, types),
+        _in(CAPACITY, ["reserved" if one == "capacity-block" else one for one in group.capacity]),
+        _in("kubernetes.io/arch", [group.arch]),
+    ]
+    if "capacity-block" in group.capacity:
+        requirements.append(_in(RESERVATION_KIND, ["capacity-block"]))
+    if group.zones:
+        requirements.append(_in("topology.kubernetes.io/zone", group.zones))
+    node_class = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": group.name}
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodePool",
+        "metadata": {"name": name},
+        "spec": {
+            **({"weight": min(weight, MOST_WEIGHT)} if weight else {}),
+            "limits": {GPU: str(group.maximum)},
+            "disruption": {
+                "consolidationPolicy": "WhenEmpty",
+                "consolidateAfter": "5m",
+                "budgets": _budgets(group),
+            },
+            "template": {
+                "metadata": {"labels": group.node_labels(types)},
+                "spec": {
+                    "expireAfter": "720h",
+                    "terminationGracePeriod": "4h",
+                    "nodeClassRef": node_class,
+                    "taints": [{"key": key, "value": value, "effect": effect}],
+                    "requirements": requirements,
+                },
+            },
+        },
+    }
+
+
+def _budgets(group: Group) -> list[Manifest]:
+    """Empty nodes go always, or nothing would scale to zero; others one by one, and none in working hours."""
+    cron, minutes = group.hours.in_utc
+    hours, rest = divmod(minutes, 60)
+    return [
+        {"nodes": "100%", "reasons": ["Empty"]},
+        {
+            "nodes": "0",
+            "reasons": ["Drifted", "Underutilized"],
+            "schedule": cron,
+            "duration": f"{hours}h{rest}m" if rest else f"{hours}h",
+        },
+        {"nodes": "1", "reasons": ["Drifted"]},
+    ]
+
+
+def _in(key: str, values: Sequence[str]) -> Manifest:
+    return {"key": key, "operator": "In", "values": list(values)}

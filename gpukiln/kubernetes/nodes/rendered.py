@@ -1,0 +1,108 @@
+"""One rendering of each provider, and what its user may not have in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpukiln.catalog.instance_types import instance_type
+from gpukiln.kubernetes.folder import Written
+from gpukiln.kubernetes.machines import GPU, allocatable
+from gpukiln.kubernetes.nodes import karpenter, terraform
+from gpukiln.kubernetes.nodes.group import Group
+from gpukiln.typed import strict
+
+SCHEMA = "k8s.nodes/1"
+PROVIDERS: Mapping[str, Callable[[Group], dict[str, str]]] = {
+    "karpenter": karpenter.files,
+    "managed": terraform.files,
+    "asg": terraform.files,
+}
+
+
+@strict
+class NodesFile:
+    """A file of the rendering.
+
+    Args:
+        change: Against what its folder had before: new, changed, same; empty: nothing was written.
+    """
+
+    path: str
+    text: str
+    change: str
+
+
+@strict
+class NodeRoom:
+    """What a node of a type has for pods: cores, bytes, GPUs."""
+
+    instance_type: str
+    cpu: str
+    memory: int
+    gpus: int
+    labels: Mapping[str, str]
+
+
+@strict
+class Nodes:
+    """What `k8s.nodes --json` prints.
+
+    Args:
+        notes: What its user may not have in mind.
+        others: Files of the folder that this rendering has not.
+    """
+
+    schema: str
+    group: Group
+    nodes: tuple[NodeRoom, ...]
+    files: tuple[NodesFile, ...]
+    notes: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def files(group: Group) -> dict[str, str]:
+    """Text by path."""
+    return PROVIDERS[group.provider](group)
+
+
+def document(group: Group, texts: Mapping[str, str], written: list[Written]) -> Nodes:
+    change: dict[str, str] = {one.path: one.change for one in written}
+    return Nodes(
+        SCHEMA,
+        group,
+        tuple(_node(group, name) for name in group.types),
+        tuple(NodesFile(path, text, change.get(path, "")) for path, text in texts.items()),
+        tuple(notes(group)),
+        tuple(path for path, how in change.items() if how == "other"),
+    )
+
+
+def _node(group: Group, name: str) -> NodeRoom:
+    room = allocatable(name)
+    same = next(types for types in group.by_gpu().values() if name in types)
+    labels = group.node_labels(same) if group.provider == "karpenter" else terraform.node_labels(group)
+    return NodeRoom(name, f"{room['cpu']:f}", int(room["memory"]), int(room[GPU]), labels)
+
+
+def notes(group: Group) -> list[str]:
+    found = []
+    if group.provider == "karpenter":
+        pools = group.by_gpu()
+        if len(pools) > 1:
+            found.append(f"{len(pools)} pools, for {', '.join(pools)}: each may have {group.maximum} GPUs")
+        if not group.of_channel:
+            found.append("--ami stays: no release reaches these nodes; --channel follows releases")
+    elif len(group.by_gpu()) > 1:
+        found.append(
+            "different GPUs in one group: cluster-autoscaler takes all nodes for the first type, and no pod "
+            "that selects by the product gets one started; a group for each GPU"
+        )
+    if group.local_storage and not group.has_local_storage:
+        found.append(f"{', '.join(group.types)}: no local NVMe, so nothing becomes a RAID 0")
+    elif group.has_local_storage:
+        without = [one for one in group.types if not instance_type(one).local_nvme_gb]
+        if without:
+            found.append(f"{', '.join(without)}: no local NVMe; there the root volume has what pods write")
+    if group.is_spot:
+        found.append("spot: pods get two minutes; `k8s.job --spot` renders those that can bear it")
+    return found

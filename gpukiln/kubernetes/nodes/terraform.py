@@ -1,0 +1,122 @@
+"""Terraform of a managed node group, or of an Auto Scaling group whose machines join by themselves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from gpukiln.catalog.instance_types import instance_type
+from gpukiln.kubernetes.machines import GPU, allocatable
+from gpukiln.kubernetes.nodes import userdata
+from gpukiln.kubernetes.nodes.group import ACCELERATOR, TAINT, Group
+
+TEMPLATES = Path(__file__).with_name("terraform")
+AUTOSCALER = "k8s.io/cluster-autoscaler"
+USER_DATA = "userdata.tftpl"
+ASSIGNED = re.compile(r'^( *)([\w"./-]+) += (.*)$')
+
+
+def files(group: Group) -> dict[str, str]:
+    """A root module: main.tf, variables.tf, versions.tf and the template of its user data."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - HCL, and every text goes through `hcl`
+    )
+    environment.filters["hcl"] = _hcl
+    values = {
+        "group": group,
+        "labels": node_labels(group),
+        "tags": autoscaler_tags(group),
+        "taint": dict(zip(("key", "value", "effect"), TAINT, strict=True)),
+        "user_data": USER_DATA,
+    }
+    found = {
+        name: formatted(environment.get_template(f"{template}.j2").render(values))
+        for name, template in (
+            ("main.tf", f"{group.provider}.tf"),
+            ("variables.tf", "variables.tf"),
+            ("versions.tf", "versions.tf"),
+        )
+    }
+    return {**found, USER_DATA: _user_data(group)}
+
+
+def node_labels(group: Group) -> dict[str, str]:
+    """Labels of its nodes, with the one by which cluster-autoscaler waits for their GPUs."""
+    key = instance_type(group.types[0]).gpu
+    return {**group.node_labels(group.types), ACCELERATOR: f"nvidia-{key}"}
+
+
+def autoscaler_tags(group: Group) -> dict[str, str]:
+    """What cluster-autoscaler has to know of a group that has no node (its cloudprovider/aws/README.md)."""
+    key, value, effect = TAINT
+    template = f"{AUTOSCALER}/node-template"
+    return {
+        f"{AUTOSCALER}/enabled": "true",
+        f"{AUTOSCALER}/{group.cluster}": "owned",
+        **{f"{template}/label/{name}": text for name, text in node_labels(group).items()},
+        f"{template}/taint/{key}": f"{value}:{effect}",
+        f"{template}/resources/{GPU}": f"{allocatable(group.types[0])[GPU]:f}",
+    }
+
+
+def _user_data(group: Group) -> str:
+    """For templatefile(): what only Terraform knows stands there as its variables."""
+    key, value, effect = TAINT
+    taint = f"{key}={value}:{effect}"
+    if group.nodeadm:
+        cluster = {
+            "name": "${cluster_name}",
+            "apiServerEndpoint": "${endpoint}",
+            "certificateAuthority": "${certificate_authority}",
+            "cidr": "${service_cidr}",
+        }
+        flags = [
+            "--node-labels=" + ",".join(f"{name}={text}" for name, text in node_labels(group).items()),
+            f"--register-with-taints={taint}",
+        ]
+        return userdata.nodeadm(cluster, flags, local_storage=group.has_local_storage)
+    script = userdata.ubuntu(
+        '"${cluster_name}"',
+        '"${dns_ip}"',
+        node_labels(group),
+        taint,
+        local_storage=group.has_local_storage,
+    )
+    return userdata.multipart(("text/x-shellscript", script))
+
+
+def _hcl(value: Any) -> str:
+    """A text, a number or a list of texts; JSON's escapes are HCL's."""
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text.replace("${", "$${").replace("%{", "%%{")
+
+
+def formatted(text: str) -> str:
+    """HCL as `terraform fmt` has it: the `=` of neighbours below one another, a line between blocks."""
+    text = re.sub(r"(?m)^}\n(?=\S)", "}\n\n", re.sub(r"\n{3,}", "\n\n", text))
+    lines: list[str] = []
+    for (indent, alone), found in itertools.groupby(text.splitlines(), _place):
+        group = list(found)
+        if indent is None or alone:
+            lines += group
+            continue
+        rows = [match for line in group if (match := ASSIGNED.match(line))]
+        widest = max(len(row[2]) for row in rows)
+        lines += [f"{row[1]}{row[2]:{widest}} = {row[3]}" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _place(line: str) -> tuple[int | None, bool]:
+    """How far in an argument stands, None: it is none; and whether it goes over several lines."""
+    found = ASSIGNED.match(line)
+    return (len(found[1]), found[3].endswith(("{", "[", "("))) if found else (None, False)

@@ -702,6 +702,7 @@ def test_the_script_installs_the_pinned_charts_in_order(example, tmp_path):
     found = [(words[4].rpartition("/")[2], words[words.index("--version") + 1]) for words in charts]
     assert [name for name, _ in found] == [
         "nvidia-device-plugin",
+        "dcgm-exporter",
         "kueue",
         "gha-runner-scale-set-controller",
         "gha-runner-scale-set",

@@ -526,13 +526,20 @@ def test_a_deadline_is_one(server):
 def test_a_job_that_somebody_deletes_is_missed(server):
     server.add(node("gpu-1"))
     server.behave = lambda *_: Outcome(wait=threading.Event(), log="a\n")
-    threading.Timer(0.3, server_delete, (server, "train")).start()
-    told = Told().run()
+    told = Told()
+    somebody = threading.Thread(target=server_delete, args=(server, "train", told))
+    somebody.start()
+    told.run()
+    somebody.join()
     assert isinstance(told.error, UnavailableError)
     assert "was deleted" in told.error.message
 
 
-def server_delete(server, name):
+def server_delete(server, name, told):
+    """When its log is followed."""
+    until = time.monotonic() + 30
+    while not told.written and time.monotonic() < until:
+        time.sleep(0.02)
     with server.changed:
         server.remove("jobs", "default", name)
 

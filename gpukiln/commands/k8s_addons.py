@@ -9,7 +9,7 @@ from gpukiln.commands.cli import command, print_json, results, say, words
 if TYPE_CHECKING:
     from gpukiln.kubernetes.addons.settings import Settings
 
-NAMES = "plugin, health, monitoring, queue, runners"
+NAMES = "plugin, health, queue, runners"
 
 
 @command(
@@ -28,8 +28,6 @@ NAMES = "plugin, health, monitoring, queue, runners"
         "behind it for MIG devices; may be given several times",
         "team": "a namespace and its quota: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS; may be given several "
         "times",
-        "monitoring": "dcgm-exporter, Prometheus' rules and alerts, a dashboard of Grafana; the operator of "
-        "Prometheus must be there",
         "runners": "repository or organisation that GitHub Actions runners register with",
         "image": "the runners' image with its digest, as `docker.push` prints it",
         "json": "print one JSON document to standard output",
@@ -49,12 +47,11 @@ def addons(
     sharing: Any = None,
     flavor: Any = None,
     team: Any = None,
-    monitoring: bool = False,
     runners: str = "",
     image: str = "",
     json: bool = False,
 ) -> None:
-    """Render plugin, health, monitoring, queue and runners of a GPU cluster, and what installs them."""
+    """Render device plugin, node health, queue and runners of a GPU cluster, and what installs them."""
     from pathlib import Path
 
     from gpukiln.kubernetes import folder
@@ -69,8 +66,7 @@ def addons(
             "kubernetes": kubernetes,
             "provider": provider,
             "namespace": namespace,
-        }
-        | ({"monitoring": True} if monitoring else {}),
+        },
         teams=team or (),
         flavors=flavor or (),
         shared=sharing or (),

@@ -13,13 +13,6 @@ helm upgrade --install nvidia-device-plugin nvidia-device-plugin --repo https://
 # the nodes' health as condition and taint
 kubectl apply --server-side --field-manager=gpukiln --filename health/gpu-health.yaml
 
-# what GPUs do, and what is wrong with them
-helm upgrade --install dcgm-exporter dcgm-exporter --repo https://nvidia.github.io/dcgm-exporter/helm-charts \
-  --version 4.8.4 --namespace gpu-system --create-namespace \
-  --values monitoring/dcgm-exporter-values.yaml --wait --timeout 10m
-kubectl apply --server-side --field-manager=gpukiln --filename monitoring/rules.yaml
-kubectl apply --server-side --field-manager=gpukiln --filename monitoring/dashboard.yaml
-
 # Kueue with a queue for each team
 helm upgrade --install kueue oci://registry.k8s.io/kueue/charts/kueue \
   --version 0.19.2 --namespace kueue-system --create-namespace \

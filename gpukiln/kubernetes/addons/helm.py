@@ -46,25 +46,6 @@ CHARTS: Mapping[str, Keys] = {
         mps=_keys("root", "enableHostPID", "enableHostNetwork"),
         cdi=_keys("nvidiaHookPath", "featureFlags"),
     ),
-    # NVIDIA/dcgm-exporter: deployment (values.yaml, templates)
-    "dcgm-exporter": _keys(
-        *("arguments", "imagePullSecrets", "nameOverride", "fullnameOverride", "namespaceOverride"),
-        *("runtimeClassName", "rollingUpdate", "podLabels", "podAnnotations", "podSecurityContext"),
-        *("securityContext", "resources", "nodeSelector", "tolerations", "affinity", "extraHostVolumes"),
-        *("extraConfigMapVolumes", "extraVolumeMounts", "extraEnv", "kubeletPath", "customMetrics"),
-        image=_IMAGE,
-        serviceAccount=_SERVICE_ACCOUNT,
-        service=_keys(
-            "enable", "type", "internalTrafficPolicy", "clusterIP", "port", "address", "annotations"
-        ),
-        serviceMonitor=_keys(
-            *("apiVersion", "enabled", "interval", "scrapeTimeout", "honorLabels", "additionalLabels"),
-            *("relabelings", "metricRelabelings"),
-        ),
-        tlsServerConfig=None,
-        basicAuth=None,
-        kubernetes=None,
-    ),
     # kubernetes-sigs/kueue: charts/kueue (README.md, values.yaml)
     "kueue": _keys(
         *("nameOverride", "fullnameOverride", "enablePrometheus", "enableCertManager", "enableVisibilityAPF"),

@@ -91,11 +91,7 @@ def _proof(settings: Settings) -> Manifest:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {
-            "name": "gpu-isolation-check",
-            "namespace": settings.namespace,
-            "annotations": {"gpukiln.io/skip.nvidia-visible-devices": "it asks so that nobody answers"},
-        },
+        "metadata": {"name": "gpu-isolation-check", "namespace": settings.namespace},
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": 600,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpukiln.errors import UsageError
-from gpukiln.kubernetes.addons import helm, monitoring, node_health, plugin, queue, runners
+from gpukiln.kubernetes.addons import helm, node_health, plugin, queue, runners
 from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.manifest import dump
 from gpukiln.typed import unknown
@@ -33,9 +33,6 @@ class AddOnKind:
 ADD_ONS: Mapping[str, AddOnKind] = {
     "plugin": AddOnKind("NVIDIA's device plugin with feature discovery", plugin.files, plugin.install),
     "health": AddOnKind("the nodes' health as condition and taint", node_health.files, node_health.install),
-    "monitoring": AddOnKind(
-        "what GPUs do, and what is wrong with them", monitoring.files, monitoring.install
-    ),
     "queue": AddOnKind("Kueue with a queue for each team", queue.files, queue.install),
     "runners": AddOnKind("GitHub Actions runners", runners.files, runners.install),
 }
@@ -53,11 +50,7 @@ def chosen(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
             raise unknown("add-on", name, ADD_ONS)
     if named:
         return tuple(name for name in ADD_ONS if name in named)
-    said = {
-        "monitoring": settings.monitoring,
-        "queue": bool(settings.teams),
-        "runners": settings.runners is not None,
-    }
+    said = {"queue": bool(settings.teams), "runners": settings.runners is not None}
     return tuple(name for name in ADD_ONS if said.get(name, True))
 
 

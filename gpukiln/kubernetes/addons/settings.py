@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -153,10 +152,6 @@ class Settings:
         namespace: Of the device plugin, the exporter and the nodes' health.
         monitoring_namespace: Of Prometheus and Grafana.
         monitoring_labels: What the cluster's Prometheus looks for on rules and monitors.
-        monitoring: Whether exporter, rules and dashboard are rendered; they want Prometheus' operator.
-        idle_percent: Of utilisation, below which a GPU that a pod has is idle.
-        idle_minutes: After which it is told.
-        usd_per_hour: By instance type, what you pay, where that is not the price on demand.
         taint: Of the GPU nodes.
         sharing: Of nodes that say nothing else.
         named_sharing: By the value of the node label nvidia.com/device-plugin.config, another one.
@@ -174,10 +169,6 @@ class Settings:
     namespace: Name = "gpu-system"
     monitoring_namespace: Name = "monitoring"
     monitoring_labels: Mapping[str, str] = field(default_factory=lambda: {"release": "kube-prometheus-stack"})
-    monitoring: bool = False
-    idle_percent: Annotated[int, Field(ge=1, le=99)] = 5
-    idle_minutes: Annotated[int, Field(ge=10)] = 60
-    usd_per_hour: Mapping[str, Decimal] = field(default_factory=dict)
     taint: Taint = Taint()
     sharing: Sharing = Sharing()
     named_sharing: Mapping[Name, Sharing] = field(default_factory=dict)

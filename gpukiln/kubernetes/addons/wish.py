@@ -18,7 +18,7 @@ from gpukiln.typed import dump, load
 def settings(
     files: Iterable[Path],
     *,
-    plain: Mapping[str, Any],
+    plain: Mapping[str, str],
     teams: Iterable[str] = (),
     flavors: Iterable[str] = (),
     shared: Iterable[str] = (),

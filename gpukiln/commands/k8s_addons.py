@@ -9,7 +9,7 @@ from gpukiln.commands.cli import command, print_json, results, say, words
 if TYPE_CHECKING:
     from gpukiln.kubernetes.addons.settings import Settings
 
-NAMES = "plugin, health, queue, runners"
+NAMES = "plugin, health, monitoring, queue, runners"
 
 
 @command(
@@ -21,7 +21,7 @@ NAMES = "plugin, health, queue, runners"
         "region": "of AWS, whose prices count",
         "kubernetes": "minor version of the cluster, for example 1.35",
         "provider": "of the nodes: karpenter, managed or asg",
-        "namespace": "of the device plugin and the nodes' health",
+        "namespace": "of the device plugin, the exporter and the nodes' health",
         "sharing": "none, time-slicing:4, mps:4, mig-single or mig-mixed; NAME=HOW for nodes with the label "
         "nvidia.com/device-plugin.config=NAME; may be given several times",
         "flavor": "a kind of GPU node: g5.xlarge, t4, LABEL=VALUE or NAME=any of these, with `:mig-1g.10gb` "
@@ -51,7 +51,7 @@ def addons(
     image: str = "",
     json: bool = False,
 ) -> None:
-    """Render device plugin, node health, queue and runners of a GPU cluster, and what installs them."""
+    """Render device plugin, node health, monitoring, queue and runners of a GPU cluster, and what installs them."""
     from pathlib import Path
 
     from gpukiln.kubernetes import folder

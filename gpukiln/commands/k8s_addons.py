@@ -51,7 +51,7 @@ def addons(
     image: str = "",
     json: bool = False,
 ) -> None:
-    """Render device plugin, node health, monitoring, queue and runners of a GPU cluster, and what installs them."""
+    """Render device plugin, node health, monitoring, queue and runners of a GPU cluster, and their script."""
     from pathlib import Path
 
     from gpukiln.kubernetes import folder

@@ -52,7 +52,7 @@ def install(settings: Settings) -> tuple[str, ...]:
         f"  {helm.apply(OBJECTS)}\n"
         f"  {helm.apply(GRAFANA)}\n"
         "else\n"
-        '  echo "without Prometheus\' operator: give your Prometheus and Grafana what is in monitoring/plain" >&2\n'
+        '  echo "no operator of Prometheus: give Prometheus and Grafana what is in monitoring/plain" >&2\n'
         "fi",
     )
 

@@ -18,6 +18,7 @@ _GPU = "node, gpu, UUID, modelName"
 _HELD = f"{_GPU}, GPU_I_ID, exported_namespace, exported_pod"
 _SEEN = "count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP)"
 _SEEN_BEFORE = "count by (node, UUID) (max_over_time(DCGM_FI_DEV_GPU_TEMP[1h]))"
+_POD = "{{ $labels.exported_namespace }}/{{ $labels.exported_pod }}"
 _WHERE = "GPU {{ $labels.gpu }} ({{ $labels.modelName }}) of {{ $labels.node }}"
 
 
@@ -125,7 +126,7 @@ def _heat() -> tuple[Alert, ...]:
             f"max by ({_GPU}) (DCGM_FI_DEV_GPU_TEMP) >= on (modelName) group_left () {SLOWDOWN}",
             "5m",
             f"{_WHERE} has {{{{ $value }}}} degrees, at which it slows down",
-            "A few degrees more and it shuts down. On one's own machines look at fans and air; else replace it.",
+            "A few degrees more and it shuts down. Look at fans and air, or replace the machine.",
         ),
         Alert(
             "GpuThermalThrottling",
@@ -158,7 +159,7 @@ def _lost() -> tuple[Alert, ...]:
             f"count by (node) ({_SEEN_BEFORE}) - on (node) count by (node) ({_SEEN}) > 0",
             "5m",
             "{{ $value }} GPUs of {{ $labels.node }} are gone that were there within the last hour",
-            "They fell off the bus, or somebody cut them off. `nvidia-smi -L` and the kernel's log on the node.",
+            "They fell off the bus. Compare `nvidia-smi -L` with the kernel's log on the node.",
         ),
         Alert(
             "GpuNotMonitored",
@@ -166,7 +167,7 @@ def _lost() -> tuple[Alert, ...]:
             f"{of_node('capacity')} > 0 unless on (node) count by (node) ({_SEEN})",
             "10m",
             "{{ $labels.node }} has GPUs, and nothing is known of them",
-            "No exporter answers there, so no other alert would fire. `kubectl get pods -o wide` of dcgm-exporter.",
+            "No exporter answers there, so no other alert would fire: see its pod of dcgm-exporter.",
         ),
         Alert(
             "GpuNodesUnknown",
@@ -188,8 +189,8 @@ def _waste(settings: Settings) -> tuple[Alert, ...]:
             "warning",
             f"max by ({_HELD}) ({busy}) < {settings.idle_percent}",
             f"{settings.idle_minutes}m",
-            f"{{{{ $labels.exported_namespace }}}}/{{{{ $labels.exported_pod }}}} holds {_WHERE} and leaves it idle",
-            f"Below {settings.idle_percent} % for {settings.idle_minutes} minutes. Ask whose it is, or end it.",
+            f"{_POD} leaves {_WHERE} idle",
+            f"Used below {settings.idle_percent} % for {settings.idle_minutes} minutes. Ask whose it is.",
         ),
     )
 

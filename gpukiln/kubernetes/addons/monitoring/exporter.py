@@ -21,8 +21,8 @@ def values(settings: Settings) -> dict[str, Any]:
     shared = {one.strategy for one in (settings.sharing, *settings.named_sharing.values())}
     return {
         "image": {"repository": repository, "tag": tag},
-        # The container engine's toolkit gives GPUs to who may ask: NVIDIA_VISIBLE_DEVICES is in the image, and
-        # SYS_ADMIN is what the profiling metrics need as well.
+        # NVIDIA_VISIBLE_DEVICES is in the image; the toolkit listens to it where a pod has SYS_ADMIN, which
+        # profiling needs as well.
         "securityContext": {
             "runAsNonRoot": False,
             "runAsUser": 0,

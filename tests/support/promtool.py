@@ -1,4 +1,4 @@
-"""Prometheus' promtool, which judges and runs rules: the one on PATH, or that of Debian's package, unpacked."""
+"""Prometheus' promtool, which judges and runs rules: that on PATH, or that of Debian's package, unpacked."""
 
 import shutil
 import subprocess

@@ -110,7 +110,7 @@ def _memory() -> tuple[Alert, ...]:
         Alert(
             "GpuRemapPending",
             "warning",
-            f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_PENDING or DCGM_FI_DEV_RETIRED_PENDING) > 0",
+            f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_PENDING > 0 or DCGM_FI_DEV_RETIRED_PENDING > 0)",
             "",
             f"Memory of {_WHERE} waits for a reset to be repaired",
             "Until the GPU is reset, the bad memory stays in use. Drain the node, then reset or reboot.",

@@ -1,4 +1,4 @@
-"""Recording rules: who has GPUs, for how long, at what price; and facts of our catalogue that rules compare with.
+"""Recording rules: who has GPUs, for how long, at what price; and what of our catalogue alerts compare with.
 
 Money is the machine's price on demand in the settings' region, divided by its GPUs: for spot and reserved
 machines it is an upper bound. A GPU that several pods share is shared among them in equal parts.

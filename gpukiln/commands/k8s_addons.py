@@ -88,11 +88,17 @@ def addons(
 
 def _tell(settings: Settings, names: tuple[str, ...], output: str, *, only: bool) -> None:
     from gpukiln.kubernetes.addons import plugin
+    from gpukiln.kubernetes.addons.monitoring import records
 
     if "plugin" in names:
         say("the nodes need in their user data, or a pod reaches GPUs that it was not given:")
         for line in plugin.ISOLATION:
             say(f"  {line}")
+    if "monitoring" in names and not records.prices(settings):
+        say(
+            f"no prices of GPU machines in {settings.region} are known, so nothing is told in money: "
+            f"invoke offer.refresh --region {settings.region}"
+        )
     if not (only or settings.teams or settings.runners):
         say("no queue and no runners: --team and --runners have them rendered")
     if output:

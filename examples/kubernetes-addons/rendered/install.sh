@@ -21,7 +21,7 @@ if kubectl get crd servicemonitors.monitoring.coreos.com prometheusrules.monitor
   kubectl apply --server-side --field-manager=gpukiln --filename monitoring/objects.yaml
   kubectl apply --server-side --field-manager=gpukiln --filename monitoring/grafana.yaml
 else
-  echo "without Prometheus' operator: give your Prometheus and Grafana what is in monitoring/plain" >&2
+  echo "no operator of Prometheus: give Prometheus and Grafana what is in monitoring/plain" >&2
 fi
 
 # Kueue with a queue for each team

@@ -12,12 +12,13 @@ from typing import Any
 from gpukiln.catalog.boards import boards
 from gpukiln.catalog.drivers import branches
 from gpukiln.catalog.instance_types import instance_types
-from gpukiln.catalog.prices import machine_price
-from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons.settings import Settings
+from gpukiln.offers.prices import on_demand
 
 Rule = dict[str, Any]
-MINUTES_OF_HOUR = 60  # records of an hour: the groups are evaluated every minute
+MINUTES_OF_HOUR = 60  # the groups are evaluated every minute
+# By name of a span: a range that has one sample for each of its minutes. Prometheus before 3 counts both ends.
+SPANS = {"1h": "59m30s", "1d": "23h59m30s"}
 
 PRICE = "gpukiln:gpu_hour_usd"
 SLOWDOWN = "gpukiln:gpu_slowdown_celsius"
@@ -41,22 +42,16 @@ def groups(settings: Settings) -> list[Rule]:
 
 
 def prices(settings: Settings) -> list[Rule]:
-    """What a GPU of each instance type costs an hour.
-
-    Raises:
-        UsageError: The catalogue has no prices of the region.
-    """
-    rules = []
-    for name, one in sorted(instance_types().items()):
-        price = machine_price(name, settings.region)
-        if price and one.gpus:
-            rules.append(_fact(PRICE, f"{price.usd / one.gpus:.6f}", instance_type=name))
-    if not rules:
-        raise UsageError(
-            f"no prices of GPU machines in {settings.region} are known, which rules on money need",
-            hint="--region us-west-2 takes that region's prices; --only leaves monitoring out",
-        )
-    return rules
+    """What a GPU of each instance type costs an hour; none where no price of the region is known."""
+    today = datetime.now(UTC).date()
+    found = {
+        name: (on_demand(name, settings.region, today), one.gpus) for name, one in instance_types().items()
+    }
+    return [
+        _fact(PRICE, f"{price.value / gpus:.6f}", instance_type=name)
+        for name, (price, gpus) in sorted(found.items())
+        if price and gpus
+    ]
 
 
 def _slowdown() -> list[Rule]:
@@ -87,9 +82,9 @@ def _use() -> list[Rule]:
         *(
             {
                 "record": f"gpukiln:namespace_{what}:{span}",
-                "expr": f"sum_over_time({of}[{span}]) / {MINUTES_OF_HOUR}",
+                "expr": f"sum_over_time({of}[{minutes}]) / {MINUTES_OF_HOUR}",
             }
-            for span in ("1h", "1d")
+            for span, minutes in SPANS.items()
             for what, of in (("gpu_hours", GPUS), ("usd", USD))
         ),
     ]

@@ -64,7 +64,7 @@ def test_the_example_is_what_is_rendered(example):
 def test_every_object_fits_its_schema(example, minor):
     kinds = set()
     for path, text in example.items():
-        if not path.endswith(".yaml") or path.endswith("values.yaml"):
+        if not path.endswith(".yaml") or path.endswith("values.yaml") or "/plain/" in path:
             continue
         for one in load(text):
             if not one["apiVersion"].startswith(("kueue.", "monitoring.coreos.com/")):
@@ -710,6 +710,7 @@ def test_the_script_installs_the_pinned_charts_in_order(example, tmp_path):
     found = [(words[4].rpartition("/")[2], words[words.index("--version") + 1]) for words in charts]
     assert [name for name, _ in found] == [
         "nvidia-device-plugin",
+        "dcgm-exporter",
         "kueue",
         "gha-runner-scale-set-controller",
         "gha-runner-scale-set",

@@ -1,7 +1,9 @@
 """Monitoring: rules are run by promtool over series that fire each alert and series that don't."""
 
 import json
+import os
 import re
+import subprocess
 from dataclasses import replace
 from datetime import UTC, date, datetime
 
@@ -443,8 +445,61 @@ def test_the_cloudwatch_agent_measures_what_it_knows():
     assert {one["name"] for one in found["measurement"]} <= known
 
 
-def test_the_script_leaves_out_what_a_cluster_without_the_operator_does_not_know():
+@pytest.mark.parametrize(("there", "applied"), [(True, 2), (False, 0)])
+def test_the_script_leaves_out_what_a_cluster_without_the_operator_does_not_know(tmp_path, there, applied):
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        f'#!/bin/sh\nif [ "$1 $2" = "get crd" ]; then exit {0 if there else 1}; fi\necho "$@"\n'
+    )
+    kubectl.chmod(0o755)
     chart, objects = monitoring.install(SETTINGS)
-    assert "monitoring/values.yaml" in chart
-    assert objects.startswith("if kubectl get crd servicemonitors.monitoring.coreos.com")
-    assert "monitoring/plain" in objects
+    assert chart.startswith("helm upgrade --install dcgm-exporter")
+    script = f"set -euo pipefail\n{objects}\n"
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == applied
+    assert ("monitoring/plain" in done.stderr) == (not there)
+
+
+# Fields that are written here: prometheus-operator/prometheus-operator,
+# example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,prometheusrules}.yaml
+RELABEL = {"sourceLabels": [str], "targetLabel": str}
+MODELS = {
+    "ServiceMonitor": {
+        "attachMetadata": {"node": bool},
+        "namespaceSelector": {"matchNames": [str]},
+        "selector": {"matchLabels": {str: str}},
+        "endpoints": [{"port": str, "interval": str, "honorLabels": bool, "relabelings": [RELABEL]}],
+    },
+    "PrometheusRule": {
+        "groups": [
+            {
+                "name": str,
+                "interval": str,
+                "rules": [
+                    {
+                        **dict.fromkeys(("record", "alert", "expr", "for"), str),
+                        **dict.fromkeys(("labels", "annotations"), {str: str}),
+                    }
+                ],
+            }
+        ]
+    },
+}
+
+
+def fits(value, model):
+    if isinstance(model, type):
+        return type(value) is model
+    if isinstance(model, list):
+        return isinstance(value, list) and all(fits(one, model[0]) for one in value)
+    if str in model:
+        return all(type(key) is str and fits(one, model[str]) for key, one in value.items())
+    return all(key in model and fits(one, model[key]) for key, one in value.items())
+
+
+def test_the_operator_knows_each_field(files):
+    for one in load(files[monitoring.OBJECTS]):
+        assert fits(one["spec"], MODELS[one["kind"]]), one["kind"]
+    assert not fits({"endpoints": [{"port": 9400}]}, MODELS["ServiceMonitor"])
+    assert not fits({"group": []}, MODELS["PrometheusRule"])

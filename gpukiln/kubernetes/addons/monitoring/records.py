@@ -17,7 +17,7 @@ from gpukiln.offers.prices import on_demand
 
 Rule = dict[str, Any]
 MINUTES_OF_HOUR = 60  # the groups are evaluated every minute
-# By name of a span: a range that has one sample for each of its minutes. Prometheus before 3 counts both ends.
+# By name of a span: a range with one sample for each of its minutes. Prometheus before 3 counts both ends.
 SPANS = {"1h": "59m30s", "1d": "23h59m30s"}
 
 PRICE = "gpukiln:gpu_hour_usd"

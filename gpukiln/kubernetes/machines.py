@@ -112,6 +112,19 @@ def labels(name: str) -> dict[str, str]:
     }
 
 
+def is_elsewhere(product: str) -> bool:
+    """Whether a value of the product label may be that of a machine that is not EC2's.
+
+    NVML's names of NVIDIA's boards begin so; what is short for one that EC2 sells, as NVIDIA-T4 of Tesla-T4,
+    is no board's name.
+    """
+    short = {gpus()[one.gpu].name.replace(" ", "-") for one in sold().values()}
+    short |= {name.split("-")[0] for name in short}
+    bare = product.removeprefix("NVIDIA-").removeprefix("Tesla-")
+    known = {labels(name).get(PRODUCT) for name in sold()}
+    return bare != product and bare not in short and product not in known
+
+
 def ec2_name(model: str) -> str:
     """What EC2's DescribeInstanceTypes calls a GPU of the catalogue."""
     return gpus()[model].ec2_name or gpus()[model].name

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from gpukiln.kubernetes import machines
@@ -62,6 +62,9 @@ class Pool:
                 yield node["metadata"]["name"], node
             return
         wanted = _wanted(spec)
+        products = wanted.get(machines.PRODUCT, ())
+        if self.anything and products and all(map(_is_elsewhere, products)):
+            return  # a machine of one's own, of which nothing is known
         for name in self.types:
             node = _node(self, name)
             known = node["metadata"]["labels"]
@@ -218,6 +221,11 @@ def _node(pool: Pool, name: str) -> Manifest:
         "spec": {"taints": list(pool.taints)},
         "status": {"allocatable": room, "capacity": room},
     }
+
+
+@cache
+def _is_elsewhere(product: str) -> bool:
+    return machines.is_elsewhere(product.removesuffix("-SHARED"))
 
 
 def _with(node: Manifest, labels: Mapping[str, str]) -> Manifest:

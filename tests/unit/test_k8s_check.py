@@ -276,13 +276,19 @@ def test_a_broken_document_is_told_and_the_next_is_read() -> None:
     ("text", "line"),
     [
         ("a: &a [*a]\n", 1),
-        ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(f"b{n}: &b{n} [{', '.join(['*a' if n == 0 else f'*b{n - 1}'] * 9)}]\n" for n in range(9)), 7),  # noqa: E501
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x]\n"
+            + "".join(
+                f"b{n}: &b{n} [{', '.join(['*a' if n == 0 else f'*b{n - 1}'] * 9)}]\n" for n in range(9)
+            ),
+            7,
+        ),
         ("[" * 500 + "]" * 500, 1),
         ("? [a]\n: b\n", 1),
         ("a: \x00\n", 1),
     ],
     ids=["itself", "laughs", "deep", "key", "control"],
-)  # fmt: skip
+)
 def test_what_would_harm_a_reader_is_unreadable(text: str, line: int) -> None:
     (found,) = judged(text).findings
     assert (found.rule, found.line) == ("unreadable", line)
@@ -329,10 +335,21 @@ def test_a_field_is_judged_by_every_version_that_is_asked_for(minors: tuple[int,
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("500m", 0.5), ("16Gi", 16 * 2**30), ("1e3", 1000), ("2k", 2000), (".5", 0.5), (8, 8), ("-1", -1),
-        ("16GB", None), ("1 Gi", None), ("", None), (True, None), ("1e9999", None), ("Gi", None),
+        ("500m", 0.5),
+        ("16Gi", 16 * 2**30),
+        ("1e3", 1000),
+        ("2k", 2000),
+        (".5", 0.5),
+        (8, 8),
+        ("-1", -1),
+        ("16GB", None),
+        ("1 Gi", None),
+        ("", None),
+        (True, None),
+        ("1e9999", None),
+        ("Gi", None),
     ],
-)  # fmt: skip
+)
 def test_quantities(text: Any, value: float | None) -> None:
     assert quantity(text) == value
 
@@ -405,8 +422,10 @@ def test_sarif_and_junit(tmp_path: Path, check: Typed) -> None:
     assert "helm template" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
     root = ET.parse(tmp_path / "c.xml").getroot()  # noqa: S314 - it is ours
     assert {key: root.get(key) for key in ("tests", "failures", "skipped")} == {
-        "tests": "4", "failures": "1", "skipped": "1",
-    }  # fmt: skip
+        "tests": "4",
+        "failures": "1",
+        "skipped": "1",
+    }
     assert [one.get("name") for one in root.iter("testsuite")] == ["good.yaml", "bad one.yaml", "chart.yaml"]
     assert [len(one) for one in root.iter("testcase")] == [0, 1, 1, 1]
 
@@ -498,22 +517,30 @@ def _plain(kind: str) -> str:
     [
         ("compose.yaml", "services: {a: {image: a, volumes: [x:/y]}}\nvolumes: {x: {}}\n"),
         ("config", "apiVersion: v1\nkind: Config\nclusters: []\n"),
-        ("values.yaml", "image: {repository: a, tag: '1'}\nenv: {A: b}\n"
-         "resources: {limits: {cpu: 1}}\nvolumes: {}\n"),
+        (
+            "values.yaml",
+            "image: {repository: a, tag: '1'}\nenv: {A: b}\nresources: {limits: {cpu: 1}}\nvolumes: {}\n",
+        ),
         ("page.md", "```yaml\nenv: {CC: ccache gcc}\nsteps: []\n```\n"),
-        ("page.md", "```yaml\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: <name>}\nspec:\n"
-         "  replicas: ${REPLICAS}\n  selector: {}\n  template: {spec: {containers: [{name: $NAME, "
-         "image: a:1, resources: {limits: {memory: <memory>}}}]}}\n```\n"),
-        ("ray.yaml", "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: a}\nspec: {headGroupSpec: "
-         "{rayStartParams: {}, template: {spec: {containers: [{name: h, image: rayproject/ray:2.50.0, "
-         "resources: {limits: {cpu: 1, memory: 1Gi, nvidia.com/gpu: 2}}}]}}}}\n"),
+        (
+            "page.md",
+            "```yaml\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: <name>}\nspec:\n"
+            "  replicas: ${REPLICAS}\n  selector: {}\n  template: {spec: {containers: [{name: $NAME, "
+            "image: a:1, resources: {limits: {memory: <memory>}}}]}}\n```\n",
+        ),
+        (
+            "ray.yaml",
+            "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: a}\nspec: {headGroupSpec: "
+            "{rayStartParams: {}, template: {spec: {containers: [{name: h, image: rayproject/ray:2.50.0, "
+            "resources: {limits: {cpu: 1, memory: 1Gi, nvidia.com/gpu: 2}}}]}}}}\n",
+        ),
         ("empty.yaml", "---\n---\n# nothing\n"),
         ("empty.md", ""),
         ("dates.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {on: 2026-01-01}}\n"),
         ("merge.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: &m {name: a}\ndata: {<<: {a: b}, c: d}\n"),
     ],
     ids=lambda value: value if "\n" not in value and value else "",
-)  # fmt: skip
+)
 def test_no_alarm_on_what_is_right_in_unusual_ways(name: str, text: str) -> None:
     assert not judged(text, name).findings
 

@@ -138,14 +138,18 @@ def _offered(amounts: tuple[tuple[str, str], ...]) -> dict[str, Decimal]:
 
 def words(one: Placed) -> list[str]:
     """Lines for people."""
+    if not one.on and not one.not_on:
+        return [f"{one.object} is for machines that nothing is known of here; --pools or --cluster has them"]
     lines = [f"{one.object} runs on {_some(one.on)}" if one.on else f"{one.object} runs on none of them"]
     if one.not_on:
         lines += [f"  not on {where.on}: {where.why}" for where in one.not_on[:SAID]]
         if len(one.not_on) > SAID:
-            lines.append(f"  nor on {len(one.not_on) - SAID} others (--json has all)")
+            more = len(one.not_on) - SAID
+            lines.append(f"  nor on {more} other{'s' if more > 1 else ''} (--json has all)")
     return lines
 
 
 def _some(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 6} others" if len(names) > 6 else ""
+    more = len(names) - 6
+    rest = f" and {more} other{'s' if more > 1 else ''}" if more > 0 else ""
     return ", ".join(names[:6]) + rest

@@ -15,11 +15,23 @@ if TYPE_CHECKING:
 
 # What is judged; those that another object made are its owner's fault.
 KINDS = (
-    "Pod", "Job", "CronJob", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet",
-    "karpenter.sh/v1/NodePool", "karpenter.k8s.aws/v1/EC2NodeClass", "ray.io/v1/RayCluster",
-    "ray.io/v1/RayJob", "ray.io/v1/RayService", "kubeflow.org/v1/PyTorchJob", "kubeflow.org/v2beta1/MPIJob",
-    "jobset.x-k8s.io/v1alpha2/JobSet", "actions.github.com/v1alpha1/AutoscalingRunnerSet",
-)  # fmt: skip
+    "Pod",
+    "Job",
+    "CronJob",
+    "Deployment",
+    "StatefulSet",
+    "DaemonSet",
+    "ReplicaSet",
+    "karpenter.sh/v1/NodePool",
+    "karpenter.k8s.aws/v1/EC2NodeClass",
+    "ray.io/v1/RayCluster",
+    "ray.io/v1/RayJob",
+    "ray.io/v1/RayService",
+    "kubeflow.org/v1/PyTorchJob",
+    "kubeflow.org/v2beta1/MPIJob",
+    "jobset.x-k8s.io/v1alpha2/JobSet",
+    "actions.github.com/v1alpha1/AutoscalingRunnerSet",
+)
 CLUSTER_WIDE = ("NodePool", "EC2NodeClass")
 # What only the server writes, and nobody is asked to mend.
 WRITTEN = ("status",)

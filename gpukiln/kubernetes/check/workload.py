@@ -371,15 +371,42 @@ def _templates(thing: Thing) -> Iterator[Path]:
 
 
 CONTAINER_KEYS = {
-    "name", "image", "command", "args", "env", "envFrom", "ports", "resources", "volumeMounts",
-    "securityContext", "imagePullPolicy", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe",
+    "name",
+    "image",
+    "command",
+    "args",
+    "env",
+    "envFrom",
+    "ports",
+    "resources",
+    "volumeMounts",
+    "securityContext",
+    "imagePullPolicy",
+    "lifecycle",
+    "livenessProbe",
+    "readinessProbe",
+    "startupProbe",
     "workingDir",
-}  # fmt: skip
+}
 POD_KEYS = {
-    "containers", "initContainers", "nodeSelector", "affinity", "tolerations", "volumes", "restartPolicy",
-    "runtimeClassName", "priorityClassName", "serviceAccountName", "hostNetwork", "hostPID", "hostIPC",
-    "terminationGracePeriodSeconds", "topologySpreadConstraints", "schedulerName", "resourceClaims",
-}  # fmt: skip
+    "containers",
+    "initContainers",
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "volumes",
+    "restartPolicy",
+    "runtimeClassName",
+    "priorityClassName",
+    "serviceAccountName",
+    "hostNetwork",
+    "hostPID",
+    "hostIPC",
+    "terminationGracePeriodSeconds",
+    "topologySpreadConstraints",
+    "schedulerName",
+    "resourceClaims",
+}
 
 
 def _of_fragment(thing: Thing) -> Iterator[Workload]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Literal, get_args
@@ -11,15 +10,13 @@ from gpukiln.catalog.boards import boards, divisions
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
 from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, MIB, PRODUCT, allocatable, ec2_name, sold
 from gpukiln.offers.request import parse
 from gpukiln.typed import unknown
 
 SelectBy = Literal["product", "instance-type", "karpenter", "auto-mode"]
 Provider = Literal["karpenter", "auto-mode", "managed", "asg", "aks", "gke"]
 
-MIB = 2**20
-PRODUCT = "nvidia.com/gpu.product"
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 # aws/karpenter-provider-aws:pkg/providers/instancetype/types.go (name in lower case, memory in MiB);
 # docs.aws.amazon.com/eks/latest/userguide/create-node-pool.html for Auto Mode's
 GPU_LABELS = {
@@ -36,7 +33,6 @@ SPOT: dict[str, tuple[str, str]] = {
     "gke": ("cloud.google.com/gke-spot", "true"),  # GKE, spot VMs
 }
 SPOT_TAINTS = {"aks": {"key": "kubernetes.azure.com/scalesetpriority", "value": "spot"}}
-ARCHES = {"x86_64": "amd64", "arm64": "arm64"}
 
 Expression = dict[str, Any]
 
@@ -76,7 +72,7 @@ def candidates(models: Sequence[str], count: int, mig: str, arch: str) -> tuple[
         _require_sold(model, mig)
     able = {
         name: machine
-        for name, machine in _sold().items()
+        for name, machine in sold().items()
         if (not models or machine.gpu in models) and arch in ("", machine.arch)
     }
     fitting = [name for name, machine in able.items() if _room(machine, mig) >= count]
@@ -103,7 +99,7 @@ def named_types(names: Sequence[str], models: Sequence[str], count: int, mig: st
     """
     for name in names:
         machine = instance_type(name)
-        if name not in _sold():
+        if name not in sold():
             why = "is retired" if machine.status == "retired" else "has no whole GPU of NVIDIA"
             raise IncompatibleError(
                 f"{name} {why}", hint=f"instead: {', '.join(machine.alternatives) or 'see offer.list'}"
@@ -129,31 +125,15 @@ def with_room(types: Sequence[str], cpu: Decimal, memory: Decimal) -> tuple[str,
     Raises:
         IncompatibleError: None can.
     """
-    found = tuple(
-        name for name in types if cpu <= allocatable(name)[0] and memory <= allocatable(name)[1] * MIB
-    )
+    found = tuple(name for name in types if cpu <= _cores(name) and memory <= _memory(name))
     if types and not found:
-        most = max(types, key=allocatable)
+        most = max(types, key=lambda name: (_cores(name), _memory(name)))
         raise IncompatibleError(
             f"no such machine has room for {cpu.normalize():f} CPUs and {memory / MIB:.0f} MiB: a node of "
-            f"{most} has {allocatable(most)[0]} CPUs and {allocatable(most)[1]} MiB for its pods",
+            f"{most} has {_cores(most)} CPUs and {_memory(most) / MIB:.0f} MiB for its pods",
             hint="less --cpu or --memory, or other GPUs",
         )
     return found
-
-
-def allocatable(name: str) -> tuple[Decimal, int]:
-    """CPUs and MiB that an EKS node of a type has for pods.
-
-    awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go reserves 11 MiB for each pod and 255, 100 to
-    evict at, and shares of the CPUs. A machine's memory is 7.5 % less than sold, as Karpenter assumes before
-    it has seen one (VM_MEMORY_OVERHEAD_PERCENT).
-    """
-    machine = instance_type(name)
-    cores = machine.vcpu
-    kept = 60 + 10 * (cores > 1) + 5 * max(min(cores, 4) - 2, 0) + Decimal("2.5") * max(cores - 4, 0)
-    reserved = 11 * machine.max_pods + 255 + 100
-    return cores - Decimal(math.ceil(kept)) / 1000, int(machine.memory_mib * 0.925) - reserved
 
 
 def check_mig(profile: str, models: Sequence[str]) -> None:
@@ -200,7 +180,7 @@ def expressions(
     if select_by == "product":
         return [_product(models, mig, shared=shared)]
     begin = GPU_LABELS[select_by]
-    found = [_in(f"{begin}name", [_ec2_name(model).lower().replace(" ", "-") for model in models])]
+    found = [_in(f"{begin}name", [ec2_name(model).lower().replace(" ", "-") for model in models])]
     if any(_is_ambiguous(model) for model in models):
         memory = {instance_type(name).gpu_memory_mib for name in types if instance_type(name).gpu in models}
         found.append(_in(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
@@ -248,22 +228,18 @@ def _in(key: str, values: Sequence[str]) -> Expression:
     return {"key": key, "operator": "In", "values": list(dict.fromkeys(values))}
 
 
-def _sold() -> dict[str, InstanceType]:
-    """What can be launched and has whole GPUs that the device plugin serves."""
-    return {
-        name: machine
-        for name, machine in instance_types().items()
-        if machine.status != "retired"
-        and machine.driver == "datacenter"
-        and machine.gpu_fraction == 1
-        and gpus()[machine.gpu].manufacturer == "NVIDIA"
-    }
+def _cores(name: str) -> Decimal:
+    return allocatable(name)["cpu"]
+
+
+def _memory(name: str) -> Decimal:
+    return allocatable(name)["memory"]
 
 
 def _require_sold(model: str, mig: str) -> None:
     if mig:
         check_mig(mig, [model])
-    if any(machine.gpu == model for machine in _sold().values()):
+    if any(machine.gpu == model for machine in sold().values()):
         return
     retired = [name for name, machine in instance_types().items() if machine.gpu == model]
     if not retired:
@@ -298,11 +274,7 @@ def _size(machine: InstanceType) -> tuple[int, int, int]:
     return machine.gpus, machine.vcpu, machine.memory_mib
 
 
-def _ec2_name(model: str) -> str:
-    return gpus()[model].ec2_name or gpus()[model].name
-
-
 def _is_ambiguous(model: str) -> bool:
     """Whether EC2 has another board of the same name, as with A100."""
-    sold = {machine.gpu for machine in _sold().values()}
-    return sum(_ec2_name(other) == _ec2_name(model) for other in sold) > 1
+    others = {machine.gpu for machine in sold().values()}
+    return sum(ec2_name(other) == ec2_name(model) for other in others) > 1

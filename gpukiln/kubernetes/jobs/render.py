@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.jobs import choice
 from gpukiln.kubernetes.quantity import quantity
 
@@ -71,7 +72,7 @@ def _failures(job: GpuJob) -> list[dict[str, Any]]:
 
 def _pod(job: GpuJob) -> dict[str, Any]:
     required, preferred = _selection(job)
-    selector = {"kubernetes.io/arch": choice.ARCHES[job.arch], **dict(job.node_labels)}
+    selector = {"kubernetes.io/arch": machines.ARCHES[job.arch], **dict(job.node_labels)}
     selector |= {one["key"]: one["values"][0] for one in required if _is_one(one)}
     several = [one for one in required if not _is_one(one)]
     affinity = _affinity(job, several, preferred)

@@ -11,6 +11,7 @@ from typing import Any
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, RefusedError, UsageError
 from gpukiln.gpus.text import seconds
+from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.jobs import choice
 from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
 from gpukiln.kubernetes.jobs.render import manifests
@@ -195,8 +196,8 @@ def gpu_job(
     choice.check_choice("--select-by", by, SelectBy)
     _check_choices(by, models, products, named, mig, shared=shared)
     weights = _weights(prefer, models, products)
-    if arch and arch not in choice.ARCHES:
-        raise UsageError(f"--arch {arch!r}", hint=f"wanted: {' or '.join(choice.ARCHES)}")
+    if arch and arch not in machines.ARCHES:
+        raise UsageError(f"--arch {arch!r}", hint=f"wanted: {' or '.join(machines.ARCHES)}")
     if mig:
         choice.check_mig(mig, models)
     cpu, memory, shm = _amounts(cpu, memory, shm, gpus)

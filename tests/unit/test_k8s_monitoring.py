@@ -479,7 +479,8 @@ MODELS = {
                 "rules": [
                     {
                         **dict.fromkeys(("record", "alert", "expr", "for"), str),
-                        **dict.fromkeys(("labels", "annotations"), {str: str}),
+                        "labels": {str: str},
+                        "annotations": {str: str},
                     }
                 ],
             }

@@ -97,7 +97,7 @@ def _tell(settings: Settings, names: tuple[str, ...], output: str, *, only: bool
     if "monitoring" in names and not records.prices(settings):
         say(
             f"no prices of GPU machines in {settings.region} are known, so nothing is told in money: "
-            f"invoke offer.refresh --region {settings.region}"
+            f"invoke offer.refresh --cloud aws --region {settings.region}"
         )
     if not (only or settings.teams or settings.runners):
         say("no queue and no runners: --team and --runners have them rendered")

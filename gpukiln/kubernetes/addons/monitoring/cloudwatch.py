@@ -10,7 +10,7 @@ import json
 
 from gpukiln.kubernetes.addons.settings import Settings
 
-NAMESPACE = "gpukiln/GPU"
+NAMESPACE = "Gpukiln"
 MEASUREMENTS = (
     ("utilization_gpu", "Percent"),
     ("utilization_memory", "Percent"),

@@ -9,7 +9,7 @@ from gpukiln.commands.cli import command, print_json, results, say, words
 if TYPE_CHECKING:
     from gpukiln.kubernetes.addons.settings import Settings
 
-NAMES = "plugin, health, queue, runners"
+NAMES = "plugin, health, monitoring, queue, runners"
 
 
 @command(
@@ -21,7 +21,7 @@ NAMES = "plugin, health, queue, runners"
         "region": "of AWS, whose prices count",
         "kubernetes": "minor version of the cluster, for example 1.35",
         "provider": "of the nodes: karpenter, managed or asg",
-        "namespace": "of the device plugin and the nodes' health",
+        "namespace": "of the device plugin, the exporter and the nodes' health",
         "sharing": "none, time-slicing:4, mps:4, mig-single or mig-mixed; NAME=HOW for nodes with the label "
         "nvidia.com/device-plugin.config=NAME; may be given several times",
         "flavor": "a kind of GPU node: g5.xlarge, t4, LABEL=VALUE or NAME=any of these, with `:mig-1g.10gb` "
@@ -51,7 +51,7 @@ def addons(
     image: str = "",
     json: bool = False,
 ) -> None:
-    """Render device plugin, node health, queue and runners of a GPU cluster, and what installs them."""
+    """Render device plugin, node health, monitoring, queue and runners of a GPU cluster, and their script."""
     from pathlib import Path
 
     from gpukiln.kubernetes import folder
@@ -88,11 +88,17 @@ def addons(
 
 def _tell(settings: Settings, names: tuple[str, ...], output: str, *, only: bool) -> None:
     from gpukiln.kubernetes.addons import plugin
+    from gpukiln.kubernetes.addons.monitoring import records
 
     if "plugin" in names:
         say("the nodes need in their user data, or a pod reaches GPUs that it was not given:")
         for line in plugin.ISOLATION:
             say(f"  {line}")
+    if "monitoring" in names and not records.prices(settings):
+        say(
+            f"no prices of GPU machines in {settings.region} are known, so nothing is told in money: "
+            f"invoke offer.refresh --cloud aws --region {settings.region}"
+        )
     if not (only or settings.teams or settings.runners):
         say("no queue and no runners: --team and --runners have them rendered")
     if output:

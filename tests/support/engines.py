@@ -57,7 +57,7 @@ def offer(name: str, patch: pytest.MonkeyPatch) -> None:
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         pytest.skip(f"{name} is not installed, and there is no apt to fetch it with")
     folder = KEPT / name
-    if not folder.is_dir() and (why := _unpack(PACKAGES[name], folder)):
+    if not folder.is_dir() and (why := unpack(PACKAGES[name], folder)):
         pytest.skip(f"{name} is not installed, and can't be fetched ({why}): `apt-get update`, or {by_hand}")
     bins = [str(folder / "usr/sbin"), str(folder / "usr/bin")]
     patch.setenv("PATH", ":".join([*bins, os.environ["PATH"]]))
@@ -69,7 +69,7 @@ def offer(name: str, patch: pytest.MonkeyPatch) -> None:
             pytest.skip(f"{name} is not installed, and lacks {', '.join(lacking)} here: {by_hand}")
 
 
-def _unpack(packages: tuple[str, ...], folder: Path) -> str:
+def unpack(packages: tuple[str, ...], folder: Path) -> str:
     """Fetch and unpack packages; returns why not, or an empty string."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -13,6 +13,17 @@ helm upgrade --install nvidia-device-plugin nvidia-device-plugin --repo https://
 # the nodes' health as condition and taint
 kubectl apply --server-side --field-manager=gpukiln --filename health/gpu-health.yaml
 
+# metrics, rules and alerts of the GPUs
+helm upgrade --install dcgm-exporter dcgm-exporter --repo https://nvidia.github.io/dcgm-exporter/helm-charts \
+  --version 4.8.4 --namespace gpu-system --create-namespace \
+  --values monitoring/values.yaml --wait --timeout 10m
+if kubectl get crd servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com >/dev/null; then
+  kubectl apply --server-side --field-manager=gpukiln --filename monitoring/objects.yaml
+  kubectl apply --server-side --field-manager=gpukiln --filename monitoring/grafana.yaml
+else
+  echo "no operator of Prometheus: give Prometheus and Grafana what is in monitoring/plain" >&2
+fi
+
 # Kueue with a queue for each team
 helm upgrade --install kueue oci://registry.k8s.io/kueue/charts/kueue \
   --version 0.19.2 --namespace kueue-system --create-namespace \

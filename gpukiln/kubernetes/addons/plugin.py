@@ -91,7 +91,13 @@ def _proof(settings: Settings) -> Manifest:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": "gpu-isolation-check", "namespace": settings.namespace},
+        "metadata": {
+            "name": "gpu-isolation-check",
+            "namespace": settings.namespace,
+            "annotations": {
+                "gpukiln.io/skip.nvidia-visible-devices": "the job proves that this does nothing"
+            },
+        },
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": 600,

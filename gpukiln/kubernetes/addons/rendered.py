@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpukiln.errors import UsageError
-from gpukiln.kubernetes.addons import helm, node_health, plugin, queue, runners
+from gpukiln.kubernetes.addons import helm, monitoring, node_health, plugin, queue, runners
 from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.manifest import dump
 from gpukiln.typed import unknown
@@ -33,6 +33,7 @@ class AddOnKind:
 ADD_ONS: Mapping[str, AddOnKind] = {
     "plugin": AddOnKind("NVIDIA's device plugin with feature discovery", plugin.files, plugin.install),
     "health": AddOnKind("the nodes' health as condition and taint", node_health.files, node_health.install),
+    "monitoring": AddOnKind("metrics, rules and alerts of the GPUs", monitoring.files, monitoring.install),
     "queue": AddOnKind("Kueue with a queue for each team", queue.files, queue.install),
     "runners": AddOnKind("GitHub Actions runners", runners.files, runners.install),
 }

@@ -152,6 +152,8 @@ class Settings:
         namespace: Of the device plugin, the exporter and the nodes' health.
         monitoring_namespace: Of Prometheus and Grafana.
         monitoring_labels: What the cluster's Prometheus looks for on rules and monitors.
+        idle_percent: Of a GPU's use, below which whoever holds it leaves it idle.
+        idle_minutes: After how many of them that is told.
         taint: Of the GPU nodes.
         sharing: Of nodes that say nothing else.
         named_sharing: By the value of the node label nvidia.com/device-plugin.config, another one.
@@ -169,6 +171,8 @@ class Settings:
     namespace: Name = "gpu-system"
     monitoring_namespace: Name = "monitoring"
     monitoring_labels: Mapping[str, str] = field(default_factory=lambda: {"release": "kube-prometheus-stack"})
+    idle_percent: Annotated[int, Field(ge=1, le=100)] = 5
+    idle_minutes: Annotated[int, Field(ge=1)] = 60
     taint: Taint = Taint()
     sharing: Sharing = Sharing()
     named_sharing: Mapping[Name, Sharing] = field(default_factory=dict)

@@ -1,0 +1,71 @@
+"""Monitoring: NVIDIA's exporter on every GPU node, and what is made of its metrics.
+
+metrics     which metrics the exporter is told to have
+exporter    its chart's values, and how Prometheus scrapes it
+records     GPU-hours and money by namespace
+alerts      what somebody must know
+dashboard   for Grafana
+cloudwatch  for nodes without Prometheus
+"""
+
+from __future__ import annotations
+
+from gpukiln.kubernetes.addons import helm
+from gpukiln.kubernetes.addons.monitoring import alerts, cloudwatch, dashboard, exporter, records
+from gpukiln.kubernetes.addons.settings import Settings
+from gpukiln.kubernetes.manifest import Manifest, dump
+
+VALUES, OBJECTS, GRAFANA = "monitoring/values.yaml", "monitoring/objects.yaml", "monitoring/grafana.yaml"
+RULES, SCRAPE, DASHBOARD, CLOUDWATCH = (
+    "monitoring/plain/rules.yaml",
+    "monitoring/plain/scrape.yaml",
+    "monitoring/plain/dashboard.json",
+    "monitoring/plain/cloudwatch-agent.json",
+)
+LONG = ("yamllint disable rule:line-length",)  # a regular expression can't be broken
+OPERATOR = "servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com"
+
+
+def files(settings: Settings) -> dict[str, str]:
+    rules = {"groups": [*records.groups(settings), alerts.group(settings)]}
+    return {
+        VALUES: helm.values("dcgm_exporter", exporter.values(settings)),
+        OBJECTS: dump(
+            exporter.monitor(settings),
+            _rules(settings, rules),
+            head=(*LONG, "For clusters with Prometheus' operator; kube-state-metrics must be there as well."),
+        ),
+        GRAFANA: dump(dashboard.config_map(settings)),
+        RULES: dump(rules, head=(*LONG, "For Prometheus without the operator: a file of its rule_files.")),
+        SCRAPE: dump(
+            {"scrape_configs": [exporter.scrape(settings)]},
+            head=("For Prometheus without the operator: a job of its scrape_configs.",),
+        ),
+        DASHBOARD: dashboard.text(settings),
+        CLOUDWATCH: cloudwatch.text(settings),
+    }
+
+
+def install(settings: Settings) -> tuple[str, ...]:
+    return (
+        helm.upgrade("dcgm_exporter", exporter.RELEASE, settings.namespace, VALUES),
+        f"if kubectl get crd {OPERATOR} >/dev/null; then\n"
+        f"  {helm.apply(OBJECTS)}\n"
+        f"  {helm.apply(GRAFANA)}\n"
+        "else\n"
+        '  echo "no operator of Prometheus: give Prometheus and Grafana what is in monitoring/plain" >&2\n'
+        "fi",
+    )
+
+
+def _rules(settings: Settings, rules: dict[str, list[Manifest]]) -> Manifest:
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {
+            "name": "gpukiln",
+            "namespace": settings.monitoring_namespace,
+            "labels": dict(settings.monitoring_labels),
+        },
+        "spec": rules,
+    }

@@ -1,0 +1,209 @@
+"""Alerts on what the exporter and kube-state-metrics say of GPUs.
+
+docs/k8s-monitoring.md has a section for each, which its `runbook` names: what it means and what to do.
+Node metrics: kubernetes/kube-state-metrics, docs/metrics/cluster/node-metrics.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpukiln.catalog.xid import xids
+from gpukiln.kubernetes.addons.monitoring.records import DRIVER_END, SLOWDOWN
+from gpukiln.kubernetes.addons.settings import Settings
+
+PAGE = "docs/k8s-monitoring.md"
+_GPU = "node, gpu, UUID, modelName"
+_HELD = f"{_GPU}, GPU_I_ID, exported_namespace, exported_pod"
+_SEEN = "count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP)"
+_SEEN_BEFORE = "count by (node, UUID) (max_over_time(DCGM_FI_DEV_GPU_TEMP[1h]))"
+_POD = "{{ $labels.exported_namespace }}/{{ $labels.exported_pod }}"
+_WHERE = "GPU {{ $labels.gpu }} ({{ $labels.modelName }}) of {{ $labels.node }}"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert.
+
+    Args:
+        name: Also the heading of its section in the documentation.
+        wait: How long it must be true, as Prometheus writes it; empty: once.
+        summary: What is wrong, and where.
+        description: Why it matters, and the next step.
+    """
+
+    name: str
+    severity: Literal["critical", "warning"]
+    expr: str
+    wait: str
+    summary: str
+    description: str
+
+    def rule(self) -> dict[str, Any]:
+        return {
+            "alert": self.name,
+            "expr": self.expr,
+            **({"for": self.wait} if self.wait else {}),
+            "labels": {"severity": self.severity},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook": f"{PAGE}#{self.name.lower()}",
+            },
+        }
+
+
+def group(settings: Settings) -> dict[str, Any]:
+    return {"name": "gpukiln-alerts", "interval": "1m", "rules": [one.rule() for one in alerts(settings)]}
+
+
+def alerts(settings: Settings) -> tuple[Alert, ...]:
+    return (*_errors(), *_memory(), *_heat(), *_lost(), *_waste(settings), *_upkeep())
+
+
+def _errors() -> tuple[Alert, ...]:
+    def seen(numbers: str) -> str:
+        return f"max by ({_GPU}, xid) (max_over_time(DCGM_EXP_XID_ERRORS_COUNT{{{numbers}}}[10m])) > 0"
+
+    faults = "|".join(str(number) for number, row in sorted(xids().items()) if row.blames_hardware)
+    known = "|".join(str(number) for number in sorted(xids()))
+    return (
+        Alert(
+            "GpuXid",
+            "critical",
+            seen(f'xid=~"{faults}"'),
+            "",
+            f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
+            "The GPU, its board or its driver is to blame, not what ran on it. Drain the node; "
+            "`gpukiln-gpu health` on it says what the number asks for.",
+        ),
+        Alert(
+            "GpuXidUnknown",
+            "warning",
+            seen(f'xid!~"0|{known}",xid!=""'),
+            "",
+            f"Xid {{{{ $labels.xid }}}}, which our catalogue has not, on {_WHERE}",
+            "Look the number up in NVIDIA's catalogue of Xid errors before the node takes the next job.",
+        ),
+    )
+
+
+def _memory() -> tuple[Alert, ...]:
+    return (
+        Alert(
+            "GpuUncorrectedMemoryError",
+            "critical",
+            f"max by ({_GPU}) (DCGM_FI_DEV_ECC_DBE_VOL_TOTAL) > 0",
+            "",
+            f"Uncorrected memory errors on {_WHERE}",
+            "What computed there may be wrong. Drain the node and reset the GPU; the alert stays until then.",
+        ),
+        Alert(
+            "GpuRowRemapFailed",
+            "critical",
+            f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_FAILURE) > 0",
+            "",
+            f"Memory of {_WHERE} can't be repaired",
+            "No spare rows are left. Replace the machine.",
+        ),
+        Alert(
+            "GpuRemapPending",
+            "warning",
+            f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_PENDING > 0 or DCGM_FI_DEV_RETIRED_PENDING > 0)",
+            "",
+            f"Memory of {_WHERE} waits for a reset to be repaired",
+            "Until the GPU is reset, the bad memory stays in use. Drain the node, then reset or reboot.",
+        ),
+    )
+
+
+def _heat() -> tuple[Alert, ...]:
+    return (
+        Alert(
+            "GpuHot",
+            "critical",
+            f"max by ({_GPU}) (DCGM_FI_DEV_GPU_TEMP) >= on (modelName) group_left () {SLOWDOWN}",
+            "5m",
+            f"{_WHERE} has {{{{ $value }}}} degrees, at which it slows down",
+            "A few degrees more and it shuts down. Look at fans and air, or replace the machine.",
+        ),
+        Alert(
+            "GpuThermalThrottling",
+            "warning",
+            f"max by ({_GPU}) (rate(DCGM_FI_DEV_THERMAL_VIOLATION[5m])) > 0",
+            "10m",
+            f"Heat holds the clocks of {_WHERE} down",
+            "Jobs take longer than they should. Compare the temperature with the node's other GPUs.",
+        ),
+    )
+
+
+def _lost() -> tuple[Alert, ...]:
+    def of_node(metric: str) -> str:
+        return f'sum by (node) (kube_node_status_{metric}{{resource="nvidia_com_gpu"}})'
+
+    return (
+        Alert(
+            "GpuNotAllocatable",
+            "critical",
+            f"{of_node('capacity')} - {of_node('allocatable')} > 0",
+            "5m",
+            "{{ $value }} GPUs of {{ $labels.node }} are not allocatable",
+            "The device plugin holds them for unhealthy and does not take that back: drain the node, look at "
+            "its Xid errors, then restart the plugin or replace the machine.",
+        ),
+        Alert(
+            "GpuVanished",
+            "critical",
+            f"count by (node) ({_SEEN_BEFORE}) - on (node) count by (node) ({_SEEN}) > 0",
+            "5m",
+            "{{ $value }} GPUs of {{ $labels.node }} are gone that were there within the last hour",
+            "They fell off the bus. Compare `nvidia-smi -L` with the kernel's log on the node.",
+        ),
+        Alert(
+            "GpuNotMonitored",
+            "warning",
+            f"{of_node('capacity')} > 0 unless on (node) count by (node) ({_SEEN})",
+            "10m",
+            "{{ $labels.node }} has GPUs, and nothing is known of them",
+            "No exporter answers there, so no other alert would fire: see its pod of dcgm-exporter.",
+        ),
+        Alert(
+            "GpuNodesUnknown",
+            "warning",
+            "absent(kube_node_info)",
+            "10m",
+            "No metrics of kube-state-metrics",
+            "Alerts on lost GPUs compare with them and can't fire. Install it, or see why it is not scraped.",
+        ),
+    )
+
+
+def _waste(settings: Settings) -> tuple[Alert, ...]:
+    # MIG devices have no utilisation, GPUs without profiling no engine activity.
+    busy = 'DCGM_FI_PROF_GR_ENGINE_ACTIVE{exported_pod!=""} * 100 or DCGM_FI_DEV_GPU_UTIL{exported_pod!=""}'
+    return (
+        Alert(
+            "GpuIdle",
+            "warning",
+            f"max by ({_HELD}) ({busy}) < {settings.idle_percent}",
+            f"{settings.idle_minutes}m",
+            f"{_POD} leaves {_WHERE} idle",
+            f"Used below {settings.idle_percent} % for {settings.idle_minutes} minutes. Ask whose it is.",
+        ),
+    )
+
+
+def _upkeep() -> tuple[Alert, ...]:
+    branch = r'label_replace(DCGM_FI_DEV_GPU_TEMP, "branch", "$1", "DCGM_FI_DRIVER_VERSION", "([0-9]+)[.].*")'
+    return (
+        Alert(
+            "GpuDriverEndOfLife",
+            "warning",
+            f"group by (node, branch) ({branch}) * on (branch) group_left () {DRIVER_END} < time()",
+            "",
+            "The driver branch {{ $labels.branch }} of {{ $labels.node }} is past its end of life",
+            "It gets no security fixes. Roll the pool over to an image with a supported branch.",
+        ),
+    )

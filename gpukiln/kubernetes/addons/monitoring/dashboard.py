@@ -1,0 +1,115 @@
+"""A Grafana dashboard, made from the metrics that the exporter has and the records of the rules."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpukiln.kubernetes.addons.monitoring.metrics import METRICS, Metric
+from gpukiln.kubernetes.addons.monitoring.records import GPUS, UNPRICED, USD
+from gpukiln.kubernetes.addons.settings import Settings
+from gpukiln.kubernetes.manifest import Manifest
+
+UID = "gpukiln-gpus"
+SCHEMA = 39  # of Grafana 11; later ones bring it up to theirs
+WIDE, HIGH = 12, 8  # of a panel, in Grafana's grid, which is 24 wide
+_CHOSEN = 'node=~"$node",gpu=~"$gpu"'
+_PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
+
+
+def text(settings: Settings) -> str:
+    return json.dumps(dashboard(settings), indent=2) + "\n"
+
+
+def config_map(settings: Settings) -> Manifest:
+    """For the side container of Grafana that reads ConfigMaps with this label (kube-prometheus-stack's)."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": f"{UID}-dashboard",
+            "namespace": settings.monitoring_namespace,
+            "labels": {"grafana_dashboard": "1"},
+        },
+        "data": {f"{UID}.json": text(settings)},
+    }
+
+
+def dashboard(settings: Settings) -> dict[str, Any]:
+    shown = (
+        ("GPUs by namespace", GPUS, "short", "{{exported_namespace}}"),
+        ("USD an hour by namespace, at prices on demand", USD, "currencyUSD", "{{exported_namespace}}"),
+        (
+            "USD of the last day by namespace",
+            "gpukiln:namespace_usd:1d",
+            "currencyUSD",
+            "{{exported_namespace}}",
+        ),
+        (
+            "GPU-hours of the last day by namespace",
+            "gpukiln:namespace_gpu_hours:1d",
+            "h",
+            "{{exported_namespace}}",
+        ),
+        ("GPUs in use whose price is not known", UNPRICED, "short", "{{instance_type}}"),
+        (
+            "Alerts that fire",
+            'ALERTS{alertname=~"Gpu.*",alertstate="firing"}',
+            "short",
+            "{{alertname}} {{node}}",
+        ),
+        *(
+            (one.title, _query(one), one.unit or "short", "{{node}} GPU {{gpu}} {{GPU_I_ID}}")
+            for one in METRICS
+        ),
+    )
+    return {
+        "uid": UID,
+        "title": f"GPUs of {settings.cluster}",
+        "tags": ["gpu", "gpukiln"],
+        "schemaVersion": SCHEMA,
+        "editable": True,
+        "refresh": "1m",
+        "time": {"from": "now-6h", "to": "now"},
+        "templating": {
+            "list": [
+                {"name": "prometheus", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
+                _variable("node", "Node", "label_values(DCGM_FI_DEV_GPU_TEMP, node)"),
+                _variable("gpu", "GPU", 'label_values(DCGM_FI_DEV_GPU_TEMP{node=~"$node"}, gpu)'),
+            ]
+        },
+        "panels": [_panel(number, *row) for number, row in enumerate(shown)],
+    }
+
+
+def _query(one: Metric) -> str:
+    series = f"{one.name}{{{_CHOSEN}}}"
+    if one.kind == "counter":
+        return f"increase({series}[1h])"
+    return series if one.scale == 1 else f"{series} * {one.scale:g}"
+
+
+def _variable(name: str, label: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": _PROMETHEUS,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,  # whenever the time range changes
+        "includeAll": True,
+        "multi": True,
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _panel(number: int, title: str, expr: str, unit: str, legend: str) -> dict[str, Any]:
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": f"{title}, increase in an hour" if expr.startswith("increase(") else title,
+        "datasource": _PROMETHEUS,
+        "gridPos": {"x": number % 2 * WIDE, "y": number // 2 * HIGH, "w": WIDE, "h": HIGH},
+        "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
+        "targets": [{"refId": "A", "datasource": _PROMETHEUS, "expr": expr, "legendFormat": legend}],
+    }

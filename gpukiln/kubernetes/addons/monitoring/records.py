@@ -1,0 +1,94 @@
+"""Recording rules: who has GPUs, for how long, at what price; and what of our catalogue alerts compare with.
+
+Money is the machine's price on demand in the settings' region, divided by its GPUs: for spot and reserved
+machines it is an upper bound. A GPU that several pods share is shared among them in equal parts.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time
+from typing import Any
+
+from gpukiln.catalog.boards import boards
+from gpukiln.catalog.drivers import branches
+from gpukiln.catalog.instance_types import instance_types
+from gpukiln.kubernetes.addons.settings import Settings
+from gpukiln.offers.prices import on_demand
+
+Rule = dict[str, Any]
+MINUTES_OF_HOUR = 60  # the groups are evaluated every minute
+# By name of a span: a range with one sample for each of its minutes. Prometheus before 3 counts both ends.
+SPANS = {"1h": "59m30s", "1d": "23h59m30s"}
+
+PRICE = "gpukiln:gpu_hour_usd"
+SLOWDOWN = "gpukiln:gpu_slowdown_celsius"
+DRIVER_END = "gpukiln:driver_end_of_life_seconds"
+SHARE, GPUS, USD = "gpukiln:gpu_share", "gpukiln:namespace_gpus", "gpukiln:namespace_usd_per_hour"
+UNPRICED = "gpukiln:gpus_without_price"
+
+_HOLDER = "node, instance_type, UUID, GPU_I_ID, exported_namespace, exported_pod"
+_HELD = f'group by ({_HOLDER}) (DCGM_FI_DEV_FB_USED{{exported_pod!=""}})'
+
+
+def groups(settings: Settings) -> list[Rule]:
+    return [
+        {
+            "name": "gpukiln-facts",
+            "interval": "1m",
+            "rules": [*prices(settings), *_slowdown(), *_driver_ends()],
+        },
+        {"name": "gpukiln-use", "interval": "1m", "rules": _use()},
+    ]
+
+
+def prices(settings: Settings) -> list[Rule]:
+    """What a GPU of each instance type costs an hour; none where no price of the region is known."""
+    today = datetime.now(UTC).date()
+    found = {
+        name: (on_demand(name, settings.region, today), one.gpus) for name, one in instance_types().items()
+    }
+    return [
+        _fact(PRICE, f"{price.value / gpus:.6f}", instance_type=name)
+        for name, (price, gpus) in sorted(found.items())
+        if price and gpus
+    ]
+
+
+def _slowdown() -> list[Rule]:
+    return [
+        _fact(SLOWDOWN, str(one.temperature.slowdown), modelName=one.name)
+        for one in boards().values()
+        if one.temperature.slowdown
+    ]
+
+
+def _driver_ends() -> list[Rule]:
+    ends = {row.branch: row.eol for row in branches().values() if row.eol}
+    return [
+        _fact(DRIVER_END, str(int(datetime.combine(day, time(), UTC).timestamp())), branch=str(branch))
+        for branch, day in sorted(ends.items())
+    ]
+
+
+def _use() -> list[Rule]:
+    return [
+        {"record": SHARE, "expr": f"{_HELD} / on (node, UUID) group_left () count by (node, UUID) ({_HELD})"},
+        {"record": GPUS, "expr": f"sum by (exported_namespace) ({SHARE})"},
+        {
+            "record": USD,
+            "expr": f"sum by (exported_namespace) ({SHARE} * on (instance_type) group_left () {PRICE})",
+        },
+        {"record": UNPRICED, "expr": f"sum by (instance_type) ({SHARE} unless on (instance_type) {PRICE})"},
+        *(
+            {
+                "record": f"gpukiln:namespace_{what}:{span}",
+                "expr": f"sum_over_time({of}[{minutes}]) / {MINUTES_OF_HOUR}",
+            }
+            for span, minutes in SPANS.items()
+            for what, of in (("gpu_hours", GPUS), ("usd", USD))
+        ),
+    ]
+
+
+def _fact(name: str, value: str, **labels: str) -> Rule:
+    return {"record": name, "expr": f"vector({value})", "labels": labels}

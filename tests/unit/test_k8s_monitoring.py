@@ -6,6 +6,7 @@ import re
 import subprocess
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from decimal import Decimal
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from gpukiln.catalog.components import load_add_ons
 from gpukiln.catalog.load import ROOT
 from gpukiln.catalog.prices import machine_price
 from gpukiln.commands.program import Program
+from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import monitoring
 from gpukiln.kubernetes.addons.monitoring import alerts, cloudwatch, dashboard, exporter, metrics, records
 from gpukiln.kubernetes.addons.settings import Settings, Sharing
@@ -98,6 +100,14 @@ CASES = {
                 CAPACITY.replace("nvidia_com_gpu", "cpu"): "8x140",
                 ALLOCATABLE.replace("nvidia_com_gpu", "cpu"): "7x140",
             },
+        ],
+    ),
+    "GpuNodeSick": (
+        [{'kube_node_status_condition{node="n1",condition="GPUProblem",status="true"}': "1x140"}],
+        [
+            {'kube_node_status_condition{node="n1",condition="GPUProblem",status="true"}': "0x140"},
+            {'kube_node_status_condition{node="n1",condition="GPUProblem",status="unknown"}': "1x140"},
+            {'kube_node_status_condition{node="n1",condition="DiskPressure",status="true"}': "1x140"},
         ],
     ),
     "GpuVanished": (
@@ -196,7 +206,7 @@ def firing(alert, found, times, at="2h"):
 
 def test_every_alert_has_its_cases_and_its_section():
     names = [one.name for one in alerts.alerts(SETTINGS)]
-    assert set(names) == {*CASES, "GpuDriverEndOfLife"}
+    assert set(names) == {*CASES, "GpuDriverEndOfLife", "GpuDriverEndsSoon"}
     assert len(names) == len(set(names))
     headings = re.findall(r"^### (\w+)$", (ROOT / alerts.PAGE).read_text(), re.MULTILINE)
     assert headings == names
@@ -230,6 +240,10 @@ def test_a_driver_past_its_end_of_life(alert_rules, tmp_path):
     }
     alert = "GpuDriverEndOfLife"
     assert not judged(path, [firing(alert, found, 0, "60m"), firing(alert, found, 1, "61m")])
+    soon = "GpuDriverEndsSoon"
+    assert not judged(path, [firing(soon, found, 1, "59m"), firing(soon, found, 0, "61m")])
+    path.write_text(path.read_text().replace("vector(3600)", f"vector({61 * 86400})"))
+    assert not judged(path, [firing(soon, found, 0, "59m")])
 
 
 def test_an_alert_says_where_and_what_to_do(alert_rules):
@@ -376,10 +390,24 @@ def test_the_operator_gets_the_same_rules(files):
     assert {one["targetLabel"] for one in endpoint["relabelings"]} == {"node", "instance_type"}
 
 
+def test_what_somebody_pays_goes_before_the_price_on_demand():
+    def price(settings):
+        return {rule["labels"]["instance_type"]: rule["expr"] for rule in records.prices(settings)}[
+            "p5.48xlarge"
+        ]
+
+    listed = machine_price("p5.48xlarge", SETTINGS.region).usd
+    assert price(SETTINGS) == f"vector({listed / 8:.6f})"
+    assert price(replace(SETTINGS, usd_per_hour={"p5.48xlarge": Decimal("39.5")})) == "vector(4.937500)"
+    for wrong, told in (({"p5.48xlarge": Decimal(0)}, "is 0"), ({"p5.48xlage": Decimal(1)}, "p5.48xlage")):
+        with pytest.raises(UsageError, match=told):
+            records.prices(replace(SETTINGS, usd_per_hour=wrong))
+
+
 def test_no_rule_and_no_panel_is_on_a_metric_that_is_not_exported(files):
     exported = {one.name for one in metrics.METRICS}
     for path in (monitoring.RULES, monitoring.DASHBOARD):
-        used = set(re.findall(r"DCGM_(?:FI|EXP)_\w+", files[path])) - {"DCGM_FI_DRIVER_VERSION"}  # a label
+        used = set(re.findall(r"DCGM_(?:FI|EXP)_\w+", files[path])) - {metrics.DRIVER}  # a label
         assert used, path
         assert used <= exported, path
     recorded = {one["record"] for group in records.groups(SETTINGS) for one in group["rules"]}
@@ -388,6 +416,7 @@ def test_no_rule_and_no_panel_is_on_a_metric_that_is_not_exported(files):
 
 def test_the_exporter_gets_each_counter_once():
     rows = [line.split(", ") for line in metrics.counters().splitlines()]
+    assert rows.pop() == [metrics.DRIVER, "label", "Driver version."]
     assert len(rows) == len(metrics.METRICS) == len({row[0] for row in rows})
     assert all(
         len(row) == 3 and row[1] in ("gauge", "counter") for row in rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
+from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -154,6 +155,7 @@ class Settings:
         monitoring_labels: What the cluster's Prometheus looks for on rules and monitors.
         idle_percent: Of a GPU's use, below which whoever holds it leaves it idle.
         idle_minutes: After how many of them that is told.
+        usd_per_hour: By instance type what you pay, where that is not the price on demand.
         taint: Of the GPU nodes.
         sharing: Of nodes that say nothing else.
         named_sharing: By the value of the node label nvidia.com/device-plugin.config, another one.
@@ -173,6 +175,7 @@ class Settings:
     monitoring_labels: Mapping[str, str] = field(default_factory=lambda: {"release": "kube-prometheus-stack"})
     idle_percent: Annotated[int, Field(ge=1, le=100)] = 5
     idle_minutes: Annotated[int, Field(ge=1)] = 60
+    usd_per_hour: Mapping[str, Decimal] = field(default_factory=dict)
     taint: Taint = Taint()
     sharing: Sharing = Sharing()
     named_sharing: Mapping[Name, Sharing] = field(default_factory=dict)

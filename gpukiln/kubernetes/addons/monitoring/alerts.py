@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpukiln.catalog.xid import xids
+from gpukiln.kubernetes.addons.health_agent import CONDITION
+from gpukiln.kubernetes.addons.monitoring.metrics import DRIVER
 from gpukiln.kubernetes.addons.monitoring.records import DRIVER_END, SLOWDOWN
 from gpukiln.kubernetes.addons.settings import Settings
 
 PAGE = "docs/k8s-monitoring.md"
+SOON_DAYS = 60
 _GPU = "node, gpu, UUID, modelName"
 _HELD = f"{_GPU}, GPU_I_ID, exported_namespace, exported_pod"
 _SEEN = "count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP)"
@@ -34,7 +37,7 @@ class Alert:
     """
 
     name: str
-    severity: Literal["critical", "warning"]
+    severity: Literal["critical", "warning", "info"]
     expr: str
     wait: str
     summary: str
@@ -154,6 +157,14 @@ def _lost() -> tuple[Alert, ...]:
             "its Xid errors, then restart the plugin or replace the machine.",
         ),
         Alert(
+            "GpuNodeSick",
+            "critical",
+            f'kube_node_status_condition{{condition="{CONDITION}",status="true"}} == 1',
+            "1m",
+            "GPUs of {{ $labels.node }} are sick, and it takes no more pods",
+            "The node's own agent says so: `kubectl describe node` has the reason in the condition.",
+        ),
+        Alert(
             "GpuVanished",
             "critical",
             f"count by (node) ({_SEEN_BEFORE}) - on (node) count by (node) ({_SEEN}) > 0",
@@ -196,14 +207,24 @@ def _waste(settings: Settings) -> tuple[Alert, ...]:
 
 
 def _upkeep() -> tuple[Alert, ...]:
-    branch = r'label_replace(DCGM_FI_DEV_GPU_TEMP, "branch", "$1", "DCGM_FI_DRIVER_VERSION", "([0-9]+)[.].*")'
+    branch = f'label_replace(DCGM_FI_DEV_GPU_TEMP, "branch", "$1", "{DRIVER}", "([0-9]+)[.].*")'
+    end = f"group by (node, branch) ({branch}) * on (branch) group_left () {DRIVER_END}"
     return (
         Alert(
             "GpuDriverEndOfLife",
             "warning",
-            f"group by (node, branch) ({branch}) * on (branch) group_left () {DRIVER_END} < time()",
+            f"{end} < time()",
             "",
             "The driver branch {{ $labels.branch }} of {{ $labels.node }} is past its end of life",
             "It gets no security fixes. Roll the pool over to an image with a supported branch.",
+        ),
+        Alert(
+            "GpuDriverEndsSoon",
+            "info",
+            f"{end} - time() > 0 < {SOON_DAYS * 86400}",
+            "",
+            "The driver branch {{ $labels.branch }} of {{ $labels.node }} ends within "
+            f"{SOON_DAYS} days",
+            "Build an image with a later branch and prove it before that.",
         ),
     )

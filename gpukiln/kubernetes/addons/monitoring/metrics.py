@@ -57,6 +57,10 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+DRIVER = "DCGM_FI_DRIVER_VERSION"  # no series: a label of all others, where the list has it
+
+
 def counters() -> str:
     """The exporter's list of counters; it takes this one in place of its own, not beside it."""
-    return "".join(f"{one.name}, {one.kind}, {one.title}.\n" for one in METRICS)
+    rows = (f"{one.name}, {one.kind}, {one.title}.\n" for one in METRICS)
+    return "".join((*rows, f"{DRIVER}, label, Driver version.\n"))

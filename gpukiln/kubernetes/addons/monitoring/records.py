@@ -6,12 +6,14 @@ machines it is an upper bound. A GPU that several pods share is shared among the
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, time
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from typing import Any
 
 from gpukiln.catalog.boards import boards
 from gpukiln.catalog.drivers import branches
-from gpukiln.catalog.instance_types import instance_types
+from gpukiln.catalog.instance_types import instance_type, instance_types
+from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.offers.prices import on_demand
 
@@ -42,16 +44,29 @@ def groups(settings: Settings) -> list[Rule]:
 
 
 def prices(settings: Settings) -> list[Rule]:
-    """What a GPU of each instance type costs an hour; none where no price of the region is known."""
+    """What a GPU of each instance type costs an hour; none where no price of the region is known.
+
+    Raises:
+        UsageError: The settings price a machine that nobody knows, or at nothing.
+    """
     today = datetime.now(UTC).date()
+    for name, usd in settings.usd_per_hour.items():
+        if not instance_type(name).gpus or usd <= 0:
+            raise UsageError(f"usd_per_hour: {name} is {usd}", hint="wanted: USD an hour, above 0")
     found = {
-        name: (on_demand(name, settings.region, today), one.gpus) for name, one in instance_types().items()
+        name: (settings.usd_per_hour.get(name) or _listed(name, settings, today), one.gpus)
+        for name, one in instance_types().items()
     }
     return [
-        _fact(PRICE, f"{price.value / gpus:.6f}", instance_type=name)
+        _fact(PRICE, f"{price / gpus:.6f}", instance_type=name)
         for name, (price, gpus) in sorted(found.items())
         if price and gpus
     ]
+
+
+def _listed(name: str, settings: Settings, today: date) -> Decimal | None:
+    price = on_demand(name, settings.region, today)
+    return price.value if price else None
 
 
 def _slowdown() -> list[Rule]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -21,8 +22,40 @@ def form_of(kind: type, defs: dict[str, Any], *, written: bool = False) -> dict[
     inner = made.pop("$defs", {})
     types = _types(kind)
     for name, form in {**inner, kind.__name__: made}.items():
-        defs[name] = _described(form, types[name], written=written)
+        found = _described(form, types[name], written=written)
+        if not written and defs.get(name, found) != found:
+            raise ValueError(f"two types of one schema are called {name}")
+        defs[name] = found
     return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def of_documents(
+    noun: str,
+    title: str,
+    documents: Mapping[str, type],
+    *,
+    read: Iterable[type] = (),
+    written: Iterable[type] = (),
+) -> dict[str, Any]:
+    """One schema of all documents of a noun's commands.
+
+    Args:
+        documents: By what their `schema` says.
+        read: Types that are told elsewhere, written: that people write; neither says its schema.
+    """
+    defs: dict[str, Any] = {}
+    references = [form_of(kind, defs) for kind in (*read, *documents.values())]
+    for name, kind in documents.items():
+        defs[kind.__name__]["properties"]["schema"] = {"const": name}
+    # The last: where a document shows what was asked for, it is in the form that people write.
+    references = [*(form_of(kind, defs, written=True) for kind in written), *references]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$comment": f"Generated: python -m gpukiln.commands.{noun}_schema > docs/{noun}.schema.json",
+        "title": title,
+        "oneOf": references,
+        "$defs": dict(sorted(defs.items())),
+    }
 
 
 def _types(kind: type, found: dict[str, type] | None = None) -> dict[str, type]:

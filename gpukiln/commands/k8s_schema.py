@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from gpukiln.commands.forms import form_of
+from gpukiln.commands.forms import of_documents
 from gpukiln.kubernetes import doctor
 from gpukiln.kubernetes.addons.listing import ADDONS, AddOns
 from gpukiln.kubernetes.check import judging, registry
@@ -31,17 +31,7 @@ DOCUMENTS = {
 
 def schema() -> dict[str, Any]:
     """One schema of all documents; `schema` in a document says which it is."""
-    defs: dict[str, Any] = {}
-    references = [form_of(kind, defs) for kind in DOCUMENTS.values()]
-    for name, kind in DOCUMENTS.items():
-        defs[kind.__name__]["properties"]["schema"] = {"const": name}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$comment": "Generated: python -m gpukiln.commands.k8s_schema > docs/k8s.schema.json",
-        "title": "What invoke k8s.* prints with --json",
-        "oneOf": references,
-        "$defs": dict(sorted(defs.items())),
-    }
+    return of_documents("k8s", "What invoke k8s.* prints with --json", DOCUMENTS)
 
 
 if __name__ == "__main__":

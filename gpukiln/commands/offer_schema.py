@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from gpukiln.commands.forms import form_of
+from gpukiln.commands.forms import of_documents
 from gpukiln.offers.listing import CHECK, LIST, SHOW, Checked, Listing, Shown
 from gpukiln.offers.refresh import REFRESH, Document
 
@@ -21,17 +21,7 @@ DOCUMENTS = {LIST: Listing, SHOW: Shown, CHECK: Checked, REFRESH: Document}
 
 def schema() -> dict[str, Any]:
     """One schema of all documents; `schema` in a document says which it is."""
-    defs: dict[str, Any] = {}
-    references = [form_of(kind, defs) for kind in DOCUMENTS.values()]
-    for name, kind in DOCUMENTS.items():
-        defs[kind.__name__]["properties"]["schema"] = {"const": name}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$comment": "Generated: python -m gpukiln.commands.offer_schema > docs/offer.schema.json",
-        "title": "What invoke offer.* prints with --json",
-        "oneOf": references,
-        "$defs": dict(sorted(defs.items())),
-    }
+    return of_documents("offer", "What invoke offer.* prints with --json", DOCUMENTS)
 
 
 if __name__ == "__main__":

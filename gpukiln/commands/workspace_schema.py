@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Any
 
-from gpukiln.commands.forms import form_of
+from gpukiln.commands.forms import of_documents
 from gpukiln.workspaces.contract import Outputs, Workspace
 from gpukiln.workspaces.usage import USAGE, Usage
 from gpukiln.workspaces.view import LIST, SHOW, STATUS, Listing, Shown, Status
@@ -23,19 +23,8 @@ DOCUMENTS = {LIST: Listing, SHOW: Shown, STATUS: Status, USAGE: Usage}
 
 def schema() -> dict[str, Any]:
     """One schema of the contract and of all documents."""
-    defs: dict[str, Any] = {}
-    references = [form_of(kind, defs) for kind in (Outputs, *DOCUMENTS.values())]
-    for name, kind in DOCUMENTS.items():
-        defs[kind.__name__]["properties"]["schema"] = {"const": name}
-    # The last: where a document shows what was asked for, it is in the form that people write.
-    references.insert(0, form_of(Workspace, defs, written=True))
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$comment": "Generated: python -m gpukiln.commands.workspace_schema > docs/workspace.schema.json",
-        "title": "What a workspace is asked for, and what invoke workspace.* prints with --json",
-        "oneOf": references,
-        "$defs": dict(sorted(defs.items())),
-    }
+    title = "What a workspace is asked for, and what invoke workspace.* prints with --json"
+    return of_documents("workspace", title, DOCUMENTS, read=(Outputs,), written=(Workspace,))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 import contextlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from gpukiln.commands import k8s_schema
+from gpukiln.commands.forms import form_of
 from gpukiln.commands.program import Program
+from gpukiln.kubernetes.check import registry
 from tasks import namespace
 from tests.support.api_server import ApiServer, node
 
@@ -44,3 +47,14 @@ def test_documents_have_it(words, tmp_path, monkeypatch, capsys):
     errors = list(Draft202012Validator(k8s_schema.schema()).iter_errors(document))
     assert not errors
     assert document["schema"] in k8s_schema.DOCUMENTS
+
+
+def test_two_types_of_one_name_are_not_one_form():
+    @dataclass(frozen=True)
+    class Listing:
+        others: int
+
+    defs = {}
+    form_of(registry.Listing, defs)
+    with pytest.raises(ValueError, match="two types of one schema are called Listing"):
+        form_of(Listing, defs)

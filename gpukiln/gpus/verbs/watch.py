@@ -115,7 +115,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Insights:
     """What the rules found in one look over some seconds.
 
     Args:
@@ -449,10 +449,10 @@ def _word(value: Any) -> str:
 # ---- insights
 
 
-def _insights(options: Options) -> Verdict:
+def _insights(options: Options) -> Insights:
     said = look(options, _silent)
     sick = any(one.level == SICK for one in said.insights)
-    return Verdict(
+    return Insights(
         node=said.node,
         lasted_s=said.lasted_s,
         ticks=said.ticks,

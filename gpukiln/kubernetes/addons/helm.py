@@ -122,7 +122,7 @@ CHARTS: Mapping[str, Keys] = {
         *("githubConfigUrl", "githubConfigSecret", "scaleSetLabels", "runnerGroup", "runnerScaleSetName"),
         *("minRunners", "maxRunners", "proxy", "githubServerTLS", "keyVault", "containerMode"),
         *("listenerTemplate", "listenerMetrics", "namespaceOverride", "labels", "annotations"),
-        *("resourceMeta", "fullnameOverride"),
+        *("resourceMeta", "nameOverride", "fullnameOverride"),
         controllerServiceAccount=_keys("namespace", "name"),
         template=_keys("metadata", "spec"),
     ),
@@ -137,7 +137,7 @@ def unknown_keys(chart: str, values: Mapping[str, Any]) -> Iterator[tuple[str, U
     """
     if chart not in CHARTS:
         raise unknown("chart", chart, CHARTS)
-    yield from _unknown(f"chart {chart}", values, CHARTS[chart], "")
+    yield from _unknown(f"chart {chart}", values, {**CHARTS[chart], "global": None}, "")
 
 
 def _unknown(

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.check import yamltree
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.values import KEYS
 from gpukiln.kubernetes.check.workload import Command, Thing, Workload, at, mapping, sequence
-from gpukiln.typed import unknown
 
 RUNNERS = "gha-runner-scale-set"
 CHART = "actions/actions-runner-controller:charts/gha-runner-scale-set"
@@ -45,18 +44,13 @@ PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d+)
     fix="`helm show values` lists them",
 )
 def values_unknown_key(thing: Thing, _: Context) -> Iterator[Fault]:
-    keys = KEYS.get(thing.chart)
-    for key in thing.object if keys else ():
-        if key in keys:  # type: ignore[operator]  # there are keys, or there is no loop
-            continue
-        if thing.chart == RUNNERS and key in MOVED:
-            yield Fault(
-                f"{key} is no value of {thing.chart}", (key,), fix=f"what it is meant for: {MOVED[key]}"
-            )
-            continue
-        near = unknown("value", key, keys).hint  # type: ignore[arg-type]  # see above
-        if near or thing.chart == RUNNERS:
-            yield Fault(f"{key} is no value of {thing.chart}" + (f"; {near}" if near else ""), (key,))
+    wrong = helm.unknown_keys(thing.chart, thing.object) if thing.chart in helm.CHARTS else ()
+    for way, error in wrong:
+        where, told = tuple(way.split(".")), f"{way} is no value of {thing.chart}"
+        if thing.chart == RUNNERS and way in MOVED:
+            yield Fault(told, where, fix=f"what it is meant for: {MOVED[way]}")
+        elif error.hint or thing.chart == RUNNERS:  # others' charts may have more than is known here
+            yield Fault(told + (f"; {error.hint}" if error.hint else ""), where)
 
 
 @rule(

@@ -1,86 +1,10 @@
-"""Values of other people's charts: which chart they are for, and which keys it has."""
+"""Values of other people's charts: which chart they are for; which keys it has, `addons/helm.py` says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# actions/actions-runner-controller:charts/gha-runner-scale-set/values.yaml at 0.14.2, and its templates.
-RUNNERS = {
-    "githubConfigUrl",
-    "githubConfigSecret",
-    "scaleSetLabels",
-    "runnerGroup",
-    "runnerScaleSetName",
-    "minRunners",
-    "maxRunners",
-    "proxy",
-    "githubServerTLS",
-    "keyVault",
-    "containerMode",
-    "template",
-    "listenerTemplate",
-    "listenerMetrics",
-    "controllerServiceAccount",
-    "namespaceOverride",
-    "nameOverride",
-    "fullnameOverride",
-    "labels",
-    "annotations",
-    "resourceMeta",
-    "global",
-}
-# NVIDIA/k8s-device-plugin:deployments/helm/nvidia-device-plugin/values.yaml at v0.20.0, and its templates.
-PLUGIN = {
-    "config",
-    "compatWithCPUManager",
-    "migStrategy",
-    "failOnInitError",
-    "deviceListStrategy",
-    "deviceIDStrategy",
-    "nvidiaDriverRoot",
-    "gdrcopyEnabled",
-    "gdsEnabled",
-    "mofedEnabled",
-    "deviceDiscoveryStrategy",
-    "nameOverride",
-    "fullnameOverride",
-    "namespaceOverride",
-    "selectorLabelsOverride",
-    "componentSelectorLabels",
-    "allowDefaultNamespace",
-    "imagePullSecrets",
-    "image",
-    "updateStrategy",
-    "podAnnotations",
-    "podLabels",
-    "podSecurityContext",
-    "securityContext",
-    "resources",
-    "nodeSelector",
-    "affinity",
-    "tolerations",
-    "priorityClassName",
-    "runtimeClassName",
-    "devicePlugin",
-    "gfd",
-    "nfd",
-    "mps",
-    "cdi",
-    "global",
-    "serviceAccount",
-    "sharedDevicesAllocationPolicy",
-    "imexChannelIDs",
-    "imex",
-    "driverRoot",
-    "passDeviceSpecs",
-    "devRoot",
-    "legacyDaemonsetAPI",
-    "extraEnv",
-    "extraVolumes",
-    "extraVolumeMounts",
-    "kubeletSocket",
-}
 # Keys that only one chart has; those that its values never had, and that people write, too.
 TELLS = {
     "gha-runner-scale-set": {
@@ -110,7 +34,6 @@ TELLS = {
     },
     "dcgm-exporter": {"customMetrics", "extraHostVolumes", "extraConfigMapVolumes", "kubeletPath"},
 }
-KEYS = {"gha-runner-scale-set": RUNNERS, "nvidia-device-plugin": PLUGIN}
 
 
 def chart_of(values: Mapping[str, Any]) -> str:

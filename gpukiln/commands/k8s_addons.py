@@ -91,7 +91,7 @@ def _tell(settings: Settings, names: tuple[str, ...], output: str, *, only: bool
     from gpukiln.kubernetes.addons.monitoring import records
 
     if "plugin" in names:
-        say("the nodes need in their user data, or a pod reaches GPUs that it was not given:")
+        say("the nodes need in their user data, as k8s.nodes renders it, or pods reach others' GPUs:")
         for line in plugin.ISOLATION:
             say(f"  {line}")
     if "monitoring" in names and not records.prices(settings):

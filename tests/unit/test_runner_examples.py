@@ -17,7 +17,7 @@ from gpukiln.catalog.components import load_components
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docker" / "runner-gpu" / "examples"
 VALUES = EXAMPLES / "arc-values.yaml"
-WORKFLOW = EXAMPLES / "workflows" / "gpu.yml"
+WORKFLOW = ROOT / "examples/workflows/gpu.yml"
 GUIDE = ROOT / "docs" / "runner-image.md"
 HOOKS = "/opt/gpukiln/hooks/"
 

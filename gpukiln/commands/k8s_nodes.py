@@ -80,6 +80,7 @@ def nodes(
     from typing import get_args
 
     from gpukiln.catalog.components import load_components
+    from gpukiln.catalog.regions import check_region
     from gpukiln.errors import UsageError
     from gpukiln.kubernetes import folder
     from gpukiln.kubernetes.nodes import group, rendered
@@ -89,6 +90,7 @@ def nodes(
 
     if provider not in get_args(group.Provider):
         raise unknown("--provider", provider, get_args(group.Provider))
+    check_region(region)
     if time_zone and not hours:
         raise UsageError(f"--time-zone {time_zone} without --hours", hint="--hours 'mon-fri 08:00-18:00'")
     if ami and not ami.startswith("ami-"):

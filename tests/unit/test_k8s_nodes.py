@@ -96,7 +96,13 @@ def test_a_second_run_says_what_changed(nodes, tmp_path):
         ([*BASE, "karpenter", "--instance-type", "g6f.large"], 3, "a part of a GPU"),
         ([*BASE, "karpenter", "--instance-type", "g4dn.xlarge,g5g.xlarge"], 3, "one architecture"),
         ([*BASE, "karpenter", "--gpu", "H100:16"], 3, "H100"),
+        ([*BASE, "karpenter", "--instance-type", "g5g.xlarge"], 3, "an image for x86_64"),
         ([*KARPENTER, "--channel", "stabel"], 2, "stable"),
+        ([*KARPENTER, "--image", "eks-gpuu"], 2, "eks-gpu"),
+        ([*KARPENTER, "--kubernetes", "1.3"], 2, "such as 1.34"),
+        ([*KARPENTER, "--region", "us-west-3"], 2, "us-west-2"),
+        ([*KARPENTER, "--volume", "1"], 2, "--volume 100"),
+        ([*KARPENTER, "--role", ""], 2, "--role eks-gpu-node"),
         ([*KARPENTER, "--ami", "stable"], 2, "no image id"),
         ([*KARPENTER, "--ami", "ami-xyz"], 2, "ami-0123456789abcdef0"),
         ([*KARPENTER, "--base", "debian-12"], 2, "no kubelet"),
@@ -264,7 +270,12 @@ def test_working_hours_are_schedules_of_the_group(nodes, provider, tmp_path):
 def test_notes_tell_what_surprises(nodes):
     mixed = nodes(*BASE, "managed", "--instance-type", "g4dn.xlarge,g5.xlarge")[2]
     assert "a group for each GPU" in mixed
-    assert "nothing becomes a RAID 0" in nodes(*BASE, "karpenter", "--instance-type", "g5g.xlarge")[2]
+    arm = ["--instance-type", "g5g.xlarge", "--ami", "ami-0123456789abcdef0"]
+    assert "nothing becomes a RAID 0" in nodes(*BASE, "karpenter", *arm)[2]
+    assert (
+        "eks-gpu is not proven on the GPUs of p5.48xlarge"
+        in nodes(*BASE, "karpenter", "--instance-type", "g4dn.xlarge,p5.48xlarge", "--max", "8")[2]
+    )
     assert "stays: no release" in nodes(*KARPENTER, "--ami", "ami-0123456789abcdef0")[2]
     assert nodes(*KARPENTER)[2] == ""
 

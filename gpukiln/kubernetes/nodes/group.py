@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from gpukiln.catalog.bases import Base, base, load_bases
 from gpukiln.catalog.boards import boards
+from gpukiln.catalog.images import ImageDefinition, image_names, load_image
 from gpukiln.catalog.instance_types import InstanceType, instance_type
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.pointer import Pointer
@@ -24,6 +25,7 @@ Capacity = Literal["on-demand", "spot", "reserved", "capacity-block"]
 
 PRESENT = "nvidia.com/gpu.present"
 ACCELERATOR = "k8s.amazonaws.com/accelerator"  # what cluster-autoscaler knows a GPU node by
+LEAST_VOLUME_GIB = 20  # of the node images that are built on
 TAINT = (GPU, "true", "NoSchedule")
 DAYTIME = Hours(tuple(range(7)), 6 * 60, 22 * 60)
 
@@ -67,6 +69,11 @@ class Group:
     @property
     def of_channel(self) -> bool:
         return not self.image.startswith("ami-")
+
+    @property
+    def definition(self) -> ImageDefinition | None:
+        """What is known of the image of a channel."""
+        return load_image(self.image.split("/")[2]) if self.of_channel else None
 
     @property
     def about_base(self) -> Base:
@@ -173,7 +180,15 @@ def _require_sold(name: str) -> None:
 
 
 def pointer(image: str, kubernetes: str, channel: str) -> str:
-    """The parameter that a channel is."""
+    """The parameter that a channel is.
+
+    Raises:
+        UsageError: Nobody builds such an image, or that is no version of Kubernetes.
+    """
+    if image not in image_names():
+        raise unknown("image", image, image_names())
+    if not re.fullmatch(r"1\.\d{2}", kubernetes):
+        raise UsageError(f"--kubernetes {kubernetes!r}", hint="wanted: a minor version such as 1.34")
     return Pointer(image, kubernetes, channel).path
 
 
@@ -188,6 +203,7 @@ def check(group: Group) -> Group:
         ("--cluster", group.cluster, r"[A-Za-z0-9][\w-]{0,99}", "main"),
         ("--name", group.name, r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", "gpu"),
         ("--ami", group.image, r"ami-[0-9a-f]{8,17}|/gpukiln/.+", "ami-0123456789abcdef0"),
+        ("--role", group.role, r"[\w+=,.@/-]{1,64}", "eks-gpu-node"),
         ("--reservation", group.reservation, r"(cr-[0-9a-f]{8,17})?", "cr-0123456789abcdef0"),
         ("--dns-ip", group.dns_ip, r"([0-9a-f.:]+)?", "10.100.0.10"),
     ):
@@ -202,6 +218,12 @@ def check(group: Group) -> Group:
         raise UsageError(
             f"no --dns-ip: bootstrap.sh of {group.base} wants the address of the cluster's DNS",
             hint="`kubectl -n kube-system get service kube-dns` shows it, the tenth of the service network",
+        )
+    if group.definition and ARCHES[group.definition.architecture] != group.arch:
+        raise IncompatibleError(
+            f"{group.definition.name} is an image for {group.definition.architecture}, "
+            f"{', '.join(group.types)} {'are' if len(group.types) > 1 else 'is'} {group.arch}",
+            hint="other types, or --image or --ami of one for that architecture",
         )
     for zone in group.zones:
         if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d[a-z]|[a-z0-9-]+-az\d", zone):
@@ -224,6 +246,9 @@ def _check_sizes(group: Group) -> None:
         if group.provider != "karpenter"
         else group.maximum // instance_type(group.types[0]).gpus
     )
+    least = group.definition.volume_size_gib if group.definition else LEAST_VOLUME_GIB
+    if group.volume_gib < least:
+        raise UsageError(f"--volume {group.volume_gib} GiB: the image alone has {least}", hint="--volume 100")
     if group.maximum < 1 or group.minimum > group.maximum:
         raise UsageError(
             f"--min {group.minimum}, --max {group.maximum}", hint="wanted: --min 0 or more, --max 1 or more"

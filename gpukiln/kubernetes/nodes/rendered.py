@@ -97,6 +97,14 @@ def notes(group: Group) -> list[str]:
             "different GPUs in one group: cluster-autoscaler takes all nodes for the first type, and no pod "
             "that selects by the product gets one started; a group for each GPU"
         )
+    if group.definition:
+        proven = {instance_type(one).gpu for one in group.definition.instance_types}
+        others = [one for one in group.types if instance_type(one).gpu not in proven]
+        if others:
+            found.append(
+                f"{group.definition.name} is not proven on the GPUs of {', '.join(others)}: "
+                f"`invoke ami.verify last --instance-types {others[0]}` does that"
+            )
     if group.local_storage and not group.has_local_storage:
         found.append(f"{', '.join(group.types)}: no local NVMe, so nothing becomes a RAID 0")
     elif group.has_local_storage:

@@ -1,10 +1,8 @@
-"""Filters of the role packages: what is installed, and why something can't be."""
+"""Filter of the role packages: why something can't be installed."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-Found = dict[str, dict[str, Any]]
 
 # What package managers say, and what to do about it; the first that fits.
 CAUSES = (
@@ -44,94 +42,6 @@ NOISE = re.compile(r"^(Reading|Building|Calculating|W:|\d+ upgraded|Get:|Selecti
 LINES = 6
 
 
-def packages_of_dpkg(text: str) -> Found:
-    """Read what dpkg knows.
-
-    Args:
-        text: A line a package: `ii |name|version`, as of `dpkg-query` with Status-Abbrev.
-
-    Returns:
-        For each name `installed`, `held`, the full `package_version`, and `version` without epoch and
-        revision. One that was removed and left its configuration is there and not installed.
-    """
-    found: Found = {}
-    for line in text.splitlines():
-        state, name, full = line.split("|")
-        if state[1:2] == "n":
-            continue
-        found[name] = _entry(full, full.rpartition("-")[0] or full, state[0] == "h")
-        found[name]["installed"] = state[1] == "i"
-    return found
-
-
-def packages_of_rpm(packages: Mapping[str, Any], locks: str, names: Sequence[str]) -> Found:
-    """Read what rpm knows.
-
-    Args:
-        packages: The facts of `ansible.builtin.package_facts`.
-        locks: Dnf's versionlock.list.
-        names: The packages to tell of.
-
-    Returns:
-        The same as `packages_of_dpkg`.
-    """
-    lines = [line.strip() for line in locks.splitlines()]
-    locked = {re.sub(r"-[^-]+-[^-]+$", "", line) for line in lines if line and line[0] not in "#!"}
-    return {
-        name: _entry(
-            f"{packages[name][0]['version']}-{packages[name][0]['release']}",
-            packages[name][0]["version"],
-            name in locked,
-        )
-        for name in names
-        if name in packages
-    }
-
-
-def _entry(full: str, version: str, held: bool) -> dict[str, Any]:
-    return {
-        "installed": True,
-        "held": held,
-        "package_version": full,
-        "version": re.sub(r"^\d+:", "", version),
-    }
-
-
-def packages_missing(found: Found, names: Sequence[str], version: str = "") -> list[str]:
-    """Tell what has to be installed.
-
-    Args:
-        found: What `packages_of_dpkg` or `packages_of_rpm` returned.
-        names: The packages wanted.
-        version: The version that each must have, empty for any.
-
-    Returns:
-        Those that are not installed, or in another version.
-    """
-    here = {name for name, entry in found.items() if entry["installed"] and version in ("", entry["version"])}
-    return [name for name in names if name not in here]
-
-
-def packages_exact(madison: str, names: Sequence[str], version: str) -> list[str]:
-    """Name packages with the full version that apt asks for.
-
-    Args:
-        madison: What `apt-cache madison` says: a line a version, `name | version | source`, the newest first.
-        names: The packages wanted.
-        version: The version that each must have, without epoch and revision.
-
-    Returns:
-        For each name `name=version` with epoch and revision, of the newest revision; without both where apt
-        knows none, so that it says so itself.
-    """
-    known: dict[str, str] = {}
-    for line in madison.splitlines():
-        name, full = (part.strip() for part in line.split("|")[:2])
-        if re.fullmatch(rf"(\d+:)?{re.escape(version)}(-[^-]*)?", full):
-            known.setdefault(name, full)
-    return [f"{name}={known.get(name, version)}" for name in names]
-
-
 def package_failure(result: Mapping[str, Any], names: Sequence[str], version: str = "") -> str:
     """Say why packages could not be installed, and what to do.
 
@@ -163,10 +73,4 @@ class FilterModule:
         Returns:
             Name to function.
         """
-        return {
-            "packages_of_dpkg": packages_of_dpkg,
-            "packages_of_rpm": packages_of_rpm,
-            "packages_missing": packages_missing,
-            "packages_exact": packages_exact,
-            "package_failure": package_failure,
-        }
+        return {"package_failure": package_failure}

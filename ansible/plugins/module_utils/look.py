@@ -1,0 +1,207 @@
+"""What the look modules read of a machine. Python 3.9, the standard library, and nothing is changed."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import pwd
+import re
+import stat
+import subprocess
+
+PCI = "/sys/bus/pci/devices"
+LOCKS = "/etc/dnf/plugins/versionlock.list"
+UNIT_PROPERTIES = "Id,LoadState,UnitFileState,ActiveState,NeedDaemonReload"
+GPU_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller; audio and USB have others
+SWITCH_CLASS = "0x0680"
+COMMAND_SECONDS = 120
+
+
+def run(argv, seconds=COMMAND_SECONDS):
+    """Run a program that changes nothing.
+
+    Returns:
+        {rc, stdout, stderr}; rc 127 where it is not there, 124 where it did not end in time.
+    """
+    env = {**os.environ, "LC_ALL": "C"}
+    env["PATH"] = env.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=seconds,
+            env=env,
+            check=False,
+        )
+    except FileNotFoundError:
+        return {"rc": 127, "stdout": "", "stderr": "found no program %s" % argv[0]}
+    except subprocess.TimeoutExpired:
+        return {"rc": 124, "stdout": "", "stderr": "no answer in %d s" % seconds}
+    out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+    return {"rc": done.returncode, "stdout": out, "stderr": err}
+
+
+def uses_dpkg():
+    """Whether the packages of this machine are Debian's."""
+    text = read("/etc/os-release") or ""
+    return bool(re.search(r"(?m)^ID(_LIKE)?=.*debian", text))
+
+
+def packages(patterns):
+    """Read what is installed.
+
+    Args:
+        patterns: Names, with `*` for anything.
+
+    Returns:
+        Name to its installed versions: [{version: with epoch and release, arch, held}], sorted by name.
+    """
+    if not patterns:
+        return {}
+    found = _dpkg(patterns) if uses_dpkg() else _rpm(patterns)
+    return {name: found[name] for name in sorted(found)}
+
+
+def _dpkg(patterns):
+    form = "${db:Status-Abbrev}|${Package}|${Version}|${Architecture}\n"
+    found = {}
+    for line in run(["dpkg-query", "--show", "--showformat", form, *patterns])["stdout"].splitlines():
+        state, name, version, arch = line.split("|")
+        if state[1:2] == "i":
+            found.setdefault(name, []).append({"version": version, "arch": arch, "held": state[0] == "h"})
+    return found
+
+
+def _rpm(patterns):
+    form = "%{NAME}|%{EPOCHNUM}:%{VERSION}-%{RELEASE}|%{ARCH}\n"
+    locked = {lock_name(line) for line in (read(LOCKS) or "").splitlines() if line[:1] not in ("", "#", "!")}
+    found = {}
+    for line in run(["rpm", "-qa", "--queryformat", form, *patterns])["stdout"].splitlines():
+        name, version, arch = line.split("|")
+        version = version[2:] if version.startswith("0:") else version
+        found.setdefault(name, []).append({"version": version, "arch": arch, "held": name in locked})
+    return found
+
+
+def lock_name(line):
+    """The package of a line of versionlock.list, for example `dkms-0:3.2.1-1.el9.*`."""
+    return re.sub(r"-[^-]+-[^-]+$", "", line.strip())
+
+
+def read(path):
+    """A file's text; None where there is none, or where it is no file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def file_facts(path, text=True):
+    """Look at a file.
+
+    Args:
+        text: Whether its text may be told; a secret's may not.
+
+    Returns:
+        {mode: 0644, uid, gid, mtime, sha256, text}, or None where there is none.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+            state = os.fstat(file.fileno())
+    except OSError:
+        return None
+    facts = {
+        "mode": "%04o" % stat.S_IMODE(state.st_mode),
+        "uid": state.st_uid,
+        "gid": state.st_gid,
+        "mtime": state.st_mtime,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    if text:
+        facts["text"] = content.decode("utf-8", "replace")
+    return facts
+
+
+def folder_facts(path):
+    """{mode, uid, gid} of a folder, or None where there is none."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISDIR(state.st_mode):
+        return None
+    return {"mode": "%04o" % stat.S_IMODE(state.st_mode), "uid": state.st_uid, "gid": state.st_gid}
+
+
+def matches(pattern):
+    """The paths that a pattern names, those of dangling links too."""
+    return sorted(glob.glob(pattern))
+
+
+def units(names):
+    """Read the state of systemd's units.
+
+    Returns:
+        Name to {there, enabled: systemd's word or empty, active: systemd's word, reload: whether the unit on
+        the disk is newer than the one that systemd knows}.
+    """
+    if not names:
+        return {}
+    answer = run(["systemctl", "show", "--property=" + UNIT_PROPERTIES, "--", *names])
+    blocks = [block for block in answer["stdout"].split("\n\n") if block.strip()]
+    found = {}
+    for name, block in zip(names, blocks):
+        fields = dict(line.split("=", 1) for line in block.strip().splitlines() if "=" in line)
+        found[name] = {
+            "there": fields.get("LoadState") not in ("not-found", None),
+            "enabled": fields.get("UnitFileState", ""),
+            "active": fields.get("ActiveState", ""),
+            "reload": fields.get("NeedDaemonReload") == "yes",
+        }
+    return found
+
+
+def keyring(path):
+    """Fingerprints of the primary keys in a keyring; empty where there is none, or nothing that reads it."""
+    answer = run(["gpg", "--batch", "--no-autostart", "--show-keys", "--with-colons", path])
+    return re.findall(r"(?m)^pub:.*\nfpr:+([0-9A-F]{40}):", answer["stdout"])
+
+
+def account(name):
+    """{uid, gid, home, shell, groups} of a user, or None where there is none."""
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    groups = run(["id", "--groups", "--name", name])["stdout"].split()
+    return {
+        "uid": found.pw_uid,
+        "gid": found.pw_gid,
+        "home": found.pw_dir,
+        "shell": found.pw_shell,
+        "groups": groups,
+    }
+
+
+def pci_devices():
+    """NVIDIA's devices on the PCI bus, as scripts/bootstrap/nvidia-gpu-present.sh finds them.
+
+    Returns:
+        {gpus: [{address, id: 0x1eb8}], switches: the same of NVSwitches}.
+    """
+    found = {"gpus": [], "switches": []}
+    for folder in matches(PCI + "/*"):
+        vendor, kind, number = (
+            (read("%s/%s" % (folder, name)) or "").strip() for name in ("vendor", "class", "device")
+        )
+        device = {"address": os.path.basename(folder), "id": number}
+        if vendor == "0x10de" and kind.startswith(GPU_CLASSES):
+            found["gpus"].append(device)
+        if vendor == "0x10de" and kind.startswith(SWITCH_CLASS):
+            found["switches"].append(device)
+    return found

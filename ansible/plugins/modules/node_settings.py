@@ -1,0 +1,157 @@
+#!/usr/bin/python
+"""Writes a plan's files and has systemd follow, in one round trip."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.look import file_facts, folder_facts, run
+
+DOCUMENTATION = """
+module: node_settings
+short_description: Writes a plan's files and has systemd follow
+description:
+  - Makes folders, writes files whole or not at all, removes what must not be there, and then has systemd read,
+    enable, disable, start and restart units. In one round trip; M(ansible.builtin.copy) needs two or three a file.
+  - What is as it should be already is left alone.
+options:
+  folders: {description: "Folders to have, before the files: path to mode; root's.", type: dict, default: {}}
+  files:
+    description: "Files to have, of a plan: [{path, text, mode, secret: whether no difference may be shown}];
+      root's. Folders above them are made with mode 0755."
+    type: list
+    elements: dict
+    default: []
+  absent: {description: "Files, links and folders to remove.", type: list, elements: str, default: []}
+  reload: {description: "Have systemd read its units even if no file of a unit was changed.",
+           type: bool, default: false}
+  enable: {description: Units to start at boot., type: list, elements: str, default: []}
+  disable: {description: Units not to start at boot., type: list, elements: str, default: []}
+  start: {description: Units to start now., type: list, elements: str, default: []}
+  restart: {description: Units to restart where they run., type: list, elements: str, default: []}
+author: [gpukiln]
+"""
+
+RETURN = """
+written: {description: Paths that were written or removed., returned: always, type: list}
+"""
+
+UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/")
+LISTS = {"files": "dict", "absent": "str"}
+VERBS = {"enable": "enable", "disable": "disable", "start": "start", "restart": "try-restart"}
+
+
+class Settings:
+    """The work, and what came of it.
+
+    Args:
+        module: Ansible's.
+    """
+
+    def __init__(self, module):
+        self.module, self.check = module, module.check_mode
+        self.written, self.diffs, self.changed = [], [], False
+
+    def folder(self, path, mode):
+        there = folder_facts(path)
+        if there and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0):
+            return
+        self.changed = True
+        self.diffs.append({"prepared": "+%s/\n" % path})
+        if not self.check:
+            os.makedirs(path, exist_ok=True)
+            os.chown(path, 0, 0)
+            os.chmod(path, int(mode, 8))
+
+    def file(self, path, text, mode, secret):
+        there = file_facts(path)
+        wanted = text.encode()
+        if (
+            there
+            and not os.path.islink(path)
+            and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0)
+            and there["text"] == text
+        ):
+            return
+        self.changed = True
+        self.written.append(path)
+        before = "" if there is None or secret else there["text"]
+        diff = {"before_header": path, "after_header": path, "before": before, "after": "" if secret else text}
+        self.diffs.append({"prepared": "+%s\n" % path} if secret else diff)
+        if self.check:
+            return
+        folder = os.path.dirname(path)
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        handle, part = tempfile.mkstemp(prefix=".gpukiln-", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(wanted)
+                os.fchmod(file.fileno(), int(mode, 8))
+                os.fchown(file.fileno(), 0, 0)
+            _label(part, path)
+            os.replace(part, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
+
+    def remove(self, path):
+        if not os.path.lexists(path):
+            return
+        self.changed = True
+        self.written.append(path)
+        self.diffs.append({"prepared": "-%s\n" % path})
+        if self.check:
+            return
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+    def systemctl(self, *arguments):
+        self.changed = True
+        if self.check:
+            return
+        answer = run(["systemctl", *arguments], seconds=600)
+        if answer["rc"] != 0:
+            said = (answer["stderr"] or answer["stdout"]).strip()
+            self.module.fail_json(
+                msg="Found that `systemctl %s` failed: %s" % (" ".join(arguments), said), rc=answer["rc"]
+            )
+
+
+def _label(part, path):
+    """SELinux's label of the place, which a renamed file would not take on."""
+    if os.path.exists("/sys/fs/selinux/enforce") and shutil.which("matchpathcon"):
+        label = run(["matchpathcon", "-n", path])["stdout"].strip()
+        run(["chcon", label, part])
+
+
+def main():
+    """Ansible's entry point."""
+    spec = {name: {"type": "list", "elements": of, "default": []} for name, of in LISTS.items()}
+    spec.update((name, {"type": "list", "elements": "str", "default": []}) for name in VERBS)
+    spec["folders"] = {"type": "dict", "default": {}}
+    spec["reload"] = {"type": "bool", "default": False}
+    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
+    asked, work = module.params, Settings(module)
+    for path, mode in asked["folders"].items():
+        work.folder(path, mode)
+    for file in asked["files"]:
+        work.file(file["path"], file["text"], file.get("mode", "0644"), file.get("secret", False))
+    for path in asked["absent"]:
+        work.remove(path)
+    if asked["reload"] or any(path.startswith(UNIT_FOLDERS) for path in work.written):
+        work.systemctl("daemon-reload")
+    for name, verb in VERBS.items():
+        for unit in asked[name]:
+            work.systemctl(verb, unit)
+    module.exit_json(changed=work.changed, written=work.written, diff=work.diffs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The probe and the unit that tell other units whether there is a GPU; part of the plans of roles that need it."""
+
+from roles.plan import ROOT, Looks, Node, Plan, Role
+
+PROBE = "/usr/local/sbin/nvidia-gpu-present"
+UNIT = "nvidia-gpu-present.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+LOOKS: Looks = {"node_facts": {"files": [PROBE, UNIT_FILE], "units": [UNIT], "gpus": True}}
+
+
+def have(plan: Plan, node: Node) -> None:
+    """Add the probe and its unit to a plan whose look has `LOOKS`."""
+    probe = (ROOT / "scripts/bootstrap/nvidia-gpu-present.sh").read_text(encoding="utf-8")
+    unit = (ROOT / "roles/gpu_presence/files/nvidia-gpu-present.service").read_text(encoding="utf-8")
+    plan.write(node, PROBE, probe, mode="0755")
+    plan.write(node, UNIT_FILE, unit)
+    plan.enable_unit(node, UNIT)
+
+
+def run(plan: Plan, node: Node) -> bool:
+    """Have it look now, and say whether there is a GPU."""
+    if node["units"][UNIT]["there"]:
+        plan.start_unit(node, UNIT)
+    return bool(node["pci"]["gpus"])
+
+
+def look(_role: Role) -> Looks:
+    return LOOKS
+
+
+def decide(_role: Role, node: Node) -> Plan:
+    plan = Plan()
+    have(plan, node)
+    return plan
+
+
+def look_runtime(_role: Role) -> Looks:
+    return LOOKS
+
+
+def decide_runtime(_role: Role, node: Node) -> Plan:
+    plan = Plan()
+    run(plan, node)
+    return plan

@@ -1,0 +1,275 @@
+"""What a role's decision is made of: the role as it was asked for, and the plan that comes of it.
+
+The action `decide` (ansible/plugins/action/decide.py) makes a `Role`, has the node looked at, and calls the
+functions `look` and `decide` of roles/ROLE/decide.py.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+ROOT = Path(__file__).resolve().parents[1]
+MANAGED = "Ansible managed"
+Node = dict[str, Any]
+"""What the look modules returned, put together: ansible/plugins/modules/*.py say what."""
+Looks = dict[str, dict[str, Any]]
+"""Look modules and what each is asked."""
+
+
+@dataclass(frozen=True)
+class System:
+    """What a machine runs, from Ansible's facts.
+
+    Args:
+        distribution: `Debian`, `Ubuntu`, `Amazon`, `Rocky`, ...
+        version: `12.8`, `22.04`, `2023`.
+        release: Code name; empty where there is none.
+        family: `Debian`, `RedHat`, as Ansible groups them.
+        architecture: `x86_64` or `aarch64`.
+        python: Its interpreter's version, as `3.9`.
+    """
+
+    distribution: str
+    version: str
+    release: str
+    family: str
+    architecture: str
+    python: str = ""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "System":
+        """Read it from the facts of gather_subset min."""
+        names = ("distribution", "distribution_version", "distribution_release", "os_family", "architecture")
+        return cls(*(str(facts.get(name, "")) for name in names), str(facts.get("python_version", "")))
+
+    @property
+    def apt(self) -> bool:
+        """Whether apt is its package manager; dnf where not."""
+        return self.family == "Debian"
+
+    @property
+    def manager(self) -> str:
+        return "apt" if self.apt else "dnf"
+
+    @property
+    def major(self) -> str:
+        return self.version.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Role:
+    """A role as it was asked for on one host.
+
+    Args:
+        variables: Its variables, without the role's name before theirs.
+        system: What the host runs.
+        check: Whether nothing may be changed.
+        host: The inventory's name.
+    """
+
+    name: str
+    variables: Mapping[str, Any]
+    system: System
+    check: bool = False
+    host: str = ""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.variables[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A variable that need not be set."""
+        return self.variables.get(name, default)
+
+    @cached_property
+    def folder(self) -> Path:
+        return ROOT / "roles" / self.name
+
+    def file(self, name: str) -> str:
+        """The text of one of the role's files."""
+        return (self.folder / "files" / name).read_text(encoding="utf-8")
+
+    def template(self, name: str, **values: Any) -> str:
+        """The text that one of the role's templates makes of values."""
+        environment = jinja2.Environment(  # noqa: S701 - no web page
+            loader=jinja2.FileSystemLoader(self.folder / "templates"),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        return environment.get_template(name).render(ansible_managed=MANAGED, **values)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it is to be.
+
+    Args:
+        text: Its whole text.
+        before: The text that is there; empty where there is none, or none may be shown.
+        secret: Whether no difference may be shown.
+    """
+
+    path: str
+    text: str
+    mode: str = "0644"
+    before: str = ""
+    secret: bool = False
+
+
+@dataclass
+class Plan:
+    """What is to be done on a node, and why.
+
+    Args:
+        refusal: Found, wanted, next step; then nothing is done.
+        ask: What has to be looked at before it can be decided: look modules and what each is asked.
+        files: To be written; those that are as they should be are not among them.
+        folders: To be made, or to be put right: path to mode.
+        absent: Paths to be removed.
+        packages: To be installed by the role `packages`.
+        enable: Units to start at boot.
+        start: Units to start now.
+        restart: Units to restart where they run.
+        notify: Handlers.
+        lines: What is to be done beside the files, for people: `+nvtop`, `-cuda-keyring`.
+        do: What this role's own tasks are told.
+    """
+
+    refusal: str = ""
+    ask: Looks = field(default_factory=dict)
+    files: list[File] = field(default_factory=list)
+    folders: dict[str, str] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)
+    enable: list[str] = field(default_factory=list)
+    start: list[str] = field(default_factory=list)
+    restart: list[str] = field(default_factory=list)
+    notify: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    do: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.settings or self.packages or self.lines)
+
+    @property
+    def settings(self) -> bool:
+        """Whether node_settings has anything to do."""
+        return bool(
+            self.files
+            or self.folders
+            or self.absent
+            or self.enable
+            or self.start
+            or self.restart
+        )
+
+    def refuse(self, reason: str) -> "Plan":
+        """This plan as one that does nothing but say why."""
+        return Plan(refusal=reason)
+
+    def write(self, node: Node, path: str, text: str, *, mode: str = "0644", notify: str = "") -> bool:
+        """Have a file, root's; one that is as it should be is left alone.
+
+        Args:
+            node: With the file among `files`.
+            notify: Handler of who reads it.
+
+        Returns:
+            Whether it has to be written.
+        """
+        there = node["files"][path]
+        if there and there.get("text") == text and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0):
+            return False
+        self.files.append(File(path, text, mode, (there or {}).get("text", "")))
+        if notify and notify not in self.notify:
+            self.notify.append(notify)
+        return True
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Have paths gone that were seen."""
+        for path in paths:
+            self.absent.append(path)
+
+    def install(self, names: Iterable[str], version: str = "") -> None:
+        """Have the role `packages` install or hold these."""
+        for name in names:
+            self.packages.append(name)
+            self.lines.append(f"+{name} {version}".rstrip())
+
+    def enable_unit(self, node: Node, name: str) -> None:
+        """Have a unit start at boot; one that does is left alone."""
+        if node["units"].get(name, {}).get("enabled") not in ("enabled", "static", "indirect", "generated"):
+            self.enable.append(name)
+
+    def start_unit(self, node: Node, name: str) -> None:
+        """Have a unit run; one that does is left alone."""
+        if node["units"].get(name, {}).get("active") not in ("active", "activating"):
+            self.start.append(name)
+
+    def diffs(self) -> list[dict[str, str]]:
+        """The plan in the form of Ansible's diffs."""
+        words = {"enable": self.enable, "start": self.start, "restart": self.restart}
+        lines = [*self.lines, *(f"+{path}/" for path in self.folders), *(f"-{path}" for path in self.absent)]
+        lines += [f"{word} {name}" for word, names in words.items() for name in names]
+        shown = [{"prepared": "".join(f"{line}\n" for line in lines)}] if lines else []
+        return shown + [{"prepared": _difference(file)} for file in self.files]
+
+
+def _difference(file: File) -> str:
+    if file.secret:
+        return f"+{file.path}\n"
+    changed = difflib.unified_diff(
+        file.before.splitlines(), file.text.splitlines(), file.path, file.path, lineterm="", n=1
+    )
+    return "".join(f"{line}\n" for line in changed) or f"{file.path}: mode {file.mode}, root's\n"
+
+
+def upstream(version: str) -> str:
+    """Cut epoch and package release from a package's version: `3:580.178.04-1.el9` is `580.178.04`."""
+    return re.sub(r"^\d+:", "", version).rpartition("-")[0] or re.sub(r"^\d+:", "", version)
+
+
+def together(*looks: Looks) -> Looks:
+    """One look that asks for all that several ask for."""
+    asked: Looks = {}
+    for look in looks:
+        for module, arguments in look.items():
+            into = asked.setdefault(module, {})
+            for name, value in arguments.items():
+                before = into.get(name)
+                if isinstance(value, list) and before:
+                    into[name] = [*before, *(one for one in value if one not in before)]
+                elif isinstance(value, dict) and before:
+                    into[name] = {**before, **value}
+                else:
+                    into[name] = value
+    return asked
+
+
+def missing(node: Node, names: Iterable[str], version: str = "") -> list[str]:
+    """Name the packages that have to be installed.
+
+    Args:
+        node: With them among `packages`.
+        version: The version that each must have, without epoch and release; empty for any.
+    """
+    there = node["packages"]
+    return [
+        name
+        for name in names
+        if name not in there or version not in ("", *(upstream(one["version"]) for one in there[name]))
+    ]
+
+
+def unheld(node: Node, names: Iterable[str]) -> list[str]:
+    """Name the installed packages that are not held."""
+    return [name for name in names if not all(one["held"] for one in node["packages"].get(name, []))]

@@ -1,4 +1,4 @@
-"""What the tests of roles share: their filters as modules, and a playbook run on this machine."""
+"""What the tests of roles share: filters as modules, roles as asked for, nodes as seen, and a playbook run here."""
 
 import importlib.util
 import json
@@ -7,8 +7,20 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 from gpukiln.catalog.load import ROOT
+from roles.plan import Node, Role, System
+
+SYSTEMS = {
+    "debian-12": System("Debian", "12.8", "bookworm", "Debian", "x86_64"),
+    "ubuntu-22.04": System("Ubuntu", "22.04", "jammy", "Debian", "x86_64"),
+    "rocky-9": System("Rocky", "9.4", "Blue Onyx", "RedHat", "x86_64"),
+    "amazon-2023": System("Amazon", "2023", "", "RedHat", "x86_64"),
+}
 
 
 def load_filters(role: str, name: str) -> ModuleType:
@@ -19,6 +31,85 @@ def load_filters(role: str, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def asked(name: str, system: str = "debian-12", *, check: bool = False, **given: Any) -> Role:
+    """A role as a play has it that gives it some variables, and leaves the others as they are.
+
+    Args:
+        name: The role's.
+        system: One of `SYSTEMS`.
+        given: Without the role's name before them.
+    """
+    of = SYSTEMS[system]
+    loader = DataLoader()
+    variables: dict[str, Any] = _load(loader, ROOT / "components.yaml")
+    variables["ansible_facts"] = {
+        "distribution": of.distribution,
+        "distribution_version": of.version,
+        "distribution_major_version": of.major,
+        "distribution_release": of.release,
+        "os_family": of.family,
+        "architecture": of.architecture,
+    }
+    folder = ROOT / "roles" / name
+    for file in ("defaults/main.yml", "vars/main.yml"):
+        if (folder / file).exists():
+            variables |= _load(loader, folder / file)
+    variables |= {f"{name}_{key}": value for key, value in given.items()} | {"role_path": str(folder)}
+    templar = Templar(loader=loader, variables=variables)
+    own = {key.removeprefix(f"{name}_"): value for key, value in variables.items() if key.startswith(f"{name}_")}
+    return Role(name, _Templated(templar, own), of, check)
+
+
+def _load(loader: DataLoader, path: Path) -> dict[str, Any]:
+    return loader.load_from_file(str(path), trusted_as_template=True) or {}
+
+
+class _Templated(dict[str, Any]):
+    """Variables as a role has them: each is templated when it is asked for."""
+
+    def __init__(self, templar: Templar, variables: Mapping[str, Any]) -> None:
+        super().__init__(variables)
+        self._templar = templar
+
+    def __getitem__(self, name: str) -> Any:
+        return json.loads(json.dumps(self._templar.template(super().__getitem__(name))))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+
+def node(packages: Mapping[str, str] = {}, files: Mapping[str, str] = {}, **more: Any) -> Node:  # noqa: B006
+    """A node as the look modules tell of it; what is not named is not there.
+
+    Args:
+        packages: Name to version; a version that begins with `=` is held.
+        files: Path to text; they are root's, with mode 0644.
+    """
+    there = {"mode": "0644", "uid": 0, "gid": 0, "mtime": 0.0, "sha256": ""}
+    return {
+        "packages": {
+            name: [{"version": version.lstrip("="), "arch": "amd64", "held": version.startswith("=")}]
+            for name, version in packages.items()
+        },
+        "files": Absent({path: {**there, "text": text} for path, text in files.items()}),
+        "folders": Absent({}),
+        "globs": {},
+        "units": Absent({}),
+        "keyrings": {},
+        "accounts": Absent({}),
+        "answers": {},
+        "pci": {"gpus": [], "switches": []},
+        **more,
+    }
+
+
+class Absent(dict[str, Any]):
+    """What was asked for and is not there."""
+
+    def __missing__(self, name: str) -> Any:
+        return {"there": False, "enabled": "", "active": "", "reload": False} if ".service" in name[-8:] else None
 
 
 def play(

@@ -136,7 +136,6 @@ class Plan:
         packages: To be installed by the role `packages`.
         enable: Units to start at boot.
         start: Units to start now.
-        restart: Units to restart where they run.
         notify: Handlers.
         lines: What is to be done beside the files, for people: `+nvtop`, `-cuda-keyring`.
         do: What this role's own tasks are told.
@@ -150,7 +149,6 @@ class Plan:
     packages: list[str] = field(default_factory=list)
     enable: list[str] = field(default_factory=list)
     start: list[str] = field(default_factory=list)
-    restart: list[str] = field(default_factory=list)
     notify: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     do: dict[str, Any] = field(default_factory=dict)
@@ -163,14 +161,7 @@ class Plan:
     @property
     def settings(self) -> bool:
         """Whether node_settings has anything to do."""
-        return bool(
-            self.files
-            or self.folders
-            or self.absent
-            or self.enable
-            or self.start
-            or self.restart
-        )
+        return bool(self.files or self.folders or self.absent or self.enable or self.start)
 
     def refuse(self, reason: str) -> "Plan":
         """This plan as one that does nothing but say why."""
@@ -187,7 +178,11 @@ class Plan:
             Whether it has to be written.
         """
         there = node["files"][path]
-        if there and there.get("text") == text and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0):
+        if (
+            there
+            and there.get("text") == text
+            and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0)
+        ):
             return False
         self.files.append(File(path, text, mode, (there or {}).get("text", "")))
         if notify and notify not in self.notify:
@@ -207,17 +202,17 @@ class Plan:
 
     def enable_unit(self, node: Node, name: str) -> None:
         """Have a unit start at boot; one that does is left alone."""
-        if node["units"].get(name, {}).get("enabled") not in ("enabled", "static", "indirect", "generated"):
+        if node["units"][name]["enabled"] != "enabled":
             self.enable.append(name)
 
     def start_unit(self, node: Node, name: str) -> None:
         """Have a unit run; one that does is left alone."""
-        if node["units"].get(name, {}).get("active") not in ("active", "activating"):
+        if node["units"][name]["active"] not in ("active", "activating"):
             self.start.append(name)
 
     def diffs(self) -> list[dict[str, str]]:
         """The plan in the form of Ansible's diffs."""
-        words = {"enable": self.enable, "start": self.start, "restart": self.restart}
+        words = {"enable": self.enable, "start": self.start}
         lines = [*self.lines, *(f"+{path}/" for path in self.folders), *(f"-{path}" for path in self.absent)]
         lines += [f"{word} {name}" for word, names in words.items() for name in names]
         shown = [{"prepared": "".join(f"{line}\n" for line in lines)}] if lines else []

@@ -62,9 +62,9 @@ def _refusal(role: Role) -> str:
     for name, value in role["node_labels"].items():
         if not _is_label(name, value):
             return (
-                f"Found the node label {name}={value}, with which no kubelet starts. Wanted at most 63 letters,"
-                " digits, dashes, dots and underscores, and no name below kubernetes.io or k8s.io but"
-                " node.kubernetes.io/ and kubelet.kubernetes.io/. Correct gpu_bootstrap_node_labels."
+                f"Found the node label {name}={value}, with which no kubelet starts. Wanted at most"
+                " 63 letters, digits, dashes, dots and underscores, and no name below kubernetes.io or k8s.io"
+                " but node.kubernetes.io/ and kubelet.kubernetes.io/. Correct gpu_bootstrap_node_labels."
             )
     share = role["bandwidth_share"]
     if not 0 < float(share) <= 1:

@@ -1,4 +1,4 @@
-"""The probe and the unit that tell other units whether there is a GPU; part of the plans of roles that need it."""
+"""The probe and the unit that tell units whether there is a GPU: part of the plans of roles that need it."""
 
 from roles.plan import ROOT, Looks, Node, Plan, Role
 

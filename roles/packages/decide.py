@@ -24,8 +24,9 @@ def decide(role: Role, node: Node) -> Plan:
     if install and not role.check:
         plan.do["install"] = _specifications(role, node)
         # A lock hides every other version from dnf.
+        free = unheld(node, install)
         plan.do["unlock"] = [
-            name for name in install if role["hold"] and any(p["held"] for p in node["packages"].get(name, []))
+            name for name in install if role["hold"] and name in node["packages"] and name not in free
         ]
     plan.do["hold"] = names if install and role["hold"] else hold
     plan.lines += [f"hold {name}" for name in hold if name not in install]
@@ -38,7 +39,7 @@ def look_ask(role: Role) -> Looks:
 
 
 def decide_ask(role: Role, node: Node) -> Plan:
-    """`do`, for who includes this role: `missing` and `free` (not held) are names, `found` is what is there."""
+    """`do`, for who includes this role: names `missing` and `free` (not held), and what was `found`."""
     found = {
         name: {"package_version": one[-1]["version"], "version": upstream(one[-1]["version"])}
         for name, one in node["packages"].items()

@@ -1,4 +1,4 @@
-"""What the tests of roles share: filters as modules, roles as asked for, nodes as seen, and a playbook run here."""
+"""What the tests of roles share: roles as asked for, nodes as seen, filters, and a playbook run here."""
 
 import importlib.util
 import json
@@ -58,7 +58,9 @@ def asked(name: str, system: str = "debian-12", *, check: bool = False, **given:
             variables |= _load(loader, folder / file)
     variables |= {f"{name}_{key}": value for key, value in given.items()} | {"role_path": str(folder)}
     templar = Templar(loader=loader, variables=variables)
-    own = {key.removeprefix(f"{name}_"): value for key, value in variables.items() if key.startswith(f"{name}_")}
+    own = {
+        key.removeprefix(f"{name}_"): value for key, value in variables.items() if key.startswith(f"{name}_")
+    }
     return Role(name, _Templated(templar, own), of, check)
 
 
@@ -77,10 +79,10 @@ class _Templated(dict[str, Any]):
         return json.loads(json.dumps(self._templar.template(super().__getitem__(name))))
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401 - it would call itself
 
 
-def node(packages: Mapping[str, str] = {}, files: Mapping[str, str] = {}, **more: Any) -> Node:  # noqa: B006
+def node(packages: Mapping[str, str] = {}, files: Mapping[str, str] = {}, **more: Any) -> Node:
     """A node as the look modules tell of it; what is not named is not there.
 
     Args:
@@ -96,7 +98,7 @@ def node(packages: Mapping[str, str] = {}, files: Mapping[str, str] = {}, **more
         "files": Absent({path: {**there, "text": text} for path, text in files.items()}),
         "folders": Absent({}),
         "globs": {},
-        "units": Absent({}),
+        "units": Units({}),
         "keyrings": {},
         "accounts": Absent({}),
         "answers": {},
@@ -108,8 +110,15 @@ def node(packages: Mapping[str, str] = {}, files: Mapping[str, str] = {}, **more
 class Absent(dict[str, Any]):
     """What was asked for and is not there."""
 
-    def __missing__(self, name: str) -> Any:
-        return {"there": False, "enabled": "", "active": "", "reload": False} if ".service" in name[-8:] else None
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+class Units(dict[str, Any]):
+    """Units; those that are not named are not there."""
+
+    def __missing__(self, name: str) -> dict[str, Any]:
+        return {"there": False, "enabled": "", "active": "", "reload": False}
 
 
 def play(

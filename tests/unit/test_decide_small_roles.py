@@ -7,6 +7,7 @@ import pytest
 from roles.docker_compose import decide as docker_compose
 from roles.gpu_bootstrap import decide as gpu_bootstrap
 from roles.gpu_presence import decide as gpu_presence
+from roles.nvidia_persistence import decide as nvidia_persistence
 from roles.nvtop import decide as nvtop
 from roles.packages import decide as packages
 from roles.plan import Plan
@@ -161,3 +162,101 @@ def test_whether_there_is_a_gpu(gpus: list[dict[str, str]], found: bool) -> None
     there["units"][gpu_presence.UNIT] = {"there": True, "enabled": "enabled", "active": "inactive"}
     gpu_presence.run(plan, there)
     assert plan.start == [gpu_presence.UNIT]
+
+
+GPU = {"gpus": [{"address": "x", "id": "0x1eb8"}], "switches": []}
+RUNS = {"there": True, "enabled": "enabled", "active": "active", "reload": False}
+
+
+def with_plan(plan: Plan, **more: Any) -> Any:
+    """A node on which a plan was carried out."""
+    there = node(dict.fromkeys(plan.packages, "=1-1"), {file.path: file.text for file in plan.files}, **more)
+    for file in plan.files:
+        there["files"][file.path]["mode"] = file.mode
+    for name in plan.enable:
+        there["units"][name] = RUNS
+    return there
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "package", "user"),
+    [
+        ("debian-12", {}, ["nvidia-persistenced"], "nvpd"),
+        ("ubuntu-22.04", {}, ["nvidia-compute-utils-535-server"], "nvidia-persistenced"),
+        ("rocky-9", {}, ["nvidia-persistenced"], "nvidia-persistenced"),
+    ],
+)
+def test_the_daemon_of_an_archive(system: str, given: dict[str, Any], package: list[str], user: str) -> None:
+    role = asked("nvidia_persistence", system, **given)
+    plan = nvidia_persistence.decide(role, node())
+    assert (plan.packages, plan.notify) == (package, [nvidia_persistence.RESTART])
+    assert nvidia_persistence.UNIT in plan.enable
+    dropin = next(file.text for file in plan.files if file.path == nvidia_persistence.DROPIN)
+    assert f"ExecStart=/usr/bin/nvidia-persistenced --user {user} --persistence-mode\n" in dropin
+    assert not nvidia_persistence.decide(role, with_plan(plan)).acts
+
+
+def test_only_debians_own_daemon_is_held() -> None:
+    role = asked("nvidia_persistence")
+    there = with_plan(nvidia_persistence.decide(role, node()))
+    there["packages"]["nvidia-persistenced"][0]["held"] = False
+    assert nvidia_persistence.decide(role, there).packages == ["nvidia-persistenced"]
+    ubuntu = asked("nvidia_persistence", "ubuntu-22.04")
+    there = with_plan(nvidia_persistence.decide(ubuntu, node()))
+    there["packages"]["nvidia-compute-utils-535-server"][0]["held"] = False
+    assert not nvidia_persistence.decide(ubuntu, there).acts
+
+
+@pytest.mark.parametrize(("uid", "makes"), [(None, "nvidia-persistenced"), (990, None)])
+def test_the_daemon_of_nvidias_installer(uid: int | None, makes: str | None) -> None:
+    role = asked("nvidia_persistence", source="runfile", arguments=["--verbose"])
+    there = node(accounts={"nvidia-persistenced": {"uid": uid} if uid else None})
+    plan = nvidia_persistence.decide(role, there)
+    assert plan.do.get("user") == makes
+    assert {nvidia_persistence.OWN_UNIT, nvidia_persistence.DROPIN} <= {file.path for file in plan.files}
+    assert any("--persistence-mode --verbose\n" in file.text for file in plan.files)
+
+
+def test_a_driver_without_a_daemon_is_refused() -> None:
+    role = asked("nvidia_persistence", source="nvidia")
+    said = nvidia_persistence.decide(role, node()).refusal
+    assert said.startswith("Found no /usr/lib/systemd/system/nvidia-persistenced.service, wanted the one")
+    in_check_mode = asked("nvidia_persistence", source="nvidia", check=True)
+    assert not nvidia_persistence.decide(in_check_mode, node()).refusal
+    unit = "[Service]\nExecStart=/usr/bin/nvidia-persistenced --user nvpd2 --no-persistence-mode\n"
+    plan = nvidia_persistence.decide(role, node(files={nvidia_persistence.DRIVERS_UNIT: unit}))
+    assert any("--user nvpd2 --persistence-mode" in file.text for file in plan.files)
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ({"rc": 0, "stdout": "Enabled\nEnabled\n", "stderr": ""}, ""),
+        (
+            {"rc": 0, "stdout": "Enabled\nDisabled\n", "stderr": ""},
+            "persistence Enabled\nDisabled with",
+        ),
+        (
+            {"rc": 9, "stdout": "NVIDIA-SMI has failed", "stderr": ""},
+            "persistence NVIDIA-SMI has failed",
+        ),
+        ({"rc": 127, "stdout": "", "stderr": "found no program nvidia-smi"}, "persistence found no program"),
+    ],
+)
+def test_persistence_that_is_not_on_is_refused(answer: dict[str, Any], found: str) -> None:
+    role = asked("nvidia_persistence")
+    there = node(pci=GPU)
+    there["units"] |= {nvidia_persistence.UNIT: RUNS, gpu_presence.UNIT: RUNS}
+    assert nvidia_persistence.decide_runtime(role, there).ask == nvidia_persistence.look_on(role)
+    there["answers"]["persistence"] = answer
+    assert found in nvidia_persistence.decide_runtime(role, there).refusal
+    assert bool(nvidia_persistence.decide_runtime(role, there).refusal) == bool(found)
+
+
+def test_the_daemon_is_started_where_there_is_a_gpu() -> None:
+    role = asked("nvidia_persistence")
+    there = node(pci=GPU)
+    there["units"] |= {nvidia_persistence.UNIT: {**RUNS, "active": "inactive"}, gpu_presence.UNIT: RUNS}
+    assert nvidia_persistence.decide_runtime(role, there).start == [nvidia_persistence.UNIT]
+    without = {**there, "pci": {"gpus": [], "switches": []}}
+    assert not nvidia_persistence.decide_runtime(role, without).acts

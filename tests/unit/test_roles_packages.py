@@ -1,56 +1,11 @@
-"""The filters of the role packages: what is installed, and the advice when something can't be."""
+"""The role packages: the versions that apt is asked for, and the advice when something can't be installed."""
 
 import pytest
 
+from roles.packages.decide import exact
 from tests.support.roles import load_filters
 
 packages = load_filters("packages", "packages")
-
-DPKG = """\
-ii |docker.io|20.10.24+dfsg1-1+deb12u1+b6
-hi |nvidia-container-toolkit|1.19.1-1
-rc |nvidia-docker2|2.13.0-1
-un |docker-ce|
-ii |netkit|1:2.0
-"""
-
-
-def test_what_dpkg_knows() -> None:
-    found = packages.packages_of_dpkg(DPKG)
-    assert set(found) == {"docker.io", "nvidia-container-toolkit", "nvidia-docker2", "netkit"}
-    assert found["docker.io"] == {
-        "installed": True,
-        "held": False,
-        "package_version": "20.10.24+dfsg1-1+deb12u1+b6",
-        "version": "20.10.24+dfsg1-1+deb12u1+b6".rpartition("-")[0],
-    }
-    assert found["nvidia-container-toolkit"]["held"]
-    assert not found["nvidia-docker2"]["installed"], "removed, and its configuration is left"
-    assert found["netkit"]["version"] == "2.0"
-
-
-def test_what_rpm_knows() -> None:
-    facts = {
-        "containerd.io": [{"version": "2.2.1", "release": "1.el9", "epoch": None}],
-        "nvidia-container-toolkit": [{"version": "1.19.1", "release": "1", "epoch": 0}],
-        "bash": [{"version": "5", "release": "1"}],
-    }
-    locks = "# Added lock on ...\nnvidia-container-toolkit-0:1.19.1-1.*\n\n!containerd.io-0:2.2.2-1.el9.*\n"
-    found = packages.packages_of_rpm(facts, locks, ["containerd.io", "nvidia-container-toolkit", "nvtop"])
-    assert {name: (entry["version"], entry["held"]) for name, entry in found.items()} == {
-        "containerd.io": ("2.2.1", False),
-        "nvidia-container-toolkit": ("1.19.1", True),
-    }
-
-
-def test_what_is_missing() -> None:
-    found = packages.packages_of_dpkg(DPKG)
-    assert packages.packages_missing(found, ["docker.io", "nvtop", "nvidia-docker2"]) == [
-        "nvtop",
-        "nvidia-docker2",
-    ]
-    assert packages.packages_missing(found, ["nvidia-container-toolkit"], "1.19.1") == []
-    assert packages.packages_missing(found, ["nvidia-container-toolkit"], "1.19.2") != []
 
 
 def test_the_version_that_apt_is_asked_for() -> None:
@@ -62,8 +17,8 @@ def test_the_version_that_apt_is_asked_for() -> None:
   toolkit | 1.19.2-1 | file:/srv ./ Packages
   toolkit | 1.19.1-1 | file:/srv ./ Packages
 """
-    assert packages.packages_exact(madison, ["dcgm"], "4.6.1") == ["dcgm=1:4.6.1-2"]
-    assert packages.packages_exact(madison, ["toolkit", "nvtop"], "1.19.1") == [
+    assert exact(madison, ["dcgm"], "4.6.1") == ["dcgm=1:4.6.1-2"]
+    assert exact(madison, ["toolkit", "nvtop"], "1.19.1") == [
         "toolkit=1.19.1-1",
         "nvtop=1.19.1",
     ]

@@ -1,16 +1,17 @@
 """Looks at a node and decides what a role has to do there: one task, one round trip.
 
     - name: Decide
-      decide:               # step: NAME for look_NAME and decide_NAME; known: what an earlier decision returned
+      decide:               # step: NAME for look_NAME and decide_NAME; known: what an earlier one returned
       register: nvtop_plan
       diff: true            # in check mode the plan is what is shown
 
-The role's roles/ROLE/decide.py has two functions of a `Role` (roles/plan.py): `look` names the look modules and
-what they are asked, `decide` makes a `Plan` of the answers. Where the plan asks for more, that is looked at, and
-it is decided again.
+The role's roles/ROLE/decide.py has two functions of a `Role` (roles/plan.py): `look` names the look modules
+and what they are asked, `decide` makes a `Plan` of the answers. Where the plan asks for more, that is looked
+at, and it is decided again.
 
-Returned: the plan's fields (roles/plan.py), `act` (whether there is anything to do; never in check mode), `node` (the answers, without the
-text of files), `looks` (how often the node was asked). A plan that refuses fails the task with its message alone.
+Returned: the plan's fields (roles/plan.py), `act` (whether there is anything to do; never in check mode),
+`node` (the answers, without the text of files), `looks` (how often the node was asked). A plan that refuses
+fails the task with its message alone.
 """
 
 import importlib
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
+
 from ansible.plugins.action import ActionBase
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -30,16 +30,15 @@ def run(argv, seconds=COMMAND_SECONDS):
         done = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=seconds,
             env=env,
             check=False,
         )
     except FileNotFoundError:
-        return {"rc": 127, "stdout": "", "stderr": "found no program %s" % argv[0]}
+        return {"rc": 127, "stdout": "", "stderr": f"found no program {argv[0]}"}
     except subprocess.TimeoutExpired:
-        return {"rc": 124, "stdout": "", "stderr": "no answer in %d s" % seconds}
+        return {"rc": 124, "stdout": "", "stderr": f"no answer in {seconds} s"}
     out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
     return {"rc": done.returncode, "stdout": out, "stderr": err}
 
@@ -116,7 +115,7 @@ def file_facts(path, text=True):
     except OSError:
         return None
     facts = {
-        "mode": "%04o" % stat.S_IMODE(state.st_mode),
+        "mode": f"{stat.S_IMODE(state.st_mode):04o}",
         "uid": state.st_uid,
         "gid": state.st_gid,
         "mtime": state.st_mtime,
@@ -135,7 +134,7 @@ def folder_facts(path):
         return None
     if not stat.S_ISDIR(state.st_mode):
         return None
-    return {"mode": "%04o" % stat.S_IMODE(state.st_mode), "uid": state.st_uid, "gid": state.st_gid}
+    return {"mode": f"{stat.S_IMODE(state.st_mode):04o}", "uid": state.st_uid, "gid": state.st_gid}
 
 
 def matches(pattern):
@@ -197,7 +196,7 @@ def pci_devices():
     found = {"gpus": [], "switches": []}
     for folder in matches(PCI + "/*"):
         vendor, kind, number = (
-            (read("%s/%s" % (folder, name)) or "").strip() for name in ("vendor", "class", "device")
+            (read(f"{folder}/{name}") or "").strip() for name in ("vendor", "class", "device")
         )
         device = {"address": os.path.basename(folder), "id": number}
         if vendor == "0x10de" and kind.startswith(GPU_CLASSES):

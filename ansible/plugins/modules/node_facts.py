@@ -44,8 +44,8 @@ packages:
   returned: always
   type: dict
 files:
-  description: "Per path {mode: 0644, uid, gid, mtime, sha256, text}, null where there is no such file. Secrets
-    are among them, without a text."
+  description: "Per path {mode: 0644, uid, gid, mtime, sha256, text}, null where there is no such file.
+    Secrets are among them, without a text."
   returned: always
   type: dict
 folders: {description: "Per path {mode, uid, gid}, or null.", returned: always, type: dict}

@@ -15,8 +15,8 @@ DOCUMENTATION = """
 module: node_settings
 short_description: Writes a plan's files and has systemd follow
 description:
-  - Makes folders, writes files whole or not at all, removes what must not be there, and then has systemd read,
-    enable, disable, start and restart units. In one round trip; M(ansible.builtin.copy) needs two or three a file.
+  - Makes folders, writes files whole or not at all, removes what must not be there, and then has systemd
+    read, enable and start units. In one round trip; M(ansible.builtin.copy) needs two or three a file.
   - What is as it should be already is left alone.
 options:
   folders: {description: "Folders to have, before the files: path to mode; root's.", type: dict, default: {}}
@@ -27,12 +27,8 @@ options:
     elements: dict
     default: []
   absent: {description: "Files, links and folders to remove.", type: list, elements: str, default: []}
-  reload: {description: "Have systemd read its units even if no file of a unit was changed.",
-           type: bool, default: false}
   enable: {description: Units to start at boot., type: list, elements: str, default: []}
-  disable: {description: Units not to start at boot., type: list, elements: str, default: []}
   start: {description: Units to start now., type: list, elements: str, default: []}
-  restart: {description: Units to restart where they run., type: list, elements: str, default: []}
 author: [gpukiln]
 """
 
@@ -42,7 +38,7 @@ written: {description: Paths that were written or removed., returned: always, ty
 
 UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/")
 LISTS = {"files": "dict", "absent": "str"}
-VERBS = {"enable": "enable", "disable": "disable", "start": "start", "restart": "try-restart"}
+VERBS = ("enable", "start")
 
 
 class Settings:
@@ -61,7 +57,7 @@ class Settings:
         if there and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0):
             return
         self.changed = True
-        self.diffs.append({"prepared": "+%s/\n" % path})
+        self.diffs.append({"prepared": f"+{path}/\n"})
         if not self.check:
             os.makedirs(path, exist_ok=True)
             os.chown(path, 0, 0)
@@ -79,9 +75,10 @@ class Settings:
             return
         self.changed = True
         self.written.append(path)
-        before = "" if there is None or secret else there["text"]
-        diff = {"before_header": path, "after_header": path, "before": before, "after": "" if secret else text}
-        self.diffs.append({"prepared": "+%s\n" % path} if secret else diff)
+        diff = {"before_header": path, "after_header": path, "before": "", "after": text}
+        if there and not secret:
+            diff["before"] = there["text"]
+        self.diffs.append({"prepared": f"+{path}\n"} if secret else diff)
         if self.check:
             return
         folder = os.path.dirname(path)
@@ -104,7 +101,7 @@ class Settings:
             return
         self.changed = True
         self.written.append(path)
-        self.diffs.append({"prepared": "-%s\n" % path})
+        self.diffs.append({"prepared": f"-{path}\n"})
         if self.check:
             return
         if os.path.isdir(path) and not os.path.islink(path):
@@ -120,7 +117,7 @@ class Settings:
         if answer["rc"] != 0:
             said = (answer["stderr"] or answer["stdout"]).strip()
             self.module.fail_json(
-                msg="Found that `systemctl %s` failed: %s" % (" ".join(arguments), said), rc=answer["rc"]
+                msg="Found that `systemctl {}` failed: {}".format(" ".join(arguments), said), rc=answer["rc"]
             )
 
 
@@ -136,7 +133,6 @@ def main():
     spec = {name: {"type": "list", "elements": of, "default": []} for name, of in LISTS.items()}
     spec.update((name, {"type": "list", "elements": "str", "default": []}) for name in VERBS)
     spec["folders"] = {"type": "dict", "default": {}}
-    spec["reload"] = {"type": "bool", "default": False}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     asked, work = module.params, Settings(module)
     for path, mode in asked["folders"].items():
@@ -145,10 +141,10 @@ def main():
         work.file(file["path"], file["text"], file.get("mode", "0644"), file.get("secret", False))
     for path in asked["absent"]:
         work.remove(path)
-    if asked["reload"] or any(path.startswith(UNIT_FOLDERS) for path in work.written):
+    if any(path.startswith(UNIT_FOLDERS) for path in work.written):
         work.systemctl("daemon-reload")
-    for name, verb in VERBS.items():
-        for unit in asked[name]:
+    for verb in VERBS:
+        for unit in asked[verb]:
             work.systemctl(verb, unit)
     module.exit_json(changed=work.changed, written=work.written, diff=work.diffs)
 

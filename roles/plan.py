@@ -32,7 +32,6 @@ class System:
         release: Code name; empty where there is none.
         family: `Debian`, `RedHat`, as Ansible groups them.
         architecture: `x86_64` or `aarch64`.
-        python: Its interpreter's version, as `3.9`.
     """
 
     distribution: str
@@ -40,13 +39,17 @@ class System:
     release: str
     family: str
     architecture: str
-    python: str = ""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "System":
         """Read it from the facts of gather_subset min."""
-        names = ("distribution", "distribution_version", "distribution_release", "os_family", "architecture")
-        return cls(*(str(facts.get(name, "")) for name in names), str(facts.get("python_version", "")))
+        return cls(
+            distribution=str(facts.get("distribution", "")),
+            version=str(facts.get("distribution_version", "")),
+            release=str(facts.get("distribution_release", "")),
+            family=str(facts.get("os_family", "")),
+            architecture=str(facts.get("architecture", "")),
+        )
 
     @property
     def apt(self) -> bool:

@@ -33,8 +33,8 @@ def decide(role: Role, node: Node) -> Plan:
     if not archive and not by_installer and not there and not role.check:
         return plan.refuse(
             f"Found no {DRIVERS_UNIT}, wanted the one that comes with a driver from {role['source']}."
-            " Install the driver first (role nvidia_driver), or say in nvidia_driver_source where it really comes"
-            " from."
+            " Install the driver first (role nvidia_driver), or say in nvidia_driver_source where it really"
+            " comes from."
         )
     user = archive.get("user") or _user_of(there) or "nvidia-persistenced"
     gpu_presence.have(plan, node)

@@ -1,6 +1,6 @@
 """What a second converge of unchanged nodes costs against one round trip per task, in one run.
 
-    scripts/run python -m bench.converge [--nodes 1,10,50] [--disk FILE]
+    scripts/run python -m bench.converge [--nodes 1,10,50] [--disk FILE] [--against CHECKOUT]
 
 The nodes are copies of one that Molecule's scenario `default` has converged; with `--disk` that node's disk
 is kept in FILE and used again. Measured on the same running nodes, one after the other, `--rounds` times,
@@ -10,6 +10,8 @@ each with the same ansible.cfg, inventory and forks:
     raw       a playbook of as many `raw: true`: Ansible's own cost per task. This is the floor.
     module    a playbook of as many `ping`: a task that starts Python on the node, as nearly every module does
     converge  ansible/node.yml, which must change nothing
+
+With `--against` another checkout's ansible/node.yml runs on the same nodes in turns, as `other`.
 
 "As many" is the number of tasks of the converge that ran on a node; tasks that only Ansible itself works on
 (set_fact, include, assert) are not counted.
@@ -36,13 +38,14 @@ INSIDE = "GPUKILN_BENCH_INSIDE"
 LOCAL = {"set_fact", "assert", "debug", "fail", "meta", "validate_argument_spec", "group_by", "add_host"}
 
 
-def play(fleet: Fleet, playbook: Path, folder: Path) -> tuple[float, list[dict[str, Any]]]:
+def play(fleet: Fleet, playbook: Path, folder: Path, root: Path = ROOT) -> tuple[float, list[dict[str, Any]]]:
     """Run a playbook as node.apply does.
 
     Args:
         fleet: The nodes.
         playbook: What to run.
         folder: For its log and its events.
+        root: The checkout whose ansible.cfg counts.
 
     Returns:
         Seconds, and the events of ansible/plugins/callback/gpukiln_events.py.
@@ -51,7 +54,7 @@ def play(fleet: Fleet, playbook: Path, folder: Path) -> tuple[float, list[dict[s
     events.unlink(missing_ok=True)
     environment = {
         **os.environ,
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_CONFIG": str(root / "ansible.cfg"),
         "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
         "GPUKILN_EVENTS": str(events),
     }
@@ -86,8 +89,10 @@ def on_nodes(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if event["event"] == "task_start":
             action = event["action"].removeprefix("ansible.builtin.")
             local = action in LOCAL or action.startswith(("include", "import"))
-        elif event["event"] == "task_end" and event["status"] in ("ok", "changed") and not local:
-            found.append(event)
+        elif event["event"] == "task_end" and event["status"] in ("ok", "changed"):
+            # a decision that knows what was seen before does not look
+            if not local and event.get("looks", 1):
+                found.append(event)
     return found
 
 
@@ -133,13 +138,14 @@ def ssh_loop(fleet: Fleet, rounds: int, folder: Path) -> float:
     return time.monotonic() - started
 
 
-def measure(disk: Path, count: int, rounds: int) -> dict[str, float]:
+def measure(disk: Path, count: int, rounds: int, against: Path | None) -> dict[str, float]:
     """Measure one number of nodes, and print it.
 
     Args:
         disk: Of a converged node.
         count: How many nodes.
         rounds: How often; of each name the quickest counts.
+        against: Another checkout.
 
     Returns:
         Seconds by name.
@@ -148,25 +154,35 @@ def measure(disk: Path, count: int, rounds: int) -> dict[str, float]:
         folder = Path(name)
         with fleet(disk, count, folder) as nodes:
             (work := folder / "work").mkdir()
-            measured = [one_round(nodes, work) for _ in range(rounds)]
-    best = {name: min(times[name] for times, _ in measured) for name in measured[0][0]}
+            measured = [one_round(nodes, work, against) for _ in range(rounds)]
+    best = {name: min(row[0][name] for row in measured) for name in measured[0][0]}
     row = "".join(f"{best[name]:10.1f}" for name in ("ssh", "raw", "module", "converge"))
     ratios = f"{best['converge'] / best['raw']:7.2f}{best['converge'] / best['module']:10.2f}"
     ends = measured[-1][1]
     print(f"{count:5}{len(ends) // count:6}{row}{ratios}{best['converge'] / count:8.1f}", flush=True)
+    if against:
+        others = on_nodes(measured[-1][2])
+        print(
+            f"      {against}: {len(others) // count} tasks, {best['other']:.1f} s; this tree takes"
+            f" {best['converge'] / best['other']:.2f} of it",
+            flush=True,
+        )
     if count == 1:
         show_slowest(ends, measured[-1][0]["converge"])
     return best
 
 
-def one_round(nodes: Fleet, folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def one_round(
+    nodes: Fleet, folder: Path, against: Path | None
+) -> tuple[dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]:
     """Measure everything once.
 
     Args:
         folder: For playbooks, logs and sockets.
+        against: Another checkout.
 
     Returns:
-        Seconds by name, and what `on_nodes` gives of the converge.
+        Seconds by name, what `on_nodes` gives of the converge, and the events of the other checkout's.
     """
     converge, events = play(nodes, ROOT / "ansible/node.yml", folder)
     if changed := {event["task"] for event in events if event.get("status") == "changed"}:
@@ -179,7 +195,10 @@ def one_round(nodes: Fleet, folder: Path) -> tuple[dict[str, float], list[dict[s
         "raw": play(nodes, many("raw: 'true'", tasks, folder), folder)[0],
         "module": play(nodes, many("ping:", tasks, folder), folder)[0],
     }
-    return times, ends
+    other: list[dict[str, Any]] = []
+    if against:
+        times["other"], other = play(nodes, against / "ansible/node.yml", folder, against)
+    return times, ends, other
 
 
 def show_slowest(ends: list[dict[str, Any]], total: float) -> None:
@@ -207,11 +226,12 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=2, help="of each measurement; the quickest counts, others work here too"
     )
+    parser.add_argument("--against", type=Path, help="another checkout, whose converge is measured too")
     parser.add_argument("--disk", type=Path, help="keep the converged node's disk here, and use it again")
     options = parser.parse_args()
     counts = [int(word) for word in options.nodes.split(",")]
     if os.environ.get(INSIDE):
-        return compare(options.disk, counts, options.rounds)
+        return compare(options.disk, counts, options.rounds, options.against)
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as folder:
         disk = (options.disk or Path(folder) / "node.raw").absolute()
         if not disk.exists():
@@ -221,25 +241,28 @@ def main() -> int:
         unshare = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child=KILL")
         inside = (sys.executable, "-m", "bench.converge", "--nodes", options.nodes, "--disk", str(disk))
         inside += ("--rounds", str(options.rounds))
+        if options.against:
+            inside += ("--against", str(options.against.absolute()))
         environment = {**os.environ, INSIDE: "1"}
         return subprocess.run(
             [*unshare, "--mount-proc", *inside], cwd=ROOT, env=environment, check=False
         ).returncode
 
 
-def compare(disk: Path, counts: list[int], rounds: int) -> int:
+def compare(disk: Path, counts: list[int], rounds: int, against: Path | None) -> int:
     """Measure each number of nodes, and print how it grows.
 
     Args:
         disk: Of a converged node.
         counts: Numbers of nodes.
         rounds: How often each is measured.
+        against: Another checkout.
     """
     # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
     Path("/run/netns").mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
     print("nodes tasks     ssh s     raw s  module s converge s  / raw  / module  s/node")
-    found = {count: measure(disk, count, rounds) for count in counts}
+    found = {count: measure(disk, count, rounds, against) for count in counts}
     first = counts[0]
     for count in counts[1:]:
         grows = {name: found[count][name] / found[first][name] for name in ("raw", "module", "converge")}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.container import Container
 from gpukiln.clouds.embedded.disk import copy_disk, mounted_root, run
@@ -129,7 +130,7 @@ def fleet(disk: Path, count: int, folder: Path) -> Iterator[Fleet]:
             some = addresses[first : first + BOOTING]
             for address in some:
                 undo.enter_context(
-                    _clone(address, port, folder / address, lower=lower, public_key=public_key)
+                    _clone(disk, address, port, folder / address, lower=lower, public_key=public_key)
                 )
             for address in some:
                 _wait_until_up(machines.ssh(address))
@@ -137,12 +138,13 @@ def fleet(disk: Path, count: int, folder: Path) -> Iterator[Fleet]:
 
 
 @contextlib.contextmanager
-def _clone(address: str, port: int, folder: Path, lower: Path, public_key: str) -> Iterator[None]:
+def _clone(disk: Path, address: str, port: int, folder: Path, lower: Path, public_key: str) -> Iterator[None]:
     name = f"bench-{address.rpartition('.')[2]}"
     folder.mkdir()
     network = MachineNetwork(f"gk-{name}", folder, address=address, ssh_port=port)
     console = folder / "console.log"
-    spec = MachineSpec(name, "container", folder, console, address=address, ssh_port=port)
+    root = AttachedDisk("vol-none", "/dev/xvda", disk)
+    spec = MachineSpec(name, "container", folder, root, console, address=address, ssh_port=port)
     machine = Clone(spec, network, lower=lower, public_key=public_key)
     try:
         network.start()

@@ -120,7 +120,7 @@ class CallbackModule(CallbackBase):
     def _end(self, result: Any, status: str, message: str = "") -> None:
         task = getattr(result, "task", None) or result._task
         host = getattr(result, "host", None) or result._host
-        started = self._started.get(task._uuid, time.monotonic())
+        started, fields = self._started.get(task._uuid, time.monotonic()), _fields(result)
         self._write(
             "task_end",
             play=self._play,
@@ -129,6 +129,8 @@ class CallbackModule(CallbackBase):
             status=status,
             duration_s=round(time.monotonic() - started, 3),
             msg=message,
+            # of `decide`, which need not have looked
+            **{name: fields[name] for name in ("looks",) if name in fields},
         )
 
     def v2_runner_on_ok(self, result: Any) -> None:

@@ -1,0 +1,167 @@
+"""gpukiln-gpu on a node: the program, who may lease, its settings, and its units."""
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpukiln.errors import UsageError
+from gpukiln.gpus import zipapp
+from gpukiln.gpus.config import load
+from gpukiln.state import state_home
+from roles.plan import Looks, Node, Plan, Role
+
+GROUP = "gpu"
+SETTINGS, MIG = "/etc/gpukiln/gpus.toml", "/etc/gpukiln/mig.yaml"
+FOLDERS = ("/etc/gpukiln", "/var/lib/gpukiln")
+STATE = "/var/lib/gpukiln/gpus"
+UNITS = "/etc/systemd/system"
+PLACES = (UNITS, f"{UNITS}/timers.target.wants", f"{UNITS}/multi-user.target.wants")
+EARLIER = tuple(f"{place}/gpukiln-gpu-*" for place in PLACES)
+HEALTH, HEALTH_TIMER = "gpukiln-gpu-health.service", "gpukiln-gpu-health.timer"
+CUT = "gpukiln-gpu-mig.service"
+HEAD = "# Written by the role gpu_tools.\n"
+
+
+def look(role: Role) -> Looks:
+    return {
+        "node_facts": {
+            "files": [SETTINGS, MIG, *(f"{UNITS}/{name}" for name in _units(role))],
+            "secrets": [f"/{name}" for name in zipapp.files()],  # whose text is no text
+            "folders": [*FOLDERS, STATE],
+            "globs": list(EARLIER),
+            "units": _started(role),
+            "accounts": role["users"],
+            "commands": {"group": ["getent", "group", GROUP]},
+        }
+    }
+
+
+def decide(role: Role, node: Node) -> Plan:
+    """`do`: `group`, `users`, `state` are what has to be made, `copy` the program's files, `stop` units."""
+    plan = Plan()
+    try:
+        settings = settings_text(role["limits"], role["price"])
+    except UsageError as error:
+        return plan.refuse(f"{error.message}; {error.hint}")
+    select, configs = role["mig_select"], role["mig_config"].get("mig-configs", {})
+    if select and select not in configs:
+        return plan.refuse(
+            f"Found gpu_tools_mig_select {select}, wanted a key of mig-configs in gpu_tools_mig_config:"
+            f" {', '.join(configs) or 'it has none'}."
+        )
+    _add_group(plan, role, node)
+    _add_program(plan, node)
+    roots = {"mode": "0755", "uid": 0, "gid": 0}
+    plan.folders = {path: "0755" for path in FOLDERS if node["folders"][path] != roots}
+    plan.write(node, SETTINGS, settings)
+    if select:
+        config = yaml.dump(role["mig_config"], indent=4, allow_unicode=True, default_flow_style=False)
+        plan.write(node, MIG, config)
+    _add_units(plan, role, node)
+    return plan
+
+
+def look_runtime(role: Role) -> Looks:
+    return {"node_facts": {"units": _started(role)}}
+
+
+def decide_runtime(role: Role, node: Node) -> Plan:
+    plan = Plan()
+    for name in _started(role):
+        # In a first run in check mode they are not there yet.
+        if node["units"][name]["there"]:
+            plan.start_unit(node, name)
+    return plan
+
+
+def _add_group(plan: Plan, role: Role, node: Node) -> None:
+    known = node["answers"]["group"]
+    number = known["stdout"].split(":")[2] if known["rc"] == 0 else None
+    plan.do["group"] = number is None
+    plan.do["users"] = [
+        name for name in role["users"] if GROUP not in (node["accounts"][name] or {}).get("groups", [])
+    ]
+    state = node["folders"][STATE]
+    wanted = {"mode": "2770", "uid": 0, "gid": int(number or -1)}
+    plan.do["state"] = state != wanted
+    if plan.do["group"]:
+        plan.lines.append(f"+group {GROUP}")
+    plan.lines += [f"+{name} in the group {GROUP}" for name in plan.do["users"]]
+    if plan.do["state"]:
+        plan.lines.append(f"+{STATE}/")
+
+
+def _add_program(plan: Plan, node: Node) -> None:
+    differ = []
+    for name, (content, mode) in zipapp.files().items():
+        there = node["files"][f"/{name}"] or {}
+        seen = (there.get("sha256"), there.get("mode"), there.get("uid"), there.get("gid"))
+        if seen != (hashlib.sha256(content).hexdigest(), f"{mode:04o}", 0, 0):
+            differ.append({"path": f"/{name}", "mode": f"{mode:04o}"})
+            plan.lines.append(f"+/{name}")
+    made = zipapp.tree(state_home() / "gpu-tools") if differ else None
+    plan.do["copy"] = [{**file, "source": f"{made}{file['path']}"} for file in differ]
+
+
+def _add_units(plan: Plan, role: Role, node: Node) -> None:
+    earlier = [Path(path) for pattern in EARLIER for path in node["globs"][pattern]]
+    unwanted = [path for path in earlier if path.name not in _units(role)]
+    plan.do["stop"] = [path.name for path in unwanted if str(path.parent) == UNITS]
+    plan.remove(map(str, unwanted))
+    values = {
+        "mig_select": role["mig_select"],
+        "textfile": role["health_textfile"],
+        "hook": role["health_hook"],
+    }
+    for name in _units(role):
+        plan.write(node, f"{UNITS}/{name}", role.template(f"{name}.j2", **values))
+    for name in _started(role):
+        plan.enable_unit(node, name)
+
+
+def _units(role: Role) -> list[str]:
+    return [HEALTH, HEALTH_TIMER] * bool(role["health"]) + [CUT] * bool(role["mig_select"])
+
+
+def _started(role: Role) -> list[str]:
+    """What starts at boot."""
+    return [name for name in _units(role) if name != HEALTH]
+
+
+def settings_text(limits: Mapping[str, Any], price: Mapping[str, Any]) -> str:
+    """Text of /etc/gpukiln/gpus.toml.
+
+    Args:
+        limits: The role's gpu_tools_limits.
+        price: The role's gpu_tools_price.
+
+    Raises:
+        UsageError: gpukiln-gpu would not understand it.
+    """
+    text = HEAD + "".join(_table("limits", limits)) + "".join(_table("price", price))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "gpus.toml")
+        file.write_text(text, encoding="utf-8")
+        try:
+            load(file)
+        except UsageError as error:
+            message = re.sub(re.escape(str(file)), "gpu_tools_limits or gpu_tools_price", error.message)
+            raise UsageError(message, hint=error.hint) from error
+    return text
+
+
+def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """A table of TOML and those in it; a string of JSON is one of TOML (TOML 1.0, String)."""
+    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    if plain:
+        yield f"\n[{name}]\n"
+        yield from (f"{json.dumps(str(key))} = {json.dumps(value)}\n" for key, value in plain.items())
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _table(f"{name}.{json.dumps(str(key))}", value)

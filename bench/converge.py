@@ -89,10 +89,9 @@ def on_nodes(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if event["event"] == "task_start":
             action = event["action"].removeprefix("ansible.builtin.")
             local = action in LOCAL or action.startswith(("include", "import"))
-        elif event["event"] == "task_end" and event["status"] in ("ok", "changed"):
+        elif event["event"] == "task_end" and event["status"] in ("ok", "changed") and not local:
             # a decision that knows what was seen before does not look
-            if not local and event.get("looks", 1):
-                found.append(event)
+            found += [event] * bool(event.get("looks", 1))
     return found
 
 

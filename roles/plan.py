@@ -6,7 +6,7 @@ functions `look` and `decide` of roles/ROLE/decide.py.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -117,6 +117,7 @@ class File:
         text: Its whole text.
         before: The text that is there; empty where there is none, or none may be shown.
         secret: Whether no difference may be shown.
+        validate: Command that must accept it before it is put into its place, with `%s` for its path.
     """
 
     path: str
@@ -124,6 +125,7 @@ class File:
     mode: str = "0644"
     before: str = ""
     secret: bool = False
+    validate: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -159,7 +161,7 @@ class Plan:
     @property
     def acts(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.settings or self.packages or self.lines)
+        return not self.refusal and bool(self.settings or self.packages or self.lines)
 
     @property
     def settings(self) -> bool:
@@ -170,24 +172,30 @@ class Plan:
         """This plan as one that does nothing but say why."""
         return Plan(refusal=reason)
 
-    def write(self, node: Node, path: str, text: str, *, mode: str = "0644", notify: str = "") -> bool:
+    def write(
+        self,
+        node: Node,
+        path: str,
+        text: str,
+        *,
+        mode: str = "0644",
+        notify: str = "",
+        validate: Sequence[str] = (),
+    ) -> bool:
         """Have a file, root's; one that is as it should be is left alone.
 
         Args:
             node: With the file among `files`.
             notify: Handler of who reads it.
+            validate: As in `File`.
 
         Returns:
             Whether it has to be written.
         """
-        there = node["files"][path]
-        if (
-            there
-            and there.get("text") == text
-            and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0)
-        ):
+        there = node["files"].get(path)
+        if there and there["text"] == text and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0):
             return False
-        self.files.append(File(path, text, mode, (there or {}).get("text", "")))
+        self.files.append(File(path, text, mode, there["text"] if there else "", validate=[*validate]))
         if notify and notify not in self.notify:
             self.notify.append(notify)
         return True

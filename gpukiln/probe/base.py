@@ -296,11 +296,11 @@ def show(path: str) -> str | None:
 
 
 def read(path: str) -> str | None:
-    """Text of a file, or None where it is missing."""
+    """Text of a file, or None where it is missing, or of a process that has ended meanwhile."""
     try:
         with open(path, "rb") as file:
             return _text(file.read())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return None
 
 

@@ -27,7 +27,7 @@ BOUNDARY = "gpukiln-workspace-part"
 PROFILE = "/etc/profile.d/gpukiln-workspace.sh"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What our roles need where they run by themselves; the versions are those that we use.
-ROLES_NEED = ("ansible-core", "nvidia-ml-py", "tomli")
+ROLES_NEED = ("ansible-core", "nvidia-ml-py", "tomli", "tomlkit")
 UNITS = {
     "gpukiln-workspace.service": f"""[Unit]
 Description=gpukiln: the stages of this workspace

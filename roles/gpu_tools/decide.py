@@ -43,7 +43,7 @@ def look(role: Role) -> Looks:
 
 
 def decide(role: Role, node: Node) -> Plan:
-    """`do`: `group`, `users`, `state` are what has to be made, `copy` the program's files, `stop` units."""
+    """`do`: `group`, `users`, `state` have to be made, `program` are files that differ, `stop` is units."""
     plan = Plan()
     try:
         settings = settings_text(role["limits"], role["price"])
@@ -106,7 +106,7 @@ def _add_program(plan: Plan, node: Node) -> None:
             differ.append({"path": f"/{name}", "mode": f"{mode:04o}"})
             plan.lines.append(f"+/{name}")
     made = zipapp.tree(state_home() / "gpu-tools") if differ else None
-    plan.do["copy"] = [{**file, "source": f"{made}{file['path']}"} for file in differ]
+    plan.do["program"] = [{**file, "source": f"{made}{file['path']}"} for file in differ]
 
 
 def _add_units(plan: Plan, role: Role, node: Node) -> None:

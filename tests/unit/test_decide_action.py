@@ -78,6 +78,11 @@ def test_it_looks_again_where_the_plan_asks(act: Callable[..., dict[str, Any]]) 
         act(lambda *_: Plan(ask=MORE))
 
 
+def test_a_name_that_jinja_takes_for_a_method_is_told(act: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(Exception, match=r"sample has \['copy'\] in do"):
+        act(lambda *_: Plan(do={"copy": ["a"]}))
+
+
 def test_what_was_seen_is_known_while_nothing_was_done(act: Callable[..., dict[str, Any]]) -> None:
     before = act(lambda *_: Plan())
     assert act(something, known=before)["looks"] == 0

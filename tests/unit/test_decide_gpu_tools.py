@@ -50,8 +50,8 @@ def test_a_bare_node_gets_all_of_it_and_the_second_time_nothing() -> None:
     plan = gpu_tools.decide(role, bare())
     assert plan.do["group"]
     assert plan.do["state"]
-    assert [file["path"] for file in plan.do["copy"]] == [f"/{name}" for name in zipapp.files()]
-    assert all(Path(file["source"]).is_file() for file in plan.do["copy"])
+    assert [file["path"] for file in plan.do["program"]] == [f"/{name}" for name in zipapp.files()]
+    assert all(Path(file["source"]).is_file() for file in plan.do["program"])
     assert plan.enable == [gpu_tools.HEALTH_TIMER]
     settings = next(file.text for file in plan.files if file.path == gpu_tools.SETTINGS)
     assert tomli.loads(settings) == {"limits": {"hours": 48, "users": {"ann": {"gpus": 2}}}}
@@ -68,7 +68,7 @@ def test_another_program_is_replaced_alone() -> None:
     program = f"/usr/local/bin/{zipapp.PROGRAM}"
     there["files"][program]["sha256"] = "0" * 64
     plan = gpu_tools.decide(role, there)
-    assert ([file["path"] for file in plan.do["copy"]], plan.files) == ([program], [])
+    assert ([file["path"] for file in plan.do["program"]], plan.files) == ([program], [])
     assert plan.lines == [f"+{program}"]
 
 

@@ -1,5 +1,6 @@
 """What tools print, as the facts have it."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,3 +174,12 @@ def test_a_record_is_read_or_named(
 def test_the_family_of_a_distribution(text: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "read", lambda _: text)
     assert gather.os_release()["family"] == family
+
+
+def test_the_file_of_a_process_that_ends_meanwhile_is_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel answers ESRCH when what was opened is read."""
+    with subprocess.Popen(["sleep", "60"]) as process, Path(f"/proc/{process.pid}/stat").open("rb") as file:
+        process.kill()
+        process.wait()
+        monkeypatch.setattr(base, "open", lambda *_: file, raising=False)
+        assert base.read(f"/proc/{process.pid}/stat") is None

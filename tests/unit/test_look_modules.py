@@ -179,3 +179,31 @@ def test_what_systemd_refuses_is_told(tmp_path: Path) -> None:
     done = play(tmp_path, SETTINGS[: SETTINGS.index("    - node_settings")] + task, {})
     assert done.returncode == 2
     assert "systemctl start no-such-unit-of-ours.service" in done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="what it writes is root's")
+def test_a_file_that_its_reader_does_not_accept_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_text("before")
+    task = """\
+    - node_settings:
+        files:
+          - {path: "{{ folder }}/settings", text: "{{ text }}", validate: [grep, --quiet, good, "%s"]}
+"""
+    playbook = SETTINGS[: SETTINGS.index("    - node_settings")] + task
+    done = play(tmp_path, playbook, {"folder": str(tmp_path), "text": "bad"})
+    assert done.returncode == 2
+    assert f"grep does not accept what {file} would be" in done.stdout
+    assert [path.read_text() for path in tmp_path.glob("*settings*")] == ["before"]
+    assert play(tmp_path, playbook, {"folder": str(tmp_path), "text": "good"}).returncode == 0
+    assert file.read_text() == "good"
+
+
+def test_files_are_named_by_patterns(tmp_path: Path) -> None:
+    for name in ("a.toml", "below/b.toml", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "d.toml").mkdir()
+    found = look.named(f"{tmp_path}/**/*.toml")
+    assert found == [f"{tmp_path}/a.toml", f"{tmp_path}/below/b.toml"]
+    assert look.named(f"{tmp_path}/none") == [f"{tmp_path}/none"]

@@ -61,6 +61,10 @@ class ActionModule(ActionBase):
             plan = decide(role, node)
             if plan.refusal:
                 return {"failed": True, "changed": False, "msg": plan.refusal}
+            if clash := sorted(set(plan.do) & set(dir(dict))):
+                raise AnsibleActionFail(
+                    f"the role {role.name} has {clash} in do, which Jinja takes for methods"
+                )
             asked = plan.ask
             if not asked:
                 break

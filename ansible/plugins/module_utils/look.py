@@ -139,7 +139,12 @@ def folder_facts(path):
 
 def matches(pattern):
     """The paths that a pattern names, those of dangling links too."""
-    return sorted(glob.glob(pattern))
+    return sorted(glob.glob(pattern, recursive=True))
+
+
+def named(path):
+    """The files that a pattern names, or the path itself where it is none."""
+    return [one for one in matches(path) if os.path.isfile(one)] if "*" in path else [path]
 
 
 def units(names):

@@ -10,6 +10,7 @@ from ansible.module_utils.look import (
     folder_facts,
     keyring,
     matches,
+    named,
     packages,
     pci_devices,
     run,
@@ -24,7 +25,8 @@ description:
   - The action C(decide) calls it with what the role's C(look) function asks for.
 options:
   packages: {description: "Names, with * for anything.", type: list, elements: str, default: []}
-  files: {description: "Files whose text is wanted.", type: list, elements: str, default: []}
+  files: {description: "Files whose text is wanted; a pattern with * or ** stands for those that are there.",
+          type: list, elements: str, default: []}
   secrets: {description: "Files of which the checksum is wanted and never the text.",
             type: list, elements: str, default: []}
   folders: {description: Folders., type: list, elements: str, default: []}
@@ -71,7 +73,7 @@ def main():
     spec["commands"] = {"type": "dict", "default": {}}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     asked = module.params
-    files = {path: file_facts(path) for path in asked["files"]}
+    files = {path: file_facts(path) for pattern in asked["files"] for path in named(pattern)}
     files.update((path, file_facts(path, text=False)) for path in asked["secrets"])
     facts = {
         "packages": packages(asked["packages"]),

@@ -21,8 +21,9 @@ description:
 options:
   folders: {description: "Folders to have, before the files: path to mode; root's.", type: dict, default: {}}
   files:
-    description: "Files to have, of a plan: [{path, text, mode, secret: whether no difference may be shown}];
-      root's. Folders above them are made with mode 0755."
+    description: "Files to have, of a plan: [{path, text, mode, secret: whether no difference may be shown,
+      validate: a command that must accept the file, with %s for its path}]; root's. Folders above them are
+      made with mode 0755."
     type: list
     elements: dict
     default: []
@@ -63,7 +64,7 @@ class Settings:
             os.chown(path, 0, 0)
             os.chmod(path, int(mode, 8))
 
-    def file(self, path, text, mode, secret):
+    def file(self, path, text, mode, secret, validate):
         there = file_facts(path)
         wanted = text.encode()
         if (
@@ -89,12 +90,23 @@ class Settings:
                 file.write(wanted)
                 os.fchmod(file.fileno(), int(mode, 8))
                 os.fchown(file.fileno(), 0, 0)
+            self.accepted(path, [part if word == "%s" else word for word in validate])
             _label(part, path)
             os.replace(part, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
             raise
+
+    def accepted(self, path, command):
+        answer = run(command) if command else {"rc": 0}
+        if answer["rc"] != 0:
+            said = (answer["stderr"] or answer["stdout"]).strip()
+            self.module.fail_json(
+                msg=f"Found that {command[0]} does not accept what {path} would be, wanted one that it does; "
+                f"the file is as it was: {said}",
+                rc=answer["rc"],
+            )
 
     def remove(self, path):
         if not os.path.lexists(path):
@@ -138,7 +150,8 @@ def main():
     for path, mode in asked["folders"].items():
         work.folder(path, mode)
     for file in asked["files"]:
-        work.file(file["path"], file["text"], file.get("mode", "0644"), file.get("secret", False))
+        secret, validate = file.get("secret", False), file.get("validate", [])
+        work.file(file["path"], file["text"], file.get("mode", "0644"), secret, validate)
     for path in asked["absent"]:
         work.remove(path)
     if any(path.startswith(UNIT_FOLDERS) for path in work.written):

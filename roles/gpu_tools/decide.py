@@ -33,7 +33,7 @@ def look(role: Role) -> Looks:
         "node_facts": {
             "files": [SETTINGS, MIG, *(f"{UNITS}/{name}" for name in _units(role))],
             "secrets": [f"/{name}" for name in zipapp.files()],  # whose text is no text
-            "folders": [*FOLDERS, STATE],
+            "folders": [*FOLDERS, STATE, *_parents()],
             "globs": list(EARLIER),
             "units": _started(role),
             "accounts": role["users"],
@@ -58,7 +58,9 @@ def decide(role: Role, node: Node) -> Plan:
     _add_group(plan, role, node)
     _add_program(plan, node)
     roots = {"mode": "0755", "uid": 0, "gid": 0}
-    plan.folders = {path: "0755" for path in FOLDERS if node["folders"][path] != roots}
+    differ = [path for path in FOLDERS if node["folders"][path] != roots]
+    differ += [path for path in _parents() if not node["folders"][path]]
+    plan.folders = dict.fromkeys(differ, "0755")
     plan.write(node, SETTINGS, settings)
     if select:
         config = yaml.dump(role["mig_config"], indent=4, allow_unicode=True, default_flow_style=False)
@@ -107,6 +109,11 @@ def _add_program(plan: Plan, node: Node) -> None:
             plan.lines.append(f"+/{name}")
     made = zipapp.tree(state_home() / "gpu-tools") if differ else None
     plan.do["program"] = [{**file, "source": f"{made}{file['path']}"} for file in differ]
+
+
+def _parents() -> list[str]:
+    """Where the program's files are."""
+    return sorted({str(Path(f"/{name}").parent) for name in zipapp.files()})
 
 
 def _add_units(plan: Plan, role: Role, node: Node) -> None:

@@ -37,7 +37,7 @@ def converged(plan: Plan) -> Node:
     for name, (content, mode) in zipapp.files().items():
         sha256 = hashlib.sha256(content).hexdigest()
         there["files"][f"/{name}"] = {"mode": f"{mode:04o}", "uid": 0, "gid": 0, "sha256": sha256}
-    for path in gpu_tools.FOLDERS:
+    for path in (*gpu_tools.FOLDERS, *plan.folders):
         there["folders"][path] = {"mode": "0755", "uid": 0, "gid": 0}
     there["folders"][gpu_tools.STATE] = {"mode": "2770", "uid": 0, "gid": 990}
     for name in plan.enable:
@@ -50,6 +50,7 @@ def test_a_bare_node_gets_all_of_it_and_the_second_time_nothing() -> None:
     plan = gpu_tools.decide(role, bare())
     assert plan.do["group"]
     assert plan.do["state"]
+    assert "/usr/local/share/man/man1" in plan.folders
     assert [file["path"] for file in plan.do["program"]] == [f"/{name}" for name in zipapp.files()]
     assert all(Path(file["source"]).is_file() for file in plan.do["program"])
     assert plan.enable == [gpu_tools.HEALTH_TIMER]

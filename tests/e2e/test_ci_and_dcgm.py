@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.support.harness import Node
+from tests.support.pci import put_gpu
 from tests.support.standin.dcgm import dcgm
 from tests.support.standin.packages import Package
 from tests.support.standin.platforms import publish
@@ -80,14 +81,8 @@ def node(here, key, tmp_path_factory):
 @pytest.fixture(scope="module")
 def gpu(node):
     """From now on the machine has a GPU on its PCI bus, and none that a driver could find."""
-    node.read(
-        "sudo mkdir -p /srv/pci/0000:00:1e.0 && cd /srv/pci/0000:00:1e.0 && echo 0x10de | sudo tee vendor"
-        " && echo 0x030200 | sudo tee class && echo 0x1eb8 | sudo tee device"
-    )
     apply(node, "gpu_presence")
-    node.read("sudo mount --bind /srv/pci /sys/bus/pci/devices")
-    node.read("sudo systemctl restart nvidia-gpu-present")
-    node.read("test -e /run/nvidia-gpu-present")
+    put_gpu(node)
 
 
 # --- DCGM -----------------------------------------------------------------------------------------------

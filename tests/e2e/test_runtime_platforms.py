@@ -15,6 +15,7 @@ from gpukiln.instances.rehearsal import node_config
 from gpukiln.verify.catalog import load_checks
 from tests.support.harness import Node
 from tests.support.joined import gathered, join_script_is_outlived
+from tests.support.pci import put_gpu, take_gpu
 from tests.support.standin import image, nodeadm, runtime
 from tests.support.standin.dcgm import dcgm
 from tests.support.standin.packages import Package
@@ -183,8 +184,9 @@ def test_persistence_is_on_where_there_is_a_gpu(site):
     """
     node = site.node
     node.read("sudo rm -r /etc/systemd/system/nvidia-persistenced.service.d; sudo systemctl daemon-reload")
-    node.read("sudo touch /run/nvidia-gpu-present; sudo systemctl start nvidia-persistenced || true")
-    site.converge(gpu_presence_found=True, nvidia_docker2=True, **cdi(node, "535.309.01"))
+    put_gpu(node)
+    node.read("sudo systemctl start nvidia-persistenced || true")
+    site.converge(nvidia_docker2=True, **cdi(node, "535.309.01"))
     assert "--persistence-mode" in node.read("systemctl show -p ExecStart nvidia-persistenced")
     assert node.read("systemctl is-active nvidia-persistenced") == "active\n"
     assert node.read("systemctl is-enabled nvidia-persistenced") == "enabled\n"
@@ -203,12 +205,13 @@ def cdi(node, version):
 def test_the_cdi_specification_follows_the_driver(site):
     node = site.node
     assert "libcuda.so.535.309.01" in node.read("cat /srv/nvidia.yaml")
-    site.apply(**ONLY_TOOLKIT, gpu_presence_found=True, **cdi(node, "580.178.04"))
+    site.apply(**ONLY_TOOLKIT, **cdi(node, "580.178.04"))
     assert "libcuda.so.580.178.04" in node.read("cat /srv/nvidia.yaml")
     assert "path: /dev/nvidia-uvm" in node.read("cat /srv/nvidia.yaml")
     node.write("/srv/loaded", "")
-    said = site.refused(**ONLY_TOOLKIT, gpu_presence_found=True, **cdi(node, ""))
+    said = site.refused(**ONLY_TOOLKIT, **cdi(node, ""))
     assert "Found a GPU and no loaded driver" in said
+    take_gpu(node)
 
 
 def outcome(check, facts):

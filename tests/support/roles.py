@@ -33,7 +33,7 @@ def load_filters(role: str, name: str) -> ModuleType:
     return module
 
 
-def asked(name: str, system: str = "debian-12", *, check: bool = False, **given: Any) -> Role:
+def asked(name: str, system: str = "debian-12", /, *, check: bool = False, **given: Any) -> Role:
     """A role as a play has it that gives it some variables, and leaves the others as they are.
 
     Args:

@@ -9,24 +9,8 @@ from tests.support.roles import load_filters
 ROOT = Path(__file__).parents[2]
 
 
-sources = load_filters("apt_sources", "apt_sources")
 kernels = load_filters("nvidia_driver", "kernels")
 record = load_filters("image_record", "image_record")
-
-DEB822 = """\
-Types: deb
-# a note
-URIs: http://mirror.example.com/debian
-Suites: bookworm bookworm-updates
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-URIs: http://vendor.example.com/apt
-Suites: bookworm
-Components: main
-Signed-By: /usr/share/keyrings/vendor.gpg
-"""
 
 
 def trial(*lines: str, rc: int = 0) -> dict[str, object]:
@@ -75,36 +59,6 @@ def test_precompiled_modules_lag_behind(
     said = kernels.precompiled_lag(simulated, [OLDER], MODULES, there, updates)
     assert lag in said
     assert bool(said) == bool(lag)
-
-
-def test_components_are_added_to_the_archives_own_stanza_alone() -> None:
-    changed = sources.apt_with_components(DEB822, "bookworm", ["contrib", "non-free"])
-    assert changed == DEB822.replace("Components: main\n", "Components: main contrib non-free\n", 1)
-    assert sources.apt_with_components(changed, "bookworm", ["contrib", "non-free"]) == changed
-
-
-@pytest.mark.parametrize(
-    ("line", "changed"),
-    [
-        ("deb http://m.example.com/debian bookworm main", "contrib"),
-        ("deb [arch=amd64] http://m.example.com/debian bookworm-security main", "contrib"),
-        ("deb [signed-by=/k/debian-archive-keyring.gpg] http://m.example.com/d bookworm main", "contrib"),
-        ("deb http://m.example.com/debian bookworm main contrib", ""),
-        ("deb [signed-by=/k/vendor.gpg] http://m.example.com/debian bookworm main", ""),
-        ("deb http://m.example.com/pg bookworm-pgdg main", ""),
-        ("deb http://m.example.com/flat /", ""),
-        ("deb-src http://m.example.com/debian bookworm main", ""),
-        ("# deb http://m.example.com/debian bookworm main", ""),
-    ],
-)
-def test_components_in_one_line_form(line: str, changed: str) -> None:
-    wanted = f"{line} {changed}\n" if changed else f"{line}\n"
-    assert sources.apt_with_components(line + "\n", "bookworm", ["contrib"]) == wanted
-
-
-def test_disabled_stanzas_stay() -> None:
-    text = "Enabled: no\n" + DEB822.split("\n\n", maxsplit=1)[0]
-    assert sources.apt_with_components(text, "bookworm", ["contrib"]) == text
 
 
 def test_the_newest_kernel_is_last() -> None:

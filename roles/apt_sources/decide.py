@@ -1,15 +1,55 @@
-"""Filter of the role apt_sources: adds components to the entries of the distribution's own archive."""
+"""The distribution's own package sources: their components, and lists of repositories that were given up."""
 
 import re
-from typing import Any
 
+from roles.plan import File, Looks, Node, Plan, Role
+
+SOURCES = (
+    "/etc/apt/*.list",
+    "/etc/apt/*.sources",
+    "/etc/apt/sources.list.d/*.list",
+    "/etc/apt/sources.list.d/*.sources",
+)
+RETIRED = tuple(
+    f"/etc/apt/sources.list.d/{name}"
+    for name in ("libnvidia-container*.list", "nvidia-container-runtime*.list", "nvidia-docker*.list")
+)
+"""Repositories that NVIDIA gave up. Their keys are gone from many machines, or clash with the successor's
+("conflicting values set for option Signed-By"): either way every `apt update` fails."""
+LISTS = "/var/lib/apt/lists/*_Packages*"
 ENTRY = re.compile(
     r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#\n]*\S)"
 )  # options, address, suite, components
 ARCHIVE_KEYS = ("debian-archive", "ubuntu-archive")
 
 
-def apt_with_components(text: str, release: str, wanted: list[str]) -> str:
+def look(_role: Role) -> Looks:
+    return {"node_facts": {"files": list(SOURCES), "globs": [*RETIRED, LISTS]}}
+
+
+def decide(role: Role, node: Node) -> Plan:
+    """`do`: `stale` says that the package lists have to be fetched, `known` that apt can name packages."""
+    plan = Plan()
+    retired = retired_lists(node)
+    plan.remove(retired)
+    for path, facts in node["files"].items():
+        text = with_components(facts["text"], role.system.release, role["components"])
+        if path not in retired and text != facts["text"]:
+            # addresses may hold credentials
+            plan.files.append(File(path, text, facts["mode"], secret=True))
+    # An image has no lists; apt judges the age of their folder, which was made when they were removed.
+    plan.do["stale"] = bool(plan.files) or not node["globs"][LISTS]
+    # In check mode nothing is fetched.
+    plan.do["known"] = not (role.check and plan.do["stale"])
+    return plan
+
+
+def retired_lists(node: Node) -> list[str]:
+    """Lists of repositories that were given up, where a look asked for `RETIRED`."""
+    return [path for pattern in RETIRED for path in node["globs"][pattern]]
+
+
+def with_components(text: str, release: str, wanted: list[str]) -> str:
     """Add components to the distribution's entries of a sources file, and change nothing else.
 
     An entry is the distribution's own when its suites are of the release, it has the component main, and it
@@ -64,15 +104,3 @@ def _line(line: str, release: str, wanted: list[str], have: dict[tuple[str, str]
     if not missing or not _is_own([found[3]], found[4].split(), signed_by, release):
         return line
     return f"{line[: found.end()]} {' '.join(missing)}{line[found.end() :]}"
-
-
-class FilterModule:
-    """What Ansible looks for in this file."""
-
-    def filters(self) -> dict[str, Any]:
-        """The filters by name.
-
-        Returns:
-            Name to function.
-        """
-        return {"apt_with_components": apt_with_components}

@@ -17,8 +17,8 @@ PREDECESSORS = (
     "nvidia-container-runtime-hook",
     "docker-runtime-nvidia",
 )
-"""What NVIDIA gave up for it, and Amazon's package that makes the runtime known to Docker as a flag: with that
-one Docker does not start when daemon.json knows the runtime as well."""
+"""What NVIDIA gave up for it, and Amazon's package that makes the runtime known to Docker as a flag: with
+that one Docker does not start when daemon.json knows the runtime as well."""
 REPLACES = (
     "/etc/apt/sources.list.d/libnvidia-container*.list",
     "/etc/apt/sources.list.d/nvidia-container-runtime*.list",

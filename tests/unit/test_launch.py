@@ -5,10 +5,10 @@ The refusals come from the HTTP endpoint, so boto3's own parsing and retries are
 
 import base64
 import re
-import socket
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
+from socketserver import BaseRequestHandler, TCPServer
 
 import pytest
 from invoke.context import Context
@@ -29,15 +29,21 @@ from tests.support.plans import BAKE
 TYPES = ("g4dn.xlarge", "g5.xlarge")
 
 
+class Greeting(BaseRequestHandler):
+    def handle(self):
+        self.request.sendall(b"SSH-2.0-test\r\n")
+
+
 @pytest.fixture(scope="module")
 def endpoint():
     """moto without its thousand images, with an SSH server behind every address."""
-    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as sshd:
+    with pytest.MonkeyPatch.context() as patch, TCPServer(("127.0.0.1", 0), Greeting) as sshd:
         patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-        threading.Thread(target=_greet, args=(sshd,), daemon=True).start()
+        threading.Thread(target=sshd.serve_forever, args=(0.05,), daemon=True).start()
         with serve() as endpoint:
-            endpoint.ssh_port = sshd.getsockname()[1]
+            endpoint.ssh_port = sshd.server_address[1]
             yield endpoint
+        sshd.shutdown()  # a thread left in accept() takes the next listener's connections
 
 
 @pytest.fixture
@@ -45,16 +51,6 @@ def ec2(endpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     endpoint.forget()
     return endpoint
-
-
-def _greet(sshd):
-    while True:
-        try:
-            connection, _ = sshd.accept()
-        except OSError:
-            return
-        with connection:
-            connection.sendall(b"SSH-2.0-test\r\n")
 
 
 def boot(ec2, *, spot=False, simulated=False, types=TYPES):

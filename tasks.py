@@ -10,6 +10,7 @@ from gpukiln.commands import (
     ami_attest,
     ami_bases,
     ami_diff,
+    ami_export,
     ami_verify,
     cloud,
     cloud_gpus,
@@ -24,6 +25,7 @@ from gpukiln.commands import (
     k8s_job,
     k8s_nodes,
     node,
+    node_passthrough,
     offer,
     release,
     workspace,
@@ -43,12 +45,12 @@ def noun(*modules: ModuleType) -> Collection:
 
 
 namespace = Collection(
-    ami=noun(ami, ami_attest, ami_bases, ami_diff, ami_verify, release),
+    ami=noun(ami, ami_attest, ami_bases, ami_diff, ami_export, ami_verify, release),
     cloud=noun(cloud, cloud_gpus, cloud_policy),
     docker=noun(docker, docker_check, docker_push),
     gpu=noun(gpu),
     k8s=noun(k8s_addons, k8s_check, k8s_cluster, k8s_job, k8s_nodes),
-    node=noun(node),
+    node=noun(node, node_passthrough),
     offer=noun(offer),
     workspace=noun(workspace, workspace_look),
 )

@@ -10,7 +10,7 @@ from gpukiln.clouds.embedded.disk import build_disk
 from gpukiln.sources.apt import debian_sources, strip_credentials
 
 DRIVER = [
-    "linux-headers-cloud-amd64",
+    "linux-headers-amd64",
     "nvidia-kernel-dkms",
     "nvidia-smi",
     "libcuda1",

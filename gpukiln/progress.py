@@ -21,6 +21,7 @@ from rich.text import Text
 PIPE_COLUMNS = 10_000  # where no terminal is: more than a row has
 NARROW = 30  # columns: a text that would have fewer does not stand beside others
 HEARTBEAT_S = 60  # seconds of silence after which a plain log says that the work goes on
+METER_S = 0.2  # seconds between two looks of a meter
 
 
 class PlainConsole(Console):
@@ -222,3 +223,39 @@ class Progress:
         while not ended.wait(1):
             if time.monotonic() - self._spoke > HEARTBEAT_S:
                 self._print_detail(f"still: {self._detail}")
+
+
+class Meter:
+    """How much of an amount was moved, how fast, and how long it still takes: the running step shows it.
+
+    Args:
+        total: Bytes that are to be moved.
+    """
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._moved = progress, max(total, 1), 0
+        self._started, self._shown = time.monotonic(), 0.0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """So many bytes more; any thread may tell it."""
+        with self._lock:
+            self._reach(self._moved + count)
+
+    def reach(self, moved: int) -> None:
+        """So many bytes in all."""
+        with self._lock:
+            self._reach(moved)
+
+    def _reach(self, moved: int) -> None:
+        self._moved = moved
+        now = time.monotonic()
+        if now - self._shown >= METER_S:
+            self._shown = now
+            self._progress.doing(self.text(now - self._started))
+
+    def text(self, seconds: float) -> str:
+        """For example `512 of 2048 MiB, 128 MiB/s, 12.0 s left`."""
+        rate = self._moved / seconds if seconds > 0 else 0.0
+        left = f", {human_seconds((self._total - self._moved) / rate)} left" if rate else ""
+        return f"{self._moved >> 20} of {self._total >> 20} MiB, {rate / (1 << 20):.0f} MiB/s{left}"

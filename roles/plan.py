@@ -168,9 +168,9 @@ class Plan:
         """Whether node_settings has anything to do."""
         return bool(self.files or self.folders or self.absent or self.enable or self.start)
 
-    def refuse(self, reason: str) -> "Plan":
-        """This plan as one that does nothing but say why."""
-        return Plan(refusal=reason)
+    def refuse(self, reason: str, **do: Any) -> "Plan":
+        """This plan as one that does nothing but say why; `do` for the task that asks again."""
+        return Plan(refusal=reason, do=do)
 
     def write(
         self,
@@ -186,7 +186,7 @@ class Plan:
 
         Args:
             node: With the file among `files`.
-            notify: Handler of who reads it.
+            notify: Handler of who reads it; empty where that does not run.
             validate: As in `File`.
 
         Returns:
@@ -259,6 +259,11 @@ def together(*looks: Looks) -> Looks:
                 else:
                     into[name] = value
     return asked
+
+
+def runs(node: Node, unit: str) -> bool:
+    """Whether a unit runs, and has to be restarted for what it reads: in an image's build none does."""
+    return node["units"][unit]["active"] not in ("", "inactive", "failed")
 
 
 def missing(node: Node, names: Iterable[str], version: str = "") -> list[str]:

@@ -18,6 +18,9 @@ MACHINE_TOOLS = {
     "gpg": "gpg",
     "sgdisk": "gdisk",
     "grub-mkimage": "grub-common",
+    "mksquashfs": "squashfs-tools",
+    "xorriso": "xorriso",
+    "busybox": "busybox",
 }
 # Processes of the whole suite: an end-to-end test mostly waits for its machine, so two cores serve three.
 WORKERS = 3

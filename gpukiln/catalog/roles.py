@@ -66,7 +66,7 @@ def load_roles(folder: Path = ROLES) -> list[Role]:
     Raises:
         UsageError: A role has no argument_specs or no defaults, or they are no YAML.
     """
-    return [_role(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [_role(path) for path in sorted(folder.iterdir()) if path.is_dir() and path.name != "__pycache__"]
 
 
 def _role(folder: Path) -> Role:

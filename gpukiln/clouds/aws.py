@@ -164,6 +164,9 @@ class AwsCloud:
         """
         return str(instance.get("PublicIpAddress") or instance["PrivateIpAddress"])
 
+    def snapshot_disk(self, snapshot_id: str) -> None:
+        """See `Cloud.snapshot_disk`; a disk of AWS lies nowhere here."""
+
     def prepare(self, image_id: str, say: Callable[[str], None]) -> None:
         """Nothing to do: public images are there.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from gpukiln.errors import UnavailableError
@@ -107,6 +108,9 @@ class Cloud(Protocol):
 
     def packer_variables(self) -> dict[str, Any]:
         """Values of the template's variables that say which cloud it is."""
+
+    def snapshot_disk(self, snapshot_id: str) -> Path | None:
+        """Where a snapshot's disk lies on this machine; None: it is read by the EBS direct APIs."""
 
     def prepare(self, image_id: str, say: Callable[[str], None]) -> None:
         """Make sure that a base image can be started without delay.

@@ -11,7 +11,8 @@ ACCOUNT = "the account id, twelve digits"
 
 @command(
     help={
-        "for": "jobs, separated by commas: build, verify, release, prune, sweep, push, offer, refresh",
+        "for": "jobs, separated by commas: build, verify, release, prune, sweep, push, export, import, "
+        "offer, refresh, workspace",
         "account": f"{ACCOUNT}; default: any",
         "regions": "the regions, separated by commas; default: any",
         "channels": "the channels that may be moved, separated by commas; default: every",

@@ -34,6 +34,7 @@ COMMON = {
         "check": "change nothing, show what would change",
         "batch": "hosts a batch, as a number, a percentage or a list of them (1,10%,50%); a failure ends it",
         "reboot": "reboot a node where another driver, or nouveau, is loaded; without, that is an error",
+        "pve": "prepare Proxmox VE hosts to give their GPUs to VMs (the role pve_host), nothing else",
         "resume": "only the hosts that an earlier run did not finish: its id, or `last`",
     }
 )
@@ -49,6 +50,7 @@ def apply(
     set: str = "",
     leave_out: str = "",
     also: str = "",
+    pve: bool = False,
     json: bool = False,
 ) -> int:
     """Converge live GPU nodes: driver, persistence, container runtime and toolkit, nvtop, bootstrap."""
@@ -63,8 +65,13 @@ def apply(
         if limit:
             raise UsageError("--resume names its hosts itself, --limit can't be given with it")
         inventory, limit = _resumed(resume, inventory)
+    if pve and (leave_out or also or set or reboot):
+        raise UsageError(
+            "--pve has one role, and --set, --leave-out, --also and --reboot are about others",
+            hint="pve_host_reboot in the inventory has it reboot",
+        )
     request = _request(
-        "node.yml",
+        "pve.yml" if pve else "node.yml",
         inventory,
         limit,
         forks,
@@ -407,7 +414,8 @@ def _report(run: Run, result: RunResult, request: Request, *, as_json: bool) -> 
     shown.print(render(result, check=request.check))
     shown.tell(f"logs: {run.folder}")
     if result.unfinished and not request.check:
-        shown.tell(f"resume: invoke node.apply --resume {run.id}")
+        pve = " --pve" if request.playbook == "pve.yml" else ""
+        shown.tell(f"resume: invoke node.apply --resume {run.id}{pve}")
     if as_json:
         print_json({"id": run.id, **dump(result), "unfinished": result.unfinished})
 

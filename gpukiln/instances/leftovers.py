@@ -12,6 +12,7 @@ from gpukiln.instances.deadline import deadline_text
 from gpukiln.instances.tags import (
     BUILD_TAG,
     DEADLINE_TAG,
+    IMPORT_TAG,
     OWNER_TAG,
     RECIPE_TAG,
     STAGE_TAG,
@@ -232,7 +233,7 @@ def _snapshots(ec2: Any) -> Iterator[Found]:
     used = {
         device.get("Ebs", {}).get("SnapshotId") for image in images for device in image["BlockDeviceMappings"]
     }
-    for tag in (SNAPSHOT_TAG, STAGE_TAG):
+    for tag in (SNAPSHOT_TAG, STAGE_TAG, IMPORT_TAG):
         tagged = [{"Name": "tag-key", "Values": [tag]}]
         for page in ec2.get_paginator("describe_snapshots").paginate(OwnerIds=["self"], Filters=tagged):
             for one in (one for one in page["Snapshots"] if one["SnapshotId"] not in used):

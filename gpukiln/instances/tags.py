@@ -20,6 +20,8 @@ GPUS_TAG, SIMULATED = (
     "simulated",
 )  # the embedded cloud gives such an instance a double of GPUs
 STAGE_TAG = "gpukiln:stage"
+IMPORT_TAG = "gpukiln:import"
+"""On an image that was made of somebody's disk, and on its snapshot: the SHA-256 of the file."""
 IMAGE_TAG, VERDICT_TAG, VERIFIED_TAG = "gpukiln:image", "gpukiln:verdict", "gpukiln:verified-at"
 NOT_PROVEN, PASSED = "not-proven", "passed"  # values of the first two
 RECIPE_TAG = "gpukiln:recipe"

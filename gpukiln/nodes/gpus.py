@@ -16,11 +16,11 @@ from gpukiln.errors import GpukilnError, UnavailableError, UsageError
 from gpukiln.gpus.cli import failure
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.verb import Verb
+from gpukiln.nodes.hosts import CONNECT_S
 from gpukiln.verify.asking import ask
 from gpukiln.verify.target import InventoryTarget, Target
 
 PROGRAM = "/usr/local/bin/gpukiln-gpu"  # the role gpu_tools puts it there
-CONNECT_S = 20
 TIMEOUT_S = 300.0  # for a look: a machine that hangs gives its own up long before
 LASTS = {"wait", "duration"}  # options by which a verb lasts as long as it was asked to
 NOT_FOUND, SSH_FAILED = 127, 255
@@ -80,6 +80,7 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
         try:
             done = subprocess.run(
                 reach(target, words, sudo),
+                stdin=subprocess.DEVNULL,  # ssh would read what is meant for the caller's next command
                 capture_output=True,
                 text=True,
                 timeout=None if verb.changes or LASTS & {one.name for one in verb.options} else TIMEOUT_S,

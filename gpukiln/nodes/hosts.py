@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpukiln.errors import UsageError
 from gpukiln.nodes.playbook import Request, list_hosts
 from gpukiln.verify.target import InventoryTarget, Target, UrlTarget
 
+CONNECT_S = 20
 _SSH = re.compile(r"ssh://(?:[^@/\s]+@)?(?:\[[0-9a-fA-F:]+\]|[^:/?\s\[\]]+)(?::\d+)?(?:\?\S*)?")
 
 
@@ -64,3 +66,26 @@ def _of_inventory(pattern: str, inventory: Path | None, limit: str) -> list[Targ
         limit = f"{pattern}:&{limit}" if limit else pattern
     names = list_hosts(Request("", inventory, limit=limit))
     return [InventoryTarget(name, name=name, inventory=inventory) for name in names]
+
+
+def ssh_command(url: str, command: str) -> list[str]:
+    """The command line that gives a line to the shell of a machine's user.
+
+    Args:
+        url: `ssh://[USER@]HOST[:PORT]`.
+
+    Raises:
+        UsageError: It is no such URL.
+    """
+    if not _SSH.fullmatch(url) or "?" in url:
+        raise UsageError(f"{url!r} is no ssh://[USER@]HOST[:PORT]")
+    parts = urlsplit(url)
+    return [
+        "ssh",
+        *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15", "-T"),
+        *(["-p", str(parts.port)] if parts.port else []),
+        *(["-l", parts.username] if parts.username else []),
+        str(parts.hostname),
+        "--",
+        command,
+    ]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import deque
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpukiln import programs
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import open_private
@@ -60,6 +60,7 @@ def list_hosts(request: Request) -> list[str]:
 
     Raises:
         UsageError: The inventory can't be read, or no host is left.
+        UnavailableError: Ansible is not installed, or did not end in ten minutes.
     """
     if not request.inventory.exists():
         raise UsageError(
@@ -69,8 +70,9 @@ def list_hosts(request: Request) -> list[str]:
     command = ["ansible", request.limit or "all", "-i", str(request.inventory), "--list-hosts"]
     # an inventory that no parser understands would otherwise be an empty one
     environment = {**os.environ, **request.environment, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    lines = [line.strip() for line in done.stdout.splitlines()]
+    # with its own standard input: Ansible refuses one that does not block, as an ssh before may leave it
+    done = programs.run(command, limit_s=programs.NETWORK_S, environment=environment)
+    lines = [line.strip() for line in done.stdout.decode(errors="replace").splitlines()]
     hosts = [line for line in lines if line and not line.startswith("hosts (")]
     if done.returncode == 0 and hosts:
         return hosts
@@ -86,7 +88,9 @@ def list_hosts(request: Request) -> list[str]:
         )
     raise UsageError(
         f"Ansible can't read the inventory {request.inventory}",
-        details=tuple(line for line in done.stderr.splitlines() if line.strip())[-6:],
+        details=tuple(line for line in done.stderr.decode(errors="replace").splitlines() if line.strip())[
+            -6:
+        ],
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from gpukiln.probe.scripts import SIGNATURE
 
 NO_PYTHON = 127
+BY_THEMSELVES = ("gather", "passthrough")  # a program's main module, and one that is sent alone
 UNPRIVILEGED = ("runner", "pod", "contact")  # profiles
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
 BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
@@ -82,7 +83,7 @@ def sources() -> dict[str, str]:
     bindings = importlib.util.find_spec("pynvml")
     if bindings is None or bindings.origin is None:
         raise RuntimeError("nvidia-ml-py is not installed beside gpukiln, wanted its module pynvml")
-    modules = (name for name in _probe() if not _of_contact(name) and name != "gather")
+    modules = (name for name in _probe() if not _of_contact(name) and name not in BY_THEMSELVES)
     return {
         "gpukiln.probe": "",
         "gpukiln.redact": _text("redact.py"),

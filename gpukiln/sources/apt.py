@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpukiln import programs
 from gpukiln.errors import UnavailableError
+from gpukiln.files import remove
 from gpukiln.locks import locked
 
 ETC = Path("/etc/apt")
@@ -23,6 +24,7 @@ MAX_AGE_S = 3600
 """How long fetched package lists count as fresh, in seconds."""
 LISTS_MIB = 150
 """What the lists of Debian 12 with its security suite take, and apt's index of them: 123 MiB in 2026."""
+PACKAGES_MIB = 50
 
 
 @dataclass(frozen=True)
@@ -151,15 +153,51 @@ def candidate_versions(
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / "lock"):
         config = _write_config(cache, text)
-        stamp = cache / "fetched"
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        if refresh or not _is_fresh(stamp, digest):
-            stamp.unlink(missing_ok=True)
-            there = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-            needs = LISTS_MIB - there // programs.MIB if sources is None else 1
-            _apt(config, "apt-get", "-qq", "update", "--error-on=any", needs_mib=max(1, needs))
-            stamp.write_text(digest, encoding="utf-8")
+        _fetch_lists(cache, config, text, needs_mib=LISTS_MIB if sources is None else 1, refresh=refresh)
         return parse_policy(_apt(config, "apt-cache", "policy", *packages))
+
+
+def download_packages(
+    packages: Sequence[str], *, into: Path, status: Path, cache: Path, sources: str
+) -> None:
+    """Fetch packages, and what they need that a root file system has not; apt checks their signatures.
+
+    Args:
+        into: The folder that they are put into; made.
+        status: dpkg's list of what that root file system has.
+        cache: A folder for the private apt state, see `candidate_versions`.
+        sources: A deb822 sources file.
+
+    Raises:
+        UnavailableError: The mirror can't be reached, or has not all of them.
+    """
+    (into / "partial").mkdir(parents=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    with locked(cache / "lock"):
+        config = _write_config(cache, sources)
+        _fetch_lists(cache, config, sources, needs_mib=LISTS_MIB, refresh=False)
+        options = {"Dir::State::status": status, "Dir::Cache::archives": into, "APT::Sandbox::User": "root"}
+        _apt(
+            config,
+            *("apt-get", "-qq", "--yes", "--no-install-recommends", "--download-only"),
+            *(f"--option={key}={value}" for key, value in options.items()),
+            *("install", *packages),
+            needs_mib=PACKAGES_MIB,
+        )
+    for leftover in (into / "partial", into / "lock"):
+        remove(leftover)
+
+
+def _fetch_lists(cache: Path, config: Path, text: str, *, needs_mib: int, refresh: bool) -> None:
+    stamp = cache / "fetched"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if not refresh and _is_fresh(stamp, digest):
+        return
+    stamp.unlink(missing_ok=True)
+    there = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+    needs = max(1, needs_mib - there // programs.MIB)
+    _apt(config, "apt-get", "-qq", "update", "--error-on=any", needs_mib=needs)
+    stamp.write_text(digest, encoding="utf-8")
 
 
 def _is_fresh(stamp: Path, digest: str) -> bool:

@@ -2,7 +2,8 @@
 
 import re
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpukiln import programs
@@ -47,6 +48,14 @@ def mirror_options() -> list[str]:
     return [line for line in kept if not re.search(r"@|//(localhost|127\.)", line)]
 
 
+def write_file(root: Path, name: str, text: str) -> None:
+    """Write a file of a root file system; a script can be run."""
+    target = root / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+    target.chmod(0o755 if text.startswith("#!") else 0o644)
+
+
 def install_debian(
     release: str,
     target: Path,
@@ -56,6 +65,7 @@ def install_debian(
     packages: Iterable[str],
     sources: Path,
     log: Path,
+    files: Mapping[str, str] | None = None,
 ) -> None:
     """Make a root file system.
 
@@ -66,6 +76,7 @@ def install_debian(
         packages: What is installed beside.
         sources: Where the sources file is written, which stays in the root file system, too.
         log: Where mmdebstrap's output goes.
+        files: By path what is written before the packages are installed, whose scripts read it.
 
     Raises:
         UnavailableError: The mirror can't be reached, or mmdebstrap is missing or failed.
@@ -89,7 +100,12 @@ def install_debian(
     ]
     if shutil.which("eatmydata"):
         command.insert(0, "eatmydata")
-    with log.open("wb") as output:
+    with log.open("wb") as output, tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        Path(folder).chmod(0o755)  # as the root becomes, of which it is a copy
+        for name, text in (files or {}).items():
+            write_file(Path(folder), name, text)
+        if files:
+            command[-3:-3] = [f"--essential-hook=sync-in {folder} /"]
         # beside the target lies what becomes of it: the disk, or the image
         done = programs.run(command, limit_s=programs.LONG_S, folder=target.parent, output=output)
     if done.returncode:

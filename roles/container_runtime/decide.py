@@ -7,7 +7,7 @@ from typing import Any
 
 from roles.container_runtime import containerd
 from roles.container_runtime.containerd import BrokenFileError
-from roles.plan import Looks, Node, Plan, Role, System, upstream
+from roles.plan import Looks, Node, Plan, Role, System, runs, upstream
 
 DAEMON_JSON = "/etc/docker/daemon.json"
 TOML = "/etc/containerd/**/*.toml"
@@ -168,7 +168,7 @@ def _configured(role: Role, node: Node, runtime: Runtime) -> Plan:
 
 
 def _configure_containerd(plan: Plan, role: Role, node: Node, runtime: Runtime) -> None:
-    joins, managed = _joins(node), role["containerd_managed"]
+    joins, managed, restart = _joins(node), role["containerd_managed"], _restart("containerd", node)
     if joins == NODEADM:
         # It starts containerd when it has written its configuration, and does nothing where it runs already
         # (awslabs/amazon-eks-ami:nodeadm/internal/containerd/daemon.go): one that starts at boot must wait.
@@ -189,13 +189,13 @@ def _configure_containerd(plan: Plan, role: Role, node: Node, runtime: Runtime) 
         )
         validate = ["containerd", "--config", "%s", "config", "dump"] if there else []
         for path, text in containerd.files(texts, there, runtime.dropin, settings).items():
-            plan.write(node, path, text, notify=RESTART["containerd"], validate=validate)
+            plan.write(node, path, text, notify=restart, validate=validate)
     if managed and joins == BOOTSTRAP and runtime.runtimes:
         unit = role.template(
             "containerd.service.conf.j2", runtimes=runtime.runtimes, default=runtime.default, adder=ADDER
         )
-        plan.write(node, ADDER, role.file("containerd-runtime.sh"), mode="0755", notify=RESTART["containerd"])
-        plan.write(node, ADDS_RUNTIME, unit, notify=RESTART["containerd"])
+        plan.write(node, ADDER, role.file("containerd-runtime.sh"), mode="0755", notify=restart)
+        plan.write(node, ADDS_RUNTIME, unit, notify=restart)
 
 
 def _configure_docker(plan: Plan, node: Node, runtime: Runtime) -> None:
@@ -204,7 +204,10 @@ def _configure_docker(plan: Plan, node: Node, runtime: Runtime) -> None:
     # Judged on the parsed content: other tools write the same keys in another layout.
     if wanted != _parsed(text):
         plan.write(
-            node, DAEMON_JSON, f"{json.dumps(wanted, indent=4, sort_keys=True)}\n", notify=RESTART["docker"]
+            node,
+            DAEMON_JSON,
+            f"{json.dumps(wanted, indent=4, sort_keys=True)}\n",
+            notify=_restart("docker", node),
         )
 
 
@@ -277,6 +280,10 @@ def _platform(system: System) -> Platform:
     if system.apt:
         return APT
     return AMAZON if system.distribution == "Amazon" else RED_HAT
+
+
+def _restart(engine: str, node: Node) -> str:
+    return RESTART[engine] if runs(node, _unit(engine)) else ""
 
 
 def _unit(engine: str) -> str:

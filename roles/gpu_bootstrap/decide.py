@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from roles.gpu_presence import decide as gpu_presence
-from roles.plan import ROOT, Looks, Node, Plan, Role, together
+from roles.plan import ROOT, Looks, Node, Plan, Role, runs, together
 
 SCRIPTS = {
     "/usr/local/sbin/eks-gpu-bootstrap": "eks-gpu-bootstrap.sh",
@@ -31,17 +31,18 @@ def decide(role: Role, node: Node) -> Plan:
     if reason := _refusal(role):
         return plan.refuse(reason)
     gpu_presence.have(plan, node)
+    ready = READY if runs(node, UNIT) else ""
     for path, name in SCRIPTS.items():
         text = (ROOT / "scripts/bootstrap" / name).read_text(encoding="utf-8")
-        plan.write(node, path, text, mode="0755", notify=READY)
+        plan.write(node, path, text, mode="0755", notify=ready)
     if not node["folders"][FOLDER]:
         plan.folders[FOLDER] = "0755"
     labels = ",".join(f"{name}={value}" for name, value in sorted(role["node_labels"].items()))
     settings = role.template("bootstrap.env.j2", wait_s=role["wait_s"], labels=labels)
-    plan.write(node, SETTINGS, settings, notify=READY)
+    plan.write(node, SETTINGS, settings, notify=ready)
     expected = {"bandwidth_share": float(role["bandwidth_share"]), "mig": role["mig"]}
     plan.write(node, EXPECTED, json.dumps(expected, indent=4) + "\n")
-    plan.write(node, UNIT_FILE, role.file("gpukiln-bootstrap.service"), notify=READY)
+    plan.write(node, UNIT_FILE, role.file("gpukiln-bootstrap.service"), notify=ready)
     plan.enable_unit(node, UNIT)
     return plan
 

@@ -5,6 +5,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from roles.plan import Looks, Node, Plan, Role
 
 GROUP = "gpu"
 SETTINGS, MIG = "/etc/gpukiln/gpus.toml", "/etc/gpukiln/mig.yaml"
+PROGRAM = "/usr/local/bin/gpukiln-gpu"
 FOLDERS = ("/etc/gpukiln", "/var/lib/gpukiln")
 STATE = "/var/lib/gpukiln/gpus"
 UNITS = "/etc/systemd/system"
@@ -31,8 +33,8 @@ HEAD = "# Written by the role gpu_tools.\n"
 def look(role: Role) -> Looks:
     return {
         "node_facts": {
-            "files": [SETTINGS, MIG, *(f"{UNITS}/{name}" for name in _units(role))],
-            "secrets": [f"/{name}" for name in zipapp.files()],  # whose text is no text
+            "files": [SETTINGS, MIG, *_manual(), *(f"{UNITS}/{name}" for name in _units(role))],
+            "secrets": [PROGRAM],  # whose text is no text
             "folders": [*FOLDERS, STATE, *_parents()],
             "globs": list(EARLIER),
             "units": _started(role),
@@ -43,7 +45,10 @@ def look(role: Role) -> Looks:
 
 
 def decide(role: Role, node: Node) -> Plan:
-    """`do`: `group`, `users`, `state` have to be made, `program` are files that differ, `stop` is units."""
+    """`do`: `group`, `users`, `state` have to be made, `stop` is units.
+
+    `program` is the file to copy, empty where it is there, and `place` its folder where that has to be made.
+    """
     plan = Plan()
     try:
         settings = settings_text(role["limits"], role["price"])
@@ -100,20 +105,37 @@ def _add_group(plan: Plan, role: Role, node: Node) -> None:
 
 
 def _add_program(plan: Plan, node: Node) -> None:
-    differ = []
-    for name, (content, mode) in zipapp.files().items():
-        there = node["files"][f"/{name}"] or {}
-        seen = (there.get("sha256"), there.get("mode"), there.get("uid"), there.get("gid"))
-        if seen != (hashlib.sha256(content).hexdigest(), f"{mode:04o}", 0, 0):
-            differ.append({"path": f"/{name}", "mode": f"{mode:04o}"})
-            plan.lines.append(f"+/{name}")
-    made = zipapp.tree(state_home() / "gpu-tools") if differ else None
-    plan.do["program"] = [{**file, "source": f"{made}{file['path']}"} for file in differ]
+    """The program, which is too large for a plan, and what is read of it: its man page and its completion."""
+    content, mode = _files()[PROGRAM[1:]]
+    there = node["files"][PROGRAM] or {}
+    seen = (there.get("sha256"), there.get("mode"), there.get("uid"), there.get("gid"))
+    plan.do |= {"program": "", "place": ""}
+    if seen != (hashlib.sha256(content).hexdigest(), f"{mode:04o}", 0, 0):
+        plan.do["program"] = f"{zipapp.tree(state_home() / 'gpu-tools')}{PROGRAM}"
+        place = str(Path(PROGRAM).parent)
+        plan.do["place"] = "" if node["folders"][place] else place
+        plan.lines.append(f"+{PROGRAM}")
+    for path, (text, rights) in _manual().items():
+        plan.write(node, path, text, mode=rights)
+
+
+@cache
+def _files() -> dict[str, tuple[bytes, int]]:
+    return zipapp.files()
 
 
 def _parents() -> list[str]:
     """Where the program's files are."""
-    return sorted({str(Path(f"/{name}").parent) for name in zipapp.files()})
+    return sorted({str(Path(f"/{name}").parent) for name in _files()})
+
+
+def _manual() -> dict[str, tuple[str, str]]:
+    """Man page and completion: path to text and mode."""
+    return {
+        f"/{name}": (content.decode(), f"{mode:04o}")
+        for name, (content, mode) in _files().items()
+        if f"/{name}" != PROGRAM
+    }
 
 
 def _add_units(plan: Plan, role: Role, node: Node) -> None:

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from roles.gpu_presence import decide as gpu_presence
-from roles.plan import Looks, Node, Plan, Role, missing, together, unheld
+from roles.plan import Looks, Node, Plan, Role, missing, runs, together, unheld
 
 UNIT = "nvidia-persistenced.service"
 DRIVERS_UNIT = f"/usr/lib/systemd/system/{UNIT}"
@@ -38,10 +38,11 @@ def decide(role: Role, node: Node) -> Plan:
         )
     user = archive.get("user") or _user_of(there) or "nvidia-persistenced"
     gpu_presence.have(plan, node)
+    restart = RESTART if runs(node, UNIT) else ""
     arguments = "".join(f" {argument}" for argument in role["arguments"])
-    plan.write(node, DROPIN, role.template("gpukiln.conf.j2", user=user, arguments=arguments), notify=RESTART)
+    plan.write(node, DROPIN, role.template("gpukiln.conf.j2", user=user, arguments=arguments), notify=restart)
     if by_installer:
-        plan.write(node, OWN_UNIT, role.file(UNIT), notify=RESTART)
+        plan.write(node, OWN_UNIT, role.file(UNIT), notify=restart)
         if not node["accounts"][user]:
             plan.do["user"] = user
             plan.lines.append(f"+user {user}")

@@ -34,20 +34,6 @@ def decide(role: Role, node: Node) -> Plan:
     return plan
 
 
-def look_ask(role: Role) -> Looks:
-    return {"node_facts": {"packages": [*role["names"], *role["others"]]}}
-
-
-def decide_ask(role: Role, node: Node) -> Plan:
-    """`do`, for who includes this role: names `missing` and `free` (not held), and what was `found`."""
-    found = {
-        name: {"package_version": one[-1]["version"], "version": upstream(one[-1]["version"])}
-        for name, one in node["packages"].items()
-    }
-    free = [name for name in role["names"] if name not in found or unheld(node, [name])]
-    return Plan(do={"missing": missing(node, role["names"], role["version"]), "free": free, "found": found})
-
-
 def look_came(role: Role) -> Looks:
     return {"node_facts": {"packages": role["names"]}}
 

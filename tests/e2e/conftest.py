@@ -1,15 +1,17 @@
 """One embedded cloud for all tests of a process, in a folder of its own, removed at the end.
 
-The base image is built once a run: the clouds of all processes have its disk.
+The base image and the GPU image are built once a run: clouds of other processes have their disks too.
 """
 
 import contextlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -21,33 +23,95 @@ from gpukiln.clouds.embedded.machines import Machines
 from tests.support.harness import ROOT, Here
 
 REGIONS = ("us-west-2", "us-east-1")
+IMAGE, IMAGE_LOCK = "image.json", "image.lock"
 
 
 @pytest.fixture(scope="session")
-def here(worker_id, tmp_path_factory):
+def run_folder(worker_id, tmp_path_factory):
+    """What the processes of the run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
+
+
+@pytest.fixture(scope="session")
+def here(worker_id, run_folder):
+    with _folder() as folder:
+        home = _apart(folder, worker_id)
+        _have_base(Layout(home), run_folder)
+        yield from _cloud(Here(home))
+
+
+@pytest.fixture(scope="session")
+def built(here, run_folder):
+    """The GPU image that README's first command makes: its record, and what the command said meanwhile."""
+    command = [str(ROOT / "scripts/run"), "invoke", "ami.build", "--region", "us-west-2", "--json"]
+    with FileLock(run_folder / IMAGE_LOCK):
+        done = subprocess.run(
+            command,
+            env=here.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-6000:]
+        kept = here.home.parent / "image"
+        _link_image(here.home, kept)
+        (run_folder / IMAGE).write_text(json.dumps({"home": str(kept), "document": json.loads(done.stdout)}))
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def image_cloud(request, here, worker_id, run_folder):
+    """A cloud of its own that has the image of `built`, whichever process of the run made that."""
+    with _folder() as folder:
+        home = _apart(folder, worker_id, here.home)
+        if not _has_image(home, run_folder):
+            request.getfixturevalue("built")
+            assert _has_image(home, run_folder)
+        document = json.loads((run_folder / IMAGE).read_text())["document"]
+        yield from _cloud(ImageCloud(home, document))
+
+
+class ImageCloud(Here):
+    """A cloud that has an image: what `ami.build` said of it."""
+
+    def __init__(self, home: Path, document: dict[str, Any]) -> None:
+        super().__init__(home)
+        self.document = document
+
+
+@contextlib.contextmanager
+def _folder():
     # not below /tmp, which may be memory: a build takes several GiB
     with tempfile.TemporaryDirectory(
         prefix="gpukiln-tests-", dir="/var/tmp", ignore_cleanup_errors=True
     ) as folder:
-        home = _apart(Path(folder), 0 if worker_id == "master" else int(worker_id.removeprefix("gw")))
-        for path in (home, home.parent):
-            path.chmod(0o755)  # apt reads its lists there as another user
-        run = tmp_path_factory.getbasetemp()
-        _have_base(Layout(home), run if worker_id == "master" else run.parent)
-        cloud = Here(home)
-        yield cloud
-        cloud.invoke("cloud.clean", "--images", "--base", "--released", "--force", "--yes")
+        Path(folder).chmod(0o755)  # apt reads its lists there as another user
+        yield Path(folder)
 
 
-@pytest.fixture(scope="session")
-def built(here):
-    """The GPU image that README's first command makes: its record, and what the command said meanwhile."""
-    command = [str(ROOT / "scripts/run"), "invoke", "ami.build", "--region", "us-west-2", "--json"]
-    done = subprocess.run(
-        command, env=here.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    return json.loads(done.stdout), done.stderr
+def _cloud(cloud):
+    yield cloud
+    cloud.invoke("cloud.clean", "--images", "--base", "--released", "--force", "--yes")
+
+
+def _has_image(home: Path, run: Path) -> bool:
+    """Give a home the image of the run, where it was made and its process has not ended."""
+    with FileLock(run / IMAGE_LOCK):
+        if not (run / IMAGE).exists():
+            return False
+        kept = Path(json.loads((run / IMAGE).read_text())["home"])
+    if not kept.exists():
+        return False
+    _link_image(kept, home)
+    return True
+
+
+def _link_image(home: Path, target: Path) -> None:
+    """What an image is, in a cloud's home; none of it is ever changed in place."""
+    for name in ("builds", "cloud/regions", "cloud/snapshots"):
+        shutil.copytree(home / name, target / name, copy_function=os.link)
 
 
 def _have_base(layout: Layout, run: Path) -> None:
@@ -64,17 +128,28 @@ def _have_base(layout: Layout, run: Path) -> None:
         built.write_text(str(layout.snapshot(base.snapshot_id)))
 
 
-def _apart(folder: Path, worker: int) -> Path:
-    """A home whose cloud shares no address with another process's: each of n has every nth network."""
+def _apart(folder: Path, worker_id: str, *others: Path) -> Path:
+    """A home whose cloud shares no address with another process's, of which each of n has every nth network.
+
+    Args:
+        others: The homes of this process.
+    """
+    worker = 0 if worker_id == "master" else int(worker_id.removeprefix("gw"))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    taken = {network for home in others for network in _networks(home)}
     for number in itertools.count():
-        machines = Machines(Layout(folder / str(number)))
-        networks = [int(machines.vpc_cidr(region).split(".")[1]) for region in REGIONS]
+        home = folder / str(number)
+        networks = _networks(home)
         own = {network % workers for network in networks} == {worker}
-        if own and len(set(networks)) == len(REGIONS):
-            machines.layout.home.mkdir()
-            return machines.layout.home
+        if own and len(set(networks)) == len(REGIONS) and taken.isdisjoint(networks):
+            home.mkdir(mode=0o755)
+            return home
     raise AssertionError("unreachable")
+
+
+def _networks(home: Path) -> list[int]:
+    machines = Machines(Layout(home))
+    return [int(machines.vpc_cidr(region).split(".")[1]) for region in REGIONS]
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from tests.support.standin.platforms import INSTALL_DRIVER, disguise, publish
 pytestmark = pytest.mark.e2e
 
 SIGNER = "gpukiln module signing key of"
-FLAVOUR = "cloud-amd64"
+FLAVOUR = "amd64"
 DPKG = "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*' '*cuda*' | grep ^.i"
 
 
@@ -60,7 +60,7 @@ def test_ubuntu_prefers_canonicals_signed_modules(ubuntu):
     assert "nvidia-dkms" not in ubuntu.read(DPKG)
     assert "/kernel/nvidia-535-server/" in ubuntu.read(f"sudo modinfo -k {ubuntu.kernel} -n nvidia")
     assert drivers(ubuntu, DPKG) == {OLD}
-    assert "linux-modules-nvidia-535-server-cloud-amd64" in ubuntu.read("apt-mark showhold")
+    assert "linux-modules-nvidia-535-server-amd64" in ubuntu.read("apt-mark showhold")
     assert not ubuntu.read("ls -d /var/lib/dkms/nvidia 2>/dev/null || echo").strip()
 
 
@@ -233,7 +233,7 @@ def test_a_transitional_package_fails_before_anything_is_installed(ubuntu):
 
 def test_a_purged_kernel_leaves_what_its_updates_come_by(ubuntu):
     """The modules are there for a newer kernel than the base's; the last of this machine's tests."""
-    newer = "6.1.999-1-cloud-amd64"
+    newer = "6.1.999-1-amd64"
     names = [f"linux-{FLAVOUR}", f"linux-image-{FLAVOUR}", f"linux-headers-{FLAVOUR}"]
     ask = f"dpkg-query -W -f '${{db:Status-Status}} ${{Version}}\\n' {' '.join(names)}"
     driver = packages.ubuntu_archive("580.173.02", "0ubuntu0.24.04.1", newer, FLAVOUR)

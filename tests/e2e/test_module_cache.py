@@ -34,14 +34,13 @@ class Machine(Node):
 
     def prepare(self):
         first = disguise(self, "ubuntu-22.04")
-        publish(
-            self, "/srv/ubuntu", packages.ubuntu_archive(VERSION, "0ubuntu0.22.04.1", first, "cloud-amd64")
-        )
+        publish(self, "/srv/ubuntu", packages.ubuntu_archive(VERSION, "0ubuntu0.22.04.1", first, "amd64"))
         listed = "deb [signed-by=/srv/ubuntu/gpgkey] file:/srv/ubuntu /\n"
         self.write("/etc/apt/sources.list.d/ubuntu.list", listed)
         self.read("sudo apt-get -q update")
         found = self.read("apt-cache pkgnames linux-headers-6.1.0-").split()
-        names = {name.removeprefix("linux-headers-") for name in found if name.endswith("-cloud-amd64")}
+        flavour = re.compile(r"linux-headers-(\S+-\d+-amd64)")  # neither the cloud's nor the realtime kernel
+        names = {match[1] for name in found if (match := flavour.fullmatch(name))}
         second = max(names - {first})
         # no initramfs is older than the role's configuration: building one is not what is looked at here
         self.read(f"sudo touch /boot/vmlinuz-{second}")

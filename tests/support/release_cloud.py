@@ -74,6 +74,11 @@ def fault(action, kind, region="", times=1, skip=0):
     return {"action": action, "kind": kind, "region": region, "times": times, "skip": skip}
 
 
+def fault_each(action, kind):
+    """A fault that the first such call of every path meets."""
+    return {"action": action, "kind": kind, "region": "", "each": []}
+
+
 @functools.cache
 def _session():
     return boto3.Session()
@@ -108,6 +113,9 @@ class Cloud:
 
     def address(self, instance):
         return instance["PrivateIpAddress"]
+
+    def snapshot_disk(self, snapshot_id):
+        return server()[1].snapshot(snapshot_id)
 
     def client(self, service, *, attempts=0):
         return _client(service, self.region, attempts or self.attempts)

@@ -11,14 +11,17 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.server import MOTO_SETTINGS, Application
+from gpukiln.clouds.embedded.snapshot_blocks import operation_of
 from gpukiln.errors import UnavailableError
 
+SLOW_S = 0.25
 ERRORS = {  # kind: status, code
     "denied": (403, "UnauthorizedOperation"),
     "expired": (400, "RequestExpired"),
@@ -30,9 +33,11 @@ ERRORS = {  # kind: status, code
 class Faulty:
     """Answers with faults where it was told to, else lets the cloud answer.
 
-    A fault is {action, region, kind, skip, times}: it begins after `skip` such calls. Kinds beside ERRORS:
-    `lost` does what is asked and then answers 500; `pending` says of every image that it is pending;
-    `empty` leaves every image out of a listing; `ignored` answers and does nothing.
+    A fault is {action, region, kind, skip, times}: it begins after `skip` such calls; with `each` it meets
+    the first call of every path, one fault a call. Kinds beside ERRORS: `lost` does what is asked and then
+    answers 500; `pending` says of every image that it is pending; `empty` leaves every image out of a
+    listing; `ignored` answers and does nothing. Of EBS: `stale` refuses the token, `corrupted` changes a byte
+    on its way, `cut` ends an answer in the middle, `slow` waits.
     """
 
     def __init__(self, application):
@@ -45,27 +50,22 @@ class Faulty:
         if path.startswith("/test/"):
             return self.control(path.removeprefix("/test/"), body, start_response)
         action, region = _what(environ, body)
-        fault = self._take(action, region)
+        fault = self._take(action, region, environ["PATH_INFO"])
         environ["wsgi.input"] = _Body(body)
-        if fault in ERRORS:
-            return _error(start_response, *ERRORS[fault], environ)
-        if fault == "ignored":
-            start_response("200 OK", [("Content-Length", "2")])
-            return [b"{}"]
-        if fault == "lost":
-            b"".join(self.application(environ, lambda *_: None))
-            return _error(start_response, *ERRORS["broken"], environ)
-        if fault in ("pending", "empty"):
-            return _rewritten(self.application, environ, start_response, fault)
-        return self.application(environ, start_response)
+        answer = _ebs if operation_of(environ) else _faulty
+        return answer(self.application, environ, start_response, fault)
 
-    def _take(self, action, region):
+    def _take(self, action, region, path):
         with self.lock:
             kind = ""
             for fault in self.faults:
                 if fault["action"] != action or fault["region"] not in ("", region):
                     continue
-                if fault["skip"]:
+                if "each" in fault:
+                    if not kind and path not in fault["each"]:
+                        fault["each"].append(path)
+                        kind = fault["kind"]
+                elif fault["skip"]:
                     fault["skip"] -= 1
                 elif fault["times"]:
                     fault["times"] -= 1
@@ -103,6 +103,20 @@ class Faulty:
         return [json.dumps(answer).encode()]
 
 
+def _faulty(application, environ, start_response, fault):
+    if fault in ERRORS:
+        return _error(start_response, *ERRORS[fault], environ)
+    if fault == "ignored":
+        start_response("200 OK", [("Content-Length", "2")])
+        return [b"{}"]
+    if fault == "lost":
+        b"".join(application(environ, lambda *_: None))
+        return _error(start_response, *ERRORS["broken"], environ)
+    if fault in ("pending", "empty"):
+        return _rewritten(application, environ, start_response, fault)
+    return application(environ, start_response)
+
+
 class Forgetful(Application):
     """The cloud, which keeps its state only when told to: after each call that takes most of the time."""
 
@@ -121,9 +135,47 @@ class _Body:
 
 def _what(environ, body):
     scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/", environ.get("HTTP_AUTHORIZATION", ""))
+    if called := operation_of(environ):
+        return called[0], scope[1] if scope else ""
     target = environ.get("HTTP_X_AMZ_TARGET", "")
     action = target.split(".")[-1] if target else parse_qs(body.decode()).get("Action", [""])[0]
     return action, scope[1] if scope else ""
+
+
+EBS_ERRORS = {  # botocore's model of EBS: status, code, reason
+    "denied": (403, "AccessDeniedException", "UNAUTHORIZED_ACCOUNT"),
+    "expired": (403, "ExpiredTokenException", ""),
+    "throttled": (400, "RequestThrottledException", "ACCOUNT_THROTTLED"),
+    "broken": (500, "InternalServerException", ""),
+    "stale": (400, "ValidationException", "INVALID_BLOCK_TOKEN"),
+}
+
+
+def _ebs(application, environ, start_response, fault):
+    """A call of the EBS direct APIs, with a fault."""
+    if fault == "slow":
+        time.sleep(SLOW_S)
+    if fault == "corrupted" and environ["REQUEST_METHOD"] != "GET":
+        body = environ["wsgi.input"].read()
+        environ["wsgi.input"] = _Body(bytes([body[0] ^ 1]) + body[1:])
+    if fault == "lost":
+        b"".join(application(environ, lambda *_: None))
+        fault = "broken"
+    if fault in EBS_ERRORS:
+        status, code, reason = EBS_ERRORS[fault]
+        text = json.dumps({"Message": "a test's", "Reason": reason})
+        start_response(f"{status} Error", [("x-amzn-ErrorType", code), ("Content-Length", str(len(text)))])
+        return [text.encode()]
+    if fault in ("corrupted", "cut") and environ["REQUEST_METHOD"] == "GET":
+        return _damaged(application, environ, start_response, fault)
+    return application(environ, start_response)
+
+
+def _damaged(application, environ, start_response, fault):
+    kept = []
+    body = b"".join(application(environ, lambda *answer: kept.extend(answer)))
+    start_response(kept[0], [*kept[1], ("Connection", "close")])
+    return [bytes([body[0] ^ 1]) + body[1:] if fault == "corrupted" else body[: len(body) // 2]]
 
 
 def _error(start_response, status, code, environ):
@@ -211,7 +263,8 @@ def reset(layout, regions=None):
     """A cloud without anything, or as its files said; disks stay as long as it may need them."""
     from moto.backends import get_backend  # noqa: PLC0415 - moto reads its settings first
 
-    disks = () if regions else (*layout.snapshots.glob("*.raw"), *layout.volumes.iterdir())
+    written = *layout.snapshots.glob("*.raw"), *layout.snapshots.glob(".*.partial")
+    disks = () if regions else (*written, *layout.volumes.iterdir())
     for file in (*layout.regions.iterdir(), *layout.snapshots.glob("*.json"), *disks):
         file.unlink()
     for name, text in (regions or {}).items():

@@ -22,6 +22,8 @@ SYSTEMS = {
     "amazon-2023": System("Amazon", "2023", "", "RedHat", "x86_64"),
 }
 
+LOADER = DataLoader()  # it reads each file once
+
 
 def load_filters(role: str, name: str) -> ModuleType:
     path = ROOT / "roles" / role / "filter_plugins" / f"{name}.py"
@@ -42,8 +44,7 @@ def asked(name: str, system: str = "debian-12", /, *, check: bool = False, **giv
         given: Without the role's name before them.
     """
     of = SYSTEMS[system]
-    loader = DataLoader()
-    variables: dict[str, Any] = _load(loader, ROOT / "components.yaml")
+    variables: dict[str, Any] = _load(ROOT / "components.yaml")
     variables["ansible_facts"] = {
         "distribution": of.distribution,
         "distribution_version": of.version,
@@ -55,17 +56,17 @@ def asked(name: str, system: str = "debian-12", /, *, check: bool = False, **giv
     folder = ROOT / "roles" / name
     for file in ("defaults/main.yml", "vars/main.yml"):
         if (folder / file).exists():
-            variables |= _load(loader, folder / file)
+            variables |= _load(folder / file)
     variables |= {f"{name}_{key}": value for key, value in given.items()} | {"role_path": str(folder)}
-    templar = Templar(loader=loader, variables=variables)
+    templar = Templar(loader=LOADER, variables=variables)
     own = {
         key.removeprefix(f"{name}_"): value for key, value in variables.items() if key.startswith(f"{name}_")
     }
     return Role(name, _Templated(templar, own), of, check)
 
 
-def _load(loader: DataLoader, path: Path) -> dict[str, Any]:
-    return loader.load_from_file(str(path), trusted_as_template=True) or {}
+def _load(path: Path) -> dict[str, Any]:
+    return LOADER.load_from_file(str(path), trusted_as_template=True) or {}
 
 
 class _Templated(dict[str, Any]):
@@ -97,12 +98,17 @@ def node(packages: Mapping[str, str] = {}, files: Mapping[str, str] = {}, **more
         },
         "files": Absent({path: {**there, "text": text} for path, text in files.items()}),
         "folders": Absent({}),
-        "globs": {},
+        "globs": Nothing({}),
         "units": Units({}),
-        "keyrings": {},
+        "keyrings": Nothing({}),
         "accounts": Absent({}),
         "answers": {},
         "pci": {"gpus": [], "switches": []},
+        "kernels": {},
+        "dkms": [],
+        "sources": {},
+        "loaded": {},
+        "compilers": [],
         **more,
     }
 
@@ -112,6 +118,13 @@ class Absent(dict[str, Any]):
 
     def __missing__(self, name: str) -> None:
         return None
+
+
+class Nothing(dict[str, Any]):
+    """What was looked for by patterns; nothing was found for those that are not named."""
+
+    def __missing__(self, name: str) -> list[str]:
+        return []
 
 
 class Units(dict[str, Any]):

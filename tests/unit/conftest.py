@@ -1,8 +1,10 @@
 """Fixtures that several modules of unit tests share."""
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +17,14 @@ from gpukiln.images.builds import Builds, Record
 from gpukiln.images.plan import Plan
 from gpukiln.probe.base import evidence, watch
 from gpukiln.release.log import ReleaseLog
-from tests.support import nvml_double
+from tests.support import nvml_double, pve
 from tests.support.endpoint import Endpoint, serve
 from tests.support.gpus import double
 from tests.support.plans import BAKE, VERDICT, ec2_with_a_base, plan
 from tests.support.release_cloud import Cloud, end_server, make_image, running, server, tell
+
+if TYPE_CHECKING:
+    from tests.support.passthrough import Rig
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +149,23 @@ def typed_gpu(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, st
         return code, said.out, said.err
 
     return run
+
+
+@pytest.fixture
+def rig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> "Iterator[Rig]":
+    """A double of Proxmox VE: a host, a VM, a mapping of a GPU, and a token that may all that is needed."""
+    from tests.support.passthrough import rigged  # noqa: PLC0415 - all commands, which few modules need
+
+    with rigged(tmp_path, monkeypatch, capfd) as made:
+        yield made
+
+
+@pytest.fixture
+def programs(rig: "Rig", monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """`pvesh` and `qm` on PATH, which are started."""
+    rig.real()
+    with pve.programs(rig.cluster, rig.folder / "bin") as folder:
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        yield folder

@@ -53,10 +53,10 @@ def test_every_row_is_held_against_rows_that_are_measured_too() -> None:
     [
         (
             "cold",
-            measured(cold=100, mkosi_cold=100, floor=79),
-            "<= 1 of mkosi-cold: reached; <= 1.25 of floor: not reached",
+            measured(cold=100, mkosi_cold=100, floor=83),
+            "<= 1 of mkosi-cold: reached; <= 1.2 of floor: not reached",
         ),
-        ("cold", measured(cold=100, floor=80), "<= 1 of mkosi-cold: not measured; <= 1.25 of floor: reached"),
+        ("cold", measured(cold=96, floor=80), "<= 1 of mkosi-cold: not measured; <= 1.2 of floor: reached"),
         ("every-role", measured(every_role=35, mkosi_cold=100), "<= 0.35 of mkosi-cold: reached"),
         ("every-role", measured(every_role=36, mkosi_cold=100), "<= 0.35 of mkosi-cold: not reached"),
         ("late-role", measured(late_role=20, mkosi_file=20), "< 1 of mkosi-file: not reached"),
@@ -79,7 +79,7 @@ def test_a_table_has_what_was_measured_and_why_something_was_not() -> None:
     assert lines[4].startswith(
         "| cold | gpukiln, nothing kept (from the stage driver) | 230.0 | - | 1.150 | - |"
     )
-    assert lines[4].endswith("<= 1.25 of floor: reached | 90 |")
+    assert lines[4].endswith("<= 1.2 of floor: reached | 90 |")
     assert len({line.count("|") for line in lines}) == 1
 
 

@@ -69,7 +69,7 @@ def used() -> Counter[str]:
 def steps(module: str) -> set[str]:
     """The functions that the action `decide` calls by the steps that a role's tasks name."""
     texts = [file.read_text() for file in (ROOT / module).parent.glob("tasks/*.yml")]
-    named = {name for text in texts for name in re.findall(r'\n    step: "?(\w+)', text)}
+    named = {name for text in texts for name in re.findall(r'\n +step: "?(\w+)', text)}
     return {f"{verb}_{name}" for verb in ("look", "decide") for name in named}
 
 

@@ -23,7 +23,9 @@ def act(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     action = action_loader.get("decide", class_only=True)
     asked: list[Any] = []
 
-    def run(decide: Callable[[Role, Node], Plan], *, check: bool = False, **args: Any) -> dict[str, Any]:
+    def run(
+        decide: Callable[[Role, Node], Plan], *, check: bool = False, facts: Any = None, **args: Any
+    ) -> dict[str, Any]:
         module = ModuleType("sample")
         step = f"_{args['step']}" if "step" in args else ""
         setattr(module, f"look{step}", lambda _: FIRST)
@@ -39,7 +41,7 @@ def act(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             asked.append(module_args)
             or {"packages": {}, "answers": dict.fromkeys(module_args.get("commands", ()), 1)}
         )
-        result: dict[str, Any] = one.run(task_vars={"sample_names": ["x"], "ansible_facts": {}})
+        result: dict[str, Any] = one.run(task_vars={"sample_names": ["x"], "ansible_facts": facts or {}})
         result["asked"] = list(asked)
         asked.clear()
         return result
@@ -85,9 +87,21 @@ def test_a_name_that_jinja_takes_for_a_method_is_told(act: Callable[..., dict[st
 
 def test_what_was_seen_is_known_while_nothing_was_done(act: Callable[..., dict[str, Any]]) -> None:
     before = act(lambda *_: Plan())
+    assert before["ansible_facts"] == {}
     assert act(something, known=before)["looks"] == 0
-    assert act(something, known={**before, "act": True})["looks"] == 1
     assert act(something, known={})["looks"] == 1
+    skipped = {"skipped": True}
+    assert act(something, known=skipped)["looks"] == 1
+
+
+def test_what_was_seen_before_anybody_acted_is_not_known(act: Callable[..., dict[str, Any]]) -> None:
+    before, done = act(lambda *_: Plan()), act(something)
+    for known in (before, done):
+        assert act(something, known=known, facts=done["ansible_facts"])["looks"] == 1
+    again = act(something, facts=done["ansible_facts"])
+    assert again["acted"] == 1
+    assert again["ansible_facts"] != done["ansible_facts"]
+    assert act(something, check=True)["ansible_facts"] == {}
 
 
 def test_texts_of_files_are_not_kept(act: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

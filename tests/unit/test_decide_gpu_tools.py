@@ -34,9 +34,11 @@ def converged(plan: Plan) -> Node:
         answers=A_GROUP,
         globs={pattern: [] for pattern in gpu_tools.EARLIER},
     )
-    for name, (content, mode) in zipapp.files().items():
-        sha256 = hashlib.sha256(content).hexdigest()
-        there["files"][f"/{name}"] = {"mode": f"{mode:04o}", "uid": 0, "gid": 0, "sha256": sha256}
+    for file in plan.files:
+        there["files"][file.path]["mode"] = file.mode
+    content, _ = zipapp.files()[gpu_tools.PROGRAM[1:]]
+    sha256 = hashlib.sha256(content).hexdigest()
+    there["files"][gpu_tools.PROGRAM] = {"mode": "0755", "uid": 0, "gid": 0, "sha256": sha256}
     for path in (*gpu_tools.FOLDERS, *plan.folders):
         there["folders"][path] = {"mode": "0755", "uid": 0, "gid": 0}
     there["folders"][gpu_tools.STATE] = {"mode": "2770", "uid": 0, "gid": 990}
@@ -51,8 +53,9 @@ def test_a_bare_node_gets_all_of_it_and_the_second_time_nothing() -> None:
     assert plan.do["group"]
     assert plan.do["state"]
     assert "/usr/local/share/man/man1" in plan.folders
-    assert [file["path"] for file in plan.do["program"]] == [f"/{name}" for name in zipapp.files()]
-    assert all(Path(file["source"]).is_file() for file in plan.do["program"])
+    assert Path(plan.do["program"]).read_bytes() == zipapp.files()[gpu_tools.PROGRAM[1:]][0]
+    assert plan.do["place"] == "/usr/local/bin"
+    assert {f"/{name}" for name in zipapp.files()} - {gpu_tools.PROGRAM} < {file.path for file in plan.files}
     assert plan.enable == [gpu_tools.HEALTH_TIMER]
     settings = next(file.text for file in plan.files if file.path == gpu_tools.SETTINGS)
     assert tomli.loads(settings) == {"limits": {"hours": 48, "users": {"ann": {"gpus": 2}}}}
@@ -66,11 +69,10 @@ def test_a_bare_node_gets_all_of_it_and_the_second_time_nothing() -> None:
 def test_another_program_is_replaced_alone() -> None:
     role = asked("gpu_tools")
     there = converged(gpu_tools.decide(role, bare()))
-    program = f"/usr/local/bin/{zipapp.PROGRAM}"
-    there["files"][program]["sha256"] = "0" * 64
+    there["files"][gpu_tools.PROGRAM]["sha256"] = "0" * 64
     plan = gpu_tools.decide(role, there)
-    assert ([file["path"] for file in plan.do["program"]], plan.files) == ([program], [])
-    assert plan.lines == [f"+{program}"]
+    assert plan.do["program"].endswith(gpu_tools.PROGRAM)
+    assert (plan.do["place"], plan.files, plan.lines) == ("", [], [f"+{gpu_tools.PROGRAM}"])
 
 
 @pytest.mark.parametrize(

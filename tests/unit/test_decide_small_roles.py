@@ -102,7 +102,7 @@ def test_a_bare_node_gets_the_probe_and_the_bootstrap() -> None:
     plan = gpu_bootstrap.decide(asked("gpu_bootstrap"), node())
     assert {file.path for file in plan.files} >= {gpu_presence.PROBE, gpu_bootstrap.SETTINGS}
     assert plan.enable == [gpu_presence.UNIT, gpu_bootstrap.UNIT]
-    assert (plan.notify, plan.folders) == ([gpu_bootstrap.READY], {"/etc/gpukiln": "0755"})
+    assert (plan.notify, plan.folders) == ([], {"/etc/gpukiln": "0755"})
     assert next(file.text for file in plan.files if file.path == gpu_bootstrap.SETTINGS) == (
         "# Ansible managed\nWAIT_S=180\nNODE_LABELS=\n"
     )
@@ -189,11 +189,14 @@ def with_plan(plan: Plan, **more: Any) -> Any:
 def test_the_daemon_of_an_archive(system: str, given: dict[str, Any], package: list[str], user: str) -> None:
     role = asked("nvidia_persistence", system, **given)
     plan = nvidia_persistence.decide(role, node())
-    assert (plan.packages, plan.notify) == (package, [nvidia_persistence.RESTART])
+    assert (plan.packages, plan.notify) == (package, [])
     assert nvidia_persistence.UNIT in plan.enable
     dropin = next(file.text for file in plan.files if file.path == nvidia_persistence.DROPIN)
     assert f"ExecStart=/usr/bin/nvidia-persistenced --user {user} --persistence-mode\n" in dropin
-    assert not nvidia_persistence.decide(role, with_plan(plan)).acts
+    there = with_plan(plan)
+    assert not nvidia_persistence.decide(role, there).acts
+    there["files"][nvidia_persistence.DROPIN]["text"] = "[Service]\n"
+    assert nvidia_persistence.decide(role, there).notify == [nvidia_persistence.RESTART]
 
 
 def test_only_debians_own_daemon_is_held() -> None:

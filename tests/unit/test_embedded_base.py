@@ -45,6 +45,14 @@ def test_a_build_has_its_base_image_made_once(layout: Layout, built: list[str]) 
     assert (built, said) == ([base.image_id], ["packing the disk"])
 
 
+def test_another_layout_of_its_disk_makes_another_base_image(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = current_base(layout).key
+    monkeypatch.setattr(base_image, "LAYOUT", (*base_image.LAYOUT, "fat"))
+    assert current_base(layout).key != before
+
+
 @pytest.mark.parametrize("is_base", [True, False])
 def test_a_machine_of_the_base_image_has_it_made_before_its_disk(
     layout: Layout, built: list[str], *, is_base: bool

@@ -20,6 +20,7 @@ from gpukiln.nodes.gpus import reach
 from gpukiln.nodes.hosts import find_targets
 from tasks import namespace
 from tests.support.gpus import Double, double
+from tests.support.standard_input import standard_input
 
 Typed = Callable[..., tuple[int, str, str]]
 # What SSH does with the words of a remote command: the user's shell reads them. Hosts differ by their names.
@@ -31,6 +32,7 @@ case $host in
   bare) command=${{command/\\/usr\\/local\\/bin\\/gpukiln-gpu/\\/usr\\/local\\/bin\\/no-such-file}} ;;
   old) echo '{{"schema": "gpu.list/0", "nodes": [], "failed": []}}'; exit 0 ;;
   chatty) echo "Welcome to chatty" ;;
+  greedy) cat >{folder}/taken ;;
   lost) export GPUKILN_SIMULATED_GPUS={folder}/p4d.24xlarge.state ;;
 esac
 exec bash -c "${{command//\\/usr\\/local\\/bin\\/gpukiln-gpu/{python} -m gpukiln.gpus}}"
@@ -85,6 +87,14 @@ def test_a_host_without_an_answer_is_named_and_the_others_answer(typed: Typed) -
     assert "error: old answers gpu.list/0, wanted gpu.list/1" in err
     code, out, _ = typed("gpu.list", "--hosts", "ssh://one,ssh://down", "--json")
     assert (code, [one["node"] for one in json.loads(out)["failed"]]) == (5, ["down"])
+
+
+def test_the_caller_keeps_its_input(typed: Typed, tmp_path: Path) -> None:
+    """`while read host; do invoke gpu.list --hosts ssh://$host; done <hosts`: ssh reads what it is given."""
+    with standard_input(b"the next host\n") as left:
+        assert typed("gpu.list", "--hosts", "ssh://greedy")[0] == 0
+        assert (tmp_path / "taken").read_bytes() == b""
+        assert os.read(left, 100) == b"the next host\n"
 
 
 def test_one_host_gives_its_own_exit_code(typed: Typed) -> None:

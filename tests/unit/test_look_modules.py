@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -136,6 +137,48 @@ def test_gpus_are_those_that_the_probe_finds(tmp_path: Path, monkeypatch: pytest
         "gpus": [{"address": "0000:00:1e.0", "id": "0x1eb8"}],
         "switches": [{"address": "0000:00:02.0", "id": "0x22a3"}],
     }
+
+
+STATUS = """\
+nvidia-current/535.309.01, 6.1.0-9-amd64, x86_64: installed
+nvidia-current/535.309.01, 6.1.0-10-amd64, x86_64: built
+nvidia-srv/580.178.04, 6.1.0-12-amd64, x86_64: installed (WARNING! Diff between built and installed module!)
+nvidia/580.178.04: added
+"""
+MODINFO = """\
+filename:       /lib/modules/6.1.0-9-amd64/updates/dkms/nvidia-current.ko
+version:        535.309.01
+sig_key:        3A:0B
+filename:       /lib/modules/6.1.0-9-amd64/updates/dkms/nvidia-current-uvm.ko
+version:        535.309.01
+"""
+
+
+def test_what_a_node_has_of_a_driver(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "uses_dpkg", lambda: True)
+    monkeypatch.setitem(sys.modules, "ansible.module_utils.look", look)
+    facts = module("modules/driver_facts.py")
+    said |= {"dkms": STATUS, "modinfo": MODINFO}
+    said["dpkg-query"] = (
+        "ii |gcc-12|\nii |tcc|c-compiler\nii |binutils|\nrc |gcc-11|c-compiler\nii |gpukiln-no-compiler|"
+        "c-compiler\nii |g++-12|c++-compiler, c++abi2-dev\n"
+    )
+    assert facts.module_facts("6.1.0-9-amd64", "nvidia-current") == {
+        "filename": "/lib/modules/6.1.0-9-amd64/updates/dkms/nvidia-current.ko",
+        "version": "535.309.01",
+        "sig_key": "3A:0B",
+    }
+    assert [(row["kernel"], row["state"]) for row in facts.dkms_rows()] == [
+        ("6.1.0-9-amd64", "installed"),
+        ("6.1.0-10-amd64", "built"),
+        ("6.1.0-12-amd64", "installed"),
+    ]
+    assert facts.compilers() == ["tcc", "binutils", "g++-12"]
+    kernels = ["/boot/vmlinuz-6.1.0-9-amd64", "/boot/vmlinuz-0-rescue-9a8b", "/boot/vmlinuz-6.18.44"]
+    assert [bool(facts.KERNEL.match(path)) for path in kernels] == [True, False, True]
+    del said["modinfo"]
+    assert facts.module_facts("6.1.0-9-amd64", "nvidia") is None
+    assert facts.initramfs_written("no-such-kernel") is None
 
 
 SETTINGS = """\

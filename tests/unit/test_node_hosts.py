@@ -10,6 +10,7 @@ import pytest
 
 from gpukiln.errors import UsageError
 from gpukiln.nodes.hosts import find_targets
+from tests.support.standard_input import standard_input
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +32,11 @@ def test_machines_of_every_kind_each_once(inventory):
     assert found[2].hostspec == "local://"
     assert found[3].hostspec.startswith("ansible://a?ansible_inventory=")
     assert "StrictHostKeyChecking" not in found[0].ssh_config(), "the user's own known hosts count"
+
+
+def test_an_inventory_is_read_whatever_standard_input_is(inventory):
+    with standard_input(blocking=False):
+        assert [target.title for target in find_targets("", inventory)] == ["a", "b", "c"]
 
 
 def test_an_inventory_alone_is_all_of_it(inventory):

@@ -22,6 +22,7 @@ from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.iam import Scope, policy
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
+from gpukiln.exports import bring, run
 from gpukiln.images import bake
 from gpukiln.images.bases import resolve_base
 from gpukiln.images.module_store import S3Store
@@ -46,7 +47,8 @@ from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
 from tests.support import release_cloud
 from tests.support.endpoint import serve
-from tests.support.release_cloud import HOME, REGIONS, make_image, quiet, tell, verdict, wish
+from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
+from tests.support.release_cloud import HOME, REGIONS, fault, make_image, quiet, tell, verdict, wish
 
 # IAM's name, where it is none of service:Call (Service Authorization Reference)
 IAM_NAME = {
@@ -59,7 +61,7 @@ RUN = "ec2:RunInstances"
 TAG_KEY = "${TagKey}"
 TAGGED_BY_CALL = (
     *(RUN, "ec2:CreateKeyPair", "ec2:ImportKeyPair", "ec2:CreateSecurityGroup", "ec2:CreateVolume"),
-    "ec2:CreateSnapshot",
+    *("ec2:CreateSnapshot", "ebs:StartSnapshot"),
 )
 ID = re.compile(r"(ami|snap|i|vol|sg|key)-[0-9a-f]{8,}")
 
@@ -297,6 +299,23 @@ def push(calls, endpoint):
     )
 
 
+def export_and_import(calls, folder):
+    """A disk by the EBS direct APIs, and it comes back; what nobody may finish is deleted."""
+    setting_up(calls)
+    tell("reset")
+    image_id, disk = image_with_disk(mib=64)
+    boot_disk(disk, BIOS_TABLE)
+    calls.job = "export"
+    output = folder / "disk.raw"
+    run.export(run.Wish(output, direct=False), release_cloud.Cloud(), image_id, None, quiet())
+    calls.job = "import"
+    found = bring.look(output, bring.Says(), quiet())
+    tell("faults", [fault("RegisterImage", "denied")])
+    with pytest.raises(UnavailableError, match="RegisterImage"):
+        bring.bring(found, release_cloud.Cloud(), quiet())
+    bring.bring(found, release_cloud.Cloud(), quiet())
+
+
 def offer(calls):
     """With what makes each call needed: a reservation, and an instance that the catalogue does not know."""
     setting_up(calls)
@@ -357,7 +376,8 @@ def recording(calls):
     def made(client, operation, parameters):
         service = client.meta.service_model.service_name
         action = f"{service}:{operation}"
-        had = tags_of_named(direct, client, operation, parameters) if service == "ec2" else []
+        ec2 = release_cloud.Cloud().client("ec2") if service == "ebs" else client
+        had = tags_of_named(direct, ec2, operation, parameters) if service in ("ec2", "ebs") else []
         calls.note(IAM_NAME.get(action, action), "gpukiln", given_tags(parameters), had)
         if service == "ec2" and "TagSpecifications" in parameters:  # IAM looks at CreateTags too
             calls.note("ec2:CreateTags", operation, given_tags(parameters), [])
@@ -399,6 +419,7 @@ def rehearsed(tmp_path_factory):
         records = ReleaseLog(tmp_path_factory.mktemp("releases"))
         release_twice(calls, records)
         remove_old(calls, records)
+        export_and_import(calls, tmp_path_factory.mktemp("export"))
         offer(calls)
         workspace(calls)
     calls.made["workspace"] += calls.made["offer"]
@@ -434,7 +455,7 @@ def test_the_conditions_hold_for_every_call(rehearsed, job):
     statements = [one for one in permissions.statements() if any(job_makes(job, call) for call in one.calls)]
     tagged = 0
     for action, by, given, had in rehearsed.made[job]:
-        if not action.startswith("ec2:"):
+        if not action.startswith(("ec2:", "ebs:")):
             continue
         if by not in ("gpukiln", "packer"):  # the tags of a call that makes something
             assert by in {name for one in statements for name in one.creating}

@@ -119,7 +119,7 @@ def test_every_field_that_monitoring_and_gpukiln_ask_for_is_answered(ask: Asked)
         path.read_text(errors="replace")
         for folder in ASKERS
         for path in (ROOT / folder).rglob("*")
-        if path.is_file()
+        if path.is_file() and path.suffix != ".pyc"
     ]
     asked = {
         fields for text in texts for fields in re.findall(r"(?:--query-gpu=|^fields=)([\w.,]+)", text, re.M)

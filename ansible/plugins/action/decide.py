@@ -7,11 +7,12 @@
 
 The role's roles/ROLE/decide.py has two functions of a `Role` (roles/plan.py): `look` names the look modules
 and what they are asked, `decide` makes a `Plan` of the answers. Where the plan asks for more, that is looked
-at, and it is decided again.
+at, and it is decided again. What is known counts as long as no role has done anything on the node since: each
+plan that is acted on is counted in the fact `gpukiln_acted`.
 
 Returned: the plan's fields (roles/plan.py), `act` (whether there is anything to do; never in check mode),
 `node` (the answers, without the text of files), `looks` (how often the node was asked). A plan that refuses
-fails the task with its message alone.
+fails the task with its message and `do` alone.
 """
 
 import importlib
@@ -26,6 +27,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 ROOT = Path(__file__).resolve().parents[3]
+ACTED = "gpukiln_acted"
 LOOKS = 8  # a plan that asks more often asks in a circle
 
 
@@ -45,8 +47,8 @@ class ActionModule(ActionBase):
         step = f"_{self._task.args['step']}" if self._task.args.get("step") else ""
         look, decide = (getattr(module, f"{verb}{step}") for verb in ("look", "decide"))
         known = self._task.args.get("known") or {}
-        # what was seen before is true as long as nothing was done since
-        seen = known.get("node") if known and not known.get("act") else None
+        acted = int(variables.get("ansible_facts", {}).get(ACTED, 0))
+        seen = known.get("node") if known.get("acted") == acted else None
         node, looks = _plain(seen) if seen else {}, 0
         asked = {} if seen else look(role)
         while True:
@@ -60,7 +62,7 @@ class ActionModule(ActionBase):
                 looks += 1
             plan = decide(role, node)
             if plan.refusal:
-                return {"failed": True, "changed": False, "msg": plan.refusal}
+                return {"failed": True, "changed": False, "msg": plan.refusal, "do": plan.do}
             if clash := sorted(set(plan.do) & set(dir(dict))):
                 raise AnsibleActionFail(
                     f"the role {role.name} has {clash} in do, which Jinja takes for methods"
@@ -70,10 +72,13 @@ class ActionModule(ActionBase):
                 break
             if looks > LOOKS:
                 raise AnsibleActionFail(f"the role {role.name} asks in a circle: {sorted(asked)}")
+        act = plan.acts and not role.check
         return {
             "changed": role.check and plan.acts,
             **asdict(plan),
-            "act": plan.acts and not role.check,
+            "act": act,
+            "acted": acted,
+            "ansible_facts": {ACTED: acted + 1} if act else {},
             "node": _without_texts(node),
             "looks": looks,
             "diff": plan.diffs() if role.check else [],

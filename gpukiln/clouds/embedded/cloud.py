@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gpukiln.catalog import bases
@@ -138,6 +139,10 @@ class EmbeddedCloud:
             instance: As DescribeInstances gives it.
         """
         return str(instance["PrivateIpAddress"])
+
+    def snapshot_disk(self, snapshot_id: str) -> Path:
+        """See `Cloud.snapshot_disk`."""
+        return self.layout.snapshot(snapshot_id)
 
     def prepare(self, image_id: str, say: Callable[[str], None]) -> None:
         """Make sure that a base image can be started without delay.

@@ -1,32 +1,45 @@
 """Raw GPT disks with a bootloader, made and mounted without partition nodes of loop devices.
 
-A disk is: GRUB's first stage in the MBR, GRUB's core image in a BIOS boot partition (number 14, as in
-Debian's cloud images), and the ext4 root file system in partition 1, last on the disk so that it can grow.
+A disk is: GRUB's first stage in the MBR, GRUB's core image in a BIOS boot partition, GRUB for UEFI in an EFI
+system partition (numbers 14 and 15, as in Debian's cloud images), and the ext4 root file system in partition
+1, last on the disk so that it can grow. Disks of before the EFI system partition, and other people's, have
+their root elsewhere: where it is, the partition table says.
 """
 
 import contextlib
 import json
+import re
 import shutil
 import struct
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gpukiln.clouds.embedded.loop import LoopDevice
 from gpukiln.errors import UnavailableError
 from gpukiln.files import whole_or_not
 
 SECTOR = 512  # bytes
 BIOS_BOOT_START = 2048  # sectors
-ROOT_START = 4096  # sectors
-ROOT_OFFSET = ROOT_START * SECTOR  # bytes
+ESP_START = 4096  # sectors
+ESP_SECTORS = 64 << 11  # FAT32, which UEFI asks for on a fixed disk (2.10, 13.3), begins at 33 MiB
+ROOT_START = ESP_START + ESP_SECTORS
 BIOS_BOOT_TYPE = "21686148-6449-6E6F-744E-656564454649"
+ESP_TYPE = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B"
 LINUX_ROOT_TYPE = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"
+# The likeliest first: of this architecture (Discoverable Partitions Specification), any Linux, an MBR's.
+ROOT_TYPES = (
+    LINUX_ROOT_TYPE,
+    "0FC63DAF-8483-4772-8E79-3D69D8477DE4",
+    "83",
+)
 GROWTH = 64 << 20  # bytes behind the root partition that are worth to be taken; volumes grow by whole GiB
 ROOM = 2 << 30  # bytes to be free beyond a copy before a disk is copied
 GRUB_MODULES = [
-    "biosdisk",
     "part_gpt",
     "ext2",
     "linux",
@@ -40,6 +53,27 @@ GRUB_MODULES = [
     "echo",
     "test",
 ]
+BIOS_MODULES = [*GRUB_MODULES, "biosdisk"]
+EFI_MODULES = [*GRUB_MODULES, "fat", "all_video"]
+EFI_FILE = "EFI/BOOT/BOOTX64.EFI"  # what a firmware starts that was told nothing (UEFI 2.10, 3.5.1.1)
+LAYOUT = (BIOS_BOOT_START, ESP_START, ROOT_START, *BIOS_MODULES, *EFI_MODULES)
+"""What of this module can change a disk."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition.
+
+    Args:
+        offset: Its first byte.
+        size: Bytes.
+        type: Of a GPT its type's GUID in capital letters, of an MBR its number.
+    """
+
+    number: int
+    offset: int
+    size: int
+    type: str
 
 
 def run(*command: str, stdin: str | None = None) -> str:
@@ -87,26 +121,67 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
             file.truncate(size_gib << 30)
         table = (
             "label: gpt\n"
-            f"14 : start={BIOS_BOOT_START}, size={ROOT_START - BIOS_BOOT_START}, type={BIOS_BOOT_TYPE}\n"
+            f"14 : start={BIOS_BOOT_START}, size={ESP_START - BIOS_BOOT_START}, type={BIOS_BOOT_TYPE}\n"
+            f"15 : start={ESP_START}, size={ESP_SECTORS}, type={ESP_TYPE}\n"
             f"1 : start={ROOT_START}, type={LINUX_ROOT_TYPE}\n"
         )
         run("sfdisk", "--quiet", "--no-reread", str(partial), stdin=table)
+        part = root_partition(partial)
         run(
             *("mkfs.ext4", "-q", "-F", "-b", "4096", "-U", root_uuid, "-L", "root", "-d", str(root)),
-            *("-E", f"offset={ROOT_OFFSET},lazy_itable_init=1", str(partial), f"{root_kib(partial)}k"),
+            *("-E", f"offset={part.offset},lazy_itable_init=1", str(partial), f"{_blocks_kib(part)}k"),
         )
         _install_grub(partial)
+        _install_grub_efi(partial, root_uuid)
 
 
-def root_kib(disk: Path) -> int:
-    """Size of the root partition in KiB, in whole 4 KiB blocks.
+def partitions(disk: Path) -> list[Partition]:
+    """The partitions of a disk, in the order of its table.
 
-    Args:
-        disk: A raw disk with a root.
+    Raises:
+        UnavailableError: It has no partition table that sfdisk knows.
     """
-    table = json.loads(run("sfdisk", "--json", str(disk)))["partitiontable"]
-    sectors = next(int(part["size"]) for part in table["partitions"] if part["start"] == ROOT_START)
-    return sectors // 8 * 4
+    table = _table(disk)
+    sector = int(table.get("sectorsize", SECTOR))
+    return [
+        Partition(
+            number=int(re.sub(r".*\D", "", part["node"])),
+            offset=int(part["start"]) * sector,
+            size=int(part["size"]) * sector,
+            type=str(part["type"]).upper(),
+        )
+        for part in table.get("partitions", [])
+    ]
+
+
+def _table(disk: Path) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(run("sfdisk", "--json", str(disk)))["partitiontable"]
+    return table
+
+
+def root_partition(disk: Path) -> Partition:
+    """Where the root file system of a disk is.
+
+    Returns:
+        Of the partitions with the likeliest type the largest.
+
+    Raises:
+        UnavailableError: The disk has none.
+    """
+    found = partitions(disk)
+    for wanted in ROOT_TYPES:
+        if fitting := [part for part in found if part.type == wanted]:
+            return max(fitting, key=lambda part: part.size)
+    types = ", ".join(part.type for part in found) or "none"
+    raise UnavailableError(
+        f"{disk} has no partition of a Linux root file system: its partitions' types are {types}",
+        hint="disks of LVM, ZFS or an encrypted root are not read",
+    )
+
+
+def _blocks_kib(part: Partition) -> int:
+    """Size of a partition in KiB, in whole 4 KiB blocks."""
+    return part.size // 4096 * 4
 
 
 def _write_boot_files(root: Path, root_uuid: str) -> None:
@@ -134,18 +209,60 @@ def _install_grub(disk: Path) -> None:
         core_file = Path(folder) / "core.img"
         run(
             *("grub-mkimage", "-O", "i386-pc", "-d", str(modules), "-o", str(core_file)),
-            *("-p", "(hd0,gpt1)/boot/grub", *GRUB_MODULES),
+            *("-p", "(hd0,gpt1)/boot/grub", *BIOS_MODULES),
         )
         core = bytearray(core_file.read_bytes())
     boot = bytearray((modules / "boot.img").read_bytes()[:440])
     struct.pack_into("<Q", boot, 0x5C, BIOS_BOOT_START)
     struct.pack_into("<Q", core, 0x1F4, BIOS_BOOT_START + 1)
-    if len(core) > (ROOT_START - BIOS_BOOT_START) * SECTOR:
+    if len(core) > (ESP_START - BIOS_BOOT_START) * SECTOR:
         raise UnavailableError(f"GRUB's core image is {len(core)} bytes, more than its partition holds")
     with disk.open("r+b") as file:
         file.write(boot)
         file.seek(BIOS_BOOT_START * SECTOR)
         file.write(core)
+
+
+def _install_grub_efi(disk: Path, root_uuid: str) -> None:
+    """Make the EFI system partition, with a GRUB that goes on with the configuration on the root.
+
+    Which disk the root is on is looked for by its UUID: a firmware numbers its disks as it likes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        early, image = Path(folder) / "early.cfg", Path(folder) / "grub.efi"
+        early.write_text(
+            f"search --no-floppy --fs-uuid --set=root {root_uuid}\n"
+            "set prefix=($root)/boot/grub\nconfigfile $prefix/grub.cfg\n"
+        )
+        run(
+            *("grub-mkimage", "-O", "x86_64-efi", "-d", "/usr/lib/grub/x86_64-efi", "-o", str(image)),
+            *("-c", str(early), "-p", "/EFI/BOOT", *EFI_MODULES),
+        )
+        run(
+            # it would choose clusters and tracks by the size of the disk
+            *("mkfs.fat", "-F", "32", "-s", "1", "-g", "64/32", "-n", "EFI", "--offset", str(ESP_START)),
+            *(str(disk), str(ESP_SECTORS * SECTOR >> 10)),
+        )
+        drive = f"{disk}@@{ESP_START * SECTOR}"
+        target, folders = f"::{EFI_FILE}", [f"::{parent}" for parent in reversed(Path(EFI_FILE).parents[:-1])]
+        run("mmd", "-i", drive, *folders)
+        run("mcopy", "-i", drive, str(image), target)
+
+
+def has_file(disk: Path, part: Partition, name: str) -> bool:
+    """Whether a file is in a FAT file system.
+
+    Raises:
+        UnavailableError: mtools is missing.
+    """
+    drive = f"{disk}@@{part.offset}"
+    try:
+        run("mdir", "-b", "-i", drive, f"::{name}")
+    except UnavailableError as error:
+        if not error.details:
+            raise  # there is no mdir to say anything
+        return False
+    return True
 
 
 def copy_disk(source: Path, target: Path) -> None:
@@ -171,16 +288,20 @@ def fit_root(disk: Path) -> None:
     Raises:
         UnavailableError: A tool is missing or failed.
     """
-    if disk.stat().st_size - (root_kib(disk) * 1024 + ROOT_OFFSET) < GROWTH:
+    part = root_partition(disk)
+    if disk.stat().st_size - (part.offset + part.size) < GROWTH:
         return
-    run("sgdisk", "--move-second-header", str(disk))
-    run("sfdisk", "--quiet", "--no-reread", "-N", "1", str(disk), stdin=", +\n")
-    loop = run("losetup", "--find", "--show", "--offset", str(ROOT_OFFSET), str(disk)).strip()
-    try:
-        run("e2fsck", "-f", "-p", loop)
-        run("resize2fs", loop, f"{root_kib(disk)}K")
-    finally:
-        run("losetup", "--detach", loop)
+    fit_table(disk)
+    run("sfdisk", "--quiet", "--no-reread", "-N", str(part.number), str(disk), stdin=", +\n")
+    with contextlib.closing(LoopDevice(disk, offset=part.offset)) as loop:
+        run("e2fsck", "-f", "-p", str(loop.path))
+        run("resize2fs", str(loop.path), f"{_blocks_kib(root_partition(disk))}K")
+
+
+def fit_table(disk: Path) -> None:
+    """Let the partition table know that a disk has grown: a GPT's second copy is at the end."""
+    if _table(disk)["label"] == "gpt":
+        run("sgdisk", "--move-second-header", str(disk))
 
 
 def mount_root(disk: Path, mountpoint: Path) -> None:
@@ -194,7 +315,14 @@ def mount_root(disk: Path, mountpoint: Path) -> None:
         UnavailableError: It could not be mounted.
     """
     mountpoint.mkdir(parents=True, exist_ok=True)
-    run("mount", "-o", f"loop,offset={ROOT_OFFSET}", "-t", "ext4", str(disk), str(mountpoint))
+    with contextlib.closing(_device(root_partition(disk), disk)) as loop:
+        run("mount", str(loop.path), str(mountpoint))
+
+
+def _device(part: Partition, disk: Path, *, read_only: bool = False) -> LoopDevice:
+    # Not mount's own `-o loop`: it refuses a file that has a loop device already, and one that was let go
+    # lives on for a moment when another process, as every such mount does, looks through all of them.
+    return LoopDevice(disk, offset=part.offset, size=part.size, read_only=read_only)
 
 
 @contextlib.contextmanager
@@ -208,7 +336,8 @@ def mounted_root(disk: Path) -> Iterator[Path]:
         The folder it is mounted on.
     """
     with tempfile.TemporaryDirectory(prefix="gpukiln-") as folder:
-        run("mount", "-o", f"ro,noload,loop,offset={ROOT_OFFSET}", "-t", "ext4", str(disk), folder)
+        with contextlib.closing(_device(root_partition(disk), disk, read_only=True)) as loop:
+            run("mount", "-o", "ro,norecovery", str(loop.path), folder)
         try:
             yield Path(folder)
         finally:

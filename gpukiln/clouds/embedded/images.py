@@ -9,10 +9,10 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
 from moto.ec2.responses import EC2Response
 
+from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.launch_devices import CODE, mapping_of_image, merged
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import Machines
-from gpukiln.clouds.embedded.regions import description_file, description_files
 from gpukiln.clouds.embedded.volumes import Members, as_answer, as_captured
 
 
@@ -192,11 +192,13 @@ def _snapshots(machines: Machines) -> Members:
         return made
 
     def delete_snapshot_with_disk(self: Any, snapshot_id: str) -> Any:
-        snapshot = delete_snapshot(self, snapshot_id)
         layout = machines.layout
-        description_file(layout, snapshot_id, self.region_name).unlink(missing_ok=True)
-        if not description_files(layout, snapshot_id):  # a base image's is other regions' too
-            layout.snapshot(snapshot_id).unlink(missing_ok=True)
+        with regions.changing:
+            snapshot = delete_snapshot(self, snapshot_id)
+            regions.description_file(layout, snapshot_id, self.region_name).unlink(missing_ok=True)
+            layout.unfinished_snapshot(snapshot_id).unlink(missing_ok=True)
+            if not regions.description_files(layout, snapshot_id):  # a base image's is other regions' too
+                layout.snapshot(snapshot_id).unlink(missing_ok=True)
         return snapshot
 
     return {

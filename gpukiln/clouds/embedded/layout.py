@@ -89,6 +89,10 @@ class Layout:
         """The disk of a snapshot."""
         return self.snapshots / f"{snapshot_id}.raw"
 
+    def unfinished_snapshot(self, snapshot_id: str) -> Path:
+        """The disk of a snapshot that is being written; its name is one that goes with a killed server."""
+        return self.snapshots / f".{snapshot_id}.raw.ebs.partial"
+
     def volume(self, volume_id: str) -> Path:
         """The disk of a volume."""
         return self.volumes / f"{volume_id}.raw"

@@ -12,7 +12,7 @@ from gpukiln.errors import UnavailableError
 
 # include/uapi/linux/loop.h
 LOOP_CLR_FD, LOOP_SET_CAPACITY, LOOP_CONFIGURE, LOOP_CTL_GET_FREE = 0x4C01, 0x4C07, 0x4C0A, 0x4C82
-LO_FLAGS_AUTOCLEAR = 4
+LO_FLAGS_READ_ONLY, LO_FLAGS_AUTOCLEAR = 1, 4
 CONFIGURATION = struct.Struct("=II 5Q4I 64s64s32s2Q 64x")  # struct loop_config: fd, block size, loop_info64
 
 
@@ -20,16 +20,22 @@ class LoopDevice:
     """A file as a block device, for as long as somebody has it open; this object has.
 
     Args:
-        file: The raw disk.
+        offset: Bytes of the file before the device's first.
+        size: Bytes of the device; 0 is up to the file's end.
 
     Raises:
         UnavailableError: This host gives no loop device.
     """
 
-    def __init__(self, file: Path) -> None:
-        backing = os.open(file, os.O_RDWR)
+    def __init__(self, file: Path, *, offset: int = 0, size: int = 0, read_only: bool = False) -> None:
+        backing = os.open(file, os.O_RDONLY if read_only else os.O_RDWR)
+        flags = LO_FLAGS_AUTOCLEAR | (LO_FLAGS_READ_ONLY if read_only else 0)
+        name = os.fsencode(file)[-63:]
+        configuration = CONFIGURATION.pack(
+            backing, 0, 0, 0, 0, offset, size, 0, 0, 0, flags, name, b"", b"", 0, 0
+        )
         try:
-            self._fd, self.number = _configure(backing, file)
+            self._fd, self.number = _configure(configuration)
         except OSError as error:
             raise UnavailableError(f"no loop device for {file}: {error}") from error
         finally:
@@ -69,16 +75,12 @@ class LoopDevice:
         os.close(self._fd)
 
 
-def _configure(backing: int, file: Path) -> tuple[int, int]:
+def _configure(configuration: bytes) -> tuple[int, int]:
     """Take a free device; another process may be faster."""
     with contextlib.closing(_Fd("/dev/loop-control")) as control:
         for _ in range(50):
             number = fcntl.ioctl(control.fd, LOOP_CTL_GET_FREE)
             device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
-            name = os.fsencode(file)[-63:]
-            configuration = CONFIGURATION.pack(
-                backing, 0, 0, 0, 0, 0, 0, 0, 0, 0, LO_FLAGS_AUTOCLEAR, name, b"", b"", 0, 0
-            )
             try:
                 fcntl.ioctl(device, LOOP_CONFIGURE, configuration)
             except OSError as error:

@@ -13,6 +13,7 @@ ends. Disks are written before their descriptions, those before the region's fil
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,9 @@ from gpukiln.clouds.embedded.layout import Layout, write_in_place
 from gpukiln.errors import UnavailableError
 from gpukiln.files import write_whole
 
+changing = threading.Lock()
+"""Held from when what a region has is read until it is written, and while a snapshot is removed: else it is
+described once more, and a disk that somebody describes stays."""
 MISSING = "is missing"
 HEAD = 1 << 16  # bytes of a disk whose digest its description keeps
 _NAME = re.compile(r"(?P<region>[a-z]{2}(-[a-z0-9]+)+)\.json(\.last)?")

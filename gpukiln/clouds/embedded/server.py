@@ -25,6 +25,7 @@ from gpukiln.clouds.embedded.base import remove_unfinished
 from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, write_in_place
 from gpukiln.clouds.embedded.network import INSTANCE
 from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
+from gpukiln.clouds.embedded.snapshot_blocks import SnapshotBlocks, operation_of
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import remove, remove_partial, write_whole
@@ -58,6 +59,7 @@ class Application:
     ) -> None:
         self._layout, self._machines, self._stop = layout, machines, stop
         self._moto, self._registry = moto, registry
+        self._blocks = SnapshotBlocks(layout)
         self._access_key = layout.access_key
         self._own: dict[tuple[str, str], Answer] = {
             ("GET", STATUS): lambda _: self.status(),
@@ -65,7 +67,6 @@ class Application:
             ("POST", "/gpukiln/interrupt"): _interrupt,
             ("POST", "/gpukiln/gpus"): self._gpus,
         }
-        self._saving = threading.Lock()
         self.last_request = time.monotonic()
 
     def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
@@ -84,9 +85,15 @@ class Application:
             self.last_request = time.monotonic()
         if path.startswith(OWN):
             return self._answer_own(environ, start_response)
+        return self._answer_service(environ, start_response)
+
+    def _answer_service(self, environ: dict[str, Any], start_response: Start) -> list[bytes]:
         if answered := self._of_market(environ):
             return _answer(start_response, *answered)
-        return self._change(self._moto, environ, start_response)
+        called = operation_of(environ)
+        if called and called[0] == "PutSnapshotBlock":  # no change of what is kept, and thousands of them
+            return self._blocks(environ, start_response)
+        return self._change(self._blocks if called else self._moto, environ, start_response)
 
     def _answer_own(self, environ: dict[str, Any], start_response: Start) -> list[bytes]:
         """JSON in, JSON out; `client.ask_server` raises an error of ours again."""
@@ -196,7 +203,7 @@ class Application:
         kept: tuple[Any, ...] = ec2_backends, ssm_backends, ecr_backends, secretsmanager_backends
         every = [backends[DEFAULT_ACCOUNT_ID] for backends in kept]
         iam = iam_backends[DEFAULT_ACCOUNT_ID]
-        with self._saving:
+        with regions.changing:
             touched = {region for backends in every for region in list(backends)}
             touched |= {account_store.IAM_REGION} if account_store.IAM_PARTITION in iam else set()
             for region in sorted(touched):

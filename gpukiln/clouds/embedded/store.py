@@ -66,7 +66,7 @@ def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
                 "tags": ec2.tags.get(snapshot.id, {}),
             }
             for snapshot in ec2.snapshots.values()
-            if snapshot.owner_id != AMAZON
+            if snapshot.owner_id != AMAZON and snapshot.status == "completed"
         },
         "parameters": {
             name: [

@@ -11,6 +11,7 @@ from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.disk import mount_root, run
 from gpukiln.clouds.embedded.gpus.share import Share
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
+from gpukiln.clouds.embedded.hardware import firmware_arguments, firmware_of
 from gpukiln.clouds.embedded.machine import Machine
 from gpukiln.clouds.embedded.network import GUEST, NAMESERVER
 from gpukiln.clouds.embedded.qmp import Qmp
@@ -56,6 +57,7 @@ class VirtualMachine(Machine):
         qemu = [
             *("qemu-system-x86_64", *accelerator.arguments(), "-smp", str(spec.vcpus)),
             *("-m", str(spec.memory_mib), "-display", "none", "-nodefaults", "-no-user-config"),
+            *firmware_arguments(firmware_of(spec.root.file), spec.folder),
             *(
                 "-smbios",
                 f"type=1,manufacturer=Amazon EC2,product=gpukiln embedded,uuid={uuid},serial={uuid}",

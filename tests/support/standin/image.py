@@ -13,7 +13,7 @@ PLAYBOOK = """\
       ansible.builtin.include_role: {name: "{{ item }}", tasks_from: install}
       loop: [gpu_bootstrap, image_record]
     - name: Compare
-      ansible.builtin.include_role: {name: image_record, tasks_from: drift}
+      ansible.builtin.include_role: {name: image_record, tasks_from: drift, apply: {check_mode: true}}
     - name: Remove what belongs to the build
       ansible.builtin.include_role: {name: image_hygiene, tasks_from: install}
     - name: Let the test in

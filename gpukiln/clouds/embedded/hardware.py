@@ -1,0 +1,47 @@
+"""What firmware starts a virtual machine, as arguments of QEMU."""
+
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from gpukiln.clouds.embedded.disk import BIOS_BOOT_TYPE, ESP_TYPE, SECTOR, partitions
+from gpukiln.errors import UnavailableError
+
+Firmware = Literal["bios", "uefi"]
+OVMF = Path("/usr/share/OVMF")
+CODE, VARIABLES = "OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"  # Debian's ovmf, without Secure Boot
+
+
+def firmware_of(disk: Path) -> Firmware:
+    """Which firmware starts a raw disk; BIOS where both do, and where there is no GPT."""
+    with disk.open("rb") as file:
+        if not file.read(2 * SECTOR)[SECTOR:].startswith(b"EFI PART"):
+            return "bios"
+    types = {part.type for part in partitions(disk)}
+    return "uefi" if ESP_TYPE in types and BIOS_BOOT_TYPE not in types else "bios"
+
+
+def firmware_arguments(firmware: Firmware, folder: Path) -> tuple[str, ...]:
+    """Of the firmware.
+
+    Args:
+        folder: The machine's own: a UEFI keeps its variables there.
+
+    Raises:
+        UnavailableError: There is no UEFI here.
+    """
+    if firmware == "bios":
+        return ()  # QEMU's own SeaBIOS
+    if not (OVMF / CODE).exists():
+        raise UnavailableError(
+            f"{OVMF / CODE} is missing: without it nothing boots by UEFI",
+            hint="apt-get install ovmf; scripts/run does it",
+        )
+    variables = folder / VARIABLES
+    if not variables.exists():
+        shutil.copyfile(OVMF / VARIABLES, variables)
+    flash = "if=pflash,format=raw,unit"
+    return (
+        *("-drive", f"{flash}=0,readonly=on,file={OVMF / CODE}"),
+        *("-drive", f"{flash}=1,file={variables}"),
+    )

@@ -1,0 +1,285 @@
+"""GPUs of a Proxmox VE host for its VMs, and VMs of exported images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.commands.cli import command, print_json, results
+from gpukiln.typed import dump
+
+if TYPE_CHECKING:
+    from gpukiln.nodes.passthrough.api import Pve, Way
+    from gpukiln.nodes.passthrough.create import Order
+    from gpukiln.nodes.passthrough.judge import Wish
+
+
+@command(
+    help={
+        "pve": "the Proxmox VE: HOST[:PORT] with a token, ssh://root@HOST, or local on the host itself",
+        "vm": "the VM's number; with --create the next that is free where it is left out",
+        "gpu": "the GPU: its PCI address, 0000:01:00, or mapping:NAME",
+        "apply": "set it; without, nothing is changed and what would be is shown",
+        "undo": "take a change back: the file that it wrote",
+        "node": "the cluster's node, with --create",
+        "slot": "N of hostpciN; left out the first that is free",
+        "primary": "the GPU is the VM's first display (x-vga); not for computing",
+        "hide_rom": "the VM does not see the GPU's ROM (rombar=0); some cards need that",
+        "ssh": "ssh://root@HOST, where drivers and leases are looked at when --pve is asked with a token",
+        "accept_unseen": "set it although something could not be looked at",
+        "token_file": "file with USER@REALM!NAME=VALUE; left out it is $PROXMOX_VE_API_TOKEN",
+        "ca": "file of the CA that vouches for the host: its /etc/pve/pve-root-ca.pem",
+        "fingerprint": "SHA-256 of the host's certificate, as `pvenode cert info` prints it",
+        "create": "make a VM of an exported image: --image, --name, --storage",
+        "image": "with --create: the disk that ami.export wrote, qcow2 or raw",
+        "name": "with --create: of the VM",
+        "storage": "with --create: where its disks are to be",
+        "import_storage": "with --create over HTTPS: where the image is uploaded to (content import)",
+        "memory": "with --create: such as 16GiB",
+        "cores": "with --create: CPU cores",
+        "disk_size": "with --create: grow the disk to so much, such as 100GiB",
+        "bridge": "with --create: of the network",
+        "user": "with --create: whom cloud-init makes",
+        "ssh_keys": "with --create: file of the public keys that may log in",
+        "ip": "with --create: dhcp, or ADDRESS/BITS,gw=ADDRESS",
+        "unproven": "with --create: also an image whose record says that it was not proven",
+        "dry_run": "change nothing, the default",
+        "json": "print one JSON document to standard output",
+    }
+)
+def passthrough(
+    _: Any,
+    pve: str = "",
+    vm: int = 0,
+    gpu: str = "",
+    apply: bool = False,
+    undo: str = "",
+    node: str = "",
+    slot: str = "",
+    primary: bool = False,
+    hide_rom: bool = False,
+    ssh: str = "",
+    accept_unseen: bool = False,
+    token_file: str = "",
+    ca: str = "",
+    fingerprint: str = "",
+    create: bool = False,
+    image: str = "",
+    name: str = "",
+    storage: str = "",
+    import_storage: str = "local",
+    memory: str = "8GiB",
+    cores: int = 4,
+    disk_size: str = "",
+    bridge: str = "vmbr0",
+    user: str = "gpukiln",
+    ssh_keys: str = "",
+    ip: str = "dhcp",
+    unproven: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
+) -> int:
+    """Give a GPU of a Proxmox VE host to a VM; or make the VM of an exported image. Exit 6: refused."""
+    from gpukiln.errors import UsageError
+    from gpukiln.nodes.passthrough.api import Way
+    from gpukiln.nodes.passthrough.judge import wish
+
+    apply = apply and not dry_run
+    if undo:
+        if pve or vm or gpu or create:
+            raise UsageError("--undo names its host, VM and device itself", hint="leave the others out")
+        return _undo(undo, token_file, apply=apply, as_json=json)
+    if not pve:
+        raise UsageError("--pve is missing", hint="HOST[:PORT], ssh://root@HOST, or local on the host itself")
+    if slot and not slot.isdecimal():
+        raise UsageError(f"--slot {slot!r} is no whole number", hint="N of hostpciN")
+    way = Way(pve, fingerprint, ca, token_file)
+    wanted = wish(gpu, primary=primary, hide_rom=hide_rom, slot=int(slot) if slot else None) if gpu else None
+    if ssh and not way.https:
+        raise UsageError(f"--ssh is for a host that is asked with a token, and --pve is {pve}")
+    if not create:
+        if wanted is None or not vm:
+            raise UsageError("--vm and --gpu say which GPU which VM gets", hint="--vm 120 --gpu 0000:01:00")
+        return _give(way, vm, wanted, ssh, apply=apply, accept_unseen=accept_unseen, as_json=json)
+    from gpukiln.nodes.passthrough.create import Order
+
+    order = Order(
+        image=image,
+        name=name,
+        storage=storage,
+        import_storage=import_storage,
+        memory=memory,
+        cores=cores,
+        disk_size=disk_size,
+        bridge=bridge,
+        user=user,
+        ssh_keys=ssh_keys,
+        ip=ip,
+        unproven=unproven,
+    )
+    return _create(way, vm, node, order, wanted, ssh, apply=apply, accept_unseen=accept_unseen, as_json=json)
+
+
+def _give(
+    way: Way, number: int, wanted: Wish, ssh: str, *, apply: bool, accept_unseen: bool, as_json: bool
+) -> int:
+    from dataclasses import replace
+
+    from gpukiln.errors import RefusedError
+    from gpukiln.nodes.passthrough.api import connect
+    from gpukiln.nodes.passthrough.apply import set_gpu
+    from gpukiln.nodes.passthrough.judge import judge, machine
+    from gpukiln.nodes.passthrough.look import find_vm, look
+    from gpukiln.nodes.passthrough.model import Passthrough, exit_code
+    from gpukiln.nodes.passthrough.view import render, said
+    from gpukiln.progress import Progress
+    from gpukiln.state import state_home
+
+    progress = Progress()
+    pve: Pve = connect(way)
+    with progress.step(f"look at VM {number} and {wanted.text}"):
+        node, vm = find_vm(pve, number)
+        facts = look(pve, node, mapping=wanted.mapping, vm=number, ssh=ssh)
+        judged = judge(facts, wanted, vm)
+    code = exit_code(judged.checks)
+    unseen = [one.name for one in judged.checks if one.verdict == "not seen"]
+    if apply and unseen and not accept_unseen and not code:
+        code = RefusedError.exit_code
+    found = Passthrough(
+        pve=way.pve,
+        version=facts.version,
+        node=node,
+        gpu=wanted.text,
+        vm=machine(vm),
+        functions=judged.functions,
+        checks=judged.checks,
+        change=judged.change,
+        done="refused" if code else "as-is" if judged.as_is else "looked",
+        undo=None,
+        exit_code=code,
+    )
+    shown = results(json=as_json)
+    shown.print(render(found))
+    if apply and found.done == "looked" and found.change:
+        with progress.step(f"set {found.change.key} of VM {number}"):
+            file = set_gpu(pve, node, vm, found.change, state_home() / "passthrough")
+        found = replace(found, done="set", undo=str(file))
+    shown.tell(said(found))
+    if as_json:
+        print_json(dump(found))
+    return found.exit_code
+
+
+def _undo(name: str, token_file: str, *, apply: bool, as_json: bool) -> int:
+    from pathlib import Path
+
+    from gpukiln.nodes.passthrough.api import Way, connect
+    from gpukiln.nodes.passthrough.apply import read_undo, take_back, takes_back
+    from gpukiln.nodes.passthrough.model import Undone
+    from gpukiln.nodes.passthrough.view import render_undone
+
+    undo = read_undo(Path(name).expanduser())
+    pve = connect(Way(undo.pve, undo.fingerprint, undo.ca, token_file))
+    vm = takes_back(pve, undo)
+    found = Undone(name, undo, "as-is" if vm is None else "undone" if apply else "looked", 0)
+    shown = results(json=as_json)
+    shown.print(render_undone(found))
+    if apply and vm is not None:
+        take_back(pve, undo, vm)
+    shown.tell(
+        {
+            "as-is": "nothing was changed: it stands there as it was already",
+            "looked": "nothing was changed: --apply takes it back",
+            "undone": "taken back, and read back",
+        }[found.done]
+    )
+    if as_json:
+        print_json(dump(found))
+    return 0
+
+
+def _create(
+    way: Way,
+    number: int,
+    node: str,
+    order: Order,
+    wanted: Wish | None,
+    ssh: str,
+    *,
+    apply: bool,
+    accept_unseen: bool,
+    as_json: bool,
+) -> int:
+    from dataclasses import replace
+
+    from gpukiln.errors import RefusedError
+    from gpukiln.nodes.passthrough.api import connect
+    from gpukiln.nodes.passthrough.create import can_be_read, make, plan, read_image, verify
+    from gpukiln.nodes.passthrough.judge import judge
+    from gpukiln.nodes.passthrough.look import find_node, look
+    from gpukiln.nodes.passthrough.model import EXIT, Created, Passthrough, exit_code
+    from gpukiln.nodes.passthrough.view import UNSEEN, render_created
+    from gpukiln.progress import Progress
+
+    can_be_read(way)
+    progress, image = Progress(), read_image(order.image)
+    pve = connect(way)
+    with progress.step(f"look at {way.pve}"):
+        node = find_node(pve, node)
+        gpu, value = None, ""
+        if wanted is not None:
+            facts = look(pve, node, mapping=wanted.mapping, vm=None, ssh=ssh)
+            judged = judge(facts, wanted, None)
+            value = judged.value
+            gpu = Passthrough(
+                pve=way.pve,
+                version=facts.version,
+                node=node,
+                gpu=wanted.text,
+                vm=None,
+                functions=judged.functions,
+                checks=judged.checks,
+                change=None,
+                done="looked",
+                undo=None,
+                exit_code=exit_code(judged.checks),
+            )
+        made = plan(pve, order, image, node, number, value)
+        version = str(pve.get("version")["version"])
+    with progress.step("verify the image"):
+        size = max(1, image.path.stat().st_size)
+        checks = (verify(image, lambda done: progress.say(f"{100 * done // size} %")), *made.checks)
+    every = (*checks, *(gpu.checks if gpu else ()))
+    code = exit_code(every)
+    unseen = [one.name for one in every if one.verdict == "not seen"]
+    if apply and unseen and not accept_unseen and not code:
+        code = RefusedError.exit_code
+    found = Created(
+        pve=way.pve,
+        version=version,
+        node=node,
+        vm=made.vm,
+        image=str(image.path),
+        sha256=image.sha256,
+        config=made.shown,
+        gpu=gpu,
+        checks=checks,
+        done="refused" if code else "looked",
+        exit_code=code,
+    )
+    worst = [one.name for one in every if one.verdict in EXIT]
+    shown = results(json=as_json)
+    shown.print(render_created(found))
+    if apply and not code:
+        with progress.step(f"make VM {made.vm}"):
+            make(pve, order, made, progress.say)
+        found = replace(found, done="made")
+    shown.tell(
+        {
+            "refused": f"nothing was made: {', '.join(worst) or UNSEEN.format(', '.join(unseen))}",
+            "looked": "nothing was made: --apply makes it",
+            "made": f"made, and read back: `qm start {made.vm}`, `qm terminal {made.vm}`",
+        }[found.done]
+    )
+    if as_json:
+        print_json(dump(found))
+    return code

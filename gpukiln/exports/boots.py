@@ -1,0 +1,68 @@
+"""What a disk boots on: the firmware that finds a bootloader, the devices that its kernel has drivers for."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukiln.clouds.embedded.disk import EFI_FILE, ESP_TYPE, has_file, mounted_root, partitions
+
+BOOT_CODE = 440  # bytes of the first sector (UEFI 2.10, 5.2.1); all zero where no BIOS finds a bootloader
+DRIVERS = {
+    "disks": {"virtio": "virtio_blk", "scsi": "virtio_scsi", "sata": "ahci", "nvme": "nvme"},
+    "networks": {"virtio": "virtio_net", "e1000e": "e1000e", "vmxnet3": "vmxnet3"},
+}
+
+
+@dataclass(frozen=True)
+class BootsOn:
+    """What a disk boots on.
+
+    Args:
+        kernel: Release of its newest kernel; empty where it has none.
+        firmware: bios, uefi.
+        disks: Keys of `DRIVERS["disks"]`: what it may be attached to.
+        networks: Keys of `DRIVERS["networks"]`, of the cards that hypervisors give.
+    """
+
+    kernel: str
+    firmware: tuple[str, ...]
+    disks: tuple[str, ...]
+    networks: tuple[str, ...]
+
+
+def boots_on(disk: Path) -> BootsOn:
+    """Look into a raw disk.
+
+    A driver counts that the kernel has; that it is in the initramfs, which a disk's must be, is the
+    distribution's default on Debian and Ubuntu (MODULES=most), not on those of dracut's `hostonly`.
+
+    Raises:
+        UnavailableError: The disk has no root file system, or a tool is missing or failed.
+    """
+    with disk.open("rb") as file:
+        firmware: tuple[str, ...] = ("bios",) if any(file.read(BOOT_CODE)) else ()
+    if any(has_file(disk, part, EFI_FILE) for part in partitions(disk) if part.type == ESP_TYPE):
+        firmware += ("uefi",)
+    with mounted_root(disk) as root:
+        # where lib is a folder of its own; a link to usr/lib could lead to this computer's
+        lib = root / ("usr/lib" if (root / "lib").is_symlink() else "lib")
+        kernels = [path.parent for path in lib.glob("modules/*/modules.dep")]
+        if not kernels:
+            return BootsOn("", firmware, (), ())
+        newest = max(kernels, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
+        drivers = _drivers(newest)
+    found = {
+        kind: tuple(name for name, driver in wanted.items() if driver in drivers)
+        for kind, wanted in DRIVERS.items()
+    }
+    return BootsOn(newest.name, firmware, found["disks"], found["networks"])
+
+
+def _drivers(modules: Path) -> set[str]:
+    """Modules that a kernel has, also those that are part of it (kmod, modules.builtin)."""
+    lines = [
+        line.partition(":")[0]
+        for name in ("modules.dep", "modules.builtin")
+        for line in (modules / name).read_text().splitlines()
+    ]
+    return {Path(line).name.partition(".")[0].replace("-", "_") for line in lines}

@@ -1,0 +1,352 @@
+"""A disk of somebody becomes an AMI, of which nobody says that it was proven: `ami.verify` judges it.
+
+Both clouds take it by the EBS direct APIs. The same content is the same image: what is there is found again,
+and an import that was ended goes on.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from gpukiln import programs
+from gpukiln.catalog.bases import base as find_base
+from gpukiln.catalog.images import load_image
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import BusyError, IncompatibleError, UnavailableError, UsageError
+from gpukiln.exports import disk as disks
+from gpukiln.exports import ebs, sparse
+from gpukiln.exports.beside import ABOUT, beside_of
+from gpukiln.exports.formats import convert
+from gpukiln.files import remove, remove_partial, whole_or_not
+from gpukiln.images.fit import refuse
+from gpukiln.images.subject import (
+    BASE_TAG,
+    BUILD_ID_TAG,
+    CUDA_TAG,
+    DRIVER_TAG,
+    MODULES_TAG,
+    TYPES_TAG,
+    machine_findings,
+    subject_from_tags,
+)
+from gpukiln.instances.tags import (
+    IMAGE_TAG,
+    IMPORT_TAG,
+    NOT_PROVEN,
+    OWNER_TAG,
+    RECIPE_TAG,
+    owner,
+    tag_specifications,
+    tags_of,
+)
+from gpukiln.locks import locked
+from gpukiln.progress import Meter, Progress
+from gpukiln.state import state_home
+
+SCHEMA = 1
+ROOT_DEVICE = "/dev/xvda"
+KUBERNETES_TAG = "gpukiln:kubernetes"
+SAID = (KUBERNETES_TAG, RECIPE_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, CUDA_TAG, BASE_TAG)
+"""Tags that an exported disk's FILE.json brings along; none of them says that anything was proven."""
+
+
+@dataclass(frozen=True)
+class Says:
+    """What somebody says is on a disk: `ami.verify` judges it by that. Empty: as FILE.json says.
+
+    Args:
+        image: A folder of ami/, whose profile judges it.
+        base: One of ami/bases.yaml: who logs in.
+        driver: The NVIDIA driver's version.
+        modules: open or proprietary.
+        instance_types: The machines that it is for.
+    """
+
+    image: str = ""
+    base: str = ""
+    driver: str = ""
+    modules: str = ""
+    instance_types: tuple[str, ...] = ()
+    cuda: str = ""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file that may become an image.
+
+    Args:
+        form: raw or qcow2.
+        sha256: Of the file.
+        bytes: The size of the disk that is in the file.
+        tags: What the image is going to say of itself.
+    """
+
+    file: Path
+    form: str
+    sha256: str
+    bytes: int
+    tags: dict[str, str]
+
+    @property
+    def size_gib(self) -> int:
+        return -(-self.bytes >> 30)
+
+    @property
+    def name(self) -> str:
+        """The image's: a region has each name once."""
+        stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in self.file.stem)
+        return f"gpukiln-import-{stem[:80]}-{self.sha256[:12]}"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An image that was made of a disk.
+
+    Args:
+        found: Whether it was there already.
+        blocks_written: By this run.
+        blocks_kept: By an earlier one that was interrupted.
+    """
+
+    schema: int = field(default=SCHEMA, kw_only=True)
+    image_id: str
+    snapshot_id: str
+    name: str
+    region: str
+    cloud: str
+    architecture: str
+    boot_mode: str
+    size_gib: int
+    sha256: str
+    found: bool
+    blocks_written: int
+    blocks_kept: int
+    durations_s: dict[str, float]
+
+
+def look(file: Path, says: Says, progress: Progress) -> Disk:
+    """Read a file and refuse what can't become an image that can be judged.
+
+    Raises:
+        UsageError: It is no file, or nobody says what is on it.
+        IncompatibleError: It is no disk, or does not fit the machines that it is said to be for.
+    """
+    if not file.is_file():
+        raise UsageError(f"{file} is no file", hint="wanted: a raw or a qcow2 disk")
+    form = disks.form_of(file)
+    size = disks.look(file).bytes if form == "raw" else _virtual_bytes(file)
+    tags = _tags(file, says)
+    before = file.stat()
+    with progress.step("checksum"):
+        digest = sparse.sha256(file, Meter(progress, before.st_size).add)
+    if (after := file.stat()).st_mtime_ns != before.st_mtime_ns or after.st_size != before.st_size:
+        raise UnavailableError(f"{file} changed while it was read", hint="import it when nobody writes to it")
+    tags = {
+        **tags,
+        IMPORT_TAG: digest,
+        BUILD_ID_TAG: f"import-{digest[:12]}",
+        IMAGE_TAG: NOT_PROVEN,
+        "Name": file.name[:128],
+    }
+    found = Disk(file, form, digest, size, tags)
+    subject = subject_from_tags(file.name, tags)
+    refuse(machine_findings(subject, subject.instance_types))
+    return found
+
+
+def _virtual_bytes(file: Path) -> int:
+    """Big-endian at 24 in the header (QEMU, docs/interop/qcow2.rst)."""
+    with file.open("rb") as opened:
+        opened.seek(24)
+        return int.from_bytes(opened.read(8), "big")
+
+
+def _tags(file: Path, says: Says) -> dict[str, str]:
+    known = _beside(file)
+    given = {
+        RECIPE_TAG: says.image,
+        TYPES_TAG: " ".join(says.instance_types),
+        DRIVER_TAG: says.driver,
+        MODULES_TAG: says.modules,
+        BASE_TAG: says.base,
+        CUDA_TAG: says.cuda,
+    }
+    tags = {**known, **{name: value for name, value in given.items() if value}}
+    recipe = load_image(tags.setdefault(RECIPE_TAG, "eks-gpu"))
+    tags.setdefault(TYPES_TAG, " ".join(recipe.instance_types))
+    options = {BASE_TAG: "--base", DRIVER_TAG: "--driver", MODULES_TAG: "--modules"}
+    if missing := [option for name, option in options.items() if not tags.get(name)]:
+        raise UsageError(
+            f"nobody says what is on {file.name}, nor does {beside_of(file, ABOUT).name} beside it: "
+            f"{', '.join(missing)}",
+            hint="`ami.verify` judges it by that: who logs in (the base, see ami.bases), which driver it has",
+        )
+    if (modules := tags[MODULES_TAG]) not in ("open", "proprietary"):
+        raise UsageError(f"--modules {modules}: there is no such kind", hint="open or proprietary")
+    find_base(tags[BASE_TAG].partition(" ")[0])
+    return tags
+
+
+def _beside(file: Path) -> dict[str, str]:
+    """The tags in FILE.json, which `ami.export` wrote of this very file."""
+    about = beside_of(file, ABOUT)
+    if not about.exists():
+        return {}
+    try:
+        document: Any = json.loads(about.read_text())
+        tags: Mapping[str, str] = dict(document["tags"])
+        return {name: str(tags[name]) for name in SAID if tags.get(name)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{about} can't be read: {error}", hint="`ami.export` writes it beside the disk; or move it away"
+        ) from error
+
+
+def bring(disk: Disk, cloud: Cloud, progress: Progress) -> Imported:
+    """Make an image of a disk, or find the one that was made of the same before.
+
+    Raises:
+        IncompatibleError: What is in the file is no disk that boots.
+        UnavailableError: The cloud takes it not, or there is no room to unpack it; no half snapshot is left
+            but one that the same command goes on with.
+    """
+    home = state_home() / "imports"
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)  # disks of others may hold secrets
+    work = home / f"{disk.sha256[:16]}-{cloud.name}-{cloud.region}"
+    raw, journal = work.with_suffix(".raw"), work.with_suffix(".journal")
+    busy = BusyError(f"another process imports {disk.file}", hint="wait for it")
+    with locked(work.with_suffix(".lock"), busy=busy):
+        remove_partial(home)
+        if made := _made(cloud, disk):
+            return made
+        if disk.form == "qcow2" and not raw.exists():
+            with progress.step("unpack the disk"), whole_or_not(raw) as partial:
+                if programs.free_bytes(home) < disk.file.stat().st_size:
+                    raise programs.disk_full(home, disk.file.stat().st_size >> 20)
+                convert(disk.file, partial, "qcow2", "raw", progress)
+        source = raw if disk.form == "qcow2" else disk.file
+        try:
+            looked = disks.look(source)
+        except IncompatibleError:
+            remove(raw)
+            raise
+        _require_architecture(disk, looked)
+        with progress.step("write the snapshot"):
+            snapshot_id, moved = _written(cloud, disk, source, journal, progress)
+        with progress.step("register the image"):
+            made = _registered(cloud, disk, looked, snapshot_id)
+        remove(raw)
+        remove(journal)
+    return replace(
+        made,
+        found=False,
+        blocks_written=moved.moved,
+        blocks_kept=moved.kept,
+        durations_s=dict(progress.durations),
+    )
+
+
+def _require_architecture(disk: Disk, looked: disks.Disk) -> None:
+    recipe = load_image(disk.tags[RECIPE_TAG])
+    if recipe.architecture != looked.architecture:
+        raise IncompatibleError(
+            f"{disk.file} is a disk for {looked.architecture}, and {recipe.name} is of {recipe.architecture}",
+            hint="--image names another folder of ami/",
+        )
+
+
+def _written(
+    cloud: Cloud, disk: Disk, source: Path, journal: Path, progress: Progress
+) -> tuple[str, ebs.Moved]:
+    meters: list[Meter] = []
+    try:
+        return ebs.write_snapshot(
+            (cloud.client("ebs", attempts=1), cloud.client("ec2")),
+            source,
+            journal,
+            size_gib=disk.size_gib,
+            tags={**disk.tags, OWNER_TAG: owner()},
+            description=f"gpukiln import of {disk.file.name}"[:255],
+            token=f"gpukiln-import-{disk.sha256}",
+            begin=lambda count: meters.append(Meter(progress, count)),
+            moved=lambda count: meters[0].add(count),  # noqa: PLW0108 - it is there later
+        )
+    except KeyboardInterrupt:
+        progress.show(Text(ebs.STAYS))
+        raise
+
+
+def _made(cloud: Cloud, disk: Disk) -> Imported | None:
+    """The image that was made of this disk before."""
+    with explain_aws_errors("look for an image of this disk"):
+        named = [{"Name": "name", "Values": [disk.name]}]
+        images = cloud.client("ec2").describe_images(Owners=["self"], Filters=named)["Images"]
+    if not images:
+        return None
+    if tags_of(images[0]).get(IMPORT_TAG) != disk.sha256:
+        raise UnavailableError(
+            f"{images[0]['ImageId']} has the name {disk.name}, and was not made of {disk.file}",
+            hint="rename the file, or deregister that image",
+        )
+    return _imported(cloud, disk, images[0])
+
+
+def _registered(cloud: Cloud, disk: Disk, looked: disks.Disk, snapshot_id: str) -> Imported:
+    """Register the image; where that is refused, the snapshot goes."""
+    ec2 = cloud.client("ec2")
+    tags = {**disk.tags, OWNER_TAG: owner()}
+    try:
+        with explain_aws_errors(f"register an image of {snapshot_id}"):
+            ec2.register_image(
+                Name=disk.name,
+                Description=f"gpukiln import of {disk.file.name}"[:255],
+                Architecture=looked.architecture,
+                BootMode=looked.boot_mode,
+                RootDeviceName=ROOT_DEVICE,
+                BlockDeviceMappings=[
+                    {
+                        "DeviceName": ROOT_DEVICE,
+                        "Ebs": {"SnapshotId": snapshot_id, "VolumeType": "gp3", "DeleteOnTermination": True},
+                    }
+                ],
+                VirtualizationType="hvm",
+                EnaSupport=True,  # every instance type with a GPU needs it
+                ImdsSupport="v2.0",
+                TagSpecifications=tag_specifications(tags, "image"),
+            )
+    except UnavailableError as error:
+        made = _made(cloud, disk)  # an answer may be lost after the work was done
+        if made is not None:
+            return made
+        ebs.drop_snapshot(ec2, snapshot_id, error)
+        raise
+    made = _made(cloud, disk)
+    if made is None:
+        raise UnavailableError(
+            f"the image {disk.name} was registered and can't be found", hint="run it again"
+        )
+    return made
+
+
+def _imported(cloud: Cloud, disk: Disk, image: Mapping[str, Any]) -> Imported:
+    root = image["BlockDeviceMappings"][0]["Ebs"]
+    return Imported(
+        image_id=image["ImageId"],
+        snapshot_id=root["SnapshotId"],
+        name=disk.name,
+        region=cloud.region,
+        cloud=cloud.name,
+        architecture=image["Architecture"],
+        boot_mode=image.get("BootMode", ""),
+        size_gib=disk.size_gib,
+        sha256=disk.sha256,
+        found=True,
+        blocks_written=0,
+        blocks_kept=0,
+        durations_s={},
+    )

@@ -1,0 +1,448 @@
+"""Snapshots by the EBS direct APIs: read into a raw disk, written from one; nothing is launched.
+
+Blocks are read and written in parallel, each with its SHA-256 compared. What is done is in a journal beside
+the disk, a line a block with the block's digest: a run that comes after a killed one believes no line, but
+compares the block on the disk with it, and then asks for the others only.
+
+Forms and codes: botocore's model of `ebs` 2019-11-02. "You should always retry requests that receive server
+(5xx) error responses, and ThrottlingException and RequestThrottledException" (EBS API reference).
+"""
+
+import base64
+import hashlib
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpukiln.clouds.base import explain_aws_errors
+from gpukiln.errors import UnavailableError
+from gpukiln.exports.sparse import extents
+from gpukiln.files import write_whole
+
+BLOCK = 512 << 10  # bytes; EBS has no other size
+PAGE = 10_000  # blocks of a listing, the most
+NEAR = 100  # blocks whose tokens are asked for again where one is refused, the fewest
+WORKERS = 10  # calls at once: as many connections as a client of botocore keeps
+ATTEMPTS = 9  # a call that is throttled each time is given up after about a minute
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 20.0
+TIMEOUT_MIN = 24 * 60  # a snapshot is cancelled by EBS when nothing was written to it for so long
+COMPLETES_S = 3600  # seconds that EBS gets to finish a snapshot of which it has every block
+AGAIN = {  # codes after which the same call may succeed
+    *("RequestThrottledException", "ThrottlingException", "ConcurrentLimitExceededException"),
+    *("InternalServerException", "RequestLimitExceeded", "ServiceUnavailable", "SlowDown"),
+}
+AGAIN_REASONS = {"INVALID_BLOCK", "CONFLICTING_BLOCK_UPDATE"}  # a block that was damaged on its way
+LOG_IN = {  # codes of credentials that have ended: with others the same call may succeed
+    *("ExpiredToken", "ExpiredTokenException", "RequestExpired"),
+    *("InvalidClientTokenId", "UnrecognizedClientException"),
+}
+TOKEN_REFUSED = "INVALID_BLOCK_TOKEN"  # noqa: S105 - a reason
+STAYS = "what is written stays: the same command goes on; in a day `invoke cloud.sweep` finds it"
+ZEROS = bytes(BLOCK)
+T = TypeVar("T")
+
+
+class LostBlockError(UnavailableError):
+    """A block came another one than it was sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="look at the network, then run the same command again: it goes on")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a run did.
+
+    Args:
+        moved: Blocks that this run read or wrote.
+        kept: Blocks that an earlier run had done.
+    """
+
+    moved: int
+    kept: int
+
+
+class Journal:
+    """The blocks that are done, with their digests; a line that was cut by a kill is none.
+
+    Args:
+        file: Where it is.
+        about: What it is of; a journal of anything else is not gone on with.
+    """
+
+    def __init__(self, file: Path, about: dict[str, Any]) -> None:
+        self.file, self._about, self._lock = file, json.dumps(about, sort_keys=True), threading.Lock()
+        self.done: dict[int, str] = {}
+        self._number = -1
+
+    def go_on(self) -> bool:
+        """Read what an earlier run wrote; False where there is none that is of the same."""
+        try:
+            head, *lines = self.file.read_text().split("\n")
+        except (OSError, UnicodeDecodeError):
+            return False
+        if head != self._about:
+            return False
+        for line in lines[:-1]:  # what follows the last newline is empty, or was cut
+            index, _, digest = line.partition(" ")
+            if index.isdecimal() and len(digest) == 64:
+                self.done[int(index)] = digest
+        return True
+
+    def begin(self) -> None:
+        """Start anew."""
+        self.done = {}
+        write_whole(self.file, f"{self._about}\n")
+
+    def add(self, index: int, digest: str) -> None:
+        """Note a block; it has to be where it belongs before."""
+        with self._lock:
+            if self._number < 0:
+                self._number = os.open(self.file, os.O_WRONLY | os.O_APPEND)
+                if not self.file.read_bytes().endswith(b"\n"):
+                    os.write(self._number, b"\n")
+            os.write(self._number, f"{index} {digest}\n".encode())
+            self.done[index] = digest
+
+    def close(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+            self._number = -1
+
+
+def read_snapshot(
+    ebs: Any,
+    snapshot_id: str,
+    disk: Path,
+    journal_file: Path,
+    *,
+    begin: Callable[[int], None],
+    moved: Callable[[int], None],
+) -> Moved:
+    """Read a snapshot into a sparse raw disk; the next run goes on where this one ended, however it did.
+
+    Args:
+        ebs: boto3's client of `ebs`.
+        begin: Told the bytes that are to be read, before they are.
+        moved: Told of each block's bytes.
+
+    Raises:
+        UnavailableError: A block can't be had, or the disk is full; what was read stays.
+    """
+    tokens = _Tokens(ebs, snapshot_id)
+    journal = Journal(journal_file, {"snapshot": snapshot_id, "bytes": tokens.size})
+    if not (journal.go_on() and disk.exists() and disk.stat().st_size == tokens.size):
+        with disk.open("wb") as file:
+            file.truncate(tokens.size)
+        journal.begin()
+    number = os.open(disk, os.O_RDWR)
+    try:
+        stop = threading.Event()
+        kept = set(_each(list(journal.done.items()), lambda one: _kept(number, *one), stop)) - {-1}
+        wanted = sorted(set(tokens.known) - kept)
+        begin(len(wanted) * BLOCK)
+
+        def one(index: int) -> int:
+            data = patiently(f"read block {index} of {snapshot_id}", partial(tokens.block, index), stop)
+            if data != ZEROS or index in journal.done:
+                _write(number, data, index)
+            journal.add(index, hashlib.sha256(data).hexdigest())
+            moved(BLOCK)
+            return index
+
+        for _ in _each(wanted, one, stop):
+            pass
+        os.fsync(number)
+    finally:
+        journal.close()
+        os.close(number)
+    return Moved(len(wanted), len(kept))
+
+
+class _Tokens:
+    """The blocks of a snapshot, each with the token that EBS wants to hear."""
+
+    def __init__(self, ebs: Any, snapshot_id: str) -> None:
+        self._ebs, self._snapshot = ebs, snapshot_id
+        self.known: dict[int, str] = {}
+        self.size = 0
+        token = ""
+        while True:
+            asked = {"MaxResults": PAGE, **({"NextToken": token} if token else {})}
+            page = patiently(f"list the blocks of {snapshot_id}", partial(self._list, **asked))
+            self.size = page["VolumeSize"] << 30
+            if page["BlockSize"] != BLOCK:
+                raise UnavailableError(
+                    f"{snapshot_id} has blocks of {page['BlockSize']} bytes, wanted {BLOCK}"
+                )
+            self.known |= {one["BlockIndex"]: one["BlockToken"] for one in page.get("Blocks", ())}
+            if not (token := page.get("NextToken") or ""):
+                break
+
+    def _list(self, **asked: Any) -> Any:
+        return self._ebs.list_snapshot_blocks(SnapshotId=self._snapshot, **asked)
+
+    def block(self, index: int) -> bytes:
+        """A block whose digest is that of its answer; a token that expired is asked for again."""
+        from botocore.exceptions import ClientError  # noqa: PLC0415 - slow to import
+
+        try:
+            return self._get(index)
+        except ClientError as error:
+            if error.response.get("Reason") != TOKEN_REFUSED:
+                raise
+        page = self._list(StartingBlockIndex=index, MaxResults=NEAR)
+        self.known |= {one["BlockIndex"]: one["BlockToken"] for one in page["Blocks"]}
+        return self._get(index)
+
+    def _get(self, index: int) -> bytes:
+        answer = self._ebs.get_snapshot_block(
+            SnapshotId=self._snapshot, BlockIndex=index, BlockToken=self.known[index]
+        )
+        data: bytes = answer["BlockData"].read()
+        if len(data) != BLOCK or answer["Checksum"] != checksum(data):
+            raise LostBlockError(f"block {index} of {self._snapshot} is not what its checksum says")
+        return data
+
+
+def write_snapshot(
+    cloud_clients: tuple[Any, Any],
+    disk: Path,
+    journal_file: Path,
+    *,
+    size_gib: int,
+    tags: dict[str, str],
+    description: str,
+    token: str,
+    begin: Callable[[int], None],
+    moved: Callable[[int], None],
+) -> tuple[str, Moved]:
+    """Write a raw disk into a new snapshot; the next run goes on where this one ended.
+
+    Args:
+        cloud_clients: boto3's clients of `ebs` and of `ec2`.
+        tags: Of the snapshot, from its first moment.
+        token: The same for the same disk: EBS answers it with the same snapshot.
+        begin: Told the bytes that are to be written, before they are.
+        moved: Told of each block's bytes.
+
+    Returns:
+        The snapshot, completed, and what was done.
+
+    Raises:
+        UnavailableError: EBS takes it not. A snapshot that no second run can go on with is deleted.
+    """
+    ebs, ec2 = cloud_clients
+    snapshot_id, state = _begun(ebs, ec2, size_gib, tags, description, token)
+    if state == "completed":  # by a run that ended before it made an image of it
+        return snapshot_id, Moved(0, 0)
+    journal = Journal(journal_file, {"snapshot": snapshot_id})
+    if not journal.go_on():
+        journal.begin()
+    number, stop = os.open(disk, os.O_RDONLY), threading.Event()
+    try:
+        done = dict(journal.done)
+        wanted = [index for index in blocks_with_data(number) if index not in done]
+        begin(len(wanted) * BLOCK)
+
+        def one(index: int) -> int:
+            data = os.pread(number, BLOCK, index * BLOCK).ljust(BLOCK, b"\0")
+            if data != ZEROS:
+                put = partial(_put, ebs, snapshot_id, index, data)
+                patiently(f"write block {index} of {snapshot_id}", put, stop)
+                journal.add(index, hashlib.sha256(data).hexdigest())
+            moved(BLOCK)
+            return index
+
+        for _ in _each(wanted, one, stop):
+            pass
+        linear = b"".join(bytes.fromhex(journal.done[index]) for index in sorted(journal.done))
+        patiently(
+            f"complete {snapshot_id}",
+            lambda: ebs.complete_snapshot(
+                SnapshotId=snapshot_id,
+                ChangedBlocksCount=len(journal.done),
+                Checksum=checksum(linear),
+                ChecksumAlgorithm="SHA256",
+                ChecksumAggregationMethod="LINEAR",
+            ),
+        )
+        _wait(ec2, snapshot_id)
+    except UnavailableError as error:
+        if isinstance(error, RefusedCallError):
+            drop_snapshot(ec2, snapshot_id, error)
+            journal_file.unlink(missing_ok=True)
+        else:
+            error.add_note(STAYS)
+        raise
+    finally:
+        journal.close()
+        os.close(number)
+    return snapshot_id, Moved(len(journal.done) - len(done), len(done))
+
+
+def _begun(
+    ebs: Any, ec2: Any, size_gib: int, tags: dict[str, str], description: str, token: str
+) -> tuple[str, str]:
+    """The snapshot that an earlier run began, as long as it is there, or a new one; and its state."""
+    for attempt in range(100):
+        start = partial(
+            ebs.start_snapshot,
+            VolumeSize=size_gib,
+            Description=description,
+            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
+            ClientToken=f"{token}-{attempt}",
+            Timeout=TIMEOUT_MIN,
+        )
+        snapshot_id = str(patiently("start a snapshot", start)["SnapshotId"])
+        if (state := _state(ec2, snapshot_id)) in ("pending", "completed"):
+            return snapshot_id, state
+    raise UnavailableError(
+        "EBS answers with snapshots that are gone", hint="wait an hour: then it has forgotten them"
+    )
+
+
+def _put(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
+    answer = ebs.put_snapshot_block(
+        SnapshotId=snapshot_id,
+        BlockIndex=index,
+        BlockData=data,
+        DataLength=BLOCK,
+        Checksum=checksum(data),
+        ChecksumAlgorithm="SHA256",
+    )
+    if answer["Checksum"] != checksum(data):
+        raise LostBlockError(f"block {index} of {snapshot_id} did not arrive as it was sent")
+
+
+def _state(ec2: Any, snapshot_id: str) -> str:
+    with explain_aws_errors(f"look at {snapshot_id}"):
+        named = [{"Name": "snapshot-id", "Values": [snapshot_id]}]
+        found = ec2.describe_snapshots(Filters=named)["Snapshots"]
+    return str(found[0]["State"]) if found else ""
+
+
+def _wait(ec2: Any, snapshot_id: str) -> None:
+    deadline, pause_s = time.monotonic() + COMPLETES_S, 0.1
+    while (state := _state(ec2, snapshot_id)) != "completed":
+        if state == "error":
+            raise RefusedCallError(f"EBS could not complete {snapshot_id}: its state is error")
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"{snapshot_id} is still {state} after {COMPLETES_S // 60} min")
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 15.0)
+
+
+def drop_snapshot(ec2: Any, snapshot_id: str, error: BaseException) -> None:
+    """Delete a snapshot that nobody goes on with; where that fails too, the error tells it."""
+    try:
+        with explain_aws_errors(f"delete {snapshot_id}"):
+            ec2.delete_snapshot(SnapshotId=snapshot_id)
+    except UnavailableError as left:
+        error.add_note(f"{left.message}: `invoke cloud.sweep` removes it")
+
+
+def blocks_with_data(number: int) -> Iterator[int]:
+    """The blocks of an open sparse file that are no hole, in ascending order."""
+    last = -1
+    for begin, end in extents(number):
+        first = max(begin // BLOCK, last + 1)
+        last = (end - 1) // BLOCK
+        yield from range(first, last + 1)
+
+
+def checksum(data: bytes) -> str:
+    """As EBS writes it."""
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+class RefusedCallError(UnavailableError):
+    """Another try would be answered the same."""
+
+
+def patiently(action: str, call: Callable[[], T], stop: threading.Event | None = None) -> T:
+    """Call until it is answered, with a pause that doubles; what no other try can change is raised at once.
+
+    Args:
+        action: What is tried, for the message.
+        stop: Set when nobody wants the answer any more.
+
+    Raises:
+        UnavailableError: It was refused, or each of ATTEMPTS failed.
+    """
+    stop = stop or threading.Event()
+    for attempt in range(ATTEMPTS):
+        try:
+            with explain_aws_errors(action):
+                return call()
+        except UnavailableError as error:
+            _require_another(error)
+            if attempt == ATTEMPTS - 1 or stop.is_set():
+                raise
+        stop.wait(min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1))  # noqa: S311 - a pause
+    raise AssertionError("unreachable")
+
+
+def _require_another(error: UnavailableError) -> None:
+    """Raise what no other try can change."""
+    from botocore import exceptions  # noqa: PLC0415 - slow to import
+    from botocore.parsers import ResponseParserError  # noqa: PLC0415 - slow to import
+
+    cause: Any = error.__cause__
+    if isinstance(cause, exceptions.ClientError):
+        code = cause.response["Error"].get("Code", "")
+        status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in AGAIN or status >= 500 or cause.response.get("Reason") in AGAIN_REASONS:
+            return
+        if code in LOG_IN:
+            raise error
+        raise RefusedCallError(error.message, hint=_hint(cause) or error.hint) from cause
+    network = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
+    if not isinstance(error, LostBlockError) and not isinstance(cause, (*network, ResponseParserError)):
+        raise error
+
+
+def _hint(error: Any) -> str:
+    if error.response.get("Reason") == "DEPENDENCY_ACCESS_DENIED":
+        return "the snapshot is encrypted: let the role use its key (`cloud.policy --kms-keys`)"
+    return ""
+
+
+def _kept(number: int, index: int, digest: str) -> int:
+    """The block where the disk has what the journal says, else -1."""
+    data = os.pread(number, BLOCK, index * BLOCK)
+    return index if hashlib.sha256(data).hexdigest() == digest else -1
+
+
+def _write(number: int, data: bytes, index: int) -> None:
+    at, left = index * BLOCK, memoryview(data)
+    while left:
+        count = os.pwrite(number, left, at)
+        left, at = left[count:], at + count
+
+
+def _each(items: Iterable[T], work: Callable[[T], int], stop: threading.Event) -> Iterator[int]:
+    """Do the work on everything, WORKERS at once; the first failure, or Ctrl-C, ends it after what runs."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        running: set[Future[int]] = set()
+        try:
+            for item in items:
+                running.add(pool.submit(work, item))
+                if len(running) >= 2 * WORKERS:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    yield from (one.result() for one in done)
+            for one in running:
+                yield one.result()
+        except BaseException:
+            stop.set()
+            for one in running:
+                one.cancel()
+            raise

@@ -1,0 +1,217 @@
+"""The forms in which a disk leaves: a table, which `--to` names."""
+
+import hashlib
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from gpukiln import programs
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.exports import qcow2, sparse
+from gpukiln.exports.installer import write_installer
+from gpukiln.exports.netboot import SEED, write_netboot
+from gpukiln.progress import Meter, Progress
+
+_PERCENT = re.compile(rb"\((\d+\.\d+)/100%\)")
+
+
+@dataclass(frozen=True)
+class Format:
+    """One form.
+
+    Args:
+        title: For whom it is.
+        endings: Of file names; a file with another form's ending is refused.
+        make: Makes it of a raw disk: the disk, where to write, the progress, `url` where it has one. It
+            returns the SHA-256 of what it wrote where it knows it, else an empty string; what it writes may
+            be a file or a folder.
+        is_disk: Whether it is the raw disk itself: one of our own is taken as it is.
+        smaller: Whether it is smaller than what the disk holds, so that room for that is not asked for.
+        has_url: Whether a machine fetches something of it over HTTP.
+        users: A folder in it that its user changes, of which no digest is kept.
+    """
+
+    title: str
+    endings: tuple[str, ...]
+    make: Callable[..., str]
+    is_disk: bool = False
+    smaller: bool = False
+    has_url: bool = False
+    users: str = ""
+
+
+def format_of(to: str, output: Path) -> str:
+    """The form that was asked for, by name or by the file's ending.
+
+    Raises:
+        UsageError: There is no such form, or the name says another one than the ending.
+    """
+    table = [f"{name}: {', '.join(one.endings)} ({one.title})" for name, one in FORMATS.items()]
+    if to and to not in FORMATS:
+        raise UsageError(
+            f"--to {to}: there is no such form", details=tuple(table), hint=f"--to {'|'.join(FORMATS)}"
+        )
+    lengths = {ending: name for name, one in FORMATS.items() for ending in one.endings}
+    ending = max((one for one in lengths if output.name.endswith(one)), key=len, default="")
+    if not to and not ending:
+        raise UsageError(
+            f"{output.name} has no ending that says its form",
+            details=tuple(table),
+            hint=f"--to {'|'.join(FORMATS)}",
+        )
+    if to and ending and lengths[ending] != to:
+        wanted = next(iter(FORMATS[to].endings), "")
+        raise UsageError(
+            f"--to {to}, and {output.name} has the ending of {lengths[ending]}",
+            hint=f"call it {output.name.removesuffix(ending)}{wanted}, or leave out --to",
+        )
+    return to or lengths[ending]
+
+
+def _raw(disk: Path, part: Path, progress: Progress) -> str:
+    """A copy with the same holes; the digest of what is copied is made beside it."""
+    meter = Meter(progress, disk.stat().st_size)
+    with sparse.meanwhile(sparse.sha256, disk, moved=meter.add) as digest:
+        sparse.copy(disk, part, lambda _: None)
+        return digest.result()
+
+
+def _zstd(disk: Path, part: Path, progress: Progress) -> str:
+    """By the program zstd, on all cores; its frame says how large the disk is."""
+    size = disk.stat().st_size
+    meter, digest = Meter(progress, size), hashlib.sha256()
+    command = ["zstd", "-q", "-3", "-T0", f"--stream-size={size}", "-c"]
+    with part.open("wb") as file:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            )
+        except FileNotFoundError:
+            raise UnavailableError(
+                "zstd is not installed", hint="scripts/run installs what is missing: call it through that"
+            ) from None
+        failed: list[OSError] = []
+
+        def keep() -> None:
+            assert process.stdout  # noqa: S101 - a pipe
+            try:
+                while data := process.stdout.read(sparse.CHUNK):
+                    digest.update(data)
+                    file.write(data)
+            except OSError as error:  # no room: zstd ends when nobody reads
+                failed.append(error)
+                process.kill()
+
+        reader = threading.Thread(target=keep)
+        reader.start()
+        try:
+            assert process.stdin  # noqa: S101 - a pipe
+            for piece in sparse.pieces(disk):
+                process.stdin.write(piece)
+                meter.add(len(piece))
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it has ended: its status says why
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            reader.join()
+            process.wait()
+        assert process.stderr  # noqa: S101 - a pipe
+        told = process.stderr.read().decode(errors="replace").strip()
+    if failed:
+        raise failed[0]
+    if process.returncode:
+        raise UnavailableError(
+            f"zstd ended with {process.returncode}: {told}", hint="run the same command again"
+        )
+    return digest.hexdigest()
+
+
+def _qemu_img(form: str, *options: str) -> Callable[[Path, Path, Progress], str]:
+    def make(disk: Path, part: Path, progress: Progress) -> str:
+        convert(disk, part, "raw", form, progress, *options)
+        return ""
+
+    return make
+
+
+def convert(disk: Path, part: Path, source_form: str, form: str, progress: Progress, *options: str) -> None:
+    """Have qemu-img convert a disk; the form of what is read is told, never guessed by it.
+
+    Raises:
+        UnavailableError: It failed, it is not installed, or there is no room.
+    """
+    total, (read, write) = sparse.data_bytes(disk), os.pipe()
+    meter, told = Meter(progress, total), bytearray()
+
+    def listen() -> None:
+        with os.fdopen(read, "rb", buffering=0) as output:
+            while data := output.read(4096):
+                told.extend(data)
+                if found := _PERCENT.findall(data):
+                    meter.reach(int(float(found[-1]) / 100 * total))
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    command = ["qemu-img", "convert", "-p", "-f", source_form, "-O", form, *options, str(disk), str(part)]
+    try:
+        with os.fdopen(write, "wb", buffering=0) as output:
+            done = programs.run(command, limit_s=24 * 3600, folder=part.parent, output=output)
+    finally:
+        listener.join()
+    if done.returncode:
+        text = _PERCENT.sub(b"", told).decode(errors="replace").replace("\r", "\n")
+        if "No space left" in text:
+            raise programs.disk_full(part.parent)
+        lines = [line for line in text.splitlines() if line.strip()] or ["it said nothing"]
+        raise UnavailableError(f"qemu-img convert ended with {done.returncode}: {lines[-1].strip()}")
+
+
+def _netboot(disk: Path, part: Path, progress: Progress, url: str) -> str:
+    name = part.name.removeprefix(".").removesuffix(".part")  # what the folder is going to be called
+    made = write_netboot(disk, part, url=url or None, name=name, say=progress.say)
+    progress.show(Text(f"     a machine needs {made.memory_mib} MiB of memory at least: the root lies in it"))
+    _show_lacks(made.lacks, progress)
+    return ""
+
+
+def _installer(disk: Path, part: Path, progress: Progress, url: str) -> str:
+    made = write_installer(disk, part, url=url or None, say=progress.say)
+    _show_lacks(made.lacks, progress)
+    return made.sha256
+
+
+def _show_lacks(drivers: tuple[str, ...], progress: Progress) -> None:
+    if drivers:
+        progress.show(
+            Text(f"     its kernel has no {', '.join(drivers)}: machines that need these do not start")
+        )
+
+
+FORMATS = {
+    "qcow2": Format("QEMU, KVM, Proxmox, OpenStack", (".qcow2",), qcow2.write),
+    "raw": Format("a disk as it is, with holes", (".raw", ".img"), _raw, is_disk=True),
+    "raw.zst": Format("the same, compressed", (".raw.zst", ".img.zst", ".zst"), _zstd, smaller=True),
+    # VMware's servers import no other form of it (vmware/govmomi: govc/USAGE.md, import.vmdk)
+    "vmdk": Format("VMware", (".vmdk",), _qemu_img("vmdk", "-o", "subformat=streamOptimized"), smaller=True),
+    # without force_size the size is one that cylinders, heads and sectors can tell (QEMU, block/vpc.c)
+    "vhd": Format("Hyper-V", (".vhd", ".vpc"), _qemu_img("vpc", "-o", "subformat=dynamic,force_size=on")),
+    "netboot": Format(
+        "machines that boot from HTTP: a folder", (), _netboot, smaller=True, has_url=True, users=SEED
+    ),
+    "installer": Format(
+        "a medium that writes the disk of a machine", (".iso",), _installer, smaller=True, has_url=True
+    ),
+}

@@ -1,0 +1,298 @@
+"""A small medium that writes an image to one disk of a machine: ISO for CD and USB stick, BIOS and UEFI.
+
+Its kernel is the image's own, so a disk that it does not see is one that the image could not start from. What
+runs is `installer.sh`, in the initramfs; the image lies on the medium, or is fetched over HTTP.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukiln import programs
+from gpukiln.clouds.embedded.disk import mounted_root, run
+from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
+from gpukiln.files import remove, whole_or_not
+
+BLOCK = 4 << 20  # bytes: what is not zero is told in such steps, so that hundreds of lines tell it
+PACKED = "disk.raw.zst"
+PACKAGES = ("busybox", "gdisk", "zstd", "util-linux", "coreutils")
+TOOLS = (
+    *("/bin/dd", "/usr/bin/sha256sum", "/usr/bin/zstd", "/sbin/sgdisk", "/sbin/blkdiscard"),
+    *("/sbin/blockdev", "/sbin/blkid", "/bin/mount", "/bin/umount"),
+)
+"""What BusyBox has not, or with fewer options."""
+MODULES = ("isofs", "sr_mod", "loop", "nls_utf8", "nls_ascii")
+GRUB = (Path("/usr/lib/grub/i386-pc"), Path("/usr/lib/grub/x86_64-efi"))
+CONSOLES = ("console=ttyS0,115200", "console=tty0")
+"""The last one is asked on (kernel-parameters.txt, console)."""
+MENU_S = 10
+BOOT = """\
+# Sourced by the init of initramfs-tools in place of what mounts a root file system: initramfs-tools(7), boot=
+mount_top() { :; }
+mount_premount() { :; }
+mount_bottom() { :; }
+mountroot()
+{
+  wait_for_udev 10
+  PATH=/gpukiln/bin:$PATH
+  export PATH
+  . /gpukiln/settings
+  if [ -n "$url" ]; then
+    configure_networking
+    for server in "$IPV4DNS0" "$IPV4DNS1"; do
+      case $server in ''|0.0.0.0) ;; *) echo "nameserver $server" >> /etc/resolv.conf ;; esac
+    done
+  fi
+  sh /gpukiln/installer.sh < /dev/console > /dev/console 2>&1
+  status=$?
+  for word in $(cat /proc/cmdline); do
+    case $word in
+      gpukiln.then=poweroff) poweroff -f ;;
+      gpukiln.then=reboot) [ "$status" != 0 ] || reboot -f ;;
+    esac
+  done
+  echo "Take the medium out, then: reboot -f" > /dev/console
+  while :; do setsid -c sh < /dev/console > /dev/console 2>&1; done
+}
+"""
+HOOK = """\
+#!/bin/sh
+set -e
+[ "$1" = prereqs ] && exit 0
+. /usr/share/initramfs-tools/hook-functions
+mkdir -p "$DESTDIR/gpukiln/bin"
+cp /gpukiln-installer/* "$DESTDIR/gpukiln/"
+for tool in {tools}; do copy_exec "$tool" "/gpukiln/bin/${{tool##*/}}"; done
+manual_add_modules {modules}
+"""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What of a raw disk is not zero.
+
+    Args:
+        extents: Offset and length in bytes, of whole blocks.
+        sha256: Of these bytes, one extent after the other.
+    """
+
+    extents: tuple[tuple[int, int], ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Installer:
+    """What was written.
+
+    Args:
+        kernel: Its version.
+        lacks: Drivers of common servers that this kernel has not.
+        sha256: Of the medium.
+    """
+
+    file: Path
+    bytes: int
+    sha256: str
+    kernel: str
+    lacks: tuple[str, ...]
+
+
+def write_installer(
+    disk: Path,
+    file: Path,
+    *,
+    url: str | None = None,
+    arguments: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Installer:
+    """Write a medium that writes a disk; the disk is only read.
+
+    Args:
+        disk: A raw disk that is not in use.
+        file: The ISO; it must not exist.
+        url: Where the disk's raw.zst will be served, http only; None: it lies on the medium.
+        arguments: More of the kernel's command line, for example `gpukiln.device=nvme0n1`.
+
+    Raises:
+        UsageError: The file is there, the address can't be used, or an argument is none.
+        IncompatibleError: The disk's system has no kernel that this can be made of; the message says why.
+        UnavailableError: The mirror can't be reached, or a tool is missing or failed.
+    """
+    if file.exists():
+        raise UsageError(f"{file} is there already", hint="name another file, or remove it")
+    if url is not None and not re.fullmatch(r"http://[^\s\"'$;]+", url):
+        raise UsageError(
+            f"{url} can't be fetched by the installer", hint="wanted: http://SERVER/FILE.raw.zst"
+        )
+    for argument in arguments:
+        if not re.fullmatch(r"[\w.-]+(=[\w.,:/+-]+)?", argument):
+            raise UsageError(f"{argument!r} is no word of a kernel's command line")
+    for folder in GRUB:
+        if not folder.is_dir():
+            raise UnavailableError(
+                f"{folder} is missing, so the medium would start on half of the machines",
+                hint="scripts/run installs what is missing: call it through that",
+            )
+    say("reading the disk")
+    content = read_content(disk)
+    with mounted_root(disk) as root, whole_or_not(file) as partial:
+        release = release_of(root, "the installer")
+        kernel = read_kernel(root)
+        tree = partial.with_name(f"{partial.name}-tree")
+        try:
+            say("packing the disk, making an initramfs")
+            _fill(tree, root, kernel, release, disk, content, url, arguments)
+            say("putting the medium together")
+            run(
+                *("grub-mkrescue", "-o", str(partial), "--locales=", "--themes=", str(tree)),
+                *("--", "-volid", label_of(content)),
+            )
+        finally:
+            remove(tree)
+        with partial.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    return Installer(file, file.stat().st_size, digest, kernel.version, kernel.lacks)
+
+
+def read_content(disk: Path) -> Content:
+    """Find what of a raw disk is not zero; holes are not read."""
+    digest, found = hashlib.sha256(), list[tuple[int, int]]()
+    with disk.open("rb") as file:
+        for offset in _blocks(file.fileno(), disk.stat().st_size):
+            file.seek(offset)
+            block = file.read(BLOCK)
+            if block.count(0) == len(block):
+                continue
+            digest.update(block)
+            if found and sum(found[-1]) == offset:
+                found[-1] = (found[-1][0], found[-1][1] + len(block))
+            else:
+                found.append((offset, len(block)))
+    return Content(tuple(found), digest.hexdigest())
+
+
+def _blocks(descriptor: int, size: int) -> Iterator[int]:
+    """Offsets of the blocks that a sparse file has something in."""
+    end = 0
+    while end < size:
+        try:
+            data = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError:  # ENXIO: a hole up to the end
+            return
+        start = max(data // BLOCK * BLOCK, end)
+        hole = os.lseek(descriptor, data, os.SEEK_HOLE)
+        end = min(-(-hole // BLOCK) * BLOCK, size)
+        yield from range(start, end, BLOCK)
+
+
+def label_of(content: Content) -> str:
+    """The volume id, by which the installer finds its own medium: of A-Z0-9_, as ISO 9660 wants it."""
+    return f"GPUKILN_{content.sha256[:8].upper()}"
+
+
+def _fill(
+    tree: Path,
+    root: Path,
+    kernel: Kernel,
+    release: str,
+    disk: Path,
+    content: Content,
+    url: str | None,
+    arguments: Sequence[str],
+) -> None:
+    name = image_name(root)
+    boot = tree / "boot"
+    (boot / "grub").mkdir(parents=True)
+    (boot / "vmlinuz").write_bytes(kernel.file.read_bytes())
+    (boot / "grub/grub.cfg").write_text(grub_menu(kernel, arguments, name), encoding="utf-8")
+    packed = pack(disk, tree / PACKED) if url is None else ""
+    build_initramfs(
+        root,
+        kernel,
+        release=release,
+        packages=PACKAGES,
+        files={
+            "etc/initramfs-tools/scripts/gpukiln": BOOT,
+            "etc/initramfs-tools/hooks/gpukiln": HOOK.format(
+                tools=" ".join(TOOLS), modules=" ".join(MODULES)
+            ),
+            "gpukiln-installer/installer.sh": Path(__file__).with_name("installer.sh").read_text("utf-8"),
+            "gpukiln-installer/settings": render_settings(disk, content, packed, url, name),
+            "gpukiln-installer/map": render_map(content),
+        },
+        target=boot / "initrd.img",
+    )
+
+
+def pack(disk: Path, target: Path) -> str:
+    """Pack a raw disk, as `--to raw.zst` does.
+
+    Returns:
+        The SHA-256 of what was packed.
+    """
+    done = programs.run(
+        ["zstd", "-q", "-T0", "-o", str(target), str(disk)], limit_s=programs.LONG_S, folder=target.parent
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise UnavailableError(f"zstd failed with exit code {done.returncode}: {said}")
+    with target.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def render_settings(disk: Path, content: Content, packed: str, url: str | None, name: str) -> str:
+    """What `installer.sh` reads beside itself.
+
+    Args:
+        packed: The SHA-256 of the packed disk on the medium.
+    """
+    settings = {
+        "image": name,
+        "raw_bytes": str(disk.stat().st_size),
+        "raw_zst": PACKED,
+        "zst_sha256": packed,
+        "data_sha256": content.sha256,
+        "table": _table(disk),
+        "label": label_of(content),
+        "url": url or "",
+    }
+    return "".join(f"{key}={shlex.quote(value)}\n" for key, value in settings.items())
+
+
+def render_map(content: Content) -> str:
+    """What `installer.sh` reads back."""
+    return "".join(f"{offset} {length}\n" for offset, length in content.extents)
+
+
+def grub_menu(kernel: Kernel, arguments: Sequence[str], name: str) -> str:
+    """The medium's grub.cfg: asks on the console that the image itself uses, or on the other one."""
+    serial, screen = CONSOLES
+    last = [word for word in kernel.arguments if word.startswith("console=")][-1:]
+    entries = {"serial console": (screen, serial), "screen": (serial, screen)}
+    order = sorted(entries, key=lambda title: entries[title][-1].split(",")[0] not in "".join(last))
+    kept = [word for word in kernel.arguments if not word.startswith("console=")]
+    title = re.sub(r"[^\w .:+-]", "", name)
+    return (
+        "serial --unit=0 --speed=115200\n"
+        "terminal_input console serial\nterminal_output console serial\n"
+        f"set timeout={MENU_S}\n"
+        + "".join(
+            f"menuentry 'Write {title} to a disk of this machine ({where})' {{\n"
+            f"  linux /boot/vmlinuz boot=gpukiln {' '.join((*entries[where], *kept, *arguments))}\n"
+            "  initrd /boot/initrd.img\n}\n"
+            for where in order
+        )
+    )
+
+
+def _table(disk: Path) -> str:
+    label = str(json.loads(run("sfdisk", "--json", str(disk)))["partitiontable"]["label"])
+    if label not in {"gpt", "dos"}:
+        raise IncompatibleError(f"{disk} has a partition table {label!r}", hint="gpt or dos is wanted")
+    return label

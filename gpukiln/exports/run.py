@@ -1,0 +1,398 @@
+"""The disk of an image becomes a file: read, prepared, converted, hashed, and named when all is there."""
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from gpukiln import programs
+from gpukiln.clouds.base import Cloud
+from gpukiln.errors import BusyError, GpukilnError, RefusedError, UsageError
+from gpukiln.exports import beside, sparse
+from gpukiln.exports.boots import BootsOn, boots_on
+from gpukiln.exports.formats import FORMATS, format_of
+from gpukiln.exports.prepare import check_options, prepare
+from gpukiln.exports.source import Source, find_source, read_disk
+from gpukiln.files import remove
+from gpukiln.images.builds import Build
+from gpukiln.instances.tags import IMAGE_TAG, NOT_PROVEN
+from gpukiln.locks import locked
+from gpukiln.progress import Meter, Progress
+from gpukiln.proof.tags import judged_from_tags
+from gpukiln.state import state_home
+from gpukiln.typed import dump
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be written.
+
+    Args:
+        output: The file, or the folder, of the result.
+        to: One of `formats.FORMATS`; empty: by the ending of the file.
+        unproven: Whether an image is taken that was not proven.
+        force: Whether what is there is replaced.
+        datasource: nocloud or none: what cloud-init asks where there is no EC2; empty: as before.
+        ssh_keys: Lines of an authorized_keys file, for the image's user.
+        size_gib: The disk's size; None: as it is.
+        url: Where what is written will be served, for the forms that machines fetch; empty: see the form.
+        direct: Whether a disk that lies on this machine is read there, and not by the EBS direct APIs.
+    """
+
+    output: Path
+    to: str = ""
+    unproven: bool = False
+    force: bool = False
+    datasource: str = ""
+    ssh_keys: tuple[str, ...] = ()
+    size_gib: int | None = None
+    url: str = ""
+    direct: bool = True
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What an export is going to do."""
+
+    image_id: str
+    output: Path
+    to: str
+    disk_bytes: int
+    data_bytes: int | None
+    proven: bool
+    why_unproven: str
+    missing: dict[str, str]
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        bytes: Of the file.
+        virtual_bytes: Of the disk that is in it.
+        sha256: Of the file; of a folder that of its list of digests.
+        files: Everything that stands beside it.
+        missing: What does not: why.
+        boots_on: What the disk boots on; None: nobody can say, for `boots_on_unknown`.
+        blocks_read: By the EBS direct APIs, in this run; None: the disk lies on this machine.
+        blocks_kept: Of an earlier run that was interrupted.
+        durations_s: Seconds of each step.
+    """
+
+    schema: int = field(default=SCHEMA, kw_only=True)
+    image_id: str
+    output: Path
+    to: str
+    bytes: int
+    virtual_bytes: int
+    sha256: str
+    proven: bool
+    files: tuple[Path, ...]
+    missing: dict[str, str]
+    boots_on: BootsOn | None
+    boots_on_unknown: str
+    blocks_read: int | None
+    blocks_kept: int | None
+    durations_s: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Files that have no final name yet."""
+
+    part: Path
+    disk: Path
+    journal: Path
+
+    def remove(self) -> None:
+        for path in (self.part, self.disk, self.journal):
+            remove(path)
+
+
+def plan(wish: Wish, cloud: Cloud, image_id: str, build: Build | None) -> Planned:
+    """Look at all that an export needs, and refuse what can't be or may not be.
+
+    Raises:
+        UsageError: The image, the form, the folder or the size is none.
+        RefusedError: The image was not proven, or the file is there.
+    """
+    source, to, _ = _checked(wish, cloud, image_id, build)
+    why = _why_unproven(source, build)
+    return Planned(
+        image_id=image_id,
+        output=wish.output,
+        to=to,
+        disk_bytes=(wish.size_gib or source.size_gib) << 30,
+        data_bytes=sparse.data_bytes(source.disk) if source.disk else None,
+        proven=not why,
+        why_unproven=why,
+        missing=beside.known_of(source, build).missing,
+        others=source.others,
+    )
+
+
+def export(wish: Wish, cloud: Cloud, image_id: str, build: Build | None, progress: Progress) -> Exported:
+    """Write an image's disk; what is under the final name is whole, and what belongs to it stands beside it.
+
+    An export by the EBS direct APIs that was ended goes on where it was, when it is asked for again.
+
+    Raises:
+        GpukilnError: See `plan`; or there is no room, a tool failed, or EBS does not give the blocks.
+    """
+    source, to, work = _checked(wish, cloud, image_id, build)
+    with _alone(wish.output), _room_told(wish.output.parent):
+        remove(work.part)
+        moved, disk = None, source.disk
+        try:
+            if disk is None:
+                with progress.step("read the disk"):
+                    moved = _read(cloud, source, work, progress)
+                disk = work.disk
+            if wish.datasource or wish.ssh_keys or wish.size_gib:
+                with progress.step("prepare the disk"):
+                    disk = _prepared(wish, disk, work, progress)
+            virtual, (boots, why) = disk.stat().st_size, _boots_on(disk)
+            with progress.step(f"write {to}"):
+                digest, made = _made(wish, to, disk, work, progress)
+            with progress.step("checksum"), ThreadPoolExecutor(1) as pool:
+                synced = pool.submit(_sync_files, made)  # the disk is slow, and hashing does not wait for it
+                digests = _digests(wish.output, made, digest, FORMATS[to].users, progress)
+                synced.result()
+        except BaseException as error:
+            remove(work.part)
+            if source.disk is not None or not work.journal.exists():
+                work.remove()
+            else:
+                told = f"what was read stays in {work.disk}: the next run reads only the rest"
+                if isinstance(error, GpukilnError):
+                    error.add_note(told)
+                else:  # of Ctrl-C no notes are shown
+                    progress.show(Text(told))
+            raise
+        known = beside.known_of(source, build)
+        about = _about(source, wish, to, made, virtual, digests, build)
+        if wish.force:
+            beside.remove_disk(wish.output)
+        files = beside.write(wish.output, digests, about, known)
+        made.replace(wish.output)
+        _sync(wish.output.parent)
+        work.remove()
+    return Exported(
+        image_id=image_id,
+        output=wish.output,
+        to=to,
+        bytes=sum(one.stat().st_size for one in beside.files_in(wish.output)),
+        virtual_bytes=virtual,
+        sha256=_one_digest(digests),
+        proven=not _why_unproven(source, build),
+        files=tuple(files),
+        missing=known.missing,
+        boots_on=boots,
+        boots_on_unknown=why,
+        blocks_read=moved.moved if moved else None,
+        blocks_kept=moved.kept if moved else None,
+        durations_s=dict(progress.durations),
+    )
+
+
+def _checked(wish: Wish, cloud: Cloud, image_id: str, build: Build | None) -> tuple[Source, str, _Work]:
+    to, output = format_of(wish.to, wish.output), wish.output
+    if wish.url and not FORMATS[to].has_url:
+        fetched = " and ".join(name for name, one in FORMATS.items() if one.has_url)
+        raise UsageError(f"--url is of no use for {to}", hint=f"it is for {fetched}; leave it out")
+    check_options(wish.datasource, wish.ssh_keys)
+    if not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent}", hint="make it, or name a file in another one")
+    if (output.exists() or output.is_symlink()) and not wish.force:
+        raise RefusedError(f"{output} is there", hint="name another file, or replace it with --force")
+    source = find_source(cloud, image_id, direct=wish.direct)
+    if wish.size_gib is not None and wish.size_gib < source.size_gib:
+        raise UsageError(
+            f"--size {wish.size_gib} GiB is less than the disk has, {source.size_gib} GiB: it only grows",
+            hint=f"--size {source.size_gib}GiB or more, or leave it out",
+        )
+    if (why := _why_unproven(source, build)) and not wish.unproven:
+        which = build.id if build else f"{image_id} --region {source.region} --cloud {source.cloud}"
+        raise RefusedError(
+            f"{image_id} was not proven: {why}",
+            hint=f"`invoke ami.verify {which}` judges it; --unproven exports it as it is",
+        )
+    name = output.name
+    return source, to, _Work(*(output.with_name(f".{name}.{end}") for end in ("part", "disk", "journal")))
+
+
+def _why_unproven(source: Source, build: Build | None) -> str:
+    """Why nobody may rely on an image, by its tags and by the record of its build; empty: it was proven."""
+    judged = judged_from_tags(source.image_id, source.tags)
+    known = build.read().judged if build else {}
+    failed = [name for name, one in judged.items() if not one.passed]
+    failed += [name for name, one in known.items() if not one.proves and name not in failed]
+    if failed:
+        return f"it failed on {', '.join(failed)}"
+    if not judged:
+        return "no machine judged it"
+    if source.tags.get(IMAGE_TAG, NOT_PROVEN) == NOT_PROVEN:
+        return f"its tag {IMAGE_TAG} says so"
+    return ""
+
+
+def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
+    meters: list[Meter] = []
+
+    def begin(count: int) -> None:
+        if programs.free_bytes(work.disk.parent) < count:
+            raise programs.disk_full(work.disk.parent, count >> 20)
+        meters.append(Meter(progress, count))
+
+    return read_disk(
+        cloud,
+        source,
+        work.disk,
+        work.journal,
+        begin=begin,
+        moved=lambda count: meters[0].add(count),  # noqa: PLW0108 - it is there later
+    )
+
+
+def _prepared(wish: Wish, disk: Path, work: _Work, progress: Progress) -> Path:
+    """A disk of ours, changed; what was read of EBS is not gone on with after that."""
+    if disk != work.disk:
+        _require_room(work.disk.parent, sparse.data_bytes(disk))
+        meter = Meter(progress, sparse.data_bytes(disk))
+        sparse.copy(disk, work.disk, meter.add)
+    prepare(
+        work.disk,
+        datasource=wish.datasource,
+        size_gib=wish.size_gib,
+        ssh_keys=wish.ssh_keys,
+        begin=lambda: work.journal.unlink(missing_ok=True),
+    )
+    return work.disk
+
+
+def _boots_on(disk: Path) -> tuple[BootsOn | None, str]:
+    """What a disk boots on, or why nobody can say: somebody's disk need not be one of ours."""
+    try:
+        return boots_on(disk), ""
+    except GpukilnError as error:
+        return None, str(error)
+
+
+def _made(wish: Wish, to: str, disk: Path, work: _Work, progress: Progress) -> tuple[str, Path]:
+    """The digest, where it is known already, and what was made."""
+    form = FORMATS[to]
+    if form.is_disk and disk == work.disk:
+        return "", disk
+    if not form.smaller:
+        _require_room(work.part.parent, sparse.data_bytes(disk))
+    address = {"url": wish.url} if form.has_url else {}
+    return form.make(disk, work.part, progress, **address), work.part
+
+
+def _require_room(folder: Path, needs: int) -> None:
+    if programs.free_bytes(folder) < needs:
+        raise programs.disk_full(folder, needs >> 20)
+
+
+def _digests(output: Path, part: Path, digest: str, users: str, progress: Progress) -> dict[str, str]:
+    """Per file its SHA-256, by the name that it is going to have.
+
+    Args:
+        users: A folder that is its user's to change.
+    """
+    if digest:
+        return {output.name: digest}
+    files = [one for one in beside.files_in(part) if not users or (part / users) not in one.parents]
+    meter = Meter(progress, sum(one.stat().st_size for one in files))
+    return {
+        str(Path(output.name) / one.relative_to(part)) if one != part else output.name: sparse.sha256(
+            one, meter.add
+        )
+        for one in files
+    }
+
+
+def _one_digest(digests: dict[str, str]) -> str:
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    return hashlib.sha256("".join(f"{one}  {name}\n" for name, one in digests.items()).encode()).hexdigest()
+
+
+def _about(
+    source: Source,
+    wish: Wish,
+    to: str,
+    part: Path,
+    virtual: int,
+    digests: dict[str, str],
+    build: Build | None,
+) -> dict[str, Any]:
+    """The document of FILE.json, which `ami.import` reads too."""
+    judged = judged_from_tags(source.image_id, source.tags)
+    return {
+        "schema": SCHEMA,
+        "file": wish.output.name,
+        "to": to,
+        "bytes": sum(one.stat().st_size for one in beside.files_in(part)),
+        "virtual_bytes": virtual,
+        "sha256": _one_digest(digests),
+        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "image": {
+            name: value
+            for name, value in dump(source).items()
+            if name in ("image_id", "name", "region", "cloud", "architecture", "boot_mode", "snapshot_id")
+        },
+        "proven": not _why_unproven(source, build),
+        "judged": [dump(one) for one in judged.values()],
+        "changed": {  # what of the disk is not as it was proven
+            **({"datasource": wish.datasource} if wish.datasource else {}),
+            **({"ssh_keys": len(wish.ssh_keys)} if wish.ssh_keys else {}),
+            **({"size_gib": wish.size_gib} if wish.size_gib else {}),
+        },
+        "tags": {name: value for name, value in source.tags.items() if name.startswith("gpukiln:")},
+    }
+
+
+def _sync_files(made: Path) -> None:
+    for file in beside.files_in(made):
+        _sync(file)
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    folder = state_home() / "exports"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(str(output.absolute()).encode()).hexdigest()[:16]
+    busy = BusyError(f"another process writes {output}", hint="wait for it, or name another file")
+    with locked(folder / f"{name}.lock", busy=busy):
+        yield
+
+
+@contextmanager
+def _room_told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise programs.disk_full(folder) from error
+        raise

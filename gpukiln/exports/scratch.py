@@ -1,0 +1,220 @@
+"""An initramfs of a disk's own kernel with packages that the disk has not; the disk stays as it is.
+
+The disk's root is the lower layer of an overlay in which the packages are unpacked and mkinitramfs runs. The
+disk is not booted, nothing that a process mounts here outlives it, and the overlay is thrown away.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from gpukiln import programs
+from gpukiln.errors import IncompatibleError, UnavailableError
+from gpukiln.files import remove
+from gpukiln.locks import locked
+from gpukiln.sources.apt import RELEASES, debian_sources, download_packages
+from gpukiln.sources.mirror import NAMESPACES
+from gpukiln.state import state_home
+
+NEEDS_MIB = 1024  # packages, an unpacked initramfs of a kernel with every driver, the packed one
+LINKS = 8
+OWN_ARGUMENTS = re.compile(r"(root|BOOT_IMAGE|resume|rootflags)=.*|ro|rw|quiet|splash")
+"""What a kernel is told for its disk's sake."""
+SERVER_DRIVERS = (
+    *("ahci", "nvme", "megaraid_sas", "mpt3sas", "usb_storage"),
+    *("bnxt_en", "i40e", "ice", "igb", "ixgbe", "mlx5_core", "tg3"),
+)
+"""Disks and network cards of servers with GPUs; Debian's cloud kernel lacks most of them."""
+ELSEWHERE = {
+    "ubuntu": "Ubuntu has casper and dracut-live in its own archive, which this machine's apt does not read",
+    "rhel": "its dracut-live (module livenet) comes from its own repositories, by dnf",
+    "rocky": "its dracut-live (module livenet) comes from its own repositories, by dnf",
+    "almalinux": "its dracut-live (module livenet) comes from its own repositories, by dnf",
+    "amzn": "its initramfs is dracut's, from its own repositories, by dnf",
+}
+"""Why it is not done for a base, by ID of os-release."""
+BUILD = """
+set -eu
+cd "$1"
+mkdir lower tmp root
+mount --bind "$2" lower
+mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=tmp root
+mount -t proc proc root/proc
+mount --rbind /dev root/dev
+chroot root dpkg --force-unsafe-io --install --recursive /gpukiln-packages
+chroot root mkinitramfs -o /gpukiln-initrd.img "$3"
+"""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The kernel that a disk boots.
+
+    Args:
+        file: Below the root of the disk.
+        arguments: What its bootloader tells it, without what is about the disk itself.
+        lacks: Drivers of common servers that it has not.
+    """
+
+    version: str
+    file: Path
+    arguments: tuple[str, ...]
+    lacks: tuple[str, ...]
+
+
+def release_of(root: Path, wanted: str) -> str:
+    """The code name of the Debian that a root file system is.
+
+    Args:
+        wanted: What is asked for, for the message.
+
+    Raises:
+        IncompatibleError: It is no Debian whose packages this machine's mirror has.
+    """
+    file = resolve(root, "/etc/os-release")
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    found: list[tuple[str, str]] = re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
+    fields = {key: value.strip('"') for key, value in found}
+    system, release = fields.get("ID", ""), fields.get("VERSION_CODENAME", "")
+    if system == "debian" and release in RELEASES:
+        return release
+    name = fields.get("PRETTY_NAME") or "no system with an os-release"
+    raise IncompatibleError(
+        f"{wanted} is made of Debian's live-boot and initramfs-tools, and the disk has {name}"
+        + (f": {ELSEWHERE[system]}" if system in ELSEWHERE else ""),
+        hint="export it as qcow2 or raw, or bake the image on the base debian-12",
+    )
+
+
+def image_name(root: Path) -> str:
+    """What a disk's record calls its image, on screens and in files for people."""
+    file = resolve(root, "/etc/gpukiln/image.json")
+    name = json.loads(file.read_text(encoding="utf-8")).get("image") if file.is_file() else None
+    return str(name or "an image without a record")
+
+
+def read_kernel(root: Path) -> Kernel:
+    """What a disk's GRUB boots first.
+
+    Raises:
+        IncompatibleError: No entry of its grub.cfg leads to a kernel.
+    """
+    config = root / "boot/grub/grub.cfg"
+    text = config.read_text(encoding="utf-8") if config.is_file() else ""
+    first = re.search(r"^\s*linux\s+(\S+)(.*)$", text, re.MULTILINE)
+    file = resolve(root, first[1]) if first else root
+    if first is None or not file.is_file() or not file.name.startswith("vmlinuz-"):
+        raise IncompatibleError(
+            "the disk's /boot/grub/grub.cfg names no kernel that is there",
+            hint="`update-grub` on a machine of the image writes it; bake the image again with that",
+        )
+    version = file.name.removeprefix("vmlinuz-")
+    modules = resolve(root, f"/lib/modules/{version}")
+    have = "".join(
+        (modules / name).read_text(encoding="utf-8").replace("-", "_")
+        for name in ("modules.dep", "modules.builtin")
+    )
+    lacks = tuple(name for name in SERVER_DRIVERS if f"/{name}.ko" not in have)
+    arguments = tuple(word for word in first[2].split() if not OWN_ARGUMENTS.fullmatch(word))
+    return Kernel(version, file, arguments, lacks)
+
+
+def resolve(root: Path, path: str) -> Path:
+    """Follow the links of a path as one sees it whose root this is: never out of it."""
+    rest, found = list(PurePosixPath(path.lstrip("/")).parts), root
+    for _ in range(LINKS * LINKS):
+        if not rest:
+            return found
+        part = rest.pop(0)
+        if part == "..":
+            found = found.parent if found != root else root
+        elif (found / part).is_symlink():
+            target = PurePosixPath((found / part).readlink())
+            found = root if target.is_absolute() else found
+            rest = [one for one in target.parts if one != "/"] + rest
+        else:
+            found /= part
+    raise IncompatibleError(f"{path} of the disk is a link that leads nowhere", hint="bake the image again")
+
+
+def build_initramfs(
+    root: Path,
+    kernel: Kernel,
+    *,
+    release: str,
+    packages: Sequence[str],
+    files: Mapping[str, str],
+    target: Path,
+) -> None:
+    """Make an initramfs of a root file system as if it had packages and files that it has not.
+
+    Args:
+        root: Where it is mounted; only read.
+        packages: Of Debian, with what they need.
+        files: Path below the root -> text; a text with a shebang is executable.
+
+    Raises:
+        UnavailableError: The mirror can't be reached, or a tool failed; the message names the log.
+    """
+    home = state_home() / "exports"
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home / "lock"):  # so whatever is found there was left by a process that was killed
+        for leftover in home.glob("scratch-*"):
+            remove(leftover)
+        with tempfile.TemporaryDirectory(prefix="scratch-", dir=home) as folder:
+            upper = Path(folder) / "upper"
+            upper.mkdir(mode=0o755)
+            _write(upper, files)
+            download_packages(
+                packages,
+                into=upper / "gpukiln-packages",
+                status=root / "var/lib/dpkg/status",
+                cache=home / "apt",
+                sources=debian_sources(release),
+            )
+            _run(Path(folder), root, kernel.version, home / "initramfs.log")
+            shutil.copyfile(upper / "gpukiln-initrd.img", target)
+
+
+def _write(upper: Path, files: Mapping[str, str]) -> None:
+    texts = {
+        # of every driver that the kernel has; the disk's own initramfs is not made anew
+        "etc/initramfs-tools/conf.d/gpukiln": "MODULES=most\nBUSYBOX=y\nRESUME=none\nCOMPRESS=zstd\n",
+        "etc/initramfs-tools/update-initramfs.conf": "update_initramfs=no\n",
+        **files,
+    }
+    for name, text in texts.items():
+        file = upper / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        file.chmod(0o755 if text.startswith("#!") else 0o644)
+
+
+def _run(folder: Path, root: Path, version: str, log: Path) -> None:
+    command = [
+        *("setpriv", "--pdeathsig", "KILL", *NAMESPACES),
+        *("sh", "-c", BUILD, "sh", str(folder), str(root), version),
+    ]
+    environment = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL": "C",
+        "DEBIAN_FRONTEND": "noninteractive",
+    }
+    with log.open("wb") as output:
+        done = programs.run(
+            command,
+            limit_s=programs.LONG_S,
+            folder=folder,
+            needs_mib=NEEDS_MIB,
+            output=output,
+            environment=environment,
+        )
+    if done.returncode:
+        raise UnavailableError(
+            f"the initramfs of kernel {version} can't be made (log: {log})",
+            details=tuple(log.read_text(errors="replace").splitlines()[-6:]),
+        )

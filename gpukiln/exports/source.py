@@ -1,0 +1,105 @@
+"""The disk of an image: what it is, and its bytes as a raw file."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.exports import ebs
+from gpukiln.instances.tags import tags_of
+
+
+@dataclass(frozen=True)
+class Source:
+    """An image and its root disk.
+
+    Args:
+        size_gib: Of the disk.
+        tags: The image's.
+        others: Disks beside the root's that the image brings; they are not exported.
+        disk: The file where the disk lies on this machine; None: it is read by the EBS direct APIs.
+    """
+
+    image_id: str
+    name: str
+    region: str
+    cloud: str
+    architecture: str
+    boot_mode: str
+    snapshot_id: str
+    size_gib: int
+    encrypted: bool
+    tags: Mapping[str, str]
+    others: tuple[str, ...] = ()
+    disk: Path | None = None
+
+
+def find_source(cloud: Cloud, image_id: str, *, direct: bool = True) -> Source:
+    """The image's root disk, by what EC2 says of it.
+
+    Args:
+        cloud: The cloud, in the image's region.
+        direct: Whether a disk that lies on this machine is taken as it is.
+
+    Raises:
+        UsageError: There is no such image, or it has no disk.
+        UnavailableError: The cloud could not be asked, or the image is not ready.
+    """
+    with explain_aws_errors("look up the image"):
+        named = [{"Name": "image-id", "Values": [image_id]}]
+        found = cloud.client("ec2").describe_images(Filters=named, IncludeDeprecated=True)["Images"]
+    where = f"{cloud.region} ({cloud.name})"
+    if not found:
+        raise UsageError(
+            f"there is no image {image_id} in {where}", hint="check --region, --cloud and --profile"
+        )
+    image: Mapping[str, Any] = found[0]
+    if image["State"] != "available":
+        raise UnavailableError(f"{image_id} is {image['State']}, wanted available", hint="wait until it is")
+    disks = {
+        one["DeviceName"]: one["Ebs"]
+        for one in image["BlockDeviceMappings"]
+        if one.get("Ebs", {}).get("SnapshotId")
+    }
+    root = disks.pop(image.get("RootDeviceName", ""), None)
+    if root is None:
+        raise UsageError(
+            f"{image_id} has no root disk on EBS", hint="only images whose root is a snapshot have one"
+        )
+    disk = cloud.snapshot_disk(root["SnapshotId"]) if direct else None
+    if disk is not None and not disk.exists():
+        raise UnavailableError(
+            f"the disk of {root['SnapshotId']} is missing: {disk}",
+            hint="`invoke cloud.status` says what is wrong with the embedded cloud's files; a base image's is"
+            " made by the first build",
+        )
+    return Source(
+        image_id=image_id,
+        name=str(image.get("Name", "")),
+        region=cloud.region,
+        cloud=cloud.name,
+        architecture=str(image.get("Architecture", "")),
+        boot_mode=str(image.get("BootMode", "")),
+        snapshot_id=root["SnapshotId"],
+        size_gib=int(root["VolumeSize"]),
+        encrypted=bool(root.get("Encrypted")),
+        tags=tags_of(image),
+        others=tuple(disks),
+        disk=disk,
+    )
+
+
+def read_disk(
+    cloud: Cloud,
+    source: Source,
+    disk: Path,
+    journal: Path,
+    *,
+    begin: Callable[[int], None],
+    moved: Callable[[int], None],
+) -> ebs.Moved:
+    """Read the disk into a raw file by the EBS direct APIs, see `ebs.read_snapshot`."""
+    client = cloud.client("ebs", attempts=1)  # `patiently` tries again, bodies that are cut too
+    return ebs.read_snapshot(client, source.snapshot_id, disk, journal, begin=begin, moved=moved)

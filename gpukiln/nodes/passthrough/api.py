@@ -1,0 +1,351 @@
+"""The one place that talks to Proxmox VE: by proxmoxer, over HTTPS with a token or by pvesh as root.
+
+Its errors come as a status line with the message, a body with `errors` by parameter, 595 to 599 where
+pveproxy did not reach the node (pve-http-server PVE/APIServer/AnyEvent.pm); pvesh writes the same words on
+standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, UnavailableError, UsageError
+from gpukiln.redact import redact
+
+TOKEN = "PROXMOX_VE_API_TOKEN"  # noqa: S105 - the variable that the bpg/proxmox provider of Terraform reads too
+TOKEN_FORM = re.compile(r"([^@!=\s]+@[^@!=\s]+)!([^@!=\s]+)=(\S+)")
+ANSWER_S = 30.0
+LOOK_S, IMPORT_S, UPLOAD_S = 60.0, 4 * 3600.0, 4 * 3600.0
+POLL_S = 1.0
+PORT = 8006
+NOT_REACHED = range(595, 600)
+
+
+class UnansweredError(UnavailableError):
+    """Something was to be changed, and no answer came: it may have happened."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a host is reached.
+
+    Args:
+        pve: `HOST[:PORT]` for HTTPS, `ssh://[USER@]HOST[:PORT]`, or `local`.
+        fingerprint: SHA-256 of its certificate, which then needs no CA.
+        ca: File of the CA that vouches for it; empty: this computer's own.
+        token_file: Where the token is; empty: the environment.
+    """
+
+    pve: str
+    fingerprint: str = ""
+    ca: str = ""
+    token_file: str = ""
+
+    @property
+    def https(self) -> bool:
+        return self.pve != "local" and not self.pve.startswith("ssh://")
+
+
+class Pve:
+    """A Proxmox VE that answers.
+
+    Args:
+        resource: proxmoxer's.
+        user: Who asks: root@pam by pvesh, else USER@REALM!TOKEN.
+    """
+
+    def __init__(self, resource: Any, way: Way, user: str) -> None:
+        self._resource, self.way, self.user = resource, way, user
+
+    @property
+    def root(self) -> bool:
+        """Whether it is asked as root@pam, which is no token: a token of root is not (check_hostpci_perm)."""
+        return self.user == "root@pam"
+
+    def get(self, path: str, /, **parameters: Any) -> Any:
+        """Ask for something; what is None is not said."""
+        with self._explained(f"GET {path}", changes=False):
+            return self._resource(path).get(**parameters)
+
+    def put(self, path: str, /, **values: Any) -> Any:
+        """Change something.
+
+        Raises:
+            UnansweredError: It may have happened.
+        """
+        with self._explained(f"PUT {path}", changes=True):
+            return self._resource(path).put(**values)
+
+    def post(self, path: str, /, **values: Any) -> Any:
+        """As `put`; returns the id of the task."""
+        with self._explained(f"POST {path}", changes=True):
+            return self._resource(path).post(**values)
+
+    def delete(self, path: str, /, **parameters: Any) -> Any:
+        """As `put`; returns the id of the task where there is one."""
+        with self._explained(f"DELETE {path}", changes=True):
+            return self._resource(path).delete(**parameters)
+
+    def wait(
+        self, task: str, node: str, *, limit_s: float, said: Callable[[str], None] | None = None
+    ) -> None:
+        """Wait for a task to end well.
+
+        Args:
+            task: Its id, UPID:...
+            said: Gets each new line of its log.
+
+        Raises:
+            IncompatibleError: It failed; with its own words.
+            BusyError: It had not ended by then.
+        """
+        path, line, until = f"nodes/{node}/tasks/{task}", 0, time.monotonic() + limit_s
+        while True:
+            status = self.get(f"{path}/status")
+            for one in self.get(f"{path}/log", start=line, limit=500) if said else ():
+                if one["n"] > line and one.get("t") not in (None, "no content"):
+                    said(str(one["t"])) if said else None
+                    line = int(one["n"])
+            if status.get("status") == "stopped":
+                break
+            if time.monotonic() > until:
+                raise BusyError(
+                    f"the task {task} goes on after {limit_s:.0f} s", hint="look at it in the task log"
+                )
+            time.sleep(POLL_S)
+        ended = str(status.get("exitstatus", ""))
+        if ended != "OK" and not ended.startswith("WARNINGS"):
+            raise task_failed(task, ended)
+
+    @contextlib.contextmanager
+    def _explained(self, what: str, *, changes: bool) -> Iterator[None]:
+        import requests  # noqa: PLC0415 - slow to import
+        from proxmoxer import ResourceException  # noqa: PLC0415 - slow to import
+
+        try:
+            yield
+        except ResourceException as error:
+            raise explained(error, what, self, changes=changes) from error
+        except requests.exceptions.SSLError as error:
+            raise _not_trusted(self.way, str(error)) from error
+        except requests.exceptions.RequestException as error:
+            kind = UnansweredError if changes and not _never_sent(error) else UnavailableError
+            raise kind(
+                f"{self.way.pve} gave no answer to {what}: {redact(_innermost(error))}",
+                hint="is it a Proxmox VE, is pveproxy running, does a firewall keep port 8006 shut?",
+            ) from error
+
+
+def connect(way: Way, *, limit_s: float = ANSWER_S) -> Pve:
+    """Make ready to ask; nothing is sent yet.
+
+    Args:
+        limit_s: For one answer.
+
+    Raises:
+        UsageError: The token is missing or none, an option is not understood.
+    """
+    from proxmoxer import ProxmoxAPI  # noqa: PLC0415 - slow to import
+    from proxmoxer.backends.command_base import JsonSimpleSerializer  # noqa: PLC0415
+    from proxmoxer.core import ProxmoxResource  # noqa: PLC0415
+
+    if not way.https:
+        from gpukiln.nodes.passthrough.pvesh import Pvesh  # noqa: PLC0415
+
+        if way.fingerprint or way.ca or way.token_file:
+            raise UsageError("--fingerprint, --ca and --token-file are about HTTPS, and --pve names none")
+        session = Pvesh("" if way.pve == "local" else way.pve, max(limit_s, LOOK_S))
+        return Pve(
+            ProxmoxResource(base_url="", session=session, serializer=JsonSimpleSerializer()), way, "root@pam"
+        )
+    host, port = _place(way.pve)
+    user, name, value = token(way)
+    if way.ca and not Path(way.ca).is_file():
+        raise UsageError(f"--ca {way.ca} is no file", hint="the host's is /etc/pve/pve-root-ca.pem")
+    api = ProxmoxAPI(
+        host,
+        port=port,
+        user=user,
+        token_name=name,
+        token_value=value,
+        timeout=limit_s,
+        # A fingerprint names one certificate; checking who signed it would add nothing.
+        verify_ssl=False if way.fingerprint else way.ca or True,
+    )
+    if way.fingerprint:
+        from requests_toolbelt.adapters.fingerprint import FingerprintAdapter  # noqa: PLC0415 - slow to import
+
+        session = api._store["session"]  # proxmoxer hands it out nowhere else
+        session.mount("https://", FingerprintAdapter(fingerprint(way.fingerprint)))
+    return Pve(api, way, f"{user}!{name}")
+
+
+def token(way: Way) -> tuple[str, str, str]:
+    """User, name and value of the token, from its file or the environment; never from the command line.
+
+    Raises:
+        UsageError: There is none, it is none, or others may read its file.
+    """
+    form = f"wanted USER@REALM!NAME=VALUE, in ${TOKEN} or in the file of --token-file"
+    if way.token_file:
+        file = Path(way.token_file).expanduser()
+        if not file.is_file():
+            raise UsageError(f"--token-file {way.token_file} is no file", hint=form)
+        if stat.S_IMODE(file.stat().st_mode) & 0o077:
+            raise UsageError(
+                f"others may read the token in {way.token_file}", hint=f"`chmod 600 {way.token_file}`"
+            )
+        text, where = file.read_text(encoding="utf-8").strip(), way.token_file
+    else:
+        text, where = os.environ.get(TOKEN, "").strip(), f"${TOKEN}"
+        if not text:
+            raise UsageError(f"{way.pve} is asked with a token, and there is none", hint=form)
+    found = TOKEN_FORM.fullmatch(text)
+    if not found:
+        raise UsageError(f"what {where} holds is no token", hint=form)
+    return found[1], found[2], found[3]
+
+
+def fingerprint(text: str) -> str:
+    """A SHA-256 as 64 hexadecimal digits.
+
+    Raises:
+        UsageError: It is none.
+    """
+    plain = text.removeprefix("sha256:").removeprefix("SHA256:").replace(":", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", plain):
+        raise UsageError(
+            f"--fingerprint {text!r} is no SHA-256 of a certificate",
+            hint="`pvenode cert info` prints it on the host",
+        )
+    return plain
+
+
+def explained(error: Any, what: str, pve: Pve, *, changes: bool) -> GpukilnError:
+    """An answer that is an error, as one of ours."""
+    text = redact(str(error.content or error.status_message or "")).strip()
+    errors = error.errors if isinstance(error.errors, dict) else {}
+    more = tuple(f"{name}: {str(told).strip()}" for name, told in errors.items() if name != "errors")
+    details = more or tuple(text.splitlines()[1:8])
+    first = text.splitlines()[0] if text else f"status {error.status_code}"
+    code, where = error.status_code, pve.way.pve
+    if code == 401:
+        return UnavailableError(
+            f"{where} does not take the token of {pve.user}: {first}",
+            hint=f"`pveum user token list {pve.user.partition('!')[0]}` lists them, `token add` makes one",
+        )
+    if code in NOT_REACHED:
+        kind = UnansweredError if changes and code != 595 else UnavailableError
+        return kind(
+            f"{where} did not reach the node for {what}: {first}", hint="is the node up? `pvecm status`"
+        )
+    for pattern, refused, message, hint in REFUSALS:
+        if re.search(pattern, f"{code} {text}"):
+            told = text.splitlines()[-1] if refused is IncompatibleError and not more else first
+            return refused(
+                message.format(where=where, what=what, user=pve.user, told=told), hint=hint, details=more
+            )
+    if code in (400, 501) or more:
+        return IncompatibleError(
+            f"{where} does not take {what}: {first}",
+            details=details,
+            hint="is this Proxmox VE older than 8? `pveversion`",
+        )
+    return UnavailableError(f"{where} failed at {what}: {first}", details=details)
+
+
+# Status and words, what they are for us, in which words, and the next step.
+REFUSALS: tuple[tuple[str, type[GpukilnError], str, str], ...] = (
+    (
+        r"^403|Permission check failed",
+        UnavailableError,
+        "{user} may not {what}: {told}",
+        "give the token the right: `pveum acl modify PATH --tokens 'USER@REALM!NAME' --roles ROLE`",
+    ),
+    (
+        r"detected modified configuration",
+        BusyError,
+        "somebody changed it meanwhile: {told}",
+        "nothing was written: look again",
+    ),
+    (
+        r"can't lock file|got (?:lock request )?timeout|is locked",
+        BusyError,
+        "{where} refuses {what} for now: {told}",
+        "another task has it: try again",
+    ),
+    (
+        r"no quorum|cluster not ready",
+        UnavailableError,
+        "{where} can change nothing: {told}",
+        "`pvecm status` says who is missing",
+    ),
+    (
+        r"[Oo]nly root (?:can|may)",
+        IncompatibleError,
+        "{where} takes that from root@pam alone, and no token is it: {told}",
+        "--gpu mapping:NAME, or run it on the host: --pve local",
+    ),
+)
+
+
+def task_failed(task: str, ended: str) -> GpukilnError:
+    """The error for a task that did not end well."""
+    kind = task.split(":")[5] if task.count(":") >= 8 else "task"
+    if re.search(r"can't lock file|got timeout", ended):
+        return BusyError(f"{kind} failed: {ended}", hint="another task has it: try again")
+    if re.search(r"No space left|not enough|out of space", ended, re.IGNORECASE):
+        return UnavailableError(f"{kind} failed: {ended}", hint="make room on the storage")
+    return UnavailableError(f"{kind} failed: {ended or 'without a word'}", hint=f"the task is {task}")
+
+
+def _place(pve: str) -> tuple[str, int]:
+    """Host and port, IPv6 with and without brackets."""
+    found = re.fullmatch(r"(?:https://)?(\[[0-9a-fA-F:]+\]|[^:/\s\[\]@]+)(?::(\d+))?/?", pve)
+    if not found and re.fullmatch(r"[0-9a-fA-F:]+", pve):
+        return f"[{pve}]", PORT
+    if not found:
+        raise UsageError(f"--pve {pve!r}: wanted HOST[:PORT], ssh://[USER@]HOST[:PORT] or local")
+    return found[1], int(found[2] or PORT)
+
+
+def _not_trusted(way: Way, text: str) -> UnavailableError:
+    if "ingerprints did not match" in text:
+        seen = re.search(r'got "?([0-9a-fA-F]{64})', text)
+        shown = f": it is {':'.join(re.findall('..', seen[1].upper()))}" if seen else ""
+        return UnavailableError(
+            f"the certificate of {way.pve} is not the one of --fingerprint{shown}",
+            hint="if it was renewed, `pvenode cert info` prints the new one there; else somebody is between",
+        )
+    return UnavailableError(
+        f"nobody vouches for the certificate of {way.pve}: {_words(text)}",
+        hint="--ca FILE, the host's /etc/pve/pve-root-ca.pem; or --fingerprint (`pvenode cert info`)",
+    )
+
+
+def _words(text: str) -> str:
+    found = re.search(r"certificate verify failed: ([^(\"']+)", text)
+    return (found[1] if found else text).strip()[:200]
+
+
+def _innermost(error: BaseException) -> str:
+    """What the system said, without the layers above."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return str(error) or type(error).__name__
+
+
+def _never_sent(error: Exception) -> bool:
+    import requests  # noqa: PLC0415 - slow to import
+
+    if isinstance(error, requests.exceptions.ConnectTimeout):
+        return True
+    return "NewConnectionError" in str(error) or "NameResolutionError" in str(error)

@@ -1,0 +1,516 @@
+"""A VM of an exported image: looked at and planned, made, read back; what was half made is removed.
+
+PVE imports a disk while it makes the VM (`import-from`, qemu-server PVE/API2/Qemu.pm): from a path of the
+host's, which it takes from root@pam alone, or from a storage whose content has `import` (Proxmox VE 8.2 and
+later), to which an image is uploaded with its checksum (pve-storage PVE/API2/Storage/Status.pm).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from gpukiln.errors import CheckFailedError, GpukilnError, IncompatibleError, UnavailableError, UsageError
+from gpukiln.gpus.text import mebibytes
+from gpukiln.nodes.passthrough.api import IMPORT_S, LOOK_S, UPLOAD_S, Pve, UnansweredError, Way, connect
+from gpukiln.nodes.passthrough.look import guest, rights_of
+from gpukiln.nodes.passthrough.model import Check
+from gpukiln.nodes.passthrough.values import hostpci, properties
+
+QCOW2 = b"QFI\xfb"
+SECTOR, MIB = 512, 1 << 20
+CHUNK = 8 << 20
+UPLOADED_S = 600.0  # for the answer, when all was sent
+KEY = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ \S+")
+DISK = "scsi0"
+HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9-]+)*")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What was asked for, as it was typed."""
+
+    image: str
+    name: str
+    storage: str
+    import_storage: str
+    memory: str
+    cores: int
+    disk_size: str
+    bridge: str
+    user: str
+    ssh_keys: str
+    ip: str
+    unproven: bool
+
+
+@dataclass(frozen=True)
+class Image:
+    """An exported image's file.
+
+    Args:
+        format: qcow2 or raw.
+        size: Of its disk, in bytes.
+        sha256: What the file beside it says.
+        record: What ami.export wrote of it, empty where there is none.
+    """
+
+    path: Path
+    format: str
+    size: int
+    sha256: str
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A VM that is to be made.
+
+    Args:
+        config: What Proxmox VE is told, without the disk.
+    """
+
+    node: str
+    vm: int
+    image: Image
+    config: dict[str, str]
+    checks: tuple[Check, ...]
+    keys: str
+    grow_mib: int
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The same without people's keys."""
+        count = len(self.keys.splitlines())
+        return {**self.config, **({"sshkeys": f"{count} key{'s' if count > 1 else ''}"} if count else {})}
+
+
+def can_be_read(way: Way) -> None:
+    """Whether Proxmox VE can come by a file of this computer.
+
+    Raises:
+        UsageError: It is reached over SSH.
+    """
+    if way.pve.startswith("ssh://"):
+        raise UsageError(
+            f"the image is on this computer, and Proxmox VE on {way.pve} imports its own files alone",
+            hint="run it there with --pve local, or over HTTPS, which uploads the image",
+        )
+
+
+def read_image(name: str) -> Image:
+    """Read what is beside an image, and the head of it.
+
+    Raises:
+        UsageError: It is missing, or its checksum is.
+        IncompatibleError: It is of a kind that Proxmox VE does not import.
+    """
+    path = Path(name).expanduser().absolute()
+    if not path.is_file():
+        raise UsageError(
+            f"--image {name} is no file", hint="`invoke ami.export IMAGE --to qcow2 --output FILE`"
+        )
+    with path.open("rb") as file:
+        head = file.read(32)
+    if head[:4] == QCOW2:
+        kind, size = "qcow2", int.from_bytes(head[24:32], "big")  # qemu docs/interop/qcow2.txt: bytes 24-31
+        if any(head[8:16]):
+            raise IncompatibleError(
+                f"{path.name} has a backing file, and is no whole disk", hint="export it anew"
+            )
+    else:
+        kind, size = "raw", path.stat().st_size
+    if path.suffix != f".{kind}":
+        raise IncompatibleError(
+            f"{path.name} is {kind} by its content, and Proxmox VE goes by the name",
+            hint=f"name it .{kind}, or export it with --to qcow2 or --to raw",
+        )
+    beside = path.with_name(f"{path.name}.sha256")
+    if not beside.is_file():
+        raise UsageError(
+            f"{path.name} has no {beside.name} beside it",
+            hint="ami.export writes it; carry both, or `sha256sum`",
+        )
+    lines = [line.split() for line in beside.read_text(encoding="utf-8").splitlines()]
+    found = [line[0].lower() for line in lines if line[1:] in ([path.name], [f"*{path.name}"])]
+    if len(found) != 1 or not re.fullmatch(r"[0-9a-f]{64}", found[0]):
+        raise UsageError(
+            f"{beside.name} holds no SHA-256 of {path.name}",
+            hint="as `sha256sum FILE` prints it, by this name",
+        )
+    return Image(path, kind, size, found[0], _record(path))
+
+
+def _record(path: Path) -> dict[str, Any]:
+    beside = path.with_name(f"{path.name}.json")
+    if not beside.is_file():
+        return {}
+    try:
+        record = json.loads(beside.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{beside.name} is damaged: {error}") from error
+    return record if isinstance(record, dict) else {}
+
+
+def verify(image: Image, on_bytes: Callable[[int], None]) -> Check:
+    """Read all of it, and compare."""
+    digest, done = hashlib.sha256(), 0
+    with image.path.open("rb") as file:
+        while part := file.read(CHUNK):
+            digest.update(part)
+            done += len(part)
+            on_bytes(done)
+    if digest.hexdigest() != image.sha256:
+        return Check(
+            "image.sha256",
+            "refused",
+            f"{image.path.name} has {digest.hexdigest()}, and {image.sha256} stands beside it",
+            "it was damaged or changed: copy or export it again",
+        )
+    return Check("image.sha256", "ok", image.sha256)
+
+
+def plan(pve: Pve, order: Order, image: Image, node: str, number: int, gpu: str) -> Plan:
+    """Look at storages and network, and say what would be made.
+
+    Args:
+        number: Of the VM, 0: the next that is free.
+        gpu: The value of hostpci0, or empty.
+
+    Raises:
+        UsageError: What was typed can't be meant.
+    """
+    for option, value in (("name", order.name), ("storage", order.storage)):
+        if not value:
+            raise UsageError(f"--{option} is missing")
+    if not HOST_NAME.fullmatch(order.name):
+        raise UsageError(f"--name {order.name!r} is no name of a host")
+    memory, keys = mebibytes(order.memory, "--memory"), _keys(order.ssh_keys)
+    grow = mebibytes(order.disk_size, "--disk-size") if order.disk_size else 0
+    if grow and grow * MIB < image.size:
+        raise UsageError(
+            f"--disk-size {order.disk_size} is less than the image's {image.size / (1 << 30):.1f} GiB"
+        )
+    vm = _number(pve, number)
+    config = {
+        "name": order.name,
+        "ostype": "l26",
+        "machine": "q35",
+        "bios": "ovmf",
+        "efidisk0": f"{order.storage}:1,efitype=4m,pre-enrolled-keys=0",
+        "cpu": "host",
+        "cores": str(order.cores),
+        "memory": str(memory),
+        "balloon": "0",  # with a PCI device all of the memory is held: qemu locks it for DMA
+        "scsihw": "virtio-scsi-single",
+        "net0": f"virtio,bridge={order.bridge}",
+        "serial0": "socket",
+        "vga": "serial0",
+        "boot": f"order={DISK}",
+        "ide2": f"{order.storage}:cloudinit",
+        "citype": "nocloud",
+        "ciuser": order.user,
+        "ipconfig0": f"ip={order.ip}",
+        "agent": "1",
+        "tags": "gpukiln",
+        "description": f"gpukiln: {image.path.name}, SHA-256 {image.sha256}",
+        **({"hostpci0": gpu} if gpu else {}),
+    }
+    checks = [*_image_checks(order, image), *_places(pve, order, image, node, max(image.size, grow * MIB))]
+    if not pve.root:
+        checks.append(_rights(pve, order, vm))
+    if not keys:
+        checks.append(Check("vm.login", "warning", "no key may log in", "--ssh-keys FILE"))
+    return Plan(node, vm, image, config, tuple(checks), keys, grow)
+
+
+def make(pve: Pve, order: Order, made: Plan, say: Callable[[str], None]) -> None:
+    """Make the VM; what fails or is interrupted leaves none.
+
+    Raises:
+        CheckFailedError: It is not as it was told; it is removed.
+    """
+    with _source(pve, order, made, say) as source:
+        started = int(time.time()) - 5
+        disk = f"{order.storage}:0,import-from={source},discard=on,iothread=1,ssd=1"
+        keys = {"sshkeys": quote(made.keys, safe="")} if made.keys else {}
+        # pvesh answers when the disk is imported, the API at once
+        maker, task = pve if pve.way.https else connect(pve.way, limit_s=IMPORT_S), ""
+        try:
+            say(f"make VM {made.vm}, import the disk")
+            told = {"vmid": made.vm, **made.config, **keys, DISK: disk}
+            task = str(maker.post(f"nodes/{made.node}/qemu", **told))
+            pve.wait(task, made.node, limit_s=IMPORT_S, said=say)
+            if made.grow_mib:
+                say(f"grow the disk to {order.disk_size}")
+                size = f"{made.grow_mib}M"
+                grown = pve.put(f"nodes/{made.node}/qemu/{made.vm}/resize", disk=DISK, size=size)
+                if isinstance(grown, str) and grown.startswith("UPID"):
+                    pve.wait(grown, made.node, limit_s=LOOK_S)
+            _compare(pve, made)
+        except BaseException as error:
+            _remove(pve, made, task, started, error)
+            raise
+
+
+def _number(pve: Pve, wanted: int) -> int:
+    if not wanted:
+        return int(pve.get("cluster/nextid"))
+    try:
+        return int(pve.get("cluster/nextid", vmid=wanted))
+    except IncompatibleError as error:  # 400: "VM 120 already exists", PVE/API2/Cluster.pm
+        raise UsageError(
+            f"there is a VM or container {wanted} already",
+            hint="another --vm, or none: the next that is free",
+        ) from error
+
+
+def _keys(name: str) -> str:
+    if not name:
+        return ""
+    file = Path(name).expanduser()
+    if not file.is_file():
+        raise UsageError(f"--ssh-keys {name} is no file")
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if not lines or not all(KEY.match(line) for line in lines):
+        raise UsageError(
+            f"--ssh-keys {name} holds something else than public keys", hint="~/.ssh/id_ed25519.pub"
+        )
+    return "\n".join(lines)
+
+
+def _image_checks(order: Order, image: Image) -> Iterator[Check]:
+    gib = f"{image.size / (1 << 30):.1f} GiB"
+    if image.format == "raw" and image.size % SECTOR:
+        yield Check(
+            "image.disk",
+            "never",
+            f"{image.size} bytes are no whole sectors",
+            "it is no disk: export it again",
+        )
+    else:
+        yield Check("image.disk", "ok", f"{image.format}, {gib}")
+    if not image.record:
+        yield Check("image.record", "warning", "no record beside it: nobody knows whether it was proven", "")
+        return
+    proven = image.record.get("proven")
+    if proven is False and not order.unproven:
+        yield Check(
+            "image.record", "refused", "its record says that it was not proven", "--unproven takes it"
+        )
+    else:
+        yield Check("image.record", "ok" if proven else "warning", "proven" if proven else "not proven")
+    changed = image.record.get("changed")
+    asks = changed.get("datasource") if isinstance(changed, dict) else None
+    if asks == "nocloud":
+        yield Check("image.datasource", "ok", "its cloud-init asks the drive of Proxmox VE (nocloud)")
+    else:
+        yield Check(
+            "image.datasource",
+            "warning",
+            f"its cloud-init was prepared for {asks or 'EC2'}, and the VM has the drive of Proxmox VE",
+            "export it with --datasource nocloud: else neither user nor keys may come to be",
+        )
+
+
+def _places(pve: Pve, order: Order, image: Image, node: str, needs: int) -> Iterator[Check]:
+    there = {str(one["storage"]): one for one in pve.get(f"nodes/{node}/storage")}
+    yield _storage(there, order.storage, "images", needs, node)
+    if pve.way.https:
+        yield _storage(there, order.import_storage, "import", image.path.stat().st_size, node)
+    bridges = [str(one["iface"]) for one in pve.get(f"nodes/{node}/network", type="any_bridge")]
+    if order.bridge in bridges:
+        yield Check("network.bridge", "ok", order.bridge)
+    else:
+        yield Check(
+            "network.bridge",
+            "refused",
+            f"{node} has no {order.bridge}",
+            f"--bridge: {', '.join(bridges) or 'none'}",
+        )
+
+
+def _storage(there: dict[str, Any], name: str, content: str, needs: int, node: str) -> Check:
+    check, option = f"storage.{content}", "--storage" if content == "images" else "--import-storage"
+    fitting = [one for one, facts in sorted(there.items()) if content in str(facts["content"]).split(",")]
+    if name not in there:
+        return Check(
+            check,
+            "refused",
+            f"{node} has no storage {name}",
+            f"{option}: {', '.join(fitting) or 'none fits'}",
+        )
+    found = there[name]
+    contents = str(found["content"]).split(",")
+    if content not in contents:
+        added = ",".join([*contents, content])
+        return Check(
+            check,
+            "refused",
+            f"{name} holds {found['content']}, and no {content}",
+            f"{option} {fitting[0]}"
+            if fitting
+            else f"`pvesm set {name} --content {added}` (Proxmox VE 8.2 and later)",
+        )
+    if not int(found.get("active", 0)):
+        return Check(check, "refused", f"{name} is not active", f"`pvesm status` on {node}")
+    free = int(found.get("avail", 0))
+    if free < needs:
+        return Check(
+            check,
+            "refused",
+            f"{name} has {free / (1 << 30):.1f} GiB, {needs / (1 << 30):.1f} GiB are needed",
+            option,
+        )
+    return Check(check, "ok", f"{name}, {free / (1 << 30):.1f} GiB free")
+
+
+def _rights(pve: Pve, order: Order, vm: int) -> Check:
+    needs = {
+        f"/vms/{vm}": {"VM.Allocate", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Cloudinit"},
+        f"/storage/{order.storage}": {"Datastore.AllocateSpace"},
+        f"/storage/{order.import_storage}": {"Datastore.AllocateSpace", "Datastore.AllocateTemplate"},
+    }
+    has = rights_of(pve, tuple(needs))
+    lacks = [
+        f"{', '.join(sorted(wanted - has[path]))} on {path}"
+        for path, wanted in needs.items()
+        if wanted - has[path]
+    ]
+    if lacks:
+        return Check(
+            "rights.create",
+            "refused",
+            f"{pve.user} lacks {'; '.join(lacks)}",
+            "`pveum acl modify PATH --tokens ... --roles ...`",
+        )
+    return Check("rights.create", "ok", f"{pve.user} may make it")
+
+
+@contextlib.contextmanager
+def _source(pve: Pve, order: Order, made: Plan, say: Callable[[str], None]) -> Iterator[str]:
+    """Where Proxmox VE imports the disk from; what was uploaded for that is removed."""
+    if not pve.way.https:
+        yield str(made.image.path.resolve())
+        return
+    name = f"gpukiln-{made.image.sha256[:12]}-{secrets.token_hex(3)}.{made.image.format}"
+    volume = f"{order.import_storage}:import/{name}"
+    folder = f"nodes/{made.node}/storage/{order.import_storage}"
+    failed: BaseException | None = None
+    try:
+        with _Sent(made.image.path, name, say) as file:
+            task = connect(pve.way, limit_s=UPLOADED_S).post(
+                f"{folder}/upload",
+                content="import",
+                checksum=made.image.sha256,
+                filename=file,
+                **{"checksum-algorithm": "sha256"},
+            )
+        pve.wait(str(task), made.node, limit_s=UPLOAD_S)
+        yield volume
+    except BaseException as error:
+        failed = error
+        raise
+    finally:
+        try:
+            there = {str(one["volid"]) for one in pve.get(f"{folder}/content", content="import")}
+            if volume in there:
+                gone = pve.delete(f"{folder}/content/{volume}")
+                if isinstance(gone, str) and gone.startswith("UPID"):
+                    pve.wait(gone, made.node, limit_s=LOOK_S)
+            elif isinstance(failed, UnansweredError):
+                failed.add_note(f"{volume} may still come to {made.node}; `pvesm free {volume}` removes it")
+        except GpukilnError as error:
+            told = f"{volume} is left on {made.node}: {error.message}; `pvesm free {volume}` removes it"
+            if failed is None:
+                say(told)
+            else:
+                failed.add_note(told)
+
+
+class _Sent(io.FileIO):
+    """A file that tells how much of it was read, under another name."""
+
+    def __init__(self, path: Path, name: str, say: Callable[[str], None]) -> None:
+        super().__init__(path)
+        self.name = name  # what proxmoxer gives as the upload's name
+        self._say, self._size, self._started, self._told = say, path.stat().st_size, time.monotonic(), 0.0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        found = super().read(-1 if size is None else size) or b""
+        now, done = time.monotonic(), self.tell()
+        if now - self._told > 1 and done:
+            self._told, rate = now, done / max(now - self._started, 0.001)
+            left = (self._size - done) / rate
+            self._say(f"upload {100 * done / self._size:.0f} %, {rate / MIB:.0f} MiB/s, {left:.0f} s left")
+        return found
+
+
+def _compare(pve: Pve, made: Plan) -> None:
+    now = guest(pve, made.node, made.vm).config
+    wrong = []
+    for name, value in made.config.items():
+        there = now.get(name)
+        if name in ("efidisk0", "ide2"):
+            right = there is not None
+        elif name == "net0":  # with the address that it was given
+            right = properties(str(there)).get("bridge") == properties(value)["bridge"]
+        elif name.startswith("hostpci"):
+            right = there is not None and hostpci(str(there)).says_what(hostpci(value))
+        else:
+            right = str(there).strip() == value
+        if not right:
+            wrong.append(f"{name}: found {there}, wanted {value}")
+    if "import-from" in str(now.get(DISK, "import-from")):
+        wrong.append(f"{DISK}: found {now.get(DISK)}, wanted the imported disk")
+    if wrong:
+        raise CheckFailedError(f"VM {made.vm} is not as it was told", details=tuple(wrong))
+
+
+def _remove(pve: Pve, made: Plan, task: str, started: int, error: BaseException) -> None:
+    """Remove what is there of a VM of ours; what can't be is told beside the error.
+
+    Ours is what a task of ours made: Proxmox VE makes the configuration, or refuses, before it answers with
+    the task.
+    """
+    folder = f"nodes/{made.node}"
+    try:
+        ours = [task] if task else []
+        if not task:  # no answer came: the node's list of tasks knows
+            asked = {"typefilter": "qmcreate", "vmid": made.vm, "since": started, "source": "all"}
+            ours = [
+                str(one["upid"]) for one in pve.get(f"{folder}/tasks", **asked) if _asked_by(one) == pve.user
+            ]
+        if not ours:
+            return
+        for one in ours:
+            if pve.get(f"{folder}/tasks/{one}/status").get("status") == "running":
+                pve.delete(f"{folder}/tasks/{one}")
+                with contextlib.suppress(UnavailableError):  # it ends badly: that is what was asked for
+                    pve.wait(one, made.node, limit_s=LOOK_S)
+        if made.vm not in {int(one["vmid"]) for one in pve.get(f"{folder}/qemu")}:
+            return
+        options = {"purge": 1, "destroy-unreferenced-disks": 1, **({"skiplock": 1} if pve.root else {})}
+        gone = pve.delete(f"{folder}/qemu/{made.vm}", **options)
+        pve.wait(str(gone), made.node, limit_s=LOOK_S * 5)
+    except GpukilnError as failed:
+        error.add_note(
+            f"VM {made.vm} may be left on {made.node}: {failed.message}; by hand: `qm unlock {made.vm}`,"
+            f" `qm destroy {made.vm} --purge --destroy-unreferenced-disks`"
+        )
+
+
+def _asked_by(task: dict[str, Any]) -> str:
+    """Who asked for a task; a token's name stands in a field of its own (pve-manager PVE/API2/Tasks.pm)."""
+    return f"{task['user']}!{task['tokenid']}" if task.get("tokenid") else str(task["user"])

@@ -1,0 +1,95 @@
+"""What no API tells: the host's drivers, kernel arguments and leases, read there."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpukiln import programs
+from gpukiln.errors import UnavailableError
+from gpukiln.gpus import store
+from gpukiln.nodes.gpus import NOT_FOUND, PROGRAM
+from gpukiln.nodes.hosts import ssh_command
+from gpukiln.probe import passthrough
+
+ROOT = "/"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as its kernel knows it.
+
+    Args:
+        devices: By address, as `gpukiln.probe.passthrough` returns them.
+        gpus: Addresses of the GPUs that the loaded NVIDIA driver has, by UUID.
+        users: Processes that have such a GPU open, by address.
+        leases: As `gpukiln-gpu leases --json` tells them; of a host without it there are none.
+    """
+
+    name: str
+    kernel: str
+    cmdline: str
+    groups: int
+    devices: dict[str, dict[str, Any]]
+    gpus: dict[str, str] = field(default_factory=dict)
+    users: dict[str, list[str]] = field(default_factory=dict)
+    leases: tuple[dict[str, Any], ...] = ()
+
+
+def look(ssh: str) -> Host:
+    """Look at a host.
+
+    Args:
+        ssh: `ssh://[USER@]HOST[:PORT]`, or empty for this machine.
+
+    Raises:
+        UnavailableError: It can't be reached or read.
+    """
+    if not ssh:
+        found = passthrough.look(ROOT)
+    else:
+        source = inspect.getsource(passthrough)
+        done = programs.run(
+            ssh_command(ssh, f"python3 - {ROOT}"), limit_s=programs.QUICK_S, given=source.encode()
+        )
+        if done.returncode:
+            told = " ".join(done.stderr.decode(errors="replace").split())[-300:]
+            raise UnavailableError(
+                f"{ssh} can't be looked at: {told}", hint="try `ssh` by hand; it needs python3"
+            )
+        found = json.loads(done.stdout)
+    return Host(
+        name=found["host"],
+        kernel=found["kernel"],
+        cmdline=found["cmdline"],
+        groups=found["groups"],
+        devices=found["devices"],
+        gpus=found["gpus"],
+        users=found["users"],
+        leases=_leases(ssh),
+    )
+
+
+def _leases(ssh: str) -> tuple[dict[str, Any], ...]:
+    if ssh:
+        command = ssh_command(ssh, f"{PROGRAM} leases --json")
+    elif (store.folder() / "leases.db").exists():
+        command = [sys.executable, "-m", "gpukiln.gpus", "leases", "--json"]
+    else:  # asking would make the database
+        return ()
+    done = programs.run(command, limit_s=programs.QUICK_S)
+    errors = done.stderr.decode(errors="replace")
+    if done.returncode == NOT_FOUND or "No such file" in errors:
+        return ()
+    try:
+        document = json.loads(done.stdout)
+        return tuple(one for node in document["nodes"] for one in node["leases"])
+    except (ValueError, KeyError) as error:
+        told = " ".join((errors or done.stdout.decode(errors="replace")).split())[-300:]
+        raise UnavailableError(
+            f"the leases of {ssh or 'this host'} can't be read: {told}",
+            hint="`gpukiln-gpu leases --rebuild` on the host mends them",
+        ) from error

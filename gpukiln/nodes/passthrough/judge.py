@@ -1,0 +1,572 @@
+"""Whether a GPU can be given to a VM, and what would be written: a function of what was looked at.
+
+What is asked for is Proxmox's own advice where it gives some: pve-docs qm-pci-passthrough.adoc (groups, q35,
+OVMF, PCIe, vfio-pci, kernel arguments), qemu-server PVE/API2/Qemu.pm (who may set what), pve-guest-common
+PVE/Mapping/PCI.pm (assert_valid: what a mapping must say of the device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.catalog.gpus import gpus
+from gpukiln.errors import UsageError
+from gpukiln.nodes.passthrough.look import Facts, Guest
+from gpukiln.nodes.passthrough.model import Change, Check, Function, Machine
+from gpukiln.nodes.passthrough.values import (
+    ADDRESS,
+    NAME,
+    SLOTS,
+    HostPci,
+    canonical,
+    device_of,
+    hostpci,
+    hostpcis,
+    properties,
+)
+
+NVIDIA, BRIDGE = "0x10de", "0x06"
+# PCI base class and subclass: pci.ids, section C
+KINDS = {
+    "0x0300": "GPU",
+    "0x0302": "GPU",
+    "0x0380": "GPU",
+    "0x0403": "audio",
+    "0x0c03": "USB",
+    "0x0c80": "USB-C",
+}
+PASSED = ("vfio-pci", None)
+ROLE = "the role pve_host binds it to vfio-pci: `invoke node.apply --pve`, then a reboot"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for.
+
+    Args:
+        address: Of the GPU, or empty.
+        mapping: Of a resource mapping, or empty.
+        primary: Whether it is to be the VM's first display (x-vga).
+        hide_rom: Whether its ROM is to be hidden from the VM (rombar).
+        slot: N of hostpciN; None: where it is already, else the first that is free.
+    """
+
+    address: str = ""
+    mapping: str = ""
+    primary: bool = False
+    hide_rom: bool = False
+    slot: int | None = None
+
+    @property
+    def text(self) -> str:
+        return f"mapping:{self.mapping}" if self.mapping else self.address
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of it.
+
+    Args:
+        value: What hostpciN is to be.
+        change: What would be written, None where nothing can be.
+        as_is: Whether it stands there already.
+    """
+
+    functions: tuple[Function, ...]
+    checks: tuple[Check, ...]
+    value: str
+    change: Change | None
+    as_is: bool
+
+
+def wish(gpu: str, *, primary: bool = False, hide_rom: bool = False, slot: int | None = None) -> Wish:
+    """Read `--gpu`.
+
+    Raises:
+        UsageError: It is neither an address nor mapping:NAME.
+    """
+    if slot is not None and slot >= SLOTS:
+        raise UsageError(f"--slot {slot}: Proxmox VE has hostpci0 to hostpci{SLOTS - 1}")
+    if gpu.startswith("mapping:"):
+        name = gpu.removeprefix("mapping:")
+        if not NAME.fullmatch(name):
+            raise UsageError(f"--gpu {gpu!r}: {name!r} is no name of a mapping")
+        return Wish(mapping=name, primary=primary, hide_rom=hide_rom, slot=slot)
+    if not ADDRESS.fullmatch(gpu):
+        raise UsageError(f"--gpu {gpu!r}: wanted a PCI address such as 0000:01:00, or mapping:NAME")
+    return Wish(address=canonical(gpu), primary=primary, hide_rom=hide_rom, slot=slot)
+
+
+def judge(facts: Facts, wanted: Wish, vm: Guest | None) -> Judged:
+    """Judge a GPU, and the VM that is to get it.
+
+    Args:
+        vm: None: one that is to be made, which is as it should be.
+
+    Raises:
+        UsageError: What was named is no GPU of the node, or there is no such mapping.
+    """
+    places = _places(facts, wanted)
+    functions = _functions(facts, places)
+    if not any(one.kind == "GPU" for one in functions):
+        what = functions[0]
+        raise UsageError(
+            f"{what.address} of {facts.node} is no GPU: {what.name} ({what.kind})",
+            hint=f"it has {listed(facts)}",
+        )
+    addresses = [one.address for one in functions]
+    checks = [
+        *(_mapping(facts, wanted, addresses) if wanted.mapping else []),
+        *_iommu(facts, functions),
+        *_drivers(facts, functions),
+        _leases(facts, addresses),
+        *_others(facts, functions),
+        *_who(facts, wanted, vm, functions),
+    ]
+    change, as_is = None, False
+    if vm is not None:
+        checks += _vm(vm, wanted)
+        change, as_is, slot = _change(facts, wanted, places, vm)
+        checks.append(slot)
+    return Judged(functions, tuple(checks), str(_value(wanted, places)), change, as_is)
+
+
+def machine(vm: Guest) -> Machine:
+    """A VM as it is told."""
+    bios = str(vm.config.get("bios", "seabios"))
+    return Machine(vm.id, vm.name, vm.status, str(vm.config.get("machine", "")), bios)
+
+
+def _value(wanted: Wish, places: list[str]) -> HostPci:
+    """What `hostpciN` is to be; pcie=1 as q35 has PCI Express."""
+    options = {"pcie": "1"}
+    if wanted.primary:
+        options["x-vga"] = "1"
+    if wanted.hide_rom:
+        options["rombar"] = "0"
+    return (
+        HostPci(mapping=wanted.mapping, options=options)
+        if wanted.mapping
+        else HostPci((places[0],), "", options)
+    )
+
+
+def listed(facts: Facts) -> str:
+    """The node's GPUs, for people."""
+    found = [
+        f"{address} {_name(one)}" for address, one in sorted(facts.devices.items()) if _kind(one) == "GPU"
+    ]
+    return ", ".join(found) or "no GPU"
+
+
+def _places(facts: Facts, wanted: Wish) -> list[str]:
+    """The devices that are named, as hostpci names them: all functions of one where they belong together."""
+    if not wanted.mapping:
+        return [_place(facts, wanted.address)]
+    if facts.mapping is None:
+        names = ", ".join(sorted(facts.mappings)) or "none"
+        raise UsageError(
+            f"there is no resource mapping {wanted.mapping!r} that {facts.user} may see",
+            hint=f"there are: {names}",
+        )
+    found = list(of_mapping(facts.mapping, facts.node))
+    if not found:
+        there = sorted({properties(str(one)).get("node", "") for one in facts.mapping.get("map", [])})
+        raise UsageError(
+            f"the mapping {wanted.mapping} has no device of {facts.node}, only of {', '.join(there)}",
+            hint=f"add one: `pvesh set /cluster/mapping/pci/{wanted.mapping} --map ...`, or name another VM",
+        )
+    return [canonical(one) for entry in found for one in entry["path"].split(";")]
+
+
+def of_mapping(mapping: dict[str, Any], node: str) -> Iterator[dict[str, str]]:
+    """The entries of a resource mapping that are for a node."""
+    for text in mapping.get("map", []):
+        entry = properties(str(text))
+        if entry.get("node") == node and entry.get("path"):
+            yield entry
+
+
+def _place(facts: Facts, address: str) -> str:
+    """A function alone where the others of its device are in groups of their own, else the whole device.
+
+    A virtual function (SR-IOV) is one that is alone.
+    """
+    if address not in facts.devices and not _of_device(facts, address):
+        raise UsageError(f"{facts.node} has no PCI device {address}", hint=f"it has {listed(facts)}")
+    if "." not in address:
+        return address
+    group = _group(facts.devices[address])
+    others = [one for one in _of_device(facts, device_of(address)) if one != address]
+    together = [one for one in others if group is None or _group(facts.devices[one]) == group]
+    return device_of(address) if together else address
+
+
+def _of_device(facts: Facts, device: str) -> list[str]:
+    return sorted(one for one in facts.devices if one == device or device_of(one) == device)
+
+
+def _functions(facts: Facts, places: list[str]) -> tuple[Function, ...]:
+    found = []
+    for place in places:
+        for address in [place] if "." in place else _of_device(facts, place):
+            if address not in facts.devices:
+                raise UsageError(
+                    f"the mapping names {address}, which {facts.node} does not have: hardware was changed",
+                    hint=f"it has {listed(facts)}",
+                )
+            one = facts.devices[address]
+            seen = facts.host.devices.get(address) if facts.host else None
+            ids = f"{one['vendor']}:{one['device']}".replace("0x", "")
+            driver = seen["driver"] if seen else None
+            found.append(Function(address, _kind(one), ids, _name(one), driver, _group(one)))
+        if "." not in place and not _of_device(facts, place):
+            raise UsageError(
+                f"the mapping names {place}, which {facts.node} does not have: hardware was changed",
+                hint=f"it has {listed(facts)}",
+            )
+    return tuple(found)
+
+
+def _kind(device: dict[str, Any]) -> str:
+    kind = str(device["class"])
+    return KINDS.get(kind[:6], "bridge" if kind.startswith(BRIDGE) else f"class {kind}")
+
+
+def _name(device: dict[str, Any]) -> str:
+    number = str(device["device"]).removeprefix("0x").lower()
+    if device["vendor"] == NVIDIA and _kind(device) == "GPU":
+        known = [one.name for one in gpus().values() if number in {id.lower() for id in one.pci_ids}]
+        if known:
+            return " or ".join(known)
+    return str(device.get("device_name") or f"{device['vendor']}:{device['device']}")
+
+
+def _group(device: dict[str, Any]) -> int | None:
+    group = int(device.get("iommugroup", -1))
+    return None if group < 0 else group
+
+
+def _mapping(facts: Facts, wanted: Wish, addresses: list[str]) -> Iterator[Check]:
+    """What Proxmox VE compares when the VM starts, and refuses then."""
+    assert facts.mapping is not None  # noqa: S101 - _places has seen it
+    if int(facts.mapping.get("mdev") or 0):
+        yield Check(
+            "mapping.kind",
+            "never",
+            f"{wanted.mapping} is for mediated devices, of which a VM gets a part",
+            "name the GPU's own mapping",
+        )
+    wrong = []
+    for entry in of_mapping(facts.mapping, facts.node):
+        first = canonical(entry["path"].split(";")[0])
+        device = facts.devices[first if "." in first else _of_device(facts, first)[0]]
+        wrong += [f"{first} {told}" for told in _differs(entry, device)]
+    fix = f"`pvesh set /cluster/mapping/pci/{wanted.mapping} --map {_entry(facts, addresses[0])}`"
+    told = (
+        "; ".join(wrong) or f"{wanted.mapping} is {', '.join(sorted({device_of(one) for one in addresses}))}"
+    )
+    yield Check(
+        "mapping.match", "refused" if wrong else "ok", told, f"the VM would not start: {fix}" if wrong else ""
+    )
+
+
+def _differs(entry: dict[str, str], device: dict[str, Any]) -> Iterator[str]:
+    wanted = {
+        "id": f"{device['vendor']}:{device['device']}",
+        "iommugroup": None if _group(device) is None else str(_group(device)),
+        "subsystem-id": f"{device['subsystem_vendor']}:{device['subsystem_device']}"
+        if device.get("subsystem_vendor") and device.get("subsystem_device")
+        else None,
+    }
+    for name, seen in wanted.items():
+        there, said = ((text or "").replace("0x", "").lower() for text in (seen, entry.get(name)))
+        if there != said:
+            yield f"has the {name} {there or 'none'}, and the mapping says {said or 'nothing'}"
+
+
+def _entry(facts: Facts, address: str) -> str:
+    """An entry of a mapping as it would have to be."""
+    device = facts.devices[address]
+    parts = [
+        f"node={facts.node}",
+        f"path={_place(facts, address)}",
+        f"id={device['vendor']}:{device['device']}",
+    ]
+    if device.get("subsystem_vendor"):
+        parts.append(f"subsystem-id={device['subsystem_vendor']}:{device['subsystem_device']}")
+    if _group(device) is not None:
+        parts.append(f"iommugroup={_group(device)}")
+    return ",".join(parts).replace("0x", "")
+
+
+def _iommu(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
+    arguments = facts.host.cmdline.split() if facts.host else []
+    told = [one for one in arguments if "iommu" in one or one.startswith("pcie_acs_override")]
+    said = f", kernel arguments: {' '.join(told)}" if told else ""
+    if any(one.iommu_group is None for one in functions):
+        kernel = f" (kernel {facts.host.kernel})" if facts.host else ""
+        yield Check(
+            "iommu.on",
+            "refused",
+            f"{functions[0].address} is in no IOMMU group: the IOMMU is off{kernel}{said}",
+            "turn VT-d or AMD-Vi on in the firmware; on Intel before kernel 6.8 it needs the argument"
+            " intel_iommu=on too, which the role pve_host writes",
+        )
+        return
+    yield Check("iommu.on", "ok", f"on{said}")
+    own = {one.address for one in functions}
+    for group in sorted({one.iommu_group for one in functions if one.iommu_group is not None}):
+        foreign = [
+            f"{address} {_name(one)}"
+            for address, one in sorted(facts.devices.items())
+            if _group(one) == group and address not in own and not str(one["class"]).startswith(BRIDGE)
+        ]
+        if foreign:
+            yield Check(
+                "iommu.group",
+                "refused",
+                f"group {group} has {', '.join(foreign)} too, which the VM would get with it",
+                "another slot of the board, or a board that separates them: the VM could reach that device's"
+                " memory",
+            )
+        else:
+            yield Check("iommu.group", "ok", f"group {group} has nothing but the device and bridges")
+    if any(one.startswith("pcie_acs_override") for one in arguments):
+        yield Check(
+            "iommu.override",
+            "warning",
+            "pcie_acs_override makes groups up that the hardware does not keep apart",
+            "a VM may reach other devices' memory: use it with guests that are trusted alone",
+        )
+
+
+def _drivers(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
+    if facts.host is None:
+        yield Check(
+            "host.driver",
+            "not seen",
+            facts.unseen,
+            "--ssh ssh://root@HOST, or run it on the host: --pve local",
+        )
+        return
+    used: list[str] = []
+    other: list[str] = []
+    for one in functions:
+        if one.driver not in PASSED:
+            users = facts.host.users.get(one.address, [])
+            told = f"{one.address} has {one.driver}" + (f", used by {', '.join(users)}" if users else "")
+            (used if one.kind == "GPU" else other).append(told)
+    if used:
+        yield Check("host.driver", "refused", "; ".join(used), f"end what uses it; {ROLE}")
+    elif other:
+        yield Check(
+            "host.driver",
+            "warning",
+            "; ".join(other),
+            f"Proxmox VE rebinds it when the VM starts; better {ROLE}",
+        )
+    else:
+        names = sorted({one.driver or "none" for one in functions})
+        yield Check("host.driver", "ok", f"{', '.join(names)} on all {len(functions)} functions")
+    if any(facts.host.devices.get(one.address, {}).get("boot_vga") for one in functions):
+        yield Check(
+            "host.console",
+            "warning",
+            "the host's own console is on this GPU",
+            "the host has none while the VM runs; where the VM does not start, add the kernel argument"
+            " initcall_blacklist=sysfb_init",
+        )
+
+
+def _leases(facts: Facts, addresses: list[str]) -> Check:
+    if facts.host is None:
+        return Check("host.lease", "not seen", facts.unseen, "--ssh ssh://root@HOST, or --pve local")
+    held, lost = [], []
+    for lease in facts.host.leases:
+        for device in lease["devices"]:
+            place = facts.host.gpus.get(device)
+            told = f"{lease['id']} of {lease['user']}"
+            if place in addresses:
+                held.append(told)
+            elif place is None and not (device.startswith("MIG-") and facts.host.gpus):
+                # a MIG device is of a GPU that has its driver, and such a GPU is refused for that
+                lost.append(f"{told} has {device}")
+    if held:
+        return Check(
+            "host.lease",
+            "refused",
+            f"leased: {', '.join(held)}",
+            f"wait for its end, or `gpukiln-gpu release {held[0].split()[0]}`",
+        )
+    if lost:
+        return Check(
+            "host.lease",
+            "refused",
+            f"{'; '.join(lost)}, and no driver says which GPU that is",
+            "end these leases first: `gpukiln-gpu leases` on the host",
+        )
+    return Check("host.lease", "ok", "not leased")
+
+
+def _others(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
+    own = {one.address for one in functions}
+    using = []
+    for guest in facts.guests:
+        for key, there in hostpcis(guest.config).items():
+            if own & set(_all_of(facts, there)):
+                using.append(f"{guest.id} {guest.name} ({guest.status}) has it as {key}")
+    if using:
+        yield Check(
+            "gpu.free",
+            "refused",
+            f"VM {'; VM '.join(using)}",
+            "take it from there first: only one VM can have it",
+        )
+    elif facts.sees_all:
+        yield Check("gpu.free", "ok", f"none of the {len(facts.guests)} other VMs of {facts.node} has it")
+    else:
+        yield Check(
+            "gpu.free",
+            "not seen",
+            f"none of the {len(facts.guests)} VMs that {facts.user} sees has it, and it does not see all",
+            "give the token VM.Audit on /vms: `pveum acl modify /vms --tokens 'USER@REALM!NAME' --roles"
+            " PVEAuditor`",
+        )
+
+
+def _all_of(facts: Facts, there: HostPci) -> list[str]:
+    """The functions that another VM's setting names, alternatives too."""
+    hosts = list(there.hosts)
+    if there.mapping in facts.mappings:
+        for entry in of_mapping(facts.mappings[there.mapping], facts.node):
+            hosts += [canonical(one) for one in entry["path"].split(";")]
+    return [one for host in hosts for one in ([host] if "." in host else _of_device(facts, host))]
+
+
+def _who(facts: Facts, wanted: Wish, vm: Guest | None, functions: tuple[Function, ...]) -> Iterator[Check]:
+    if facts.rights is None:
+        return
+    if not wanted.mapping:
+        yield Check(
+            "rights.address",
+            "never",
+            f"a token such as {facts.user} can't set an address: Proxmox VE takes that from root@pam alone",
+            f"make a mapping once, as root on the host: `pvesh create /cluster/mapping/pci --id gpu0 --map"
+            f" {_entry(facts, functions[0].address)}`, then --gpu mapping:gpu0; or --pve local",
+        )
+        return
+    needs = {
+        f"/mapping/pci/{wanted.mapping}": "Mapping.Use",
+        **({f"/vms/{vm.id}": "VM.Config.HWType"} if vm else {}),
+    }
+    lacks = [
+        f"{right} on {path}"
+        for path, right in needs.items()
+        if right not in facts.rights.get(path, frozenset())
+    ]
+    if lacks:
+        yield Check(
+            "rights.token",
+            "refused",
+            f"{facts.user} lacks {', '.join(lacks)}",
+            "`pveum acl modify PATH --tokens 'USER@REALM!NAME' --roles PVEMappingUser`, PVEVMAdmin on the VM",
+        )
+    else:
+        yield Check("rights.token", "ok", f"{facts.user} has {', '.join(needs.values())}")
+
+
+def _vm(vm: Guest, wanted: Wish) -> Iterator[Check]:
+    name = f"VM {vm.id}"
+    if vm.template:
+        yield Check("vm.kind", "refused", f"{name} is a template", "clone it, and name the clone")
+    if lock := vm.config.get("lock"):
+        yield Check(
+            "vm.lock", "busy", f"{name} is locked ({lock})", "wait for that task; `qm unlock` where none runs"
+        )
+    if vm.status != "stopped":
+        yield Check(
+            "vm.stopped",
+            "refused",
+            f"{name} is {vm.status}",
+            f"a VM gets PCI devices at its start: `qm shutdown {vm.id}`",
+        )
+    else:
+        yield Check("vm.stopped", "ok", "stopped")
+    chipset = str(vm.config.get("machine", "")) or "i440fx, the default"
+    if "q35" in chipset:
+        yield Check("vm.machine", "ok", chipset)
+    else:
+        yield Check(
+            "vm.machine",
+            "refused",
+            f"{chipset}, which has no PCI Express",
+            f"`qm set {vm.id} --machine q35`; what is installed may name its network card anew",
+        )
+    yield _firmware(vm)
+    if wanted.primary and vm.config.get("vga") not in (None, "none"):
+        yield Check("vm.display", "warning", f"vga {vm.config['vga']} is ignored with --primary", "")
+
+
+def _firmware(vm: Guest) -> Check:
+    disk = str(vm.config.get("efidisk0", ""))
+    if vm.config.get("bios") != "ovmf":
+        return Check(
+            "vm.firmware",
+            "warning",
+            "SeaBIOS; GPUs do best with OVMF",
+            "a VM that was installed with UEFI boots with it alone: `qm set"
+            f" {vm.id} --bios ovmf --efidisk0 STORAGE:1,efitype=4m,pre-enrolled-keys=0`",
+        )
+    if not disk:
+        return Check(
+            "vm.firmware",
+            "warning",
+            "OVMF without an EFI disk: its boot entries are lost at each stop",
+            f"`qm set {vm.id} --efidisk0 STORAGE:1,efitype=4m,pre-enrolled-keys=0`",
+        )
+    if properties(disk).get("pre-enrolled-keys") == "1":
+        return Check(
+            "vm.firmware",
+            "warning",
+            "OVMF with Secure Boot's keys: a driver that DKMS built is not loaded unless its key is enrolled",
+            "an EFI disk with pre-enrolled-keys=0, or enroll the key (mokutil)",
+        )
+    return Check("vm.firmware", "ok", "OVMF with an EFI disk")
+
+
+def _change(facts: Facts, wanted: Wish, places: list[str], vm: Guest) -> tuple[Change | None, bool, Check]:
+    there = hostpcis(vm.config)
+    own = {address for place in places for address in ([place] if "." in place else _of_device(facts, place))}
+    held = [key for key, one in there.items() if own & set(_all_of(facts, one))]
+    free = [f"hostpci{n}" for n in range(SLOTS) if f"hostpci{n}" not in vm.config]
+    wish = f"hostpci{wanted.slot}" if wanted.slot is not None else ""
+    if held and wish not in ("", held[0]):
+        return (
+            None,
+            False,
+            Check("vm.slot", "refused", f"it is {held[0]} of the VM already", f"--slot {held[0][7:]}"),
+        )
+    if wish and wish not in free and wish not in held:
+        return (
+            None,
+            False,
+            Check("vm.slot", "refused", f"{wish} is {vm.config[wish]}", f"--slot {(free or ['-'])[0][7:]}"),
+        )
+    if not held and not free:
+        return (
+            None,
+            False,
+            Check("vm.slot", "refused", f"all {SLOTS} of hostpci are taken", "take one away first"),
+        )
+    key = held[0] if held else wish or free[0]
+    made, before = _value(wanted, places), vm.config.get(key)
+    change = Change(key, None if before is None else str(before), str(made), vm.digest)
+    as_is = before is not None and hostpci(str(before)).says_what(made)
+    return (
+        change,
+        as_is,
+        Check("vm.slot", "ok", f"{key}, {'as it is' if as_is else 'to be changed' if before else 'free'}"),
+    )

@@ -1,0 +1,164 @@
+"""Everything that is looked at before a GPU is given to a VM, in one go; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.errors import GpukilnError, UsageError
+from gpukiln.nodes.passthrough import host as hosts
+from gpukiln.nodes.passthrough.api import Pve
+from gpukiln.nodes.passthrough.host import Host
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A virtual machine of the node.
+
+    Args:
+        config: Its configuration, with what is pending; without the digest.
+    """
+
+    id: int
+    name: str
+    status: str
+    config: dict[str, Any]
+    digest: str = ""
+
+    @property
+    def template(self) -> bool:
+        return bool(int(self.config.get("template", 0)))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A node, a VM and the devices.
+
+    Args:
+        user: Who asks Proxmox VE.
+        devices: As /nodes/NODE/hardware/pci lists them, bridges too, by address.
+        guests: The other VMs of the node that may be seen.
+        sees_all: Whether every VM of the node may be seen.
+        rights: What the token may, by path; None for root@pam, who may all.
+        mapping: The resource mapping asked for, None where an address was.
+        host: What its kernel says; None where nobody could look.
+        unseen: Why not.
+    """
+
+    user: str
+    version: str
+    node: str
+    devices: dict[str, dict[str, Any]]
+    guests: tuple[Guest, ...]
+    mappings: dict[str, dict[str, Any]]
+    sees_all: bool
+    rights: Mapping[str, frozenset[str]] | None
+    mapping: dict[str, Any] | None
+    host: Host | None
+    unseen: str = ""
+
+
+def find_vm(pve: Pve, number: int) -> tuple[str, Guest]:
+    """A VM and the node that has it.
+
+    Raises:
+        UsageError: There is none, or it is a container.
+    """
+    found = {int(one["vmid"]): one for one in pve.get("cluster/resources", type="vm")}
+    if number not in found:
+        seen = ", ".join(f"{one} {found[one].get('name', '')}".strip() for one in sorted(found)) or "none"
+        raise UsageError(
+            f"{pve.way.pve} has no VM {number} that {pve.user} may see", hint=f"there are: {seen}"
+        )
+    if found[number]["type"] != "qemu":
+        raise UsageError(
+            f"{number} is a container, which uses the host's own driver",
+            hint="only a VM can be given a PCI device",
+        )
+    node = str(found[number]["node"])
+    return node, guest(pve, node, number, found[number])
+
+
+def guest(pve: Pve, node: str, number: int, listed: Mapping[str, Any] | None = None) -> Guest:
+    """A VM as it is configured now."""
+    config = dict(pve.get(f"nodes/{node}/qemu/{number}/config"))
+    status = (
+        pve.get(f"nodes/{node}/qemu/{number}/status/current")["status"]
+        if listed is None
+        else listed["status"]
+    )
+    return Guest(number, str(config.get("name", "")), str(status), config, str(config.pop("digest", "")))
+
+
+def find_node(pve: Pve, wanted: str) -> str:
+    """The node that was named, or the only one.
+
+    Raises:
+        UsageError: It is not in the cluster, or several are and none was named.
+    """
+    names = sorted(str(one["node"]) for one in pve.get("nodes"))
+    if wanted and wanted not in names:
+        raise UsageError(f"{pve.way.pve} has no node {wanted!r}", hint=f"there are: {', '.join(names)}")
+    if not wanted and len(names) > 1:
+        raise UsageError(f"which node? {pve.way.pve} has {', '.join(names)}", hint="--node NAME")
+    return wanted or names[0]
+
+
+def look(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> Facts:
+    """Look at a node's devices, VMs and kernel.
+
+    Args:
+        mapping: Name of the mapping asked for, or empty.
+        vm: The VM that is to get the GPU, which is not among the other guests; None: one that is to be made.
+        ssh: Where to look at the kernel where Proxmox VE is reached over HTTPS; or empty.
+    """
+    # Bridges are filtered by default, and belong to the groups: PVE/API2/Hardware/PCI.pm.
+    devices = {
+        str(one["id"]): one for one in pve.get(f"nodes/{node}/hardware/pci", **{"pci-class-blacklist": ""})
+    }
+    mappings = {str(one["id"]): one for one in pve.get("cluster/mapping/pci")}
+    paths = ("/vms", f"/vms/{vm}" if vm else "/vms", *([f"/mapping/pci/{mapping}"] if mapping else []))
+    rights = None if pve.root else rights_of(pve, paths)
+    others = tuple(
+        guest(pve, node, int(one["vmid"]), one)
+        for one in pve.get(f"nodes/{node}/qemu")
+        if int(one["vmid"]) != vm
+    )
+    found, why = _host(pve, node, ssh)
+    return Facts(
+        user=pve.user,
+        version=str(pve.get("version")["version"]),
+        node=node,
+        devices=devices,
+        guests=others,
+        mappings=mappings,
+        sees_all=rights is None or "VM.Audit" in rights.get("/vms", frozenset()),
+        rights=rights,
+        mapping=mappings.get(mapping) if mapping else None,
+        host=found,
+        unseen=why,
+    )
+
+
+def rights_of(pve: Pve, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """What the token may at these paths, inherited rights too."""
+    found = {}
+    for path in paths:
+        answer = pve.get("access/permissions", path=path)
+        found[path] = frozenset(name for privileges in answer.values() for name in privileges)
+    return found
+
+
+def _host(pve: Pve, node: str, ssh: str) -> tuple[Host | None, str]:
+    if pve.way.https and not ssh:
+        return None, f"the API tells nothing of {node}'s drivers, kernel arguments and leases"
+    if not pve.way.https:
+        ssh = "" if pve.way.pve == "local" else pve.way.pve
+    try:
+        found = hosts.look(ssh)
+    except GpukilnError as error:
+        return None, error.message
+    if found.name != node:
+        return None, f"{ssh or 'this machine'} is {found.name}, and the VM is on {node}"
+    return found, ""

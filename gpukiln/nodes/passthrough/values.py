@@ -1,0 +1,105 @@
+"""How Proxmox VE writes devices: PCI addresses, `hostpciN`, the entries of a resource mapping.
+
+Source: qemu-server src/PVE/QemuServer/PCI.pm ($hostpci_fmt), pve-guest-common src/PVE/Mapping/PCI.pm
+($map_fmt).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpukiln.errors import UsageError
+
+ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]+")
+SLOTS = 16  # $MAX_HOSTPCI_DEVICES
+BOOLEANS = {"1": "1", "on": "1", "yes": "1", "true": "1", "0": "0", "off": "0", "no": "0", "false": "0"}
+DEFAULTS = {"rombar": "1", "pcie": "0", "x-vga": "0", "legacy-igd": "0"}
+
+
+def canonical(address: str) -> str:
+    """An address in sysfs's form, `0000:01:00.0`, or `0000:01:00` where it names a whole device.
+
+    Raises:
+        UsageError: It is none.
+    """
+    found = ADDRESS.fullmatch(address.strip())
+    if not found:
+        raise UsageError(
+            f"{address!r} is no PCI address", hint="such as 0000:01:00.0, or 01:00 for all functions of it"
+        )
+    domain, bus, slot, function = found.groups()
+    return f"{domain or '0000'}:{bus}:{slot}{'' if function is None else f'.{function}'}".lower()
+
+
+def device_of(address: str) -> str:
+    """The device that a function is one of."""
+    return address.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class HostPci:
+    """The value of a `hostpciN`.
+
+    Args:
+        hosts: Addresses; several are alternatives of which one is taken, or virtual functions.
+        mapping: Name of a resource mapping, instead of addresses.
+        options: The others, booleans as 0 and 1.
+    """
+
+    hosts: tuple[str, ...] = ()
+    mapping: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        first = f"mapping={self.mapping}" if self.mapping else ";".join(self.hosts)
+        return ",".join([first, *(f"{name}={value}" for name, value in self.options.items())])
+
+    def says_what(self, other: HostPci) -> bool:
+        """Whether both mean the same: what is left out has its default."""
+        return (sorted(self.hosts), self.mapping, {**DEFAULTS, **self.options}) == (
+            sorted(other.hosts),
+            other.mapping,
+            {**DEFAULTS, **other.options},
+        )
+
+
+def hostpci(text: str) -> HostPci:
+    """Read a `hostpciN`.
+
+    Raises:
+        UsageError: It has no device.
+    """
+    values = properties(text, default="host")
+    hosts = tuple(canonical(one) for one in values.pop("host", "").split(";") if one)
+    mapping = values.pop("mapping", "")
+    if bool(hosts) == bool(mapping):
+        raise UsageError(f"hostpci {text!r} names no device, or both an address and a mapping")
+    options = {
+        name: BOOLEANS.get(value, value) if name in DEFAULTS else value for name, value in values.items()
+    }
+    return HostPci(hosts, mapping, options)
+
+
+def hostpcis(config: Mapping[str, object]) -> dict[str, HostPci]:
+    """Every `hostpciN` of a VM's configuration."""
+    return {
+        name: hostpci(str(value))
+        for name, value in config.items()
+        if re.fullmatch(r"hostpci\d+", name) and value
+    }
+
+
+def properties(text: str, *, default: str = "") -> dict[str, str]:
+    """Read a property string, `VALUE,NAME=VALUE`.
+
+    Args:
+        default: The name of a value that has none.
+    """
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        found[name.strip() if equals else default] = value.strip() if equals else part.strip()
+    return found

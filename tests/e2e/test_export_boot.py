@@ -1,0 +1,155 @@
+"""A baked disk where there is no EC2: booted under BIOS and UEFI on several buses, judged; and back."""
+
+import hashlib
+import json
+
+import pytest
+
+from gpukiln.instances.tags import IMAGE_TAG, NOT_PROVEN
+from tests.support.exported_machine import ExportedMachine, overlay, seed
+from tests.support.harness import BOOT_S, Node, wait_for
+
+pytestmark = pytest.mark.e2e
+
+NAME = "somewhere-else"
+SIZE_GIB = 40  # the image is made with 30
+
+
+def export(cloud, name, *options):
+    """A file that `ami.export` writes of the image that the suite bakes, and what it says."""
+    output = cloud.home / name
+    wanted = (cloud.document["build_id"], "--region", "us-west-2", "--output", str(output), *options)
+    return output, json.loads(cloud.invoke("ami.export", *wanted, "--json").stdout)
+
+
+def inventory(machine, key, folder):
+    """What Ansible is told of a machine."""
+    host = {
+        "ansible_host": "127.0.0.1",
+        "ansible_port": machine.port,
+        "ansible_user": "admin",
+        "ansible_ssh_private_key_file": str(key),
+        "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
+    }
+    file = folder / "hosts.yml"
+    file.write_text(json.dumps({"all": {"hosts": {NAME: host}}}))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def exported(image_cloud):
+    size = f"{SIZE_GIB}GiB"
+    return export(image_cloud, "exported.qcow2", "--datasource", "nocloud", "--size", size)
+
+
+@pytest.fixture(scope="module")
+def booted(image_cloud, exported, key, tmp_path_factory):
+    """Its first boot, by UEFI; the disk is shut down at the end, for the boots that follow."""
+    folder = tmp_path_factory.mktemp("first")
+    cd = seed(folder, NAME, key.with_suffix(".pub").read_text().strip())
+    disk = overlay(exported[0], image_cloud.home / "booted.qcow2")
+    with ExportedMachine(disk, cd, folder, firmware="uefi", bus="virtio") as machine:
+        machine.disk, machine.cd = disk, cd
+        assert machine.state() == "running"
+        yield machine
+
+
+def test_the_command_says_what_the_disk_boots_on(exported):
+    said = exported[1]
+    assert said["proven"] is True
+    assert said["virtual_bytes"] == SIZE_GIB << 30
+    assert said["boots_on"]["firmware"] == ["bios", "uefi"]
+    assert said["boots_on"]["disks"] == ["virtio", "scsi", "sata", "nvme"]
+    assert {"e1000e", "vmxnet3"} <= set(said["boots_on"]["networks"])
+
+
+def test_it_is_told_by_the_seed_alone(booted, key):
+    status = booted.read(key, "cloud-init status --long; hostname")
+    assert "DataSourceNoCloud [seed=/dev/sr0]" in status
+    assert status.splitlines()[-1] == NAME
+    # EC2's metadata, which nobody answers here, is not waited for
+    assert "169.254.169.254" not in booted.read(key, "sudo cat /var/log/cloud-init.log")
+    assert int(booted.read(key, "lsblk -bndo SIZE /dev/vda")) == SIZE_GIB << 30
+    assert int(booted.read(key, "df --output=size -B1 / | tail -1")) > (SIZE_GIB - 2) << 30
+    assert booted.ssh(key, "test -d /sys/firmware/efi").returncode == 0
+
+
+def test_its_record_says_where_it_went(image_cloud, booted, key):
+    record = json.loads(booted.read(key, "cat /etc/gpukiln/image.json"))
+    proven = (image_cloud.home / "builds" / image_cloud.document["build_id"] / "image.json").read_bytes()
+    exported = {"datasource": "nocloud", "record_sha256": hashlib.sha256(proven).hexdigest()}
+    assert record == {**json.loads(proven), "exported": exported}
+
+
+def test_the_suite_finds_what_it_found_on_the_ami(image_cloud, booted, key, tmp_path):
+    """Nothing that passed there is not run here."""
+    hosts = inventory(booted, key, tmp_path)
+    done = image_cloud.invoke("node.verify", "--inventory", hosts, "--expect-gpus", "0", "--json", ok=False)
+    [judged] = json.loads(done.stdout)
+    found = {check["id"]: check for check in judged["verdict"]["checks"]}
+    [on_ami] = image_cloud.document["verdicts"]
+    passed = {check["id"] for check in on_ami["checks"] if check["outcome"] == "passed"}
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(passed & found.keys()) > 20
+    assert {name: found[name] for name in passed & found.keys() if found[name]["outcome"] != "passed"} == {}
+
+
+def test_it_is_compared_with_its_record_as_a_node_of_ec2(image_cloud, booted, key, tmp_path):
+    """What the image left out is not asked for, and a package of a person's is found."""
+    hosts = inventory(booted, key, tmp_path)
+    image_cloud.invoke("node.drift", "--inventory", hosts, "--json")
+    booted.read(key, "sudo dpkg --remove --force-depends nvtop")
+    done = image_cloud.invoke("node.drift", "--inventory", hosts, "--json", ok=False)
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert "nvtop" in json.dumps(json.loads(done.stdout)["hosts"][NAME]["changes"])
+
+
+@pytest.fixture(scope="module")
+def started(booted, key):
+    """The disk after its first boot, without what takes long: firmware, drivers and systemd are left."""
+    booted.read(key, "sudo touch /etc/cloud/cloud-init.disabled")
+    booted.read(key, "sudo systemctl mask docker.socket docker containerd")
+    booted.shut_down(key)
+    return booted
+
+
+@pytest.mark.parametrize(
+    ("firmware", "bus", "network_card"), [("bios", "sata", "e1000e"), ("uefi", "nvme", "vmxnet3")]
+)
+def test_it_boots_on(started, key, tmp_path, firmware, bus, network_card):
+    """By BIOS from virtio, every virtual machine of the embedded cloud does."""
+    disk = overlay(started.disk, tmp_path / "disk.qcow2")
+    machine = ExportedMachine(
+        disk, started.cd, tmp_path, firmware=firmware, bus=bus, network_card=network_card
+    )
+    with machine:
+        assert machine.state() == "running"
+        by_uefi = machine.ssh(key, "test -d /sys/firmware/efi").returncode == 0
+        assert by_uefi == (firmware == "uefi")
+
+
+def test_without_a_source_the_key_of_the_export_logs_in(image_cloud, key, tmp_path):
+    """By BIOS from virtio-scsi, as Proxmox attaches a disk."""
+    options = ("--datasource", "none", "--ssh-key", str(key.with_suffix(".pub")))
+    file, _ = export(image_cloud, "alone.qcow2", *options)
+    disk = overlay(file, image_cloud.home / "alone-booted.qcow2")
+    with ExportedMachine(disk, None, tmp_path, firmware="bios", bus="scsi") as machine:
+        wait_for(lambda: machine.ssh(key, "cloud-init status --wait").returncode == 0, BOOT_S)
+        status = machine.read(key, "cloud-init status --long; systemctl is-system-running --wait")
+        assert "DataSourceNone" in status
+        assert status.splitlines()[-1] == "running"
+        assert "169.254.169.254" not in machine.read(key, "sudo cat /var/log/cloud-init.log")
+
+
+def test_an_imported_disk_is_an_image_that_boots(image_cloud, key, tmp_path):
+    """It is what was exported, and nobody says that it was proven."""
+    file, _ = export(image_cloud, "golden.qcow2")
+    made = json.loads(image_cloud.invoke("ami.import", str(file), "--region", "us-west-2", "--json").stdout)
+    assert (made["found"], made["boot_mode"]) == (False, "uefi-preferred")
+    [image] = image_cloud.aws("ec2", "describe-images", "--image-ids", made["image_id"])["Images"]
+    tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
+    assert tags[IMAGE_TAG] == NOT_PROVEN
+    assert not [name for name in tags if name.startswith("gpukiln:verdict")]
+    proven = image_cloud.home / "builds" / image_cloud.document["build_id"] / "image.json"
+    with Node(image_cloud, key, tmp_path, made["image_id"]) as machine:
+        assert machine.read("cat /etc/gpukiln/image.json") == proven.read_text()

@@ -90,6 +90,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Gives every test, and the fixtures made for it, a /dev/null of its own.
+
+    An ssh that is killed leaves its standard input such that reads of it don't block, for everybody who
+    shares it, and Ansible refuses to run with one: what a test leaves must not reach the next one.
+    """
+    if os.isatty(0):  # somebody looks at a test with -s
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
 def why_no_machines(
     *, uid: int | None = None, which: Callable[[str], str | None] = shutil.which, system: str | None = None
 ) -> str:

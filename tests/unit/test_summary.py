@@ -29,6 +29,13 @@ def test_slow(slow): pass
 def test_fails(): assert False
 def test_skipped(): pytest.skip("no GPU")
 """,
+    "unit/test_input.py": """
+import os
+
+
+def test_leaves_it_as_a_killed_ssh_does(): os.set_blocking(0, False)
+def test_the_next_one_has_its_own(): assert os.get_blocking(0)
+""",
     "e2e/test_b.py": "def test_machine(): pass",
 }
 
@@ -56,10 +63,11 @@ def test_a_run_tells_what_it_left_out_and_where_its_time_went(said: str) -> None
     lines = [re.sub(r"\d+\.\d", "N", line).strip() for line in time.splitlines()[1:]]
     assert lines[:4] == [
         "N s  linters, 1 tests",
-        "N s  unit, 2 tests",
+        "N s  unit, 4 tests",
         "N s  by the clock",
         "N s  tests/unit/test_a.py::test_slow",
     ]
     assert "test_fails" not in lines[4]
+    assert "1 failed, 4 passed" in said  # test_the_next_one_has_its_own too
     [slow] = re.findall(r"([\d.]+) s  tests/unit/test_a.py::test_slow", time)
     assert 1.2 <= float(slow) < 10

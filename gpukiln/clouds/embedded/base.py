@@ -80,6 +80,8 @@ FILES = {
     **INITRAMFS,
     "etc/cloud/cloud.cfg.d/10_embedded.cfg": (
         "system_info:\n  default_user:\n    name: admin\nlocale: C.UTF-8\nssh_deletekeys: true\n"
+        # as Amazon Linux 2023; QEMU's TCG looks for an RSA key's primes for 5 s of a processor
+        "ssh_genkeytypes: [ed25519, ecdsa]\n"
     ),
     EC2_CONFIG: (
         "# EC2's data source without asking the firmware which cloud it is: a container has none.\n"

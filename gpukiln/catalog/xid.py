@@ -7,6 +7,19 @@ from gpukiln.catalog.load import data
 from gpukiln.typed import load, strict
 
 HARMLESS = ("app", "secondary", "info")
+SICK, WARNING, NOTE = "sick", "warning", "note"  # as gpukiln.gpus.faults has them
+# What NVIDIA's immediate action says of a GPU. Those that let it go on are a note where the application is to
+# blame, or nothing is to be done.
+GOES_ON = (
+    "IGNORE",
+    "CHECK_APP",
+    "XID_137_FLOW",
+    "WORKFLOW_XID_13",
+    "WORKFLOW_XID_31",
+    "WORKFLOW_XID_45",
+)
+LOOKED_AT = ("UPDATE_SWFW", "CHECK_UVM", None)
+RESET = ("RESET_GPU", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR")
 
 
 @strict
@@ -20,6 +33,8 @@ class Xid:
         then: The action if it comes again.
         kind: app, secondary, info, reset, memory, hardware, nvlink, software, reboot, action.
         plugin_ignores: Whether NVIDIA's Kubernetes device plugin keeps the GPU in use after it.
+        level: Of a number for which the catalogue has no action: sick, where its name alone says that the GPU
+            can't go on.
     """
 
     mnemonic: str
@@ -28,6 +43,23 @@ class Xid:
     then: str | None
     kind: str
     plugin_ignores: bool = False
+    level: str | None = None
+
+    @property
+    def severity(self) -> str:
+        """What the number's own action says: sick, the GPU should get no new work; warning, or note."""
+        if self.level:
+            return self.level
+        if self.now in GOES_ON or self.kind == "info":
+            return NOTE
+        if self.now == "RESTART_APP":
+            return WARNING if self.blames_hardware else NOTE
+        return WARNING if self.now in LOOKED_AT else SICK
+
+    @property
+    def reset(self) -> bool:
+        """Whether a reset of the GPU is what NVIDIA asks for."""
+        return self.now in RESET
 
     @property
     def blames_hardware(self) -> bool:
@@ -53,9 +85,15 @@ def judged() -> dict[int, dict[str, Any]]:
     """Every number as those judge by it who read a kernel's log (`gpukiln.gpus.faults`).
 
     Returns:
-        {number: {kind, blames_hardware, text}}; text is what `explain` says.
+        {number: {kind, blames_hardware, severity, reset, text}}; text is what `explain` says.
     """
     return {
-        number: {"kind": row.kind, "blames_hardware": row.blames_hardware, "text": explain(number)}
+        number: {
+            "kind": row.kind,
+            "blames_hardware": row.blames_hardware,
+            "severity": row.severity,
+            "reset": row.reset,
+            "text": explain(number),
+        }
         for number, row in xids().items()
     }

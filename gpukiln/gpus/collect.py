@@ -1,25 +1,27 @@
-"""Makes the snapshot of this machine. One GPU that hangs costs its own row, and some seconds."""
+"""Makes the snapshot of this machine. A call of NVML that fails costs its field, a GPU that does its row."""
 
 from __future__ import annotations
 
 import datetime
 import re
 import socket
+import sys
 from typing import Any
 
 from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts, version_key
-from gpukiln.gpus.gpu_facts import P2P_STATUS, TOPOLOGY
+from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state
 from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
-from gpukiln.probe.base import amd_gpus, bus_gpus, given_gpus, in_container, read
-from gpukiln.probe.child import Hang, Tell, in_child
-from gpukiln.probe.nvml import address, read_gpus
+from gpukiln.probe.base import DRIVER_GPUS, amd_gpus, bus_gpus, given_gpus, in_container, read
+from gpukiln.probe.child import Slow
+from gpukiln.probe.gpus import on_the_bus
+from gpukiln.probe.nvml import HUNG, SLOW, SLOW_S, address, ask_nvml
 from gpukiln.probe.simulated import is_simulated
 
-LIMIT_S = 10.0  # for one GPU: one whose firmware hangs takes tens of seconds for a call
 NVIDIA_VERSION = "/proc/driver/nvidia/version"
 MODULE_VERSION = "/sys/module/nvidia/version"
 PCI = "/sys/bus/pci/devices"
+NODES = "/sys/devices/system/node/online"
 # nvmlReturn_t, without NVML_ERROR_ (nvml.h)
 CODES = {
     1: "UNINITIALIZED",
@@ -48,63 +50,8 @@ CODES = {
     28: "GPU_NOT_FOUND",
     999: "UNKNOWN",
 }
+LOST = ("GPU_IS_LOST", "GPU_NOT_FOUND")
 NO_LIBRARY, NO_DRIVER, MISMATCH, NO_PERMISSION = 12, 9, 18, 4
-FABRIC = {0: "none", 1: "not started", 2: "in progress", 3: "completed"}
-# A device's field and where the collector has it.
-FIELDS = {
-    "pci_id": "more.pci_id",
-    "minor": "more.minor",
-    "name": "name",
-    "architecture": "more.architecture",
-    "compute_capability": "more.compute_capability",
-    "serial": "serial",
-    "vbios": "more.vbios",
-    "board_part_number": "more.board_part_number",
-    "gsp_firmware": "more.gsp_firmware",
-    "numa_node": "more.numa_node",
-    "memory_total_mib": "more.memory.total",
-    "memory_used_mib": "more.memory.used",
-    "memory_reserved_mib": "more.memory.reserved",
-    "memory_free_mib": "more.memory.free",
-    "bar1_total_mib": "more.bar1.total",
-    "bar1_used_mib": "more.bar1.used",
-    "utilization_percent": "more.utilization.gpu",
-    "memory_utilization_percent": "more.utilization.memory",
-    "encoder_percent": "more.utilization.encoder",
-    "decoder_percent": "more.utilization.decoder",
-    "temperature_c": "temperature.gpu",
-    "temperature_slowdown_c": "temperature.slowdown",
-    "temperature_margin_c": "temperature.margin",
-    "power_watts": "power.draw",
-    "power_limit_watts": "power.limit",
-    "energy_joules": "more.energy",
-    "clock_sm_mhz": "clocks.sm",
-    "clock_sm_max_mhz": "clocks.max_sm",
-    "clock_memory_mhz": "clocks.mem",
-    "clock_memory_max_mhz": "clocks.max_mem",
-    "clock_events": "throttle.names",
-    "pcie_generation": "pcie.gen",
-    "pcie_generation_max": "pcie.max_gen",
-    "pcie_width": "pcie.width",
-    "pcie_width_max": "pcie.max_width",
-    "persistence": "persistence",
-    "compute_mode": "more.compute_mode",
-    "ecc_enabled": "ecc.current",
-    "ecc_pending": "ecc.pending",
-    "ecc_uncorrected": "ecc.volatile_uncorrected",
-    "ecc_corrected": "ecc.volatile_corrected",
-    "ecc_uncorrected_lifetime": "ecc.aggregate_uncorrected",
-    "ecc_corrected_lifetime": "ecc.aggregate_corrected",
-    "remapped_rows_correctable": "remapped_rows.correctable",
-    "remapped_rows_uncorrectable": "remapped_rows.uncorrectable",
-    "remap_pending": "remapped_rows.pending",
-    "remap_failed": "remapped_rows.failed",
-    "pages_pending": "retired_pages_pending",
-    "recovery_action": "more.recovery_action",
-    "mig_enabled": "mig.current",
-    "mig_pending": "mig.pending",
-    "fabric_state": "fabric.state",
-}
 OF_MIG = {  # what a MIG device has of its own
     "memory_total_mib": "memory.total",
     "memory_used_mib": "memory.used",
@@ -122,7 +69,8 @@ OF_PARENT = (
     "temperature_c",
     "temperature_margin_c",
 )
-DERIVED = ("cpus", "nvlinks_active", "nvlinks_total", "profile", "bus_id")
+DERIVED = ("cpus", "numa_node", "nvlinks_active", "nvlinks_total", "fabric_state", "profile", "bus_id")
+GIVEN_AWAY = ("vfio-pci", "pci-stub", "xen-pciback")  # drivers that keep a GPU for virtual machines
 
 
 def collect() -> Snapshot:
@@ -134,7 +82,10 @@ def collect() -> Snapshot:
     gpus: list[dict[str, Any]] = []
     why = ""
     if given or simulated:
-        head, gpus, why = _ask()
+        said = ask_nvml(shown=True, silent=_say_silent)
+        head, gpus, why = said.head, said.gpus, said.why
+        if gpus or not (why or head.get("error")):
+            gpus = [*gpus, *_unlisted(given, gpus)]
     state, message, fix = _state(pci, given, contained, simulated, head, gpus, why)
     driver = _driver(head)
     devices: list[Device] = []
@@ -172,32 +123,10 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _ask() -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-    """What NVML says in general and of each GPU, and why it says nothing in general."""
-    head: dict[str, Any] = {}
-    found: dict[int, dict[str, Any]] = {}
-    at: int | None = None
-
-    def hear(message: dict[str, Any]) -> None:
-        nonlocal at
-        head.update(message.get("head", {}))
-        at = message.get("index", at)
-        if "gpu" in message:
-            found[message["index"]] = message["gpu"]
-
-    def work(tell: Tell) -> None:
-        read_gpus(tell, tuple(found), LIMIT_S)
-
-    while True:
-        at = None
-        ended = in_child(work, hear)
-        if not ended:
-            return head, list(found.values()), ""
-        if at is None or at in found:
-            return head, list(found.values()), ended
-        # This one hangs, or kills who asks it: the others are asked again without it.
-        name = "HUNG" if isinstance(ended, Hang) else "FAILED"
-        found[at] = {"index": at, "error": {"_error": str(ended), "code": None, "name": name}}
+def _say_silent(seconds: float, at: str, state: str) -> None:
+    """Say on a terminal's side what is waited for; not more often than people want to read it."""
+    if seconds >= SLOW_S and int(seconds) % SLOW_S == 0:
+        print(f"waiting for the driver since {seconds:.0f} s: {at}; {state}", file=sys.stderr, flush=True)
 
 
 def _state(
@@ -218,8 +147,15 @@ def _state(
         return _no_answer(error, there, contained)
     if gpus:
         return "ok", "", ""
+    if isinstance(why, Slow):
+        fix = (
+            "look again in some minutes; without persistence mode the driver starts every GPU for each "
+            "program: enable nvidia-persistenced"
+        )
+        return "starting", f"NVML has not started yet, and is still at work: {why}", fix
     if why:
-        return "hung", f"NVML gives no answer: {why}", "read the kernel's log (dmesg), and reboot the machine"
+        fix = "`dmesg` says what the driver waits for; do what the fault there asks for, then look again"
+        return "hung", f"NVML gives no answer: {why}", fix
     return "failed", f"{there}, and NVML lists none", "dmesg says why the driver refuses them"
 
 
@@ -244,10 +180,39 @@ def _nothing(pci: list[Any], contained: bool) -> tuple[str, str, str]:
     )
 
 
+def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The GPUs on the bus that NVML does not list, as rows that can't be read.
+
+    The driver leaves out a GPU that it could not start, whatever the kernel's log still has of it.
+    """
+    if any(gpu["error"] for gpu in gpus):  # which of the bus that is, is not known
+        return []
+    listed = {address(gpu["bus_id"]) for gpu in gpus if isinstance(gpu["bus_id"], str)}
+    rows: list[dict[str, Any]] = []
+    for place in sorted(one["address"] for one in given if one["address"].lower() not in listed):
+        if re.search(r"(?m)^GPU Excluded:\s*Yes", read(f"{DRIVER_GPUS}/{place}/information") or ""):
+            continue  # by the module's parameter NVreg_ExcludedGpus
+        driver = on_the_bus(place)
+        if driver["driver"] in GIVEN_AWAY:
+            continue
+        why = "it does not answer on the bus" if driver["lost"] else f"driver {driver['driver'] or 'none'}"
+        error = {
+            "_error": f"NVML does not list the GPU at {place} ({why})",
+            "code": None,
+            "name": "NOT_LISTED",
+        }
+        rows.append({"index": len(gpus) + len(rows), "bus_id": place, "error": error})
+    return rows
+
+
 def _no_answer(error: dict[str, Any], there: str, contained: bool) -> tuple[str, str, str]:
     """The state of a machine whose driver does not answer."""
     module = _stripped(read(MODULE_VERSION))
     code = error.get("code")
+    why = error.get("library", "")
+    if why and "No such file" not in why:
+        fix = "install the driver's libnvidia-ml1 anew, in the version of the loaded module"
+        return "no-library", f"{there}, and libnvidia-ml.so.1 can't be loaded: {why}", fix
     if code == NO_LIBRARY:
         fix = "install the driver: the role nvidia_driver, or the package with libnvidia-ml.so.1"
         if contained:
@@ -352,32 +317,68 @@ def _devices(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -
     values = {name: _value(_dig(gpu, path), name, unavailable) for name, path in FIELDS.items()}
     bus_id = _value(gpu["bus_id"], "bus_id", unavailable)
     place = address(bus_id) if bus_id else None
-    values["fabric_state"] = FABRIC.get(values["fabric_state"], values["fabric_state"])
-    if values["clock_events"] is not None:
-        values["clock_events"] = tuple(values["clock_events"])
+    values["clock_events"] = clock_events(values["clock_events"])
     cpus = _stripped(read(f"{PCI}/{place}/local_cpulist")) if place else None
     if cpus is None:
         unavailable["cpus"] = "the kernel does not tell"
+    fabric = _value(gpu["fabric"]["state"], "fabric_state", unavailable)
     links = _value(gpu["nvlinks"], "nvlinks_total", unavailable)
     if links is None:
         unavailable["nvlinks_active"] = unavailable["nvlinks_total"]
     unavailable["profile"] = unavailable["mig_index"] = unavailable["parent"] = "it is no MIG device"
+    uuid = _value(gpu["uuid"], "uuid", unavailable) or _uuid_of(place)
+    if uuid:
+        unavailable.pop("uuid", None)
     parent = Device(
-        uuid=_value(gpu["uuid"], "uuid", unavailable),
+        uuid=uuid,
         kind="gpu",
         index=index,
         bus_id=place,
         cpus=cpus,
+        numa_node=_numa_node(gpu, place, unavailable),
+        fabric_state=fabric_state(gpu) if fabric is not None else None,
         nvlinks_total=len(links) if links is not None else None,
         nvlinks_active=sum(1 for link in links if link["state"] is True) if links is not None else None,
         peers=tuple(_peer(gpu, row, gpus) for row in gpu["peers"]),
         unavailable=unavailable,
         **values,
     )
+    gone = [name for name, why in unavailable.items() if why in LOST]
+    if gone:  # a handle is given of a lost GPU too, and some of its values
+        why = unavailable[gone[0]]
+        error = {"_error": f"{why}: {', '.join(gone[:3])} can't be read", "code": None, "name": why}
+        return [_unreadable({**gpu, "bus_id": place, "error": error}, gpus, given)]
     parts = _dig(gpu, "more.mig_devices")
     if not isinstance(parts, list):
         return [parent]
     return [parent, *(_mig_device(part, parent) for part in parts if not part["error"])]
+
+
+def _numa_node(gpu: dict[str, Any], place: str | None, unavailable: dict[str, str]) -> int | None:
+    """The NUMA node whose memory is nearest: of the PCI device, else the only one of NVML's memory affinity.
+
+    nvmlDeviceGetNumaNodeId is another thing, the node that a GPU's own memory is on Grace, and not supported
+    elsewhere. The kernel says -1 where firmware says nothing (Linux, Documentation/ABI, sysfs-bus-pci).
+    """
+    said = _stripped(read(f"{PCI}/{place}/numa_node")) if place else None
+    if said and said.isdecimal():
+        return int(said)
+    if _stripped(read(NODES)) == "0":
+        return 0
+    nodes = _value(_dig(gpu, "more.memory_nodes"), "numa_node", unavailable)
+    if nodes is None:
+        return None
+    if len(nodes) != 1:
+        unavailable["numa_node"] = f"the kernel says {said or 'nothing'}, and NVML {len(nodes)} nodes"
+        return None
+    return int(nodes[0])
+
+
+def _uuid_of(place: str | None) -> str | None:
+    """The UUID that the driver's own folder has of a GPU, whatever NVML says."""
+    said = read(f"{DRIVER_GPUS}/{place}/information") or "" if place else ""
+    found = re.search(r"(?m)^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", said)
+    return found[1] if found else None
 
 
 def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -> Device:
@@ -387,10 +388,9 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
     known = {
         address(one["bus_id"]) for one in gpus if not one["error"] and isinstance(one.get("bus_id"), str)
     }
-    left = sorted(given - known)
-    alone = sum(1 for one in gpus if one["error"]) == 1 and len(left) == 1
-    said = read(f"/proc/driver/nvidia/gpus/{left[0]}/information") or "" if alone else ""
-    uuid = re.search(r"(?m)^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", said)
+    left = [gpu["bus_id"]] if gpu.get("bus_id") else sorted(given - known)
+    alone = bool(gpu.get("bus_id")) or (sum(1 for one in gpus if one["error"]) == 1 and len(left) == 1)
+    uuid = _uuid_of(left[0]) if alone else None
     names = [*FIELDS, *DERIVED, "uuid", "mig_index", "parent"]
     unavailable = dict.fromkeys(names, told)
     if alone:
@@ -398,7 +398,7 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
     if uuid:
         del unavailable["uuid"]
     return Device(
-        uuid=uuid[1] if uuid else None,
+        uuid=uuid,
         kind="gpu",
         index=int(gpu["index"]),
         bus_id=left[0] if alone else None,
@@ -492,7 +492,7 @@ def _processes_of(gpu: dict[str, Any], rows: list[Device]) -> list[tuple[str | N
 def _problems(head: dict[str, Any], gpus: list[dict[str, Any]], why: str) -> list[Problem]:
     found = []
     if why:
-        found.append(Problem(None, None, None, "HUNG", why))
+        found.append(Problem(None, None, None, SLOW if isinstance(why, Slow) else HUNG, why))
     if head.get("error"):
         error = head["error"]
         found.append(Problem(None, None, error.get("code"), reason(error), error["_error"]))

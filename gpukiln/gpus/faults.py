@@ -1,112 +1,361 @@
-"""What a kernel's log says of faults, Xids of GPUs and SXids of NVSwitches: an event a device and number."""
+"""The table of GPU faults: what speaks against a GPU, how much, what to do, and who says so.
+
+Whoever judges a GPU reads it: the suite (`rules`), `list` and leases (`health`), node health, `watch`
+(`insights`), and the alerts of the monitoring add-on. A fault on a device is a condition on the device's
+fields, the same function for a snapshot and for the facts of the suite; a fault of the kernel's log is a
+pattern. Xids are not here: gpukiln/catalog/data/xid.yaml has a row for each, made of NVIDIA's catalogue.
+
+Severities: sick, the GPU should get no new work; warning, it works and somebody should look; note, worth
+knowing and no fault.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LINE = re.compile(
-    r"(?:NVRM: Xid|nvidia-nvswitch\d*: (?P<switch>SXid)) \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): "
-    r"(?P<number>\d+)(?P<text>.*)"
-)
-LOST = re.compile(r"NVRM: GPU (?:at )?(?:PCI:)?(?P<device>[0-9A-Fa-f:.]*[0-9A-Fa-f]).*fallen off the bus")
-OFF_THE_BUS, RECOVERY_ACTION = 79, 154
-# An SXid is followed by lines of the same number that say more of it (NVIDIA Fabric Manager user guide, SXid
-# errors): `28006, Severity 0 Engine instance 46 ...` and `28006, Data {0x00140004, ...}`.
-MORE = re.compile(r",\s*(Severity \d|Data \{)")
-# NVSwitch says of each SXid whether it is fatal, NVLink 5 of each of its Xids (144 to 150, `145, RLW_REMAP
-# Nonfatal XC0 i0 Link 02`): NVIDIA/NVSentinel, tests of its syslog health monitor.
-FATAL = re.compile(r"\b(?P<non>Non-?)?fatal\b", re.IGNORECASE)
-# `154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)`: what was wanted was done.
-CLEARED = re.compile(r"\bto 0x0 \(None\)")
-TIMES = re.compile(r" \((\d+) times\)$")
-Table = Mapping[int, Mapping[str, Any]]
-"""{number: {kind, blames_hardware, text}}, as `gpukiln.catalog.xid.judged` makes it and facts.json has it."""
+from gpukiln.probe import xids
+
+SICK, WARNING, NOTE = "sick", "warning", "note"
+SEVERITIES = (SICK, WARNING, NOTE)
+Value = Callable[[str], Any]
+"""Returns a field of a device by its name in `gpukiln.gpus.model.Device`, None where it is not known."""
+
+MEMORY = "NVIDIA, GPU Memory Error Management (DA-08826)"
+NVML_H = "nvml.h"
 
 
 @dataclass(frozen=True)
-class Event:
-    """What the kernel's log says of one device and number, however often.
+class Fault:
+    """One fault of a GPU.
 
     Args:
-        device: PCI address as the line has it.
-        switch: Whether it is an NVSwitch's SXid.
-        fatal: What the line itself says; None where it says nothing.
-        line: The last line of it.
+        id: Names it everywhere.
+        text: What it means.
+        remedy: The next step, established by this fault alone.
+        evidence: Given a device's fields, what was found; None where the device has not got it. A fault
+            without is found elsewhere, as the comment says.
     """
 
-    device: str
-    number: int
-    switch: bool
-    fatal: bool | None
-    line: str
-
-    def known(self, table: Table) -> bool:
-        """Whether it can be judged: an SXid by its own word, an Xid by NVIDIA's catalogue."""
-        return self.fatal is not None if self.switch else self.number in table
-
-    def blames_hardware(self, table: Table) -> bool:
-        """Whether the machine is to blame, and not what ran on it."""
-        if self.switch:
-            return bool(self.fatal)
-        return self.known(table) and table[self.number]["blames_hardware"] and self.fatal is not False
-
-    def told(self, table: Table) -> str:
-        """Its line, with what it means and what to do."""
-        if self.switch:
-            return self.line
-        unknown = f"Xid {self.number}: not in this version's table, look it up in NVIDIA's Xid catalogue"
-        return f"{self.line} = {table[self.number]['text'] if self.number in table else unknown}"
+    id: str
+    severity: str
+    text: str
+    remedy: str
+    source: str
+    evidence: Callable[[Value], str | None] = lambda _: None
 
 
-def events(lines: Iterable[str]) -> list[Event]:
-    """What the lines of a kernel's log say, one event a device and number.
+@dataclass(frozen=True)
+class Logged:
+    """A fault of the kernel's log that has no number.
 
     Args:
-        lines: Any lines, in their order. The driver does not always give a GPU that fell off the bus its
-            number, 79. A recovery action (154) that was carried out since is none.
+        pattern: With a group `device` where the line names it.
+        reset: Whether a reset of the GPU ends it.
     """
-    found: dict[tuple[str, int, bool], Event] = {}
-    for line in (line.strip() for line in lines):
-        if not (match := LINE.search(line)):
-            if lost := LOST.search(line):
-                key = (_address(lost["device"]), OFF_THE_BUS, False)
-                found.setdefault(key, Event(*key, None, line))
-            continue
-        key = (_address(match["device"]), int(match["number"]), bool(match["switch"]))
-        text = match["text"]
-        if match["switch"] and MORE.match(text):
-            continue
-        said = FATAL.search(text)
-        event = Event(*key, not said["non"] if said else None, line)
-        if key[1] == RECOVERY_ACTION and CLEARED.search(text):
-            found.pop(key, None)
-        elif not (key in found and found[key].fatal and not event.fatal):  # the worst of a number stays
-            found[key] = event
-    return list(found.values())
+
+    severity: str
+    text: str
+    remedy: str
+    source: str
+    pattern: re.Pattern[str]
+    reset: bool = False
 
 
-def _address(text: str) -> str:
-    """`0000:3b:00`, with and without the function."""
-    return text.lower().partition(".")[0]
+# What the driver asks for (nvml.h, nvmlDeviceGpuRecoveryAction_t), and how it is done.
+ACTIONS: Mapping[str, str] = {
+    "gpu reset": "end the work on it, then `gpukiln-gpu reset`",
+    "drain and reset": "end the work on it, then `gpukiln-gpu reset`; GPUs that reach its memory too",
+    "node reboot": "drain the node and reboot it: systemctl reboot",
+    "system reboot": "drain the node and reboot it: systemctl reboot",
+    "drain P2P": "end the work on it and on the GPUs that reach its memory; no new one until it says none",
+    "recover IMEX domain": "restart nvidia-imex on every node of its domain",
+    "bus reset": "drain the node and reboot it, with the power off in between",
+}
 
 
-def counts(lines: Iterable[str]) -> dict[tuple[str, int, bool], int]:
-    """How often each was logged, by device, number, and whether it is an SXid.
+def _recovery_action(value: Value) -> str | None:
+    action = value("recovery_action")
+    return f"the driver asks for: {action}" if action not in (None, "none") else None
+
+
+def _whether(name: str, text: str) -> Callable[[Value], str | None]:
+    return lambda value: text if value(name) else None
+
+
+def _ecc_uncorrected(value: Value) -> str | None:
+    errors = value("ecc_uncorrected")
+    return f"{errors} uncorrected ECC errors since the last reset" if errors else None
+
+
+def _waits(now: str, later: str, mode: str) -> Callable[[Value], str | None]:
+    """A mode that will be another one after a reset."""
+
+    def evidence(value: Value) -> str | None:
+        current, pending = value(now), value(later)
+        if current is None or pending is None or current == pending:
+            return None
+        return f"{mode} is {onoff(current)}, and {onoff(pending)} after a reset"
+
+    return evidence
+
+
+def onoff(value: bool | None) -> str:
+    """A mode, for people."""
+    return "unsupported" if value is None else "on" if value else "off"
+
+
+THERMAL = ("software thermal slowdown", "hardware thermal slowdown")
+HARDWARE = ("hardware slowdown", "hardware power brake")
+
+
+def _slowed(*events: str) -> Callable[[Value], str | None]:
+    def evidence(value: Value) -> str | None:
+        hit = [name for name in value("clock_events") or () if name in events]
+        if not hit:
+            return None
+        now = value("temperature_c")
+        return ", ".join(hit) + (f" at {now} degrees Celsius" if now is not None else "")
+
+    return evidence
+
+
+def heat(value: Value) -> tuple[int, str] | None:
+    """By how many degrees a GPU is cooler than where it slows down, and by which numbers; None: not known.
+
+    T.Limit, where a GPU has it: the margin at which it slows down is negative (NVIDIA/NVSentinel#1371: -2 on
+    H100), and below it is too hot. Else the absolute threshold, at which it is too hot.
+    """
+    margin, slowdown = value("temperature_margin_c"), value("temperature_margin_slowdown_c")
+    if margin is not None and slowdown is not None:
+        return margin - slowdown + 1, f"a margin of {margin} degrees, wanted at least {slowdown}"
+    now, limit = value("temperature_c"), value("temperature_slowdown_c")
+    if now is not None and limit is not None:
+        return limit - now, f"{now} degrees, wanted less than {limit}"
+    return None
+
+
+def _too_hot(value: Value) -> str | None:
+    room = heat(value)
+    return f"{room[1]}" if room is not None and room[0] <= 0 else None
+
+
+def _no_clock(value: Value) -> str | None:
+    top = value("clock_sm_max_mhz")
+    return "the highest SM clock is 0 MHz, wanted more than 0" if top is not None and top <= 0 else None
+
+
+def _persistence_off(value: Value) -> str | None:
+    return "persistence mode is off" if value("persistence") is False else None
+
+
+def _fabric(value: Value) -> str | None:
+    state = value("fabric_state")
+    return f"its state in the fabric is: {state}" if state not in (None, "none", "completed") else None
+
+
+def lanes_missing(width: int | None, widest: int | None) -> str | None:
+    """That a PCIe link has fewer lanes than the GPU has; None where it has them all, or nobody says."""
+    if width is None or widest is None or width >= widest:
+        return None
+    return f"a PCIe link of {width} lanes, wanted {widest}"
+
+
+ON_A_DEVICE: tuple[Fault, ...] = (
+    # Of a GPU that can't be read at all: gpukiln.gpus.health.
+    Fault(
+        "lost",
+        SICK,
+        "NVML can't read it",
+        "`dmesg` says why (Xid 79, RmInitAdapter); `gpukiln-gpu health` names the fault and what it asks for",
+        "nvml.h: NVML_ERROR_GPU_IS_LOST, NVML_ERROR_GPU_NOT_FOUND",
+    ),
+    Fault(
+        "hung",
+        SICK,
+        "whoever asks it waits in the kernel, and makes no progress",
+        "`dmesg` says what the driver waits for; end what can be ended, and do what the fault there asks for",
+        "proc_pid_stat(5): state D",
+    ),
+    Fault(
+        "slow",
+        WARNING,
+        "it has not answered yet, and the driver is still at work",
+        "look again in some minutes; persistence mode spares each program the GPU's start",
+        "NVIDIA/gpu-operator#430: 25 s and more without persistence mode",
+    ),
+    Fault(
+        "recovery-action",
+        SICK,
+        "its driver asks for an action before new work",
+        "do what it asks for: `gpukiln-gpu show` names the action",
+        f"{NVML_H}: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
+        _recovery_action,
+    ),
+    Fault(
+        "remap-failed",
+        SICK,
+        "rows of its memory could not be remapped",
+        "take it out of work, and have it replaced",
+        f"{MEMORY}, RMA policy for row remapping",
+        _whether("remap_failed", "a remapping of memory rows failed"),
+    ),
+    Fault(
+        "ecc-uncorrected",
+        SICK,
+        "its memory had errors that could not be corrected",
+        "drain it, reset it (`gpukiln-gpu reset`), and look at it again: `gpukiln-gpu health`",
+        "DCGM, modules/health: any volatile double-bit error fails the memory watch",
+        _ecc_uncorrected,
+    ),
+    Fault(
+        "remap-pending",
+        WARNING,
+        "rows of its memory are remapped at the next reset; work goes on, and new work may start",
+        "reset it when it is free: `gpukiln-gpu reset`",
+        f"{MEMORY}, row remapping",
+        _whether("remap_pending", "a remapping of memory rows is pending"),
+    ),
+    Fault(
+        "pages-pending",
+        WARNING,
+        "pages of its memory are retired at the next reset; work goes on",
+        "reset it when it is free: `gpukiln-gpu reset`",
+        "NVIDIA, Dynamic Page Retirement",
+        _whether("pages_pending", "memory pages wait to be retired"),
+    ),
+    Fault(
+        "ecc-pending",
+        WARNING,
+        "another ECC mode holds after the next reset",
+        "reset it when it is free: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -e`",
+        f"{NVML_H}: nvmlDeviceGetEccMode",
+        _waits("ecc_enabled", "ecc_pending", "ECC"),
+    ),
+    Fault(
+        "mig-pending",
+        WARNING,
+        "another MIG mode holds after the next reset",
+        "reset it when it is free: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -mig`",
+        f"{NVML_H}: nvmlDeviceGetMigMode",
+        _waits("mig_enabled", "mig_pending", "MIG"),
+    ),
+    Fault(
+        "thermal-slowdown",
+        WARNING,
+        "it is slowed down by heat",
+        "look at fans, air flow and inlet temperature; until then a lower power limit helps",
+        f"{NVML_H}: nvmlClocksEventReason*ThermalSlowdown",
+        _slowed(*THERMAL),
+    ),
+    Fault(
+        "hardware-slowdown",
+        WARNING,
+        "its hardware slows it down: power supply, power brake, or heat",
+        "look at power cables and supplies, then at cooling: `nvidia-smi -q -d PERFORMANCE,POWER`",
+        f"{NVML_H}: nvmlClocksEventReasonHwSlowdown, HwPowerBrakeSlowdown",
+        _slowed(*HARDWARE),
+    ),
+    Fault(
+        "temperature-margin",
+        WARNING,
+        "it is as hot as where it slows down",
+        "look at fans, air flow and inlet temperature: `nvidia-smi -q -d CLOCK,TEMPERATURE`",
+        f"{NVML_H}: NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, nvmlDeviceGetTemperatureThreshold",
+        _too_hot,
+    ),
+    Fault(
+        "no-clock",
+        WARNING,
+        "it reports no clock: its firmware came up in part",
+        "reset it when it is free: `gpukiln-gpu reset`",
+        f"{NVML_H}: nvmlDeviceGetMaxClockInfo",
+        _no_clock,
+    ),
+    Fault(
+        "fabric-not-joined",
+        SICK,
+        "it has not joined the NVLink fabric: CUDA does not start on it",
+        "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
+        f"{NVML_H}: nvmlGpuFabricInfo_t",
+        _fabric,
+    ),
+    Fault(
+        "persistence-off",
+        NOTE,
+        "persistence mode is off: the driver lets go of it whenever nobody uses it",
+        "enable nvidia-persistenced with `--persistence-mode`: Ubuntu's unit starts it with persistence off",
+        "NVIDIA, Driver Persistence",
+        _persistence_off,
+    ),
+    # These take more than one device or look: `lanes_missing`, gpukiln.gpus.nvlinks.
+    Fault(
+        "pcie-narrow",
+        WARNING,
+        "its PCIe link is narrower or slower than it could be",
+        "seat the card again; `lspci -vv` shows LnkCap and LnkSta of every bridge on the way",
+        f"{NVML_H}: nvmlDeviceGetCurrPcieLinkWidth",
+    ),
+    Fault(
+        "nvlink-down",
+        SICK,
+        "it has fewer active NVLinks than the GPUs that it is linked with",
+        "`nvidia-smi nvlink -s`; reset the GPUs, seat the bridge again, look for Xid 74 in the kernel's log",
+        "NVIDIA Fabric Manager user guide, NVLink errors",
+    ),
+)
+FAULTS: Mapping[str, Fault] = {one.id: one for one in ON_A_DEVICE}
+
+# What the driver logs without an Xid. Formats as the driver's sources and public logs have them.
+LOGGED: Mapping[str, Logged] = {
+    "off-the-bus": Logged(
+        SICK,
+        "the GPU no longer answers on PCIe",
+        "restart the machine; replace the GPU if it happens again",
+        "NVIDIA/NVSentinel#155",
+        xids.OFF_THE_BUS,
+    ),
+    "unsupported": Logged(
+        SICK,
+        "this driver does not drive the GPU",
+        "install the branch and kind of module that the line asks for: the role nvidia_driver",
+        "NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
+        xids.UNSUPPORTED,
+    ),
+    "init-failed": Logged(
+        SICK,
+        "the driver could not start the GPU",
+        "reset the GPU (`nvidia-smi --gpu-reset`); if that fails, power the machine off and on",
+        "NVIDIA/cuda-samples#104",
+        xids.INIT_FAILED,
+        reset=True,
+    ),
+    "reset-required": Logged(
+        SICK,
+        "the driver refuses new work on a GPU until it is reset",
+        "reset the GPU (`nvidia-smi --gpu-reset`); `gpukiln-gpu list` names it",
+        "NVIDIA/open-gpu-kernel-modules#446",
+        xids.RESET_REQUIRED,
+        reset=True,
+    ),
+    "gsp-heartbeat": Logged(
+        WARNING,
+        "the GPU's firmware did not answer in time",
+        "look for Xid 119 or 120; reset the GPU when it is free",
+        "ublue-os/bazzite#4449",
+        xids.HEARTBEAT,
+        reset=True,
+    ),
+}
+
+
+def found_on(value: Value, ids: Iterable[str] | None = None) -> list[tuple[Fault, str]]:
+    """The faults that a device has, each with what was found.
 
     Args:
-        lines: As `gpukiln.probe.xids.folded` returns them.
+        ids: Only these.
     """
-    found: dict[tuple[str, int, bool], int] = {}
-    for line in lines:
-        match, lost, many = LINE.search(line), LOST.search(line), TIMES.search(line)
-        if match and not (match["switch"] and MORE.match(match["text"])):
-            key = (_address(match["device"]), int(match["number"]), bool(match["switch"]))
-        elif lost and not match:
-            key = (_address(lost["device"]), OFF_THE_BUS, False)
-        else:
-            continue
-        found[key] = found.get(key, 0) + (int(many[1]) if many else 1)
-    return found
+    chosen = ON_A_DEVICE if ids is None else [FAULTS[id] for id in ids]
+    return [(fault, said) for fault in chosen if (said := fault.evidence(value)) is not None]

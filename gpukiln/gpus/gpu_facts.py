@@ -6,12 +6,12 @@ reading it here fails the check. A value that the GPU doesn't have is None.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpukiln.gpus.faults import Value
 from gpukiln.probe.base import ERROR
-from gpukiln.probe.nvml import address
+from gpukiln.probe.nvml import REASONS, address
 
 Gpu = dict[str, Any]
 Facts = Mapping[str, Any]
@@ -35,9 +35,62 @@ TOPOLOGY = {
     50: "across NUMA nodes",
 }
 COMPLETED = 3  # of a fabric's states
+FABRIC = {0: "none", 1: "not started", 2: "in progress", COMPLETED: "completed"}
+# A device's field and where the collector has it.
+FIELDS = {
+    "pci_id": "more.pci_id",
+    "minor": "more.minor",
+    "name": "name",
+    "architecture": "more.architecture",
+    "compute_capability": "more.compute_capability",
+    "serial": "serial",
+    "vbios": "more.vbios",
+    "board_part_number": "more.board_part_number",
+    "gsp_firmware": "more.gsp_firmware",
+    "memory_total_mib": "more.memory.total",
+    "memory_used_mib": "more.memory.used",
+    "memory_reserved_mib": "more.memory.reserved",
+    "memory_free_mib": "more.memory.free",
+    "bar1_total_mib": "more.bar1.total",
+    "bar1_used_mib": "more.bar1.used",
+    "utilization_percent": "more.utilization.gpu",
+    "memory_utilization_percent": "more.utilization.memory",
+    "encoder_percent": "more.utilization.encoder",
+    "decoder_percent": "more.utilization.decoder",
+    "temperature_c": "temperature.gpu",
+    "temperature_slowdown_c": "temperature.slowdown",
+    "temperature_margin_c": "temperature.margin",
+    "temperature_margin_slowdown_c": "temperature.tlimit.slowdown",
+    "power_watts": "power.draw",
+    "power_limit_watts": "power.limit",
+    "energy_joules": "more.energy",
+    "clock_sm_mhz": "clocks.sm",
+    "clock_sm_max_mhz": "clocks.max_sm",
+    "clock_memory_mhz": "clocks.mem",
+    "clock_memory_max_mhz": "clocks.max_mem",
+    "clock_events": "throttle.mask",
+    "pcie_generation": "pcie.gen",
+    "pcie_generation_max": "pcie.max_gen",
+    "pcie_width": "pcie.width",
+    "pcie_width_max": "pcie.max_width",
+    "persistence": "persistence",
+    "compute_mode": "more.compute_mode",
+    "ecc_enabled": "ecc.current",
+    "ecc_pending": "ecc.pending",
+    "ecc_uncorrected": "ecc.volatile_uncorrected",
+    "ecc_corrected": "ecc.volatile_corrected",
+    "ecc_uncorrected_lifetime": "ecc.aggregate_uncorrected",
+    "ecc_corrected_lifetime": "ecc.aggregate_corrected",
+    "remapped_rows_correctable": "remapped_rows.correctable",
+    "remapped_rows_uncorrectable": "remapped_rows.uncorrectable",
+    "remap_pending": "remapped_rows.pending",
+    "remap_failed": "remapped_rows.failed",
+    "pages_pending": "retired_pages_pending",
+    "recovery_action": "more.recovery_action",
+    "mig_enabled": "mig.current",
+    "mig_pending": "mig.pending",
+}
 FABRIC_TROUBLES = {0: "degraded bandwidth", 4: "route unhealthy"}  # by the first of their bits
-# Boards whose NVLinks end at a bridge that may be absent; the others are wired.
-_BRIDGED = re.compile(r"(?i)pcie|\bNVL\b|\bA30\b|\bA40\b|RTX|Quadro|Titan|GeForce")
 
 
 def label(gpu: Gpu) -> str:
@@ -110,24 +163,32 @@ def links(gpu: Gpu) -> list[dict[str, Any]]:
     return found
 
 
-def is_bridged(gpu: Gpu) -> bool:
-    """Whether the GPU is of a kind whose NVLinks end at a bridge, which need not be fitted."""
-    return _BRIDGED.search(str(read(gpu, "name"))) is not None
+def value_of(gpu: Gpu) -> Value:
+    """Reads a GPU by the names of a device's fields, as the conditions of faults do."""
+
+    def value(name: str) -> Any:
+        if name == "fabric_state":
+            return fabric_state(gpu)
+        path = FIELDS[name]
+        if path.startswith("more.") and "more" not in gpu:  # only a snapshot has what is shown
+            return None
+        found = read(gpu, path)
+        return clock_events(found) if name == "clock_events" else found
+
+    return value
 
 
-def heat(gpu: Gpu) -> tuple[int, str] | None:
-    """By how many degrees a GPU is cooler than where it slows down, and how that was told; None: it was not.
+def clock_events(mask: int | None) -> tuple[str, ...] | None:
+    """Why clocks are lower than they could be, by NVML's mask."""
+    return None if mask is None else tuple(name for bit, name in REASONS.items() if mask & bit)
 
-    T.Limit, where a GPU has it: the margin at which it slows down is negative (NVIDIA/NVSentinel#1371: -2 on
-    H100), and below it is too hot. Else the absolute threshold, at which it is too hot.
-    """
-    margin, slowdown = read(gpu, "temperature.margin"), read(gpu, "temperature.tlimit.slowdown")
-    if margin is not None and slowdown is not None:
-        return margin - slowdown + 1, f"a margin of {margin} degrees, wanted at least {slowdown}"
-    now, limit = read(gpu, "temperature.gpu"), read(gpu, "temperature.slowdown")
-    if now is not None and limit is not None:
-        return limit - now, f"{now} degrees, wanted less than {limit}"
-    return None
+
+def fabric_state(gpu: Gpu) -> str | None:
+    """How far a GPU has joined the NVLink fabric; None where it has none to join."""
+    state, status = read(gpu, "fabric.state"), read(gpu, "fabric.status")
+    if state == COMPLETED and status:
+        return f"completed with status {status}"
+    return None if state is None else FABRIC.get(state, f"state {state}")
 
 
 def is_divided(gpu: Gpu) -> bool:

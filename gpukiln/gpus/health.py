@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from gpukiln.gpus.faults import FAULTS, NOTE, SICK, found_on
 from gpukiln.gpus.model import Device, Finding
+from gpukiln.probe.nvml import HUNG, SLOW
 
-SICK, WARNING = "sick", "warning"
-LOST_CODES = ("GPU_IS_LOST", "GPU_NOT_FOUND")
-REBOOT = ("node reboot", "system reboot")
+UNREADABLE = {HUNG: "hung", SLOW: "slow"}  # by the reason of a row; else it is lost
 
 
 def judged(device: Device) -> Device:
@@ -16,45 +16,20 @@ def judged(device: Device) -> Device:
     if device.kind == "mig":
         return dataclasses.replace(device, health="ok")
     if device.error:
-        hung = "HUNG" in device.unavailable.get("name", "")
-        word = "hung" if hung else "lost"
-        finding = Finding(word, SICK, device.error)
+        fault = FAULTS[UNREADABLE.get(device.unavailable.get("name", ""), "lost")]
+        finding = Finding(fault.id, fault.severity, device.error, fault.remedy)
+        word = fault.id if fault.severity == SICK else "unknown"
         return dataclasses.replace(device, health=word, findings=(finding,))
     found = tuple(findings(device))
-    word = SICK if any(one.level == SICK for one in found) else WARNING if found else "ok"
+    word = next((one.level for one in found if one.level != NOTE), "ok")
     return dataclasses.replace(device, health=word, findings=found)
 
 
 def findings(device: Device) -> list[Finding]:
-    """What speaks against a GPU that answers."""
-    found = []
-
-    def add(id: str, level: str, text: str) -> None:
-        found.append(Finding(id, level, text))
-
-    if device.recovery_action not in (None, "none"):
-        add("recovery-action", SICK, f"the driver asks for: {device.recovery_action}")
-    if device.remap_failed:
-        add("remap-failed", SICK, "rows of its memory could not be remapped: replace the GPU")
-    if device.ecc_uncorrected:
-        add(
-            "ecc-uncorrected",
-            SICK,
-            f"{device.ecc_uncorrected} uncorrected memory errors since the last reset",
-        )
-    if device.remap_pending:
-        add("remap-pending", WARNING, "rows of its memory wait to be remapped by a reset")
-    if device.pages_pending:
-        add("pages-pending", WARNING, "pages of its memory wait to be retired by a reset")
-    for event in device.clock_events or ():
-        if "thermal" in event:
-            add("thermal-slowdown", WARNING, f"{event}: {device.temperature_c} degrees Celsius")
-        elif event in ("hardware slowdown", "hardware power brake"):
-            add("hardware-slowdown", WARNING, f"{event}: power or heat")
-    if (
-        device.mig_pending is not None
-        and device.mig_enabled is not None
-        and device.mig_pending != device.mig_enabled
-    ):
-        add("mig-pending", WARNING, f"MIG is to be {'on' if device.mig_pending else 'off'} after a reset")
-    return found
+    """The faults that a GPU has which answers, the worst first; notes are left to `watch`."""
+    found = found_on(lambda name: getattr(device, name))
+    return [
+        Finding(fault.id, fault.severity, evidence, fault.remedy)
+        for fault, evidence in sorted(found, key=lambda one: one[0].severity != SICK)
+        if fault.severity != NOTE
+    ]

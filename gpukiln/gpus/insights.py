@@ -5,6 +5,7 @@ Every threshold is in the table RULES and nowhere else; nothing here asks a mach
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,13 +13,23 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from gpukiln.gpus.health import SICK, WARNING
+from gpukiln.gpus.faults import (
+    FAULTS,
+    HARDWARE,
+    NOTE,
+    SEVERITIES,
+    SICK,
+    THERMAL,
+    WARNING,
+    heat,
+    lanes_missing,
+)
 from gpukiln.gpus.model import Device, Driver, Snapshot
+from gpukiln.gpus.nvlinks import Card, alike, wrong
 from gpukiln.gpus.sampling import Sample, Tick, lasted
-from gpukiln.probe.base import PCI, read
+from gpukiln.probe.base import PCI, NotReachedError, ask, read
 
-NOTE = "note"  # worth to know, and no fault
-LEVELS = (SICK, WARNING, NOTE)
+SAMPLED = tuple(one.name for one in dataclasses.fields(Sample))
 NVSWITCH = ("0x10de", "0x0680")  # vendor, and class of a PCI device: a bridge of another kind
 Number = float  # of evidence: int or float
 
@@ -55,10 +66,12 @@ class Around:
     Args:
         nvswitches: NVSwitches on its PCI bus.
         programs: Names of what runs, as the kernel has them: 15 characters at most.
+        virtual: What virtualizes this machine, as systemd-detect-virt names it; none for nothing.
     """
 
     nvswitches: int = 0
     programs: frozenset[str] = frozenset()
+    virtual: str = "none"
 
 
 @dataclass(frozen=True)
@@ -154,7 +167,7 @@ def judge(watched: Watched) -> tuple[Insight, ...]:
         if watched.window_s >= rule.window_s
         for device, evidence in rule.find(watched, rule.threshold)
     ]
-    return tuple(sorted(found, key=lambda one: LEVELS.index(one.level)))
+    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.level)))
 
 
 def not_judged(watched: Watched) -> tuple[str, ...]:
@@ -170,7 +183,11 @@ def surroundings(proc: str = "/proc", pci: str = PCI) -> Around:
         for path in glob.glob(os.path.join(pci, "*"))  # noqa: PTH118, PTH207
     )
     switches = sum(1 for kind in kinds if kind == NVSWITCH)
-    return Around(switches, frozenset(name.strip() for name in names if name))
+    try:
+        virtual = ask("systemd-detect-virt", "--vm")["out"].strip() or "none"
+    except NotReachedError:
+        virtual = "none"
+    return Around(switches, frozenset(name.strip() for name in names if name), virtual)
 
 
 # ---- what the rules look for
@@ -239,19 +256,26 @@ def _slowed(*events: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
 
 
 def _pcie_narrow(watched: Watched, limit: Mapping[str, Number]) -> Found:
-    """Links rest in a lower generation: only samples under load say something."""
+    """Links rest in a lower generation: only samples under load say something.
+
+    A virtual machine's link is what its hypervisor shows: a T4 of EC2 has 8 of 16 lanes there.
+    """
+    if watched.around.virtual != "none":
+        return
     for gpu in watched.gpus:
         loaded = [
             s for s in watched.samples(gpu) if (s.utilization_percent or 0) >= limit["utilization_percent"]
         ]
+        width, generation = (
+            max((value for s in loaded if (value := getattr(s, name)) is not None), default=None)
+            for name in ("pcie_width", "pcie_generation")
+        )
         evidence: dict[str, Any] = {}
-        for name in ("pcie_generation", "pcie_width"):
-            seen, most = (
-                [v for s in loaded if (v := getattr(s, name)) is not None],
-                getattr(gpu, f"{name}_max"),
-            )
-            if seen and most is not None and max(seen) < most:
-                evidence.update({name: max(seen), f"{name}_max": most})
+        if lanes_missing(width, gpu.pcie_width_max):
+            evidence.update(pcie_width=width, pcie_width_max=gpu.pcie_width_max)
+        newest = gpu.pcie_generation_max
+        if generation is not None and newest is not None and generation < newest:
+            evidence.update(pcie_generation=generation, pcie_generation_max=newest)
         if evidence:
             yield gpu, {**evidence, "samples": len(loaded)}
 
@@ -283,22 +307,16 @@ def _groups(watched: Watched) -> list[list[Device]]:
     return list(groups.values())
 
 
-def _finding(id: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
-    """GPUs with this finding of their health (`gpukiln.gpus.health`)."""
+def _has(id: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
+    """GPUs that have a fault of the table by the last snapshot."""
 
     def find(watched: Watched, _: Mapping[str, Number]) -> Found:
         for gpu in watched.gpus:
-            for one in gpu.findings:
-                if one.id == id:
-                    yield gpu, {"found": one.text}
+            found = FAULTS[id].evidence(lambda name, gpu=gpu: getattr(gpu, name))  # type: ignore[misc]
+            if found is not None:
+                yield gpu, {"found": found}
 
     return find
-
-
-def _persistence(watched: Watched, _: Mapping[str, Number]) -> Found:
-    for gpu in watched.gpus:
-        if gpu.persistence is False:
-            yield gpu, {"persistence": False}
 
 
 def _ended(watched: Watched, _: Mapping[str, Number]) -> Found:
@@ -308,24 +326,25 @@ def _ended(watched: Watched, _: Mapping[str, Number]) -> Found:
 
 
 def _nvlink_down(watched: Watched, _: Mapping[str, Number]) -> Found:
-    """As many links as its like have: boards with fewer than they could have are common, see the suite."""
-    for gpu in watched.gpus:
-        if not gpu.nvlinks_total or gpu.mig_enabled:
-            continue
-        alike = [
-            one.nvlinks_active or 0 for one in watched.gpus if one.name == gpu.name and not one.mig_enabled
-        ]
-        if (gpu.nvlinks_active or 0) < max(alike):
-            yield gpu, {"nvlinks_active": gpu.nvlinks_active, "nvlinks_active_of_its_like": max(alike)}
+    whole = {gpu.uuid: gpu for gpu in watched.gpus if gpu.nvlinks_total and not gpu.mig_enabled}
+    cards = []
+    for gpu in whole.values():
+        up, down = range(gpu.nvlinks_active or 0), range((gpu.nvlinks_total or 0) - (gpu.nvlinks_active or 0))
+        joined = frozenset(peer.uuid for peer in gpu.peers if peer.nvlinks)
+        cards.append(Card(gpu.uuid, gpu.title, gpu.name or "", up, down, joined))
+    for group in alike(cards):
+        if wrong(group):
+            most = max(len(card.up) for card in group)
+            for card in group:
+                if len(card.up) < most or not most:
+                    evidence = {"nvlinks_active": len(card.up), "nvlinks_active_of_its_like": most}
+                    yield whole[str(card.key)], evidence
 
 
 def _no_fabric_manager(watched: Watched, _: Mapping[str, Number]) -> Found:
     """Named nv-fabricmanager (NVIDIA, Fabric Manager user guide), of which the kernel keeps 15 characters."""
-    unjoined = [one for one in watched.gpus if one.fabric_state in ("not started", "in progress")]
-    missing = watched.around.nvswitches and "nv-fabricmanager"[:15] not in watched.around.programs
-    if missing or unjoined:
-        evidence: dict[str, Any] = {"nvswitches": watched.around.nvswitches}
-        yield None, {**evidence, "gpus_outside_the_fabric": [one.uuid for one in unjoined]}
+    if watched.around.nvswitches and "nv-fabricmanager"[:15] not in watched.around.programs:
+        yield None, {"nvswitches": watched.around.nvswitches}
 
 
 def _mps(watched: Watched, _: Mapping[str, Number]) -> Found:
@@ -334,16 +353,36 @@ def _mps(watched: Watched, _: Mapping[str, Number]) -> Found:
         yield None, {"programs": ["nvidia-cuda-mps"]}
 
 
-def _margin(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _too_hot(watched: Watched, _: Mapping[str, Number]) -> Found:
     for gpu in watched.gpus:
-        left = watched.values(gpu, "temperature_margin_c")
-        if not left and gpu.temperature_slowdown_c is not None:
-            left = [gpu.temperature_slowdown_c - hot for hot in watched.values(gpu, "temperature_c")]
-        if left and min(left) < limit["margin_c"]:
-            yield gpu, {"margin_min_c": min(left)}
+        rooms = []
+        for sample in watched.samples(gpu):
+
+            def value(name: str, sample: Sample = sample, gpu: Device = gpu) -> Any:
+                return getattr(sample if name in SAMPLED else gpu, name)
+
+            if (room := heat(value)) is not None:
+                rooms.append(room)
+        if rooms and min(rooms)[0] <= 0:
+            yield gpu, {"found": min(rooms)[1]}
 
 
 # ---- the table
+
+
+def _fault(
+    id: str,
+    find: Callable[[Watched, Mapping[str, Number]], Found] | None = None,
+    threshold: Mapping[str, Number] | None = None,
+    window_s: float = 0.0,
+) -> Rule:
+    """A rule about a fault of the table: by the last snapshot, or by samples.
+
+    Args:
+        find: Looks for it in samples.
+    """
+    fault = FAULTS[id]
+    return Rule(id, fault.severity, fault.text, fault.remedy, find or _has(id), threshold or {}, window_s)
 
 
 RULES: tuple[Rule, ...] = (
@@ -384,15 +423,6 @@ RULES: tuple[Rule, ...] = (
         window_s=5,
     ),
     Rule(
-        "thermal-slowdown",
-        WARNING,
-        "it is slowed down by heat",
-        "look at fans, air flow and inlet temperature; lower the power limit until they are mended",
-        _slowed("software thermal slowdown", "hardware thermal slowdown"),
-        {"samples_percent": 1},
-        window_s=1,
-    ),
-    Rule(
         "power-cap",
         NOTE,
         "its power limit holds its clocks back",
@@ -402,30 +432,12 @@ RULES: tuple[Rule, ...] = (
         window_s=2,
     ),
     Rule(
-        "hardware-slowdown",
-        WARNING,
-        "its hardware slows it down: power supply, power brake, or heat",
-        "look at power cables and supplies, then at cooling: `nvidia-smi -q -d PERFORMANCE,POWER`",
-        _slowed("hardware slowdown", "hardware power brake"),
-        {"samples_percent": 1},
-        window_s=1,
-    ),
-    Rule(
         "clocks-locked",
         NOTE,
         "its clocks were set by hand",
         "`nvidia-smi --reset-applications-clocks` and `--reset-gpu-clocks` give it back what it can do",
         _slowed("application clocks"),
         {"samples_percent": 50},
-        window_s=1,
-    ),
-    Rule(
-        "pcie-narrow",
-        WARNING,
-        "its PCIe link is narrower or slower than it could be, under load",
-        "seat the card again, look at the slot with `lspci -vv`; a virtual machine's link is its host's",
-        _pcie_narrow,
-        {"utilization_percent": 20},
         window_s=1,
     ),
     Rule(
@@ -438,41 +450,6 @@ RULES: tuple[Rule, ...] = (
         window_s=5,
     ),
     Rule(
-        "ecc-uncorrected",
-        SICK,
-        "its memory had errors that could not be corrected",
-        "drain it, reset it, and look at it again: `gpukiln-gpu health`",
-        _finding("ecc-uncorrected"),
-    ),
-    Rule(
-        "remap-pending",
-        WARNING,
-        "rows of its memory wait to be remapped",
-        "reset it when it is free",
-        _finding("remap-pending"),
-    ),
-    Rule(
-        "remap-failed",
-        SICK,
-        "rows of its memory could not be remapped",
-        "take it out of work, and have it replaced",
-        _finding("remap-failed"),
-    ),
-    Rule(
-        "recovery-action",
-        SICK,
-        "its driver asks for something to be done",
-        "do what it asks for when the GPU is free",
-        _finding("recovery-action"),
-    ),
-    Rule(
-        "persistence-off",
-        NOTE,
-        "persistence mode is off: the driver lets go of it whenever nobody uses it",
-        "enable nvidia-persistenced with --persistence-mode",
-        _persistence,
-    ),
-    Rule(
         "driver-ended",
         WARNING,
         "NVIDIA has ended the support of its driver's branch",
@@ -480,16 +457,9 @@ RULES: tuple[Rule, ...] = (
         _ended,
     ),
     Rule(
-        "nvlink-down",
-        WARNING,
-        "it has fewer active NVLinks than others of its kind",
-        "`nvidia-smi nvlink -s`; reset the GPUs, seat the bridge again, look for Xid 74 in the kernel's log",
-        _nvlink_down,
-    ),
-    Rule(
         "no-fabric-manager",
         SICK,
-        "the machine has NVSwitches, and its fabric is not up",
+        "the machine has NVSwitches, and no fabric manager runs",
         "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
         _no_fabric_manager,
     ),
@@ -500,13 +470,18 @@ RULES: tuple[Rule, ...] = (
         "one that fails may end all of them; `echo quit | nvidia-cuda-mps-control` ends it",
         _mps,
     ),
-    Rule(
-        "temperature-margin",
-        WARNING,
-        "it is almost as hot as where it slows down",
-        "look at fans, air flow and inlet temperature",
-        _margin,
-        {"margin_c": 5},
-        window_s=1,
-    ),
+    _fault("recovery-action"),
+    _fault("remap-failed"),
+    _fault("ecc-uncorrected"),
+    _fault("remap-pending"),
+    _fault("pages-pending"),
+    _fault("ecc-pending"),
+    _fault("mig-pending"),
+    _fault("fabric-not-joined"),
+    _fault("persistence-off"),
+    _fault("nvlink-down", _nvlink_down),
+    _fault("thermal-slowdown", _slowed(*THERMAL), {"samples_percent": 1}, window_s=1),
+    _fault("hardware-slowdown", _slowed(*HARDWARE), {"samples_percent": 1}, window_s=1),
+    _fault("temperature-margin", _too_hot, window_s=1),
+    _fault("pcie-narrow", _pcie_narrow, {"utilization_percent": 20}, window_s=1),
 )

@@ -34,14 +34,16 @@ class Finding:
     """What is to be known about the health of a GPU.
 
     Args:
-        id: Names the rule, for example remap-pending.
+        id: Of the fault (`gpukiln.gpus.faults`), for example remap-pending.
         level: sick: it should not get work; warning: it works, and somebody should look.
         text: What was found.
+        remedy: The next step.
     """
 
     id: str
     level: str
     text: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,10 @@ class Device:
         memory_used_mib: By whoever, without what the driver has reserved.
         memory_free_mib: What a program could have.
         utilization_percent: How much of the last moments a kernel ran.
-        temperature_margin_c: Degrees to where the GPU slows down.
+        temperature_margin_c: Degrees to the GPU's limit (T.Limit), below 0 above it.
+        temperature_margin_slowdown_c: The margin from which down the GPU slows down; 0 or below.
+        numa_node: The NUMA node whose memory is nearest.
+        cpus: Processors that are nearest, as 0-31,64-95.
         energy_joules: Since the driver was loaded.
         clock_events: Why clocks are lower than they could be, as NVML names it.
         ecc_uncorrected: Errors since the GPU was reset.
@@ -132,6 +137,7 @@ class Device:
     temperature_c: int | None = None
     temperature_slowdown_c: int | None = None
     temperature_margin_c: int | None = None
+    temperature_margin_slowdown_c: int | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
     energy_joules: float | None = None
@@ -205,7 +211,7 @@ class Process:
     Args:
         pid: As this system numbers it; see `state`.
         device: UUID of the GPU or MIG device.
-        kind: compute or graphics.
+        kind: compute, graphics, or both.
         state: running; gone: the driver still lists it; foreign: of another namespace of process ids, of
             which nothing more is known here.
         user: Login name, or the number of a user who has none.
@@ -286,7 +292,7 @@ class Snapshot:
         scope: host, or container: only what was granted is seen, and others' processes have no names.
         simulated: Whether the GPUs are the embedded cloud's, which prove nothing.
         state: ok; no-device; not-granted: a container that got none; and without the driver's answer
-            no-driver, no-library, mismatch, no-permission, hung or failed.
+            no-driver, no-library, mismatch, no-permission, starting, hung or failed.
         message: What that means here; empty for ok.
         fix: The next step; empty for ok.
         leases: Whether leases could be read: yes, none: nobody keeps any here, or why not.
@@ -308,7 +314,9 @@ class Snapshot:
 
     @property
     def exit_code(self) -> int:
-        """0; 4 where the driver does not answer at all; 5 where one device or more can't be read."""
+        """0; 4 where the driver does not answer at all, 75 where not yet; 5 where a device can't be read."""
+        if self.state == "starting":
+            return 75
         if self.state not in ("ok", "no-device", "not-granted"):
             return 4
         return 5 if any(not device.readable for device in self.devices) else 0

@@ -7,35 +7,43 @@ nothing is known of it.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from gpukiln.gpus import faults
+from gpukiln.gpus import kernel_log
+from gpukiln.gpus.faults import FAULTS, NOTE, SEVERITIES, SICK, found_on, heat, lanes_missing, onoff
 from gpukiln.gpus.gpu_facts import (
-    COMPLETED,
     Facts,
     Gpu,
     fabric_troubles,
-    heat,
-    is_bridged,
     is_divided,
     label,
     lanes_refuted,
+    linked,
     links,
     nvml_gpus,
     read,
+    value_of,
 )
+from gpukiln.gpus.nvlinks import Card, alike, wrong
 from gpukiln.probe.base import NotReachedError, NotToldError, known
 from gpukiln.probe.nvml import address
 
-SLOWED = {
-    0x8: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-}
+MOST = 3  # findings that a failure names
+
+
+class FoundError(AssertionError):
+    """A check failed by a fault of the table.
+
+    Args:
+        severity: The worst one's.
+        remedy: What to do.
+    """
+
+    def __init__(self, text: str, severity: str, remedy: str) -> None:
+        super().__init__(text)
+        self.severity, self.remedy = severity, remedy
 
 
 @dataclass(frozen=True)
@@ -46,20 +54,35 @@ class Rule:
         id: Of the check.
         title: What is true when it holds.
         fix: What to do when it does not.
-        judge: Given the facts, and what else it asks for.
-        sick: Whether a machine that breaks it should get no work.
+        judge: Given the facts, and what else it asks for. Raises `FoundError` with the severity of what it
+            found; another AssertionError says that NVML gave an error in a value's place.
     """
 
     id: str
     title: str
     fix: str
     judge: Callable[..., str]
-    sick: bool
 
 
-def onoff(value: bool | None) -> str:
-    """A mode, for people."""
-    return "unsupported" if value is None else "on" if value else "off"
+def _judged(facts: Facts, *ids: str) -> None:
+    """Fail where a GPU has one of these faults."""
+    found = [
+        (gpu, fault, evidence) for gpu in nvml_gpus(facts) for fault, evidence in found_on(value_of(gpu), ids)
+    ]
+    if found:
+        _, worst, _ = min(found, key=lambda one: SEVERITIES.index(one[1].severity))
+        text = "; ".join(f"{label(gpu)}: {evidence}" for gpu, _, evidence in found[:MOST])
+        more = f"; and {len(found) - MOST} more" if len(found) > MOST else ""
+        remedies = dict.fromkeys(fault.remedy for _, fault, _ in found)
+        raise FoundError(f"{text}{more}; wanted none of it", worst.severity, "; ".join(remedies))
+
+
+def _fix(*ids: str) -> str:
+    """What the table says of faults, for the catalogue of checks."""
+    return (
+        ". ".join(f"{FAULTS[id].text[0].upper()}{FAULTS[id].text[1:]}: {FAULTS[id].remedy}" for id in ids)
+        + "."
+    )
 
 
 def _nvml(facts: Facts, simulated: bool) -> str:
@@ -68,17 +91,26 @@ def _nvml(facts: Facts, simulated: bool) -> str:
     Args:
         simulated: Whether they are on no bus.
     """
+    try:
+        return _all_listed(facts, simulated)
+    except FoundError:
+        raise
+    except AssertionError as error:  # a GPU that is lost, or has no name
+        raise FoundError(str(error), SICK, NVML.fix) from None
+
+
+def _all_listed(facts: Facts, simulated: bool) -> str:
     found, pci, smi = facts["nvml"], facts["gpus"]["pci"], known(facts["gpus"].get("smi"))
     if not found["available"] and found["error"]:
         exits = f"; nvidia-smi exits {smi['rc']}" if smi else ""
-        raise AssertionError(f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML")
+        text = f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML"
+        raise FoundError(text, SICK, NVML.fix)
     gpus = nvml_gpus(facts)
     listed = {address(read(g, "bus_id")) for g in gpus}
     there = listed if simulated else {p["address"].lower() for p in pci}
     if listed != there:
-        raise AssertionError(
-            f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(there))}"
-        )
+        text = f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(there))}"
+        raise FoundError(text, SICK, NVML.fix)
     unnamed = [label(g) for g in gpus if not read(g, "uuid") or not read(g, "name")]
     if unnamed:
         raise AssertionError(f"{', '.join(unnamed)} has no name or no UUID, wanted both")
@@ -86,14 +118,17 @@ def _nvml(facts: Facts, simulated: bool) -> str:
 
 
 def _persistence(facts: Facts) -> str:
-    off = [f"{label(g)} {onoff(m)}" for g in nvml_gpus(facts) if (m := read(g, "persistence")) is not True]
-    if off:
-        raise AssertionError(f"found persistence mode of {', '.join(off)}; wanted on")
-    return ""
+    _judged(facts, "persistence-off")
+    silent = [label(gpu) for gpu in nvml_gpus(facts) if read(gpu, "persistence") is None]
+    if len(silent) == len(nvml_gpus(facts)):
+        raise NotToldError("not told by any GPU")
+    return ", ".join(f"{gpu}: not told" for gpu in silent)
 
 
-def xid_report(lines: Iterable[str], table: faults.Table, *, live: bool) -> tuple[list[str], list[str]]:
-    """What the kernel's log says: the events that blame the machine, and the others.
+def logged(
+    lines: Iterable[str], table: kernel_log.Table, *, live: bool
+) -> tuple[list[kernel_log.Event], list[kernel_log.Event]]:
+    """What the kernel's log says: the events that count as a failure, the worst first, and the others.
 
     A machine booted from an image has run nothing: there every Xid counts. An NVSwitch's that is not fatal is
     seen on healthy machines.
@@ -101,70 +136,58 @@ def xid_report(lines: Iterable[str], table: faults.Table, *, live: bool) -> tupl
     Args:
         live: Whether the machine runs somebody's work.
     """
-    serious: list[faults.Event] = []
-    others: list[faults.Event] = []
-    for event in faults.events(lines):
+    serious: list[kernel_log.Event] = []
+    others: list[kernel_log.Event] = []
+    for event in kernel_log.events(lines, table):
+        counts = event.severity(table) != NOTE and event.known(table)
         unprovoked = not live and not event.switch
-        (serious if event.blames_hardware(table) or unprovoked else others).append(event)
-    # an unknown one first: nobody has judged it
-    ranked = sorted(others, key=lambda e: e.known(table))
-    return [event.told(table) for event in serious], [event.told(table) for event in ranked]
+        (serious if counts or unprovoked else others).append(event)
+    serious.sort(key=lambda event: SEVERITIES.index(event.severity(table)))
+    return serious, sorted(others, key=lambda event: event.known(table))  # nobody has judged an unknown one
 
 
-def _xid(facts: Facts, table: faults.Table, live: bool) -> str:
-    serious, others = xid_report(known(facts["gpus"]["xids"]), table, live=live)
+def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
+    serious, others = logged(known(facts["gpus"]["xids"]), table, live=live)
     if serious:
-        raise AssertionError(f"{len(serious)} kinds of Xid messages, wanted none: {' | '.join(serious[:5])}")
+        said = [event.explained(table) for event in serious]
+        text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(said[:5])}"
+        raise FoundError(text, serious[0].severity(table), XID.fix)
     gap = facts["gpus"].get("log_gap")
     if gap and facts["gpus"]["container"]:
         raise NotToldError(f"a container, which does not have all of the kernel's log: {gap}")
     if gap:
         raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
-    notes = [f"{len(others)} that blame no hardware: {' | '.join(others[:3])}"] if others else []
+    said = [event.explained(table) for event in others]
+    notes = [f"{len(others)} that blame no hardware: {' | '.join(said[:3])}"] if others else []
     notes += [lost] if (lost := facts["gpus"].get("log_lost")) else []
     return "; ".join(notes)
 
 
 def _ecc(facts: Facts) -> str:
-    notes, told = [], False
+    _judged(facts, "ecc-uncorrected", "ecc-pending")
+    notes, reported = [], False
     for gpu in nvml_gpus(facts):
-        current, pending = read(gpu, "ecc.current"), read(gpu, "ecc.pending")
-        if current != pending:
-            raise AssertionError(
-                f"{label(gpu)}: ECC is {onoff(current)}, pending {onoff(pending)}; wanted the same"
-            )
-        errors = read(gpu, "ecc.volatile_uncorrected")
-        told = told or (current, errors) != (None, None)
-        if errors:
-            raise AssertionError(
-                f"{label(gpu)}: {errors} uncorrected ECC errors since the last reset, wanted 0"
-            )
+        current, errors = read(gpu, "ecc.current"), read(gpu, "ecc.volatile_uncorrected")
+        reported = reported or (current, errors) != (None, None)
         corrected, ever = read(gpu, "ecc.volatile_corrected"), read(gpu, "ecc.aggregate_uncorrected")
         notes += [f"{label(gpu)}: ECC {onoff(current)}"] if not current else []
         notes += [f"{label(gpu)}: {corrected} corrected"] if corrected else []
         notes += [f"{label(gpu)}: {ever} uncorrected in its life"] if ever else []
-    if not told:
+    if not reported:
         raise NotToldError("not told by any GPU: it has no ECC, or it is a virtual one")
     return "; ".join(notes)
 
 
 def _memory_repair(facts: Facts) -> str:
     """Rows are remapped from Ampere on; before that pages were retired."""
-    notes, told = [], False
+    _judged(facts, "remap-failed", "remap-pending", "pages-pending")
+    notes, reported = [], False
     for gpu in nvml_gpus(facts):
-        failed, pending = read(gpu, "remapped_rows.failed"), read(gpu, "remapped_rows.pending")
-        retiring = read(gpu, "retired_pages_pending")
-        for value, what in (
-            (failed, "a remapping of memory rows failed"),
-            (pending, "a remapping of memory rows is pending"),
-            (retiring, "memory pages wait to be retired"),
-        ):
-            if value:
-                raise AssertionError(f"{label(gpu)}: {what}, wanted none")
-        told = told or (failed, pending, retiring) != (None, None, None)
+        paths = ("remapped_rows.failed", "remapped_rows.pending", "retired_pages_pending")
+        reported = reported or any(read(gpu, path) is not None for path in paths)
         repaired = read(gpu, "remapped_rows.uncorrectable")
         notes += [f"{label(gpu)}: {repaired} rows remapped after uncorrectable errors"] if repaired else []
-    if not told:
+    if not reported:
         raise NotToldError("not told by any GPU: its memory is not repaired, or it is a virtual one")
     return "; ".join(notes)
 
@@ -172,37 +195,29 @@ def _memory_repair(facts: Facts) -> str:
 def _throttle(facts: Facts) -> str:
     seen: dict[str, None] = {}
     gpus = nvml_gpus(facts)
-    untold = [label(gpu) for gpu in gpus if read(gpu, "throttle.mask") is None]
-    if len(untold) == len(gpus):
+    silent = [label(gpu) for gpu in gpus if read(gpu, "throttle.mask") is None]
+    if len(silent) == len(gpus):
         raise NotToldError("not told by any GPU: a virtual one does not say why it is slow")
+    _judged(facts, "thermal-slowdown", "hardware-slowdown")
     for gpu in gpus:
-        mask = read(gpu, "throttle.mask") or 0
-        slowed = [name for bit, name in SLOWED.items() if mask & bit]
-        if slowed:
-            raise AssertionError(
-                f"{label(gpu)} is held back by {', '.join(slowed)} (0x{mask:x}), wanted neither"
-            )
         seen.update(dict.fromkeys(read(gpu, "throttle.names") or []))
-    return ", ".join([*seen, *(f"{gpu}: not told" for gpu in untold)])
+    return ", ".join([*seen, *(f"{gpu}: not told" for gpu in silent)])
 
 
 def _clocks(facts: Facts) -> str:
     """A virtual GPU does not tell its clocks and temperatures: they are the hypervisor's."""
-    hottest, untold, told = [], [], False
+    _judged(facts, "no-clock", "temperature-margin")
+    hottest, silent, reported = [], [], False
     for gpu in nvml_gpus(facts):
-        top, room = read(gpu, "clocks.max_sm"), heat(gpu)
-        if top is not None and top <= 0:
-            raise AssertionError(f"{label(gpu)}: the highest SM clock is 0 MHz, wanted more than 0")
-        if room is not None and room[0] <= 0:
-            raise AssertionError(f"{label(gpu)} has {room[1]}, where it slows down")
-        told = told or top is not None or room is not None
+        top, room = read(gpu, "clocks.max_sm"), heat(value_of(gpu))
+        reported = reported or top is not None or room is not None
         names = [name for name, value in (("clock", top), ("heat", room)) if value is None]
-        untold += [f"{label(gpu)}: {' and '.join(names)} not told"] if names else []
+        silent += [f"{label(gpu)}: {' and '.join(names)} not told"] if names else []
         now = read(gpu, "temperature.gpu")
         hottest += [now] if now is not None else []
-    if not told:
-        raise NotToldError("; ".join(untold))
-    return "; ".join(([f"at most {max(hottest)} degrees"] if hottest else []) + untold)
+    if not reported:
+        raise NotToldError("; ".join(silent))
+    return "; ".join(([f"at most {max(hottest)} degrees"] if hottest else []) + silent)
 
 
 def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
@@ -222,12 +237,14 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
         shown[model] = max(shown.get(model, 0), read(gpu, "pcie.width") or 0)
     for gpu in gpus:
         width, widest = read(gpu, "pcie.width"), read(gpu, "pcie.max_width")
-        narrow = width is not None and widest is not None and width < widest
+        narrow = lanes_missing(width, widest) is not None
         # A virtual machine's link is what its hypervisor shows, the same for every GPU of a model or not.
         refuted = lanes_refuted(copied, str(read(gpu, "bus_id")), width) if narrow else ""
         same = width == shown[str(read(gpu, "name"))]
         if narrow and not (virtual != "none" and (same or refuted)):
-            raise AssertionError(f"{label(gpu)} has a PCIe link of {width} lanes, wanted {widest}")
+            fault = FAULTS["pcie-narrow"]
+            text = f"{label(gpu)} has {lanes_missing(width, widest)}"
+            raise FoundError(text, fault.severity, fault.remedy)
         seen = refuted or f"{width} of {widest} lanes, as {virtual} shows it"
         notes += [f"{label(gpu)}: {seen}"] if narrow else []
         gen, newest = read(gpu, "pcie.gen"), read(gpu, "pcie.max_gen")
@@ -243,13 +260,10 @@ def _mig(facts: Facts) -> str:
         raise AssertionError(
             f"/etc/gpukiln/expected.json wants MIG {wanted!r}, wanted there: enabled, disabled or any"
         )
+    _judged(facts, "mig-pending")
     notes = []
     for gpu in nvml_gpus(facts):
-        current, pending = read(gpu, "mig.current"), read(gpu, "mig.pending")
-        if current != pending:
-            raise AssertionError(
-                f"{label(gpu)}: MIG is {onoff(current)}, pending {onoff(pending)}; wanted the same"
-            )
+        current = read(gpu, "mig.current")
         if wanted not in (None, "any") and bool(current) != (wanted == "enabled"):
             raise AssertionError(
                 f"{label(gpu)}: MIG is {onoff(current)}, wanted {wanted}, as /etc/gpukiln/expected.json says"
@@ -268,48 +282,35 @@ def _nvlink_states(facts: Facts) -> str:
 
 
 def judge_states(gpus: Sequence[Gpu]) -> list[str]:
-    """Notes on how many NVLinks are active: as many on each GPU of a model, and some.
-
-    Fewer than there are is common: a virtual machine with 1 to 4 of an NVSwitch's GPUs has 0 to 6 of 12
-    (Fabric Manager user guide, "Full Passthrough Virtualization Model"), H100 NVL has 12 of 18
-    (Azure/azurehpc-health-checks#162).
-    """
-    models: dict[str, list[tuple[Gpu, list[int], list[int]]]] = defaultdict(list)
+    """Notes on how many NVLinks are active: as many on each GPU of a group (`gpukiln.gpus.nvlinks`)."""
+    whole = [gpu for gpu in gpus if not is_divided(gpu)]
+    cards = []
+    for gpu in whole:
+        found = links(gpu)
+        up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
+        joined = frozenset(other["index"] for other in whole if other is not gpu and linked(gpu, other, gpus))
+        cards.append(Card(gpu["index"], label(gpu), str(read(gpu, "name")), up, down, joined))
     notes = []
-    for gpu in gpus:
-        if not is_divided(gpu):
-            found = links(gpu)
-            up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
-            models[str(read(gpu, "name"))].append((gpu, up, down))
-    for name, alike in models.items():
-        shown = "; ".join(
-            f"{label(gpu)} {len(up)} of {len(up + down)}" + (f", not {listed(down)}" if down else "")
-            for gpu, up, down in alike
-        )
-        if len({len(up) for _, up, _ in alike}) != 1:
-            raise AssertionError(f"active NVLinks of {name}: {shown}; wanted as many on each of them")
-        gpu, up, down = alike[0]
-        if down and not up and not is_bridged(gpu):
-            raise AssertionError(f"all NVLinks of all {name} are inactive, wanted some active")
-        notes.append(f"{len(up)}{f' of {len(up + down)}' if down else ''} links on each {name}")
+    for group in alike(cards):
+        if text := wrong(group):
+            fault = FAULTS["nvlink-down"]
+            raise FoundError(text, fault.severity, fault.remedy)
+        one = group[0]
+        of = f" of {len(one.up) + len(one.down)}" if one.down else ""
+        which = f"each {one.name}" if len(group) > 1 else one.label
+        notes.append(f"{len(one.up)}{of} links on {which}")
     divided = [gpu["index"] for gpu in gpus if is_divided(gpu)]
     return notes + ([f"MIG is on, links not judged: GPU {listed(divided)}"] if divided else [])
 
 
 def _fabric(facts: Facts) -> str:
+    _judged(facts, "fabric-not-joined")
     joined = 0
     for gpu in nvml_gpus(facts):
-        state, status = read(gpu, "fabric.state"), read(gpu, "fabric.status")
-        if state:  # null or 0: it has none
-            if (state, status) != (COMPLETED, 0):
-                raise AssertionError(
-                    f"{label(gpu)}: the fabric's state is {state}, its status {status}; "
-                    "wanted 3 (completed), 0"
-                )
+        if read(gpu, "fabric.state"):  # null or 0: it has none
             if troubles := fabric_troubles(gpu):
-                raise AssertionError(
-                    f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
-                )
+                text = f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
+                raise FoundError(text, SICK, FABRIC.fix)
             joined += 1
     return f"{joined} GPUs in the fabric" if joined else "no GPU has a fabric"
 
@@ -320,14 +321,12 @@ NVML = Rule(
     "Lost GPU: reboot the machine, replace the GPU if it comes back. Missing library: install the "
     "driver's libnvidia-ml1 in the module's version.",
     _nvml,
-    sick=True,
 )
 PERSISTENCE = Rule(
     "gpu.persistence",
     "Persistence mode is on for every GPU",
-    "Enable nvidia-persistenced with `--persistence-mode`: Ubuntu's unit starts it with persistence off.",
+    _fix("persistence-off"),
     _persistence,
-    sick=False,
 )
 XID = Rule(
     "gpu.xid",
@@ -335,44 +334,36 @@ XID = Rule(
     "Each number's meaning and action are in the failure: reset or drain as it says, and replace a GPU "
     "that repeats it.",
     _xid,
-    sick=True,
 )
 ECC = Rule(
     "gpu.ecc",
     "ECC is as it will be after the next reset, and no uncorrected error happened since the last",
-    "Pending mode: reset the GPU or reboot. Uncorrected errors: drain, reset, and look at "
-    "gpu.memory-repair; replace the GPU if they come again.",
+    _fix("ecc-uncorrected", "ecc-pending"),
     _ecc,
-    sick=True,
 )
 MEMORY_REPAIR = Rule(
     "gpu.memory-repair",
     "No GPU waits for a memory repair, and none failed",
-    "Pending: drain and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed: replace the GPU.",
+    _fix("remap-failed", "remap-pending", "pages-pending"),
     _memory_repair,
-    sick=True,
 )
 THROTTLE = Rule(
     "gpu.throttle",
     "No GPU is slowed down by heat or power supply",
-    "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`: mend cooling or power; idle and the software "
-    "power cap are normal.",
+    _fix("thermal-slowdown", "hardware-slowdown"),
     _throttle,
-    sick=False,
 )
 CLOCKS = Rule(
     "gpu.clocks",
     "Every GPU reports its clocks, and is cooler than where it slows down",
-    "`nvidia-smi -q -d CLOCK,TEMPERATURE`; mend the cooling, or reset the GPU.",
+    _fix("temperature-margin", "no-clock"),
     _clocks,
-    sick=False,
 )
 PCIE_LINK = Rule(
     "gpu.pcie-link",
     "Every GPU's PCIe link has its full width",
-    "Seat the card again; `lspci -vv` shows LnkCap and LnkSta of every bridge on the way.",
+    _fix("pcie-narrow"),
     _pcie_link,
-    sick=False,
 )
 MIG = Rule(
     "gpu.mig",
@@ -380,22 +371,18 @@ MIG = Rule(
     "Reset the GPU or reboot for a pending mode; `nvidia-smi -mig 0` or `1` where the other is wanted; "
     "`gpu_bootstrap_mig` says what is wanted (role gpu_bootstrap, /etc/gpukiln/expected.json).",
     _mig,
-    sick=False,
 )
 NVLINK = Rule(
     "multi-gpu.nvlink",
     "GPUs of one model have equally many active NVLinks, and some; their errors don't grow",
-    "`nvidia-smi nvlink -s` and `-e`: reset the GPUs; seat the bridge again; replace the GPU or the "
-    "baseboard if the link stays down or its errors go on.",
+    _fix("nvlink-down"),
     _nvlink_states,  # how errors grow takes two looks with work between them: the suite's check alone
-    sick=True,
 )
 FABRIC = Rule(
     "multi-gpu.fabric",
     "Every GPU of an NVSwitch machine has joined the fabric, which calls itself healthy",
-    "`systemctl status nvidia-fabricmanager` and its log; install it in the driver's exact version.",
+    _fix("fabric-not-joined"),
     _fabric,
-    sick=True,
 )
 OF_ONE = (NVML, XID, ECC, MEMORY_REPAIR, THROTTLE, CLOCKS, PCIE_LINK, MIG, PERSISTENCE)
 OF_SEVERAL = (NVLINK, FABRIC)  # where there is more than one GPU

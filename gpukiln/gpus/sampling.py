@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpukiln.gpus.collect import now, reason
-from gpukiln.probe.child import Hang, Tell, in_child
-from gpukiln.probe.nvml import REASONS, Nvml
-from gpukiln.probe.nvml_more import bad
+from gpukiln.gpus.gpu_facts import clock_events
+from gpukiln.probe.child import Hang, Slow, Tell, in_child
+from gpukiln.probe.nvml import CRASHED, HUNG, SLOW, Nvml
+from gpukiln.probe.nvml_more import bad, memory, whole
 
-START_S, GPU_S = 20.0, 10.0  # for NVML to start; for one GPU: one whose firmware hangs takes tens of seconds
+START_S = 120.0  # for NVML to start, see gpukiln.probe.nvml
+STUCK_S, GPU_S = 10.0, 30.0  # for one GPU, without progress and with; then the others are sampled on
 LATE_S = 0.05  # from so much on a tick is told to be late
 LOST = ("GPU_IS_LOST", "GPU_NOT_FOUND", "RESET_REQUIRED")
 RESTARTS = 3  # of a child that ends for no GPU's sake
@@ -31,7 +33,7 @@ class Sample:
         index: The driver's number.
         clock_events: Why clocks are lower than they could be, as NVML names it.
         energy_joules: Since the driver was loaded.
-        error: Why nothing could be read: GPU_IS_LOST, HUNG or NVML's other word for it; null as a rule.
+        error: Why nothing could be read: GPU_IS_LOST, HUNG, SLOW or NVML's other word; null as a rule.
         unavailable: Field to the reason why it is null.
     """
 
@@ -77,7 +79,7 @@ class Event:
     Args:
         at_s: Since the watch began.
         device: UUID; null where it is about none.
-        name: lost, hung, back, or failed: who asked NVML ended.
+        name: lost, hung, slow, back, or failed: who asked NVML ended.
     """
 
     at_s: float
@@ -174,13 +176,13 @@ def watch(
     try:
         while not count or number < count:
             at = ""
-            ended = in_child(work, hear)
+            ended = in_child(work, hear, stuck_s=STUCK_S)
             if not ended:
                 record.planned = max(record.planned, count)
                 break
             passed = round(time.monotonic() - record.began, 3)
             if at and at not in hung:  # the others are sampled on without it
-                hung[at] = "HUNG" if isinstance(ended, Hang) else "FAILED"
+                hung[at] = SLOW if isinstance(ended, Slow) else HUNG if isinstance(ended, Hang) else CRASHED
                 record.events.append(Event(passed, at, hung[at].lower(), str(ended)))
             else:
                 record.events.append(Event(passed, None, "failed", str(ended)))
@@ -236,7 +238,7 @@ def _sample(row: dict[str, Any], index: int) -> Sample:
             value = None
         values[name] = value
     if values["clock_events"] is not None:
-        values["clock_events"] = tuple(n for bit, n in REASONS.items() if values["clock_events"] & bit)
+        values["clock_events"] = clock_events(values["clock_events"])
     return Sample(row["uuid"], index, **values, error=error, unavailable=unavailable)
 
 
@@ -287,34 +289,32 @@ def _row(nvml: Nvml, uuid: str, handles: dict[str, Any]) -> dict[str, Any]:
             return {**row, "error": reason(handle) if handle else "NOT_SUPPORTED"}
         handles[uuid] = handle
 
-    def get(name: str, *args: Any) -> Any:
-        return nvml.ask(f"nvmlDeviceGet{name}", handles[uuid], *args)
+    def get(name: str, *args: Any, read: Any = whole) -> Any:
+        return nvml.ask(f"nvmlDeviceGet{name}", handles[uuid], *args, read=read)
 
-    def part(said: Any, key: str, scale: Callable[[Any], Any] = lambda value: value) -> Any:
-        return said if said is None or bad(said) else scale(getattr(said, key))
-
-    def scaled(said: Any) -> Any:
-        return said if said is None or bad(said) else round(said / 1000, 3)
-
-    memory = get("MemoryInfo", nvml.pynvml.nvmlMemory_v2)
-    if memory is None or bad(memory):  # a driver before branch 510
-        memory = get("MemoryInfo")
     row["values"] = {
-        "utilization_percent": part(get("UtilizationRates"), "gpu"),
-        "memory_used_mib": part(memory, "used", lambda value: value >> 20),
+        "utilization_percent": get("UtilizationRates", read=lambda rates: whole(rates.gpu)),
+        "memory_used_mib": memory(nvml, handles[uuid])["used"],
         "temperature_c": nvml.either(
-            ("nvmlDeviceGetTemperatureV", handles[uuid], 0), ("nvmlDeviceGetTemperature", handles[uuid], 0)
+            ("nvmlDeviceGetTemperatureV", handles[uuid], 0),
+            ("nvmlDeviceGetTemperature", handles[uuid], 0),
+            read=whole,
         ),
         "temperature_margin_c": get("MarginTemperature"),
-        "power_watts": scaled(get("PowerUsage")),
+        "power_watts": get("PowerUsage", read=_thousandth),
         "clock_sm_mhz": get("ClockInfo", 1),
         "clock_memory_mhz": get("ClockInfo", 2),
         "clock_events": nvml.either(
             ("nvmlDeviceGetCurrentClocksEventReasons", handles[uuid]),
             ("nvmlDeviceGetCurrentClocksThrottleReasons", handles[uuid]),
+            read=whole,
         ),
         "pcie_generation": get("CurrPcieLinkGeneration"),
         "pcie_width": get("CurrPcieLinkWidth"),
-        "energy_joules": scaled(get("TotalEnergyConsumption")),
+        "energy_joules": get("TotalEnergyConsumption", read=_thousandth),
     }
     return row
+
+
+def _thousandth(found: Any) -> float:
+    return round(whole(found) / 1000, 3)

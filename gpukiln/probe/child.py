@@ -9,29 +9,42 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
-from gpukiln.probe.base import HungError, NotReachedError, process_state, watch
+from gpukiln.probe.base import HungError, NotReachedError, process_state, read, watch
 
 START_S = 10.0  # until the child says how long it may take
 END_S = 2.0  # for a child to go once it is done, or killed
+LOOK_S = 1.0  # between looks at a child that is silent
 PR_SET_PDEATHSIG = 1  # prctl(2)
 pids: list[int] = []  # of every child that was started
 Tell = Callable[..., None]
 
 
 class Hang(str):
-    """How a child process ended that had to be given up."""
+    """Why a child process was given up: it did not end within its limit."""
+
+    __slots__ = ()
+
+
+class Slow(Hang):
+    """As `Hang`, of a process that was still at work: nothing says that it would never have ended."""
 
     __slots__ = ()
 
 
 def in_child(
-    work: Callable[[Tell], None], hear: Callable[[dict[str, Any]], None], grace_s: float = 0.0
+    work: Callable[[Tell], None],
+    hear: Callable[[dict[str, Any]], None],
+    grace_s: float = 0.0,
+    *,
+    stuck_s: float | None = None,
+    silent: Callable[[float, str, str], None] | None = None,
 ) -> str:
     """Run something in a child process, and wait no longer than it said it may take.
 
@@ -40,6 +53,10 @@ def in_child(
             on; `at`: what is being called.
         hear: Given each message.
         grace_s: For how long it may go on when the time of `watch` is up.
+        stuck_s: Ends a child before its limit that has been in state D for so many seconds, and used no
+            processor meanwhile. A limit that is reached without that is a `Slow`.
+        silent: Called once in `LOOK_S` while the child is silent, with the seconds that it has been, what
+            it is calling, and its state.
 
     Returns:
         How it ended, for people; empty where it ended well; a `Hang` where it did not end.
@@ -56,17 +73,29 @@ def in_child(
     pids.append(pid)
     limit, at, broken, rest = START_S, "the start", "", b""
     deadline = time.monotonic() + limit
+    observed = stuck_s is not None or silent is not None
+    heard, stuck = time.monotonic(), _Stuck(pid)
     watch.alive(limit + 2 * END_S + 1)
     try:
         while True:
             left = min(deadline - time.monotonic(), watch.left() + grace_s)
-            if left <= 0 or not select.select([reader], [], [], left)[0]:
+            wait = min(left, LOOK_S) if observed else left
+            if left <= 0 or not select.select([reader], [], [], max(wait, 0))[0]:
+                silence = time.monotonic() - heard
+                still = stuck.seconds() if observed else 0.0
+                hung = stuck_s is not None and still >= stuck_s
+                if left > wait and not hung:
+                    if silent is not None:
+                        silent(silence, at, process_state(pid))
+                    continue
                 state = process_state(pid)
                 gone = _end(pid) is not None
                 killed = "killed" if gone else "and can't be killed"
-                if deadline - time.monotonic() > 0:
+                if not hung and deadline - time.monotonic() > 0:
                     raise NotReachedError(watch.time_up())
-                return Hang(f"{at} does not return in {limit:.0f} s, {killed}: {state}")
+                kind = Slow if stuck_s is not None and not hung else Hang
+                return kind(f"{at} does not return in {silence if hung else limit:.0f} s, {killed}: {state}")
+            heard, stuck = time.monotonic(), _Stuck(pid)
             data = os.read(reader, 1 << 16)
             if not data:
                 break
@@ -83,6 +112,36 @@ def in_child(
         os.close(reader)
     status = _end(pid, END_S)
     return broken or (f"{at}: the process ended with status {status}" if status else "")
+
+
+class _Stuck:
+    """For how long a process has been in state D, and used no processor meanwhile.
+
+    State D alone says little: a driver that starts sleeps in it too, from one step of its work to the next.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._since: float | None = None
+        self._work: tuple[int, int] | None = None
+
+    def seconds(self) -> float:
+        """For how long, as far as it was looked at."""
+        state, work = self._look()
+        if state != "D" or work != self._work:
+            self._work = work
+            self._since = time.monotonic() if state == "D" else None
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    def _look(self) -> tuple[str, tuple[int, int]]:
+        """State, and clock ticks and context switches by now (proc_pid_stat(5), proc_pid_status(5))."""
+        fields = (read(f"/proc/{self._pid}/stat") or "").rpartition(")")[2].split()
+        switches = re.findall(
+            r"(?m)^\w*voluntary_ctxt_switches:\s*(\d+)", read(f"/proc/{self._pid}/status") or ""
+        )
+        if len(fields) < 13:
+            return "", (0, 0)
+        return fields[0], (int(fields[11]) + int(fields[12]), sum(map(int, switches)))
 
 
 def call(function: Callable[[], dict[str, Any]], limit_s: float) -> dict[str, Any]:

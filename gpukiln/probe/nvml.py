@@ -1,26 +1,39 @@
 """Gathers what NVML says of the machine's GPUs.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules. It loads NVIDIA's own
-bindings (pynvml of nvidia-ml-py), which are sent along and imported only where there is a GPU.
+Runs on the machine beside `gpukiln.probe.gather`, and obeys the same rules. It loads NVIDIA's own bindings
+(pynvml of nvidia-ml-py), which are sent along and imported only where there is a GPU.
 
-A value that a GPU or its driver doesn't have is null. An error that NVML did not have to give is kept as
-`{"_error": text, "code": NVML's number}` in the value's place: a check that reads it fails.
+A value that a GPU or its driver doesn't have is null. Whatever else goes wrong with a call (NVML's error, an
+exception of the bindings, a result of another type, a call that does not return) stands in the place of that
+call's value as `{"_error": text, "code": NVML's number or null, "name": why}`, and costs nothing else: a
+check that reads it fails. `name` is left out for NVML's own errors.
 """
 
 # See gpukiln/probe/gather.py.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Callable, Collection
+import mmap
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from gpukiln.probe.child import Tell, call
+from gpukiln.probe.base import HungError, NotReachedError
+from gpukiln.probe.child import Hang, Slow, Tell, call, in_child
 from gpukiln.probe.nvml_more import bad as _bad
-from gpukiln.probe.nvml_more import more
+from gpukiln.probe.nvml_more import flag, more, number, text, whole
 
-TIMEOUT_S = 180.0  # a GPU whose firmware hangs costs tens of seconds a call
+TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
+# Without persistence mode every first handle initialises its GPU: more than 25 s for eight A100
+# (NVIDIA/gpu-operator#430), and each step waits for whoever else initialises one.
+START_S = 120.0  # for NVML to start, while it makes progress
+GPU_S = 60.0  # for one GPU, likewise
+STUCK_S = 30.0  # in state D without progress: firmware that does not answer, a lost device
+SLOW_S = 5.0  # of silence, from which on people hear what is waited for
+HUNG_CALLS = 2  # of one GPU, from which on it is not asked again
+HUNG, SLOW, CRASHED, UNEXPECTED = "HUNG", "SLOW", "FAILED", "UNEXPECTED"
+LIBRARY, LIBRARY_NOT_FOUND = "libnvidia-ml.so.1", 12
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH, NOT_FOUND = 3, 13, 2, 25, 6
 NOTHING: dict[str, Any] = {
     "available": False,
@@ -44,18 +57,25 @@ REASONS = {
     0x100: "display clocks",
 }
 LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
-# Fields (nvml.h, NVML_FI_DEV_*): how often a link of NVLink 5 recovered, and thresholds as T.Limit, in
-# degrees of margin, on Ada and later.
-RECOVERIES = 215
+# Fields (nvml.h, NVML_FI_DEV_*): how often a link of NVLink 5 recovered, how many links there are, and
+# thresholds as T.Limit, in degrees of margin, on Ada and later.
+RECOVERIES, LINK_COUNT = 215, 91
 TLIMIT = {"shutdown": 193, "slowdown": 194, "memory": 195, "gpu": 196}
 NO_HANDLE = {"_error": "NVML gives no handle of it", "code": NOT_SUPPORTED}
 P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
+Read = Callable[[Any], Any]
 
 
 def address(bus_id: str) -> str:
-    """A bus id of NVML, 00000000:00:1E.0, as sysfs writes it: 0000:00:1e.0."""
+    """A bus id of NVML, 00000000:00:1E.0, as sysfs writes it: 0000:00:1e.0.
+
+    What is no bus id stays as it is, for messages.
+    """
     domain, _colon, rest = bus_id.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
+    try:
+        return f"{int(domain, 16):04x}:{rest}"
+    except ValueError:
+        return bus_id.lower()
 
 
 def name_gpus(facts: dict[str, Any]) -> None:
@@ -74,8 +94,22 @@ def nvml_facts(there: bool) -> dict[str, Any]:
 
     Args:
         there: Whether there are GPUs to ask about; where there is none nothing is loaded.
+
+    Raises:
+        HungError: NVML does not start, or a GPU gives no answer.
+        NotReachedError: It has not started yet.
+        RuntimeError: The process that asked ended.
     """
-    return call(read_nvml, TIMEOUT_S) if there else dict(NOTHING)
+    if not there:
+        return dict(NOTHING)
+    found = ask_nvml(shown=False)
+    if found.why:
+        kind = RuntimeError if not isinstance(found.why, Hang) else HungError
+        raise NotReachedError(found.why) if isinstance(found.why, Slow) else kind(found.why)
+    for gpu in found.gpus:
+        if gpu["error"] and gpu["error"].get("name") in (HUNG, SLOW):
+            raise HungError(gpu["error"]["_error"])
+    return {**found.head, "gpus": found.gpus}
 
 
 def nvlink_facts(there: bool) -> dict[str, Any]:
@@ -87,65 +121,113 @@ def nvlink_facts(there: bool) -> dict[str, Any]:
     return call(read_nvlinks, TIMEOUT_S) if there else {"error": None, "gpus": []}
 
 
+class Calling:
+    """Which call a child process is making: memory that both share, for a call may never return."""
+
+    SIZE = 512
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self.SIZE)
+
+    def set(self, call: str) -> None:
+        """Note a call that is about to be made; empty: none."""
+        data = call.encode()[: self.SIZE - 2]
+        self._memory[: len(data) + 1] = data + b"\0"
+
+    def get(self) -> str:
+        """The call that was noted last."""
+        return bytes(self._memory[:]).partition(b"\0")[0].decode("utf-8", "replace")
+
+
 class Nvml:
-    """Asks pynvml, and turns its errors into values."""
+    """Asks pynvml, and turns whatever goes wrong into values.
+
+    Args:
+        calling: Where each call is noted while it is made.
+        skip: Calls that are not made, as `calling` has them, with the name of what went wrong before.
+    """
 
     NOT_FOUND, VERSION_MISMATCH = NOT_FOUND, VERSION_MISMATCH
 
-    def __init__(self) -> None:
+    def __init__(self, calling: Calling | None = None, skip: Mapping[str, str] | None = None) -> None:
         import pynvml  # noqa: PLC0415 - only where there is a GPU
 
         self.pynvml = pynvml
+        self.index: int | None = None  # the GPU that is asked
+        self._calling, self._skip = calling, skip or {}
 
     def problem(self, error: Any) -> dict[str, Any]:
-        return {"_error": str(error), "code": int(error.value)}
+        return {"_error": str(error), "code": _code(error)}
 
-    def ask(self, name: str, *args: Any) -> Any:
-        """Call a function of pynvml by its name."""
+    def ask(self, name: str, *args: Any, read: Read | None = None) -> Any:
+        """Call a function of pynvml by its name.
+
+        Args:
+            read: Makes the value of what the function returned; raises TypeError, or whatever it likes, where
+                that is nothing of the kind. Without it only bytes become text.
+        """
+        if self._calling is not None:
+            key = f"{self.index} {name} {[one for one in args if isinstance(one, (int, str, list))]}"
+            if key in self._skip:
+                return {"_error": f"{name} gave no answer before", "code": None, "name": self._skip[key]}
+            self._calling.set(key)
         try:
-            return getattr(self.pynvml, name)(*args)
-        except self.pynvml.NVMLError as error:
-            if error.value in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+            function = getattr(self.pynvml, name, None)
+            if function is None:  # bindings that are older than the function
                 return None
-            return {"_error": f"{name}: {error}", "code": int(error.value)}
+            found = function(*args)
+            return (read or _decoded)(found)
+        except self.pynvml.NVMLError as error:
+            if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+                return None
+            return {"_error": f"{name}: {error}", "code": _code(error)}
+        except Exception as error:  # a call costs its own value, whatever it raises or returns
+            why = f"{name}: {type(error).__name__}: {error}"
+            return {"_error": why[:300], "code": None, "name": UNEXPECTED}
+        finally:
+            if self._calling is not None:
+                self._calling.set("")
 
-    def either(self, newer: tuple[Any, ...], older: tuple[Any, ...]) -> Any:
+    def either(self, newer: tuple[Any, ...], older: tuple[Any, ...], read: Read | None = None) -> Any:
         """As `ask`; the older function where the newer one is not there."""
-        found = self.ask(*newer)
-        return self.ask(*older) if found is None else found
+        found = self.ask(*newer, read=read)
+        return self.ask(*older, read=read) if found is None else found
 
     def field(self, handle: Any, number: int, kind: str, scope: int = 0) -> Any:
         """A field of a GPU, read as `kind` of NVML's union of values; null where this driver has no such."""
-        found = self.ask("nvmlDeviceGetFieldValues", handle, [(number, scope)])
-        if found is None or _bad(found):
-            return found
-        code = found[0].nvmlReturn  # of this field; what is in it means nothing unless it is 0
-        if code in (NOT_SUPPORTED, INVALID_ARGUMENT):
-            return None
-        if code:
-            return {"_error": f"field {number}: {self.pynvml.NVMLError(code)}", "code": int(code)}
-        return getattr(found[0].value, kind)
+
+        def read(found: Any) -> Any:
+            status = whole(found[0].nvmlReturn)  # what is in the union means nothing unless it is 0
+            if status in (NOT_SUPPORTED, INVALID_ARGUMENT):
+                return None
+            if status:
+                return {"_error": f"field {number}: {self.pynvml.NVMLError(status)}", "code": status}
+            return whole(getattr(found[0].value, kind))
+
+        return self.ask("nvmlDeviceGetFieldValues", handle, [(number, scope)], read=read)
 
     def handles(self, skip: Collection[int] = (), about: Callable[[int], None] | None = None) -> Any:
-        """{index: handle, null or an error}; an error where not even the number of GPUs is told.
+        """{index: handle, null or an error}; an error where not even the number of GPUs is known.
 
         Args:
             skip: Indices that are left out.
-            about: Told of each index before it is asked for.
+            about: Called with each index before it is asked for.
         """
-        count = self.ask("nvmlDeviceGetCount")
+        self.index = None
+        count = self.ask("nvmlDeviceGetCount", read=whole)
         if not isinstance(count, int):
-            return count
+            return count or {"_error": "nvmlDeviceGetCount: Not Supported", "code": NOT_SUPPORTED}
         found = {}
         for index in range(count):
             if index not in skip:
                 if about is not None:
                     about(index)
-                found[index] = self.ask("nvmlDeviceGetHandleByIndex", index)
+                self.index = index
+                found[index] = self.ask("nvmlDeviceGetHandleByIndex", index, read=lambda handle: handle)
         return found
 
     def gpu(self, index: int, handle: Any) -> dict[str, Any]:
-        """What is judged of a GPU."""
+        """What the suite judges of a GPU."""
         return _gpu(self, index, handle)
 
     def processes(self, handle: Any) -> Any:
@@ -153,100 +235,228 @@ class Nvml:
         return _processes(self, handle)
 
 
+def _code(error: Any) -> int | None:
+    value = getattr(error, "value", None)
+    return value if isinstance(value, int) else None
+
+
+def _decoded(found: Any) -> Any:
+    return text(found) if isinstance(found, bytes) else found
+
+
+def _pair(read: Read, *names: str) -> Read:
+    """Reads a result of several values, each under its name."""
+
+    def each(found: Any) -> dict[str, Any]:
+        if len(found) < len(names):
+            raise TypeError(f"{len(found)} values, wanted {len(names)}")
+        return {name: read(value) for name, value in zip(names, found)}
+
+    return each
+
+
 def _spread(answer: Any, *names: str) -> dict[str, Any]:
-    """One answer of several values, by name; null or the error for each where there is none."""
+    """A result by name, as `_pair` reads it; null or the error for each where there is none."""
     if answer is None or _bad(answer):
         return dict.fromkeys(names, answer)
-    return dict(zip(names, answer))
+    return dict(answer)
 
 
-def _whether(value: Any) -> Any:
-    return value if value is None or _bad(value) else bool(value)
+def _tenth(unit: float) -> Read:
+    """Reads a number of a smaller unit, with one place after the point."""
+    return lambda found: round(number(found) / unit, 1)
 
 
-def _scaled(value: Any, unit: float) -> Any:
-    return value if value is None or _bad(value) else round(value / unit, 1)
-
-
-def read_nvml() -> dict[str, Any]:
-    """Ask NVML for everything that is judged; for what is what see `gpu_facts`."""
-    gpus: dict[int, dict[str, Any]] = {}
-    return {**_read(gpus.__setitem__, Nvml.gpu), "gpus": list(gpus.values())}
-
-
-def read_gpus(tell: Tell, skip: Collection[int], limit_s: float) -> None:
-    """Ask NVML for everything that is judged and shown, and tell it GPU by GPU, for one may hang.
+@dataclass
+class Found:
+    """What NVML said.
 
     Args:
-        tell: Given `head`, all that `read_nvml` returns but the GPUs, and each `gpu` with its `index`, which
-            has what is shown beside it as `more`.
+        head: All that `read_nvml` returns but the GPUs; empty where nothing was said.
+        gpus: Each GPU, and each error in a GPU's place.
+        why: Why nothing more is known; a `Hang` where NVML gave no answer. Empty as a rule.
+    """
+
+    head: dict[str, Any] = field(default_factory=dict)
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    why: str = ""
+
+
+def ask_nvml(
+    *, shown: bool, silent: Callable[[float, str, str], None] | None = None, ask: Any = None
+) -> Found:
+    """Ask NVML in a child process, GPU by GPU and call by call, for any call may never return.
+
+    A call that does not return costs its own value: the GPU is asked again without it. One with several
+    such calls is given up.
+
+    Args:
+        shown: Whether each GPU has what is shown beside what is judged, as `more`.
+        silent: Called while NVML is silent, as that of `in_child`.
+        ask: What runs in the child in place of `read_gpus`.
+    """
+    found = Found()
+    done: dict[int, dict[str, Any]] = {}
+    skip: dict[str, str] = {}
+    hung: dict[int | None, int] = {}  # by GPU, how many calls did not return
+    calling = Calling()
+    at: int | None = None
+
+    def hear(message: dict[str, Any]) -> None:
+        nonlocal at
+        found.head.update(message.get("head", {}))
+        at = message.get("index", at)
+        if "gpu" in message:
+            done[message["index"]] = message["gpu"]
+
+    def work(tell: Tell) -> None:
+        (ask or read_gpus)(tell, tuple(done), calling, skip, shown)
+
+    while True:
+        at = None
+        calling.set("")
+        ended = in_child(work, hear, stuck_s=STUCK_S, silent=silent)
+        call_made = calling.get()
+        if not ended:
+            break
+        name = CRASHED
+        if isinstance(ended, Hang):
+            name = SLOW if isinstance(ended, Slow) else HUNG
+        if call_made and not _is_vital(call_made):
+            hung[at] = hung.get(at, 0) + 1
+            if at is None or hung[at] < HUNG_CALLS:
+                skip[call_made] = name
+                continue
+        if at is None or at in done:
+            found.why = ended
+            break
+        # This one gives no answer at all, or kills who asks it: the others are asked again without it.
+        done[at] = {"index": at, "error": {"_error": str(ended), "code": None, "name": name}}
+    found.gpus = [done[index] for index in sorted(done)]
+    return found
+
+
+def _is_vital(call: str) -> bool:
+    """Whether nothing is known of a GPU, or of all, without what a call returns."""
+    return call.split()[1] in ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
+
+
+def read_gpus(
+    tell: Tell, skip: Collection[int], calling: Calling, calls: Mapping[str, str], shown: bool
+) -> None:
+    """Ask NVML for everything that is judged and shown; runs in the child process of `ask_nvml`.
+
+    Args:
+        tell: Given `head`, all that `read_nvml` returns but the GPUs, and each `gpu` with its `index`.
         skip: Indices of GPUs that are not asked.
-        limit_s: For each GPU.
+        calling: Where each call is noted while it is made.
+        calls: Calls that are not made.
+        shown: As of `ask_nvml`.
     """
 
     def about(index: int) -> None:
-        tell(at=f"GPU {index}", limit=limit_s, index=index)
+        tell(at=f"GPU {index}", limit=GPU_S, index=index)
 
     def one(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         about(index)
-        return {**nvml.gpu(index, handle), "more": more(nvml, handle)}
+        gpu = nvml.gpu(index, handle)
+        return {**gpu, "more": more(nvml, handle)} if shown else gpu
 
-    tell(at="NVML's start", limit=limit_s)
-    head = _read(lambda index, gpu: tell(gpu=gpu, index=index), one, skip=skip, about=about)
-    tell(head=head)
+    tell(at="NVML's start", limit=START_S)
+    nvml = Nvml(calling, calls)
+    _read(
+        nvml,
+        lambda head: tell(head=head),
+        lambda index, gpu: tell(gpu=gpu, index=index),
+        one,
+        skip=skip,
+        about=about,
+    )
+
+
+def read_nvml() -> dict[str, Any]:
+    """Ask NVML for everything that is judged, in this process; for what is what see `_gpu`."""
+    head: dict[str, Any] = {}
+    gpus: dict[int, dict[str, Any]] = {}
+    _read(Nvml(), head.update, gpus.__setitem__, Nvml.gpu)
+    return {**head, "gpus": list(gpus.values())}
 
 
 def _read(
+    nvml: Nvml,
+    general: Callable[[dict[str, Any]], None],
     add: Callable[[int, dict[str, Any]], None],
     one: Callable[[Nvml, int, Any], dict[str, Any]],
     skip: Collection[int] = (),
     about: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
-    nvml, found = Nvml(), {**NOTHING, "gpus": []}
-    try:
-        nvml.pynvml.nvmlInit()
-    except nvml.pynvml.NVMLError as error:
-        return {**found, "error": nvml.problem(error)}
-    cuda = nvml.ask("nvmlSystemGetCudaDriverVersion_v2")
-    found.update(
-        available=True,
-        driver=nvml.ask("nvmlSystemGetDriverVersion"),
-        nvml=nvml.ask("nvmlSystemGetNVMLVersion"),
-        cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else cuda,
-        confidential=_confidential(nvml),
+) -> None:
+    """Ask for all GPUs.
+
+    Args:
+        general: Given what is not about one GPU.
+        add: Given each GPU.
+        one: Asks for one.
+    """
+    head = {**NOTHING}
+    del head["gpus"]
+    if error := _started(nvml):
+        general({**head, "error": error})
+        return
+    general(
+        {
+            **head,
+            "available": True,
+            "driver": nvml.ask("nvmlSystemGetDriverVersion", read=text),
+            "nvml": nvml.ask("nvmlSystemGetNVMLVersion", read=text),
+            "cuda_driver": nvml.ask("nvmlSystemGetCudaDriverVersion_v2", read=_cuda_version),
+            "confidential": _confidential(nvml),
+        }
     )
     handles = nvml.handles(skip, about)
-    if not isinstance(handles, dict) or _bad(handles):
-        return {**found, "available": False, "error": handles}
+    if _bad(handles):
+        general({"available": False, "error": handles})
+        return
     good = {i: h for i, h in handles.items() if h is not None and not _bad(h)}
     for index, handle in handles.items():
         if index not in good:
             add(index, {"index": index, "error": handle or NO_HANDLE})
             continue
+        nvml.index = index
         gpu = one(nvml, index, handle)
         peers = [_peer(nvml, i, handle, other) for i, other in good.items() if i != index]
         add(index, {**gpu, "peers": peers})
-    with contextlib.suppress(nvml.pynvml.NVMLError):
-        nvml.pynvml.nvmlShutdown()
-    return found
+
+
+def _started(nvml: Nvml) -> dict[str, Any] | None:
+    """Start NVML; why it does not start."""
+    error = nvml.ask("nvmlInit")
+    if not _bad(error):
+        return None
+    error["_error"] = error["_error"].replace("nvmlInit: ", "")
+    if error["code"] == LIBRARY_NOT_FOUND:  # of whatever reason; the bindings keep it to themselves
+        try:
+            ctypes.CDLL(LIBRARY)
+        except OSError as why:
+            return {**error, "library": str(why)}
+    return dict(error)
+
+
+def _cuda_version(found: Any) -> str:
+    return f"{whole(found) // 1000}.{whole(found) % 1000 // 10}"
 
 
 def read_nvlinks() -> dict[str, Any]:
     """Ask NVML for the NVLinks alone; each GPU's are an error where it can't be asked."""
     nvml = Nvml()
-    try:
-        nvml.pynvml.nvmlInit()
-    except nvml.pynvml.NVMLError as error:
-        return {"error": nvml.problem(error), "gpus": []}
+    if error := _started(nvml):
+        return {"error": error, "gpus": []}
     handles = nvml.handles()
-    if not isinstance(handles, dict) or _bad(handles):
+    if _bad(handles):
         return {"error": handles, "gpus": []}
     gpus = [
         {"index": i, "nvlinks": (h or NO_HANDLE) if h is None or _bad(h) else _links(nvml, h)}
         for i, h in handles.items()
     ]
-    with contextlib.suppress(nvml.pynvml.NVMLError):
-        nvml.pynvml.nvmlShutdown()
     return {"error": None, "gpus": gpus}
 
 
@@ -256,48 +466,48 @@ def _confidential(nvml: Nvml) -> dict[str, Any]:
     Until somebody has set the ready state, CUDA answers 802 there (NVIDIA/nvtrust#87; `nvidia-smi
     conf-compute -srs 1`).
     """
-    state = nvml.ask("nvmlSystemGetConfComputeState")
-    on = state if state is None or _bad(state) else bool(state.ccFeature)
-    return {"on": on, "ready": _whether(nvml.ask("nvmlSystemGetConfComputeGpusReadyState"))}
+    return {
+        "on": nvml.ask("nvmlSystemGetConfComputeState", read=lambda state: flag(state.ccFeature)),
+        "ready": nvml.ask("nvmlSystemGetConfComputeGpusReadyState", read=flag),
+    }
 
 
 def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
     """One GPU: clocks in MHz, memory in MiB, power in W, temperature in degrees Celsius."""
-    ask = nvml.ask
 
-    def get(name: str, *args: Any) -> Any:
-        return ask(f"nvmlDeviceGet{name}", handle, *args)
+    def get(name: str, *args: Any, read: Read = whole) -> Any:
+        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
 
-    pci, memory = get("PciInfo"), get("MemoryInfo")
-    gone = pci is None or _bad(pci)
-    no_memory = memory is None or _bad(memory)
-    mode = _spread(get("EccMode"), "current", "pending")
-    rows = _spread(get("RemappedRows"), "correctable", "uncorrectable", "pending", "failed")
+    mode = _spread(get("EccMode", read=_pair(flag, "current", "pending")), "current", "pending")
+    names = ("correctable", "uncorrectable", "pending", "failed")
+    rows = _spread(get("RemappedRows", read=_rows(*names)), *names)
     mask = nvml.either(
         ("nvmlDeviceGetCurrentClocksEventReasons", handle),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+        read=whole,
+    )
+    memory = _spread(
+        get("MemoryInfo", read=lambda m: {"total": whole(m.total) >> 20, "used": whole(m.used) >> 20}),
+        "total",
+        "used",
     )
     return {
         "index": index,
         "error": None,
-        "bus_id": pci if gone else pci.busId,
-        "name": get("Name"),
-        "uuid": get("UUID"),
-        "serial": get("Serial"),
-        "persistence": _whether(get("PersistenceMode")),
+        "bus_id": get("PciInfo", read=lambda pci: text(pci.busId)),
+        "name": get("Name", read=text),
+        "uuid": get("UUID", read=text),
+        "serial": get("Serial", read=text),
+        "persistence": get("PersistenceMode", read=flag),
         "ecc": {
-            **{name: _whether(value) for name, value in mode.items()},
+            **mode,
             "volatile_uncorrected": get("TotalEccErrors", 1, 0),
             "volatile_corrected": get("TotalEccErrors", 0, 0),
             "aggregate_uncorrected": get("TotalEccErrors", 1, 1),
             "aggregate_corrected": get("TotalEccErrors", 0, 1),
         },
-        "remapped_rows": {
-            **rows,
-            "pending": _whether(rows["pending"]),
-            "failed": _whether(rows["failed"]),
-        },
-        "retired_pages_pending": _whether(get("RetiredPagesPendingStatus")),
+        "remapped_rows": rows,
+        "retired_pages_pending": get("RetiredPagesPendingStatus", read=flag),
         "clocks": {
             "sm": get("ClockInfo", 1),
             "mem": get("ClockInfo", 2),
@@ -310,8 +520,8 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         },
         "temperature": _temperature(nvml, handle),
         "power": {
-            "draw": _scaled(get("PowerUsage"), 1000),
-            "limit": _scaled(get("EnforcedPowerLimit"), 1000),
+            "draw": get("PowerUsage", read=_tenth(1000)),
+            "limit": get("EnforcedPowerLimit", read=_tenth(1000)),
         },
         "pcie": {
             "gen": get("CurrPcieLinkGeneration"),
@@ -319,15 +529,23 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
             "max_gen": get("MaxPcieLinkGeneration"),
             "max_width": get("MaxPcieLinkWidth"),
         },
-        "mig": {k: _whether(v) for k, v in _spread(get("MigMode"), "current", "pending").items()},
-        "memory": {
-            "total": memory if no_memory else memory.total >> 20,
-            "used": memory if no_memory else memory.used >> 20,
-        },
+        "mig": _spread(get("MigMode", read=_pair(flag, "current", "pending")), "current", "pending"),
+        "memory": memory,
         "nvlinks": _links(nvml, handle),
         "fabric": _fabric(nvml, handle),
         "processes": _processes(nvml, handle),
     }
+
+
+def _rows(*names: str) -> Read:
+    """Reads numbers of remapped rows, and whether some wait or failed."""
+
+    def each(found: Any) -> dict[str, Any]:
+        correctable, uncorrectable, pending, failed = found
+        values = (whole(correctable), whole(uncorrectable), flag(pending), flag(failed))
+        return dict(zip(names, values))
+
+    return each
 
 
 def _temperature(nvml: Nvml, handle: Any) -> dict[str, Any]:
@@ -336,11 +554,12 @@ def _temperature(nvml: Nvml, handle: Any) -> dict[str, Any]:
     On Ada and later T.Limit supersedes the threshold (nvml.h), which answers 0 or nothing then. margin: how
     far it is to the limit, negative above it; tlimit: the margins at which something is done.
     """
-    now = nvml.either(("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0))
     return {
-        "gpu": now,
-        "slowdown": nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, 1) or None,
-        "margin": nvml.ask("nvmlDeviceGetMarginTemperature", handle),
+        "gpu": nvml.either(
+            ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0), read=whole
+        ),
+        "slowdown": nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, 1, read=whole) or None,
+        "margin": nvml.ask("nvmlDeviceGetMarginTemperature", handle, read=whole),
         "tlimit": {name: nvml.field(handle, number, "siVal") for name, number in TLIMIT.items()},
     }
 
@@ -351,25 +570,26 @@ def _links(nvml: Nvml, handle: Any) -> Any:
     errors count since the driver was loaded, or the GPU was reset.
     """
     links = []
-    for link in range(nvml.pynvml.NVML_NVLINK_MAX_LINKS):
-        state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
-        # No number of links can be asked for on every driver; which are not there are no valid argument.
+    count = nvml.field(handle, LINK_COUNT, "uiVal")
+    most = nvml.pynvml.NVML_NVLINK_MAX_LINKS
+    for link in range(min(count, most) if isinstance(count, int) else most):
+        state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link, read=flag)
+        # Not every driver has the field of their number; links that are not there are no valid argument.
         if state is None or (_bad(state) and state["code"] == INVALID_ARGUMENT):
             continue
         row: dict[str, Any] = {
             "link": link,
-            "state": _whether(state),
+            "state": state,
             "version": None,
             "remote_bus_id": None,
             "errors": dict.fromkeys(LINK_ERRORS),
         }
         if row["state"] is True:
-            remote = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
             row.update(
-                version=nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link),
-                remote_bus_id=remote if remote is None or _bad(remote) else remote.busId,
+                version=nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link, read=whole),
+                remote_bus_id=nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, read=_remote),
                 errors={
-                    n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number)
+                    n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number, read=whole)
                     for n, number in LINK_ERRORS.items()
                 },
             )
@@ -380,11 +600,17 @@ def _links(nvml: Nvml, handle: Any) -> Any:
     return links or None
 
 
+def _remote(pci: Any) -> str | None:
+    """What is at a link's other end; all ones where that is no PCI device (GB200's switches)."""
+    bus_id = text(pci.busId)
+    return None if not bus_id or bus_id.upper().startswith("FFFFFFFF:FF") else bus_id
+
+
 def _recoveries(nvml: Nvml, handle: Any, link: int, counted: Any) -> Any:
     """How often a link recovered: by its counter or, of NVLink 5, by a field; the other one may be 0."""
-    told = nvml.field(handle, RECOVERIES, "ullVal", link)
-    if counted is None or (isinstance(counted, int) and isinstance(told, int) and told > counted):
-        return told
+    listed = nvml.field(handle, RECOVERIES, "ullVal", link)
+    if counted is None or (isinstance(counted, int) and isinstance(listed, int) and listed > counted):
+        return listed
     return counted
 
 
@@ -394,11 +620,19 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
     state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome; GPUs that
     have cluster and clique in common reach each other; health: NVML's mask, null where it says nothing.
     """
-    info = nvml.pynvml.c_nvmlGpuFabricInfoV_t()
-    answer = nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
+    info: Any = None
+
+    def ask(name: str, layout: str) -> Any:
+        nonlocal info
+        make = getattr(nvml.pynvml, layout, None)  # older bindings lack it
+        if make is None:
+            return None
+        info = make()
+        return nvml.ask(name, handle, ctypes.byref(info), read=lambda _: {})
+
+    answer = ask("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t")
     if answer is None or (_bad(answer) and answer["code"] == VERSION_MISMATCH):
-        info = nvml.pynvml.c_nvmlGpuFabricInfo_t()
-        answer = nvml.ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
+        answer = ask("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t")
     if answer is None or _bad(answer):
         return dict.fromkeys(("state", "status", "cluster", "clique", "health"), answer)
     return {
@@ -411,30 +645,41 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
 
 
 def _processes(nvml: Nvml, handle: Any) -> Any:
-    """[{pid, name, kind, memory}] in MiB, null where the GPU does not tell."""
-    rows = []
-    for kind in ("Compute", "Graphics"):
-        name = f"nvmlDeviceGet{kind}RunningProcesses"
-        found = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle))
-        if _bad(found) or (found is None and kind == "Compute"):
+    """[{pid, name, kind, memory}] in MiB, null where the GPU does not tell.
+
+    kind: compute, graphics, or both for a process that NVML lists as both (C+G of nvidia-smi).
+    """
+
+    def read(found: Any) -> dict[int, int | None]:
+        return {whole(row.pid): _used(row.usedGpuMemory) for row in found}
+
+    listed: dict[int, dict[str, Any]] = {}
+    for kind in ("compute", "graphics"):
+        name = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses"
+        found = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
+        if _bad(found) or (found is None and kind == "compute"):
             return found
-        for row in found or []:
-            command, used = nvml.ask("nvmlSystemGetProcessName", row.pid), row.usedGpuMemory
-            rows.append(
-                {
-                    "pid": row.pid,
-                    "name": command if isinstance(command, str) else None,
-                    "kind": kind.lower(),
-                    "memory": None if used is None else used >> 20,
-                }
-            )
-    return rows
+        for pid, memory in (found or {}).items():
+            if pid in listed:
+                listed[pid].update(kind="both", memory=listed[pid]["memory"] or memory)
+                continue
+            command = nvml.ask("nvmlSystemGetProcessName", pid, read=text)
+            command = command if isinstance(command, str) else None
+            listed[pid] = {"pid": pid, "name": command, "kind": kind, "memory": memory}
+    return list(listed.values())
+
+
+def _used(memory: Any) -> int | None:
+    """MiB of bytes; all ones are NVML_VALUE_NOT_AVAILABLE (nvml.h)."""
+    return None if memory is None or whole(memory) >= (1 << 63) else whole(memory) >> 20
 
 
 def _peer(nvml: Nvml, index: int, handle: Any, other: Any) -> dict[str, Any]:
     """How another GPU is reached, in NVML's numbers: {index, ancestor, p2p: {read, write, nvlink, ...}}."""
     return {
         "index": index,
-        "ancestor": nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handle, other),
-        "p2p": {name: nvml.ask("nvmlDeviceGetP2PStatus", handle, other, n) for name, n in P2P.items()},
+        "ancestor": nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handle, other, read=whole),
+        "p2p": {
+            name: nvml.ask("nvmlDeviceGetP2PStatus", handle, other, n, read=whole) for name, n in P2P.items()
+        },
     }

@@ -20,6 +20,8 @@ RECOVERY_ACTIONS = {
     7: "system reboot",
 }
 COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}  # nvmlComputeMode_t; 1 is gone
+# Words of 64 NUMA nodes, and NVML_AFFINITY_SCOPE_NODE.
+NODE_WORDS, NODE_SCOPE = 4, 0
 # nvmlDeviceArchitecture_t
 ARCHITECTURES = {
     2: "Kepler",
@@ -39,6 +41,40 @@ def bad(value: Any) -> bool:
     return isinstance(value, dict) and "_error" in value
 
 
+def whole(found: Any) -> int:
+    """A whole number that NVML returned.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise TypeError(f"{type(found).__name__} {str(found)[:80]!r}, wanted a number")
+    return found
+
+
+def number(found: Any) -> float:
+    """As `whole`, with or without a fraction."""
+    return found if isinstance(found, float) else whole(found)
+
+
+def flag(found: Any) -> bool:
+    """A mode: 0 is off."""
+    return bool(whole(found))
+
+
+def text(found: Any) -> str:
+    """Text that NVML returned; the bindings return bytes of nvmlDeviceGetGspFirmwareVersion.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(found, bytes):
+        found = found.partition(b"\0")[0].decode("utf-8", "replace")
+    if not isinstance(found, str):
+        raise TypeError(f"{type(found).__name__} {str(found)[:80]!r}, wanted text")
+    return found
+
+
 def more(nvml: Any, handle: Any) -> dict[str, Any]:
     """What is shown of one GPU: memory in MiB, utilization in percent, energy in J since the driver's load.
 
@@ -47,53 +83,61 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
         handle: NVML's, of a GPU.
     """
 
-    def get(name: str, *args: Any) -> Any:
-        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args)
+    def get(name: str, *args: Any, read: Any = whole) -> Any:
+        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
 
-    rates, encoder, decoder = (
-        get("UtilizationRates"),
-        get("EncoderUtilization"),
-        get("DecoderUtilization"),
-    )
-    pci = get("PciInfo")
-    energy, vbios, action = (
-        get("TotalEnergyConsumption"),
-        get("VbiosVersion"),
-        nvml.field(handle, RECOVERY_ACTION, "uiVal"),
-    )
+    def rates(found: Any) -> dict[str, int]:
+        return {"gpu": whole(found.gpu), "memory": whole(found.memory)}
+
+    def sampled(found: Any) -> int:  # a utilization, and the microseconds that it was sampled for
+        return whole(found[0])
+
+    action = nvml.field(handle, RECOVERY_ACTION, "uiVal")
     return {
         "minor": get("MinorNumber"),
-        "pci_id": pci if pci is None or bad(pci) else f"0x{pci.pciDeviceId:08X}",
+        "pci_id": get("PciInfo", read=lambda pci: f"0x{whole(pci.pciDeviceId):08X}"),
         "architecture": named(get("Architecture"), ARCHITECTURES),
         "compute_capability": capability(nvml, handle),
         "compute_mode": named(get("ComputeMode"), COMPUTE_MODES),
         "memory": memory(nvml, handle),
-        "bar1": _bar1(get("BAR1MemoryInfo")),
+        "bar1": _each(get("BAR1MemoryInfo", read=_bar1), "total", "used"),
         "utilization": {
-            "gpu": rates if rates is None or bad(rates) else rates.gpu,
-            "memory": rates if rates is None or bad(rates) else rates.memory,
-            "encoder": _first(encoder),
-            "decoder": _first(decoder),
+            **_each(get("UtilizationRates", read=rates), "gpu", "memory"),
+            "encoder": get("EncoderUtilization", read=sampled),
+            "decoder": get("DecoderUtilization", read=sampled),
         },
-        "energy": energy if energy is None or bad(energy) else round(energy / 1000, 1),
-        "numa_node": get("NumaNodeId"),
-        "vbios": vbios,
-        "board_part_number": get("BoardPartNumber"),
-        "gsp_firmware": get("GspFirmwareVersion"),
+        "energy": get("TotalEnergyConsumption", read=lambda found: round(whole(found) / 1000, 1)),
+        "memory_nodes": get("MemoryAffinity", NODE_WORDS, NODE_SCOPE, read=_nodes),
+        "vbios": get("VbiosVersion", read=text),
+        "board_part_number": get("BoardPartNumber", read=text),
+        "gsp_firmware": get("GspFirmwareVersion", read=text),
         "recovery_action": named(action, RECOVERY_ACTIONS),
         "mig_devices": mig_devices(nvml, handle),
     }
 
 
 def named(number: Any, names: dict[int, str]) -> Any:
-    """A number of NVML by its name; one that has none as it is told."""
+    """A number of NVML by its name; one that has none as it is."""
     return names.get(number, f"number {number}") if isinstance(number, int) else number
+
+
+def _each(found: Any, *names: str) -> dict[str, Any]:
+    """Values of one call by name; null or the error for each where there is none."""
+    return dict.fromkeys(names, found) if found is None or bad(found) else dict(found)
+
+
+def _nodes(found: Any) -> list[int]:
+    """NUMA nodes of a set of 64 bits a word."""
+    return [64 * at + bit for at, word in enumerate(found) for bit in range(64) if whole(word) >> bit & 1]
 
 
 def capability(nvml: Any, handle: Any) -> Any:
     """The compute capability, such as 8.0."""
-    told = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle)
-    return told if told is None or bad(told) else f"{told[0]}.{told[1]}"
+
+    def read(found: Any) -> str:
+        return f"{whole(found[0])}.{whole(found[1])}"
+
+    return nvml.ask("nvmlDeviceGetCudaComputeCapability", handle, read=read)
 
 
 def memory(nvml: Any, handle: Any) -> dict[str, Any]:
@@ -101,29 +145,22 @@ def memory(nvml: Any, handle: Any) -> dict[str, Any]:
 
     A driver before branch 510 does not tell them apart: reserved is null there, and part of used.
     """
-    said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, nvml.pynvml.nvmlMemory_v2)
-    older = said is None or (bad(said) and said["code"] == nvml.VERSION_MISMATCH)
-    if older:
-        said = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
-    if said is None or bad(said):
-        return dict.fromkeys(("total", "used", "reserved", "free"), said)
-    return {
-        "total": said.total >> 20,
-        "used": said.used >> 20,
-        "reserved": None if older else said.reserved >> 20,
-        "free": said.free >> 20,
-    }
+
+    def read(found: Any) -> dict[str, Any]:
+        names = ("total", "used", "free")
+        reserved = getattr(found, "reserved", None)  # the older layout has none
+        sizes = {name: whole(getattr(found, name)) >> 20 for name in names}
+        return {**sizes, "reserved": None if reserved is None else whole(reserved) >> 20}
+
+    layout = getattr(nvml.pynvml, "nvmlMemory_v2", None)
+    said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, layout, read=read) if layout else None
+    if said is None or (bad(said) and said["code"] == nvml.VERSION_MISMATCH):
+        said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, read=read)
+    return _each(said, "total", "used", "reserved", "free")
 
 
-def _bar1(said: Any) -> dict[str, Any]:
-    if said is None or bad(said):
-        return dict.fromkeys(("total", "used"), said)
-    return {"total": said.bar1Total >> 20, "used": said.bar1Used >> 20}
-
-
-def _first(said: Any) -> Any:
-    """Of a utilization and the microseconds that it was sampled for."""
-    return said if said is None or bad(said) else said[0]
+def _bar1(found: Any) -> dict[str, int]:
+    return {"total": whole(found.bar1Total) >> 20, "used": whole(found.bar1Used) >> 20}
 
 
 def mig_devices(nvml: Any, handle: Any) -> Any:
@@ -131,17 +168,17 @@ def mig_devices(nvml: Any, handle: Any) -> Any:
 
     Empty where MIG is off; memory as of `memory`, processes as of a GPU.
     """
-    mode = nvml.ask("nvmlDeviceGetMigMode", handle)
-    if mode is None or bad(mode):
-        return [] if mode is None else mode
-    if not mode[0]:
+    enabled = nvml.ask("nvmlDeviceGetMigMode", handle, read=lambda found: flag(found[0]))
+    if enabled is None or bad(enabled):
+        return [] if enabled is None else enabled
+    if not enabled:
         return []
-    count = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)
+    count = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, read=whole)
     if not isinstance(count, int):
         return count or []
     found = []
     for index in range(count):
-        device = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+        device = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, read=lambda one: one)
         if device is None or (bad(device) and device["code"] == nvml.NOT_FOUND):
             continue
         found.append(
@@ -152,16 +189,17 @@ def mig_devices(nvml: Any, handle: Any) -> Any:
 
 def _mig_device(nvml: Any, device: Any) -> dict[str, Any]:
     ask = nvml.ask
-    name, attributes = ask("nvmlDeviceGetName", device), ask("nvmlDeviceGetAttributes_v2", device)
-    known = attributes is not None and not bad(attributes)
+    name = ask("nvmlDeviceGetName", device, read=text)
     return {
         "error": None,
-        "uuid": ask("nvmlDeviceGetUUID", device),
+        "uuid": ask("nvmlDeviceGetUUID", device, read=text),
         "name": name,
         "profile": name.rpartition(" MIG ")[2] if isinstance(name, str) and " MIG " in name else None,
-        "gpu_instance": ask("nvmlDeviceGetGpuInstanceId", device),
-        "compute_instance": ask("nvmlDeviceGetComputeInstanceId", device),
-        "slices": attributes.gpuInstanceSliceCount if known else attributes,
+        "gpu_instance": ask("nvmlDeviceGetGpuInstanceId", device, read=whole),
+        "compute_instance": ask("nvmlDeviceGetComputeInstanceId", device, read=whole),
+        "slices": ask(
+            "nvmlDeviceGetAttributes_v2", device, read=lambda found: whole(found.gpuInstanceSliceCount)
+        ),
         "memory": memory(nvml, device),
         "processes": nvml.processes(device),
     }

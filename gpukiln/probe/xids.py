@@ -24,10 +24,26 @@ from gpukiln.probe.base import (
 )
 from gpukiln.probe.child import pids
 
-# The driver's faults are Xids, NVSwitch's are SXids; a GPU can fall off the bus without a number.
-FAULT = re.compile(
-    r"NVRM: Xid \([^)]*\): \d+|nvidia-nvswitch\d*: SXid \([^)]*\): \d+|NVRM: .*fallen off the bus"
+# The driver's faults are Xids, NVSwitch's are SXids.
+XID = re.compile(
+    r"(?:NVRM: Xid|nvidia-nvswitch\d*: (?P<switch>SXid)) \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): "
+    r"(?P<number>\d+)(?P<text>.*)"
 )
+# And some have no number. What a line begins with names its device, where it does.
+DEVICE = r"(?P<device>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-9A-Fa-f])?)"
+OFF_THE_BUS = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{DEVICE}.*fallen off the bus")
+UNSUPPORTED = re.compile(
+    rf"NVRM: The NVIDIA GPU {DEVICE}.*(?:is not supported by|is supported through|requires use of the)"
+)
+INIT_FAILED = re.compile(rf"NVRM: (?:GPU {DEVICE}: )?RmInitAdapter failed!")
+RESET_REQUIRED = re.compile(r"NVRM: .*\[NV_ERR_RESET_REQUIRED\]")
+HEARTBEAT = re.compile(r"NVRM: .*GSP RM heartbeat timed out")
+LOGGED = (OFF_THE_BUS, UNSUPPORTED, INIT_FAILED, RESET_REQUIRED, HEARTBEAT)
+# The driver's message about a GPU that it can't start has several lines, and the GPU's address in the first.
+BEGUN = re.compile(rf"NVRM: The NVIDIA GPU {DEVICE}")
+GOES_ON = re.compile(r"^(?:\[[^\]]*\])?\s*NVRM: (?P<text>.*)$")
+MOST_LINES = 8
+NOTED = "gpukiln: GPU "  # what `gpukiln-gpu reset` writes there
 # What tells two lines of one number apart: whether it was fatal, and what more is said of an SXid.
 KIND = re.compile(r"(?i)\b(?:non-?)?fatal\b|, *(?:severity|data)\b")
 # `pid=1234, name=python3`, or `pid='<unknown>'` (NVIDIA, "XID Errors"; seen with number and quotes too).
@@ -47,8 +63,36 @@ def xids() -> dict[str, Any]:
     return {"xids": folded(log.splitlines()), "log_gap": gap, "log_lost": lost}
 
 
+def joined(lines: Iterable[str]) -> list[str]:
+    """Lines of the kernel's log, with each message about a GPU that the driver can't start on one line."""
+    found: list[str] = []
+    more = 0
+    for line in lines:
+        part = GOES_ON.match(line) if more else None
+        if part and not BEGUN.search(line) and not XID.search(line):
+            found[-1] += f" {part['text'].strip()}"
+            more = 0 if OFF_THE_BUS.search(found[-1]) or UNSUPPORTED.search(found[-1]) else more - 1
+            continue
+        complete = OFF_THE_BUS.search(line) or UNSUPPORTED.search(line)
+        more = MOST_LINES if BEGUN.search(line) and not complete else 0
+        found.append(line)
+    return found
+
+
+def _kind(line: str) -> tuple[str, str] | None:
+    """What tells a fault's lines from those of other faults: what and where; None for no fault."""
+    if found := XID.search(line):
+        start = found[0][: found.start("text") - found.start()]
+        said = KIND.search(line, found.start("text"))
+        return start, said[0].lower() if said else ""
+    for at, pattern in enumerate(LOGGED):
+        if found := pattern.search(line):
+            return f"{at} {found.groupdict().get('device')}", ""
+    return (line[line.index(NOTED) :], "") if NOTED in line else None
+
+
 def folded(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
-    """Of each device and number the last line, with its count: none hides behind others, however many.
+    """Of each device and fault the last line, with its count: none hides behind others, however many.
 
     Args:
         lines: Of the kernel's log, in their order.
@@ -57,12 +101,12 @@ def folded(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
     had = {gpu["address"] for gpu in pci_gpus()}
     hidden = [gpu["address"].rpartition(".")[0] for gpu in bus_gpus() if gpu["address"] not in had]
     found: dict[Any, tuple[int, str]] = {}
-    for line in lines:
-        fault = FAULT.search(line)
-        if fault is None or any(address in line.lower() for address in hidden):
+    for line in joined(lines):
+        kind = _kind(line)
+        if kind is None or any(address in line.lower() for address in hidden):
             continue
-        kind, owner = KIND.search(line, fault.end()), OWNER.search(line, fault.end())
-        key = (fault[0], kind and kind[0].lower(), bool(owner and int(owner[1]) in own))
+        owner = OWNER.search(line)
+        key = (kind, bool(owner and int(owner[1]) in own))
         found[key] = (found.pop(key, (0, ""))[0] + 1, line)
     return [line[:LINE_CHARS] + (f" ({n} times)" if n > 1 else "") for n, line in found.values()]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpukiln.catalog import xid
-from gpukiln.gpus import faults
+from gpukiln.gpus import kernel_log
 from gpukiln.probe.base import known
 from gpukiln.probe.xids import OWNER
 from gpukiln.verify import compute_facts
@@ -44,11 +44,12 @@ def log_report(facts: Facts) -> tuple[list[str], list[str]]:
     serious, others = [], []
     for ours in (True, False):
         lines = [line for line in known(found["xids"]) if is_ours(line, found["pids"]) is ours]
-        for event in faults.events(lines):
-            caused = ours and event.known(table) and table[event.number]["kind"] != "info"
+        for event in kernel_log.events(lines, table):
+            number = table.get(event.number) if event.kind == "Xid" else None
+            caused = ours and number is not None and number["kind"] != "info"
             alone = facts.profile not in LIVE and not event.switch
             blamed = event.blames_hardware(table) or caused or alone
-            (serious if blamed else others).append(event.told(table))
+            (serious if blamed else others).append(event.explained(table))
     return serious, others
 
 

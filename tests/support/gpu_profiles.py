@@ -333,7 +333,7 @@ PROFILES: dict[str, Profile] = {
         {},
         (
             ("multi-gpu.p2p", gpu("peers/0/p2p/read", 5), "peer read is not supported, wanted ok"),
-            ("multi-gpu.fabric", gpu("fabric/state", 1, 2), "state is 1"),
+            ("multi-gpu.fabric", gpu("fabric/state", 1, 2), "in the fabric is: not started"),
             ("multi-gpu.nvlink", later("17/errors/recovery", 3), "NVLink 17: recovery errors grew by 3"),
         ),
     ),

@@ -118,8 +118,7 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (gpu("uuid", None), "no UUID"),
     ],
     "gpu.persistence": [
-        (gpu("persistence", False), "GPU 0 (00000000:00:1E.0) off; wanted on"),
-        (gpu("persistence", None), "unsupported"),
+        (gpu("persistence", False), "GPU 0 (00000000:00:1E.0): persistence mode is off"),
         (gpu("persistence", UNKNOWN), "Unknown Error"),
         (lambda d: d["nvml"].update(gpus=[]), "no GPU"),
     ],
@@ -131,7 +130,7 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (gpus(xids=["nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal"]), "SXid"),
     ],
     "gpu.ecc": [
-        (gpu("ecc/pending", False), "ECC is on, pending off"),
+        (gpu("ecc/pending", False), "ECC is on, and off after a reset"),
         (gpu("ecc/volatile_uncorrected", 3), "3 uncorrected"),
         (gpu("ecc/current", LOST), "ecc.current: GPU is lost"),
         (gpu("ecc/volatile_uncorrected", UNKNOWN), "Unknown Error"),
@@ -143,7 +142,7 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (gpu("retired_pages_pending", UNKNOWN), "Unknown Error"),
     ],
     "gpu.throttle": [
-        (gpu("throttle/mask", 0x48), "hardware slowdown, hardware thermal slowdown (0x48)"),
+        (gpu("throttle/mask", 0x48), "hardware thermal slowdown at 31 degrees Celsius"),
         (gpu("throttle/mask", 0x80), "hardware power brake"),
         (gpu("throttle/mask", 0x20), "software thermal slowdown"),
         (gpu("throttle/mask", LOST), "GPU is lost"),
@@ -160,13 +159,13 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (gpu("pcie/width", LOST), "GPU is lost"),
     ],
     "gpu.mig": [
-        (gpu("mig/pending", True), "MIG is off, pending on"),
+        (gpu("mig/pending", True), "MIG is off, and on after a reset"),
         (both(gpu("mig/pending", True), gpu("mig/current", True)), "MIG is on, wanted disabled"),
         (gpu("mig/current", LOST), "GPU is lost"),
         (expected(mig="enabled"), "MIG is off, wanted enabled, as /etc/gpukiln/expected.json"),
         (both(expected(mig="enabled"), gpu("mig", dict.fromkeys(("current", "pending")))), "unsupported"),
         (expected(mig="on"), "wants MIG 'on'"),
-        (both(expected(mig=None), gpu("mig/pending", True)), "MIG is off, pending on"),
+        (both(expected(mig=None), gpu("mig/pending", True)), "MIG is off, and on after a reset"),
         (put("expected", {"_error": "JSONDecodeError: line 1"}), "could not be gathered: JSONDecodeError"),
     ],
     "gpu.idle": [
@@ -207,8 +206,8 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (gpu("nvlinks", None, 1), "as many on each"),
     ],
     "multi-gpu.fabric": [
-        (gpu("fabric/state", 2), "state is 2"),
-        (gpu("fabric/status", 999), "status 999"),
+        (gpu("fabric/state", 2), "in the fabric is: in progress"),
+        (gpu("fabric/status", 999), "completed with status 999"),
         (gpu("fabric/state", LOST), "GPU is lost"),
         (gpu("fabric/health", 0x52), "reports route unhealthy"),
         (gpu("fabric/health", 0x582), "incorrect configuration 5"),

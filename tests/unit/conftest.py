@@ -169,3 +169,11 @@ def programs(rig: "Rig", monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with pve.programs(rig.cluster, rig.folder / "bin") as folder:
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         yield folder
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that gives no answer is given up soon."""
+    monkeypatch.setattr("gpukiln.probe.nvml.GPU_S", 2.0)
+    monkeypatch.setattr("gpukiln.probe.nvml.STUCK_S", 0.3)
+    monkeypatch.setattr("gpukiln.probe.child.LOOK_S", 0.1)

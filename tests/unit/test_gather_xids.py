@@ -75,7 +75,7 @@ def test_what_was_mended_stays_mended_and_the_fatal_one_of_a_switch_stays() -> N
     assert len(data["gpus"]["xids"]) == 5
     outcome, reason = judge("gpu.xid", data, profile="node")
     assert outcome == "failed"
-    assert reason.startswith("1 kinds of Xid messages, wanted none: nvidia-nvswitch3: SXid")
+    assert reason.startswith("1 kinds of faults in the kernel's log, wanted none: nvidia-nvswitch3: SXid")
 
 
 def test_without_a_journal_the_kernel_s_own_buffer_is_read(tool: Tool) -> None:

@@ -43,7 +43,7 @@ def gpu(key: str, value: Any) -> Callable[[Data], None]:
         ("compute.kernel", "node", lambda d: d["cuda"].update(gpus=[]), f"CUDA does not see {ADDRESS}"),
         ("compute.bandwidth", "node", cuda(h2d_gb_s=13.2), "13.2 GB/s to the GPU"),
         ("gpu.nvml", "node", gpu("bus_id", "00000000:52:00.0"), f"the PCI bus has {ADDRESS}"),
-        ("gpu.persistence", "node", gpu("persistence", False), "off; wanted on"),
+        ("gpu.persistence", "node", gpu("persistence", False), "persistence mode is off"),
         (
             "gpu.xid",
             "node",

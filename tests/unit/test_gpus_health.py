@@ -146,11 +146,10 @@ def test_what_the_driver_asks_for_makes_sick_though_no_check_fails(
     assert "gpu reset" in said["message"]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_gpu_that_hangs_makes_sick_and_does_not_hang_the_look(
-    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpukiln.gpus.collect.LIMIT_S", 0.3)
-    monkeypatch.setattr("gpukiln.probe.nvml.TIMEOUT_S", 0.5)
     machine("g5.12xlarge", "2.hung=true")
     code, said = typed(capsys)
     assert (code, said["state"]) == (1, "sick")
@@ -210,7 +209,7 @@ def made(state: str = "well", **more: Any) -> Health:
             "message": "8 devices are well",
         },
         **{"checks": (Judged("gpu.ecc", "", "passed", "", "", True),), "gpus": (part,), "hook": None},
-        **{"faults": (Fault("0000:00:1e", "Xid", 31, 1234567, False, ""),), "exit_code": 0, **more},
+        **{"faults": (Fault("0000:00:1e", "Xid", 31, 1234567, "note", False, ""),), "exit_code": 0, **more},
     }
     return Health(**values)
 
@@ -244,7 +243,7 @@ def test_metrics_say_what_dcgm_exporter_does_not() -> None:
     assert said[f'gpukiln_gpu_allocatable{{gpu="0",uuid="{UUID}"}}'] == "0"
     assert said[f'gpukiln_gpu_leases{{gpu="0",uuid="{UUID}"}}'] == "1"
     assert any('user="o\\"neil\\\\"' in name for name in said)
-    xid = 'gpukiln_xids_total{device="0000:00:1e",kind="Xid",number="31",blames="work"}'
+    xid = 'gpukiln_xids_total{device="0000:00:1e",kind="Xid",number="31",severity="note",blames="work"}'
     assert said[xid] == "1234567"
     assert float(said["gpukiln_health_timestamp_seconds{}"]) > 1e9
 

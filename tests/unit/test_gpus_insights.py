@@ -120,6 +120,10 @@ CASES = {
         [
             watched(gpu(pcie_width_max=16), samples=[{**BUSY, "pcie_width": 16}]),
             watched(gpu(pcie_generation_max=5), samples=[{"pcie_generation": 1}]),  # it rests
+            # a T4 of EC2 shows 8 of 16 lanes
+            watched(
+                gpu(pcie_width_max=16), samples=[{**BUSY, "pcie_width": 8}], around=Around(virtual="amazon")
+            ),
         ],
     ),
     "behind-its-group": (
@@ -148,12 +152,24 @@ CASES = {
         ],
     ),
     "no-fabric-manager": (
-        [watched(around=Around(nvswitches=6)), watched(gpu(fabric_state="in progress"))],
+        [watched(around=Around(nvswitches=6))],
         [
             watched(around=Around(6, frozenset({"nv-fabricmanage"}))),
-            watched(gpu(fabric_state="completed")),
-            watched(gpu(fabric_state="none")),
+            watched(),
         ],
+    ),
+    "fabric-not-joined": (
+        [watched(gpu(fabric_state="in progress")), watched(gpu(fabric_state="completed with status 12"))],
+        [watched(gpu(fabric_state=word)) for word in ("completed", "none", None)],
+    ),
+    "pages-pending": ([watched(gpu(pages_pending=True))], [watched(gpu(pages_pending=False))]),
+    "ecc-pending": (
+        [watched(gpu(ecc_enabled=True, ecc_pending=False))],
+        [watched(gpu(ecc_enabled=True, ecc_pending=True)), watched(gpu(ecc_pending=True))],
+    ),
+    "mig-pending": (
+        [watched(gpu(mig_enabled=False, mig_pending=True))],
+        [watched(gpu(mig_enabled=True, mig_pending=True))],
     ),
     "mps-active": (
         [watched(around=Around(programs=frozenset({"nvidia-cuda-mps"})))],
@@ -161,12 +177,12 @@ CASES = {
     ),
     "temperature-margin": (
         [
-            watched(samples=[{"temperature_margin_c": 4}]),
-            watched(gpu(temperature_slowdown_c=90), samples=[{"temperature_c": 86}]),
+            watched(gpu(temperature_margin_slowdown_c=-2), samples=[{"temperature_margin_c": -3}]),
+            watched(gpu(temperature_slowdown_c=90), samples=[{"temperature_c": 90}]),
         ],
         [
-            watched(samples=[{"temperature_margin_c": 5}]),
-            watched(gpu(temperature_slowdown_c=90), samples=[{"temperature_c": 85}]),
+            watched(gpu(temperature_margin_slowdown_c=-2), samples=[{"temperature_margin_c": -2}]),
+            watched(gpu(temperature_slowdown_c=90), samples=[{"temperature_c": 89}]),
             watched(samples=[{"temperature_c": 99}]),
         ],
     ),
@@ -212,7 +228,7 @@ def test_a_gpu_that_is_lost_at_last_is_not_judged() -> None:
     assert rules(watched(lost)) == []
 
 
-def test_what_is_around(tmp_path: Path) -> None:
+def test_what_is_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pid, name in (("1", "systemd"), ("77", "nv-fabricmanage")):
         (tmp_path / "proc" / pid).mkdir(parents=True)
         (tmp_path / "proc" / pid / "comm").write_text(f"{name}\n")
@@ -220,5 +236,6 @@ def test_what_is_around(tmp_path: Path) -> None:
         (tmp_path / "pci" / address).mkdir(parents=True)
         (tmp_path / "pci" / address / "vendor").write_text("0x10de\n")
         (tmp_path / "pci" / address / "class").write_text(f"{kind}\n")
+    monkeypatch.setattr(insights, "ask", lambda *_: {"rc": 0, "out": "kvm\n"})
     found = insights.surroundings(str(tmp_path / "proc"), str(tmp_path / "pci"))
-    assert found == Around(1, frozenset({"systemd", "nv-fabricmanage"}))
+    assert found == Around(1, frozenset({"systemd", "nv-fabricmanage"}), "kvm")

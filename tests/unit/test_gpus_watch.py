@@ -51,9 +51,9 @@ def test_one_process_samples_every_gpu_on_its_clock(
     children: list[Any] = []
     real = sampling.in_child
 
-    def counted(*given: Any) -> str:
+    def counted(*given: Any, **more: Any) -> str:
         children.append(given)
-        return real(*given)
+        return real(*given, **more)
 
     monkeypatch.setattr(sampling, "in_child", counted)
     code, said = told(capsys, "--interval", "0.1", "--duration", "1")
@@ -122,8 +122,9 @@ def test_a_gpu_that_is_lost_and_comes_back_is_an_event(
 def test_a_gpu_that_hangs_is_given_up_and_the_others_are_sampled_on(
     machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "GPU_S", 0.3)
-    monkeypatch.setattr("gpukiln.gpus.collect.LIMIT_S", 0.5)
+    monkeypatch.setattr(sampling, "STUCK_S", 0.2)
+    monkeypatch.setattr("gpukiln.probe.nvml.STUCK_S", 0.3)
+    monkeypatch.setattr("gpukiln.probe.child.LOOK_S", 0.1)
     state = machine("g5.12xlarge")
     timer = threading.Timer(0.25, change, (state, "1.hung=true"))
     timer.start()

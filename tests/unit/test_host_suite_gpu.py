@@ -78,7 +78,7 @@ def test_what_has_mig_on_needs_no_nvlink_and_no_peers_and_it_is_said() -> None:
     assert judge("multi-gpu.p2p", data) == ("not_run", "MIG is on, and a divided GPU has no peers: GPU 0")
     outcome, note = judge("multi-gpu.nvlink", data)
     assert outcome == "passed"
-    assert note == "12 links on each NVIDIA A100-SXM4-40GB; MIG is on, links not judged: GPU 0"
+    assert note == "12 links on GPU 1 (00000000:00:1F.0); MIG is on, links not judged: GPU 0"
     later("2/errors/recovery", 1)(data)
     assert judge("multi-gpu.nvlink", data)[0] == "failed"  # its links are active, and their errors count
     both(no_link(0), no_link(1))(data)

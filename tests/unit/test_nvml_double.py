@@ -185,12 +185,12 @@ def within(*path_and_value: Any) -> Callable[[Data], None]:
     [
         ("gpu.nvml", lost, "can't reach GPU 1: nvmlDeviceGetHandleByIndex: GPU is lost"),
         ("gpu.ecc", within("ecc/volatile_uncorrected", 2), "2 uncorrected ECC errors"),
-        ("gpu.persistence", within("persistence", False), "GPU 0 (00000000:00:1E.0) off"),
-        ("gpu.memory-repair", within("remapped_rows/pending", True), "is pending, wanted none"),
-        ("gpu.throttle", within("throttle/mask", 0x8), "hardware slowdown (0x8)"),
+        ("gpu.persistence", within("persistence", False), "GPU 0 (00000000:00:1E.0): persistence mode is off"),
+        ("gpu.memory-repair", within("remapped_rows/pending", True), "is pending"),
+        ("gpu.throttle", within("throttle/mask", 0x8), "hardware slowdown at"),
         ("gpu.clocks", within("temperature/gpu", 95), "95 degrees, wanted less than 92"),
         ("gpu.pcie-link", within("pcie/width", 8), "8 lanes, wanted 16"),
-        ("gpu.mig", within("mig/pending", True), "MIG is off, pending on"),
+        ("gpu.mig", within("mig/pending", True), "MIG is off, and on after a reset"),
         (
             "gpu.idle",
             within("processes", [{"pid": 7, "name": "Xorg", "kind": "graphics"}]),
@@ -198,7 +198,7 @@ def within(*path_and_value: Any) -> Callable[[Data], None]:
         ),
         ("multi-gpu.nvlink", within("nvlinks/5/state", False), "11 of 12, not 5"),
         ("multi-gpu.p2p", within("peers/0/p2p/read", 5), "not supported"),
-        ("multi-gpu.fabric", within("fabric/state", 1), "state is 1"),
+        ("multi-gpu.fabric", within("fabric/state", 1), "in the fabric is: not started"),
         ("multi-gpu.topology", within("peers/0/ancestor", 50), "across NUMA nodes, back: several switches"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.files import write_whole
-from gpukiln.gpus import faults, rules
+from gpukiln.gpus import faults, kernel_log, rules
 from gpukiln.gpus.facts import facts
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.model import Device, Finding, LeaseMark, Snapshot, plain
@@ -26,10 +26,12 @@ from gpukiln.probe.gpus import bus, log
 from gpukiln.probe.sections import gather as gather_sections
 
 Print = Callable[[str], None]
-SICK, WELL, UNKNOWN = "sick", "well", "unknown"
+SICK, WELL, UNKNOWN = faults.SICK, "well", "unknown"
 PASSED, FAILED, NOT_TOLD, NOT_REACHED = "passed", "failed", "not told", "not reached"
 BAD = ("sick", "lost", "hung")  # health of a GPU that makes its node sick
 WORDS = ("ok", "warning", *BAD, "unknown")
+# Without these nobody knows whether a node is well.
+DECIDE = tuple(rule.id for rule in (rules.NVML, rules.XID, rules.ECC, rules.MEMORY_REPAIR))
 GATHER_S, HOOK_S = 240.0, 600.0
 STATE_FILE = "gpus-health.json"  # beside the folder of the leases, which the group may write
 OUTPUT_CHARS = 500  # of what a hook said, from its end
@@ -48,7 +50,7 @@ class Judged:
         result: passed, failed, not told: by no GPU, or not reached: nothing is known.
         told: What was measured, or why it is so.
         fix: What to do; empty where it did not fail.
-        sick: Whether a node that fails it should get no work.
+        sick: Whether the node should get no work, by what failed.
     """
 
     id: str
@@ -61,12 +63,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Fault:
-    """What the kernel's log of this boot says of one device and number.
+    """What the kernel's log of this boot says of one device and fault.
 
     Args:
-        device: PCI address without its function.
-        kind: Xid, or SXid of an NVSwitch.
+        device: PCI address without its function; empty where the log names none.
+        kind: Xid, SXid of an NVSwitch, or the id of a fault without a number, for example init-failed.
+        number: 0 for a fault without one.
         count: How often it was logged.
+        severity: sick: the device should get no work; warning; or note.
         blames_hardware: Whether the machine is to blame, and not what ran on it.
     """
 
@@ -74,6 +78,7 @@ class Fault:
     kind: str
     number: int
     count: int
+    severity: str
     blames_hardware: bool
     text: str
 
@@ -182,23 +187,27 @@ def judged(data: Mapping[str, Any], *, simulated: bool) -> tuple[Judged, ...]:
     gpus = data["nvml"].get("gpus") or []
     found: list[Judged] = []
     for rule in (*rules.OF_ONE, *(rules.OF_SEVERAL if len(gpus) > 1 else ())):
-        result, told = _outcome(rule, read, more.get(rule.id, ()))
-        if result == FAILED and rule is not rules.XID and found and found[0].result != PASSED:
-            result, told = NOT_REACHED, f"{found[0].id}: {found[0].result}"  # as the suite's `after`
-        fix = rule.fix if result == FAILED else ""
-        found.append(Judged(rule.id, rule.title, result, told, fix, rule.sick))
+        one = _judged_by(rule, read, more.get(rule.id, ()))
+        if one.result == FAILED and rule is not rules.XID and found and found[0].result != PASSED:
+            why = f"{found[0].id}: {found[0].result}"  # as the suite's `after`
+            one = replace(one, result=NOT_REACHED, told=why, fix="", sick=False)
+        found.append(one)
     return tuple(found)
 
 
-def _outcome(rule: rules.Rule, read: Facts, more: tuple[Any, ...]) -> tuple[str, str]:
+def _judged_by(rule: rules.Rule, read: Facts, more: tuple[Any, ...]) -> Judged:
+    fix, sick = "", False
     try:
-        return PASSED, rule.judge(read, *more)
-    except AssertionError as error:
-        return FAILED, str(error)
+        result, told = PASSED, rule.judge(read, *more)
+    except rules.FoundError as error:
+        result, told, fix, sick = FAILED, str(error), error.remedy, error.severity == SICK
+    except AssertionError as error:  # NVML gave an error in a value's place: no fault is established by that
+        result, told, fix = FAILED, str(error), rule.fix
     except NotToldError as error:
-        return NOT_TOLD, str(error)
+        result, told = NOT_TOLD, str(error)
     except NotReachedError as error:
-        return NOT_REACHED, str(error)
+        result, told = NOT_REACHED, str(error)
+    return Judged(rule.id, rule.title, result, told, fix, sick)
 
 
 def _table() -> dict[int, dict[str, Any]]:
@@ -207,35 +216,38 @@ def _table() -> dict[int, dict[str, Any]]:
 
 def logged(lines: Iterable[str]) -> tuple[Fault, ...]:
     """What the kernel's log says, counted."""
-    lines, known_ones = list(lines), _table()
-    counts = faults.counts(lines)
+    known_ones = _table()
     return tuple(
         Fault(
             device=one.device,
-            kind="SXid" if one.switch else "Xid",
+            kind=one.kind,
             number=one.number,
-            count=counts.get((one.device, one.number, one.switch), 1),
+            count=one.count,
+            severity=one.severity(known_ones),
             blames_hardware=one.blames_hardware(known_ones),
-            text=one.told(known_ones),
+            text=one.explained(known_ones),
         )
-        for one in faults.events(lines)
+        for one in kernel_log.events(lines, known_ones)
     )
 
 
 def state_of(found: Snapshot, checks: Iterable[Judged]) -> tuple[str, str]:
     """The node's state, and why."""
     checks = list(checks)
-    for one in checks:
-        if one.sick and one.result == FAILED:
-            return SICK, f"{one.id}: {one.told}"
-    for device in found.devices:
-        if device.health in BAD:
-            return SICK, f"{device.title} is {device.health}: {device.findings[0].text}"
-    if found.exit_code == 4:
-        return SICK, found.message
-    for one in checks:
-        if one.sick and one.result == NOT_REACHED:
-            return UNKNOWN, f"{one.id}: {one.told}"
+    devices = [
+        (one, f"{one.title} is {one.health}: {one.findings[0].text}") for one in found.devices if one.findings
+    ]
+    sick = [f"{one.id}: {one.told}" for one in checks if one.sick]
+    sick += [why for one, why in devices if one.health in BAD]
+    unknown = [why for one, why in devices if one.health == "unknown"]
+    if found.state == "starting":
+        unknown.append(found.message)
+    elif found.exit_code == 4:
+        sick.append(found.message)
+    unknown += [f"{one.id}: {one.told}" for one in checks if one.id in DECIDE and one.result == NOT_REACHED]
+    for state, reasons in ((SICK, sick), (UNKNOWN, unknown)):
+        if reasons:
+            return state, reasons[0]
     if not found.devices:
         return WELL, found.message
     warned = [one.id for one in checks if one.result == FAILED]
@@ -393,7 +405,7 @@ def metrics(health: Health) -> str:
     add(
         "gpukiln_xids_total",
         "counter",
-        "Xids and SXids in the kernel's log of this boot.",
+        "Xids, SXids and faults without a number (0) in the kernel's log of this boot.",
         (
             (
                 one.count,
@@ -401,6 +413,7 @@ def metrics(health: Health) -> str:
                     "device": one.device,
                     "kind": one.kind,
                     "number": one.number,
+                    "severity": one.severity,
                     "blames": "machine" if one.blames_hardware else "work",
                 },
             )

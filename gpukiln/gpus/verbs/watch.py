@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import insights, sampling
-from gpukiln.gpus.health import SICK
+from gpukiln.gpus.faults import SICK
 from gpukiln.gpus.insights import Insight, Watched
 from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.marks import snapshot

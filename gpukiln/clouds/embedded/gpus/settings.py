@@ -239,6 +239,15 @@ def _machine_error(code: int) -> Callable[[Rows], None]:
     return change
 
 
+def _start_takes(milliseconds: int) -> Callable[[Rows], None]:
+    """NVML takes so long to start, as without persistence mode."""
+
+    def change(rows: Rows) -> None:
+        rows["start_ms"] = str(milliseconds)
+
+    return change
+
+
 def _settings(*texts: str) -> Callable[[Rows], None]:
     def change(rows: Rows) -> None:
         for text in texts:
@@ -303,7 +312,8 @@ SCENARIOS: dict[str, tuple[str, Callable[[Rows], None]]] = {
     "mismatch": ("the driver is of another version than NVML (18)", _machine_error(VERSION_MISMATCH)),
     "no-driver": ("the driver is not loaded (9)", _machine_error(DRIVER_NOT_LOADED)),
     "mig-mixed": ("MIG is on: the first GPU in smallest parts, the second in two halves", _mig_mixed),
-    "hung": ("whoever asks the last GPU waits", _settings("last.hung=true")),
+    "hung": ("whoever asks the last GPU waits, in state D", _settings("last.hung=true")),
+    "slow-start": ("the driver takes 15 s to start for each program", _start_takes(15000)),
 }
 
 

@@ -1,4 +1,7 @@
 /* The double of NVML: the library itself, handles, and what a GPU answers with one number or text. */
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,10 +36,29 @@ static int count_gpus(void) {
     return count < 0 ? 0 : count > MAX_GPUS ? MAX_GPUS : count;
 }
 
+static int hangs(const char *function, int gpu) {
+    char value[TEXT];
+    return look(value, "gpus.%d.hung", gpu) || look(value, "gpus.%d.hangs.%s", gpu, function);
+}
+
+/* Waits while the GPU hangs, as a call into a driver does whose GPU gives no answer: in state D, without
+ * progress, until it is killed. The kernel lets who calls vfork(2) wait so for its child. */
+static void hang(const char *function, int gpu) {
+    pid_t caller = getpid(), child = vfork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        while (getppid() == caller && hangs(function, gpu))
+            nanosleep(&(struct timespec){0, 50000000}, NULL);
+        _exit(0);
+    }
+    if (child > 0)
+        waitpid(child, NULL, 0);
+}
+
 static int of_gpu(const char *function, int gpu) {
     char value[TEXT];
-    while (look(value, "gpus.%d.hung", gpu))
-        nanosleep(&(struct timespec){0, 50000000}, NULL);
+    if (hangs(function, gpu))
+        hang(function, gpu);
     if (look(value, "gpus.%d.error.code", gpu) || look(value, "gpus.%d.fail.%s", gpu, function))
         return atoi(value);
     return OK;
@@ -133,6 +155,9 @@ API int nvmlInitWithFlags(unsigned flags) {
         return NO_DRIVER;
     if (look(value, "error.nvmlInit") || look(value, "error.code"))
         return atoi(value);
+    if (look(value, "start_ms")) /* without persistence mode the driver starts every GPU first */
+        for (int left = atoi(value); left > 0; left -= 50)
+            nanosleep(&(struct timespec){0, 50000000}, NULL);
     __atomic_add_fetch(&users, 1, __ATOMIC_ACQ_REL);
     return OK;
 }

@@ -3,7 +3,7 @@
 import pytest
 
 from gpukiln.catalog import xid
-from gpukiln.gpus import faults
+from gpukiln.gpus import kernel_log
 from gpukiln.gpus.facts import facts
 
 TABLE = xid.judged()
@@ -36,7 +36,7 @@ def test_machines_judge_by_the_catalogue() -> None:
     ],
 )
 def test_an_event_of_a_line(line: str, number: int, blames: bool) -> None:
-    [event] = faults.events([line])
+    [event] = kernel_log.events([line], TABLE)
     judged = (event.number, event.blames_hardware(TABLE), event.known(TABLE))
     assert judged == (number, blames, number != 4711)
 
@@ -48,36 +48,37 @@ def test_an_sxid_is_one_event_with_the_lines_that_say_more() -> None:
         "Severity 0 Engine instance 46",
         "Data {0x1}",
     )
-    [event] = faults.events([start + line for line in lines])
+    [event] = kernel_log.events([start + line for line in lines], TABLE)
     assert (event.fatal, event.line) == (False, start + lines[0])
 
 
 def test_a_number_counts_once_a_device_and_its_worst_word_stays() -> None:
     lines = [f"NVRM: Xid (PCI:0000:{d}:00): 31, pid={n}" for n in range(30) for d in ("3b", "5e")]
     lines += ["NVRM: Xid (PCI:0000:3b:00): 79, gone", "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."]
-    assert [(e.device, e.number) for e in faults.events(lines)] == [
+    assert [(e.device, e.number) for e in kernel_log.events(lines, TABLE)] == [
         ("0000:3b:00", 31),
         ("0000:5e:00", 31),
         ("0000:3b:00", 79),
     ]
     words = ("Nonfatal", "Fatal", "Nonfatal")
-    [event] = faults.events([f"NVRM: Xid (PCI:0000:3b:00): 145, RLW_CTRL {word} XC0" for word in words])
+    lines = [f"NVRM: Xid (PCI:0000:3b:00): 145, RLW_CTRL {word} XC0" for word in words]
+    [event] = kernel_log.events(lines, TABLE)
     assert event.fatal
 
 
 def test_a_recovery_that_was_done_is_no_event() -> None:
     line = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from {} to {}"
     wanted, done = "0x1 (GPU Reset Required)", "0x0 (None)"
-    assert faults.events([line.format(done, wanted), line.format(wanted, done)]) == []
-    [event] = faults.events([line.format(wanted, done), line.format(done, wanted)])
+    assert kernel_log.events([line.format(done, wanted), line.format(wanted, done)], TABLE) == []
+    [event] = kernel_log.events([line.format(wanted, done), line.format(done, wanted)], TABLE)
     assert event.blames_hardware(TABLE)
 
 
 def test_an_event_is_told_with_its_meaning() -> None:
     line = "NVRM: Xid (PCI:0000:3b:00): {}, x"
-    [event] = faults.events([line.format(62)])
-    assert event.told(TABLE) == f"{event.line} = {xid.explain(62)}"
-    assert "look it up" in faults.events([line.format(4711)])[0].told(TABLE)
+    [event] = kernel_log.events([line.format(62)], TABLE)
+    assert event.explained(TABLE) == f"{event.line} = {xid.explain(62)}"
+    assert "look it up" in kernel_log.events([line.format(4711)], TABLE)[0].explained(TABLE)
 
 
 def test_counts_are_of_all_lines_of_a_number() -> None:
@@ -88,4 +89,5 @@ def test_counts_are_of_all_lines_of_a_number() -> None:
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Severity 0 Engine instance 46",
         "something else (3 times)",
     ]
-    assert faults.counts(lines) == {("0000:3b:00", 145, False): 13, ("0000:5e:00", 79, False): 1}
+    found = kernel_log.events(lines, TABLE)
+    assert [(e.device, e.number, e.count) for e in found] == [("0000:3b:00", 145, 13), ("0000:5e:00", 79, 1)]

@@ -1,0 +1,87 @@
+"""Which NVLinks should be active: the suite's check and `watch` ask here, each by its own view."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+# Boards whose NVLinks are wired on a baseboard. Those of the others end at a bridge between two cards, which
+# need not be fitted.
+_WIRED = re.compile(r"(?i)\bSXM|SXM\d|\bHBM3e?$|\b(?:G?[HB]\d00|GH\d00|GB\d00|B300)\b")
+_CARD = re.compile(r"(?i)\bPCIe?\b|\bNVL$|\bRTX\b")
+
+
+@dataclass(frozen=True)
+class Card:
+    """The NVLinks of a GPU.
+
+    Args:
+        key: Names the GPU among the others.
+        label: The same, for people.
+        name: Its model.
+        up: Numbers of active links; or as many.
+        down: Numbers of inactive ones; or as many.
+        linked: Keys of GPUs that active links join it to.
+    """
+
+    key: Hashable
+    label: str
+    name: str
+    up: Sequence[int]
+    down: Sequence[int]
+    linked: frozenset[Hashable]
+
+
+def is_wired(name: str) -> bool:
+    """Whether the NVLinks of a model are wired, and so must be active.
+
+    Fewer than there are is common: a virtual machine with 1 to 4 of an NVSwitch's GPUs has 0 to 6 of 12
+    (Fabric Manager user guide, "Full Passthrough Virtualization Model"), H100 NVL has 12 of 18
+    (Azure/azurehpc-health-checks#162).
+    """
+    return _WIRED.search(name) is not None and _CARD.search(name) is None
+
+
+def alike(cards: Iterable[Card]) -> list[tuple[Card, ...]]:
+    """The groups within which GPUs have equally many active links: wired ones of a model, linked cards.
+
+    Cards are linked in pairs, and one without a bridge is a group of its own (three RTX A6000 with 4, 4 and 0
+    active links are well).
+    """
+    models: dict[str, list[Card]] = defaultdict(list)
+    for card in cards:
+        models[card.name].append(card)
+    groups: list[tuple[Card, ...]] = []
+    for name, same in models.items():
+        if is_wired(name):
+            groups.append(tuple(same))
+            continue
+        rest = list(same)
+        while rest:
+            group = [rest.pop(0)]
+            for one in group:  # which grows meanwhile
+                near = [other for other in rest if other.key in one.linked or one.key in other.linked]
+                group += near
+                rest = [other for other in rest if other not in near]
+            groups.append(tuple(sorted(group, key=same.index)))
+    return groups
+
+
+def shown(group: Sequence[Card]) -> str:
+    """Active links of each GPU, for people."""
+    return "; ".join(
+        f"{card.label} {len(card.up)} of {len(card.up) + len(card.down)}"
+        + (f", not {', '.join(map(str, card.down))}" if card.down else "")
+        for card in group
+    )
+
+
+def wrong(group: Sequence[Card]) -> str | None:
+    """What is wrong with a group of `alike`; None where nothing is."""
+    if len({len(card.up) for card in group}) != 1:
+        return f"active NVLinks of {group[0].name}: {shown(group)}; wanted as many on each of them"
+    if is_wired(group[0].name) and group[0].down and not group[0].up:
+        return f"all NVLinks of all {group[0].name} are inactive, wanted some active"
+    return None

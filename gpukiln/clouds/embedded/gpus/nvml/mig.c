@@ -318,24 +318,46 @@ API int nvmlDeviceGetGpuInstanceRemainingCapacity(void *device, unsigned id, uns
     int at = profile_position(gpu, 1, id, &profile);
     if (at < 0)
         return UNSUPPORTED;
-    unsigned slices = 7, free_places = places(gpu, at, &profile, 1, NULL, 0);
+    placement free_ones[16];
+    unsigned slices = 7, free_places = places(gpu, at, &profile, 1, free_ones, 16);
     whole(gpu, "mig.slices", &slices);
     unsigned by_slices = profile.slices ? (slices - used_slices(gpu)) / profile.slices : 0;
-    unsigned by_size = profile.size > 1 ? free_places / profile.size + (free_places % profile.size != 0) : free_places;
+    unsigned by_place = 0, end = 0; /* how many fit without an overlap */
+    for (unsigned i = 0; i < free_places && i < 16; i++)
+        if (free_ones[i].start >= end) {
+            by_place++;
+            end = free_ones[i].start + free_ones[i].size;
+        }
     unsigned left = profile.instances - of_profile(gpu, profile.id);
-    *count = by_size < by_slices ? by_size : by_slices;
+    *count = by_place < by_slices ? by_place : by_slices;
     *count = *count < left ? *count : left;
     return OK;
 }
 
-/* Its number, as the driver gives it: the whole GPU is 0, halves are 1 and 2, quarters 3 to 6, eighths from 7; of
- * two halves of 3 slices the first is 2 (NVIDIA, MIG User Guide, the tables of `nvidia-smi mig -lgi`). */
-static int number_of(unsigned start, unsigned size, unsigned slices) {
-    if (size >= 8)
-        return 0;
-    if (size >= 4)
-        return slices == 3 ? 2 - (int)start / 4 : 1 + (int)start / 4;
-    return size >= 2 ? 3 + (int)start / 2 : 7 + (int)start;
+/* An instance's id, as the driver gives it: a node of the tree of halves. The whole GPU is 0, its halves are 1 and
+ * 2, quarters 3 to 6, eighths from 7 (NVIDIA, MIG User Guide, "Creating GPU Instances"). */
+static unsigned instance_id(unsigned start, unsigned size, unsigned memory_slices) {
+    return memory_slices / size - 1 + start / size;
+}
+
+/* Where the driver places an instance that comes without a placement: the first free start of a fixed order. On a
+ * GPU of 7 compute slices the half of three is filled before the half of four. Sources: NVIDIA, MIG User Guide,
+ * "Creating GPU Instances" (-cgi 9,19,14,19 is placed at 4:4 0:1 2:2 1:1; 14,19,19,19,19,19 at 4:2 6:1 0:1 1:1 2:1
+ * 3:1; 19,19,14,9 at 6:1 4:1 0:2, and then Insufficient Resources); public captures of nvidia-smi on an H100
+ * (15,15,15 has the ids 5, 3, 4; 19 seven times has 13, 11, 12, 7, 8, ...). Other GPUs are filled from the start:
+ * captures on an A30 and an RTX PRO 6000. Where a fourth of two memory slices goes is not shown: 6 is left. */
+static const char *placing_order(unsigned size, unsigned slices) {
+    if (slices != 7)
+        return "";
+    return size == 1 ? "6450123" : size == 2 ? "4026" : size == 4 ? "40" : "";
+}
+
+static unsigned preferred(const placement *free_ones, unsigned count, unsigned slices) {
+    for (const char *start = placing_order(free_ones[0].size, slices); *start; start++)
+        for (unsigned i = 0; i < count; i++)
+            if (free_ones[i].start == (unsigned)(*start - '0'))
+                return i;
+    return 0;
 }
 
 typedef struct {
@@ -351,21 +373,23 @@ static int make_instance(edits *changes, void *with) {
     int at = profile_position(asked->gpu, 1, asked->profile, &profile);
     if (at < 0)
         return UNSUPPORTED;
-    unsigned count = places(asked->gpu, at, &profile, 1, free_ones, 16);
-    for (unsigned n = 0; n < count && n < 16; n++) {
-        unsigned i = profile.size < 4 ? count - 1 - n : n; /* what is small goes to the end, as in the Guide */
-        if (asked->forced && free_ones[i].start != asked->start)
-            continue;
-        asked->gi = number_of(free_ones[i].start, profile.size, profile.slices);
-        if (look(text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi))
-            asked->gi = 3 - asked->gi; /* beside a half of 4 slices, which is 1, the one of 3 is 2 */
-        snprintf(text, sizeof text, "%u", profile.id);
-        put(changes, text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi);
-        snprintf(text, sizeof text, "%u", free_ones[i].start);
-        put(changes, text, "gpus.%d.mig.gi.%d.start", asked->gpu, asked->gi);
-        return OK;
-    }
-    return INSUFFICIENT_RESOURCES;
+    unsigned slices = 7, memory_slices = 8, i = 0, count = places(asked->gpu, at, &profile, 1, free_ones, 16);
+    whole(asked->gpu, "mig.slices", &slices);
+    whole(asked->gpu, "mig.memory_slices", &memory_slices);
+    count = count < 16 ? count : 16;
+    if (asked->forced)
+        while (i < count && free_ones[i].start != asked->start)
+            i++;
+    else if (count)
+        i = preferred(free_ones, count, slices);
+    if (i >= count)
+        return INSUFFICIENT_RESOURCES;
+    asked->gi = (int)instance_id(free_ones[i].start, profile.size, memory_slices);
+    snprintf(text, sizeof text, "%u", profile.id);
+    put(changes, text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi);
+    snprintf(text, sizeof text, "%u", free_ones[i].start);
+    put(changes, text, "gpus.%d.mig.gi.%d.start", asked->gpu, asked->gi);
+    return OK;
 }
 
 static int create_instance(const char *function, void *device, wish asked, void **made) {

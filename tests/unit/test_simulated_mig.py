@@ -218,6 +218,21 @@ def test_what_is_left_is_counted_as_nvidia_smi_shows_it(gpu: Gpu) -> None:
     assert left == [[3, 1, 2, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0, 0], [0] * 7]
 
 
+def test_a_part_of_an_instance_has_the_multiprocessors_that_an_h200_shows(gpu: Gpu) -> None:
+    """A capture of nvidia-smi on an H200: 16 for 1c.3g.71gb, 32 for 2c.3g.71gb (nvidia_gpu_exporter)."""
+    handle = gpu(H200)
+    instance = pynvml.nvmlDeviceCreateGpuInstance(handle, 9)
+    offered = [
+        pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, kind, 0).multiprocessorCount
+        for kind in range(3)
+    ]
+    for kind in (0, 1):
+        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, kind)
+    parts = [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n) for n in range(2)]
+    shown = [pynvml.nvmlDeviceGetAttributes(part).multiprocessorCount for part in parts]
+    assert (offered, shown) == ([16, 32, 60], [16, 32])
+
+
 # ---- the planner of `gpukiln-gpu mig`
 
 

@@ -89,6 +89,16 @@ static unsigned ci_slices(int gpu, int gi, int ci) {
     return look(value, "gpus.%d.mig.gi.%d.ci.%d.slices", gpu, gi, ci) ? (unsigned)atoi(value) : 0;
 }
 
+/* Of a compute instance. One that is smaller than its GPU instance has as many as GPU instances of one slice have: an
+ * H200 shows 16 for 1c.3g.71gb and 32 for 2c.3g.71gb, where 3g.71gb has 60 (utkuozdemir/nvidia_gpu_exporter,
+ * internal/captures, nvidia-h200-mig). */
+static unsigned multiprocessors_of(int gpu, const gi_profile *profile, unsigned slices) {
+    gi_profile smallest;
+    if (slices == profile->slices || profile_position(gpu, 0, 0, &smallest) < 0)
+        return profile->multiprocessors;
+    return smallest.multiprocessors * slices;
+}
+
 /* 1g.5gb, and 1c.3g.20gb where the instance has more slices than this part of it */
 int ci_name(int gpu, int gi, int ci, char *name, unsigned size) {
     gi_profile profile;
@@ -193,8 +203,7 @@ static int attributes_of(const char *function, void *device, attributes *found) 
     if (status || (status = gi_profile_of(asked.gpu, asked.gi, &profile)))
         return status;
     unsigned slices = ci_slices(asked.gpu, asked.gi, asked.ci);
-    *found = (attributes){profile.slices ? profile.multiprocessors * slices / profile.slices : 0,
-                          profile.copy_engines, profile.decoders, profile.encoders, profile.jpegs, profile.ofas,
+    *found = (attributes){multiprocessors_of(asked.gpu, &profile, slices), profile.copy_engines, profile.decoders, profile.encoders, profile.jpegs, profile.ofas,
                           profile.slices, slices, profile.memory};
     return OK;
 }
@@ -538,7 +547,7 @@ API int nvmlGpuInstanceGetComputeInstanceProfileInfo(void *instance, unsigned ki
         status = engines ? INVALID : kind_fits(gpu, gi, kind, &p);
     if (status)
         return status;
-    *info = (ci_info_v1){kind, kinds[kind], p.slices / kinds[kind], p.multiprocessors * kinds[kind] / p.slices,
+    *info = (ci_info_v1){kind, kinds[kind], p.slices / kinds[kind], multiprocessors_of(gpu, &p, kinds[kind]),
                          p.copy_engines, p.decoders, p.encoders, p.jpegs, p.ofas};
     return OK;
 }

@@ -23,13 +23,14 @@ B200, B300, RTX_PRO_6000, A30 = "p6-b200.48xlarge", "p6-b300.48xlarge", "g7e.12x
 A30_PROFILES: list[dict[str, Any]] = [
     {"number": number, "id": id, "name": name, "slices": slices, "memory_slices": slices, "size": slices,
      "multiprocessors": 14 * slices, "memory": memory, "instances": most, "copy_engines": slices,
-     "decoders": slices, "encoders": 0, "jpegs": 0, "ofas": 0, "placements": placements}
-    for number, id, name, slices, memory, most, placements in (
-        (0, 14, "1g.6gb", 1, 5952, 4, [0, 1, 2, 3]),
-        (7, 21, "1g.6gb+me", 1, 5952, 1, [0, 1, 2, 3]),
-        (1, 5, "2g.12gb", 2, 11968, 2, [0, 2]),
-        (8, 6, "2g.12gb+me", 2, 11968, 1, [0, 2]),
-        (3, 0, "4g.24gb", 4, 24000, 1, [0]),
+     "decoders": decoders, "encoders": 0, "jpegs": int("4g" in name or "+me" in name),
+     "ofas": int("4g" in name or "+me" in name), "placements": placements}
+    for number, id, name, slices, memory, most, decoders, placements in (
+        (0, 14, "1g.6gb", 1, 5952, 4, 0, [0, 1, 2, 3]),
+        (7, 21, "1g.6gb+me", 1, 5952, 1, 1, [0, 1, 2, 3]),
+        (1, 5, "2g.12gb", 2, 11968, 2, 2, [0, 2]),
+        (8, 6, "2g.12gb+me", 2, 11968, 1, 2, [0, 2]),
+        (3, 0, "4g.24gb", 4, 24000, 1, 4, [0]),
     )
 ]  # fmt: skip
 
@@ -191,16 +192,22 @@ def test_as_many_of_a_profile_are_made_as_the_guide_lists_and_no_more(gpu: Gpu, 
 
 
 @pytest.mark.parametrize(
-    ("names", "refused"),
+    ("board", "names", "refused"),
     [
-        ([THREE, THREE], ONE),  # seven slices of compute, and no memory is left
-        ([FOUR, THREE], ONE),
-        ([ONE, ONE, TWO], THREE),  # the Guide, example 2: the 3g must come first
-        (["7g.40gb"], ONE),
+        (A100, [THREE, THREE], ONE),  # a slice of compute is left, and none of memory
+        (A100, [FOUR, THREE], ONE),
+        (A100, [ONE, ONE, TWO], THREE),  # the Guide, example 2: the 3g must come first
+        (A100, ["7g.40gb"], ONE),
+        # The Guide, "Supported MIG Profiles": +me.all has all 4 decoders, -me none, one +me has the OFA.
+        (RTX_PRO_6000, ["1g.24gb+me.all", "1g.24gb-me", "1g.24gb-me"], "1g.24gb"),
+        (RTX_PRO_6000, ["1g.24gb"], "1g.24gb+me.all"),
+        (A30, ["2g.12gb+me"], "1g.6gb+me"),
     ],
 )
-def test_what_has_no_room_is_refused_as_hardware_refuses_it(gpu: Gpu, names: list[str], refused: str) -> None:
-    handle = gpu(A100)
+def test_what_has_no_room_is_refused_as_hardware_refuses_it(
+    gpu: Gpu, board: str, names: list[str], refused: str
+) -> None:
+    handle = gpu(board)
     created(handle, *names)
     with pytest.raises(pynvml.NVMLError_InsufficientResources):
         created(handle, refused)

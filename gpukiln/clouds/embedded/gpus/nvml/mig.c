@@ -203,8 +203,8 @@ static int attributes_of(const char *function, void *device, attributes *found) 
     if (status || (status = gi_profile_of(asked.gpu, asked.gi, &profile)))
         return status;
     unsigned slices = ci_slices(asked.gpu, asked.gi, asked.ci);
-    *found = (attributes){multiprocessors_of(asked.gpu, &profile, slices), profile.copy_engines, profile.decoders, profile.encoders, profile.jpegs, profile.ofas,
-                          profile.slices, slices, profile.memory};
+    *found = (attributes){multiprocessors_of(asked.gpu, &profile, slices), profile.copy_engines, profile.decoders,
+                          profile.encoders, profile.jpegs, profile.ofas, profile.slices, slices, profile.memory};
     return OK;
 }
 
@@ -285,12 +285,36 @@ static unsigned of_profile(int gpu, unsigned id) {
     return found;
 }
 
+/* Whether the GPU's media engines are enough for one more instance. An RTX PRO 6000 has 4 decoders, and so has its
+ * 1g.24gb+me.all: only profiles without any (-me) fit with that (NVIDIA, MIG User Guide, "Supported MIG Profiles"). */
+static int engines_left(int gpu, const gi_profile *more) {
+    gi_profile one;
+    unsigned there[4] = {0}, used[4] = {more->decoders, more->encoders, more->jpegs, more->ofas};
+    for (int at = 0, listed = list_length(gpu, "mig.profiles"); at < listed; at++)
+        if (read_profile(gpu, at, &one)) {
+            unsigned engines[4] = {one.decoders, one.encoders, one.jpegs, one.ofas};
+            for (int kind = 0; kind < 4; kind++)
+                there[kind] = engines[kind] > there[kind] ? engines[kind] : there[kind];
+        }
+    for (int gi = 0; gi < MAX_GI; gi++)
+        if (!gi_profile_of(gpu, gi, &one)) {
+            unsigned engines[4] = {one.decoders, one.encoders, one.jpegs, one.ofas};
+            for (int kind = 0; kind < 4; kind++)
+                used[kind] += engines[kind];
+        }
+    for (int kind = 0; kind < 4; kind++)
+        if (used[kind] > there[kind])
+            return 0;
+    return 1;
+}
+
 /* Where an instance of a profile can still begin; returns how many places there are. */
 static unsigned places(int gpu, int at, const gi_profile *profile, int free_only, placement *found, unsigned room) {
     char value[TEXT], key[KEY];
     unsigned count = 0, mask = free_only ? occupied(gpu) : 0, slices = 7;
     whole(gpu, "mig.slices", &slices);
-    if (free_only && (used_slices(gpu) + profile->slices > slices || of_profile(gpu, profile->id) >= profile->instances))
+    if (free_only && (used_slices(gpu) + profile->slices > slices ||
+                      of_profile(gpu, profile->id) >= profile->instances || !engines_left(gpu, profile)))
         return 0;
     snprintf(key, sizeof key, "mig.profiles.%d.placements", at);
     for (int i = 0, listed = list_length(gpu, key); i < listed; i++) {

@@ -103,6 +103,22 @@ def visible(uuids: Sequence[str]) -> dict[str, str]:
     return {name: ",".join(chosen) for name, chosen in both if chosen}
 
 
+def mig_warning(uuids: Sequence[str]) -> str:
+    """How several MIG devices are used; empty where there are not several.
+
+    A CUDA process enumerates one MIG device, the first that is visible (NVIDIA, MIG User Guide, "CUDA Device
+    Enumeration").
+    """
+    devices = [uuid for uuid in uuids if uuid.startswith("MIG-")]
+    if len(devices) < 2:
+        return ""
+    each = "".join(f"\n  CUDA_VISIBLE_DEVICES={uuid} COMMAND" for uuid in devices)
+    return (
+        f"warning: a CUDA process uses one MIG device, the first of CUDA_VISIBLE_DEVICES, and these are "
+        f"{len(devices)}; start one process per device, or lease one device of a larger profile:{each}"
+    )
+
+
 class Leases:
     """The leases of this machine.
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
-from gpukiln.gpus.leases import Granted, Leases, Who, visible
+from gpukiln.gpus.leases import Granted, Leases, Who, mig_warning, visible
 from gpukiln.gpus.store import Lease, boot_clock
 
 NOT_FOUND, NOT_EXECUTABLE, TIMED_OUT = 127, 126, 124  # as env(1) and timeout(1) say it
@@ -98,6 +98,8 @@ def within(leases: Leases, name: str, who: Who, command: Sequence[str], limit_s:
         if number is None:
             raise RefusedError(f"something that no lease names has {uuid}", hint="gpukiln-gpu processes")
         descriptors.append(number)
+    if warning := mig_warning(lease.uuids):
+        print(warning, file=sys.stderr, flush=True)
     try:
         environment = {
             **os.environ,

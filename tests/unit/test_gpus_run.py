@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln.clouds.embedded.gpus import settings
 from tests.support import nvml_double
 from tests.support.gpus import Double, double
 
@@ -113,6 +114,39 @@ def test_the_job_of_a_killed_wrapper_keeps_its_gpus(node: Double) -> None:
         os.kill(job, signal.SIGKILL)
     until(lambda: leases(node) == [])
     assert typed(node, "run", "-n", "8", "--", "true")[0] == 0
+
+
+SINGLE = "a CUDA process uses one MIG device"  # NVIDIA, MIG User Guide, "CUDA Device Enumeration"
+
+
+def test_several_mig_devices_come_with_the_words_that_use_each(node: Double) -> None:
+    node.state.change(lambda rows: settings.play(rows, "mig-mixed"))
+    show = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
+    code, out, err = typed(node, "run", "-n", "2", "--mig", "any", "--", *show)
+    assert code == 0, err
+    devices = out.strip().split(",")
+    assert len(devices) == 2
+    assert err.startswith(f"warning: {SINGLE}")
+    assert [line.strip() for line in err.splitlines()[1:]] == [
+        f"CUDA_VISIBLE_DEVICES={one} COMMAND" for one in devices
+    ]
+    code, out, err = typed(node, "lease", "-n", "2", "--mig", "1g.5gb", "--for", "1h", "--json")
+    assert code == 0, err
+    grant = json.loads(out)["nodes"][0]
+    assert SINGLE in err
+    assert all(f"CUDA_VISIBLE_DEVICES={one} COMMAND" in err for one in grant["devices"])
+    code, out, err = typed(node, "run", "--lease", grant["lease"]["id"], "--", *show)
+    assert (code, out.strip().split(","), SINGLE in err) == (0, grant["devices"], True)
+    for words in (("--dry-run",), ("--dry-run", "--json"), ("--for", "1h")):
+        code, _, err = typed(node, "lease", "-n", "2", "--mig", "1g.5gb", *words)
+        assert (code, err.count(SINGLE)) == (0, 1), words
+    assert SINGLE not in typed(node, "renew", grant["lease"]["id"])[2]
+
+
+@pytest.mark.parametrize("words", [("--mig", "any"), ("-n", "2")])
+def test_one_mig_device_and_whole_gpus_come_without_a_warning(node: Double, words: tuple[str, ...]) -> None:
+    node.state.change(lambda rows: settings.play(rows, "mig-mixed"))
+    assert typed(node, "run", *words, "--", "true") == (0, "", "")
 
 
 def test_what_the_command_leaves_behind_keeps_its_gpu_until_it_ends(node: Double) -> None:

@@ -94,7 +94,7 @@ JOBS = {
         "memory": "1000Gi",
         "shm": "64Gi",
     },
-    "mig": {"image": IMAGE, "gpu_model": "A100-80GB", "mig": "1g.10gb", "gpus": 2, "memory": "8Gi"},
+    "mig": {"image": IMAGE, "gpu_model": "A100-80GB", "mig": "1g.10gb", "memory": "8Gi"},
     "product": {"image": IMAGE, "product": ["NVIDIA-A40", "NVIDIA-A40-SHARED"]},
     "aks": {"image": IMAGE, "gpu_model": "T4", "shared": True, "spot": True, "provider": "aks"},
     "arm": {"image": IMAGE, "gpu_model": "T4G", "cpu": "3", "memory": "6Gi"},
@@ -122,6 +122,17 @@ def test_the_check_finds_no_fault_in_them():
     files = [str(GOLDEN / f"k8s-job-{name}.yaml") for name in JOBS]
     report = judge(read(files), Context())
     assert (report.findings, report.counts.pods) == ((), len(JOBS))
+
+
+def test_the_check_warns_of_a_job_with_several_mig_devices(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(dump(*gpu_job(image=IMAGE, mig="1g.10gb", gpus=2, memory="8Gi").manifests()))
+    [finding] = judge(read([str(file)]), Context()).findings
+    assert (finding.rule, finding.severity, finding.found) == (
+        "mig-several",
+        "warning",
+        "nvidia.com/mig-1g.10gb: 2",
+    )
 
 
 def pod_of(**options):
@@ -346,6 +357,9 @@ def test_what_is_unusual_and_right_is_taken(options):
         ({"spot": True, "provider": "karpenter"}, "checkpoint"),
         ({"spot": True, "provider": "karpenter", "nodes": 2}, "--retries says how often"),
         ({"nodes": 2, "cache": "models:/m"}, "ReadWriteMany"),
+        ({"mig": "1g.10gb", "gpus": 2}, "one process per device with CUDA_VISIBLE_DEVICES=UUID"),
+        ({"product": "NVIDIA-A30-MIG-1g.6gb", "gpus": 2}, "a CUDA process uses one MIG device"),
+        ({"mig": "1g.10gb"}, ""),
         ({"gpu_model": "T4", "env": {"EPOCHS": "3"}}, ""),
     ],
 )

@@ -463,7 +463,7 @@ def partitioned(program: Path, library: Path, tmp_path: Path) -> Partitioned:
             "Successfully created compute instance ID  0 on GPU  0 GPU instance ID  2 using profile MIG "
             "3g.20gb (ID  2)\n",
         ),
-        ("mig -cgi 3g.20gb:0", {}, 0, "Successfully created GPU instance ID  2 on GPU  0"),
+        ("mig -cgi 3g.20gb:0", {}, 0, "Successfully created GPU instance ID  1 on GPU  0"),
         ("mig -cgi 3g.20gb:x", {}, 2, "Unable to create a GPU instace on GPU  0 using profile 3g.20gb: inv"),
         ("mig -cgi 3g.20gb:7", {}, 2, "Unable to create a GPU instance on GPU  0 using profile 3g.20gb: Inv"),
         ("mig -cgi 5g.90gb", {}, 6, "Unable to create a GPU instance on GPU  0 using profile 5g.90gb: Not"),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import sys
 import syslog
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.errors import GpukilnError, PartialError, UsageError
 from gpukiln.gpus import leases as kept
 from gpukiln.gpus.facts import version_key
-from gpukiln.gpus.leases import Leases, explained, whoami
+from gpukiln.gpus.leases import Leases, explained, mig_warning, whoami
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, Request, cuda_wanted
 from gpukiln.gpus.store import Lease, boot_clock
 from gpukiln.gpus.text import mebibytes, seconds, span, table
@@ -227,6 +227,11 @@ def _waits(why: str) -> None:
     say(f"waiting: {why}")
 
 
+def _warn(uuids: Sequence[str]) -> None:
+    if warning := mig_warning(uuids):
+        say(warning)
+
+
 def _hours(text: str) -> float | None:
     return seconds(text, "--for") / 3600 if text else None
 
@@ -239,6 +244,8 @@ def _lease(options: Options) -> Grant:
         kept.check_usable(found)
         planned = leases.plan(request, found)
         uuids = tuple(one.uuid for one in planned.devices if one.uuid)
+        if options.json:
+            _warn(uuids)
         code = 0 if uuids else 3 if request.count > len(planned.possible) else 75
         return Grant(node, None, uuids, {}, planned.considered, planned.why, True, code)
     granted = leases.acquire(
@@ -251,6 +258,8 @@ def _lease(options: Options) -> Grant:
         command=options.comment,
         on_wait=_waits,
     )
+    if options.json:  # else `_show_lease` does, which has another machine's answer too
+        _warn(granted.uuids)
     return Grant(
         node,
         told(granted.lease),
@@ -270,6 +279,7 @@ def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
             print(line)
     if node["dry_run"]:
         print(f"would lease: {', '.join(node['devices']) or 'nothing: ' + node['why']}")
+        _warn(node["devices"])
         return
     ends = (
         f", ends in {span(lease['ends_in_s'])}"
@@ -281,6 +291,8 @@ def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
     )
     for name, value in node["environment"].items():
         print(f"export {name}={value}")
+    if node["environment"]:  # a renewed lease has none
+        _warn(node["devices"])
 
 
 def _no_document(_: Options) -> Grant:
@@ -320,6 +332,7 @@ def _run(options: Options) -> int:
     if options.explain:
         for line in explained(granted.considered):
             say(line)
+    _warn(granted.uuids)
     return run.under(
         leases, granted, who, options.command, engine=engine, image=options.docker or options.podman
     )

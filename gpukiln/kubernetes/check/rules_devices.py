@@ -94,6 +94,29 @@ def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
 
 
 @rule(
+    "mig-several",
+    "warning",
+    Workload,
+    title="A container has one MIG device",
+    reason="a CUDA process uses one MIG device, the first that it sees: the others are idle, unless each has "
+    "a process of its own",
+    source="docs.nvidia.com/datacenter/tesla/mig-user-guide, CUDA Device Enumeration",
+    fix="one container or pod per MIG device, or one device of a larger profile; where a container starts a "
+    "process per device, each with CUDA_VISIBLE_DEVICES=<UUID>, leave the rule out by the annotation",
+)
+def mig_several(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.containers:
+        amounts = {
+            key: number
+            for key, value in container.limits.items()
+            if key.startswith("nvidia.com/mig-") and (number := quantity(value)) is not None
+        }
+        if sum(amounts.values()) >= 2:
+            listed = ", ".join(f"{key}: {number}" for key, number in amounts.items())
+            yield Fault(listed, workload.at(*container.where, "resources", "limits", next(iter(amounts))))
+
+
+@rule(
     "gpu-privileged",
     "warning",
     Workload,

@@ -509,6 +509,12 @@ def _notes(job: GpuJob) -> Any:
                 f"the smallest type with {job.gpus} GPUs is {smallest}: {others} more of its GPUs "
                 f"are paid for, whether other pods use them or not"
             )
+    if job.gpus > 1 and (job.mig or any("-MIG-" in one for one in job.products)):
+        yield (
+            f"a CUDA process uses one MIG device, the first that it sees, and each pod has {job.gpus}: start "
+            "one process per device with CUDA_VISIBLE_DEVICES=UUID (nvidia-smi -L in the container lists "
+            "them), or take --gpus 1 in several Jobs, or a larger profile"
+        )
     if job.arch == "arm64":
         yield "these machines are arm64: the image must be built for it"
     for name, value in job.env:

@@ -283,7 +283,7 @@ def _cut(rows: Rows, gpu: int, slices: int) -> None:
         size, most = int(rows[f"{profile}.size"]), int(rows[f"{profile}.instances"])
         for n in range(min(most, int(rows[f"{profile}.placements.count"]))):
             start = int(rows[f"{profile}.placements.{n}"])
-            number = 7 + start if size == 1 else 2 - start // 4  # nvml/mig.c, number_of
+            number = int(rows[f"{key}.memory_slices"]) // size - 1 + start // size  # nvml/mig.c, instance_id
             rows[f"{key}.gi.{number}.profile"] = rows[f"{profile}.id"]
             rows[f"{key}.gi.{number}.start"] = str(start)
             rows[f"{key}.gi.{number}.ci.0.slices"] = str(slices)

@@ -89,6 +89,16 @@ static unsigned ci_slices(int gpu, int gi, int ci) {
     return look(value, "gpus.%d.mig.gi.%d.ci.%d.slices", gpu, gi, ci) ? (unsigned)atoi(value) : 0;
 }
 
+/* Of a compute instance. One that is smaller than its GPU instance has as many as GPU instances of one slice have: an
+ * H200 shows 16 for 1c.3g.71gb and 32 for 2c.3g.71gb, where 3g.71gb has 60 (utkuozdemir/nvidia_gpu_exporter,
+ * internal/captures, nvidia-h200-mig). */
+static unsigned multiprocessors_of(int gpu, const gi_profile *profile, unsigned slices) {
+    gi_profile smallest;
+    if (slices == profile->slices || profile_position(gpu, 0, 0, &smallest) < 0)
+        return profile->multiprocessors;
+    return smallest.multiprocessors * slices;
+}
+
 /* 1g.5gb, and 1c.3g.20gb where the instance has more slices than this part of it */
 int ci_name(int gpu, int gi, int ci, char *name, unsigned size) {
     gi_profile profile;
@@ -193,9 +203,8 @@ static int attributes_of(const char *function, void *device, attributes *found) 
     if (status || (status = gi_profile_of(asked.gpu, asked.gi, &profile)))
         return status;
     unsigned slices = ci_slices(asked.gpu, asked.gi, asked.ci);
-    *found = (attributes){profile.slices ? profile.multiprocessors * slices / profile.slices : 0,
-                          profile.copy_engines, profile.decoders, profile.encoders, profile.jpegs, profile.ofas,
-                          profile.slices, slices, profile.memory};
+    *found = (attributes){multiprocessors_of(asked.gpu, &profile, slices), profile.copy_engines, profile.decoders,
+                          profile.encoders, profile.jpegs, profile.ofas, profile.slices, slices, profile.memory};
     return OK;
 }
 
@@ -276,12 +285,36 @@ static unsigned of_profile(int gpu, unsigned id) {
     return found;
 }
 
+/* Whether the GPU's media engines are enough for one more instance. An RTX PRO 6000 has 4 decoders, and so has its
+ * 1g.24gb+me.all: only profiles without any (-me) fit with that (NVIDIA, MIG User Guide, "Supported MIG Profiles"). */
+static int engines_left(int gpu, const gi_profile *more) {
+    gi_profile one;
+    unsigned there[4] = {0}, used[4] = {more->decoders, more->encoders, more->jpegs, more->ofas};
+    for (int at = 0, listed = list_length(gpu, "mig.profiles"); at < listed; at++)
+        if (read_profile(gpu, at, &one)) {
+            unsigned engines[4] = {one.decoders, one.encoders, one.jpegs, one.ofas};
+            for (int kind = 0; kind < 4; kind++)
+                there[kind] = engines[kind] > there[kind] ? engines[kind] : there[kind];
+        }
+    for (int gi = 0; gi < MAX_GI; gi++)
+        if (!gi_profile_of(gpu, gi, &one)) {
+            unsigned engines[4] = {one.decoders, one.encoders, one.jpegs, one.ofas};
+            for (int kind = 0; kind < 4; kind++)
+                used[kind] += engines[kind];
+        }
+    for (int kind = 0; kind < 4; kind++)
+        if (used[kind] > there[kind])
+            return 0;
+    return 1;
+}
+
 /* Where an instance of a profile can still begin; returns how many places there are. */
 static unsigned places(int gpu, int at, const gi_profile *profile, int free_only, placement *found, unsigned room) {
     char value[TEXT], key[KEY];
     unsigned count = 0, mask = free_only ? occupied(gpu) : 0, slices = 7;
     whole(gpu, "mig.slices", &slices);
-    if (free_only && (used_slices(gpu) + profile->slices > slices || of_profile(gpu, profile->id) >= profile->instances))
+    if (free_only && (used_slices(gpu) + profile->slices > slices ||
+                      of_profile(gpu, profile->id) >= profile->instances || !engines_left(gpu, profile)))
         return 0;
     snprintf(key, sizeof key, "mig.profiles.%d.placements", at);
     for (int i = 0, listed = list_length(gpu, key); i < listed; i++) {
@@ -318,24 +351,46 @@ API int nvmlDeviceGetGpuInstanceRemainingCapacity(void *device, unsigned id, uns
     int at = profile_position(gpu, 1, id, &profile);
     if (at < 0)
         return UNSUPPORTED;
-    unsigned slices = 7, free_places = places(gpu, at, &profile, 1, NULL, 0);
+    placement free_ones[16];
+    unsigned slices = 7, free_places = places(gpu, at, &profile, 1, free_ones, 16);
     whole(gpu, "mig.slices", &slices);
     unsigned by_slices = profile.slices ? (slices - used_slices(gpu)) / profile.slices : 0;
-    unsigned by_size = profile.size > 1 ? free_places / profile.size + (free_places % profile.size != 0) : free_places;
+    unsigned by_place = 0, end = 0; /* how many fit without an overlap */
+    for (unsigned i = 0; i < free_places && i < 16; i++)
+        if (free_ones[i].start >= end) {
+            by_place++;
+            end = free_ones[i].start + free_ones[i].size;
+        }
     unsigned left = profile.instances - of_profile(gpu, profile.id);
-    *count = by_size < by_slices ? by_size : by_slices;
+    *count = by_place < by_slices ? by_place : by_slices;
     *count = *count < left ? *count : left;
     return OK;
 }
 
-/* Its number, as the driver gives it: the whole GPU is 0, halves are 1 and 2, quarters 3 to 6, eighths from 7; of
- * two halves of 3 slices the first is 2 (NVIDIA, MIG User Guide, the tables of `nvidia-smi mig -lgi`). */
-static int number_of(unsigned start, unsigned size, unsigned slices) {
-    if (size >= 8)
-        return 0;
-    if (size >= 4)
-        return slices == 3 ? 2 - (int)start / 4 : 1 + (int)start / 4;
-    return size >= 2 ? 3 + (int)start / 2 : 7 + (int)start;
+/* An instance's id, as the driver gives it: a node of the tree of halves. The whole GPU is 0, its halves are 1 and
+ * 2, quarters 3 to 6, eighths from 7 (NVIDIA, MIG User Guide, "Creating GPU Instances"). */
+static unsigned instance_id(unsigned start, unsigned size, unsigned memory_slices) {
+    return memory_slices / size - 1 + start / size;
+}
+
+/* Where the driver places an instance that comes without a placement: the first free start of a fixed order. On a
+ * GPU of 7 compute slices the half of three is filled before the half of four. Sources: NVIDIA, MIG User Guide,
+ * "Creating GPU Instances" (-cgi 9,19,14,19 is placed at 4:4 0:1 2:2 1:1; 14,19,19,19,19,19 at 4:2 6:1 0:1 1:1 2:1
+ * 3:1; 19,19,14,9 at 6:1 4:1 0:2, and then Insufficient Resources); public captures of nvidia-smi on an H100
+ * (15,15,15 has the ids 5, 3, 4; 19 seven times has 13, 11, 12, 7, 8, ...). Other GPUs are filled from the start:
+ * captures on an A30 and an RTX PRO 6000. Where a fourth of two memory slices goes is not shown: 6 is left. */
+static const char *placing_order(unsigned size, unsigned slices) {
+    if (slices != 7)
+        return "";
+    return size == 1 ? "6450123" : size == 2 ? "4026" : size == 4 ? "40" : "";
+}
+
+static unsigned preferred(const placement *free_ones, unsigned count, unsigned slices) {
+    for (const char *start = placing_order(free_ones[0].size, slices); *start; start++)
+        for (unsigned i = 0; i < count; i++)
+            if (free_ones[i].start == (unsigned)(*start - '0'))
+                return i;
+    return 0;
 }
 
 typedef struct {
@@ -351,21 +406,23 @@ static int make_instance(edits *changes, void *with) {
     int at = profile_position(asked->gpu, 1, asked->profile, &profile);
     if (at < 0)
         return UNSUPPORTED;
-    unsigned count = places(asked->gpu, at, &profile, 1, free_ones, 16);
-    for (unsigned n = 0; n < count && n < 16; n++) {
-        unsigned i = profile.size < 4 ? count - 1 - n : n; /* what is small goes to the end, as in the Guide */
-        if (asked->forced && free_ones[i].start != asked->start)
-            continue;
-        asked->gi = number_of(free_ones[i].start, profile.size, profile.slices);
-        if (look(text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi))
-            asked->gi = 3 - asked->gi; /* beside a half of 4 slices, which is 1, the one of 3 is 2 */
-        snprintf(text, sizeof text, "%u", profile.id);
-        put(changes, text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi);
-        snprintf(text, sizeof text, "%u", free_ones[i].start);
-        put(changes, text, "gpus.%d.mig.gi.%d.start", asked->gpu, asked->gi);
-        return OK;
-    }
-    return INSUFFICIENT_RESOURCES;
+    unsigned slices = 7, memory_slices = 8, i = 0, count = places(asked->gpu, at, &profile, 1, free_ones, 16);
+    whole(asked->gpu, "mig.slices", &slices);
+    whole(asked->gpu, "mig.memory_slices", &memory_slices);
+    count = count < 16 ? count : 16;
+    if (asked->forced)
+        while (i < count && free_ones[i].start != asked->start)
+            i++;
+    else if (count)
+        i = preferred(free_ones, count, slices);
+    if (i >= count)
+        return INSUFFICIENT_RESOURCES;
+    asked->gi = (int)instance_id(free_ones[i].start, profile.size, memory_slices);
+    snprintf(text, sizeof text, "%u", profile.id);
+    put(changes, text, "gpus.%d.mig.gi.%d.profile", asked->gpu, asked->gi);
+    snprintf(text, sizeof text, "%u", free_ones[i].start);
+    put(changes, text, "gpus.%d.mig.gi.%d.start", asked->gpu, asked->gi);
+    return OK;
 }
 
 static int create_instance(const char *function, void *device, wish asked, void **made) {
@@ -514,7 +571,7 @@ API int nvmlGpuInstanceGetComputeInstanceProfileInfo(void *instance, unsigned ki
         status = engines ? INVALID : kind_fits(gpu, gi, kind, &p);
     if (status)
         return status;
-    *info = (ci_info_v1){kind, kinds[kind], p.slices / kinds[kind], p.multiprocessors * kinds[kind] / p.slices,
+    *info = (ci_info_v1){kind, kinds[kind], p.slices / kinds[kind], multiprocessors_of(gpu, &p, kinds[kind]),
                          p.copy_engines, p.decoders, p.encoders, p.jpegs, p.ofas};
     return OK;
 }

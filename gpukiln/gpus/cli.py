@@ -121,7 +121,8 @@ def print_error(error: GpukilnError) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ended)
     verb, options = None, Options(json=False)
     try:
         verb, options = read_options(argv)
@@ -130,6 +131,9 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except GpukilnError as error:
         return _failed(verb, options, error)
+    except EndedError as error:
+        print(f"ended by {signal.Signals(error.number).name}", file=sys.stderr)
+        return 128 + error.number
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -148,5 +152,13 @@ def _failed(verb: Verb | None, options: Options, error: GpukilnError) -> int:
     return error.exit_code
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+class EndedError(KeyboardInterrupt):
+    """Somebody ended this program; as KeyboardInterrupt, no handler of errors takes it for one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def _ended(number: int, _: object) -> None:
+    raise EndedError(number)

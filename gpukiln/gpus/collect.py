@@ -107,7 +107,7 @@ def collect() -> Snapshot:
         fix=fix,
         driver=driver,
         devices=healthy,
-        processes=processes.described(found) if head else (),
+        processes=processes.described(found, simulated=simulated) if head else (),
         errors=tuple(_problems(head, gpus, why)),
     )
     others = amd_gpus()

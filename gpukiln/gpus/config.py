@@ -10,6 +10,9 @@ gpus = 8
 [limits.projects.training]
 hours = 72
 
+[busy]                # without a lease
+counts = ["compute"]  # kinds of processes that keep a GPU from others: compute, graphics, compute+graphics
+
 [price]               # of the whole machine; without it the catalogue's, where its type is known
 usd_hour = 12.5
 source = "contract 2026"
@@ -29,6 +32,9 @@ try:
 except ImportError:  # Python 3.9 and 3.10
     import tomli as tomllib  # type: ignore[no-redef]
 
+COMPUTE, GRAPHICS, BOTH = "compute", "graphics", "compute+graphics"  # kinds of processes
+# A display server has a graphics context on every GPU of a workstation, and computes nothing.
+COUNTS = (COMPUTE,)
 FILE = "/etc/gpukiln/gpus.toml"
 ENVIRONMENT = "GPUKILN_GPUS_CONFIG"
 DMI = "/sys/class/dmi/id"
@@ -63,13 +69,18 @@ class Price:
 
 @dataclass(frozen=True)
 class Config:
-    """What the file says."""
+    """What the file says.
+
+    Args:
+        counts: Kinds of processes that make a GPU busy without a lease.
+    """
 
     path: Path
     everybody: Limit = field(default_factory=Limit)
     users: dict[str, Limit] = field(default_factory=dict)
     projects: dict[str, Limit] = field(default_factory=dict)
     price: Price | None = None
+    counts: tuple[str, ...] = COUNTS
 
     def limit(self, user: str, project: str) -> Limit:
         """What holds for a user: their own, else their project's, else everybody's."""
@@ -90,7 +101,7 @@ def load(path: Path | None = None) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}", hint="the role gpu_tools writes it anew") from error
     reader = _Reader(path)
-    reader.keys(data, "", ("limits", "price"))
+    reader.keys(data, "", ("limits", "busy", "price"))
     limits = reader.section(data, "limits")
     reader.keys(limits, "limits", ("gpus", "hours", "users", "projects"))
     everybody = reader.limit(limits, "limits", "everybody", Limit())
@@ -104,6 +115,7 @@ def load(path: Path | None = None) -> Config:
         reader.limits(limits, "users", everybody),
         reader.limits(limits, "projects", everybody),
         price,
+        reader.counts(data),
     )
 
 
@@ -130,6 +142,14 @@ class _Reader:
         if isinstance(found, bool) or not isinstance(found, (int, float)) or found < 0:
             raise self.wrong(f"[{where}] {name} is {found!r}", "a number of 0 or more")
         return found
+
+    def counts(self, data: dict[str, Any]) -> tuple[str, ...]:
+        busy = self.section(data, "busy")
+        self.keys(busy, "busy", ("counts",))
+        found, known = busy.get("counts", list(COUNTS)), (COMPUTE, GRAPHICS, BOTH)
+        if not isinstance(found, list) or any(kind not in known for kind in found):
+            raise self.wrong(f"[busy] counts is {found!r}", f"a list of {', '.join(known)}")
+        return tuple(found)
 
     def limit(self, data: dict[str, Any], where: str, whose: str, default: Limit) -> Limit:
         gpus = self.number(data, where, "gpus", default.gpus)

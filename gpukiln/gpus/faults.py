@@ -78,7 +78,10 @@ ACTIONS: Mapping[str, str] = {
 
 def _recovery_action(value: Value) -> str | None:
     action = value("recovery_action")
-    return f"the driver asks for: {action}" if action not in (None, "none") else None
+    if action in (None, "none"):
+        return None
+    how = ACTIONS.get(action)
+    return f"the driver asks for: {action}" + (f" ({how})" if how else "")
 
 
 def _whether(name: str, text: str) -> Callable[[Value], str | None]:

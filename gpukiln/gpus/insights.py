@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from gpukiln.gpus.config import GRAPHICS
 from gpukiln.gpus.faults import (
     FAULTS,
     HARDWARE,
@@ -212,6 +213,8 @@ def _busy_unleased(watched: Watched, limit: Mapping[str, Number]) -> Found:
         used = watched.values(gpu, "utilization_percent")
         if used and _mean(used) >= limit["utilization_percent"] and not watched.leases(gpu, throughout=False):
             listed = [one for one in watched.last.processes or () if one.device == gpu.uuid]
+            if listed and all(one.kind == GRAPHICS for one in listed):  # a desktop that draws
+                continue
             evidence = {"utilization_mean_percent": _mean(used), "pids": [one.pid for one in listed]}
             yield gpu, evidence
 

@@ -12,10 +12,10 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError
+from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.gpus.collect import collect, now
 from gpukiln.gpus.config import Config, machine_price
 from gpukiln.gpus.config import load as load_config
@@ -40,6 +40,7 @@ from gpukiln.gpus.text import span
 JOB, DETACHED, CONTAINER = "job", "detached", "container"
 POLL_S = (0.05, 0.5)  # between looks of who waits at the leases: at first, and at most
 LOOK_AGAIN_S = 5.0  # between looks of who waits at the GPUs, which costs far more
+PROBED_S = 2.0  # for which whoever looks at a lock (`Store.is_locked`) may be in the way of who takes it
 FRESH_S = 2.0  # age of a look at the GPUs by which something is granted
 Alive = Callable[[Lease], bool]  # whether the container of a lease runs
 
@@ -73,12 +74,14 @@ class Granted:
     Args:
         descriptors: Of the locks; a job must inherit them (`pass_fds` of subprocess).
         considered: What became of each device.
+        indices: The driver's number of each GPU by its UUID, when it was granted.
     """
 
     lease: Lease
     descriptors: tuple[int, ...]
     considered: tuple[Considered, ...]
     why: str
+    indices: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -87,18 +90,41 @@ class Granted:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a job has to be told."""
+        """What makes a job see these devices alone."""
         return visible(self.uuids)
 
+    @property
+    def environment_by_index(self) -> dict[str, str]:
+        """As `environment`, for a job that reads CUDA_VISIBLE_DEVICES as numbers.
 
-def visible(uuids: Sequence[str]) -> dict[str, str]:
+        Raises:
+            UsageError: One is a MIG device.
+        """
+        return visible(self.uuids, self.indices)
+
+
+def visible(uuids: Sequence[str], indices: Mapping[str, int] | None = None) -> dict[str, str]:
     """What makes programs see these devices alone.
 
     CUDA knows them by UUID (CUDA C++ Programming Guide, environment variables). So does ROCr, below HIP and
     OpenCL; HIP_VISIBLE_DEVICES takes indices only (ROCm, GPU isolation techniques). AMD's have 16 digits.
+
+    Args:
+        indices: Names NVIDIA's GPUs by the driver's numbers, which are CUDA's in the order of the bus.
+
+    Raises:
+        UsageError: A MIG device is to be named by a number.
     """
     amd = [uuid for uuid in uuids if re.fullmatch(r"GPU-[0-9a-f]{16}", uuid)]
     nvidia = [uuid for uuid in uuids if uuid not in amd]
+    if indices is not None and nvidia:
+        if mig := [uuid for uuid in nvidia if uuid not in indices or uuid.startswith("MIG-")]:
+            raise UsageError(f"--ids index: {mig[0]} has no number of its own", hint="--ids uuid")
+        return {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            **visible(amd),
+            "CUDA_VISIBLE_DEVICES": ",".join(str(indices[uuid]) for uuid in nvidia),
+        }
     both = (("CUDA_VISIBLE_DEVICES", nvidia), ("ROCR_VISIBLE_DEVICES", amd))
     return {name: ",".join(chosen) for name, chosen in both if chosen}
 
@@ -261,7 +287,9 @@ class Leases:
                     since = row["at"][11:19]
                     mark = f"{row['user']} waits for {row['count']} since {since}"
                     taken[uuid] = dataclasses.replace(has, reserved=mark)
-        seen = covered(found, held)
+        seen = covered(found, held, self.config.counts)
+        if request.counts is None:
+            request = dataclasses.replace(request, counts=self.config.counts)
         return select(request, seen.devices, seen.processes or (), seen.driver, taken)
 
     def queue(self) -> list[sqlite3.Row]:
@@ -442,7 +470,7 @@ class Leases:
                 wanted = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
                 wanted += [(self.store.guard(uuid), how) for uuid in lease.uuids]
                 for path, way in wanted:
-                    number = self.store.open_locked(path, way)
+                    number = self.store.open_locked(path, way, patience_s=PROBED_S)
                     if number is None:  # `_select` looked a moment ago: it was taken without a lease
                         raise BusyError(f"{path} was locked by somebody else meanwhile", hint="try again")
                     descriptors.append(number)
@@ -454,7 +482,8 @@ class Leases:
             with contextlib.suppress(OSError):
                 self.store.lifeline(lease).unlink(missing_ok=True)
             raise
-        return Granted(lease, tuple(descriptors), selection.considered, selection.why)
+        indices = {one.uuid: one.index for one in selection.devices if one.uuid and one.kind == "gpu"}
+        return Granted(lease, tuple(descriptors), selection.considered, selection.why, indices)
 
     def find(self, name: str) -> Lease | None:
         """A lease that holds, by its id."""
@@ -550,7 +579,8 @@ class Leases:
                 adopted.append(self._adopt(seen, uuids, whole, who, CONTAINER, name, box.engine, box.id))
                 known |= set(uuids)
             for process in seen.processes or ():
-                if process.lease or process.state != "running" or process.device in known:
+                uses = process.kind in self.config.counts and process.state == "running"
+                if process.lease or not uses or process.device in known:
                     continue
                 owner = Who(process.user or "", process.uid or 0)
                 uuids = [process.device or ""]
@@ -651,10 +681,13 @@ def check_usable(found: Snapshot) -> None:
 
     Raises:
         IncompatibleError: The machine has no GPU.
+        BusyError: The driver still starts.
         UnavailableError: The driver does not answer.
     """
     if found.state in ("no-device", "not-granted"):
         raise IncompatibleError(found.message, hint=found.fix)
+    if found.state == "starting":
+        raise BusyError(found.message, hint=found.fix)
     if found.state != "ok":
         raise UnavailableError(found.message, hint=found.fix)
 
@@ -662,8 +695,9 @@ def check_usable(found: Snapshot) -> None:
 def explained(considered: Sequence[Considered]) -> tuple[str, ...]:
     """Why each device was or was not taken, a line each."""
     lines = []
+    rest = "not needed" if any(one.taken for one in considered) else "free"
     for one in considered:
-        said = "taken" if one.taken else "not needed"
+        said = "taken" if one.taken else rest
         if one.never or one.not_now:
             said = "; ".join((*one.never, *one.not_now))
         elif one.score:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from gpukiln.errors import GpukilnError
 from gpukiln.gpus.collect import collect
+from gpukiln.gpus.config import COUNTS
+from gpukiln.gpus.config import load as load_config
 from gpukiln.gpus.model import Device, LeaseMark, Process, Snapshot
 from gpukiln.gpus.processes import PROC
 from gpukiln.gpus.selection import SHARED, Request, Taken, select
@@ -30,10 +32,10 @@ def taken_by(leases: Sequence[Lease]) -> dict[str, Taken]:
 
 def snapshot() -> Snapshot:
     """The GPUs of this machine now, with its leases where it keeps some that can be read."""
-    found = collect()
+    found, counts = collect(), load_config().counts
     try:
         if not (folder() / "leases.db").exists():
-            return dataclasses.replace(covered(found, []), leases="none")
+            return dataclasses.replace(covered(found, [], counts), leases="none")
     except PermissionError:
         pass  # the store says who may
     try:
@@ -43,12 +45,16 @@ def snapshot() -> Snapshot:
         finally:
             store.close()
     except (GpukilnError, OSError) as error:
-        return dataclasses.replace(covered(found, []), leases=str(error))
-    return dataclasses.replace(covered(found, held), leases="yes")
+        return dataclasses.replace(covered(found, [], counts), leases=str(error))
+    return dataclasses.replace(covered(found, held, counts), leases="yes")
 
 
-def covered(found: Snapshot, held: Sequence[Lease]) -> Snapshot:
-    """The snapshot with leases that hold."""
+def covered(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = COUNTS) -> Snapshot:
+    """The snapshot with leases that hold.
+
+    Args:
+        counts: Kinds of processes that make a GPU busy.
+    """
     marks: dict[str, list[LeaseMark]] = {}
     clock = boot_clock()
     for lease in held:
@@ -59,9 +65,9 @@ def covered(found: Snapshot, held: Sequence[Lease]) -> Snapshot:
             marks.setdefault(part.device, []).append(mark)
     processes = tuple(_covered(one, held) for one in found.processes or ())
     taken = taken_by(held)
-    request = Request(mig="any") if any(one.kind == "mig" for one in found.devices) else Request()
+    plain = Request(counts=counts)
     devices = []
-    for kind, asked in (("gpu", Request()), ("mig", request)):
+    for kind, asked in (("gpu", plain), ("mig", dataclasses.replace(plain, mig="any"))):
         chosen = [one for one in found.devices if one.kind == kind]
         if not chosen:
             continue
@@ -83,6 +89,8 @@ def _marked(one: Device, marks: tuple[LeaseMark, ...], because: tuple[str, ...])
 def _covered(process: Process, held: Sequence[Lease]) -> Process:
     """The process with the lease that covers it: of its device, and its user's or its ancestor's."""
     on = [lease for lease in held if process.device in lease.uuids]
+    if process.state == "foreign":  # its number is of another namespace
+        return dataclasses.replace(process, lease=None)
     if len(on) > 1:  # shared: whose job it descends from, else whose user it is
         line = set(_ancestors(process.pid))
         of_job = [one for one in on if {one.pid, one.job_pid} & line]

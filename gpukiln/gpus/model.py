@@ -211,7 +211,7 @@ class Process:
     Args:
         pid: As this system numbers it; see `state`.
         device: UUID of the GPU or MIG device.
-        kind: compute, graphics, or both.
+        kind: compute, graphics, or compute+graphics.
         state: running; gone: the driver still lists it; foreign: of another namespace of process ids, of
             which nothing more is known here.
         user: Login name, or the number of a user who has none.

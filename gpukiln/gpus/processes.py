@@ -14,6 +14,7 @@ from gpukiln.probe.base import read
 from gpukiln.redact import redact
 
 PROC = "/proc"
+NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")  # what a process opens that uses a GPU
 COMMAND_CHARS = 500
 # The last part of a control group's path that names a container, by who made it.
 CONTAINERS = (
@@ -31,26 +32,49 @@ CONTAINERS = (
 POD = re.compile(r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 
 
-def described(listed: list[tuple[str | None, dict[str, Any]]]) -> tuple[Process, ...]:
+def described(
+    listed: list[tuple[str | None, dict[str, Any]]], *, simulated: bool = False
+) -> tuple[Process, ...]:
     """The processes, each with what this system knows of it.
 
     Args:
         listed: UUID of the device, and a row of the collector.
+        simulated: Whether the GPUs are a double's, which names the processes of its own namespace alone.
     """
-    return tuple(_described(device, row) for device, row in listed)
+    first = _first_namespace()
+    return tuple(_described(device, row, _is_here(row, first, simulated)) for device, row in listed)
 
 
-def _described(device: str | None, row: dict[str, Any]) -> Process:
+def _is_here(row: dict[str, Any], first: bool, simulated: bool) -> bool:
+    """Whether a process has here the number that the driver gives it.
+
+    The driver numbers by its own namespace: elsewhere the same number may be another process's. There only
+    one that has a GPU's device node open is taken for it.
+    """
+    return first or (simulated and row.get("name") is not None) or _holds_device(int(row["pid"]))
+
+
+def _holds_device(pid: int) -> bool:
+    """Whether a process of this namespace has the device node of a GPU open."""
+    try:
+        links = [os.readlink(link) for link in Path(PROC, str(pid), "fd").iterdir()]  # noqa: PTH115 - a text
+    except OSError:  # it is gone, or somebody else's
+        return False
+    return any(link.startswith(NODES) for link in links)
+
+
+def _described(device: str | None, row: dict[str, Any], here: bool) -> Process:
     pid, unavailable = int(row["pid"]), {}
     memory = row["memory"]
     if memory is None:
         unavailable["memory_mib"] = "NOT_AVAILABLE"
     names = ("user", "uid", "command", "started_at", "container")
     try:
+        if not here:
+            raise FileNotFoundError
         uid = Path(PROC, str(pid)).stat().st_uid
     except FileNotFoundError:
-        # The driver numbers by its own namespace; in another one a number means nobody, or somebody else.
-        state = "gone" if _first_namespace() else "foreign"
+        state = "gone" if here else "foreign"
         why = "the process is gone" if state == "gone" else "it is of another namespace of process ids"
         unavailable.update(dict.fromkeys(names, why))
         return Process(pid, device, row["kind"], state, memory_mib=memory, unavailable=unavailable)

@@ -13,24 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpukiln.errors import UnavailableError
+from gpukiln.gpus.faults import ACTIONS
+from gpukiln.gpus.kernel_log import RESET_NOTE
 from gpukiln.gpus.leases import Granted, Leases, whoami
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.selection import Request
 from gpukiln.probe.base import NotReachedError, ask, read
 
 LIMIT_S = 300.0
+KERNEL_LOG = "/dev/kmsg"
 # Before these a GPU goes together with whatever NVLink joins to it; Ampere's need the fabric manager where
 # there are NVSwitches; later ones go alone (nvidia-smi(1), --gpu-reset).
 TOGETHER = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")
 WITH_FABRIC_MANAGER = ("Ampere",)
-# What the driver asks for that no reset of the GPU does (nvml.h, nvmlDeviceGpuRecoveryAction_t).
-INSTEAD = {
-    "node reboot": "drain the node and reboot it: systemctl reboot",
-    "system reboot": "drain the node and reboot it: systemctl reboot",
-    "drain P2P": "end the work on it and on the GPUs that reach its memory; no new one until it says none",
-    "recover IMEX domain": "restart nvidia-imex on every node of its domain",
-    "bus reset": "drain the node and reboot it, with the power off in between",
-}
+# What the driver asks for that no reset of the GPU does.
+INSTEAD = {action: how for action, how in ACTIONS.items() if action not in ("gpu reset", "drain and reset")}
 # How those end that hold device nodes on a machine that nobody works on, by the 15 characters of a name that
 # the kernel keeps. NVIDIA's own MIG manager stops these (NVIDIA/mig-parted, deployments/systemd/hooks.sh) and
 # leaves the persistence daemon and the fabric manager running.
@@ -111,7 +108,7 @@ def blockers(
                     text = f"{what}in use: pid {job.pid} of {job.user or job.state}: {job.command or '-'}"
                     rows.append(Blocker("process", one.uuid, text, passes=True))
     if held_open:
-        listed = {job.pid for job in found.processes or ()}
+        listed = {job.pid for job in found.processes or () if job.state == "running"}
         rows += _holders(gpus, listed, notes, proc)
     return rows, notes
 
@@ -211,4 +208,18 @@ def do(gpus: Sequence[Device]) -> str:
             f"nvidia-smi --gpu-reset -i {uuids} ends with {done['rc']}: {said}",
             hint="what it names is in the way; dmesg has what the driver says",
         )
+    _note(gpus)
     return said
+
+
+def _note(gpus: Sequence[Device]) -> None:
+    """Say in the kernel's log that GPUs were reset: what it says of them before has ended by that.
+
+    Drivers from branch 570 on log it themselves (Xid 154). Each write is one record (Linux,
+    Documentation/ABI/testing/dev-kmsg).
+    """
+    for gpu in gpus:
+        if gpu.bus_id:
+            line = f"<5>{RESET_NOTE.format(address=gpu.bus_id.rpartition('.')[0])}"
+            with contextlib.suppress(OSError), Path(KERNEL_LOG).open("w", encoding="ascii") as log:
+                log.write(line + "\n")

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
-from gpukiln.gpus.leases import Granted, Leases, Who, mig_warning, visible
+from gpukiln.gpus.leases import PROBED_S, Granted, Leases, Who, mig_warning, visible
 from gpukiln.gpus.store import Lease, boot_clock
 
+INDEX = "index"
 NOT_FOUND, NOT_EXECUTABLE, TIMED_OUT = 127, 126, 124  # as env(1) and timeout(1) say it
 GRACE_S = 30.0  # between the signal that ends a job whose time is up and the one that it can't ignore
 PASSED_ON = (
@@ -38,8 +39,13 @@ def under(
     *,
     engine: str | None = None,
     image: str = "",
+    ids: str = "uuid",
 ) -> int:
-    """Run a command under a lease that was granted for it, and release it; returns its exit code."""
+    """Run a command under a lease that was granted for it, and release it; returns its exit code.
+
+    Args:
+        ids: uuid or index: what names the GPUs to the command.
+    """
     lease, started = granted.lease, False
     try:
         environment = {**os.environ, "GPUKILN_LEASE": lease.id}
@@ -51,7 +57,7 @@ def under(
             argv = container_command(granted, engine, image, command)
         else:
             argv = list(command)
-            environment.update(granted.environment)
+            environment.update(granted.environment_by_index if ids == INDEX else granted.environment)
         started = True
         code = _run(leases, lease, argv, environment, granted.descriptors)
         if engine and code == TIMED_OUT:
@@ -84,17 +90,27 @@ def _released(leases: Leases, lease: Lease, who: Who, *, contained: bool) -> Non
     leases.release(lease, who, force=True, energy=leases.counters([lease]))
 
 
-def within(leases: Leases, name: str, who: Who, command: Sequence[str], limit_s: float | None) -> int:
-    """Run a command under a lease that there is already; it stays."""
+def within(
+    leases: Leases, name: str, who: Who, command: Sequence[str], limit_s: float | None, ids: str = "uuid"
+) -> int:
+    """Run a command under a lease that there is already; it stays.
+
+    Args:
+        ids: As of `under`.
+    """
     lease = leases.find(name)
     if lease is None:
         raise UsageError(f"--lease {name}: there is no such lease", hint="`gpukiln-gpu leases` lists them")
     if not leases.is_ours(lease, who):
         raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own: leave --lease out")
+    indices = None
+    if ids == INDEX:
+        indices = {one.uuid: one.index for one in leases.look().devices if one.uuid and one.kind == "gpu"}
+    names = visible(lease.uuids, indices)
     descriptors = []
     for uuid in lease.uuids:
         # Shared: several commands may run under one lease, and who comes next still sees that they do.
-        number = leases.store.open_locked(leases.store.guard(uuid), fcntl.LOCK_SH)
+        number = leases.store.open_locked(leases.store.guard(uuid), fcntl.LOCK_SH, patience_s=PROBED_S)
         if number is None:
             raise RefusedError(f"something that no lease names has {uuid}", hint="gpukiln-gpu processes")
         descriptors.append(number)
@@ -103,7 +119,7 @@ def within(leases: Leases, name: str, who: Who, command: Sequence[str], limit_s:
     try:
         environment = {
             **os.environ,
-            **visible(lease.uuids),
+            **names,
             "GPUKILN_LEASE": lease.id,
         }
         limited = lease

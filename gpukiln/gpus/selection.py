@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpukiln.errors import UsageError
+from gpukiln.gpus.config import COUNTS
 from gpukiln.gpus.facts import version_key
 from gpukiln.gpus.model import Device, Driver, Process
 from gpukiln.gpus.topology import describe, linked_groups, rank
@@ -38,6 +39,7 @@ class Request:
         linked: Whether several must be joined by NVLinks.
         pack: Of shared ones, whether those are filled first that somebody has already.
         ignore_unleased: Whether one counts as free on which somebody works without a lease.
+        counts: Kinds of processes that make a GPU busy; None: as the machine's configuration says.
         repair: Whether it is to be kept from everybody while it is mended or cut anew: sick ones and those
             with MIG on are taken too, before who waits, and nobody's limit counts them.
     """
@@ -54,6 +56,7 @@ class Request:
     linked: bool = False
     pack: bool = False
     ignore_unleased: bool = False
+    counts: tuple[str, ...] | None = None
     repair: bool = False
 
 
@@ -269,9 +272,18 @@ def _not_now(
         found.append(f"shared by {', '.join(has.holders)}")
     if has.reserved and not request.repair:
         found.append(has.reserved)
-    mine = [p for p in processes if p.device == one.uuid and p.lease is None and p.state != "gone"]
+    counts = COUNTS if request.counts is None else request.counts
+    mine = [
+        p
+        for p in processes
+        if p.device == one.uuid and p.lease is None and p.state != "gone" and p.kind in counts
+    ]
     if mine and not request.ignore_unleased and not has.holders:
-        found.append(f"busy without a lease: {', '.join(f'pid {p.pid} {p.user or p.state}' for p in mine)}")
+        who = ", ".join(_who(process) for process in mine)
+        found.append(
+            f"busy without a lease: {who}; --ignore-unleased takes it, and [busy] counts in "
+            "/etc/gpukiln/gpus.toml says which kinds count"
+        )
     if request.memory_mib is not None:
         if request.mode == SHARED:
             free = (one.memory_total_mib or 0) - (one.memory_reserved_mib or 0) - RESERVE_MIB - has.budget_mib
@@ -280,6 +292,13 @@ def _not_now(
         elif not has.holders and one.memory_free_mib is not None and one.memory_free_mib < request.memory_mib:
             found.append(f"{one.memory_free_mib} MiB are free, wanted {request.memory_mib}")
     return found
+
+
+def _who(process: Process) -> str:
+    """A process, its kind and whose it is, for a refusal."""
+    program = (process.command or "").split(" ")[0].rpartition("/")[2]
+    whose = f"of {process.user}" if process.user else process.state
+    return " ".join(word for word in (f"pid {process.pid}", program, f"({process.kind})", whose) if word)
 
 
 def _score(request: Request, one: Device, taken: Mapping[str, Taken]) -> tuple[float, ...]:

@@ -346,23 +346,29 @@ class Store:
         """The file whose lock has a device."""
         return self.path / "devices" / device
 
-    def open_locked(self, path: Path, how: int) -> int | None:
+    def open_locked(self, path: Path, how: int, *, patience_s: float = 0.0) -> int | None:
         """A descriptor that holds the lock of a file, and is inherited; None where somebody else has it.
 
         Args:
             how: fcntl.LOCK_EX or LOCK_SH.
+            patience_s: For how long to try again: `is_locked` holds a lock for a moment.
         """
+        until = time.monotonic() + patience_s
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         with contextlib.suppress(PermissionError):  # not ours: it has these rights
             os.fchmod(number, 0o660)
-        try:
-            fcntl.flock(number, how | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(number)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+        while True:
+            try:
+                fcntl.flock(number, how | fcntl.LOCK_NB)
+                return number
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    os.close(number)
+                    raise
+            if time.monotonic() >= until:
+                os.close(number)
                 return None
-            raise
-        return number
+            time.sleep(0.005)
 
     def is_locked(self, path: Path) -> bool:
         """Whether something holds the lock of a file."""

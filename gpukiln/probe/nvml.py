@@ -647,7 +647,7 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
 def _processes(nvml: Nvml, handle: Any) -> Any:
     """[{pid, name, kind, memory}] in MiB, null where the GPU does not tell.
 
-    kind: compute, graphics, or both for a process that NVML lists as both (C+G of nvidia-smi).
+    kind: compute, graphics, or compute+graphics for a process that NVML lists as both (C+G of nvidia-smi).
     """
 
     def read(found: Any) -> dict[int, int | None]:
@@ -661,7 +661,7 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
             return found
         for pid, memory in (found or {}).items():
             if pid in listed:
-                listed[pid].update(kind="both", memory=listed[pid]["memory"] or memory)
+                listed[pid].update(kind="compute+graphics", memory=listed[pid]["memory"] or memory)
                 continue
             command = nvml.ask("nvmlSystemGetProcessName", pid, read=text)
             command = command if isinstance(command, str) else None

@@ -51,7 +51,7 @@ def decide(role: Role, node: Node) -> Plan:
     """
     plan = Plan()
     try:
-        settings = settings_text(role["limits"], role["price"])
+        settings = settings_text(role["limits"], role["busy"], role["price"])
     except UsageError as error:
         return plan.refuse(f"{error.message}; {error.hint}")
     select, configs = role["mig_select"], role["mig_config"].get("mig-configs", {})
@@ -163,24 +163,28 @@ def _started(role: Role) -> list[str]:
     return [name for name in _units(role) if name != HEALTH]
 
 
-def settings_text(limits: Mapping[str, Any], price: Mapping[str, Any]) -> str:
+def settings_text(limits: Mapping[str, Any], busy: Mapping[str, Any], price: Mapping[str, Any]) -> str:
     """Text of /etc/gpukiln/gpus.toml.
 
     Args:
         limits: The role's gpu_tools_limits.
+        busy: The role's gpu_tools_busy.
         price: The role's gpu_tools_price.
 
     Raises:
         UsageError: gpukiln-gpu would not understand it.
     """
-    text = HEAD + "".join(_table("limits", limits)) + "".join(_table("price", price))
+    tables = (("limits", limits), ("busy", busy), ("price", price))
+    text = HEAD + "".join(line for name, values in tables for line in _table(name, values))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "gpus.toml")
         file.write_text(text, encoding="utf-8")
         try:
             load(file)
         except UsageError as error:
-            message = re.sub(re.escape(str(file)), "gpu_tools_limits or gpu_tools_price", error.message)
+            message = re.sub(
+                re.escape(str(file)), "gpu_tools_limits, gpu_tools_busy or gpu_tools_price", error.message
+            )
             raise UsageError(message, hint=error.hint) from error
     return text
 

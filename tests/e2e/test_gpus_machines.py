@@ -209,6 +209,6 @@ def test_mig_is_cut_at_boot_and_its_devices_are_leased(machine, ask):
 @pytest.mark.parametrize("machine", ["p4d.24xlarge"], indirect=True)
 def test_what_the_role_does_not_understand_is_refused_before_anything_changes(machine):
     said = machine.refused(ROLE, gpu_tools_limits={"gpu": 4})
-    assert "gpu_tools_limits or gpu_tools_price: [limits] has 'gpu'" in said
+    assert "gpu_tools_limits, gpu_tools_busy or gpu_tools_price: [limits] has 'gpu'" in said
     said = machine.refused(ROLE, gpu_tools_mig_config=MIG, gpu_tools_mig_select="two")
     assert "gpu_tools_mig_select two, wanted a key of mig-configs in gpu_tools_mig_config: off, one" in said

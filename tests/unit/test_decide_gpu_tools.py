@@ -121,8 +121,8 @@ def test_units_of_an_earlier_choice_are_stopped_and_taken_away() -> None:
             "Found gpu_tools_mig_select two, wanted a key of mig-configs",
         ),
         ({"mig_select": "two"}, "in gpu_tools_mig_config: it has none."),
-        ({"limits": {"gpu": 4}}, "gpu_tools_limits or gpu_tools_price: [limits] has 'gpu'"),
-        ({"price": {"usd_hour": "much"}}, "gpu_tools_limits or gpu_tools_price: "),
+        ({"limits": {"gpu": 4}}, "gpu_tools_limits, gpu_tools_busy or gpu_tools_price: [limits] has 'gpu'"),
+        ({"price": {"usd_hour": "much"}}, "gpu_tools_limits, gpu_tools_busy or gpu_tools_price: "),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], found: str) -> None:

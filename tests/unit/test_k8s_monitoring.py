@@ -42,9 +42,15 @@ CASES = {
         [{XID % '"79"': "0x110 1x5 0x20"}],
         [
             {XID % '"13"': "1x140"},  # what ran on the GPU is to blame
+            {XID % '"63"': "1x140"},  # NVIDIA: nothing to do
+            {XID % '"94"': "1x140"},  # the GPU works on
             {XID % '"79"': "1x5 0x140"},  # long ago
             {f"DCGM_EXP_XID_ERRORS_COUNT{{{T4}}}": "0x140"},  # none at all
         ],
+    ),
+    "GpuXidWarning": (
+        [{XID % '"94"': "1x140"}],
+        [{XID % '"63"': "1x140"}, {XID % '"79"': "1x140"}],
     ),
     "GpuXidUnknown": (
         [{XID % '"9999"': "1x140"}],

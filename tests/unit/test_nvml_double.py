@@ -185,7 +185,11 @@ def within(*path_and_value: Any) -> Callable[[Data], None]:
     [
         ("gpu.nvml", lost, "can't reach GPU 1: nvmlDeviceGetHandleByIndex: GPU is lost"),
         ("gpu.ecc", within("ecc/volatile_uncorrected", 2), "2 uncorrected ECC errors"),
-        ("gpu.persistence", within("persistence", False), "GPU 0 (00000000:00:1E.0): persistence mode is off"),
+        (
+            "gpu.persistence",
+            within("persistence", False),
+            "GPU 0 (00000000:00:1E.0): persistence mode is off",
+        ),
         ("gpu.memory-repair", within("remapped_rows/pending", True), "is pending"),
         ("gpu.throttle", within("throttle/mask", 0x8), "hardware slowdown at"),
         ("gpu.clocks", within("temperature/gpu", 95), "95 degrees, wanted less than 92"),

@@ -36,6 +36,12 @@ WANTED = (
     Option("project", "what it is for; limits and usage go by it"),
     Option("explain", "say of each GPU why it was taken or not", default=False),
 )
+IDS = Option(
+    "ids",
+    "how GPUs are named to CUDA: uuid, or index for programs that read CUDA_VISIBLE_DEVICES as numbers",
+    default="uuid",
+    value="uuid|index",
+)
 FOR = Option("for_", "how long at most", value="2h")
 LEASE = Option("lease", "its id, for example L-42", first=True)
 
@@ -232,13 +238,21 @@ def _warn(uuids: Sequence[str]) -> None:
         say(warning)
 
 
+def _ids(options: Options) -> str:
+    if options.ids not in ("uuid", "index"):
+        raise UsageError(f"--ids {options.ids!r} is neither", hint="--ids uuid, or --ids index")
+    return str(options.ids)
+
+
 def _hours(text: str) -> float | None:
     return seconds(text, "--for") / 3600 if text else None
 
 
 def _lease(options: Options) -> Grant:
-    leases, node = Leases(), socket.gethostname()
+    leases, node, ids = Leases(), socket.gethostname(), _ids(options)
     request, who = request_of(options, leases), whoami(options.project)
+    if ids == "index" and request.mig:
+        raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
     if options.dry_run:
         found = leases.look()
         kept.check_usable(found)
@@ -264,7 +278,7 @@ def _lease(options: Options) -> Grant:
         node,
         told(granted.lease),
         granted.uuids,
-        granted.environment,
+        granted.environment_by_index if ids == "index" else granted.environment,
         granted.considered,
         granted.why,
         False,
@@ -313,10 +327,15 @@ def _run(options: Options) -> int:
             f"--lease {options.lease} runs a command, not a container",
             hint=f"gpukiln-gpu args {options.lease} says what gives its GPUs to a container",
         )
+    ids = _ids(options)
+    if ids == "index" and (options.docker or options.podman):
+        raise UsageError("--ids index is for commands", hint="in a container GPUs are numbered from 0")
+    if ids == "index" and options.mig:
+        raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
     leases, who = Leases(), whoami(options.project)
     limit_s = seconds(options.for_, "--for") if options.for_ else None
     if options.lease:
-        return run.within(leases, options.lease, who, options.command, limit_s)
+        return run.within(leases, options.lease, who, options.command, limit_s, ids)
     request = request_of(options, leases)
     engine = "docker" if options.docker else "podman" if options.podman else None
     granted = leases.acquire(
@@ -334,7 +353,13 @@ def _run(options: Options) -> int:
             say(line)
     _warn(granted.uuids)
     return run.under(
-        leases, granted, who, options.command, engine=engine, image=options.docker or options.podman
+        leases,
+        granted,
+        who,
+        options.command,
+        engine=engine,
+        image=options.docker or options.podman,
+        ids=ids,
     )
 
 
@@ -447,6 +472,7 @@ VERBS = (
         (
             *WANTED,
             FOR,
+            IDS,
             Option("heartbeat", "let it end when it is not renewed within so long", value="10m"),
             Option("comment", "what it is for, for people"),
             Option("dry_run", "lease nothing, say what would be", default=False),
@@ -462,6 +488,7 @@ VERBS = (
         (
             *WANTED,
             FOR,
+            IDS,
             Option("lease", "run under a lease that there is already", value="L-42"),
             Option("docker", "run this image with Docker", value="IMAGE"),
             Option("podman", "run this image with Podman", value="IMAGE"),

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpukiln.catalog.xid import xids
+from gpukiln.gpus.faults import FAULTS, NOTE, SICK, WARNING
 from gpukiln.kubernetes.addons.health_agent import CONDITION
 from gpukiln.kubernetes.addons.monitoring.metrics import DRIVER
 from gpukiln.kubernetes.addons.monitoring.records import DRIVER_END, SLOWDOWN
 from gpukiln.kubernetes.addons.settings import Settings
 
+Severity = Literal["critical", "warning", "info"]
+SEVERITIES: dict[str, Severity] = {SICK: "critical", WARNING: "warning", NOTE: "info"}  # of faults, as alerts
 PAGE = "docs/k8s-monitoring.md"
 SOON_DAYS = 60
 _GPU = "node, gpu, UUID, modelName"
@@ -37,7 +40,7 @@ class Alert:
     """
 
     name: str
-    severity: Literal["critical", "warning", "info"]
+    severity: Severity
     expr: str
     wait: str
     summary: str
@@ -69,17 +72,28 @@ def _errors() -> tuple[Alert, ...]:
     def seen(numbers: str) -> str:
         return f"max by ({_GPU}, xid) (max_over_time(DCGM_EXP_XID_ERRORS_COUNT{{{numbers}}}[10m])) > 0"
 
-    faults = "|".join(str(number) for number, row in sorted(xids().items()) if row.blames_hardware)
+    def numbers(severity: str) -> str:
+        return "|".join(str(number) for number, row in sorted(xids().items()) if row.severity == severity)
+
     known = "|".join(str(number) for number in sorted(xids()))
     return (
         Alert(
             "GpuXid",
-            "critical",
-            seen(f'xid=~"{faults}"'),
+            SEVERITIES[SICK],
+            seen(f'xid=~"{numbers(SICK)}"'),
             "",
             f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
-            "The GPU, its board or its driver is to blame, not what ran on it. Drain the node; "
+            "The GPU should get no new work before the number's action is done. Drain the node; "
             "`gpukiln-gpu health` on it says what the number asks for.",
+        ),
+        Alert(
+            "GpuXidWarning",
+            SEVERITIES[WARNING],
+            seen(f'xid=~"{numbers(WARNING)}"'),
+            "",
+            f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
+            "The GPU works on, and its board or driver is to blame for what was lost. `gpukiln-gpu health` on "
+            "the node says what the number means.",
         ),
         Alert(
             "GpuXidUnknown",
@@ -92,52 +106,54 @@ def _errors() -> tuple[Alert, ...]:
     )
 
 
+def _fault(name: str, id: str, expr: str, wait: str, summary: str) -> Alert:
+    """An alert on a fault of the table: severity, meaning and remedy are the table's."""
+    fault = FAULTS[id]
+    means = f"{fault.text[0].upper()}{fault.text[1:]}. Next: {fault.remedy}."
+    return Alert(name, SEVERITIES[fault.severity], expr, wait, summary, means)
+
+
 def _memory() -> tuple[Alert, ...]:
     return (
-        Alert(
+        _fault(
             "GpuUncorrectedMemoryError",
-            "critical",
+            "ecc-uncorrected",
             f"max by ({_GPU}) (DCGM_FI_DEV_ECC_DBE_VOL_TOTAL) > 0",
             "",
             f"Uncorrected memory errors on {_WHERE}",
-            "What computed there may be wrong. Drain the node and reset the GPU; the alert stays until then.",
         ),
-        Alert(
+        _fault(
             "GpuRowRemapFailed",
-            "critical",
+            "remap-failed",
             f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_FAILURE) > 0",
             "",
             f"Memory of {_WHERE} can't be repaired",
-            "No spare rows are left. Replace the machine.",
         ),
-        Alert(
+        _fault(
             "GpuRemapPending",
-            "warning",
+            "remap-pending",
             f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_PENDING > 0 or DCGM_FI_DEV_RETIRED_PENDING > 0)",
             "",
             f"Memory of {_WHERE} waits for a reset to be repaired",
-            "Until the GPU is reset, the bad memory stays in use. Drain the node, then reset or reboot.",
         ),
     )
 
 
 def _heat() -> tuple[Alert, ...]:
     return (
-        Alert(
+        _fault(
             "GpuHot",
-            "critical",
+            "temperature-margin",
             f"max by ({_GPU}) (DCGM_FI_DEV_GPU_TEMP) >= on (modelName) group_left () {SLOWDOWN}",
             "5m",
             f"{_WHERE} has {{{{ $value }}}} degrees, at which it slows down",
-            "A few degrees more and it shuts down. Look at fans and air, or replace the machine.",
         ),
-        Alert(
+        _fault(
             "GpuThermalThrottling",
-            "warning",
+            "thermal-slowdown",
             f"max by ({_GPU}) (rate(DCGM_FI_DEV_THERMAL_VIOLATION[5m])) > 0",
             "10m",
             f"Heat holds the clocks of {_WHERE} down",
-            "Jobs take longer than they should. Compare the temperature with the node's other GPUs.",
         ),
     )
 

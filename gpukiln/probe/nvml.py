@@ -22,7 +22,7 @@ from typing import Any
 from gpukiln.probe.base import HungError, NotReachedError
 from gpukiln.probe.child import Hang, Slow, Tell, call, in_child
 from gpukiln.probe.nvml_more import bad as _bad
-from gpukiln.probe.nvml_more import flag, more, number, text, whole
+from gpukiln.probe.nvml_more import count, flag, more, number, text, whole
 
 TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
 # Without persistence mode every first handle initialises its GPU: more than 25 s for eight A100
@@ -214,11 +214,11 @@ class Nvml:
             about: Called with each index before it is asked for.
         """
         self.index = None
-        count = self.ask("nvmlDeviceGetCount", read=whole)
-        if not isinstance(count, int):
-            return count or {"_error": "nvmlDeviceGetCount: Not Supported", "code": NOT_SUPPORTED}
+        most = self.ask("nvmlDeviceGetCount", read=count)
+        if not isinstance(most, int):
+            return most or {"_error": "nvmlDeviceGetCount: Not Supported", "code": NOT_SUPPORTED}
         found = {}
-        for index in range(count):
+        for index in range(most):
             if index not in skip:
                 if about is not None:
                     about(index)
@@ -570,9 +570,9 @@ def _links(nvml: Nvml, handle: Any) -> Any:
     errors count since the driver was loaded, or the GPU was reset.
     """
     links = []
-    count = nvml.field(handle, LINK_COUNT, "uiVal")
+    listed = nvml.field(handle, LINK_COUNT, "uiVal")
     most = nvml.pynvml.NVML_NVLINK_MAX_LINKS
-    for link in range(min(count, most) if isinstance(count, int) else most):
+    for link in range(min(listed, most) if isinstance(listed, int) else most):
         state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link, read=flag)
         # Not every driver has the field of their number; links that are not there are no valid argument.
         if state is None or (_bad(state) and state["code"] == INVALID_ARGUMENT):

@@ -20,6 +20,7 @@ RECOVERY_ACTIONS = {
     7: "system reboot",
 }
 COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}  # nvmlComputeMode_t; 1 is gone
+MOST = 1024  # of GPUs, or of MIG devices of one
 # Words of 64 NUMA nodes, and NVML_AFFINITY_SCOPE_NODE.
 NODE_WORDS, NODE_SCOPE = 4, 0
 # nvmlDeviceArchitecture_t
@@ -50,6 +51,17 @@ def whole(found: Any) -> int:
     if isinstance(found, bool) or not isinstance(found, int):
         raise TypeError(f"{type(found).__name__} {str(found)[:80]!r}, wanted a number")
     return found
+
+
+def count(found: Any) -> int:
+    """How many there are of something on one machine; a number that no machine has is none.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not 0 <= whole(found) <= MOST:
+        raise TypeError(f"{found}, wanted a number up to {MOST}")
+    return whole(found)
 
 
 def number(found: Any) -> float:
@@ -173,11 +185,11 @@ def mig_devices(nvml: Any, handle: Any) -> Any:
         return [] if enabled is None else enabled
     if not enabled:
         return []
-    count = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, read=whole)
-    if not isinstance(count, int):
-        return count or []
+    most = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, read=count)
+    if not isinstance(most, int):
+        return most or []
     found = []
-    for index in range(count):
+    for index in range(most):
         device = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, read=lambda one: one)
         if device is None or (bad(device) and device["code"] == nvml.NOT_FOUND):
             continue

@@ -50,11 +50,8 @@ typedef struct {
     char bus_id[32];
 } gpu;
 
-typedef struct { /* of a process that has ended, or runs */
-    unsigned gpu, memory;
-    unsigned long long most, time, start;
-    unsigned running, reserved[5];
-} accounting;
+/* Of a row that a query lists: its own cells, NULL for what has no value; or what went wrong. */
+typedef void emit(const gpu *one, const char *const *cells, int status);
 
 extern gpu gpus[MAX_GPUS]; /* those that -i chose, or all */
 extern unsigned gpu_count;
@@ -77,7 +74,8 @@ int bad_arguments(void);
 int not_recognized(const char *option);
 int list_processes(void *device, process *found, unsigned *count, int only_compute);
 
-/* A value of a GPU by the name of its field in smi_fields.c, without its unit; the unit is "" where it has none.
+/* A value of a GPU by the name of its field in smi_fields.c, or described as there, without its unit, which is "" where
+ * it has none.
  * `cell_of` gives N/A for what isn't supported, and the error's text, and notes a lost GPU in `worst`. */
 int value_of(const gpu *one, const char *field, char *text, const char **unit);
 int cell_of(const gpu *one, const char *field, char *text, const char *error);
@@ -90,6 +88,7 @@ int mig_name(void *mig, char *text);
 
 int is_query(const char *option);
 int query(const char *option, const char *fields, const char *format, int first);
+int list_rows(const char *option, const gpu *one, emit *put);
 int help_query(const char *option);
 int show_list(void);
 int show_table(void);

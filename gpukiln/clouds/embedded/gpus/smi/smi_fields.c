@@ -301,8 +301,7 @@ READ(memory_heat_of) {
 #define SRAM(name, since, number, format)                                                                              \
     {name, 0, "", since, 0, long_of, "nvmlDeviceGetSramEccErrorStatus", number, 0x01000068, format}
 #define HISTOGRAM(what, number)                                                                                       \
-    {"remapped_rows.histogram." what, 0, "", 570, 0, number_of, "nvmlDeviceGetRowRemapperHistogram", number},          \
-        {"banks." what, 0, "bank(s)", INTERNAL, 0, number_of, "nvmlDeviceGetRowRemapperHistogram", number}
+    {"remapped_rows.histogram." what, 0, "", 570, 0, number_of, "nvmlDeviceGetRowRemapperHistogram", number}
 #define ROWS(what, alias, number, format)                                                                             \
     {"remapped_rows." what, alias, "", 570, 0, number_of, "nvmlDeviceGetRemappedRows", number, 0, format}
 #define WATTS(name, alias, function, number)                                                                          \
@@ -316,8 +315,6 @@ READ(memory_heat_of) {
 #define PLATFORM(name, offset, format)                                                                                \
     {"platform." name, 0, "", 570, 0, platform_of, 0, offset, 0, format},                                              \
         {"known.platform." name, 0, "", INTERNAL, 0, platform_of, 0, offset, 0, format}
-#define LIMIT(name, unit, number) {name, 0, unit, INTERNAL, 0, number_about, "nvmlDeviceGetTemperatureThreshold", number}
-#define MIG(name, function, number) {name, 0, "", INTERNAL, 0, number_of, function, number}
 
 static const field fields[] = {
     {"timestamp", 0, "", 0, 0, time_of},
@@ -547,65 +544,14 @@ static const field fields[] = {
     {"architecture", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetArchitecture", 0, 0,
      "Unknown|Unknown|Kepler|Maxwell|Pascal|Volta|Turing|Ampere|Ada Lovelace|Hopper|Blackwell"},
     {"sram", 0, "", INTERNAL, 0, sram_of, "nvmlDeviceGetArchitecture"},
-    {"minor", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetMinorNumber"},
-    {"pdi", 0, "", INTERNAL, 0, long_of, "nvmlDeviceGetPdi", 1, 0x01000010, "0x%016llx"},
-    {"multi_gpu_board", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetMultiGpuBoard", 0, 0, YES},
-    {"board_id", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetBoardId", 0, 0, "0x%llx"},
-    {"board_part_number", 0, "", INTERNAL, 0, text_of, "nvmlDeviceGetBoardPartNumber", 80},
     {"flush.time", 0, "", INTERNAL, 0, flush_of, 0, 0},
     {"flush.duration", 0, "us", INTERNAL, 0, flush_of, 0, 1},
     {"virtualization", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetVirtualizationMode", 0, 0,
      "None|Pass-Through|VGPU|Host VGPU|Host VSGA"},
     {"host_vgpu", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetHostVgpuMode", 0, 0, "Non SR-IOV|SR-IOV"},
-    {"gsp_version", 0, "", INTERNAL, 0, text_of, "nvmlDeviceGetGspFirmwareVersion", 64},
-    {"width.current", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetCurrPcieLinkWidth", 0, 0, "%lldx"},
-    {"width.max", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetMaxPcieLinkWidth", 0, 0, "%lldx"},
-    {"replays", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetPcieReplayCounter"},
-    {"rollovers", 0, "", INTERNAL, 0, nvml_field_of, 0, 95},
-    {"pcie.tx", 0, "KB/s", INTERNAL, 0, number_about, "nvmlDeviceGetPcieThroughput", 0},
-    {"pcie.rx", 0, "KB/s", INTERNAL, 0, number_about, "nvmlDeviceGetPcieThroughput", 1},
     {"atomics.outbound", 0, "", INTERNAL, 0, atomics_of, 0, 228},
     {"atomics.inbound", 0, "", INTERNAL, 0, atomics_of, 0, 229},
-    {"bar1.total", 0, "MiB", INTERNAL, 0, long_of, "nvmlDeviceGetBAR1MemoryInfo", 0},
-    {"bar1.used", 0, "MiB", INTERNAL, 0, long_of, "nvmlDeviceGetBAR1MemoryInfo", 2},
-    {"bar1.free", 0, "MiB", INTERNAL, 0, long_of, "nvmlDeviceGetBAR1MemoryInfo", 1},
-    {"fbc.sessions", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetFBCStats", 0},
-    {"fbc.fps", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetFBCStats", 1},
-    {"fbc.latency", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetFBCStats", 2},
-    {"repair.channel", 0, "", INTERNAL, 0, versioned_of, "nvmlDeviceGetRepairStatus", 1, 0x0100000c, YES},
-    {"repair.tpc", 0, "", INTERNAL, 0, versioned_of, "nvmlDeviceGetRepairStatus", 2, 0x0100000c, YES},
-    {"unrepairable", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetUnrepairableMemoryFlag_v1", 0, 0, YES},
-    LIMIT("shutdown temperature", "C", 0),
-    LIMIT("slowdown temperature", "C", 1),
-    LIMIT("most memory temperature", "C", 2),
-    LIMIT("most temperature", "C", 3),
-    LIMIT("least target temperature", "C", 4),
-    LIMIT("target temperature", "C", 5),
-    LIMIT("most target temperature", "C", 6),
-    {"gpu temperature", 0, "C", INTERNAL, 0, number_about, "nvmlDeviceGetTemperature"},
-    {"current tlimit", 0, "C", INTERNAL, 0, versioned_of, "nvmlDeviceGetMarginTemperature", 1, 0x01000008},
     {"power_state", 0, "", INTERNAL, -595, number_of, "nvmlDeviceGetPerformanceState", 0, 0, "P%lld"},
-    {"memory temperature", 0, "C", INTERNAL, 0, nvml_field_of, 0, 82},
-    {"shutdown tlimit", 0, "C", INTERNAL, 0, nvml_field_of, 0, 193},
-    {"slowdown tlimit", 0, "C", INTERNAL, 0, nvml_field_of, 0, 194},
-    {"most memory tlimit", 0, "C", INTERNAL, 0, nvml_field_of, 0, 195},
-    {"most tlimit", 0, "C", INTERNAL, 0, nvml_field_of, 0, 196},
-    POWER("memory.power.average", 0, INTERNAL, 185, 2),
-    POWER("memory.power.instant", 0, INTERNAL, 186, 2),
-    {"edpp", 0, "", INTERNAL, 0, nvml_field_of, 0, 274, 0, "%lld.00%%"},
-    {"max video", 0, "MHz", INTERNAL, 0, number_about, "nvmlDeviceGetMaxClockInfo", 3},
-    {"customer boost", 0, "MHz", INTERNAL, 0, number_about, "nvmlDeviceGetMaxCustomerBoostClock", 0},
-    {"auto_boost", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetAutoBoostedClocksEnabled", 0, 0, "Off|On"},
-    {"auto_boost_default", 0, "", INTERNAL, 0, number_of, "nvmlDeviceGetAutoBoostedClocksEnabled", 1, 0, "Off|On"},
-    {"egm", 0, "", INTERNAL, 0, versioned_of, "nvmlDeviceGetCapabilities", 1, 0x01000008, "disabled|enabled"},
-    MIG("mig.gpu_instance", "nvmlDeviceGetGpuInstanceId", 0),
-    MIG("mig.compute_instance", "nvmlDeviceGetComputeInstanceId", 0),
-    MIG("mig.processors", "nvmlDeviceGetAttributes_v2", 0),
-    MIG("mig.copy", "nvmlDeviceGetAttributes_v2", 1),
-    MIG("mig.decoders", "nvmlDeviceGetAttributes_v2", 2),
-    MIG("mig.encoders", "nvmlDeviceGetAttributes_v2", 3),
-    MIG("mig.jpeg", "nvmlDeviceGetAttributes_v2", 4),
-    MIG("mig.ofa", "nvmlDeviceGetAttributes_v2", 5),
 };
 #define FIELDS (sizeof fields / sizeof *fields)
 
@@ -628,12 +574,31 @@ static int read_field(const gpu *one, const field *of, char *text) {
     return of->until < 0 && branch() >= -of->until ? DEPRECATED : of->read(one, of, text);
 }
 
+/* A value that no query has, by its description: "#n Function a b format unit", '-' for what it lacks. */
+static const field *described(const char *text) {
+    static char function[96] = "nvmlDeviceGet", format[64], unit[16];
+    static field of = {.function = function, .unit = unit};
+    char kind;
+    of.a = of.b = 0;
+    strcpy(format, "-");
+    strcpy(unit, "");
+    sscanf(text, "#%c %80s %i %i %63s %15s", &kind, function + 13, (int *)&of.a, (int *)&of.b, format, unit);
+    of.format = strcmp(format, "-") ? format : NULL;
+    of.read = kind == 'n'   ? number_of
+              : kind == 't' ? number_about
+              : kind == 'f' ? nvml_field_of
+              : kind == 'l' ? long_of
+              : kind == 'v' ? versioned_of
+                            : text_of;
+    return &of;
+}
+
 int value_of(const gpu *one, const char *name, char *text, const char **unit) {
-    size_t i = 0;
-    while (i < FIELDS && strcmp(fields[i].name, name))
-        i++;
-    *unit = i < FIELDS ? fields[i].unit : "";
-    return i < FIELDS ? read_field(one, &fields[i], text) : UNSUPPORTED;
+    const field *of = *name == '#' ? described(name) : fields;
+    while (*name != '#' && of < fields + FIELDS && strcmp(of->name, name))
+        of++;
+    *unit = of == fields + FIELDS ? "" : of->unit;
+    return of == fields + FIELDS ? UNSUPPORTED : read_field(one, of, text);
 }
 
 int cell_of(const gpu *one, const char *name, char *text, const char *error) {
@@ -658,7 +623,7 @@ typedef struct {
     const char *option;
     const field *columns;
     size_t count;
-    int (*list)(const gpu *);
+    int (*list)(const gpu *, emit *);
 } query_kind;
 
 static const field *wanted[256];
@@ -674,7 +639,7 @@ static void print_cell(int first, int status, const char *text, const char *unit
 }
 
 /* A row; what it has no value of is NULL. A status is in every cell of what the GPU didn't answer. */
-static void put(const gpu *one, const char *const *cells, int status) {
+static void print_row(const gpu *one, const char *const *cells, int status) {
     char text[TEXT];
     for (unsigned i = 0; i < wanted_count; i++) {
         const field *of = wanted[i];
@@ -686,12 +651,12 @@ static void put(const gpu *one, const char *const *cells, int status) {
     putchar('\n');
 }
 
-static int list_gpu(const gpu *one) {
+static int list_gpu(const gpu *one, emit *put) {
     put(one, NULL, OK);
     return OK;
 }
 
-static int list_apps(const gpu *one) {
+static int list_apps(const gpu *one, emit *put) {
     static process found[MAX_PROCESSES];
     unsigned count = 0;
     int status = list_processes(one->handle, found, &count, 1);
@@ -704,26 +669,29 @@ static int list_apps(const gpu *one) {
     return status;
 }
 
-static int list_accounted(const gpu *one) {
+static int list_accounted(const gpu *one, emit *put) {
     unsigned pids[4096], count = 4096;
     int status = nvml("nvmlDeviceGetAccountingPids")(one->handle, &count, pids);
     for (unsigned i = 0; !status && i < count; i++) {
-        accounting of = {0};
-        char pid[16], load[16], memory[16], most[32], time[32];
+        struct {
+            unsigned gpu, memory;
+            unsigned long long most, time, start;
+            unsigned running, reserved[5];
+        } of = {0};
+        char text[6][32];
         if (nvml("nvmlDeviceGetAccountingStats")(one->handle, pids[i], &of))
             continue;
-        sprintf(pid, "%u", pids[i]);
-        sprintf(load, "%u", of.gpu);
-        sprintf(memory, "%u", of.memory);
-        sprintf(most, "%llu", of.most >> 20);
-        sprintf(time, "%llu", of.time);
-        put(one, (const char *[]){NULL, pid, load, memory, of.most == ~0ULL ? NULL : most, time}, OK);
+        const unsigned long long values[] = {pids[i], of.gpu, of.memory, of.most >> 20, of.time, of.running};
+        for (int k = 0; k < 6; k++)
+            sprintf(text[k], "%llu", values[k]);
+        put(one, (const char *[]){NULL, text[0], text[1], text[2], of.most == ~0ULL ? NULL : text[3], text[4], text[5]},
+            OK);
     }
     return status;
 }
 
 /* Where pages aren't retired, there is a row for each cause (captures). */
-static int list_retired(const gpu *one) {
+static int list_retired(const gpu *one, emit *put) {
     static const char *const causes[] = {"Single Bit ECC", "Double Bit ECC"};
     for (int cause = 0; cause < 2; cause++) {
         unsigned long long pages[512] = {0}, times[512] = {0};
@@ -744,7 +712,7 @@ static int list_retired(const gpu *one) {
     return OK;
 }
 
-static int list_clocks(const gpu *one) {
+static int list_clocks(const gpu *one, emit *put) {
     unsigned memory[64], graphics[1024], count = 64;
     int status = nvml("nvmlDeviceGetSupportedMemoryClocks")(one->handle, &count, memory);
     if (status)
@@ -817,6 +785,8 @@ static const query_kind *find_kind(const char *option) {
     return NULL;
 }
 
+int list_rows(const char *option, const gpu *one, emit *put) { return find_kind(option)->list(one, put); }
+
 int is_query(const char *option) { return find_kind(option) != NULL; }
 
 /* The rows of remapped rows are columns of 535 too; their fields of --query-gpu came later. */
@@ -874,9 +844,9 @@ int query(const char *option, const char *asked, const char *format, int first) 
             putchar('\n');
     }
     for (unsigned at = 0; at < gpu_count; at++) {
-        status = kind->list(&gpus[at]);
+        status = kind->list(&gpus[at], print_row);
         if (status && !unsupported(status))
-            put(&gpus[at], NULL, status);
+            print_row(&gpus[at], NULL, status);
     }
     return worst;
 }

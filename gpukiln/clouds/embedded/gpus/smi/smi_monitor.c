@@ -15,7 +15,7 @@ typedef struct {
 static const column device_columns[] = {
     {'p', "pwr", "W", "power.draw"},
     {'p', "gtemp", "C", "temperature.gpu"},
-    {'p', "mtemp", "C", "memory temperature"},
+    {'p', "mtemp", "C", "#f - 82"},
     {'u', "sm", "%", "utilization.gpu"},
     {'u', "mem", "%", "utilization.memory"},
     {'u', "enc", "%", "utilization.encoder"},
@@ -27,13 +27,13 @@ static const column device_columns[] = {
     {'v', "pviol", "%", "@0"}, /* NVML_PERF_POLICY_POWER, _THERMAL */
     {'v', "tviol", "bool", "@1"},
     {'m', "fb", "MB", "memory.used"},
-    {'m', "bar1", "MB", "bar1.used"},
+    {'m', "bar1", "MB", "#l BAR1MemoryInfo 2"},
     {'m', "ccpm", "MB", "protected_memory.used"},
     {'e', "sbecc", "errs", "ecc.errors.corrected.aggregate.total"},
     {'e', "dbecc", "errs", "ecc.errors.uncorrected.aggregate.total"},
-    {'e', "pci", "errs", "replays"},
-    {'t', "rxpci", "MB/s", "pcie.rx"},
-    {'t', "txpci", "MB/s", "pcie.tx"},
+    {'e', "pci", "errs", "#n PcieReplayCounter"},
+    {'t', "rxpci", "MB/s", "#t PcieThroughput 1"},
+    {'t', "txpci", "MB/s", "#t PcieThroughput 0"},
 };
 
 /* What is known of a process: numbers of its sample, memory after them. */

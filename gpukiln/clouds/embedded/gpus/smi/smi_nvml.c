@@ -22,55 +22,25 @@ nvml_function *nvml(const char *name) {
 /* What nvmlErrorString of libnvidia-ml.so.535.261.03 says, and for a lost GPU what nvidia-smi 535 says in its
  * place. */
 const char *error_text(int status) {
-    static const char *const texts[] = {"Success",
-                                        "Uninitialized",
-                                        "Invalid Argument",
-                                        "Not Supported",
-                                        "Insufficient Permissions",
-                                        "Already Initialized",
-                                        "Not Found",
-                                        "Insufficient Size",
-                                        "Insufficient External Power",
-                                        "Driver Not Loaded",
-                                        "Timeout",
-                                        "Interrupt Request Issue",
-                                        "NVML Shared Library Not Found",
-                                        "Function Not Found",
-                                        "Corrupted infoROM",
-                                        "GPU is lost",
-                                        "GPU requires reset",
-                                        "GPU access blocked by the operating system",
-                                        "Driver/library version mismatch",
-                                        "In use by another client",
-                                        "Insufficient Memory",
-                                        "No data",
-                                        "vGPU ECC not supported",
-                                        "Insufficient Resources",
-                                        "Invalid Frequency",
-                                        "Argument version mismatch",
-                                        "Requested functionality has been deprecated",
-                                        "System is not in ready state"};
+    static const char *const texts[] = {
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
+        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
+        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "GPU access blocked by the operating system",
+        "Driver/library version mismatch", "In use by another client", "Insufficient Memory", "No data",
+        "vGPU ECC not supported", "Insufficient Resources", "Invalid Frequency", "Argument version mismatch",
+        "Requested functionality has been deprecated", "System is not in ready state"};
     return status >= 0 && status < (int)(sizeof texts / sizeof *texts) ? texts[status] : "Unknown Error";
 }
 
 /* nvidia-smi(1) of 535, RETURN VALUE; 18 is not listed there and is what a mismatch answers. */
 int exit_code(int status) {
-    switch (status) {
-    case OK:
-    case INVALID:
-    case UNSUPPORTED:
-    case NO_PERMISSION:
-    case NOT_FOUND:
-    case 8:
-    case NO_DRIVER:
-    case NO_LIBRARY:
-    case NO_FUNCTION:
-    case 14:
-    case LOST:
-    case MISMATCH: return status;
-    case 11: return 10;
-    default: return 255;
-    }
+    static const int listed[] = {OK, INVALID, UNSUPPORTED, NO_PERMISSION, NOT_FOUND, 8, NO_DRIVER, NO_LIBRARY,
+                                 NO_FUNCTION, 14, LOST, MISMATCH};
+    for (size_t i = 0; i < sizeof listed / sizeof *listed; i++)
+        if (listed[i] == status)
+            return status;
+    return status == 11 ? 10 : 255;
 }
 
 int unsupported(int status) {

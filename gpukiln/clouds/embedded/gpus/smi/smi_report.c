@@ -20,9 +20,9 @@ typedef struct {
     const char *when;    /* "?field" has a value, "!field" has none, "-": -d asks for it */
 } row;
 
-#define TOTAL_USED_FREE(depth, prefix)                                                                                \
-    {depth, "Total", "total", prefix ".total"}, {depth, "Used", "used", prefix ".used"},                               \
-        {depth, "Free", "free", prefix ".free"}
+#define TOTAL_USED_FREE(depth, function)                                                                              \
+    {depth, "Total", "total", "#l " function " 0 0 - MiB"}, {depth, "Used", "used", "#l " function " 2 0 - MiB"},      \
+        {depth, "Free", "free", "#l " function " 1 0 - MiB"}
 #define REASON(label, what) {2, label, "clocks_event_reason_" what, "clocks_event_reasons." what}
 #define COUNTER(label, element, what)                                                                                 \
     {2, label, "clocks_event_reasons_counters_" element, "clocks_event_reasons_counters." what}
@@ -36,7 +36,11 @@ typedef struct {
         {3, "DRAM Correctable", "dram_correctable", "ecc.errors.corrected." kind ".dram"},                             \
         {3, "DRAM Uncorrectable", "dram_uncorrectable", "ecc.errors.uncorrected." kind ".dram"}
 #define SOURCE(label, element, what) {3, "SRAM " label, "sram_" element, "ecc.errors.uncorrected.aggregate.sram." what}
-#define HISTOGRAM(label, what) {3, label, "row_remapper_histogram_" what, "banks." what}
+#define HISTOGRAM(label, what, n) {3, label, "row_remapper_histogram_" what, "#n RowRemapperHistogram " #n " 0 - bank(s)"}
+#define TLIMIT(label, what, number)                                                                                   \
+    {2, label " T.Limit Temp", "gpu_temp_" what "_tlimit_threshold", "#f - " #number " 0 - C", 0, 0, 0, "?#f - 193"}
+#define THRESHOLD(label, what, number)                                                                                \
+    {2, label " Temp", "gpu_temp_" what "_threshold", "#t TemperatureThreshold " #number " 0 - C", 0, 0, 0, "!#f - 193"}
 #define POWER(label, element, field) {2, label " Power Limit", element "_power_limit", field}
 #define CLOCKS(label, element, name)                                                                                  \
     {1, label, element, 0, "CLOCK"}, {2, "Graphics", "graphics_clock", name ".graphics"}
@@ -63,12 +67,12 @@ static const row layout[] = {
     {2, "Pending", "pending_dm", "driver_model.pending"},
     {1, "Serial Number", "serial", "serial"},
     {1, "GPU UUID", "uuid", "uuid"},
-    {1, "GPU PDI", "pdi", "pdi", 0, 580},
-    {1, "Minor Number", "minor_number", "minor"},
+    {1, "GPU PDI", "pdi", "#l Pdi 1 0x01000010 0x%016llx", 0, 580},
+    {1, "Minor Number", "minor_number", "#n MinorNumber"},
     {1, "VBIOS Version", "vbios_version", "vbios_version"},
-    {1, "MultiGPU Board", "multigpu_board", "multi_gpu_board"},
-    {1, "Board ID", "board_id", "board_id"},
-    {1, "Board Part Number", "board_part_number", "board_part_number"},
+    {1, "MultiGPU Board", "multigpu_board", "#n MultiGpuBoard 0 0 No|Yes"},
+    {1, "Board ID", "board_id", "#n BoardId 0 0 0x%llx"},
+    {1, "Board Part Number", "board_part_number", "#s BoardPartNumber 80"},
     {1, "GPU Part Number", "gpu_part_number", "=N/A"}, /* not in NVML */
     {1, "FRU Part Number", "gpu_fru_part_number", "=N/A"},
     {1, "Module ID", "gpu_module_id", "platform.module_id", 0, 0, 570},
@@ -91,7 +95,7 @@ static const row layout[] = {
     {1, "GPU Operation Mode", "gpu_operation_mode"},
     {2, "Current", "current_gom", "gom.current"},
     {2, "Pending", "pending_gom", "gom.pending"},
-    {1, "GSP Firmware Version", "gsp_firmware_version", "gsp_version", "GSP_FIRMWARE_VERSION", 0, 570},
+    {1, "GSP Firmware Version", "gsp_firmware_version", "#s GspFirmwareVersion 64", "GSP_FIRMWARE_VERSION", 0, 570},
     {1, "GPU C2C Mode", "c2c_mode", "c2c.mode", 0, 550},
     {1, "GPU Virtualization Mode", "gpu_virtualization_mode"},
     {2, "Virtualization Mode", "virtualization_mode", "virtualization"},
@@ -101,7 +105,7 @@ static const row layout[] = {
     {2, "Reset Required", "reset_required", "reset_status.reset_required"},
     {2, "Drain and Reset Recommended", "drain_and_reset_recommended", "reset_status.drain_and_reset_recommended"},
     {1, "GPU Recovery Action", "gpu_recovery_action", "gpu_recovery_action", 0, 570},
-    {1, "GSP Firmware Version", "gsp_firmware_version", "gsp_version", "GSP_FIRMWARE_VERSION", 570},
+    {1, "GSP Firmware Version", "gsp_firmware_version", "#s GspFirmwareVersion 64", "GSP_FIRMWARE_VERSION", 570},
     {1, "IBMNPU", "ibmnpu"},
     {2, "Relaxed Ordering Mode", "relaxed_ordering_mode", "=N/A"},
     {1, "PCI", "pci"},
@@ -121,15 +125,15 @@ static const row layout[] = {
     {4, "Device Max", "max_device_link_gen", "pcie.link.gen.gpumax"},
     {4, "Host Max", "max_host_link_gen", "pcie.link.gen.hostmax"},
     {3, "Link Width", "link_widths"},
-    {4, "Max", "max_link_width", "width.max"},
-    {4, "Current", "current_link_width", "width.current"},
+    {4, "Max", "max_link_width", "#n MaxPcieLinkWidth 0 0 %lldx"},
+    {4, "Current", "current_link_width", "#n CurrPcieLinkWidth 0 0 %lldx"},
     {2, "Bridge Chip", "pci_bridge_chip"},
     {3, "Type", "bridge_chip_type", "=N/A"}, /* of boards of two GPUs, none of which EC2 has */
     {3, "Firmware", "bridge_chip_fw", "=N/A"},
-    {2, "Replays Since Reset", "replay_counter", "replays"},
-    {2, "Replay Number Rollovers", "replay_rollover_counter", "rollovers"},
-    {2, "Tx Throughput", "tx_util", "pcie.tx"},
-    {2, "Rx Throughput", "rx_util", "pcie.rx"},
+    {2, "Replays Since Reset", "replay_counter", "#n PcieReplayCounter"},
+    {2, "Replay Number Rollovers", "replay_rollover_counter", "#f - 95"},
+    {2, "Tx Throughput", "tx_util", "#t PcieThroughput 0 0 - KB/s"},
+    {2, "Rx Throughput", "rx_util", "#t PcieThroughput 1 0 - KB/s"},
     {2, "Atomic Caps Inbound", "atomic_caps_inbound", "atomics.inbound", 0, 0, 570},
     {2, "Atomic Caps Outbound", "atomic_caps_outbound", "atomics.outbound"},
     {2, "Atomic Caps Inbound", "atomic_caps_inbound", "atomics.inbound", 0, 570},
@@ -158,9 +162,9 @@ static const row layout[] = {
     {2, "Used", "used", "memory.used"},
     {2, "Free", "free", "memory.free"},
     {1, "BAR1 Memory Usage", "bar1_memory_usage", 0, "MEMORY"},
-    TOTAL_USED_FREE(2, "bar1"),
+    TOTAL_USED_FREE(2, "BAR1MemoryInfo"),
     {1, "Conf Compute Protected Memory Usage", "cc_protected_memory_usage", 0, "MEMORY"},
-    TOTAL_USED_FREE(2, "protected_memory"),
+    TOTAL_USED_FREE(2, "ConfComputeProtectedMemoryUsage"),
     {1, "Compute Mode", "compute_mode", "compute_mode", "COMPUTE"},
     {1, "Utilization", "utilization", 0, "UTILIZATION"},
     {2, "Gpu|GPU", "gpu_util", "utilization.gpu"},
@@ -178,9 +182,9 @@ static const row layout[] = {
     {2, "Average FPS", "average_fps", "encoder.stats.averageFps"},
     {2, "Average Latency", "average_latency", "encoder.stats.averageLatency"},
     {1, "FBC Stats", "fbc_stats", 0, "FBC_STATS"},
-    {2, "Active Sessions", "session_count", "fbc.sessions"},
-    {2, "Average FPS", "average_fps", "fbc.fps"},
-    {2, "Average Latency", "average_latency", "fbc.latency"},
+    {2, "Active Sessions", "session_count", "#n FBCStats 0"},
+    {2, "Average FPS", "average_fps", "#n FBCStats 1"},
+    {2, "Average Latency", "average_latency", "#n FBCStats 2"},
     {1, "DRAM Encryption Mode", "dram_encryption_mode", 0, "ECC", 570},
     {2, "Current", "current_dram_encryption", "dramEncryption.mode.current"},
     {2, "Pending", "pending_dram_encryption", "dramEncryption.mode.pending"},
@@ -200,16 +204,16 @@ static const row layout[] = {
     SOURCE("Microcontroller", "microcontroller", "mcu"),
     SOURCE("PCIE", "pcie", "pcie"),
     SOURCE("Other", "other", "other"),
-    {2, "Channel Repair Pending", "channel_repair_pending", "repair.channel", 0, 580, 0, "?sram"},
-    {2, "TPC Repair Pending", "tpc_repair_pending", "repair.tpc", 0, 580, 0, "?sram"},
-    {2, "Unrepairable Memory", "unrepairable_memory", "unrepairable", 0, 590, 0, "?sram"},
+    {2, "Channel Repair Pending", "channel_repair_pending", "#v RepairStatus 1 0x0100000c No|Yes", 0, 580, 0, "?sram"},
+    {2, "TPC Repair Pending", "tpc_repair_pending", "#v RepairStatus 2 0x0100000c No|Yes", 0, 580, 0, "?sram"},
+    {2, "Unrepairable Memory", "unrepairable_memory", "#n UnrepairableMemoryFlag_v1 0 0 No|Yes", 0, 590, 0, "?sram"},
     {1, "Retired Pages", "retired_pages", 0, "PAGE_RETIREMENT"},
     {2, "", "multiple_single_bit_retirement"},
     {3, "Single Bit ECC", "retired_count", "retired_pages.single_bit_ecc.count"},
-    {3, "", "retired_pagelist", "@retired 0"},
+    {3, "", "retired_pagelist", "@retired Single"},
     {2, "", "double_bit_retirement"},
     {3, "Double Bit ECC", "retired_count", "retired_pages.double_bit.count"},
-    {3, "", "retired_pagelist", "@retired 1"},
+    {3, "", "retired_pagelist", "@retired Double"},
     {2, "Pending Page Blacklist", "pending_blacklist", "retired_pages.pending"},
     {2, "", "pending_retirement", "retired_pages.pending"},
     {1, "Remapped Rows", "remapped_rows", "remapped_rows.pending", "ROW_REMAPPER"},
@@ -220,31 +224,28 @@ static const row layout[] = {
     {2, "Pending", "remapped_row_pending", "remapped_rows.pending"},
     {2, "Remapping Failure Occurred", "remapped_row_failure", "remapped_rows.failure"},
     {2, "Bank Remap Availability Histogram", "row_remapper_histogram"},
-    HISTOGRAM("Max", "max"),
-    HISTOGRAM("High", "high"),
-    HISTOGRAM("Partial", "partial"),
-    HISTOGRAM("Low", "low"),
-    HISTOGRAM("None", "none"),
+    HISTOGRAM("Max", "max", 0),
+    HISTOGRAM("High", "high", 1),
+    HISTOGRAM("Partial", "partial", 2),
+    HISTOGRAM("Low", "low", 3),
+    HISTOGRAM("None", "none", 4),
     {1, "Temperature", "temperature", 0, "TEMPERATURE"},
-    {2, "GPU Current Temp", "gpu_temp", "gpu temperature"},
-    {2, "GPU T.Limit Temp", "gpu_temp_tlimit", "current tlimit", 0, 0, 610},
-    {2, "GPU Current T.Limit Temp", "gpu_temp_tlimit", "current tlimit", 0, 610},
-    {2, "GPU Shutdown T.Limit Temp", "gpu_temp_max_tlimit_threshold", "shutdown tlimit", 0, 0, 0, "?shutdown tlimit"},
-    {2, "GPU Slowdown T.Limit Temp", "gpu_temp_slow_tlimit_threshold", "slowdown tlimit", 0, 0, 0, "?shutdown tlimit"},
-    {2, "GPU Max Operating T.Limit Temp", "gpu_temp_max_gpu_tlimit_threshold", "most tlimit", 0, 0, 0,
-     "?shutdown tlimit"},
-    {2, "GPU Shutdown Temp", "gpu_temp_max_threshold", "shutdown temperature", 0, 0, 0, "!shutdown tlimit"},
-    {2, "GPU Slowdown Temp", "gpu_temp_slow_threshold", "slowdown temperature", 0, 0, 0, "!shutdown tlimit"},
-    {2, "GPU Max Operating Temp", "gpu_temp_max_gpu_threshold", "most temperature", 0, 0, 0, "!shutdown tlimit"},
-    {2, "GPU Target Temperature", "gpu_target_temperature", "target temperature"},
-    {2, "Memory Current Temp", "memory_temp", "memory temperature"},
-    {2, "Memory Max Operating T.Limit Temp", "gpu_temp_max_mem_tlimit_threshold", "most memory tlimit", 0, 0, 0,
-     "?shutdown tlimit"},
-    {2, "Memory Max Operating Temp", "gpu_temp_max_mem_threshold", "most memory temperature", 0, 0, 0,
-     "!shutdown tlimit"},
+    {2, "GPU Current Temp", "gpu_temp", "#t Temperature 0 0 - C"},
+    {2, "GPU T.Limit Temp", "gpu_temp_tlimit", "#v MarginTemperature 1 0x01000008 - C", 0, 0, 610},
+    {2, "GPU Current T.Limit Temp", "gpu_temp_tlimit", "#v MarginTemperature 1 0x01000008 - C", 0, 610},
+    TLIMIT("GPU Shutdown", "max", 193),
+    TLIMIT("GPU Slowdown", "slow", 194),
+    TLIMIT("GPU Max Operating", "max_gpu", 196),
+    THRESHOLD("GPU Shutdown", "max", 0),
+    THRESHOLD("GPU Slowdown", "slow", 1),
+    THRESHOLD("GPU Max Operating", "max_gpu", 3),
+    {2, "GPU Target Temperature", "gpu_target_temperature", "#t TemperatureThreshold 5 0 - C"},
+    {2, "Memory Current Temp", "memory_temp", "#f - 82 0 - C"},
+    TLIMIT("Memory Max Operating", "max_mem", 195),
+    THRESHOLD("Memory Max Operating", "max_mem", 2),
     {1, "Supported GPU Target Temp", "supported_gpu_target_temp", 0, "SUPPORTED_GPU_TARGET_TEMP", 0, 0, "-"},
-    {2, "GPU Target Temp Min", "gpu_target_temp_min", "least target temperature"},
-    {2, "GPU Target Temp Max", "gpu_target_temp_max", "most target temperature"},
+    {2, "GPU Target Temp Min", "gpu_target_temp_min", "#t TemperatureThreshold 4 0 - C"},
+    {2, "GPU Target Temp Max", "gpu_target_temp_max", "#t TemperatureThreshold 6 0 - C"},
     {1, "GPU Power Readings", "gpu_power_readings", 0, "POWER"},
     {2, "", "power_state", "power_state"},
     {2, "Power Draw", "power_draw", "power.draw", 0, 0, 570},
@@ -257,8 +258,8 @@ static const row layout[] = {
     POWER("Max", "max", "power.max_limit"),
     {1, "Power Samples", 0, "@samples 0 W", "POWER", 0, 0, "-"},
     {1, "GPU Memory Power Readings ", "gpu_memory_power_readings", 0, "POWER", 570},
-    {2, "Average Power Draw", "average_power_draw", "memory.power.average"},
-    {2, "Instantaneous Power Draw", "instant_power_draw", "memory.power.instant"},
+    {2, "Average Power Draw", "average_power_draw", "#f - 185 2 %.2f W"},
+    {2, "Instantaneous Power Draw", "instant_power_draw", "#f - 186 2 %.2f W"},
     {1, "Module Power Readings", "module_power_readings", 0, "POWER"},
     {2, "", "power_state", "power_state"},
     {2, "Power Draw", "power_draw", "module.power.draw.average", 0, 0, 570},
@@ -273,7 +274,7 @@ static const row layout[] = {
     {1, "Workload Power Profiles", "power_profiles", 0, "POWER_PROFILES", 570},
     {2, "Requested Profiles", "power_profile_requested_profiles", "=N/A"}, /* B200 too (captures) */
     {2, "Enforced Profiles", "power_profile_enforced_profiles", "=N/A"},
-    {1, "EDPp Multiplier", "edpp_multiplier", "edpp", "POWER", 590},
+    {1, "EDPp Multiplier", "edpp_multiplier", "#f - 274 0 %lld.00%%", "POWER", 590},
     CLOCKS("Clocks", "clocks", "clocks.current"),
     {2, "SM", "sm_clock", "clocks.current.sm"},
     {2, "Memory", "mem_clock", "clocks.current.memory"},
@@ -287,14 +288,14 @@ static const row layout[] = {
     CLOCKS("Max Clocks", "max_clocks", "clocks.max"),
     {2, "SM", "sm_clock", "clocks.max.sm"},
     {2, "Memory", "mem_clock", "clocks.max.memory"},
-    {2, "Video", "video_clock", "max video"},
+    {2, "Video", "video_clock", "#t MaxClockInfo 3 0 - MHz"},
     {1, "Max Customer Boost Clocks", "max_customer_boost_clocks", 0, "CLOCK"},
-    {2, "Graphics", "graphics_clock", "customer boost"},
+    {2, "Graphics", "graphics_clock", "#t MaxCustomerBoostClock 0 0 - MHz"},
     {1, "SM Clock Samples", 0, "@samples 5 MHz", "CLOCK", 0, 0, "-"},
     {1, "Memory Clock Samples", 0, "@samples 6 MHz", "CLOCK", 0, 0, "-"},
     {1, "Clock Policy", "clock_policy", 0, "CLOCK"},
-    {2, "Auto Boost", "auto_boost", "auto_boost"},
-    {2, "Auto Boost Default", "auto_boost_default", "auto_boost_default"},
+    {2, "Auto Boost", "auto_boost", "#n AutoBoostedClocksEnabled 0 0 Off|On"},
+    {2, "Auto Boost Default", "auto_boost_default", "#n AutoBoostedClocksEnabled 1 0 Off|On"},
     {1, "Voltage", "voltage", 0, "VOLTAGE", 0, 580},
     {2, "Graphics", "graphics_volt", "=N/A"}, /* not in NVML */
     {1, "Fabric", "fabric"},
@@ -314,20 +315,20 @@ static const row layout[] = {
     {1, "Processes", "processes", "@processes", "PIDS"},
     {1, "Accounted Processes", "accounted_processes", "@accounted", "ACCOUNTING", 0, 0, "-"},
     {1, "Capabilities", "capabilities", 0, 0, 570},
-    {2, "EGM", "egm", "egm"},
+    {2, "EGM", "egm", "#v Capabilities 1 0x01000008 disabled|enabled"},
 };
 
 static const row of_mig[] = {
-    {2, "GPU Instance ID", "gpu_instance_id", "mig.gpu_instance"},
-    {2, "Compute Instance ID", "compute_instance_id", "mig.compute_instance"},
+    {2, "GPU Instance ID", "gpu_instance_id", "#n GpuInstanceId"},
+    {2, "Compute Instance ID", "compute_instance_id", "#n ComputeInstanceId"},
     {2, "Device Attributes", "device_attributes"},
     {3, "Shared", "shared"},
-    {4, "Multiprocessor count", "multiprocessor_count", "mig.processors"},
-    {4, "Copy Engine count", "copy_engine_count", "mig.copy"},
-    {4, "Encoder count", "encoder_count", "mig.encoders"},
-    {4, "Decoder count", "decoder_count", "mig.decoders"},
-    {4, "OFA count", "ofa_count", "mig.ofa"},
-    {4, "JPG count", "jpg_count", "mig.jpeg"},
+    {4, "Multiprocessor count", "multiprocessor_count", "#n Attributes_v2 0"},
+    {4, "Copy Engine count", "copy_engine_count", "#n Attributes_v2 1"},
+    {4, "Encoder count", "encoder_count", "#n Attributes_v2 3"},
+    {4, "Decoder count", "decoder_count", "#n Attributes_v2 2"},
+    {4, "OFA count", "ofa_count", "#n Attributes_v2 5"},
+    {4, "JPG count", "jpg_count", "#n Attributes_v2 4"},
     {2, "ECC Errors", "ecc_error_count"},
     {3, "Volatile", "volatile_count"},
     {4, "SRAM Uncorrectable", "sram_uncorrectable", "ecc.errors.uncorrected.volatile.total"},
@@ -337,7 +338,7 @@ static const row of_mig[] = {
     {3, "Used", "used", "memory.used"},
     {3, "Free", "free", "memory.free"},
     {2, "BAR1 Memory Usage|Shared BAR1 Memory", "bar1_memory_usage"},
-    TOTAL_USED_FREE(3, "bar1"),
+    TOTAL_USED_FREE(3, "BAR1MemoryInfo"),
 };
 #define COUNT(rows) (sizeof(rows) / sizeof *(rows))
 
@@ -478,67 +479,98 @@ static void write_processes(const gpu *one) {
     close_row(1, "Processes", "processes");
 }
 
-static void write_accounted(const gpu *one) {
-    unsigned pids[4096], count = 4096;
-    int status = nvml("nvmlDeviceGetAccountingPids")(one->handle, &count, pids);
-    if (!xml && (status || !count)) {
-        leaf(1, "Accounted Processes", NULL, !status ? "None" : unsupported(status) ? "N/A" : error_text(status));
+/* Rows of the queries for lists: how many there were; where the last one belonged. */
+static unsigned emitted;
+static char group[32];
+
+static void empty(const char *label, const char *element, int status) {
+    leaf(1, label, element, !status ? "None" : unsupported(status) ? "N/A" : error_text(status));
+}
+
+static void accounted(const gpu *one, const char *const *cells, int status) {
+    static const char *const names[][3] = {{"GPU Utilization", "gpu_util", " %"},
+                                           {"Memory Utilization", "memory_util", " %"},
+                                           {"Max memory usage", "max_memory_usage", " MiB"},
+                                           {"Time", "time", " ms"},
+                                           {"Is Running", "is_running", ""}};
+    char text[64];
+    (void)one, (void)status;
+    if (!emitted++ && !xml)
+        open_row(1, "Accounted Processes", NULL);
+    if (xml)
+        open_row(2, "-", "accounted_process_info");
+    leaf(2 + xml, "Process ID", "pid", cells[1]);
+    for (int i = 0; i < 5; i++) {
+        snprintf(text, sizeof text, "%s%s", cells[i + 2] ? cells[i + 2] : "N/A", cells[i + 2] ? names[i][2] : "");
+        leaf(3, names[i][0], names[i][1], text);
+    }
+    if (xml)
+        close_row(2, "-", "accounted_process_info");
+}
+
+static void supported_clock(const gpu *one, const char *const *cells, int status) {
+    char text[64];
+    (void)one;
+    if (status || !cells[0])
         return;
-    }
-    open_row(1, "Accounted Processes", "accounted_processes");
-    for (unsigned i = 0; !status && i < count; i++) {
-        accounting of = {0};
-        if (nvml("nvmlDeviceGetAccountingStats")(one->handle, pids[i], &of))
-            continue;
+    if (strcmp(group, cells[0])) {
+        if (emitted && xml)
+            close_row(2, "-", "supported_mem_clock");
+        if (!emitted++)
+            open_row(1, "Supported Clocks", "supported_clocks");
         if (xml)
-            open_row(2, "-", "accounted_process_info");
-        number(2 + xml, "Process ID", "pid", "%llu", pids[i]);
-        number(3, "GPU Utilization", "gpu_util", "%llu %%", of.gpu);
-        number(3, "Memory Utilization", "memory_util", "%llu %%", of.memory);
-        number(3, "Max memory usage", "max_memory_usage", "%llu MiB", of.most == ~0ULL ? of.most : of.most >> 20);
-        number(3, "Time", "time", "%llu ms", of.time);
-        number(3, "Is Running", "is_running", "%llu", of.running);
-        if (xml)
-            close_row(2, "-", "accounted_process_info");
+            open_row(2, "-", "supported_mem_clock");
+        strcpy(group, cells[0]);
+        sprintf(text, "%s MHz", cells[0]);
+        leaf(2 + xml, "Memory", "value", text);
     }
-    close_row(1, "Accounted Processes", "accounted_processes");
+    sprintf(text, "%s MHz", cells[1]);
+    leaf(3, "Graphics", "supported_graphics_clock", text);
 }
 
 static void write_clocks(const gpu *one) {
-    unsigned memory[64], graphics[1024], count = 64;
-    int status = nvml("nvmlDeviceGetSupportedMemoryClocks")(one->handle, &count, memory);
-    if (status) {
-        leaf(1, "Supported Clocks", "supported_clocks", unsupported(status) ? "N/A" : error_text(status));
-        return;
-    }
-    open_row(1, "Supported Clocks", "supported_clocks");
-    for (unsigned i = 0; i < count; i++) {
-        unsigned listed = 1024;
-        if (xml)
-            open_row(2, "-", "supported_mem_clock");
-        number(2 + xml, "Memory", "value", "%llu MHz", memory[i]);
-        if (!nvml("nvmlDeviceGetSupportedGraphicsClocks")(one->handle, memory[i], &listed, graphics))
-            for (unsigned j = 0; j < listed; j++)
-                number(3, "Graphics", "supported_graphics_clock", "%llu MHz", graphics[j]);
+    emitted = 0;
+    *group = 0;
+    int status = list_rows("--query-supported-clocks", one, supported_clock);
+    if (!emitted)
+        empty("Supported Clocks", "supported_clocks", status ? status : UNSUPPORTED);
+    else {
         if (xml)
             close_row(2, "-", "supported_mem_clock");
+        close_row(1, "Supported Clocks", "supported_clocks");
     }
-    close_row(1, "Supported Clocks", "supported_clocks");
 }
 
-static void write_retired(const gpu *one, int cause) {
-    unsigned long long pages[512] = {0};
-    unsigned count = 512;
-    int status = nvml("nvmlDeviceGetRetiredPages")(one->handle, cause, &count, pages);
-    if (status) {
+static void write_accounted(const gpu *one) {
+    emitted = 0;
+    if (xml)
+        open_row(1, "-", "accounted_processes");
+    int status = list_rows("--query-accounted-apps", one, accounted);
+    if (xml)
+        close_row(1, "-", "accounted_processes");
+    else if (!emitted)
+        empty("Accounted Processes", NULL, status);
+}
+
+static void retired_page(const gpu *one, const char *const *cells, int status) {
+    (void)one;
+    if (!status && strstr(cells[2], group) && cells[0] && emitted++ < 512)
+        leaf(4, "-", "retired_page_address", cells[0]);
+}
+
+/* In XML only, where the cause has a list. */
+static void write_retired(const gpu *one, const char *cause) {
+    char text[TEXT];
+    const char *unit;
+    int status = value_of(one, "retired_pages.pending", text, &unit);
+    if (!xml || status) {
         leaf(3, "", "retired_pagelist", unsupported(status) ? "N/A" : error_text(status));
         return;
     }
-    if (!xml)
-        return;
+    strcpy(group, cause);
+    emitted = 0;
     open_row(3, "-", "retired_pagelist");
-    for (unsigned i = 0; i < count; i++)
-        number(4, "-", "retired_page_address", "0x%llx", pages[i]);
+    list_rows("--query-retired-pages", one, retired_page);
     close_row(3, "-", "retired_pagelist");
 }
 
@@ -581,7 +613,7 @@ static void write_special(const gpu *one, const row *of) {
     case 'p': write_processes(one); break;
     case 'a': write_accounted(one); break;
     case 'c': write_clocks(one); break;
-    case 'r': write_retired(one, of->field[9] - '0'); break;
+    case 'r': write_retired(one, of->field + 9); break;
     default:
         if (!xml)
             write_samples(one, of->label, of->field + 9);

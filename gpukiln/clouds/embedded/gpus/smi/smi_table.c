@@ -123,11 +123,10 @@ static void line(void) {
 }
 
 static void print_mig(const gpu *one, void *handle, unsigned position) {
-    static const char *const fields[] = {"mig.gpu_instance", "mig.compute_instance",
-                                         "mig.processors",   "ecc.errors.uncorrected.volatile.total",
-                                         "mig.copy",         "mig.encoders",
-                                         "mig.decoders",     "mig.ofa",
-                                         "mig.jpeg"};
+    static const char *const fields[] = {
+        "#n GpuInstanceId",   "#n ComputeInstanceId", "#n Attributes_v2 0", "ecc.errors.uncorrected.volatile.total",
+        "#n Attributes_v2 1", "#n Attributes_v2 3",   "#n Attributes_v2 2", "#n Attributes_v2 5",
+        "#n Attributes_v2 4"};
     const gpu mig = {.index = one->index, .handle = handle};
     char of[9][TEXT];
     for (int i = 0; i < 9; i++)
@@ -136,7 +135,7 @@ static void print_mig(const gpu *one, void *handle, unsigned position) {
     print_usage(&mig, "memory.used", "memory.total", 19, 8);
     printf("%*s|%3s   %4.4s |%3s %3s  %3s  %3s  %3s |\n|%18s|", 2 + wide, "", of[2], of[3], of[4], of[5], of[6], of[7],
            of[8], "");
-    print_usage(&mig, "bar1.used", "bar1.total", 19, 8);
+    print_usage(&mig, "#l BAR1MemoryInfo 2", "#l BAR1MemoryInfo 0", 19, 8);
     printf("%*s|           |                       |\n", 2 + wide, "");
     printf("+------------------+%.*s+-----------+-----------------------+\n", 32 + wide,
            "----------------------------------");

@@ -675,6 +675,25 @@ def test_the_xml_has_the_elements_of_captures(simulated: Callable[..., Machine])
         assert found == wanted, name
 
 
+def test_the_report_has_the_labels_of_captures(simulated: Callable[..., Machine]) -> None:
+    machines = re.split(r"^\[(.+)\]\n", (SUPPORT / "labels.txt").read_text(), flags=re.M)[1:]
+    assert len(machines) == 4
+    for name, labels in zip(machines[::2], machines[1::2], strict=True):
+        code, out = simulated(*name.split())("-q", "-i", "0")
+        rows = out.partition("\nGPU 00")[2].splitlines()[1:]
+        found = [re.sub(r" +: .*", "", row).rstrip() for row in rows if row.strip()]
+        assert code == 0, name
+        assert [label for label in found if label != "    Processes"] == labels.splitlines(), name
+        assert {row.index(" : ") for row in rows if " : " in row} == {54}, name
+
+
+def test_the_matrix_of_590_is_underlined(simulated: Callable[..., Machine]) -> None:
+    """Into a pipe too: the captures of an H100 and an RTX 4080 Super."""
+    code, out = simulated(*MACHINES[595])("topo", "-m")
+    assert code == 0
+    assert out.startswith("\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \t")
+
+
 def test_the_xml_has_the_values_of_an_h100_and_an_l40s(simulated: Callable[..., Machine]) -> None:
     """Boards, memory and limits of the captures; the names of what a parser of the field reads."""
     for machine, count, values in (

@@ -34,7 +34,7 @@ whatever libnvidia-ml.so.1 it finds, and has of each branch of the driver what t
 | `--query-gpu`, `--help-query-gpu` | the branch's fields, aliases; no others | 535, 590, 595, 610 |
 | `--query-compute-apps`, `-accounted-apps`, `-retired-pages` | rows of each GPU, and `--help-...` | 590 |
 | `--query-remapped-rows`, `-supported-clocks` | the same | nvidia-smi(1) |
-| `-q`, `-d SECTIONS` | text; only with `-d`: samples, supported clocks | 535, 590, 595 |
+| `-q`, `-d SECTIONS` | text; only with `-d`: samples, supported clocks | 535, 590, 595, 610 |
 | `-q -x` | every element in its order | 570.148, 580.105, 595.91 |
 | nothing, `-L`, `--version` | the table, which is wider from 550 on | 535, 590, 595, 610 |
 | `dmon`, `pmon` | `-i -s -d -c -o -f`; `-s pucvmet` and `-s um` | 535, 590 |

@@ -79,9 +79,10 @@ static void affinity(const gpu *one, char *processors, char *nodes) {
 static int print_matrix(void) {
     char text[TEXT], nodes[TEXT];
     int worst = OK;
+    const int underlined = branch() >= 590; /* into a pipe too (captures) */
     for (unsigned i = 0; i < gpu_count; i++)
-        printf("\tGPU%u", gpus[i].index);
-    puts("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID");
+        printf(!i && underlined ? "\t\033[4mGPU%u" : "\tGPU%u", gpus[i].index);
+    printf("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID%s\n", underlined ? "\033[0m" : "");
     for (unsigned i = 0; i < gpu_count; i++) {
         printf("GPU%u\t", gpus[i].index);
         for (unsigned j = 0; j < gpu_count; j++) {

@@ -42,6 +42,8 @@ typedef struct {
 #define THRESHOLD(label, what, number)                                                                                \
     {2, label " Temp", "gpu_temp_" what "_threshold", "#t TemperatureThreshold " #number " 0 - C", 0, 0, 0, "!#f - 193"}
 #define POWER(label, element, field) {2, label " Power Limit", element "_power_limit", field}
+#define CEILING(label, element, field)                                                                                \
+    {2, label " Power Limit", element "_power_limit", field, 0, 0, 610}, {2, "", element "_power_limit", field, 0, 610}
 #define CLOCKS(label, element, name)                                                                                  \
     {1, label, element, 0, "CLOCK"}, {2, "Graphics", "graphics_clock", name ".graphics"}
 #define PLATFORM(label, what) {2, label, what, "known.platform." what}
@@ -92,6 +94,8 @@ static const row layout[] = {
     {1, "Inforom BBX Object Flush", "inforom_bbx_flush"},
     {2, "Latest Timestamp", "latest_timestamp", "flush.time"},
     {2, "Latest Duration", "latest_duration", "flush.duration"},
+    {1, "Inforom Time Data", 0, 0, 0, 610},
+    {2, "Time Run", 0, "bbx.time_run"},
     {1, "GPU Operation Mode", "gpu_operation_mode"},
     {2, "Current", "current_gom", "gom.current"},
     {2, "Pending", "pending_gom", "gom.pending"},
@@ -239,7 +243,8 @@ static const row layout[] = {
     THRESHOLD("GPU Shutdown", "max", 0),
     THRESHOLD("GPU Slowdown", "slow", 1),
     THRESHOLD("GPU Max Operating", "max_gpu", 3),
-    {2, "GPU Target Temperature", "gpu_target_temperature", "#t TemperatureThreshold 5 0 - C"},
+    {2, "GPU Target Temperature", "gpu_target_temperature", "#t TemperatureThreshold 5 0 - C", 0, 0, 610},
+    {2, "GPU Target Temperature Specification", "gpu_target_temperature", "#t TemperatureThreshold 5 0 - C", 0, 610},
     {2, "Memory Current Temp", "memory_temp", "#f - 82 0 - C"},
     TLIMIT("Memory Max Operating", "max_mem", 195),
     THRESHOLD("Memory Max Operating", "max_mem", 2),
@@ -251,9 +256,17 @@ static const row layout[] = {
     {2, "Power Draw", "power_draw", "power.draw", 0, 0, 570},
     {2, "Average Power Draw", "average_power_draw", "power.draw.average", 0, 570},
     {2, "Instantaneous Power Draw", "instant_power_draw", "power.draw.instant", 0, 570},
-    POWER("Current", "current", "enforced.power.limit"),
-    POWER("Requested", "requested", "power.limit"),
-    POWER("Default", "default", "power.default_limit"),
+    CEILING("Current", "current", "enforced.power.limit"),
+    CEILING("Requested", "requested", "power.limit"),
+    CEILING("Default", "default", "power.default_limit"),
+    {2, "GPU Ceiling Power Limit", 0, 0, 0, 610}, /* no XML of 610 is known: it keeps 595's elements */
+    {3, "Current Power Limit", 0, "enforced.power.limit"},
+    {3, "Requested Power Limit", 0, "power.limit"},
+    {3, "Default Power Limit", 0, "power.default_limit"},
+    {2, "GPU Base Power", 0, 0, 0, 610},
+    {3, "Current Base Power", 0, "gpu.base.current"},
+    {3, "Requested Base Power", 0, "gpu.base.requested"},
+    {3, "Default Base Power", 0, "gpu.base.default"},
     POWER("Min", "min", "power.min_limit"),
     POWER("Max", "max", "power.max_limit"),
     {1, "Power Samples", 0, "@samples 0 W", "POWER", 0, 0, "-"},

@@ -69,6 +69,12 @@ static const struct {
     {"-am", "--accounting-mode", 1},
     {"-caa", "--clear-accounted-apps", 0},
     {"-mig", "--multi-instance-gpu", 1},
+    {"", "--query-gpu", 1},
+    {"", "--query-compute-apps", 1},
+    {"", "--query-accounted-apps", 1},
+    {"", "--query-retired-pages", 1},
+    {"", "--query-remapped-rows", 1},
+    {"", "--query-supported-clocks", 1},
 };
 #define OPTIONS (int)(sizeof options / sizeof *options)
 
@@ -116,11 +122,6 @@ static int unknown_option(const char *word) {
     return strstr(unanswered, name) ? bad_arguments() : not_recognized(word);
 }
 
-/* A query is an option of its own: which one, is what `asked` says. */
-typedef struct {
-    const char *of[64], *query, *columns;
-} command;
-
 static int find_option(const char *word) {
     size_t length = strcspn(word, "=");
     for (int i = 0; i < OPTIONS; i++)
@@ -130,17 +131,15 @@ static int find_option(const char *word) {
     return -1;
 }
 
-static int parse(int count, char **words, command *to) {
+static int parse(int count, char **words, const char *said[]) {
     for (int at = 1; at < count; at++) {
-        static char name[TEXT];
         const char *word = words[at], *value = strchr(word, '=');
-        snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
-        int option = find_option(word), is_a_query = option < 0 && is_query(name);
-        if (option < 0 && !is_a_query)
+        int option = find_option(word);
+        if (option < 0)
             return unknown_option(word);
-        if (is_a_query ? to->query != NULL : to->of[option] != NULL)
+        if (said[option])
             return bad_arguments();
-        int has_value = is_a_query ? 1 : options[option].has_value;
+        int has_value = options[option].has_value;
         if (!has_value && value)
             return not_recognized(word);
         if (value)
@@ -151,62 +150,59 @@ static int parse(int count, char **words, command *to) {
             printf("ERROR: Option %s is missing its value. Please run 'nvidia-smi -h' for help.\n\n", word);
             return INVALID;
         }
-        if (is_a_query) {
-            to->query = strdup(name);
-            to->columns = value;
-        } else
-            to->of[option] = value ? value : "";
+        said[option] = value ? value : "";
     }
     return OK;
 }
 
-static int once(const command *said, int first) {
-    int change = -1, commands = (said->of[LIST] != NULL) + (said->of[QUERY] != NULL) + (said->query != NULL);
+static int once(const char *said[], int first) {
+    int change = -1, commands = (said[LIST] != NULL) + (said[QUERY] != NULL);
     for (int i = FIRST_CHANGE; i < OPTIONS; i++)
-        if (said->of[i]) {
+        if (said[i]) {
             change = i;
             commands++;
         }
-    if (commands > 1 || (said->of[DISPLAY] && (!said->of[QUERY] || said->of[XML])) || (said->of[XML] && !said->of[QUERY]))
+    int is_queried = change >= 0 && is_query(options[change].option);
+    if (commands > 1 || (said[DISPLAY] && (!said[QUERY] || said[XML])) || (said[XML] && !said[QUERY]))
         return bad_arguments();
-    if (said->query && !said->of[FORMAT]) {
+    if (is_queried && !said[FORMAT]) {
         puts("\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n");
         return INVALID;
     }
-    if (said->of[FORMAT] && !said->query)
+    if (said[FORMAT] && !is_queried)
         return bad_arguments();
-    if (said->query)
-        return query(said->query, said->columns, said->of[FORMAT], first);
-    if (said->of[LIST])
+    if (is_queried)
+        return query(options[change].option, said[change], said[FORMAT], first);
+    if (said[LIST])
         return show_list();
-    if (said->of[QUERY])
-        return show_report(said->of[DISPLAY], said->of[XML] != NULL);
-    return change >= 0 ? modify(options[change].option, said->of[change]) : show_table();
+    if (said[QUERY])
+        return show_report(said[DISPLAY], said[XML] != NULL);
+    return change >= 0 ? modify(options[change].option, said[change]) : show_table();
 }
 
 /* The interval in seconds; 0 without one, -1 for what is none. Without a number -l waits 5 s, -lms not at all (a
  * public log of 535.129.03 has 4 ms between its rows). */
-static double interval(const command *said) {
-    const char *value = said->of[LOOP] ? said->of[LOOP] : said->of[LOOP_MS];
+static double interval(const char *said[]) {
+    const char *value = said[LOOP] ? said[LOOP] : said[LOOP_MS];
     char *end;
     if (!value)
         return 0;
     if (!*value)
-        return said->of[LOOP] ? 5 : 0.001;
+        return said[LOOP] ? 5 : 0.001;
     long number = strtol(value, &end, 10);
-    return *end || number < 1 ? -1 : said->of[LOOP] ? (double)number : (double)number / 1000;
+    return *end || number < 1 ? -1 : said[LOOP] ? (double)number : (double)number / 1000;
 }
 
-static int run(const command *said) {
+static int run(const char *said[]) {
     double wait = interval(said);
     if (wait < 0) {
         printf("ERROR: Option %s is invalid for %s. Please run 'nvidia-smi -h' for help.\n\n",
-               said->of[LOOP] ? said->of[LOOP] : said->of[LOOP_MS], said->of[LOOP] ? "--loop" : "--loop-ms");
+               said[LOOP] ? said[LOOP] : said[LOOP_MS], said[LOOP] ? "--loop" : "--loop-ms");
         return INVALID;
     }
-    if (said->of[FILENAME] && !log_to(said->of[FILENAME]))
+    if (said[FILENAME] && !log_to(said[FILENAME]))
         return INVALID;
-    chosen = said->of[ID];
+    chosen = said[ID];
     int status = once(said, 1);
     while (wait > 0 && !status) {
         pause_for(wait);
@@ -216,7 +212,7 @@ static int run(const command *said) {
 }
 
 int main(int count, char **words) {
-    command said = {0};
+    const char *said[OPTIONS] = {0};
     const char *first = count > 1 ? words[1] : "";
     if (!strcmp(first, "-h") || !strcmp(first, "--help"))
         return print_help();
@@ -236,8 +232,8 @@ int main(int count, char **words) {
             status = mig(count - 2, words + 2);
         else if (!strcmp(first, "dmon") || !strcmp(first, "pmon"))
             status = monitor(*first == 'p', count - 2, words + 2);
-        else if (!(status = parse(count, words, &said)))
-            status = run(&said);
+        else if (!(status = parse(count, words, said)))
+            status = run(said);
         nvml("nvmlShutdown")();
     }
     return exit_code(status);

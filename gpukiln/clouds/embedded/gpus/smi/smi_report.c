@@ -395,6 +395,17 @@ static void close_row(int depth, const char *label, const char *element) {
     shallow -= !*label;
 }
 
+/* Of what text has no line for. */
+static void open_xml(int depth, const char *element) {
+    if (xml)
+        open_row(depth, "-", element);
+}
+
+static void close_xml(int depth, const char *element) {
+    if (xml)
+        close_row(depth, "-", element);
+}
+
 static void leaf(int depth, const char *label, const char *element, const char *text) {
     if (xml && element) {
         indent(depth + 1);
@@ -444,8 +455,7 @@ static void write_migs(const gpu *one) {
     void *devices[MAX_GPUS];
     int status;
     unsigned count = mig_devices(one->handle, devices, &status), shown = 0;
-    if (xml)
-        open_row(1, "", "mig_devices");
+    open_xml(1, "mig_devices");
     for (unsigned i = 0; i < count; i++) {
         gpu mig = {.index = one->index, .handle = devices[i]};
         if (!mig.handle)
@@ -458,8 +468,7 @@ static void write_migs(const gpu *one) {
     }
     if (xml && !shown)
         puts("\t\t\tNone");
-    if (xml)
-        close_row(1, "", "mig_devices");
+    close_xml(1, "mig_devices");
 }
 
 static void write_processes(const gpu *one) {
@@ -476,8 +485,7 @@ static void write_processes(const gpu *one) {
     int before = width;
     width = 42; /* of 590 too */
     for (unsigned i = 0; i < count; i++) {
-        if (xml)
-            open_row(2, "-", "process_info");
+        open_xml(2, "process_info");
         number(2 + xml, "GPU instance ID", "gpu_instance_id", "%llu", found[i].info.gpu_instance);
         number(2 + xml, "Compute instance ID", "compute_instance_id", "%llu", found[i].info.compute_instance);
         number(2 + xml, "Process ID", "pid", "%llu", found[i].info.pid);
@@ -485,8 +493,7 @@ static void write_processes(const gpu *one) {
         leaf(3, "Name", "process_name", found[i].name);
         unsigned long long memory = found[i].info.memory;
         number(3, "Used GPU Memory", "used_memory", "%llu MiB", memory == ~0ULL ? memory : memory >> 20);
-        if (xml)
-            close_row(2, "-", "process_info");
+        close_xml(2, "process_info");
     }
     width = before;
     close_row(1, "Processes", "processes");
@@ -510,15 +517,13 @@ static void accounted(const gpu *one, const char *const *cells, int status) {
     (void)one, (void)status;
     if (!emitted++ && !xml)
         open_row(1, "Accounted Processes", NULL);
-    if (xml)
-        open_row(2, "-", "accounted_process_info");
+    open_xml(2, "accounted_process_info");
     leaf(2 + xml, "Process ID", "pid", cells[1]);
     for (int i = 0; i < 5; i++) {
         snprintf(text, sizeof text, "%s%s", cells[i + 2] ? cells[i + 2] : "N/A", cells[i + 2] ? names[i][2] : "");
         leaf(3, names[i][0], names[i][1], text);
     }
-    if (xml)
-        close_row(2, "-", "accounted_process_info");
+    close_xml(2, "accounted_process_info");
 }
 
 static void supported_clock(const gpu *one, const char *const *cells, int status) {
@@ -531,8 +536,7 @@ static void supported_clock(const gpu *one, const char *const *cells, int status
             close_row(2, "-", "supported_mem_clock");
         if (!emitted++)
             open_row(1, "Supported Clocks", "supported_clocks");
-        if (xml)
-            open_row(2, "-", "supported_mem_clock");
+        open_xml(2, "supported_mem_clock");
         strcpy(group, cells[0]);
         sprintf(text, "%s MHz", cells[0]);
         leaf(2 + xml, "Memory", "value", text);
@@ -548,20 +552,17 @@ static void write_clocks(const gpu *one) {
     if (!emitted)
         empty("Supported Clocks", "supported_clocks", status ? status : UNSUPPORTED);
     else {
-        if (xml)
-            close_row(2, "-", "supported_mem_clock");
+        close_xml(2, "supported_mem_clock");
         close_row(1, "Supported Clocks", "supported_clocks");
     }
 }
 
 static void write_accounted(const gpu *one) {
     emitted = 0;
-    if (xml)
-        open_row(1, "-", "accounted_processes");
+    open_xml(1, "accounted_processes");
     int status = list_rows("--query-accounted-apps", one, accounted);
-    if (xml)
-        close_row(1, "-", "accounted_processes");
-    else if (!emitted)
+    close_xml(1, "accounted_processes");
+    if (!xml && !emitted)
         empty("Accounted Processes", NULL, status);
 }
 

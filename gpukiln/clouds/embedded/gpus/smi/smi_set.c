@@ -12,6 +12,7 @@ struct change {
     int numbers;                  /* else how many numbers it takes; of -2, one may stand for both */
     int (*apply)(const gpu *, const change *, const unsigned *);
     const char *function, *done, *refused, *failed; /* of a GPU; `done` begins with the numbers, or the word */
+    const char *invalid;                            /* numbers that the GPU can't have, then the GPU */
 };
 
 static int report(const gpu *one, const change *of, int status) {
@@ -26,8 +27,12 @@ static int report(const gpu *one, const change *of, int status) {
 }
 
 static int call(const gpu *one, const change *of, const unsigned *values) {
-    int status = report(one, of, nvml(of->function)(one->handle, values[0], values[1]));
-    if (status)
+    int status = nvml(of->function)(one->handle, values[0], values[1]);
+    if (status == INVALID && of->invalid) {
+        printf(of->invalid, values[0], values[1], one->bus_id);
+        return status;
+    }
+    if (report(one, of, status))
         return status;
     if (of->numbers)
         printf(of->done, values[0], values[1], one->bus_id);
@@ -143,7 +148,9 @@ static const change changes[] = {
     {"--reset-memory-clocks", 0, 0, call, "nvmlDeviceResetMemoryLockedClocks",
      "Memory clocks reset to default for GPU %s", TEXTS("locked memory clocks")},
     {"--applications-clocks", 0, 2, call, "nvmlDeviceSetApplicationsClocks",
-     "Applications clocks set to \"(MEM %u, SM %u)\" for GPU %s", TEXTS("applications clocks")},
+     "Applications clocks set to \"(MEM %u, SM %u)\" for GPU %s", TEXTS("applications clocks"),
+     "Specified clock combination \"(MEM %u, SM %u)\" is not supported for GPU %s. Run 'nvidia-smi -q -d "
+     "SUPPORTED_CLOCKS' to see list of supported clock combinations\n"},
     {"--reset-applications-clocks", 0, 0, call, "nvmlDeviceResetApplicationsClocks",
      "Applications clocks reset to default for GPU %s", TEXTS("applications clocks")},
     {"--power-limit", 0, 1, power_limit, 0, 0, "Changing power management limit is not supported for GPU: %s",

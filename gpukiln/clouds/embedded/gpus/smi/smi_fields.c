@@ -216,7 +216,7 @@ READ(addressing_of) {
 READ(retired_of) {
     unsigned count = 0;
     int status = nvml("nvmlDeviceGetRetiredPages")(one->handle, of->a, &count, NULL);
-    return show(status == 7 ? OK : status, NULL, count, text); /* 7: there are some, and no room for them */
+    return show(status == 7 ? OK : status, NULL, count, text); /* 7: there are some, and no space for them */
 }
 
 READ(flush_of) {

@@ -359,11 +359,11 @@ static int xml, shallow; /* shallow: open rows that text doesn't show */
 static int width;        /* of the labels' column */
 static const char *sections;
 
-static void print_label(int depth, const char *label, int room) {
+static void print_label(int depth, const char *label, int columns) {
     const char *newer = strchr(label, '|');
     if (newer && branch() >= 580)
         label = newer + 1;
-    printf("%*s%-*.*s", depth * 4, "", room ? room - depth * 4 : 0, (int)strcspn(label, "|"), label);
+    printf("%*s%-*.*s", depth * 4, "", columns ? columns - depth * 4 : 0, (int)strcspn(label, "|"), label);
 }
 
 static void print_escaped(const char *text) {

@@ -174,14 +174,14 @@ static void print_migs(void) {
 static unsigned print_processes(const gpu *one) {
     static process found[MAX_PROCESSES];
     unsigned count = 0;
-    const int room = wide ? 34 : 38;
+    const int columns = wide ? 34 : 38;
     if (list_processes(one->handle, found, &count, 0) == LOST)
         worst = LOST;
     for (unsigned i = 0; i < count; i++) {
         char gi[16] = "N/A", ci[16] = "N/A", memory[32] = "N/A", *name = found[i].name;
         size_t length = strlen(name);
-        if (length > (size_t)room)
-            memcpy(name += length - (size_t)room, "...", 3);
+        if (length > (size_t)columns)
+            memcpy(name += length - (size_t)columns, "...", 3);
         if (found[i].info.gpu_instance != ALL)
             sprintf(gi, "%u", found[i].info.gpu_instance);
         if (found[i].info.compute_instance != ALL)
@@ -189,7 +189,7 @@ static unsigned print_processes(const gpu *one) {
         if (found[i].info.memory != ~0ULL)
             sprintf(memory, "%lluMiB", found[i].info.memory >> 20);
         printf("|%5u%6s%5s%*u%7s   %-*s%12s |\n", one->index, gi, ci, wide ? 16 : 10, found[i].info.pid, found[i].kind,
-               room, name, memory);
+               columns, name, memory);
     }
     return count;
 }

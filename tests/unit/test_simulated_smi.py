@@ -2,9 +2,11 @@
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -333,6 +335,10 @@ def test_a_machine_without_the_library_says_so(program: Path, tmp_path: Path) ->
         (("-i",), 2, "ERROR: Option -i is missing its value. "),
         (("-pm", "3"), 2, "ERROR: Option 3 is invalid for --persistence-mode."),
         (("-pl", "much"), 2, "ERROR: Option much is invalid for --power-limit."),
+        (("-ac", "1215"), 2, "ERROR: Option 1215 is invalid for --applications-clocks."),
+        (("-l", "0"), 2, "ERROR: Option 0 is invalid for --loop."),
+        (("dmon", "-c", "0"), 2, "ERROR: Option 0 is invalid for -c."),
+        (("--help-query-nonsense",), 2, "ERROR: Option --help-query-nonsense is not recognized. "),
         (("-pl", "300"), 3, "Changing power management limit is not supported for GPU: 00000000:00:1E.0."),
         (("-r", "-i", "1"), 0, "GPU 00000000:00:1F.0 was successfully reset.\nAll done.\n"),
         (("mig", "-lgip"), 6, "No MIG-enabled devices found."),
@@ -343,12 +349,10 @@ def test_a_machine_without_the_library_says_so(program: Path, tmp_path: Path) ->
                 "-pm 1 -mig 1",
                 "-d MEMORY",
                 "--format=csv",
-                "-q -x",
-                "-l 1",
-                "-f file",
-                "dmon",
-                "pmon",
-                "-lgc 1000",
+                "-x",
+                "-q -x -d MEMORY",
+                "--query-gpu=name --query-compute-apps=pid --format=csv",
+                "dmon -s x",
                 "--lock-memory-clocks-deferred=9",
                 "--auto-boost-default=0",
                 "conf-compute -q",
@@ -356,7 +360,7 @@ def test_a_machine_without_the_library_says_so(program: Path, tmp_path: Path) ->
                 "topo -mp",
                 "topo -p2p z",
                 "nvlink",
-                "nvlink -c",
+                "nvlink -s -e",
                 "mig",
                 "mig -lcip",
                 "mig -cgi",
@@ -442,6 +446,15 @@ def partitioned(program: Path, library: Path, tmp_path: Path) -> Partitioned:
             "Unable to set the compute mode for GPU ",
         ),
         ("-c 1", {}, 2, "Exclusive_Thread was deprecated!"),
+        ("-e 0", {}, 0, f"Disabled Ecc support for GPU {BUS}.\nAll done.\nReboot required.\n"),
+        ("-p 0", {}, 0, f"Reset volatile ECC errors to zero for GPU {BUS}.\nAll done.\n"),
+        (
+            "-ac 1215,1410",
+            {},
+            0,
+            f'Applications clocks set to "(MEM 1215, SM 1410)" for GPU {BUS}.\nAll done.\n',
+        ),
+        ("-rac", {"fail.nvmlDeviceResetApplicationsClocks": "4"}, 4, "Unable to set applications clocks for"),
         ("-r -i 0", {}, 0, f"GPU {BUS} was successfully reset.\nAll done.\n"),
         (
             "--gpu-reset",
@@ -554,6 +567,315 @@ def test_partitions_are_shown_in_tables(partitioned: Partitioned) -> None:
     assert partitioned("mig -lci -gi 2", divided) == (0, COMPUTE_INSTANCES)
     assert MIG_DEVICES in partitioned("", divided)[1]
     assert "|  No MIG devices found  " in partitioned("", {})[1]
+
+
+SUPPORT = ROOT / "tests" / "support" / "smi"
+# Machines whose GPUs were captured with these drivers, see elements.txt.
+MACHINES = {
+    535: ("g4dn.xlarge", "535.309.01", "12.2"),
+    590: ("p5.48xlarge", "590.48.01", "13.1"),
+    595: ("g6e.2xlarge", "595.80", "13.2"),
+    610: ("g4dn.xlarge", "610.57.04", "13.3"),
+}
+
+
+def captured_fields(branch: int) -> list[tuple[str, str]]:
+    """Names and aliases, or "-", of --query-gpu's fields, in their order."""
+    rows = [line.split() for line in (SUPPORT / "query_fields.txt").read_text().splitlines()]
+    return [(name, alias) for name, alias, *branches in rows if name != "#" and str(branch) in branches]
+
+
+def captured_elements() -> dict[str, dict[str, list[str]]]:
+    """Machine of a capture: {parent: its children}."""
+    machines: dict[str, dict[str, list[str]]] = {}
+    for line in (SUPPORT / "elements.txt").read_text().splitlines():
+        if line.startswith("["):
+            captured = machines.setdefault(line.strip("[]"), {})
+        elif not line.startswith("#"):
+            parent, _, children = line.partition(": ")
+            captured[parent] = children.split()
+    return machines
+
+
+Machine = Callable[..., tuple[int, str]]
+
+
+def xml(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)  # noqa: S314 - the program under test wrote it
+
+
+@pytest.fixture(scope="module")
+def simulated(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Machine]:
+    """Make a machine of an instance type with a driver; asking it gives code and output."""
+    folder = tmp_path_factory.mktemp("machines")
+
+    def make(instance: str, driver: str, cuda: str, **rows: str) -> Machine:
+        library = nvml_double.build(folder, branch=int(driver.partition(".")[0]))
+        path = folder / f"{instance}-{driver}-{len(list(folder.iterdir()))}"
+        append_region(path)
+        State(path).write(start_rows(make_profile(instance, seed="i-1", driver=driver, cuda=cuda)) | rows)
+        return lambda *argv: run(program, nvml.environment(library, path), *argv)
+
+    return make
+
+
+@pytest.mark.parametrize("branch", sorted(MACHINES))
+def test_the_fields_are_those_of_the_drivers_branch(simulated: Callable[..., Machine], branch: int) -> None:
+    ask, wanted = simulated(*MACHINES[branch]), captured_fields(branch)
+    code, out = ask("--help-query-gpu")
+    listed = re.findall(r'\n\n"([^"]+)"(?: or "([^"]+)")?\n', out)
+    assert code == 0
+    assert [name for name, _ in listed] == [name for name, _ in wanted]
+    if branch >= 590:
+        assert [alias or "-" for _, alias in listed if alias != "clocks.max.sm"] == [
+            alias for name, alias in wanted if name != "clocks.max.sm"
+        ]
+    code, out = ask(*query(",".join(name for name, _ in wanted)), "-i", "0")
+    header, row = out.splitlines()
+    assert code == 0
+    assert [cell.partition(" [")[0] for cell in header.split(", ")] == [name for name, _ in wanted]
+    assert len(row.split(", ")) == len(wanted)
+
+
+def test_a_field_of_another_branch_is_refused(simulated: Callable[..., Machine]) -> None:
+    for branch, field in (
+        (535, "platform.host_id"),
+        (590, "reset_status.reset_required"),
+        (595, "bbx.time_run"),
+    ):
+        refused = f'Field "{field}" is not a valid field to query.\n\n'
+        assert simulated(*MACHINES[branch])(*query(f"name,{field}")) == (2, refused)
+
+
+def test_what_a_branch_has_deprecated_says_so(simulated: Callable[..., Machine]) -> None:
+    """As the H100 of 590.48.01, and 535 before it."""
+    fields = "display_mode,power.management,clocks.applications.graphics"
+    deprecated = ", ".join(["[Requested functionality has been deprecated]"] * 3)
+    assert simulated(*MACHINES[590])(*query(fields, "noheader"), "-i", "0") == (0, deprecated + "\n")
+    assert "1590 MHz" in simulated(*MACHINES[535])(*query(fields, "noheader"))[1]
+
+
+def test_the_xml_has_the_elements_of_captures(simulated: Callable[..., Machine]) -> None:
+    machines = captured_elements()
+    assert len(machines) == 4
+    for name, wanted in machines.items():
+        code, out = simulated(*name.split())("-q", "-x", "-i", "0")
+        assert code == 0, name
+        gpu = xml(out).find("gpu")
+        assert gpu is not None
+        found: dict[str, list[str]] = {}
+
+        def note(parent: ElementTree.Element, path: str, into: dict[str, list[str]]) -> None:
+            if len(parent) and path != "supported_clocks":
+                into[path or "gpu"] = [child.tag for child in parent]
+                for child in parent:
+                    note(child, f"{path}/{child.tag}".lstrip("/"), into)
+
+        note(gpu, "", found)
+        assert found == wanted, name
+
+
+def test_the_report_has_the_labels_of_captures(simulated: Callable[..., Machine]) -> None:
+    machines = re.split(r"^\[(.+)\]\n", (SUPPORT / "labels.txt").read_text(), flags=re.M)[1:]
+    assert len(machines) == 4
+    for name, labels in zip(machines[::2], machines[1::2], strict=True):
+        code, out = simulated(*name.split())("-q", "-i", "0")
+        rows = out.partition("\nGPU 00")[2].splitlines()[1:]
+        found = [re.sub(r" +: .*", "", row).rstrip() for row in rows if row.strip()]
+        assert code == 0, name
+        assert [label for label in found if label != "    Processes"] == labels.splitlines(), name
+        assert {row.index(" : ") for row in rows if " : " in row} == {54}, name
+
+
+def test_the_matrix_of_590_is_underlined(simulated: Callable[..., Machine]) -> None:
+    """Into a pipe too: the captures of an H100 and an RTX 4080 Super."""
+    code, out = simulated(*MACHINES[595])("topo", "-m")
+    assert code == 0
+    assert out.startswith("\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \t")
+
+
+def test_the_xml_has_the_values_of_an_h100_and_an_l40s(simulated: Callable[..., Machine]) -> None:
+    """Boards, memory and limits of the captures; the names of what a parser of the field reads."""
+    for machine, count, values in (
+        (
+            ("p5.48xlarge", "580.105.08", "13.0"),
+            8,
+            {
+                "product_name": "NVIDIA H100 80GB HBM3",
+                "product_architecture": "Hopper",
+                "fb_memory_usage/total": "81559 MiB",
+                "gpu_power_readings/max_power_limit": "700.00 W",
+                "pci/pci_device_id": "233010DE",
+                "pci/pci_gpu_link_info/pcie_gen/max_link_gen": "5",
+                "temperature/gpu_temp_max_tlimit_threshold": "-8 C",
+                "fabric/state": "Completed",
+                "clocks/mem_clock": "2619 MHz",
+                "display_mode": "Requested functionality has been deprecated",
+            },
+        ),
+        (
+            ("g6e.2xlarge", "595.91.07", "13.2"),
+            1,
+            {
+                "product_name": "NVIDIA L40S",
+                "product_architecture": "Ada Lovelace",
+                "fb_memory_usage/total": "46068 MiB",
+                "pci/pci_bus_id": "00000000:30:00.0",
+                "pci/pci_gpu_link_info/link_widths/current_link_width": "8x",
+                "mig_mode/current_mig": "N/A",
+                "fabric/state": "N/A",
+                "gpu_power_readings/power_state": "Requested functionality has been deprecated",
+                "applications_clocks/mem_clock": "Requested functionality has been deprecated",
+            },
+        ),
+    ):
+        ask = simulated(*machine)
+        root = xml(ask("-q", "-x")[1])
+        gpus = root.findall("gpu")
+        assert (root.findtext("driver_version"), root.findtext("attached_gpus")) == (machine[1], str(count))
+        assert len(gpus) == count
+        assert {path: gpus[0].findtext(path) for path in values} == values
+        assert [gpu.findtext("uuid") for gpu in gpus] == re.findall(r"UUID: (\S+)\)", ask("-L")[1])
+
+
+def test_mig_devices_and_processes_are_in_the_xml(partitioned: Partitioned, ask: Asked) -> None:
+    code, out = partitioned("-q -x", ONE_HALF | ITS_PART)
+    device = xml(out).find("gpu/mig_devices/mig_device")
+    assert code == 0
+    assert device is not None
+    assert [device.findtext(tag) for tag in ("index", "gpu_instance_id", "compute_instance_id")] == [
+        *("0", "2", "0")
+    ]
+    assert device.findtext("device_attributes/shared/multiprocessor_count") == "42"
+    assert device.findtext("fb_memory_usage/total") == "19968 MiB"
+    ask.machine["gpus"][0]["processes"] = [{"pid": 7, "name": "a<b>&c", "kind": "compute", "memory": 9}]
+    process = xml(ask.ok("-q", "-x")).find("gpu/processes/process_info")
+    assert process is not None
+    assert [(child.tag, child.text) for child in process] == [
+        ("gpu_instance_id", "N/A"),
+        ("compute_instance_id", "N/A"),
+        ("pid", "7"),
+        ("type", "C"),
+        ("process_name", "a<b>&c"),
+        ("used_memory", "9 MiB"),
+    ]
+
+
+WIDE = """\
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 590.48.01              Driver Version: 590.48.01      CUDA Version: 13.1     |
++-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:53:00.0 Off |                    0 |
+| N/A   29C    P0             69W /  700W |       0MiB /  81559MiB |      0%      Default |
+|                                         |                        |             Disabled |
++-----------------------------------------+------------------------+----------------------+
+"""
+
+
+def test_the_table_of_590_is_wider(simulated: Callable[..., Machine]) -> None:
+    """The capture of an H100 with 590.48.01, but for address and temperature."""
+    code, out = simulated(*MACHINES[590])("-i", "0")
+    when, _, table = out.partition("\n")
+    assert (code, len(when)) == (0, 31)
+    assert table.startswith(WIDE)
+    assert {len(line) for line in table.splitlines()} == {0, 91}
+
+
+QUERIES = {
+    "accounted-apps": "pid,gpu_util,mem_util,max_memory_usage,time",
+    "retired-pages": "retired_pages.address,retired_pages.timestamp,retired_pages.cause",
+    "remapped-rows": "remapped_rows.correctable,remapped_rows.failure",
+    "supported-clocks": "mem,gr",
+}
+HEADERS = {
+    "accounted-apps": "pid, gpu_utilization [%], mem_utilization [%], max_memory_usage [MiB], time [ms]",
+    "retired-pages": "retired_pages.address, retired_pages.timestamp, retired_pages.cause",
+    "remapped-rows": "remapped_rows.correctable, remapped_rows.failure",
+    "supported-clocks": "memory [MHz], graphics [MHz]",
+}
+
+
+@pytest.mark.parametrize("name", sorted(QUERIES))
+def test_lists_are_queried_too(ask: Asked, name: str) -> None:
+    header, *rows = ask.ok(f"--query-{name}=gpu_uuid,{QUERIES[name]}", "--format=csv,nounits").splitlines()
+    assert header == f"gpu_uuid, {HEADERS[name]}"
+    assert {row.count(",") for row in rows} <= {header.count(",")}
+    listed = re.findall(r'\n\n"([^"]+)"', ask.ok(f"--help-query-{name}"))
+    assert listed[:5] == ["timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid"]
+    assert set(HEADERS[name].split(" [")[0].split(", ")) <= set(listed)
+
+
+def test_pages_that_are_not_retired_have_a_row_for_each_cause(ask: Asked) -> None:
+    """As an H100 with 590.48.01."""
+    asked = "--query-retired-pages=retired_pages.address,retired_pages.timestamp,retired_pages.cause"
+    assert ask.ok(asked, "--format=csv,noheader", "-i", "0") == (
+        "[N/A], [N/A], Single Bit ECC\n[N/A], [N/A], Double Bit ECC\n"
+    )
+
+
+DMON = """\
+# gpu    pwr  gtemp  mtemp     sm    mem    enc    dec    jpg    ofa   mclk   pclk 
+# Idx      W      C      C      %      %      %      %      %      %    MHz    MHz 
+"""
+PMON = """\
+# gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command 
+# Idx           #    C/G      %      %      %      %      %      %    name 
+"""
+
+
+def test_devices_and_processes_are_monitored(ask: Asked) -> None:
+    out = ask.ok("dmon", "-c", "1")
+    assert out.startswith(DMON)
+    assert re.fullmatch(r"    0     52     3\d(?: +(?:\d+|-)){9} ", out.splitlines()[2])
+    assert len(out.splitlines()) == 4
+    dated = ask.ok("dmon", "-c", "1", "-i", "0", "-s", "m", "-o", "TD").splitlines()
+    assert dated[0] == "#Date       Time        gpu     fb   bar1   ccpm "
+    assert dated[1] == "#YYYYMMDD   HH:MM:SS    Idx     MB     MB     MB "
+    assert re.match(r" \d{8}   \d\d:\d\d:\d\d      0      3 ", dated[2])
+    every = ask.ok("dmon", "-c", "1", "-i", "0", "-s", "pucvmet").splitlines()
+    assert {len(line) for line in every} == {6 + 21 * 7}
+    ask.machine["gpus"][1]["processes"] = [
+        {"pid": 4711, "name": "/opt/python3", "kind": "compute", "memory": 1024}
+    ]
+    assert ask.ok("pmon", "-c", "1") == (
+        PMON
+        + "    0          -     -      -      -      -      -      -      -    -              \n"
+        + "    1       4711     C      -      -      -      -      -      -    python3        \n"
+    )
+    assert "   1024 " in ask.ok("pmon", "-c", "1", "-s", "um", "-i", "1")
+
+
+def test_a_loop_ends_with_the_interrupt(ask: Asked) -> None:
+    nvml.write_state(ask.spec, ask.machine)
+    loop = subprocess.Popen(
+        [str(ask.program), *query("index"), "-lms", "20", "-i", "0"],
+        env=nvml.environment(ask.library, ask.spec),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert loop.stdout is not None
+    with loop, loop.stdout:
+        assert [loop.stdout.readline() for _ in range(3)] == ["index\n", "0\n", "0\n"]
+        loop.send_signal(signal.SIGINT)
+        assert loop.wait(timeout=30) == -signal.SIGINT
+
+
+def test_output_goes_to_a_file(ask: Asked, tmp_path: Path) -> None:
+    assert ask.ok("-q", "-x", "-f", str(tmp_path / "log.xml")) == ""
+    assert xml((tmp_path / "log.xml").read_text()).tag == "nvidia_smi_log"
+    code, out = ask("-L", "-f", str(tmp_path / "none" / "log"))
+    assert (code, out) == (2, f"Failed to open {tmp_path}/none/log for writing\n")
+
+
+def test_sections_that_need_to_be_asked_for(ask: Asked) -> None:
+    assert "Supported Clocks" not in ask.ok("-q")
+    out = ask.ok("-q", "-d", "SUPPORTED_CLOCKS,POWER,ACCOUNTING", "-i", "0")
+    for label in ("    Supported Clocks", "    Power Samples\n        Duration", "    Accounted Processes"):
+        assert label in out
 
 
 def test_it_is_not_built_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

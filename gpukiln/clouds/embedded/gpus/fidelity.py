@@ -22,10 +22,32 @@ Machines of the embedded EC2 have them where their tag `gpukiln:gpus` says so
 
 What they do not do: compute (there is no CUDA, and no kernel module), be on the PCI bus, show themselves in
 `/proc/driver/nvidia` and `/dev/nvidia-caps` (so that nvidia-ctk finds no MIG device), count PCIe or NVLink
-traffic, or have firmware. NVIDIA's nvidia-smi refuses any NVML but its driver's; the stand-in answers `-L`,
-the table, `-q`, `--query-gpu`, `--query-compute-apps`, `topo`, `nvlink -s`, `mig`, and the options that set
-something, with NVIDIA's exit codes, and refuses everything else as NVIDIA's refuses what it does not know
-(exit 2).
+traffic, or have firmware.
+
+## nvidia-smi
+
+NVIDIA's nvidia-smi refuses any NVML but its driver's, so a stand-in is where the image has it. It asks
+whatever libnvidia-ml.so.1 it finds, and has of each branch of the driver what that branch has, in its forms:
+
+| asked | answered | as |
+|---|---|---|
+| `--query-gpu`, `--help-query-gpu` | the branch's fields, aliases; no others | 535, 590, 595, 610 |
+| `--query-compute-apps`, `-accounted-apps`, `-retired-pages` | rows of each GPU, and `--help-...` | 590 |
+| `--query-remapped-rows`, `-supported-clocks` | the same | nvidia-smi(1) |
+| `-q`, `-d SECTIONS` | text; only with `-d`: samples, supported clocks | 535, 590, 595, 610 |
+| `-q -x` | every element in its order | 570.148, 580.105, 595.91 |
+| nothing, `-L`, `--version` | the table, which is wider from 550 on | 535, 590, 595, 610 |
+| `dmon`, `pmon` | `-i -s -d -c -o -f`; `-s pucvmet` and `-s um` | 535, 590 |
+| `topo -m`, `-p2p`, `nvlink -s`, `-e`, `-c`, `mig` | matrix, links, instances | 535, 595 |
+| `-pm -e -p -c -r -lgc -rgc -lmc -rmc -ac -rac -pl -am -caa -mig` | set through NVML | 535 |
+| `-i`, `-f`, `-l`, `-lms` | GPUs by index, UUID or address; a file; until it is interrupted | 535 |
+
+The sources of a branch are named in the C files: captures of nvidia_gpu_exporter and of NVIDIA's
+k8s-test-infra, and public logs. Its exit codes are those of nvidia-smi(1). What NVIDIA's has and this one
+lacks (`-u`, `--dtd`, `conf-compute`, `vgpu`, `drain` and more) is an invalid combination of arguments (exit
+2), and what neither knows is not recognized (exit 2). A value that the library has no function for is
+`N/A`; the GPU's part number, its bridge chip, its voltage and the host's PCIe generation are not in NVML,
+and always are. The explanations of `--help-query-gpu` are left out.
 
 ## What can be set
 

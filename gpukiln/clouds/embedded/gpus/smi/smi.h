@@ -1,5 +1,4 @@
-/* The stand-in nvidia-smi; smi.c says what it is. Layouts of NVML are those that pynvml.py (nvidia-ml-py)
- * declares. */
+/* The stand-in nvidia-smi; smi.c says what it is. Layouts of NVML are those of nvml.h and pynvml.py. */
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +6,7 @@
 
 #define TEXT 512
 #define MAX_GPUS 64
+#define MAX_PROCESSES 256
 #define ALL (~0U)
 
 enum {
@@ -15,13 +15,14 @@ enum {
     UNSUPPORTED = 3,
     NO_PERMISSION = 4,
     NOT_FOUND = 6,
-    TOO_SMALL = 7,
     NO_DRIVER = 9,
     NO_LIBRARY = 12,
     NO_FUNCTION = 13,
     LOST = 15,
     MISMATCH = 18,
-    UNKNOWN = 999
+    IN_USE = 19,
+    OTHER_VERSION = 25,
+    DEPRECATED = 26,
 };
 
 typedef int nvml_function(); /* the arguments are the caller's to know */
@@ -39,17 +40,9 @@ typedef struct {
 } process_info;
 
 typedef struct {
-    unsigned field, scope;
-    long long timestamp, latency_us;
-    unsigned type;
-    int status;
-    union {
-        double real;
-        unsigned whole;
-        int number;
-        unsigned long long count;
-    } value;
-} field_value;
+    process_info info;
+    char kind[4], name[TEXT]; /* C, G or C+G */
+} process;
 
 typedef struct {
     unsigned index;
@@ -57,9 +50,13 @@ typedef struct {
     char bus_id[32];
 } gpu;
 
+/* Of a row that a query lists: its own cells, NULL for what has no value; or what went wrong. */
+typedef void emit(const gpu *one, const char *const *cells, int status);
+
 extern gpu gpus[MAX_GPUS]; /* those that -i chose, or all */
 extern unsigned gpu_count;
 extern const char *chosen; /* what -i said, or NULL */
+extern int worst;          /* what the command ends with where it went on after an error */
 
 /* A function of the library by name; one that answers "not supported" where the library lacks it. */
 nvml_function *nvml(const char *name);
@@ -70,31 +67,36 @@ int start(void);
 int choose_gpus(void);
 int driver_version(char *text);
 int cuda_version(char *text);
-int field_number(void *device, unsigned field, unsigned scope, double *result);
+int branch(void); /* 535 of "535.309.01"; the newest known where the version isn't known */
+int field_number(void *device, unsigned field, unsigned scope, long long *result);
 int unsupported(int status);
 int bad_arguments(void);
 int not_recognized(const char *option);
+int list_processes(void *device, process *found, unsigned *count, int only_compute);
 
-/* The process list of a GPU: how many, at most `room`; kind is a row's letters. */
-typedef struct {
-    process_info info;
-    char kind[4], name[TEXT];
-} process;
-int list_processes(void *device, process *found, unsigned room, unsigned *count, int only_compute);
-
-/* One value of a GPU as --query-gpu shows it, without its unit; the unit is "" where it has none. */
+/* A value of a GPU by the name of its field in smi_fields.c, or described as there, without its unit, which is "" where
+ * it has none.
+ * `cell_of` gives N/A for what isn't supported, and the error's text, and notes a lost GPU in `worst`. */
 int value_of(const gpu *one, const char *field, char *text, const char **unit);
+int cell_of(const gpu *one, const char *field, char *text, const char *error);
+int is_enabled(const gpu *one, const char *field);
 
-int mig_count(void *device, unsigned *count);
-int mig_device(void *device, unsigned position, void **mig);
+int in_list(const char *list, const char *word); /* separated by commas, in any case */
+
+unsigned mig_devices(void *device, void **found, int *status); /* a place without one is NULL */
 int mig_name(void *mig, char *text);
 
-int query_gpus(const char *fields, const char *format);
-int query_processes(const char *fields, const char *format);
+int is_query(const char *option);
+int query(const char *option, const char *fields, const char *format, int first);
+int list_rows(const char *option, const gpu *one, emit *put);
+int help_query(const char *option);
 int show_list(void);
 int show_table(void);
-int show_report(const char *sections);
+int show_report(const char *sections, int as_xml);
 int topology(int count, char **words);
 int nvlink(int count, char **words);
 int mig(int count, char **words);
+int monitor(int of_processes, int count, char **words);
 int modify(const char *option, const char *value);
+int log_to(const char *file);
+void pause_for(double seconds);

@@ -79,9 +79,10 @@ static void affinity(const gpu *one, char *processors, char *nodes) {
 static int print_matrix(void) {
     char text[TEXT], nodes[TEXT];
     int worst = OK;
+    const int underlined = branch() >= 590; /* into a pipe too (captures) */
     for (unsigned i = 0; i < gpu_count; i++)
-        printf("\tGPU%u", gpus[i].index);
-    puts("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID");
+        printf(!i && underlined ? "\t\033[4mGPU%u" : "\tGPU%u", gpus[i].index);
+    printf("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID%s\n", underlined ? "\033[0m" : "");
     for (unsigned i = 0; i < gpu_count; i++) {
         printf("GPU%u\t", gpus[i].index);
         for (unsigned j = 0; j < gpu_count; j++) {
@@ -128,69 +129,82 @@ int topology(int count, char **words) {
 /* GB/s of a link in one direction: what NVML says, or what its version has. */
 static double speed(void *device, unsigned link) {
     static const double by_version[] = {0, 20, 25.781, 25.781, 25, 25, 26.562, 50};
-    double megabytes = 0;
+    long long megabytes = 0;
     unsigned version = 0;
     if (!field_number(device, 164, link, &megabytes) && megabytes > 0) /* NVML_FI_DEV_NVLINK_GET_SPEED */
-        return megabytes / 1000;
+        return (double)megabytes / 1000;
     if (nvml("nvmlDeviceGetNvLinkVersion")(device, link, &version) || version > 7)
         return 0;
     return by_version[version];
 }
 
-static int print_link(const gpu *one, unsigned link, int errors) {
-    static const struct {
-        const char *name;
-        unsigned counter;
-    } counters[] = {{"Replay", 0}, {"Recovery", 1}, {"CRC", 2}};
+/* What is printed of an active link: a letter of the options -s, -e and -c. */
+static int print_link(const gpu *one, unsigned link, char what) {
+    static const char *const counters[] = {"Replay", "Recovery", "CRC"};
+    static const char *const abilities[] = {"P2P is supported",      "Access to system memory supported",
+                                            "P2P atomics supported", "System memory atomics supported",
+                                            "SLI is supported",      "Link is supported"};
     unsigned active = 0;
     int status = nvml("nvmlDeviceGetNvLinkState")(one->handle, link, &active);
     if (status)
         return status;
     if (!active)
         printf("\t Link %u: <inactive>\n", link);
-    else if (!errors)
+    else if (what == 's')
         printf("\t Link %u: %g GB/s\n", link, speed(one->handle, link));
-    for (int i = 0; active && errors && i < 3; i++) {
+    for (int i = 0; active && i < (what == 'e' ? 3 : what == 'c' ? 6 : 0); i++) {
         unsigned long long value = 0;
-        status = nvml("nvmlDeviceGetNvLinkErrorCounter")(one->handle, link, counters[i].counter, &value);
-        if (status)
-            printf("\t Link %u: %s Errors: N/A\n", link, counters[i].name);
-        else
-            printf("\t Link %u: %s Errors: %llu\n", link, counters[i].name, value);
+        const char *asked = what == 'e' ? "nvmlDeviceGetNvLinkErrorCounter" : "nvmlDeviceGetNvLinkCapability";
+        status = nvml(asked)(one->handle, link, i, &value);
+        if (what == 'c' && !status)
+            printf("\t Link %u, %s: %s\n", link, abilities[i], value ? "true" : "false");
+        else if (what == 'e')
+            printf(status ? "\t Link %u: %s Errors: N/A\n" : "\t Link %u: %s Errors: %llu\n", link, counters[i], value);
     }
     return unsupported(status) ? OK : status;
 }
 
+/* The text where no link is active is that of an RTX 2080 Super under 595 (a capture). */
+static void print_links(const gpu *one, char what) {
+    char name[TEXT], uuid[TEXT];
+    unsigned links = 0, active = 0, state;
+    while (links < LINKS && !unsupported(nvml("nvmlDeviceGetNvLinkState")(one->handle, links, &state))) {
+        active += state;
+        links++;
+    }
+    cell_of(one, "name", name, NULL);
+    cell_of(one, "uuid", uuid, NULL);
+    printf("GPU %u: %s (UUID: %s)\n", one->index, name, uuid);
+    if (!active)
+        puts("NVML: Unable to retrieve Nvlink information as all links are inActive");
+    for (unsigned link = 0; active && link < links; link++) {
+        int status = print_link(one, link, what);
+        worst = status ? status : worst;
+    }
+}
+
 int nvlink(int count, char **words) {
-    const char *command = NULL;
-    for (int at = 0; at < count; at++)
+    static const char *const commands[][2] = {
+        {"-s", "--status"}, {"-e", "--errorcounters"}, {"-c", "--capabilities"}};
+    char command = 0;
+    for (int at = 0; at < count; at++) {
+        int i = 0;
+        while (i < 3 && strcmp(words[at], commands[i][0]) && strcmp(words[at], commands[i][1]))
+            i++;
         if ((!strcmp(words[at], "-i") || !strcmp(words[at], "--id")) && at + 1 < count)
             chosen = words[++at];
-        else if (command)
+        else if (command || i == 3)
             return bad_arguments();
         else
-            command = words[at];
-    int errors = command && (!strcmp(command, "-e") || !strcmp(command, "--errorcounters"));
-    if (!command || (!errors && strcmp(command, "-s") && strcmp(command, "--status")))
-        return bad_arguments();
-    int status = choose_gpus(), worst = OK;
-    unsigned linked = 0;
-    for (unsigned at = 0; !status && at < gpu_count; at++) {
-        char name[TEXT] = "", uuid[TEXT] = "";
-        unsigned active;
-        if (unsupported(nvml("nvmlDeviceGetNvLinkState")(gpus[at].handle, 0, &active)))
-            continue;
-        linked++;
-        nvml("nvmlDeviceGetName")(gpus[at].handle, name, 96);
-        nvml("nvmlDeviceGetUUID")(gpus[at].handle, uuid, 96);
-        printf("GPU %u: %s (UUID: %s)\n", gpus[at].index, name, uuid);
-        for (unsigned link = 0; link < LINKS; link++) {
-            int found = print_link(&gpus[at], link, errors);
-            if (unsupported(found))
-                break; /* it has no more */
-            worst = found ? found : worst;
-        }
+            command = commands[i][0][1];
     }
+    if (!command)
+        return bad_arguments();
+    int status = choose_gpus();
+    unsigned linked = 0, state;
+    for (unsigned at = 0; !status && at < gpu_count; at++)
+        if (!unsupported(nvml("nvmlDeviceGetNvLinkState")(gpus[at].handle, 0, &state)) && ++linked)
+            print_links(&gpus[at], command);
     if (!status && !linked)
         puts("No NVLink devices found.");
     return status ? status : worst;

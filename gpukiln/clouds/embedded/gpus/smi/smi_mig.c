@@ -40,19 +40,9 @@ typedef struct {
 static const char *gi_list, *ci_list;
 
 static int is_listed(const char *list, unsigned id) {
-    char copy[TEXT], *rest = NULL;
-    if (!list)
-        return 1;
-    snprintf(copy, sizeof copy, "%s", list);
-    for (char *word = strtok_r(copy, ",", &rest); word; word = strtok_r(NULL, ",", &rest))
-        if ((unsigned)strtoul(word, NULL, 10) == id)
-            return 1;
-    return 0;
-}
-
-static int is_partitioned(const gpu *one) {
-    unsigned now = 0, pending;
-    return !nvml("nvmlDeviceGetMigMode")(one->handle, &now, &pending) && now;
+    char number[16];
+    sprintf(number, "%u", id);
+    return !list || in_list(list, number);
 }
 
 static const char *named(const char *name) { return strncmp(name, "MIG ", 4) ? name : name + 4; }
@@ -116,20 +106,18 @@ static unsigned compute_instances(void *instance, void **handles, compute_instan
 }
 
 static const char *gpu_profile_name(const gpu *one, unsigned id) {
-    static gpu_profile profiles[GPU_PROFILES];
-    unsigned count = gpu_profiles(one, profiles);
-    for (unsigned i = 0; i < count; i++)
-        if (profiles[i].id == id)
-            return named(profiles[i].name);
+    static gpu_profile of[GPU_PROFILES];
+    for (unsigned i = 0, count = gpu_profiles(one, of); i < count; i++)
+        if (of[i].id == id)
+            return named(of[i].name);
     return "N/A";
 }
 
 static const char *compute_profile_name(void *instance, unsigned id) {
-    static compute_profile profiles[COMPUTE_PROFILES];
-    unsigned count = compute_profiles(instance, profiles);
-    for (unsigned i = 0; i < count; i++)
-        if (profiles[i].id == id)
-            return named(profiles[i].name);
+    static compute_profile of[COMPUTE_PROFILES];
+    for (unsigned i = 0, count = compute_profiles(instance, of); i < count; i++)
+        if (of[i].id == id)
+            return named(of[i].name);
     return "N/A";
 }
 
@@ -157,46 +145,67 @@ static int list_profiles(const gpu *one, unsigned *rows) {
     return OK;
 }
 
-static int list_gpu_instances(const gpu *one, unsigned *rows) {
+/* What is done to an instance; `inner` is NULL where GPU instances are meant. */
+typedef int visit(const gpu *one, void *handle, const gpu_instance *of, void *inner, const compute_instance *part,
+                  unsigned row);
+
+/* The last error of a visit to each of a GPU's instances, or to each compute instance in them. */
+static int each(const gpu *one, int compute, visit *to, unsigned *rows) {
+    void *handles[INSTANCES], *inner[INSTANCES];
+    gpu_instance of[INSTANCES];
+    compute_instance parts[INSTANCES];
+    int last = OK;
+    for (unsigned i = 0, count = gpu_instances(one, handles, of); i < count; i++)
+        for (unsigned j = 0, listed = compute ? compute_instances(handles[i], inner, parts) : 1; j < listed; j++) {
+            int status = to(one, handles[i], &of[i], compute ? inner[j] : NULL, compute ? &parts[j] : NULL, (*rows)++);
+            last = status ? status : last;
+        }
+    return last;
+}
+
+static int show_gpu_instance(const gpu *one, void *handle, const gpu_instance *of, void *inner,
+                             const compute_instance *part, unsigned row) {
     static const char line[] = "+-------------------------------------------------------+";
-    void *handles[INSTANCES];
-    gpu_instance infos[INSTANCES];
-    unsigned count = gpu_instances(one, handles, infos);
-    for (unsigned i = 0; i < count; i++, ++*rows) {
-        if (!*rows)
-            printf("%s\n| GPU instances:                                        |\n"
-                   "| GPU   Name             Profile  Instance   Placement  |\n"
-                   "|                          ID       ID       Start:Size |\n"
-                   "|=======================================================|\n",
-                   line);
-        printf("|%4u  MIG %-12s%6u%9u%11u:%-6u|\n%s\n", one->index, gpu_profile_name(one, infos[i].profile),
-               infos[i].profile, infos[i].id, infos[i].at.start, infos[i].at.size, line);
-    }
+    (void)handle, (void)inner, (void)part;
+    if (!row)
+        printf("%s\n| GPU instances:                                        |\n"
+               "| GPU   Name             Profile  Instance   Placement  |\n"
+               "|                          ID       ID       Start:Size |\n"
+               "|=======================================================|\n",
+               line);
+    printf("|%4u  MIG %-12s%6u%9u%11u:%-6u|\n%s\n", one->index, gpu_profile_name(one, of->profile), of->profile,
+           of->id, of->at.start, of->at.size, line);
     return OK;
 }
 
-static int list_compute_instances(const gpu *one, unsigned *rows) {
+static int show_compute_instance(const gpu *one, void *handle, const gpu_instance *of, void *inner,
+                                 const compute_instance *part, unsigned row) {
     static const char line[] = "+--------------------------------------------------------------------+";
-    void *handles[INSTANCES], *inner[INSTANCES];
-    gpu_instance infos[INSTANCES];
-    compute_instance found[INSTANCES];
-    unsigned count = gpu_instances(one, handles, infos);
-    for (unsigned i = 0; i < count; i++) {
-        unsigned listed = compute_instances(handles[i], inner, found);
-        for (unsigned j = 0; j < listed; j++, ++*rows) {
-            if (!*rows)
-                printf("%s\n| Compute instances:                                                 |\n"
-                       "| GPU     GPU       Name             Profile   Instance   Placement  |\n"
-                       "|       Instance                       ID        ID       Start:Size |\n"
-                       "|         ID                                                         |\n"
-                       "|====================================================================|\n",
-                       line);
-            printf("|%4u%7u       MIG %-12s%6u%10u%11u:%-6u|\n%s\n", one->index, infos[i].id,
-                   compute_profile_name(handles[i], found[j].profile), found[j].profile, found[j].id,
-                   found[j].at.start, found[j].at.size, line);
-        }
-    }
+    (void)inner;
+    if (!row)
+        printf("%s\n| Compute instances:                                                 |\n"
+               "| GPU     GPU       Name             Profile   Instance   Placement  |\n"
+               "|       Instance                       ID        ID       Start:Size |\n"
+               "|         ID                                                         |\n"
+               "|====================================================================|\n",
+               line);
+    printf("|%4u%7u       MIG %-12s%6u%10u%11u:%-6u|\n%s\n", one->index, of->id,
+           compute_profile_name(handle, part->profile), part->profile, part->id, part->at.start, part->at.size, line);
     return OK;
+}
+
+/* "Successfully destroyed" or why not, of either. */
+static int destroy(const gpu *one, void *handle, const gpu_instance *of, void *inner, const compute_instance *part,
+                   unsigned row) {
+    int status = inner ? nvml("nvmlComputeInstanceDestroy")(inner) : nvml("nvmlGpuInstanceDestroy")(handle);
+    char parent[64] = "";
+    (void)row;
+    if (inner)
+        sprintf(parent, " GPU instance ID %2u", of->id);
+    printf("%s %s instance ID %2u from GPU %2u%s", status ? "Unable to destroy" : "Successfully destroyed",
+           inner ? "compute" : "GPU", inner ? part->id : of->id, one->index, parent);
+    printf(status ? ": %s\n" : "\n", error_text(status));
+    return status;
 }
 
 /* Profile NULL is the one that takes the whole GPU instance. */
@@ -280,74 +289,26 @@ static int create_gpu(const gpu *one, char *tuple, int with_compute) {
     return with_compute ? create_compute(one, made, info.id, NULL) : OK;
 }
 
-static int create_gpus(const gpu *one, const char *profiles, int with_compute) {
+static int create_gpus(const gpu *one, const char *asked, int with_compute) {
     char list[TEXT], *rest = NULL;
     int status = OK;
-    snprintf(list, sizeof list, "%s", profiles);
+    snprintf(list, sizeof list, "%s", asked);
     for (char *word = strtok_r(list, ",", &rest); word && !status; word = strtok_r(NULL, ",", &rest))
         status = create_gpu(one, word, with_compute);
-    if (status)
-        printf("Failed to create GPU instances: %s\n", error_text(status));
     return status;
 }
 
-static int create_computes(const gpu *one, const char *profiles, unsigned *rows) {
-    void *handles[INSTANCES];
-    gpu_instance infos[INSTANCES];
-    unsigned count = gpu_instances(one, handles, infos);
-    int status = OK;
-    for (unsigned i = 0; i < count && !status; i++, ++*rows) {
-        char list[TEXT], *rest = NULL;
-        snprintf(list, sizeof list, "%s", profiles);
-        if (!*list)
-            status = create_compute(one, handles[i], infos[i].id, NULL);
-        for (char *word = strtok_r(list, ",", &rest); word && !status; word = strtok_r(NULL, ",", &rest))
-            status = create_compute(one, handles[i], infos[i].id, word);
-    }
-    if (status)
-        printf("Failed to create compute instances: %s\n", error_text(status));
+static const char *profiles = ""; /* what is to be created */
+
+static int create_computes(const gpu *one, void *handle, const gpu_instance *of, void *inner,
+                           const compute_instance *part, unsigned row) {
+    char list[TEXT], *rest = NULL;
+    int status = *profiles ? OK : create_compute(one, handle, of->id, NULL);
+    (void)inner, (void)part, (void)row;
+    snprintf(list, sizeof list, "%s", profiles);
+    for (char *word = strtok_r(list, ",", &rest); word && !status; word = strtok_r(NULL, ",", &rest))
+        status = create_compute(one, handle, of->id, word);
     return status;
-}
-
-static int destroy_gpus(const gpu *one, unsigned *rows) {
-    void *handles[INSTANCES];
-    gpu_instance infos[INSTANCES];
-    unsigned count = gpu_instances(one, handles, infos);
-    int worst = OK;
-    for (unsigned i = 0; i < count; i++, ++*rows) {
-        int status = nvml("nvmlGpuInstanceDestroy")(handles[i]);
-        if (status)
-            printf("Unable to destroy GPU instance ID %2u from GPU %2u: %s\n", infos[i].id, one->index,
-                   error_text(worst = status));
-        else
-            printf("Successfully destroyed GPU instance ID %2u from GPU %2u\n", infos[i].id, one->index);
-    }
-    if (worst)
-        printf("Failed to destroy GPU instances: %s\n", error_text(worst));
-    return worst;
-}
-
-static int destroy_computes(const gpu *one, unsigned *rows) {
-    void *handles[INSTANCES], *inner[INSTANCES];
-    gpu_instance infos[INSTANCES];
-    compute_instance found[INSTANCES];
-    unsigned count = gpu_instances(one, handles, infos);
-    int worst = OK;
-    for (unsigned i = 0; i < count; i++) {
-        unsigned listed = compute_instances(handles[i], inner, found);
-        for (unsigned j = 0; j < listed; j++, ++*rows) {
-            int status = nvml("nvmlComputeInstanceDestroy")(inner[j]);
-            if (status)
-                printf("Unable to destroy compute instance ID %2u from GPU %2u GPU instance ID %2u: %s\n",
-                       found[j].id, one->index, infos[i].id, error_text(worst = status));
-            else
-                printf("Successfully destroyed compute instance ID %2u from GPU %2u GPU instance ID %2u\n",
-                       found[j].id, one->index, infos[i].id);
-        }
-    }
-    if (worst)
-        printf("Failed to destroy compute instances: %s\n", error_text(worst));
-    return worst;
 }
 
 enum { PROFILES, GIS, CIS, CREATE_GIS, CREATE_CIS, DESTROY_GIS, DESTROY_CIS, COMMANDS };
@@ -363,7 +324,7 @@ static int is(const char *word, const char *shortest, const char *longest) {
     return !strcmp(word, shortest) || !strcmp(word, longest);
 }
 
-static int parse(int count, char **words, int *command, const char **profiles, int *with_compute) {
+static int parse(int count, char **words, int *command, int *with_compute) {
     for (int at = 0; at < count; at++) {
         const char *value = at + 1 < count && *words[at + 1] != '-' ? words[at + 1] : NULL;
         int found = 0;
@@ -374,7 +335,7 @@ static int parse(int count, char **words, int *command, const char **profiles, i
                 return bad_arguments();
             *command = found;
             if ((found == CREATE_GIS || found == CREATE_CIS) && value)
-                *profiles = words[++at];
+                profiles = words[++at];
         } else if (is(words[at], "-C", "--default-compute-instance"))
             *with_compute = 1;
         else if (is(words[at], "-i", "--id") && value)
@@ -389,34 +350,35 @@ static int parse(int count, char **words, int *command, const char **profiles, i
     const char *numbers = "0123456789,";
     if ((gi_list && gi_list[strspn(gi_list, numbers)]) || (ci_list && ci_list[strspn(ci_list, numbers)]))
         return bad_arguments();
-    return *command < 0 || (*command == CREATE_GIS && !**profiles) || (*with_compute && *command != CREATE_GIS)
+    return *command < 0 || (*command == CREATE_GIS && !*profiles) || (*with_compute && *command != CREATE_GIS)
                ? bad_arguments()
                : OK;
 }
 
 int mig(int count, char **words) {
-    const char *profiles = "";
-    int command = -1, with_compute = 0, worst = OK;
+    static visit *const visits[COMMANDS] = {
+        [GIS] = show_gpu_instance, [CIS] = show_compute_instance, [CREATE_CIS] = create_computes,
+        [DESTROY_GIS] = destroy,   [DESTROY_CIS] = destroy};
+    static const char *const verbs[COMMANDS] = {[CREATE_GIS] = "create GPU", [CREATE_CIS] = "create compute",
+                                                [DESTROY_GIS] = "destroy GPU", [DESTROY_CIS] = "destroy compute"};
+    int command = -1, with_compute = 0;
     unsigned rows = 0, partitioned = 0;
-    int status = parse(count, words, &command, &profiles, &with_compute);
+    int status = parse(count, words, &command, &with_compute);
     if (status || (status = choose_gpus()))
         return status;
     for (unsigned at = 0; at < gpu_count; at++) {
-        if (!is_partitioned(&gpus[at]))
+        if (!is_enabled(&gpus[at], "mig.mode.current"))
             continue;
         partitioned++;
-        switch (command) {
-        case PROFILES: status = list_profiles(&gpus[at], &rows); break;
-        case GIS: status = list_gpu_instances(&gpus[at], &rows); break;
-        case CIS: status = list_compute_instances(&gpus[at], &rows); break;
-        case CREATE_GIS:
+        if (command == PROFILES)
+            status = list_profiles(&gpus[at], &rows);
+        else if (command == CREATE_GIS) {
             status = create_gpus(&gpus[at], profiles, with_compute);
             rows++;
-            break;
-        case CREATE_CIS: status = create_computes(&gpus[at], profiles, &rows); break;
-        case DESTROY_GIS: status = destroy_gpus(&gpus[at], &rows); break;
-        default: status = destroy_computes(&gpus[at], &rows); break;
-        }
+        } else
+            status = each(&gpus[at], command == CIS || command == DESTROY_CIS, visits[command], &rows);
+        if (status && verbs[command])
+            printf("Failed to %s instances: %s\n", verbs[command], error_text(status));
         worst = status ? status : worst;
     }
     if (!partitioned)

@@ -4,10 +4,12 @@
 #include <ctype.h>
 #include <dlfcn.h>
 #include <strings.h>
+#include <unistd.h>
 
 gpu gpus[MAX_GPUS];
 unsigned gpu_count;
 const char *chosen;
+int worst;
 static void *library;
 
 static int lacking(void) { return UNSUPPORTED; }
@@ -20,58 +22,52 @@ nvml_function *nvml(const char *name) {
 /* What nvmlErrorString of libnvidia-ml.so.535.261.03 says, and for a lost GPU what nvidia-smi 535 says in its
  * place. */
 const char *error_text(int status) {
-    static const char *const texts[] = {"Success",
-                                        "Uninitialized",
-                                        "Invalid Argument",
-                                        "Not Supported",
-                                        "Insufficient Permissions",
-                                        "Already Initialized",
-                                        "Not Found",
-                                        "Insufficient Size",
-                                        "Insufficient External Power",
-                                        "Driver Not Loaded",
-                                        "Timeout",
-                                        "Interrupt Request Issue",
-                                        "NVML Shared Library Not Found",
-                                        "Function Not Found",
-                                        "Corrupted infoROM",
-                                        "GPU is lost",
-                                        "GPU requires reset",
-                                        "GPU access blocked by the operating system",
-                                        "Driver/library version mismatch",
-                                        "In use by another client",
-                                        "Insufficient Memory",
-                                        "No data",
-                                        "vGPU ECC not supported",
-                                        "Insufficient Resources",
-                                        "Invalid Frequency",
-                                        "Argument version mismatch",
-                                        "Requested functionality has been deprecated",
-                                        "System is not in ready state"};
+    static const char *const texts[] = {
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
+        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
+        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "GPU access blocked by the operating system",
+        "Driver/library version mismatch", "In use by another client", "Insufficient Memory", "No data",
+        "vGPU ECC not supported", "Insufficient Resources", "Invalid Frequency", "Argument version mismatch",
+        "Requested functionality has been deprecated", "System is not in ready state"};
     return status >= 0 && status < (int)(sizeof texts / sizeof *texts) ? texts[status] : "Unknown Error";
 }
 
 /* nvidia-smi(1) of 535, RETURN VALUE; 18 is not listed there and is what a mismatch answers. */
 int exit_code(int status) {
-    switch (status) {
-    case OK:
-    case INVALID:
-    case UNSUPPORTED:
-    case NO_PERMISSION:
-    case NOT_FOUND:
-    case 8:
-    case NO_DRIVER:
-    case NO_LIBRARY:
-    case NO_FUNCTION:
-    case 14:
-    case LOST:
-    case MISMATCH: return status;
-    case 11: return 10;
-    default: return 255;
-    }
+    static const int listed[] = {OK, INVALID, UNSUPPORTED, NO_PERMISSION, NOT_FOUND, 8, NO_DRIVER, NO_LIBRARY,
+                                 NO_FUNCTION, 14, LOST, MISMATCH};
+    for (size_t i = 0; i < sizeof listed / sizeof *listed; i++)
+        if (listed[i] == status)
+            return status;
+    return status == 11 ? 10 : 255;
 }
 
-int unsupported(int status) { return status == UNSUPPORTED || status == INVALID || status == NO_FUNCTION; }
+int unsupported(int status) {
+    return status == UNSUPPORTED || status == INVALID || status == NO_FUNCTION || status == OTHER_VERSION;
+}
+
+int in_list(const char *list, const char *word) {
+    size_t length = strlen(word);
+    for (; list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL)
+        if (!strncasecmp(list, word, length) && (!list[length] || list[length] == ','))
+            return 1;
+    return 0;
+}
+
+int log_to(const char *file) {
+    FILE *log = fopen(file, "w");
+    if (!log) {
+        printf("Failed to open %s for writing\n", file);
+        return 0;
+    }
+    return dup2(fileno(log), fileno(stdout)) >= 0;
+}
+
+void pause_for(double seconds) {
+    fflush(stdout);
+    usleep((useconds_t)(seconds * 1e6));
+}
 
 int bad_arguments(void) {
     puts("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n");
@@ -107,6 +103,14 @@ static int version_of_file(char *text) {
 int driver_version(char *text) {
     int status = nvml("nvmlSystemGetDriverVersion")(text, 80);
     return status ? version_of_file(text) : OK;
+}
+
+int branch(void) {
+    static int number;
+    char text[TEXT];
+    if (!number)
+        number = driver_version(text) ? 610 : atoi(text);
+    return number;
 }
 
 int cuda_version(char *text) {
@@ -237,25 +241,37 @@ int choose_gpus(void) {
     return wanted ? OK : NOT_FOUND;
 }
 
-int field_number(void *device, unsigned field, unsigned scope, double *result) {
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency_us;
+    unsigned type;
+    int status;
+    union {
+        double real;
+        unsigned whole;
+        int number;
+        unsigned long long count;
+    } value;
+} field_value;
+
+int field_number(void *device, unsigned field, unsigned scope, long long *result) {
     field_value asked = {.field = field, .scope = scope};
     int status = nvml("nvmlDeviceGetFieldValues")(device, 1, &asked);
     if (!status)
         status = asked.status;
     if (status)
         return status;
-    switch (asked.type) { /* pynvml's NVML_VALUE_TYPE_* */
-    case 0: *result = asked.value.real; return OK;
+    switch (asked.type) { /* NVML_VALUE_TYPE_* */
+    case 0: *result = (long long)asked.value.real; return OK;
     case 1: *result = asked.value.whole; return OK;
     case 5: *result = asked.value.number; return OK;
-    default: *result = (double)asked.value.count; return OK;
+    default: *result = (long long)asked.value.count; return OK;
     }
 }
 
-static int add_processes(void *device, const char *function, char kind, process *found, unsigned room,
-                         unsigned *count) {
-    process_info infos[256];
-    unsigned listed = 256;
+static int add_processes(void *device, const char *function, char kind, process *found, unsigned *count) {
+    process_info infos[MAX_PROCESSES];
+    unsigned listed = MAX_PROCESSES;
     int status = nvml(function)(device, &listed, infos);
     for (unsigned i = 0; !status && i < listed; i++) {
         unsigned at = 0;
@@ -264,7 +280,7 @@ static int add_processes(void *device, const char *function, char kind, process 
             at++;
         if (at < *count) {
             snprintf(found[at].kind, sizeof found[at].kind, "C+%c", kind);
-        } else if (at < room) {
+        } else if (at < MAX_PROCESSES) {
             found[at].info = infos[i];
             snprintf(found[at].kind, sizeof found[at].kind, "%c", kind);
             if (nvml("nvmlSystemGetProcessName")(infos[i].pid, found[at].name, (unsigned)TEXT))
@@ -275,10 +291,10 @@ static int add_processes(void *device, const char *function, char kind, process 
     return status;
 }
 
-int list_processes(void *device, process *found, unsigned room, unsigned *count, int only_compute) {
+int list_processes(void *device, process *found, unsigned *count, int only_compute) {
     *count = 0;
-    int status = add_processes(device, "nvmlDeviceGetComputeRunningProcesses_v3", 'C', found, room, count);
+    int status = add_processes(device, "nvmlDeviceGetComputeRunningProcesses_v3", 'C', found, count);
     if (!status && !only_compute)
-        add_processes(device, "nvmlDeviceGetGraphicsRunningProcesses_v3", 'G', found, room, count);
+        add_processes(device, "nvmlDeviceGetGraphicsRunningProcesses_v3", 'G', found, count);
     return status;
 }

@@ -4,14 +4,15 @@
  * It is at the end of a file: the library's own, or the one that GPUKILN_SIMULATED_GPUS names. It may change at
  * any time; every call sees it as it is then. A key that is missing is NVML_ERROR_NOT_SUPPORTED, `KEY.code N` is
  * NVML's error N, `error.FUNCTION N` and `gpus.I.fail.FUNCTION N` make one function answer N, `gpus.I.error.code N`
- * makes all calls of one GPU answer N, `gpus.I.hung 1` lets them wait until it is gone. A function that is not
- * written here does not exist in the library, as in an older driver; DRIVER is the branch of the driver whose
- * functions it has. Names, arguments, layouts: as pynvml.py (nvidia-ml-py) declares them. Behaviour: nvml.h's
+ * makes all calls of one GPU answer N, `gpus.I.hung 1` lets them wait until it is gone. Every function of NVML is
+ * here, but for those that came with a later branch of the driver than DRIVER: they do not exist in the library, as
+ * in that driver's; absent.c has those of which nothing is simulated. Names, arguments, layouts: as pynvml.py (nvidia-ml-py) declares them. Behaviour: nvml.h's
  * documentation, except where a comment says otherwise.
  */
 #ifndef DOUBLE_H
 #define DOUBLE_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +31,7 @@
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, UNSUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, TOO_SMALL = 7,
        NO_DRIVER = 9, TIMEOUT = 10, LOST = 15, RESET_REQUIRED = 16, IN_USE = 19, NO_DATA = 21,
-       INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25, UNKNOWN = 999 };
+       INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25, DEPRECATED = 26, UNKNOWN = 999 };
 
 typedef struct {
     char bus_id_legacy[16];
@@ -67,10 +68,20 @@ int gpu_gate(const char *function, const void *device, const void *result, int *
 int fetch(int gpu, const char *key, char *value);
 int number(int gpu, const char *key, double *result);
 int whole(int gpu, const char *key, unsigned *result);
+int busy_whole(int gpu, const char *key, unsigned *result);
+int pair(const char *function, void *device, const char *first, unsigned *a, const char *second, unsigned *b);
+int asked_number(const char *function, void *device, const char *key, unsigned *result);
+int asked_text(const char *function, void *device, const char *key, char *result, unsigned size);
+int pci_of(const char *function, void *device, pci_info *info);
 int copy(char *result, unsigned size, const char *value);
 int list_length(int gpu, const char *list);
 void fill_pci(pci_info *info, int gpu, const char *bus_id);
 int mig_is_on(int gpu);
+
+/* links.c */
+int link_at(const char *function, void *device, unsigned link, const void *result, int *gpu, int *at);
+int of_link(const char *function, void *device, unsigned link, const char *name, const void *result, char *value);
+int has_own_counters(void *device, unsigned link);
 
 /* load.c */
 typedef struct {

@@ -23,8 +23,8 @@ Machines of the embedded EC2 have them where their tag `gpukiln:gpus` says so
 `python -m gpukiln.clouds.embedded.gpus.fidelity > docs/simulated-gpus.md`.
 
 What they do not do: compute (there is no CUDA, and no kernel module), be on the PCI bus, show themselves in
-`/proc/driver/nvidia` and `/dev/nvidia-caps` (so that nvidia-ctk finds no MIG device), or count PCIe or NVLink
-traffic. NVIDIA's nvidia-smi refuses any NVML but its driver's; the stand-in answers `-L`,
+`/proc/driver/nvidia` and `/dev/nvidia-caps` (so that nvidia-ctk finds no MIG device), count PCIe or NVLink
+traffic, or have firmware. NVIDIA's nvidia-smi refuses any NVML but its driver's; the stand-in answers `-L`,
 the table, `-q`, `--query-gpu`, `--query-compute-apps`, `topo`, `nvlink -s`, `mig`, and the options that set
 something, with NVIDIA's exit codes, and refuses everything else as NVIDIA's refuses what it does not know
 (exit 2).

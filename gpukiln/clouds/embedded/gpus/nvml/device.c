@@ -356,7 +356,12 @@ NUMBER(nvmlDeviceGetMemoryBusWidth, "memory_bus_width")
 NUMBER(nvmlDeviceGetNumFans, "fans")
 #endif
 #if DRIVER >= 515
-NAMED(nvmlDeviceGetGspFirmwareVersion, "gsp_firmware")
+
+/* The only text without a size: NVML_GSP_FIRMWARE_VERSION_BUF_SIZE. */
+API int nvmlDeviceGetGspFirmwareVersion(void *device, char *result) {
+    return asked_text(__func__, device, "gsp_firmware", result, 64);
+}
+
 NUMBER(nvmlDeviceGetDefaultEccMode, "ecc.default")
 #endif
 #if DRIVER >= 550
@@ -488,9 +493,10 @@ API int nvmlDeviceGetUtilizationRates(void *device, unsigned *gpu_and_memory) {
 }
 
 static int coder(const char *function, void *device, const char *key, unsigned *load_of_it, unsigned *period_us) {
+    int gpu, status = gpu_gate(function, device, load_of_it, &gpu);
     if (period_us)
         *period_us = 100000;
-    return asked_number(function, device, key, load_of_it);
+    return status ? status : mig_is_on(gpu) ? UNSUPPORTED : whole(gpu, key, load_of_it);
 }
 
 API int nvmlDeviceGetEncoderUtilization(void *device, unsigned *percent, unsigned *period_us) {
@@ -598,15 +604,39 @@ API int nvmlDeviceGetMemoryInfo_v2(void *device, memory_info_v2 *info) {
 
 #endif
 
+/* A MIG device's part of the bus's window is its part of the memory slices. From Hopper on the whole memory is
+ * mapped while MIG is on, which takes 513 MiB more, and what is left is divided (captures of H100 and H200 with
+ * MIG); on an A100 3g.20gb has 32767 MiB (XuehaiPan/nvitop#8). */
+static double window_of(int gpu, const gi_profile *profile, double total, double mapped) {
+    unsigned slices = 8;
+    whole(gpu, "mig.memory_slices", &slices);
+    double part = slices ? (double)profile->memory_slices / slices : 1;
+    return mapped > 0 && total > mapped + 513 ? (total - mapped - 513) * part : total * part - 1;
+}
+
 API int nvmlDeviceGetBAR1MemoryInfo(void *device, unsigned long long *total_free_used) {
-    double total;
-    int gpu, status = gpu_gate(__func__, device, total_free_used, &gpu);
-    if (!status && !(status = number(gpu, "bar1", &total))) {
+    double total, memory, reserved = 0, mapped = 0;
+    unsigned architecture;
+    gi_profile profile;
+    target asked;
+    int status = device_gate(__func__, device, total_free_used, &asked);
+    if (status || (status = number(asked.gpu, "bar1", &total)))
+        return status;
+    number(asked.gpu, "memory.reserved", &reserved);
+    if (mig_is_on(asked.gpu) && !whole(asked.gpu, "architecture", &architecture) && architecture >= 9 &&
+        !number(asked.gpu, "memory.total", &memory))
+        mapped = memory - reserved;
+    if (asked.gi >= 0) {
+        if ((status = gi_profile_of(asked.gpu, asked.gi, &profile)))
+            return status;
+        total_free_used[0] = (unsigned long long)window_of(asked.gpu, &profile, total, mapped) << 20;
+        total_free_used[2] = 0;
+    } else {
         total_free_used[0] = (unsigned long long)total << 20;
-        total_free_used[2] = 1 << 20; /* the driver's own */
-        total_free_used[1] = total_free_used[0] - total_free_used[2];
+        total_free_used[2] = (unsigned long long)(mapped > 0 ? mapped : 1) << 20; /* 1: the driver's own */
     }
-    return status;
+    total_free_used[1] = total_free_used[0] - total_free_used[2];
+    return OK;
 }
 
 API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {

@@ -4,10 +4,12 @@
  * It is at the end of a file: the library's own, or the one that GPUKILN_SIMULATED_GPUS names. It may change at
  * any time; every call sees it as it is then. A key that is missing is NVML_ERROR_NOT_SUPPORTED, `KEY.code N` is
  * NVML's error N, `error.FUNCTION N` and `gpus.I.fail.FUNCTION N` make one function answer N, `gpus.I.error.code N`
- * makes all calls of one GPU answer N, `gpus.I.hung 1` lets them wait until it is gone. Every function of NVML is
- * here, but for those that came with a later branch of the driver than DRIVER: they do not exist in the library, as
- * in that driver's; absent.c has those of which nothing is simulated. Names, arguments, layouts: as pynvml.py (nvidia-ml-py) declares them. Behaviour: nvml.h's
+ * makes all calls of one GPU answer N, `gpus.I.hung 1` lets them wait until it is gone. A function that is not
+ * written here does not exist in the library, as in an older driver; DRIVER is the branch of the driver whose
+ * functions it has. Names, arguments, layouts: as pynvml.py (nvidia-ml-py) declares them. Behaviour: nvml.h's
  * documentation, except where a comment says otherwise.
+ *
+ * Every function of the branch is here; absent.c has those of which nothing is simulated.
  */
 #ifndef DOUBLE_H
 #define DOUBLE_H

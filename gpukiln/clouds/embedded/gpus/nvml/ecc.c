@@ -53,9 +53,20 @@ API int nvmlDeviceGetDetailedEccErrors(void *device, int type, int counter, unsi
     return status;
 }
 
+/* With MIG on a GPU tells none from Hopper on ("N/A" in captures of an H100 and an H200, driver 590.48.01). */
+static int rows_gate(const char *function, void *device, const void *result, int *gpu) {
+    unsigned architecture;
+    int status = gpu_gate(function, device, result, gpu);
+    if (!status && mig_is_on(*gpu) && !whole(*gpu, "architecture", &architecture) && architecture >= 9)
+        status = UNSUPPORTED;
+    return status;
+}
+
 API int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
                                   unsigned *failed) {
-    int status = pair(__func__, device, "remapped_rows.correctable", corrected, "remapped_rows.uncorrectable",
+    int gpu, status = rows_gate(__func__, device, corrected, &gpu);
+    if (!status)
+        status = pair(__func__, device, "remapped_rows.correctable", corrected, "remapped_rows.uncorrectable",
                       uncorrected);
     return status ? status
                   : pair(__func__, device, "remapped_rows.pending", pending, "remapped_rows.failed", failed);
@@ -63,8 +74,8 @@ API int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *u
 
 /* Banks by how many of their spare rows are left: all, most, some, few, none. */
 API int nvmlDeviceGetRowRemapperHistogram(void *device, unsigned *max_high_partial_low_none) {
-    int status = asked_number(__func__, device, "remapped_rows.banks", max_high_partial_low_none);
-    if (!status)
+    int gpu, status = rows_gate(__func__, device, max_high_partial_low_none, &gpu);
+    if (!status && !(status = whole(gpu, "remapped_rows.banks", max_high_partial_low_none)))
         memset(max_high_partial_low_none + 1, 0, 4 * sizeof *max_high_partial_low_none);
     return status;
 }

@@ -63,7 +63,6 @@ static const struct field {
     {226, PLAIN_TYPE, 560, "reset_required", 1},
     {227, PLAIN_TYPE, 560, "drain_required", 1},
     {230, PLAIN_TYPE, 565, "recovery_action", 1},
-    {274, PLAIN_TYPE, 590, "edpp_multiplier", 1},
     {301, PLAIN_TYPE, 595, "remapped_rows.inactive", 1},
     {302, PLAIN_TYPE, 595, "remapped_rows.inactive", 1},
 };

@@ -147,6 +147,7 @@ class Board:
     fabric: bool = False
     fabric_health: int | None = None
     mig: str | None = None
+    mig_unknown: bool = False
     bar1_mib: int | None = None
     banks: int | None = None
     inforom: tuple[str, ...] = ()

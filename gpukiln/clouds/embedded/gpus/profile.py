@@ -449,8 +449,8 @@ def _fraction(machine: Machine, index: int) -> Data:
 def _mig(kind: Board) -> Data:
     """{current, pending, slices, memory_slices, profiles, instances}; all null and empty where it can't."""
     if kind.mig is None:
-        empty = dict.fromkeys(("current", "pending", "slices", "memory_slices"))
-        return {**empty, "profiles": [], "instances": []}
+        mode = dict.fromkeys(("current", "pending"), False if kind.mig_unknown else None)
+        return {**mode, "slices": None, "memory_slices": None, "profiles": [], "instances": []}
     division = divisions()[kind.mig]
     names = (
         "number",

@@ -90,7 +90,7 @@ typedef struct {
     unsigned pid, utilization, memory_utilization;
     int gi, ci;
     unsigned long long memory; /* bytes, ~0 where it is not told */
-    char kind[16], name[TEXT];
+    char kind[24], name[TEXT];
     int lives; /* 1: it does; 0: nothing says from when it is, and so whether it still lives */
 } process;
 int process_at(int gpu, int position, process *found);

@@ -42,7 +42,7 @@ int process_at(int gpu, int position, process *found) {
     if (look(value, "gpus.%d.processes.%d.memory", gpu, position))
         found->memory = strtoull(value, NULL, 10) << 20;
     if (look(value, "gpus.%d.processes.%d.kind", gpu, position))
-        snprintf(found->kind, sizeof found->kind, "%.15s", value);
+        snprintf(found->kind, sizeof found->kind, "%.23s", value);
     look(found->name, "gpus.%d.processes.%d.name", gpu, position);
     if (look(value, "gpus.%d.processes.%d.utilization", gpu, position))
         found->utilization = (unsigned)atoi(value);

@@ -28,11 +28,18 @@ class Clocks:
     sm: int | None = None
     mem: int | None = None
     video: int | None = None
+    app_sm: int | None = None
 
 
 @strict
 class Idle:
-    """What a board says that does nothing: W, degrees Celsius, MHz, a fan in percent."""
+    """What a board says that does nothing: W, degrees Celsius, MHz, a fan in percent.
+
+    Args:
+        memory: Temperature of its memory.
+        memory_power: Power of its memory; module_power: of a Grace module.
+        pcie_gen: Generation of the link, where it is slower then.
+    """
 
     power: float
     temperature: int
@@ -42,6 +49,10 @@ class Idle:
     mem: int | None = None
     video: int | None = None
     fan: int | None = None
+    memory: int | None = None
+    memory_power: float | None = None
+    module_power: float | None = None
+    pcie_gen: int | None = None
 
 
 @strict
@@ -60,24 +71,50 @@ class Temperature:
 
     slowdown: int | None = None
     shutdown: int | None = None
+    gpu_max: int | None = None
+    memory_max: int | None = None
+    target: int | None = None
     tlimit: Tlimit = Tlimit()
 
 
 @strict
 class Pcie:
-    """A board's PCIe; virtual_width: the lanes that a virtual machine is shown, where they are fewer."""
+    """A board's PCIe.
+
+    Args:
+        virtual_width: The lanes that a virtual machine is shown, where they are fewer.
+        board_gen: The generation that the board has, where its machine has less.
+    """
 
     gen: int
     width: int
     virtual_width: int | None = None
+    board_gen: int | None = None
 
 
 @strict
 class Nvlink:
-    """version is NVML's number of it."""
+    """A GPU's NVLinks.
+
+    Args:
+        version: NVML's number of it.
+        mbps: Speed of one link.
+        bridge: Whether they go to one other board, by a bridge.
+    """
 
     version: int
     links: int
+    mbps: int | None = None
+    bridge: bool = False
+
+
+@strict
+class Rack:
+    """Where a board of a rack is."""
+
+    slot: int
+    tray: int
+    host: int
 
 
 @strict
@@ -94,10 +131,13 @@ class Board:
     idle: Idle
     temperature: Temperature
     pcie: Pcie
-    ecc: bool
-    repair: Literal["rows", "pages"]
     status: Status
     source: str
+    architecture: str | None = None
+    compute_capability: str | None = None
+    min_driver: str | None = None
+    ecc: bool | None = None
+    repair: Literal["rows", "pages"] | None = None
     subsystem: str | None = None
     reserved_mib: int | None = None
     bus_width: int | None = None
@@ -107,6 +147,19 @@ class Board:
     fabric: bool = False
     fabric_health: int | None = None
     mig: str | None = None
+    mig_unknown: bool = False
+    bar1_mib: int | None = None
+    banks: int | None = None
+    inforom: tuple[str, ...] = ()
+    supported: tuple[tuple[int, float, int, float], ...] = ()
+    display: bool = False
+    fans: int | None = None
+    card: int = 1
+    addressing: int | None = None
+    c2c: bool | None = None
+    grace: int = 0
+    module: Power | None = None
+    rack: Rack | None = None
 
 
 # number, id, name, slices, memory slices, multiprocessors, MiB, instances, copy engines, decoders, encoders,
@@ -136,13 +189,14 @@ class Layout:
     flat: bool = True
     switches: dict[str, int] = field(default_factory=dict)
     mesh: tuple[tuple[int, ...], ...] = ()
+    modules: tuple[int, ...] = ()
     memory_mib: int | None = None
     ecc: bool | None = None
 
 
 @cache
 def boards() -> dict[str, Board]:
-    """Every board by the key of its GPU in nvidia_matrix.yaml."""
+    """Every board, by the key of its GPU in nvidia_matrix.yaml where that has it."""
     return load(dict[str, Board], data("gpu_boards")["boards"], where="gpu_boards.yaml: boards")
 
 

@@ -124,18 +124,38 @@ def check_driver_knows(driver: str, key: str, *, what: str, way_out: str) -> Fin
     Raises:
         UsageError: The catalogue does not know the GPU.
     """
-    board = gpu(key)
-    if board.arch is None:
+    one = gpu(key)
+    if one.arch is None:
         return ()
-    last = architectures()[board.arch].last_driver
+    return check_driver_range(
+        driver, one.arch, first=one.min_driver, what=what, way_out=way_out, source=one.source
+    )
+
+
+def check_driver_range(
+    driver: str, arch: str, *, first: str | None, what: str, way_out: str, source: str
+) -> Findings:
+    """Whether a driver is one of those that know a GPU.
+
+    Args:
+        driver: The driver's version.
+        arch: The GPU's architecture.
+        first: The first driver that knows it; None: every one.
+        what: The GPU in words, for the message.
+        way_out: What to do instead of taking another driver.
+        source: Where `first` comes from.
+
+    Returns:
+        As of `check_driver_knows`.
+    """
+    last = architectures()[arch].last_driver
     if last and version_key(driver)[0] > last:
         message = f"driver {driver} has dropped {what}; the last branch is {last}"
         hint = f"--set nvidia_driver.branch={last}, or {way_out}"
         return (Finding("error", "gpu-too-old", message, hint, "NVIDIA Data Center Drivers, matrix"),)
-    if board.min_driver and version_key(driver) < version_key(board.min_driver):
-        message = f"driver {driver} does not know {what}; the first one that does is {board.min_driver}"
-        hint = f"{branch_hint(board.min_driver)}, or {way_out}"
-        return (Finding("error", "gpu-too-new", message, hint, board.source),)
+    if first and version_key(driver) < version_key(first):
+        message = f"driver {driver} does not know {what}; the first one that does is {first}"
+        return (Finding("error", "gpu-too-new", message, f"{branch_hint(first)}, or {way_out}", source),)
     return ()
 
 

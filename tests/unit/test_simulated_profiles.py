@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpukiln.catalog.boards import board, boards, divisions, layout
-from gpukiln.catalog.gpus import gpu
+from gpukiln.catalog.gpus import gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
-from gpukiln.clouds.embedded.gpus.profile import make_profile
+from gpukiln.clouds.embedded.gpus.profile import ARCHITECTURES, make_machine, make_profile
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.probe.nvml import address
 from gpukiln.verify.catalog import load_checks
@@ -68,15 +68,76 @@ def test_document_has_all_that_the_probe_reads(name: str) -> None:
     assert (keys(made_up_machine()["gpus"][0]) - untold) | linked <= keys(first)
 
 
-def test_every_board_and_type_of_the_file_is_used() -> None:
-    used = {instance_type(name).gpu for name in TYPES}
-    assert set(boards()) == used
+def test_every_type_has_a_board_and_every_division_one_that_has_it() -> None:
+    assert {instance_type(name).gpu for name in TYPES} <= set(boards())
     assert {one.mig for one in boards().values() if one.mig} == set(divisions())
 
 
 def test_gpu_without_a_board_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown GPU board 'k80'"):
-        board("k80")
+    with pytest.raises(UsageError, match="unknown GPU board 'm60'"):
+        board("m60")
+
+
+def drivers(key: str) -> str:
+    """A driver that knows a board."""
+    return {"Kepler": "470.256.02", "Pascal": "535.309.01", "Volta": "580.178.04"}.get(
+        gpu(key).arch or "" if key in gpus() else boards()[key].architecture or "", "595.91.07"
+    )
+
+
+@pytest.mark.parametrize("key", sorted(boards()))
+def test_every_board_makes_a_machine(key: str) -> None:
+    kind = boards()[key]
+    found = make_machine(key, 2, seed="m", driver=drivers(key), cuda="12.2")["gpus"]
+    assert len({one["uuid"] for one in found}) == len({one["bus_id"] for one in found}) == 2
+    for one in found:
+        assert (one["name"], one["memory"]["total"]) == (kind.name, kind.memory_mib)
+        assert one["virtualization"] == 0
+        assert (one["gsp_firmware"] is not None) == (one["architecture"] >= ARCHITECTURES["Turing"])
+        assert (one["numa_node"] is not None) == (kind.grace > 0)
+    assert make_machine(key, 1, seed="m", driver=drivers(key), cuda="12.2")["gpus"][0]["peers"] == []
+
+
+def test_a_bridge_joins_two_boards_and_its_links_are_there_without_it() -> None:
+    found = make_machine("rtx-a6000", 3, seed="m", driver="580.65.06", cuda="13.0")["gpus"]
+    ends = [{link["remote_bus_id"] for link in one["nvlinks"]} for one in found]
+    assert ends == [{found[1]["bus_id"]}, {found[0]["bus_id"]}, {None}]
+    assert [{link["state"] for link in one["nvlinks"]} for one in found] == [{True}, {True}, {False}]
+    assert [len(one["nvlinks"]) for one in found] == [4, 4, 4]
+    assert {peer["index"]: peer["p2p"]["nvlink"] for peer in found[0]["peers"]} == {1: 0, 2: 5}
+
+
+def test_two_gpus_of_one_card_are_behind_one_switch() -> None:
+    found = make_machine("k80", 4, seed="m", driver="470.256.02", cuda="11.4")["gpus"]
+    assert [one["board_id"] for one in found] == [0x100, 0x100, 0x300, 0x300]
+    assert {peer["index"]: peer["ancestor"] for peer in found[0]["peers"]} == {1: 10, 2: 30, 3: 30}
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "own", "near"),
+    [
+        ("gh200", 1, [1], [0]),
+        ("gb200", 4, [2, 10, 18, 26], [0, 0, 1, 1]),
+        ("rtx-4090", 2, [None] * 2, [0, 0]),
+    ],
+)
+def test_a_gpu_of_grace_is_a_numa_node(key: str, count: int, own: list[Any], near: list[int]) -> None:
+    found = make_machine(key, count, seed="m", driver="580.65.06", cuda="13.0")["gpus"]
+    assert [one["numa_node"] for one in found] == own
+    assert [one["memory_node"] for one in found] == near
+
+
+@pytest.mark.parametrize(
+    ("key", "driver", "words"),
+    [
+        ("rtx-5090", "535.309.01", "does not know the NVIDIA GeForce RTX 5090"),
+        ("p100", "595.91.07", "has dropped the Tesla P100-PCIE-16GB; the last branch is 580"),
+        ("k80", "535.309.01", "has dropped the Tesla K80; the last branch is 470"),
+    ],
+)
+def test_board_of_a_driver_that_does_not_know_it_is_refused(key: str, driver: str, words: str) -> None:
+    with pytest.raises(IncompatibleError, match=words):
+        make_machine(key, 1, seed="m", driver=driver, cuda="12.2")
 
 
 def test_uuids_are_stable_for_an_instance_and_no_others() -> None:

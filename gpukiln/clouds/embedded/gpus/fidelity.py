@@ -4,6 +4,8 @@
 """
 
 import sys
+from collections.abc import Iterator
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 
@@ -62,13 +64,21 @@ class Functions:
 
     Args:
         source: Where that was taken from, see functions.yaml.
-        since: The branch of the driver from which on the double has them; 0: always.
+        names: Those that every branch of the driver has.
+        later: Others, by the branch that brought them.
     """
 
-    names: tuple[str, ...]
     answers: str
     source: str
-    since: int = 0
+    names: tuple[str, ...] = ()
+    later: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def of_branch(self, branch: int) -> Iterator[str]:
+        """The names that a branch of the driver has."""
+        yield from self.names
+        for since, names in self.later.items():
+            if since <= branch:
+                yield from names
 
 
 @cache
@@ -87,13 +97,15 @@ def page() -> str:
     lines += [f"| `{name}` | {text} |" for name, (text, _) in SCENARIOS.items()]
     lines += [
         *("", "## The functions of NVML", ""),
-        "A function that is not here does not exist in the library, as in an older driver's. *h* is the",
-        "documentation in nvml.h, *py* nvidia-ml-py, *own* a choice of this project.",
-        *("", "| functions | since driver | answers | source |", "|---|---|---|---|"),
+        "All that NVIDIA's library exports is there. A number is the branch of the driver that brought what",
+        "stands behind it; the library of an older branch does not have it. *h* is the documentation in",
+        "nvml.h, *py* nvidia-ml-py, *own* a choice of this project.",
+        *("", "| functions | answers | source |", "|---|---|---|"),
     ]
     for row in functions():
-        names = " ".join(f"`{name}`" for name in row.names)
-        lines.append(f"| {names} | {row.since or ''} | {row.answers} | {row.source} |")
+        groups = [row.names, *((f"**{since}**", *names) for since, names in row.later.items())]
+        words = [name if name.startswith("*") else f"`{name}`" for group in groups for name in group]
+        lines.append(f"| {' '.join(words)} | {row.answers} | {row.source} |")
     return HEAD + "\n".join(lines) + "\n"
 
 

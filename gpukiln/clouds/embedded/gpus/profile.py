@@ -1,27 +1,84 @@
-"""The GPUs of an instance type, idle and healthy, as the document that the double of NVML answers from."""
+"""The GPUs of a machine, idle and healthy, as the document that the double of NVML answers from."""
 
 import uuid
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from gpukiln.catalog.boards import Board, Layout, board, divisions, layout
-from gpukiln.catalog.compat import check_driver_knows
-from gpukiln.catalog.gpus import gpu
-from gpukiln.catalog.instance_types import InstanceType, instance_type
+from gpukiln.catalog.compat import check_driver_range
+from gpukiln.catalog.gpus import gpu, gpus
+from gpukiln.catalog.instance_types import instance_type
+from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError, UsageError
 
 Data = dict[str, Any]
 UUIDS = uuid.UUID("6f2f5c0e-5a4e-4a0e-9d63-0d8b1c0f7a11")
 WORKSTATION_BRAND = 10  # NVML_BRAND_NVIDIA_VWS, as EC2's fractions say
-ARCHITECTURES = {"Volta": 5, "Turing": 6, "Ampere": 7, "Ada": 8, "Hopper": 9, "Blackwell": 10}  # NVML's
+ARCHITECTURES = {  # nvmlDeviceArchitecture_t
+    "Kepler": 2,
+    "Maxwell": 3,
+    "Pascal": 4,
+    "Volta": 5,
+    "Turing": 6,
+    "Ampere": 7,
+    "Ada": 8,
+    "Hopper": 9,
+    "Blackwell": 10,
+}
+# nvmlMemoryLocation_t of what a board counts errors of. From Turing on `nvidia-smi -q` has DRAM (2) and SRAM
+# (7) alone; before, what it has a number for: P100 in NVIDIA/dcgm-exporter#16, K80 and V100 from memory.
+DRAM_AND_SRAM = "2 7"
+LOCATIONS = {"Kepler": "0 1 2 3 4", "Maxwell": "0 1 2 3 4", "Pascal": "1 2 3 4 5", "Volta": "0 1 2 3 6"}
 IDLE = 1  # of the reasons why clocks are low
 COMPLETED = 3  # of a fabric's states
 TO_GPU, TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
-SWITCHES, HOST_BRIDGE, NODE, SYSTEM = 20, 30, 40, 50  # nvmlGpuTopologyLevel_t
+SWITCH, SWITCHES, HOST_BRIDGE, NODE, SYSTEM = 10, 20, 30, 40, 50  # nvmlGpuTopologyLevel_t
 OK, CHIPSET, UNSUPPORTED = 0, 1, 5  # nvmlGpuP2PStatus_t
 COUNTERS = ("replay", "recovery", "crc_flit", "crc_data")
 FABRIC = ("state", "status", "cluster", "clique", "health")
 NVLINK_5 = 7  # NVML's number of it; only its recoveries are counted for each link
+NVLINK_3 = 4  # the first that machines with NVSwitch have beside the DGX-2
 TWO_NODES = 8  # from so many GPUs on, half are at each of two NUMA nodes
+BARE_METAL, PASSED_THROUGH = 0, 1  # nvmlGpuVirtualizationMode_t
+SWITCH_CONNECTED = 1  # of a platform's peer types
+NODES_OF_A_GPU = 8  # that Linux keeps for each GPU of Grace machines, for MIG
+DEPRECATED = {"_error": "Requested functionality has been deprecated", "code": 26}
+NO_DISPLAY_MODE = 580  # the branch that first says so: EXP and QX of gpu_boards.yaml; 570 has it
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a profile is made of.
+
+    Args:
+        kind: The board of all its GPUs.
+        arch: Their architecture; cc: their compute capability.
+        count: How many GPUs, or fractions of one where `fraction` is below 1.
+        interconnect: How they are linked.
+        bare: Whether no hypervisor is between them and the system.
+        branch: Of the driver.
+        driver: Its version.
+    """
+
+    kind: Board
+    arch: str
+    cc: str
+    place: Layout
+    count: int
+    interconnect: Literal["none", "nvlink", "nvswitch"]
+    bare: bool
+    driver: str
+    seed: str
+    fraction: float = 1.0
+
+    @property
+    def branch(self) -> int:
+        """Of the driver."""
+        return version_key(self.driver)[0]
+
+    def is_from(self, arch: str) -> bool:
+        """Whether the GPUs are of an architecture or a later one."""
+        return ARCHITECTURES[self.arch] >= ARCHITECTURES[arch]
 
 
 def make_profile(name: str, *, seed: str, driver: str, cuda: str) -> Data:
@@ -40,29 +97,118 @@ def make_profile(name: str, *, seed: str, driver: str, cuda: str) -> Data:
         UsageError: The type is unknown, retired, or has no GPU of NVIDIA.
         IncompatibleError: The driver does not know its GPU.
     """
-    machine = instance_type(name)
-    model = gpu(machine.gpu)
-    others = ", ".join(machine.alternatives) or "g4dn.xlarge"
+    one = instance_type(name)
+    model = gpu(one.gpu)
+    others = ", ".join(one.alternatives) or "g4dn.xlarge"
     if model.manufacturer != "NVIDIA":
         message = f"{name} has no GPU of NVIDIA, but {model.manufacturer}'s {model.name}: nothing to simulate"
         raise UsageError(message, hint=f"take {others}")
-    if machine.status == "retired":
+    if one.status == "retired":
         raise UsageError(f"EC2 has retired {name}: nothing to simulate", hint=f"take {others}")
-    what = f"the {model.name} of {name}"
-    if findings := check_driver_knows(driver, machine.gpu, what=what, way_out="another instance type"):
+    arch, cc = _model(one.gpu, driver, what=f"the {model.name} of {name}")
+    machine = Machine(
+        kind=board(one.gpu),
+        arch=arch,
+        cc=cc,
+        place=layout(name),
+        count=one.gpus,
+        interconnect=one.interconnect,
+        bare=one.hypervisor == "none",
+        driver=driver,
+        seed=seed,
+        fraction=one.gpu_fraction,
+    )
+    return _document(machine, cuda)
+
+
+def make_machine(
+    key: str, count: int, *, seed: str, driver: str, cuda: str, place: Layout | None = None, bare: bool = True
+) -> Data:
+    """As `make_profile`, of a machine that is no instance type.
+
+    Args:
+        key: The board, for example rtx-4090.
+        count: How many GPUs it has.
+        place: Where they are; None: one after the other behind one host bridge, linked as the board can.
+        bare: Whether no hypervisor is between them and the system.
+
+    Raises:
+        UsageError: The catalogue does not know the board.
+        IncompatibleError: The driver does not know it.
+    """
+    kind = board(key)
+    arch, cc = _model(key, driver, what=f"the {kind.name}")
+    links = kind.nvlink
+    linked = links is not None and (count > 1 or kind.grace > 0)
+    interconnect: Literal["none", "nvlink", "nvswitch"] = "none"
+    if links and linked:
+        interconnect = "nvswitch" if links.version >= NVLINK_3 and not links.bridge else "nvlink"
+    machine = Machine(
+        kind=kind,
+        arch=arch,
+        cc=cc,
+        place=place or _layout(kind, count),
+        count=count,
+        interconnect=interconnect,
+        bare=bare,
+        driver=driver,
+        seed=seed,
+    )
+    return _document(machine, cuda)
+
+
+def _model(key: str, driver: str, *, what: str) -> tuple[str, str]:
+    """Architecture and compute capability of a GPU that the driver knows."""
+    kind, model = board(key), gpus().get(key)
+    arch = model.arch if model else kind.architecture
+    cc = model.cc if model else kind.compute_capability
+    if arch is None or cc is None:
+        raise UsageError(f"gpu_boards.yaml has no architecture of {key}", hint="add it there")
+    findings = check_driver_range(
+        driver,
+        arch,
+        first=model.min_driver if model else kind.min_driver,
+        what=what,
+        way_out="another instance type",
+        source=model.source if model else kind.source,
+    )
+    if findings:
         raise IncompatibleError(findings[0].message, hint=findings[0].hint)
-    kind, place = board(machine.gpu), layout(name)
-    virtual = machine.gpu_fraction < 1
+    return arch, cc
+
+
+def _layout(kind: Board, count: int) -> Layout:
+    """One GPU after the other; those of Grace each in a PCI domain of its own, bridged ones in pairs."""
+    if kind.grace:
+        places = [f"{8 * n + 1:04x}" for n in range(count)]
+        return Layout(
+            buses=tuple(f"{place}:01:00" for place in places),
+            roots=tuple(f"{place}:00" for place in places),
+            status="memory",
+            source="one PCI domain each, as QX of GB300 has them",
+        )
+    pairs = count // 2 * 2 if kind.nvlink and kind.nvlink.bridge else 0
+    links = kind.nvlink.links if kind.nvlink else 0
+    return Layout(
+        buses=tuple(f"{n + 1:02x}:00" for n in range(count)),
+        mesh=tuple((n ^ 1,) * links if n < pairs else () for n in range(count)) if pairs else (),
+        status="memory",
+        source="one after the other",
+    )
+
+
+def _document(machine: Machine, cuda: str) -> Data:
+    virtual = machine.fraction < 1
     make = _fraction if virtual else _whole
-    rows = [make(machine, kind, place, index, seed) for index in range(machine.gpus)]
+    rows = [make(machine, index) for index in range(machine.count)]
     for row in rows:
-        row["peers"] = [_way(machine, place, row["index"], n) for n in range(len(rows)) if n != row["index"]]
-    off = None if virtual or ARCHITECTURES[str(model.arch)] < ARCHITECTURES["Ampere"] else False
+        row["peers"] = [_way(machine, row["index"], n) for n in range(len(rows)) if n != row["index"]]
+    off = False if machine.is_from("Ampere") and not virtual else None
     return {
         "available": True,
         "error": None,
-        "driver": driver,
-        "nvml": f"{cuda.partition('.')[0]}.{driver}",
+        "driver": machine.driver,
+        "nvml": f"{cuda.partition('.')[0]}.{machine.driver}",
         "cuda_driver": cuda,
         "confidential": {"on": off, "ready": off},
         "gpus": rows,
@@ -75,114 +221,213 @@ def bus_id(address: str) -> str:
     return f"{int(domain[0], 16) if domain else 0:08X}:{bus.upper()}:{device.upper()}.0"
 
 
-def _named(row: Data, machine: InstanceType, kind: Board, place: Layout, seed: str) -> Data:
+def _number(machine: Machine, index: int, what: str, bits: int) -> int:
+    """A number that stays the same for a GPU."""
+    return uuid.uuid5(UUIDS, f"{machine.seed}/{index}/{what}").int % (1 << bits)
+
+
+def _named(machine: Machine, index: int) -> Data:
     """What every GPU tells, a fraction too."""
-    index, model = row["index"], gpu(machine.gpu)
-    return row | {
+    kind = machine.kind
+    modules = machine.place.modules
+    engine = 0 if machine.is_from("Turing") else None
+    return {
+        "index": index,
         "minor": index,
         "error": None,
-        "bus_id": bus_id(place.buses[index]),
-        "uuid": f"GPU-{uuid.uuid5(UUIDS, f'{seed}/{index}')}",
+        "bus_id": bus_id(machine.place.buses[index]),
+        "uuid": f"GPU-{uuid.uuid5(UUIDS, f'{machine.seed}/{index}')}",
         "persistence": True,
-        "architecture": ARCHITECTURES[str(model.arch)],
-        "compute_capability": model.cc,
+        "architecture": ARCHITECTURES[machine.arch],
+        "compute_capability": machine.cc,
         "cores": kind.cores,
         "pci_device_id": int(kind.device, 16),
         "memory_bus_width": kind.bus_width,
-        "utilization": {"gpu": 0, "memory": 0, "encoder": 0, "decoder": 0},
+        "utilization": {
+            "gpu": 0,
+            "memory": 0,
+            "encoder": 0,
+            "decoder": 0,
+            "jpeg": engine,
+            "ofa": engine,
+        },
         "compute_mode": 0,
+        "accounting": False,
+        "virtualization": BARE_METAL if machine.bare else PASSED_THROUGH,
+        "module_id": modules[index] if modules else index + 1,
+        "memory_node": _node(machine, index),
+        "numa_node": None,
+        "recovery_action": 0,
         "processes": [],
         "peers": [],
     }
 
 
-def _whole(machine: InstanceType, kind: Board, place: Layout, index: int, seed: str) -> Data:
+def _whole(machine: Machine, index: int) -> Data:
     """One GPU of a board."""
+    kind, place = machine.kind, machine.place
     power, clocks, idle, heat = kind.power, kind.clocks, kind.idle, kind.temperature
     ecc = kind.ecc if place.ecc is None else place.ecc
     rows = 0 if kind.repair == "rows" else None
-    width = kind.pcie.width if machine.hypervisor == "none" else kind.pcie.virtual_width or kind.pcie.width
-    errors = dict.fromkeys(
-        ("volatile_uncorrected", "volatile_corrected", "aggregate_uncorrected", "aggregate_corrected"),
-        0 if ecc else None,
+    width = kind.pcie.width if machine.bare else kind.pcie.virtual_width or kind.pcie.width
+    counters = ("volatile_uncorrected", "volatile_corrected", "aggregate_uncorrected", "aggregate_corrected")
+    fan = idle.fan
+    return (
+        _named(machine, index)
+        | _board(machine, index)
+        | {
+            "pstate": idle.pstate,
+            "fan": fan,
+            "fans": kind.fans or (None if fan is None else 1),
+            "ecc": {
+                "current": ecc,
+                "pending": ecc,
+                "default": kind.ecc,
+                **dict.fromkeys(counters, 0 if ecc else None),
+                "locations": LOCATIONS.get(machine.arch, DRAM_AND_SRAM) if ecc else None,
+                "sram": True if ecc and machine.is_from("Ampere") else None,
+            },
+            "remapped_rows": {
+                "correctable": rows,
+                "uncorrectable": rows,
+                "pending": None if rows is None else False,
+                "failed": None if rows is None else False,
+                "inactive": rows,
+                "banks": kind.banks,
+            },
+            "retired_pages_pending": False if kind.repair == "pages" else None,
+            "repair": dict.fromkeys(("channel", "tpc"), False if machine.is_from("Ampere") else None),
+            "unrepairable_memory": False if machine.is_from("Hopper") and kind.repair else None,
+            "clocks": {
+                "graphics": idle.sm,
+                "sm": idle.sm,
+                "mem": idle.mem,
+                "video": idle.video,
+                "max_graphics": clocks.sm,
+                "max_sm": clocks.sm,
+                "max_mem": clocks.mem,
+                "max_video": clocks.video,
+                "default_app": clocks.app_sm,
+                "supported": [
+                    dict(zip(("memory", "max", "min", "step"), row, strict=True)) for row in kind.supported
+                ],
+            },
+            "throttle": {"mask": IDLE, "names": ["idle"]},
+            "temperature": {
+                "gpu": idle.temperature,
+                "memory": idle.memory,
+                "slowdown": heat.slowdown,
+                "shutdown": heat.shutdown,
+                "gpu_max": heat.gpu_max,
+                "memory_max": heat.memory_max,
+                "acoustic_target": heat.target,
+                "margin": idle.margin,
+                "tlimit": {
+                    "shutdown": heat.tlimit.shutdown,
+                    "slowdown": heat.tlimit.slowdown,
+                    "memory": heat.tlimit.memory,
+                    "gpu": heat.tlimit.gpu,
+                },
+            },
+            "power": {
+                "draw": idle.power,
+                "limit": power.limit,
+                "default_limit": power.limit,
+                "min_limit": power.min,
+                "max_limit": power.max,
+                "idle": idle.power,
+                "averaged": machine.is_from("Ampere") and machine.cc != "8.0",
+                "memory": {"draw": idle.memory_power},
+                "module": {
+                    "draw": idle.module_power,
+                    "limit": kind.module.limit if kind.module else None,
+                    "default_limit": kind.module.limit if kind.module else None,
+                    "min_limit": kind.module.min if kind.module else None,
+                    "max_limit": kind.module.max if kind.module else None,
+                },
+            },
+            "pcie": {
+                "gen": idle.pcie_gen or kind.pcie.gen,
+                "width": width,
+                "max_gen": kind.pcie.gen,
+                "max_width": kind.pcie.width,
+                "board_max_gen": kind.pcie.board_gen,
+            },
+            "mig": _mig(kind),
+            "memory": {
+                "total": place.memory_mib or kind.memory_mib,
+                "used": 0,
+                "reserved": kind.reserved_mib,
+            },
+            "bar1": kind.bar1_mib,
+            "nvlinks": _links(machine, index),
+            "nvlink_mbps": kind.nvlink.mbps if kind.nvlink else None,
+            "fabric": _fabric(machine),
+        }
     )
-    return _named({"index": index}, machine, kind, place, seed) | {
+
+
+def _board(machine: Machine, index: int) -> Data:
+    """What names a board, and what it is part of."""
+    kind = machine.kind
+    image, oem, ecc = (*kind.inforom, None, None, None)[:3]
+    gsp = machine.is_from("Turing")  # every capture of gpu_boards.yaml's sources from Turing on has it
+    serial = f"1{uuid.uuid5(UUIDS, f'{machine.seed}/{index}/serial').int % 10**12:012d}"
+    platform = None
+    if kind.rack:
+        rack = kind.rack
+        platform = {
+            "slot": rack.slot,
+            "tray": rack.tray,
+            "host": rack.host,
+            "peer_type": SWITCH_CONNECTED,
+            "chassis": f"18200000{_number(machine, 0, 'chassis', 16):05d}",
+        }
+    nodes = -(-machine.count // kind.grace) if kind.grace else 0
+    return {
         "name": kind.name,
         "brand": kind.brand,
-        "serial": f"1{uuid.uuid5(UUIDS, f'{seed}/{index}/serial').int % 10**12:012d}",
+        "serial": None if kind.display and kind.part_number is None else serial,
         "pci_subsystem_id": int(kind.subsystem, 16) if kind.subsystem else None,
+        "pci_class": 0x300 if kind.display else 0x302,
         "vbios": kind.vbios,
         "board_part_number": kind.part_number,
-        "fan": idle.fan,
-        "pstate": idle.pstate,
-        "numa_node": _node(machine, index),
-        "ecc": {"current": ecc, "pending": ecc, **errors},
-        "remapped_rows": {
-            "correctable": rows,
-            "uncorrectable": rows,
-            "pending": None if rows is None else False,
-            "failed": None if rows is None else False,
-        },
-        "retired_pages_pending": False if kind.repair == "pages" else None,
-        "clocks": {
-            "graphics": idle.sm,
-            "sm": idle.sm,
-            "mem": idle.mem,
-            "video": idle.video,
-            "max_graphics": clocks.sm,
-            "max_sm": clocks.sm,
-            "max_mem": clocks.mem,
-            "max_video": clocks.video,
-        },
-        "throttle": {"mask": IDLE, "names": ["idle"]},
-        "temperature": {
-            "gpu": idle.temperature,
-            "slowdown": heat.slowdown,
-            "shutdown": heat.shutdown,
-            "margin": idle.margin,
-            "tlimit": {
-                "shutdown": heat.tlimit.shutdown,
-                "slowdown": heat.tlimit.slowdown,
-                "memory": heat.tlimit.memory,
-                "gpu": heat.tlimit.gpu,
-            },
-        },
-        "power": {
-            "draw": idle.power,
-            "limit": power.limit,
-            "default_limit": power.limit,
-            "min_limit": power.min,
-            "max_limit": power.max,
-            "idle": idle.power,
-        },
-        "pcie": {
-            "gen": kind.pcie.gen,
-            "width": width,
-            "max_gen": kind.pcie.gen,
-            "max_width": kind.pcie.width,
-        },
-        "mig": _mig(kind),
-        "memory": {
-            "total": place.memory_mib or kind.memory_mib,
-            "used": 0,
-            "reserved": kind.reserved_mib,
-        },
-        "nvlinks": _links(machine, kind, place, index),
-        "fabric": _fabric(machine, kind),
+        "multi_gpu_board": kind.card > 1,
+        "board_id": _board_id(machine, index) if kind.card > 1 else None,
+        "pdi": hex(_number(machine, index, "pdi", 64)),
+        "inforom": image,
+        "inforom_objects": {"oem": oem, "ecc": ecc, "power": None},
+        "inforom_checksum": _number(machine, index, "inforom", 32) if image else None,
+        "gsp_firmware": machine.driver if gsp else None,
+        "gsp_enabled": True if gsp else None,
+        "gsp_default": True if gsp else None,
+        "addressing_mode": kind.addressing,
+        "c2c": kind.c2c,
+        "platform": platform,
+        "numa_node": nodes + NODES_OF_A_GPU * index if kind.grace else None,
+        "display_mode": dict(DEPRECATED) if machine.branch >= NO_DISPLAY_MODE else True,
+        "display_active": False,
     }
 
 
-def _fraction(machine: InstanceType, kind: Board, place: Layout, index: int, seed: str) -> Data:
+def _board_id(machine: Machine, index: int) -> int:
+    """The number that the GPUs of one card share: the first one's address."""
+    first = bus_id(machine.place.buses[index // machine.kind.card * machine.kind.card])
+    domain, bus, device = (int(part, 16) for part in first.rpartition(".")[0].split(":"))
+    return domain << 16 | bus << 8 | device
+
+
+def _fraction(machine: Machine, index: int) -> Data:
     """A virtual GPU of the licence class Q: its clocks, heat and power are the hypervisor's."""
-    whole = _whole(machine, kind, place, index, seed)
-    gib = round(24 * machine.gpu_fraction)  # of an L4, the only one that EC2 divides
+    whole = _whole(machine, index)
+    gib = round(24 * machine.fraction)  # of an L4, the only one that EC2 divides
     untold = {
         key: dict.fromkeys(whole[key])
         for key in ("ecc", "remapped_rows", "clocks", "throttle", "power", "pcie", "fabric")
     }
-    return _named({"index": index}, machine, kind, place, seed) | {
+    return _named(machine, index) | {
         **untold,
-        "name": f"{kind.name}-{gib}Q",
+        "name": f"{machine.kind.name}-{gib}Q",
         "brand": WORKSTATION_BRAND,
         "serial": None,
         "pci_subsystem_id": None,
@@ -190,7 +435,6 @@ def _fraction(machine: InstanceType, kind: Board, place: Layout, index: int, see
         "board_part_number": None,
         "fan": None,
         "pstate": whole["pstate"],
-        "numa_node": whole["numa_node"],
         "retired_pages_pending": None,
         "temperature": {
             **dict.fromkeys(whole["temperature"]),
@@ -205,8 +449,8 @@ def _fraction(machine: InstanceType, kind: Board, place: Layout, index: int, see
 def _mig(kind: Board) -> Data:
     """{current, pending, slices, memory_slices, profiles, instances}; all null and empty where it can't."""
     if kind.mig is None:
-        empty = dict.fromkeys(("current", "pending", "slices", "memory_slices"))
-        return {**empty, "profiles": [], "instances": []}
+        mode = dict.fromkeys(("current", "pending"), False if kind.mig_unknown else None)
+        return {**mode, "slices": None, "memory_slices": None, "profiles": [], "instances": []}
     division = divisions()[kind.mig]
     names = (
         "number",
@@ -237,21 +481,25 @@ def _mig(kind: Board) -> Data:
     }
 
 
-def _links(machine: InstanceType, kind: Board, place: Layout, index: int) -> list[Data] | None:
-    """NVLinks to the other GPUs of a mesh, to NVSwitches, or to what no PCI bus shows."""
-    if kind.nvlink is None or machine.interconnect == "none":
+def _links(machine: Machine, index: int) -> list[Data] | None:
+    """NVLinks to the other GPUs of a mesh, to NVSwitches, or to what no PCI bus shows.
+
+    A board that is made for a bridge has its links without one too: they are not active.
+    """
+    kind, place = machine.kind, machine.place
+    if kind.nvlink is None or (machine.interconnect == "none" and not kind.nvlink.bridge):
         return None
-    if place.mesh:
-        ends: list[str | None] = [bus_id(place.buses[n]) for n in place.mesh[index]]
+    ends: list[str | None] = [None] * kind.nvlink.links
+    if place.mesh and place.mesh[index]:
+        ends = [bus_id(place.buses[n]) for n in place.mesh[index]]
     elif place.switches:
         ends = [bus_id(at) for at, links in place.switches.items() for _ in range(links)]
-    else:
-        ends = [None] * kind.nvlink.links
+    up = not kind.nvlink.bridge or ends[0] is not None
     counted = {name: 0 if kind.nvlink.version < NVLINK_5 or name == "recovery" else None for name in COUNTERS}
     return [
         {
             "link": number,
-            "state": True,
+            "state": up,
             "version": kind.nvlink.version,
             "remote_bus_id": end,
             "remote_type": TO_GPU if place.mesh else TO_SWITCH,
@@ -261,25 +509,34 @@ def _links(machine: InstanceType, kind: Board, place: Layout, index: int) -> lis
     ]
 
 
-def _fabric(machine: InstanceType, kind: Board) -> Data:
+def _fabric(machine: Machine) -> Data:
     """A100 has none to tell (qx-a100.xml of gpu_boards.yaml's source QX)."""
-    if not kind.fabric or machine.interconnect != "nvswitch":
+    if not machine.kind.fabric or machine.interconnect != "nvswitch":
         return dict.fromkeys(FABRIC)
-    return dict(zip(FABRIC, (COMPLETED, 0, "0" * 32, 0, kind.fabric_health), strict=True))
+    cluster, clique = ("0" * 32, 0)
+    if machine.kind.rack:  # one of several in a rack
+        cluster, clique = uuid.uuid5(UUIDS, f"{machine.seed}/cluster").hex, 1
+    return dict(zip(FABRIC, (COMPLETED, 0, cluster, clique, machine.kind.fabric_health), strict=True))
 
 
-def _node(machine: InstanceType, index: int) -> int:
-    return index // (machine.gpus // 2) if machine.gpus >= TWO_NODES else 0
+def _node(machine: Machine, index: int) -> int:
+    """The NUMA node that a GPU is at."""
+    if machine.kind.grace:
+        return index // machine.kind.grace
+    return index // (machine.count // 2) if machine.count >= TWO_NODES else 0
 
 
-def _way(machine: InstanceType, place: Layout, one: int, other: int) -> Data:
+def _way(machine: Machine, one: int, other: int) -> Data:
     """How one GPU reaches another: GPUs of EC2's machines do so by NVLink alone."""
-    roots = place.roots or ("00",) * machine.gpus
-    if roots[one] == roots[other]:
+    place = machine.place
+    roots, card = place.roots or ("00",) * machine.count, machine.kind.card
+    if card > 1 and one // card == other // card:
+        ancestor = SWITCH
+    elif roots[one] == roots[other]:
         ancestor = HOST_BRIDGE if place.flat else SWITCHES
     else:
         ancestor = NODE if _node(machine, one) == _node(machine, other) else SYSTEM
     linked = other in place.mesh[one] if place.mesh else machine.interconnect == "nvswitch"
-    known = OK if linked else CHIPSET
+    known = OK if linked or ancestor == SWITCH else CHIPSET
     p2p = {"read": known, "write": known, "nvlink": OK if linked else UNSUPPORTED, "atomics": known}
     return {"index": other, "ancestor": ancestor, "p2p": {**p2p, "pci": None}}

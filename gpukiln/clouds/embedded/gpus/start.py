@@ -38,7 +38,7 @@ def _kept(gpu: dict[str, Any], now: float) -> dict[str, Any]:
             "temperature": {"gpu": degrees + BUSY_DEGREES if isinstance(degrees, int) else None},
             "pstate": 0 if gpu.get("pstate") is not None else None,
         },
-        "pcie": {"tx": 0, "rx": 0, "replays": 0, **pcie},
+        "pcie": {"tx": 0, "rx": 0, "replays": 0, "rollovers": 0, **pcie},
     }
     if isinstance(power.get("draw"), int | float) and "energy" not in gpu:
         kept["energy"] = {"counted": 0, "watts": power["draw"], "since": round(now, 3)}

@@ -130,7 +130,7 @@ int mig_is_on(int gpu) {
 }
 
 /* While something computes, what a busy GPU shows: `busy.KEY` where there is one. */
-static int busy_whole(int gpu, const char *key, unsigned *result) {
+int busy_whole(int gpu, const char *key, unsigned *result) {
     char busy[KEY];
     snprintf(busy, sizeof busy, "busy.%s", key);
     return load_of(gpu, -1, -1).utilization && !whole(gpu, busy, result) ? OK : whole(gpu, key, result);
@@ -189,7 +189,8 @@ API const char *nvmlErrorString(int status) {
                  {18, "RM has detected an NVML/RM version mismatch."}, {IN_USE, "In use by another client"},
                  {20, "Insufficient Memory"}, {NO_DATA, "No data"},
                  {INSUFFICIENT_RESOURCES, "Insufficient resources"},
-                 {VERSION_MISMATCH, "Argument version mismatch"}, {UNKNOWN, "Unknown Error"}};
+                 {VERSION_MISMATCH, "Argument version mismatch"},
+                 {DEPRECATED, "Requested functionality has been deprecated"}, {UNKNOWN, "Unknown Error"}};
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].status == status)
             return known[i].text;
@@ -216,6 +217,8 @@ API int nvmlSystemGetCudaDriverVersion_v2(int *result) { return cuda_version(__f
 
 API int nvmlSystemGetCudaDriverVersion(int *result) { return cuda_version(__func__, result); }
 
+#if DRIVER >= 535
+
 /* What no GPU of the machine can do is not supported. */
 static int confidential(const char *function, const char *key, unsigned *result) {
     char value[TEXT];
@@ -241,6 +244,8 @@ API int nvmlSystemGetConfComputeState(confidential_state *state) {
     return status;
 }
 
+#endif
+
 /* Nobody excludes a GPU of the double; S-class units are no part of the machines that it stands for. */
 #define NONE_OF(function) \
     API int function(unsigned *result) { \
@@ -251,6 +256,7 @@ API int nvmlSystemGetConfComputeState(confidential_state *state) {
     }
 NONE_OF(nvmlUnitGetCount)
 NONE_OF(nvmlGetExcludedDeviceCount)
+NONE_OF(nvmlGetBlacklistDeviceCount) /* its name before 11.0 */
 
 /* ---- the GPUs */
 
@@ -329,12 +335,12 @@ API int nvmlDeviceGetHandleByPciBusId(const char *bus_id, void **device) {
 
 /* ---- one GPU: what is a number or a text and nothing else */
 
-static int asked_number(const char *function, void *device, const char *key, unsigned *result) {
+int asked_number(const char *function, void *device, const char *key, unsigned *result) {
     int gpu, status = gpu_gate(function, device, result, &gpu);
     return status ? status : whole(gpu, key, result);
 }
 
-static int asked_text(const char *function, void *device, const char *key, char *result, unsigned size) {
+int asked_text(const char *function, void *device, const char *key, char *result, unsigned size) {
     char value[TEXT];
     int gpu, status = gpu_gate(function, device, result, &gpu);
     if (!status && !(status = fetch(gpu, key, value)))
@@ -353,27 +359,39 @@ NAMED(nvmlDeviceGetSerial, "serial")
 NAMED(nvmlDeviceGetVbiosVersion, "vbios")
 NAMED(nvmlDeviceGetBoardPartNumber, "board_part_number")
 NAMED(nvmlDeviceGetInforomImageVersion, "inforom")
-NAMED(nvmlDeviceGetGspFirmwareVersion, "gsp_firmware")
+NUMBER(nvmlDeviceGetInforomConfigurationChecksum, "inforom_checksum")
 NUMBER(nvmlDeviceGetIndex, "index")
 NUMBER(nvmlDeviceGetBrand, "brand")
 NUMBER(nvmlDeviceGetArchitecture, "architecture")
-NUMBER(nvmlDeviceGetNumGpuCores, "cores")
-NUMBER(nvmlDeviceGetMemoryBusWidth, "memory_bus_width")
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence")
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, "retired_pages_pending")
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_gen")
-NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie.max_gen")
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width")
 NUMBER(nvmlDeviceGetPcieReplayCounter, "pcie.replays")
 NUMBER(nvmlDeviceGetFanSpeed, "fan")
-NUMBER(nvmlDeviceGetNumFans, "fans")
 NUMBER(nvmlDeviceGetComputeMode, "compute_mode")
 NUMBER(nvmlDeviceGetDisplayMode, "display_mode")
 NUMBER(nvmlDeviceGetDisplayActive, "display_active")
 NUMBER(nvmlDeviceGetMultiGpuBoard, "multi_gpu_board")
+
+#if DRIVER >= 510
+NUMBER(nvmlDeviceGetNumGpuCores, "cores")
+NUMBER(nvmlDeviceGetMemoryBusWidth, "memory_bus_width")
+NUMBER(nvmlDeviceGetNumFans, "fans")
+#endif
+#if DRIVER >= 515
+
+/* The only text without a size: NVML_GSP_FIRMWARE_VERSION_BUF_SIZE. */
+API int nvmlDeviceGetGspFirmwareVersion(void *device, char *result) {
+    return asked_text(__func__, device, "gsp_firmware", result, 64);
+}
+
 NUMBER(nvmlDeviceGetDefaultEccMode, "ecc.default")
+#endif
+#if DRIVER >= 550
 NUMBER(nvmlDeviceGetNumaNodeId, "numa_node")
+#endif
 
 #define BUSY(function, key) \
     API int function(void *device, unsigned *result) { \
@@ -383,6 +401,16 @@ NUMBER(nvmlDeviceGetNumaNodeId, "numa_node")
 BUSY(nvmlDeviceGetPerformanceState, "pstate")
 BUSY(nvmlDeviceGetPowerState, "pstate")
 BUSY(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.gen")
+
+#if DRIVER >= 525
+
+/* What the board can do by itself; with the machine it may be less (GB200: 6 and 5). */
+API int nvmlDeviceGetGpuMaxPcieLinkGeneration(void *device, unsigned *result) {
+    int gpu, status = gpu_gate(__func__, device, result, &gpu);
+    return status || !whole(gpu, "pcie.board_max_gen", result) ? status : whole(gpu, "pcie.max_gen", result);
+}
+
+#endif
 
 /* The minor number of its device node; the index where nothing else is said. */
 API int nvmlDeviceGetMinorNumber(void *device, unsigned *result) {
@@ -425,7 +453,7 @@ void fill_pci(pci_info *info, int gpu, const char *bus_id) {
         info->pci_subsystem = (unsigned)strtoul(value, NULL, 0);
 }
 
-static int pci_of(const char *function, void *device, pci_info *info) {
+int pci_of(const char *function, void *device, pci_info *info) {
     char value[TEXT];
     int gpu, status = gpu_gate(function, device, info, &gpu);
     if (!status && !(status = fetch(gpu, "bus_id", value)))
@@ -444,9 +472,7 @@ API int gpukilnBusId(unsigned index, char *text, unsigned size) {
 
 API int nvmlDeviceGetPciInfo_v3(void *device, pci_info *info) { return pci_of(__func__, device, info); }
 
-API int nvmlDeviceGetPciInfo_v2(void *device, pci_info *info) { return pci_of(__func__, device, info); }
-
-static int pair(const char *function, void *device, const char *first, unsigned *a, const char *second,
+int pair(const char *function, void *device, const char *first, unsigned *a, const char *second,
                 unsigned *b) {
     int status = b ? asked_number(function, device, first, a) : INVALID;
     return status ? status : asked_number(function, device, second, b);
@@ -456,9 +482,13 @@ API int nvmlDeviceGetEccMode(void *device, unsigned *current, unsigned *pending)
     return pair(__func__, device, "ecc.current", current, "ecc.pending", pending);
 }
 
+#if DRIVER >= 515
+
 API int nvmlDeviceGetGspFirmwareMode(void *device, unsigned *enabled, unsigned *by_default) {
     return pair(__func__, device, "gsp_enabled", enabled, "gsp_default", by_default);
 }
+
+#endif
 
 API int nvmlDeviceGetPowerManagementMode(void *device, unsigned *result) {
     unsigned limit;
@@ -488,9 +518,10 @@ API int nvmlDeviceGetUtilizationRates(void *device, unsigned *gpu_and_memory) {
 }
 
 static int coder(const char *function, void *device, const char *key, unsigned *load_of_it, unsigned *period_us) {
+    int gpu, status = gpu_gate(function, device, load_of_it, &gpu);
     if (period_us)
         *period_us = 100000;
-    return asked_number(function, device, key, load_of_it);
+    return status ? status : mig_is_on(gpu) ? UNSUPPORTED : whole(gpu, key, load_of_it);
 }
 
 API int nvmlDeviceGetEncoderUtilization(void *device, unsigned *percent, unsigned *period_us) {
@@ -501,6 +532,18 @@ API int nvmlDeviceGetDecoderUtilization(void *device, unsigned *percent, unsigne
     return coder(__func__, device, "utilization.decoder", percent, period_us);
 }
 
+#if DRIVER >= 535
+
+API int nvmlDeviceGetJpgUtilization(void *device, unsigned *percent, unsigned *period_us) {
+    return coder(__func__, device, "utilization.jpeg", percent, period_us);
+}
+
+API int nvmlDeviceGetOfaUtilization(void *device, unsigned *percent, unsigned *period_us) {
+    return coder(__func__, device, "utilization.ofa", percent, period_us);
+}
+
+#endif
+
 /* Only Windows has driver models. */
 #define WINDOWS(function) \
     API int function(void *device, unsigned *current, unsigned *pending) { \
@@ -509,7 +552,7 @@ API int nvmlDeviceGetDecoderUtilization(void *device, unsigned *percent, unsigne
         return status ? status : UNSUPPORTED; \
     }
 WINDOWS(nvmlDeviceGetDriverModel)
-#if DRIVER >= 570
+#if DRIVER >= 555
 WINDOWS(nvmlDeviceGetDriverModel_v2)
 #endif
 
@@ -521,200 +564,6 @@ API int nvmlDeviceGetVirtualizationMode(void *device, unsigned *result) {
         *result = mode;
     }
     return status;
-}
-
-API int nvmlDeviceGetAccountingMode(void *device, unsigned *result) {
-    int gpu, status = gpu_gate(__func__, device, result, &gpu);
-    if (!status)
-        *result = 0;
-    return status;
-}
-
-/* ---- clocks, temperature, power */
-
-static const char *clock_key(int kind, int most) {
-    static const char *const names[2][4] = {{"clocks.graphics", "clocks.sm", "clocks.mem", "clocks.video"},
-                                            {"clocks.max_graphics", "clocks.max_sm", "clocks.max_mem",
-                                             "clocks.max_video"}};
-    return kind < 0 || kind > 3 ? NULL : names[most][kind];
-}
-
-static int clock_of(const char *function, void *device, int kind, int most, unsigned *result) {
-    const char *key = clock_key(kind, most);
-    int gpu, status = key ? gpu_gate(function, device, result, &gpu) : INVALID;
-    if (status)
-        return status;
-    status = busy_whole(gpu, key, result);
-    /* graphics and SM clock are one on every board of this century */
-    return status == UNSUPPORTED && !kind ? busy_whole(gpu, clock_key(1, most), result) : status;
-}
-
-API int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *result) {
-    return clock_of(__func__, device, kind, 0, result);
-}
-
-API int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *result) {
-    return clock_of(__func__, device, kind, 1, result);
-}
-
-API int nvmlDeviceGetMaxCustomerBoostClock(void *device, int kind, unsigned *result) {
-    return clock_of(__func__, device, kind, 1, result);
-}
-
-/* Application clocks are the highest ones until somebody sets them. */
-API int nvmlDeviceGetDefaultApplicationsClock(void *device, int kind, unsigned *result) {
-    return clock_of(__func__, device, kind, 1, result);
-}
-
-API int nvmlDeviceGetApplicationsClock(void *device, int kind, unsigned *result) {
-    unsigned set;
-    int gpu, status = gpu_gate(__func__, device, result, &gpu);
-    if (!status && (kind == 0 || kind == 2) && !whole(gpu, kind ? "clocks.app_mem" : "clocks.app_sm", &set)) {
-        *result = set;
-        return OK;
-    }
-    return clock_of(__func__, device, kind, 1, result);
-}
-
-API int nvmlDeviceGetClock(void *device, int kind, int which, unsigned *result) {
-    if (which < 0 || which > 3)
-        return INVALID;
-    return which == 0   ? nvmlDeviceGetClockInfo(device, kind, result)
-           : which == 1 ? nvmlDeviceGetApplicationsClock(device, kind, result)
-                        : nvmlDeviceGetMaxClockInfo(device, kind, result);
-}
-
-static int one_clock(const char *function, void *device, int kind, unsigned *count, unsigned *clocks) {
-    unsigned most, room = count ? *count : 0;
-    int status = count ? clock_of(function, device, kind, 1, &most) : INVALID;
-    if (status)
-        return status;
-    *count = 1;
-    if (!clocks || !room)
-        return TOO_SMALL;
-    clocks[0] = most;
-    return OK;
-}
-
-API int nvmlDeviceGetSupportedMemoryClocks(void *device, unsigned *count, unsigned *clocks) {
-    return one_clock(__func__, device, 2, count, clocks);
-}
-
-API int nvmlDeviceGetSupportedGraphicsClocks(void *device, unsigned memory_mhz, unsigned *count, unsigned *clocks) {
-    unsigned memory;
-    int status = clock_of(__func__, device, 2, 1, &memory);
-    if (!status && memory != memory_mhz)
-        return NOT_FOUND;
-    return status ? status : one_clock(__func__, device, 0, count, clocks);
-}
-
-static int reasons(const char *function, void *device, unsigned long long *result) {
-    double value;
-    int gpu, status = gpu_gate(function, device, result, &gpu);
-    if (!status && !(status = number(gpu, "throttle.mask", &value))) {
-        *result = (unsigned long long)value;
-        if (load_of(gpu, -1, -1).utilization)
-            *result &= ~1ULL; /* not idle */
-    }
-    return status;
-}
-
-API int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *result) {
-    return reasons(__func__, device, result);
-}
-
-static int every_reason(const char *function, void *device, unsigned long long *result) {
-    int status = reasons(function, device, result);
-    if (!status)
-        *result = 0x1ff;
-    return status;
-}
-
-API int nvmlDeviceGetSupportedClocksThrottleReasons(void *device, unsigned long long *result) {
-    return every_reason(__func__, device, result);
-}
-
-API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *result) {
-    int gpu, status = sensor ? INVALID : gpu_gate(__func__, device, result, &gpu);
-    return status ? status : busy_whole(gpu, "temperature.gpu", result);
-}
-
-/* T.Limit supersedes it on Ada and later (nvml.h): there it answers, and means nothing. */
-API int nvmlDeviceGetTemperatureThreshold(void *device, int kind, unsigned *result) {
-    static const char *const names[] = {"temperature.shutdown", "temperature.slowdown", "temperature.memory_max",
-                                        "temperature.gpu_max"};
-    char value[TEXT];
-    int gpu, status = kind < 0 || kind > 7 ? INVALID : gpu_gate(__func__, device, result, &gpu);
-    if (status)
-        return status;
-    if (!fetch(gpu, "temperature.tlimit.slowdown", value)) {
-        *result = 0;
-        return OK;
-    }
-    return kind < 4 ? whole(gpu, names[kind], result) : UNSUPPORTED;
-}
-
-static int milliwatts(const char *function, void *device, const char *key, unsigned *result) {
-    double value;
-    int gpu, status = gpu_gate(function, device, result, &gpu);
-    if (!status && !(status = number(gpu, key, &value)))
-        *result = (unsigned)(value * 1000 + 0.5);
-    return status;
-}
-
-/* Between what it draws idle and its limit, as much as the processes use of it. */
-static int power_drawn(int gpu, double *watts) {
-    double most;
-    int status = number(gpu, "power.draw", watts);
-    unsigned used = status ? 0 : load_of(gpu, -1, -1).utilization;
-    if (used && !number(gpu, "busy.power.draw", &most) && most > *watts)
-        *watts += (most - *watts) * used / 100;
-    return status;
-}
-
-API int nvmlDeviceGetPowerUsage(void *device, unsigned *result) {
-    double watts;
-    int gpu, status = gpu_gate(__func__, device, result, &gpu);
-    if (!status && !(status = power_drawn(gpu, &watts)))
-        *result = (unsigned)(watts * 1000 + 0.5);
-    return status;
-}
-
-API int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *result) {
-    return milliwatts(__func__, device, "power.limit", result);
-}
-
-API int nvmlDeviceGetPowerManagementLimit(void *device, unsigned *result) {
-    return milliwatts(__func__, device, "power.limit", result);
-}
-
-API int nvmlDeviceGetPowerManagementDefaultLimit(void *device, unsigned *result) {
-    return milliwatts(__func__, device, "power.default_limit", result);
-}
-
-API int nvmlDeviceGetPowerManagementLimitConstraints(void *device, unsigned *least, unsigned *most) {
-    int status = most ? milliwatts(__func__, device, "power.min_limit", least) : INVALID;
-    return status ? status : milliwatts(__func__, device, "power.max_limit", most);
-}
-
-/* What was counted when the state last changed, and since then what it drew at that time: it never falls. */
-API int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
-    double counted, watts, since;
-    int gpu, status = gpu_gate(__func__, device, millijoules, &gpu);
-    if (status || (status = number(gpu, "energy.counted", &counted)) ||
-        (status = number(gpu, "energy.watts", &watts)) || (status = number(gpu, "energy.since", &since)))
-        return status;
-    struct timespec at;
-    clock_gettime(CLOCK_REALTIME, &at);
-    double passed = (double)at.tv_sec + (double)at.tv_nsec / 1e9 - since;
-    *millijoules = (unsigned long long)(counted + (passed > 0 ? passed * watts * 1000 : 0));
-    return OK;
-}
-
-API int nvmlDeviceGetPcieThroughput(void *device, int counter, unsigned *kib_s) {
-    if (counter != 0 && counter != 1)
-        return INVALID;
-    return asked_number(__func__, device, counter ? "pcie.rx" : "pcie.tx", kib_s);
 }
 
 /* ---- memory */
@@ -757,6 +606,8 @@ API int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *total_free_use
     return status;
 }
 
+#if DRIVER >= 510
+
 typedef struct {
     unsigned version;
     unsigned long long total, reserved, free, used;
@@ -776,15 +627,41 @@ API int nvmlDeviceGetMemoryInfo_v2(void *device, memory_info_v2 *info) {
     return status;
 }
 
+#endif
+
+/* A MIG device's part of the bus's window is its part of the memory slices. From Hopper on the whole memory is
+ * mapped while MIG is on, which takes 513 MiB more, and what is left is divided (captures of H100 and H200 with
+ * MIG); on an A100 3g.20gb has 32767 MiB (XuehaiPan/nvitop#8). */
+static double window_of(int gpu, const gi_profile *profile, double total, double mapped) {
+    unsigned slices = 8;
+    whole(gpu, "mig.memory_slices", &slices);
+    double part = slices ? (double)profile->memory_slices / slices : 1;
+    return mapped > 0 && total > mapped + 513 ? (total - mapped - 513) * part : total * part - 1;
+}
+
 API int nvmlDeviceGetBAR1MemoryInfo(void *device, unsigned long long *total_free_used) {
-    double total;
-    int gpu, status = gpu_gate(__func__, device, total_free_used, &gpu);
-    if (!status && !(status = number(gpu, "bar1", &total))) {
+    double total, memory, reserved = 0, mapped = 0;
+    unsigned architecture;
+    gi_profile profile;
+    target asked;
+    int status = device_gate(__func__, device, total_free_used, &asked);
+    if (status || (status = number(asked.gpu, "bar1", &total)))
+        return status;
+    number(asked.gpu, "memory.reserved", &reserved);
+    if (mig_is_on(asked.gpu) && !whole(asked.gpu, "architecture", &architecture) && architecture >= 9 &&
+        !number(asked.gpu, "memory.total", &memory))
+        mapped = memory - reserved;
+    if (asked.gi >= 0) {
+        if ((status = gi_profile_of(asked.gpu, asked.gi, &profile)))
+            return status;
+        total_free_used[0] = (unsigned long long)window_of(asked.gpu, &profile, total, mapped) << 20;
+        total_free_used[2] = 0;
+    } else {
         total_free_used[0] = (unsigned long long)total << 20;
-        total_free_used[2] = 1 << 20; /* the driver's own */
-        total_free_used[1] = total_free_used[0] - total_free_used[2];
+        total_free_used[2] = (unsigned long long)(mapped > 0 ? mapped : 1) << 20; /* 1: the driver's own */
     }
-    return status;
+    total_free_used[1] = total_free_used[0] - total_free_used[2];
+    return OK;
 }
 
 API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
@@ -795,94 +672,3 @@ API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor)
         status = sscanf(value, "%d.%d", major, minor) == 2 ? OK : UNSUPPORTED;
     return status;
 }
-
-/* ---- errors of memory */
-
-static int long_number(const char *function, void *device, const char *key, unsigned long long *result) {
-    char value[TEXT];
-    int gpu, status = gpu_gate(function, device, result, &gpu);
-    if (!status && !(status = fetch(gpu, key, value)))
-        *result = (unsigned long long)strtod(value, NULL);
-    return status;
-}
-
-API int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned long long *result) {
-    char key[KEY];
-    snprintf(key, sizeof key, "ecc.%s_%s", counter ? "aggregate" : "volatile", type ? "uncorrected" : "corrected");
-    return type < 0 || type > 1 || counter < 0 || counter > 1 ? INVALID
-                                                              : long_number(__func__, device, key, result);
-}
-
-/* Where in the GPU they were is told of the memory alone: all of them. */
-API int nvmlDeviceGetMemoryErrorCounter(void *device, int type, int counter, int location,
-                                        unsigned long long *result) {
-    int status = nvmlDeviceGetTotalEccErrors(device, type, counter, result);
-    if (!status && location != 2)
-        *result = 0;
-    return status;
-}
-
-API int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
-                                  unsigned *failed) {
-    int status = pair(__func__, device, "remapped_rows.correctable", corrected, "remapped_rows.uncorrectable",
-                      uncorrected);
-    return status ? status
-                  : pair(__func__, device, "remapped_rows.pending", pending, "remapped_rows.failed", failed);
-}
-
-/* No page is retired; boards that remap rows retire none (nvml.h). */
-API int nvmlDeviceGetRetiredPages(void *device, int cause, unsigned *count, unsigned long long *addresses) {
-    unsigned pending;
-    int status = cause < 0 || cause > 1 ? INVALID
-                                        : asked_number(__func__, device, "retired_pages_pending", &pending);
-    (void)addresses;
-    if (!status && count)
-        *count = 0;
-    return status;
-}
-
-#if DRIVER >= 550 /* their names since then */
-
-API int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *result) {
-    return reasons(__func__, device, result);
-}
-
-API int nvmlDeviceGetSupportedClocksEventReasons(void *device, unsigned long long *result) {
-    return every_reason(__func__, device, result);
-}
-
-#endif
-#if DRIVER >= 570
-
-typedef struct {
-    unsigned version;
-    int sensor, temperature;
-} temperature_info;
-
-API int nvmlDeviceGetTemperatureV(void *device, temperature_info *info) {
-    unsigned value = 0;
-    if (!info || info->version != 0x100000C)
-        return info ? VERSION_MISMATCH : INVALID;
-    int status = info->sensor ? INVALID : nvmlDeviceGetTemperature(device, 0, &value);
-    if (!status)
-        info->temperature = (int)value;
-    return status;
-}
-
-typedef struct {
-    unsigned version;
-    int margin;
-} margin_info;
-
-API int nvmlDeviceGetMarginTemperature(void *device, margin_info *info) {
-    double value;
-    int gpu;
-    if (!info || info->version != 0x1000008)
-        return info ? VERSION_MISMATCH : INVALID;
-    int status = gpu_gate(__func__, device, info, &gpu);
-    if (!status && !(status = number(gpu, "temperature.margin", &value)))
-        info->margin = (int)value;
-    return status;
-}
-
-#endif

@@ -9,10 +9,13 @@
  * written here does not exist in the library, as in an older driver; DRIVER is the branch of the driver whose
  * functions it has. Names, arguments, layouts: as pynvml.py (nvidia-ml-py) declares them. Behaviour: nvml.h's
  * documentation, except where a comment says otherwise.
+ *
+ * Every function of the branch is here; absent.c has those of which nothing is simulated.
  */
 #ifndef DOUBLE_H
 #define DOUBLE_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +34,7 @@
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, UNSUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, TOO_SMALL = 7,
        NO_DRIVER = 9, TIMEOUT = 10, LOST = 15, RESET_REQUIRED = 16, IN_USE = 19, NO_DATA = 21,
-       INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25, UNKNOWN = 999 };
+       INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25, DEPRECATED = 26, UNKNOWN = 999 };
 
 typedef struct {
     char bus_id_legacy[16];
@@ -68,17 +71,27 @@ int gpu_gate(const char *function, const void *device, const void *result, int *
 int fetch(int gpu, const char *key, char *value);
 int number(int gpu, const char *key, double *result);
 int whole(int gpu, const char *key, unsigned *result);
+int busy_whole(int gpu, const char *key, unsigned *result);
+int pair(const char *function, void *device, const char *first, unsigned *a, const char *second, unsigned *b);
+int asked_number(const char *function, void *device, const char *key, unsigned *result);
+int asked_text(const char *function, void *device, const char *key, char *result, unsigned size);
+int pci_of(const char *function, void *device, pci_info *info);
 int copy(char *result, unsigned size, const char *value);
 int list_length(int gpu, const char *list);
 void fill_pci(pci_info *info, int gpu, const char *bus_id);
 int mig_is_on(int gpu);
+
+/* links.c */
+int link_at(const char *function, void *device, unsigned link, const void *result, int *gpu, int *at);
+int of_link(const char *function, void *device, unsigned link, const char *name, const void *result, char *value);
+int has_own_counters(void *device, unsigned link);
 
 /* load.c */
 typedef struct {
     unsigned pid, utilization, memory_utilization;
     int gi, ci;
     unsigned long long memory; /* bytes, ~0 where it is not told */
-    char kind[16], name[TEXT];
+    char kind[24], name[TEXT];
     int lives; /* 1: it does; 0: nothing says from when it is, and so whether it still lives */
 } process;
 int process_at(int gpu, int position, process *found);

@@ -1,10 +1,12 @@
-/* The double of NVML: how GPUs are linked (NVLink, PCIe, fabric), and the fields that are asked by number. */
+/* The double of NVML: how GPUs are linked (NVLink, PCIe, fabric). */
+#define _GNU_SOURCE
+#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "double.h"
 
-static int link_at(const char *function, void *device, unsigned link, const void *result, int *gpu, int *at) {
+int link_at(const char *function, void *device, unsigned link, const void *result, int *gpu, int *at) {
     char value[TEXT];
     int status = gpu_gate(function, device, result, gpu);
     if (!status && look(value, "gpus.%d.nvlinks.code", *gpu))
@@ -21,7 +23,7 @@ static int link_at(const char *function, void *device, unsigned link, const void
     return listed < 0 ? UNSUPPORTED : INVALID;
 }
 
-static int of_link(const char *function, void *device, unsigned link, const char *name, const void *result,
+int of_link(const char *function, void *device, unsigned link, const char *name, const void *result,
                    char *value) {
     char key[KEY];
     int gpu = 0, at = 0, status = link_at(function, device, link, result, &gpu, &at);
@@ -81,7 +83,7 @@ API int nvmlDeviceGetNvLinkRemotePciInfo(void *device, unsigned link, pci_info *
 }
 
 /* NVLink 5 (Blackwell) has counters of its own, which are fields. */
-static int has_own_counters(void *device, unsigned link) {
+int has_own_counters(void *device, unsigned link) {
     unsigned version;
     return !number_of_link("", device, link, "version", &version) && version >= 7;
 }
@@ -98,133 +100,7 @@ API int nvmlDeviceGetNvLinkErrorCounter(void *device, unsigned link, unsigned co
     return status;
 }
 
-/* ---- fields */
-
-typedef struct {
-    unsigned field, scope;
-    long long timestamp, latency_us;
-    unsigned type;
-    int status;
-    union {
-        double real;
-        unsigned plain;
-        int whole;
-        unsigned long long count;
-    } value;
-} field_value;
-
-enum { PLAIN_TYPE = 1, COUNT_TYPE = 3, WHOLE_TYPE = 5 };
-
-static int links_of(int gpu) {
-    int listed = list_length(gpu, "nvlinks");
-    return listed < 0 ? 0 : listed;
-}
-
-/* NVML_FI_DEV_*: numbers and kinds from nvml.h; `since` is the branch that brought them. */
-static const struct field {
-    unsigned number, type, since;
-    const char *key;
-    double unit; /* what the state's value is multiplied by */
-} fields[] = {
-    {1, PLAIN_TYPE, 0, "ecc.current", 1},        {2, PLAIN_TYPE, 0, "ecc.pending", 1},
-    {3, COUNT_TYPE, 0, "ecc.volatile_corrected", 1}, {4, COUNT_TYPE, 0, "ecc.volatile_uncorrected", 1},
-    {5, COUNT_TYPE, 0, "ecc.aggregate_corrected", 1}, {6, COUNT_TYPE, 0, "ecc.aggregate_uncorrected", 1},
-    {31, PLAIN_TYPE, 0, "retired_pages_pending", 1},
-    {82, PLAIN_TYPE, 0, "temperature.memory", 1}, {94, PLAIN_TYPE, 0, "pcie.replays", 1},
-    {142, PLAIN_TYPE, 0, "remapped_rows.correctable", 1}, {143, PLAIN_TYPE, 0, "remapped_rows.uncorrectable", 1},
-    {144, PLAIN_TYPE, 0, "remapped_rows.pending", 1}, {145, PLAIN_TYPE, 0, "remapped_rows.failed", 1},
-    {187, PLAIN_TYPE, 535, "power.min_limit", 1000}, {188, PLAIN_TYPE, 535, "power.max_limit", 1000},
-    {189, PLAIN_TYPE, 535, "power.default_limit", 1000}, {190, PLAIN_TYPE, 535, "power.limit", 1000},
-    {192, PLAIN_TYPE, 535, "power.limit", 1000}, {193, WHOLE_TYPE, 545, "temperature.tlimit.shutdown", 1},
-    {194, WHOLE_TYPE, 545, "temperature.tlimit.slowdown", 1}, {195, WHOLE_TYPE, 545, "temperature.tlimit.memory", 1},
-    {196, WHOLE_TYPE, 545, "temperature.tlimit.gpu", 1}, {226, PLAIN_TYPE, 550, "reset_required", 1},
-    {227, PLAIN_TYPE, 550, "drain_required", 1},
-    {230, PLAIN_TYPE, 565, "recovery_action", 1},
-};
-
-enum { ENERGY = 83, LINK_SPEED = 90, LINK_COUNT = 91, POWER_AVERAGE = 185, POWER_INSTANT = 186, RECOVERIES = 215 };
-
-static int special(void *device, int gpu, field_value *field) {
-    char value[TEXT];
-    unsigned drawn;
-    int status;
-    switch (field->field) {
-    case ENERGY: {
-        extern int nvmlDeviceGetTotalEnergyConsumption(void *, unsigned long long *);
-        field->type = COUNT_TYPE;
-        return nvmlDeviceGetTotalEnergyConsumption(device, &field->value.count);
-    }
-    case LINK_SPEED:
-        field->type = PLAIN_TYPE;
-        if ((status = links_of(gpu) ? fetch(gpu, "nvlink_mbps", value) : UNSUPPORTED))
-            return status;
-        field->value.plain = (unsigned)atoi(value);
-        return OK;
-    case LINK_COUNT:
-        field->type = PLAIN_TYPE;
-        field->value.plain = (unsigned)links_of(gpu);
-        return links_of(gpu) ? OK : UNSUPPORTED;
-    case POWER_AVERAGE:
-    case POWER_INSTANT: {
-        extern int nvmlDeviceGetPowerUsage(void *, unsigned *);
-        field->type = PLAIN_TYPE;
-        if (!(status = nvmlDeviceGetPowerUsage(device, &drawn)))
-            field->value.plain = drawn;
-        return status;
-    }
-    case RECOVERIES:
-        field->type = COUNT_TYPE;
-        status = of_link("nvmlDeviceGetFieldValues", device, field->scope, "errors.recovery", field, value);
-        if (!status && !has_own_counters(device, field->scope))
-            return UNSUPPORTED;
-        if (!status)
-            field->value.count = strtoull(value, NULL, 10);
-        return status;
-    default:
-        return INVALID; /* a number that a driver doesn't know is no valid argument */
-    }
-}
-
-static int is_special(unsigned number) {
-    return number == ENERGY || number == LINK_SPEED || number == LINK_COUNT ||
-           (number == RECOVERIES && DRIVER >= 550) || ((number == POWER_AVERAGE || number == POWER_INSTANT) && DRIVER >= 535);
-}
-
-/* Only the field's own status says that it is not there. */
-static void answer_field(void *device, int gpu, field_value *field) {
-    struct timespec at;
-    double value;
-    clock_gettime(CLOCK_REALTIME, &at);
-    memset(&field->value, 0xaa, sizeof field->value);
-    field->timestamp = (long long)at.tv_sec * 1000000 + at.tv_nsec / 1000;
-    field->latency_us = 0;
-    field->status = INVALID;
-    if (is_special(field->field)) {
-        field->status = special(device, gpu, field);
-        return;
-    }
-    for (unsigned i = 0; i < sizeof fields / sizeof *fields; i++) {
-        if (fields[i].number != field->field || fields[i].since > DRIVER)
-            continue;
-        field->type = fields[i].type;
-        if (!(field->status = number(gpu, fields[i].key, &value))) {
-            value *= fields[i].unit;
-            if (field->type == WHOLE_TYPE)
-                field->value.whole = (int)value;
-            else if (field->type == COUNT_TYPE)
-                field->value.count = (unsigned long long)value;
-            else
-                field->value.plain = (unsigned)(value + 0.5);
-        }
-    }
-}
-
-API int nvmlDeviceGetFieldValues(void *device, int count, field_value *values) {
-    int gpu, status = gpu_gate(__func__, device, values, &gpu);
-    for (int i = 0; !status && i < count; i++)
-        answer_field(device, gpu, &values[i]);
-    return status;
-}
+#if DRIVER >= 525
 
 /* ---- fabric: clusterUuid, status, cliqueId, state; the newer structure has a version before and a mask behind */
 
@@ -254,6 +130,8 @@ static int fabric(const char *function, void *device, fabric_info *info) {
 }
 
 API int nvmlDeviceGetGpuFabricInfo(void *device, fabric_info *info) { return fabric(__func__, device, info); }
+
+#endif
 
 #if DRIVER >= 550
 
@@ -350,6 +228,48 @@ static int cpu_mask(int gpu, unsigned size, unsigned long *mask) {
     return OK;
 }
 
+/* For the calling thread. */
+static int bind_to(const unsigned long *mask) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (unsigned cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (mask[cpu / (8 * sizeof *mask)] >> cpu % (8 * sizeof *mask) & 1)
+            CPU_SET(cpu, &set);
+    return sched_setaffinity(0, sizeof set, &set) ? UNKNOWN : OK;
+}
+
+API int nvmlDeviceSetCpuAffinity(void *device) {
+    unsigned long mask[CPU_SETSIZE / (8 * sizeof(unsigned long))];
+    int gpu, status = gpu_gate(__func__, device, device, &gpu);
+    return status || (status = cpu_mask(gpu, sizeof mask / sizeof *mask, mask)) ? status : bind_to(mask);
+}
+
+API int nvmlDeviceClearCpuAffinity(void *device) {
+    unsigned long mask[CPU_SETSIZE / (8 * sizeof(unsigned long))];
+    int gpu, status = gpu_gate(__func__, device, device, &gpu);
+    memset(mask, 0xff, sizeof mask);
+    return status ? status : bind_to(mask);
+}
+
+/* The GPUs that a processor is near to. */
+API int nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, void **devices) {
+    unsigned long mask[CPU_SETSIZE / (8 * sizeof(unsigned long))];
+    char value[TEXT];
+    unsigned found = 0, room = count ? *count : 0;
+    int status = count && cpu < CPU_SETSIZE ? system_gate(__func__) : INVALID;
+    for (int gpu = 0; !status && gpu < MAX_GPUS; gpu++) {
+        if (!look(value, "gpus.%d.index", gpu) || cpu_mask(gpu, sizeof mask / sizeof *mask, mask) ||
+            !(mask[cpu / (8 * sizeof *mask)] >> cpu % (8 * sizeof *mask) & 1))
+            continue;
+        if (devices && found < room)
+            devices[found] = handle_of(gpu);
+        found++;
+    }
+    if (!status)
+        *count = devices && found > room ? room : found;
+    return status;
+}
+
 API int nvmlDeviceGetCpuAffinity(void *device, unsigned size, unsigned long *mask) {
     int gpu, status = gpu_gate(__func__, device, mask, &gpu);
     return status ? status : cpu_mask(gpu, size, mask);
@@ -364,7 +284,8 @@ API int nvmlDeviceGetMemoryAffinity(void *device, unsigned size, unsigned long *
     unsigned node = 0;
     int gpu, status = scope > 1 ? INVALID : gpu_gate(__func__, device, mask, &gpu);
     if (!status) {
-        whole(gpu, "numa_node", &node);
+        if (whole(gpu, "memory_node", &node))
+            whole(gpu, "numa_node", &node); /* a machine whose GPUs are NUMA nodes themselves */
         memset(mask, 0, size * sizeof *mask);
         if (size)
             mask[0] = 1UL << (node % (8 * sizeof *mask));

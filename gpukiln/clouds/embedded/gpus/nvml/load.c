@@ -42,7 +42,7 @@ int process_at(int gpu, int position, process *found) {
     if (look(value, "gpus.%d.processes.%d.memory", gpu, position))
         found->memory = strtoull(value, NULL, 10) << 20;
     if (look(value, "gpus.%d.processes.%d.kind", gpu, position))
-        snprintf(found->kind, sizeof found->kind, "%.15s", value);
+        snprintf(found->kind, sizeof found->kind, "%.23s", value);
     look(found->name, "gpus.%d.processes.%d.name", gpu, position);
     if (look(value, "gpus.%d.processes.%d.utilization", gpu, position))
         found->utilization = (unsigned)atoi(value);
@@ -103,13 +103,13 @@ static int running(const char *function, void *device, const char *kind, unsigne
     if (!status && listed < 0)
         status = UNSUPPORTED;
     for (int i = 0; !status && i < listed; i++) {
-        if (!process_at(asked.gpu, i, &one) || !one.pid || strcmp(one.kind, kind))
-            continue;
+        if (!process_at(asked.gpu, i, &one) || !one.pid || !strstr(one.kind, kind))
+            continue; /* compute+graphics (C+G) is in both lists */
         if (asked.gi >= 0 && (one.gi != asked.gi || one.ci != asked.ci))
             continue;
         if (infos && found < room) {
             process_info info = {one.pid, one.memory, (unsigned)one.gi, (unsigned)one.ci};
-            memcpy((char *)infos + found * each, &info, each);
+            memcpy((char *)infos + found * each, &info, each < sizeof info ? each : sizeof info);
         }
         found++;
     }
@@ -120,11 +120,8 @@ static int running(const char *function, void *device, const char *kind, unsigne
     return status;
 }
 
-/* 510 made the second form, whose layout the third one has too */
+/* 470 made the second form, whose layout the third one has too */
 #define RUNNING(name, kind) \
-    API int name##_v3(void *device, unsigned *count, process_info *infos) { \
-        return running(#name "_v3", device, kind, count, infos, sizeof *infos); \
-    } \
     API int name##_v2(void *device, unsigned *count, process_info *infos) { \
         return running(#name "_v2", device, kind, count, infos, sizeof *infos); \
     } \
@@ -135,6 +132,44 @@ static int running(const char *function, void *device, const char *kind, unsigne
 RUNNING(nvmlDeviceGetComputeRunningProcesses, "compute")
 RUNNING(nvmlDeviceGetGraphicsRunningProcesses, "graphics")
 RUNNING(nvmlDeviceGetMPSComputeRunningProcesses, "mps")
+
+#if DRIVER >= 510
+
+#define RUNNING_V3(name, kind) \
+    API int name##_v3(void *device, unsigned *count, process_info *infos) { \
+        return running(#name "_v3", device, kind, count, infos, sizeof *infos); \
+    }
+RUNNING_V3(nvmlDeviceGetComputeRunningProcesses, "compute")
+RUNNING_V3(nvmlDeviceGetGraphicsRunningProcesses, "graphics")
+RUNNING_V3(nvmlDeviceGetMPSComputeRunningProcesses, "mps")
+
+#endif
+#if DRIVER >= 535
+
+typedef struct {
+    unsigned pid;
+    unsigned long long memory;
+    unsigned gpu_instance, compute_instance;
+    unsigned long long protected_memory;
+} process_detail;
+
+typedef struct {
+    unsigned version, mode, count;
+    process_detail *processes;
+} process_details;
+
+API int nvmlDeviceGetRunningProcessDetailList(void *device, process_details *list) {
+    static const char *const kinds[] = {"compute", "graphics", "mps"};
+    if (!list || list->version != (sizeof *list | 1 << 24))
+        return list ? VERSION_MISMATCH : INVALID;
+    if (list->mode > 2)
+        return INVALID;
+    if (list->processes) /* protected memory is not told where confidential computing is off */
+        memset(list->processes, 0, list->count * sizeof *list->processes);
+    return running(__func__, device, kinds[list->mode], &list->count, list->processes, sizeof *list->processes);
+}
+
+#endif
 
 API int nvmlSystemGetProcessName(unsigned pid, char *result, unsigned size) {
     process one;
@@ -179,3 +214,33 @@ API int nvmlDeviceGetProcessUtilization(void *device, utilization_sample *sample
         return NOT_FOUND;
     return !samples || found > room ? TOO_SMALL : OK;
 }
+
+#if DRIVER >= 550
+
+typedef struct {
+    unsigned long long at;
+    unsigned pid, sm, memory, encoder, decoder, jpeg, ofa;
+} utilization_info;
+
+typedef struct {
+    unsigned version, count;
+    unsigned long long since_us;
+    utilization_info *processes;
+} utilization_infos;
+
+API int nvmlDeviceGetProcessesUtilizationInfo(void *device, utilization_infos *list) {
+    utilization_sample samples[64];
+    if (!list || list->version != (sizeof *list | 1 << 24))
+        return list ? VERSION_MISMATCH : INVALID;
+    unsigned found = sizeof samples / sizeof *samples, room = list->processes ? list->count : 0;
+    int status = nvmlDeviceGetProcessUtilization(device, samples, &found, list->since_us);
+    if (status)
+        return status;
+    for (unsigned i = 0; i < found && i < room; i++)
+        list->processes[i] = (utilization_info){samples[i].at, samples[i].pid, samples[i].sm, samples[i].memory, 0, 0,
+                                                0, 0};
+    list->count = found;
+    return found > room ? TOO_SMALL : OK;
+}
+
+#endif

@@ -1,4 +1,6 @@
 /* The double of NVML: what changes a GPU. Only root may, as with the driver. */
+#include <unistd.h>
+
 #include "double.h"
 
 typedef struct {
@@ -28,6 +30,19 @@ API int nvmlDeviceSetPersistenceMode(void *device, unsigned mode) {
     return mode > 1 ? INVALID : set_number(__func__, device, "persistence", mode);
 }
 
+API int nvmlDeviceSetAccountingMode(void *device, unsigned mode) {
+    return mode > 1 ? INVALID : set_number(__func__, device, "accounting", mode);
+}
+
+/* There are none, see nvmlDeviceGetAccountingPids. */
+API int nvmlDeviceClearAccountingPids(void *device) {
+    unsigned mode;
+    int gpu, status = gpu_gate(__func__, device, device, &gpu);
+    if (!status)
+        status = whole(gpu, "accounting", &mode);
+    return status ? status : geteuid() ? NO_PERMISSION : OK;
+}
+
 /* 0 default, 1 exclusive thread (gone), 2 prohibited, 3 exclusive process */
 API int nvmlDeviceSetComputeMode(void *device, unsigned mode) {
     return mode > 3         ? INVALID
@@ -48,6 +63,22 @@ API int nvmlDeviceSetPowerManagementLimit(void *device, unsigned milliwatts) {
     double watts = milliwatts / 1000.0;
     return watts < least || watts > most ? INVALID : set_number(__func__, device, "power.limit", watts);
 }
+
+#if DRIVER >= 535
+
+typedef struct {
+    unsigned version, scope, milliwatts;
+} power_value;
+
+API int nvmlDeviceSetPowerManagementLimit_v2(void *device, power_value *limit) {
+    if (!limit || limit->version != (sizeof *limit | 2 << 24))
+        return limit ? VERSION_MISMATCH : INVALID;
+    if (limit->scope) /* the module's, on Grace Hopper alone */
+        return UNSUPPORTED;
+    return nvmlDeviceSetPowerManagementLimit(device, limit->milliwatts);
+}
+
+#endif
 
 typedef struct {
     int gpu;
@@ -107,6 +138,30 @@ API int nvmlDeviceClearEccErrorCounts(void *device, int counter) {
     return status ? status : change(clear_counters, &asked);
 }
 
+static void clear_link(edits *changes, int gpu, int at) {
+    static const char *const names[] = {"replay", "recovery", "crc_flit", "crc_data"};
+    char value[TEXT];
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+        if (look(value, "gpus.%d.nvlinks.%d.errors.%s", gpu, at, names[i]))
+            put(changes, "0", "gpus.%d.nvlinks.%d.errors.%s", gpu, at, names[i]);
+}
+
+typedef struct {
+    int gpu, at;
+} one_link;
+
+static int clear_one_link(edits *changes, void *with) {
+    const one_link *asked = with;
+    clear_link(changes, asked->gpu, asked->at);
+    return OK;
+}
+
+API int nvmlDeviceResetNvLinkErrorCounters(void *device, unsigned link) {
+    one_link asked = {0};
+    int status = link_at(__func__, device, link, device, &asked.gpu, &asked.at);
+    return status ? status : change(clear_one_link, &asked);
+}
+
 /* ---- a reset: NVML has no call for it that is public; nvidia-smi's goes to the driver */
 
 static int copy_pending(edits *changes, int gpu, const char *mode) {
@@ -140,12 +195,7 @@ static int reset(edits *changes, void *with) {
     drop(changes, "gpus.%d.clocks.app_mem", gpu);
     drop(changes, "gpus.%d.clocks.app_sm", gpu);
     for (int link = 0, listed = list_length(gpu, "nvlinks"); link < listed; link++)
-        if (look(value, "gpus.%d.nvlinks.%d.errors.replay", gpu, link)) {
-            put(changes, "0", "gpus.%d.nvlinks.%d.errors.replay", gpu, link);
-            put(changes, "0", "gpus.%d.nvlinks.%d.errors.recovery", gpu, link);
-            put(changes, "0", "gpus.%d.nvlinks.%d.errors.crc_flit", gpu, link);
-            put(changes, "0", "gpus.%d.nvlinks.%d.errors.crc_data", gpu, link);
-        }
+        clear_link(changes, gpu, link);
     return OK;
 }
 

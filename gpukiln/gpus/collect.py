@@ -185,7 +185,7 @@ def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, An
 
     The driver leaves out a GPU that it could not start, whatever the kernel's log still has of it.
     """
-    if any(gpu["error"] for gpu in gpus):  # which of the bus that is, is not known
+    if any(_placeless(gpu) for gpu in gpus):  # which of the bus that is, is not known
         return []
     listed = {address(gpu["bus_id"]) for gpu in gpus if isinstance(gpu["bus_id"], str)}
     rows: list[dict[str, Any]] = []
@@ -203,6 +203,11 @@ def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, An
         }
         rows.append({"index": len(gpus) + len(rows), "bus_id": place, "error": error})
     return rows
+
+
+def _placeless(gpu: dict[str, Any]) -> bool:
+    """Whether NVML does not say where on the bus a GPU is."""
+    return not isinstance(gpu.get("bus_id"), str)
 
 
 def _no_answer(error: dict[str, Any], there: str, contained: bool) -> tuple[str, str, str]:
@@ -385,11 +390,9 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
     """A GPU that is lost or hangs: a row like every other, with what the kernel still knows."""
     error = gpu["error"]
     told = reason(error)
-    known = {
-        address(one["bus_id"]) for one in gpus if not one["error"] and isinstance(one.get("bus_id"), str)
-    }
-    left = [gpu["bus_id"]] if gpu.get("bus_id") else sorted(given - known)
-    alone = bool(gpu.get("bus_id")) or (sum(1 for one in gpus if one["error"]) == 1 and len(left) == 1)
+    known = {address(one["bus_id"]) for one in gpus if not _placeless(one)}
+    left = [gpu["bus_id"]] if not _placeless(gpu) else sorted(given - known)
+    alone = not _placeless(gpu) or (sum(map(_placeless, gpus)) == 1 and len(left) == 1)
     uuid = _uuid_of(left[0]) if alone else None
     names = [*FIELDS, *DERIVED, "uuid", "mig_index", "parent"]
     unavailable = dict.fromkeys(names, told)

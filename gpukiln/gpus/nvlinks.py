@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 # Boards whose NVLinks are wired on a baseboard. Those of the others end at a bridge between two cards, which
 # need not be fitted.
-_WIRED = re.compile(r"(?i)\bSXM|SXM\d|\bHBM3e?$|\b(?:G?[HB]\d00|GH\d00|GB\d00|B300)\b")
+_WIRED = re.compile(r"(?i)SXM|\b(?:H20|G?[HB]\d00)\b")
 _CARD = re.compile(r"(?i)\bPCIe?\b|\bNVL$|\bRTX\b")
 
 

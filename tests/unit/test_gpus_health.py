@@ -15,7 +15,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.errors import RefusedError
-from gpukiln.gpus import cli, rules, zipapp
+from gpukiln.gpus import cli, faults, rules, zipapp
 from gpukiln.gpus.leases import DETACHED, Leases, Who
 from gpukiln.gpus.model import Finding, LeaseMark
 from gpukiln.gpus.selection import Request
@@ -127,6 +127,49 @@ def test_a_machine_that_is_sick(
     assert of(said, check)["result"] == "failed"
     assert of(said, check)["fix"]
     assert said["message"].startswith(check)
+
+
+@pytest.mark.parametrize(
+    ("setting", "check"),
+    [
+        ("3.remap_pending=true", "gpu.memory-repair"),
+        ("3.mig_pending=true", "gpu.mig"),
+        ("3.temperature=95", "gpu.clocks"),
+    ],
+)
+def test_what_waits_for_a_reset_keeps_nobody_from_work(
+    machine: Machine, capsys: pytest.CaptureFixture[str], setting: str, check: str
+) -> None:
+    """NVIDIA, GPU Memory Error Management: work goes on and new work may start while a row waits."""
+    machine("p4d.24xlarge", setting)
+    code, said = typed(capsys)
+    assert (code, said["state"]) == (1, "well")
+    assert check in said["message"]
+    assert of(said, check)["fix"]
+    assert (said["gpus"][3]["health"], said["gpus"][3]["allocatable"]) == ("warning", True)
+    assert Leases().acquire(Request(count=8), Who("ann", 0), kind=DETACHED, hours=1.0).uuids
+
+
+def test_list_lease_and_health_agree_with_the_table(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each fault of the table that can be set on a simulated GPU: one severity everywhere."""
+    settable = {
+        "recovery-action": "3.recovery_action=1",
+        "remap-failed": "3.remap_failed=true",
+        "ecc-uncorrected": "3.ecc_uncorrected=1",
+        "remap-pending": "3.remap_pending=true",
+        "ecc-pending": "3.ecc_pending=false",
+        "mig-pending": "3.mig_pending=true",
+    }
+    for id, setting in settable.items():
+        machine("p4d.24xlarge", setting)
+        _, said = typed(capsys)
+        fault = faults.FAULTS[id]
+        [found] = [one for one in said["gpus"][3]["findings"] if one["id"] == id]
+        assert (found["level"], found["remedy"]) == (fault.severity, fault.remedy)
+        assert said["gpus"][3]["allocatable"] == (fault.severity != faults.SICK)
+        assert (said["state"] == "sick") == (fault.severity == faults.SICK)
 
 
 def test_what_fails_a_check_and_makes_nobody_sick(

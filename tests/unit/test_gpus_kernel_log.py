@@ -5,6 +5,7 @@ import pytest
 from gpukiln.catalog import xid
 from gpukiln.gpus import kernel_log
 from gpukiln.gpus.facts import facts
+from gpukiln.probe import xids
 
 TABLE = xid.judged()
 
@@ -72,6 +73,90 @@ def test_a_recovery_that_was_done_is_no_event() -> None:
     assert kernel_log.events([line.format(done, wanted), line.format(wanted, done)], TABLE) == []
     [event] = kernel_log.events([line.format(wanted, done), line.format(done, wanted)], TABLE)
     assert event.blames_hardware(TABLE)
+
+
+BEGINNING = "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0"  # NVIDIA/NVSentinel#155
+THREE = (
+    BEGINNING,
+    "               NVRM: (PCI ID: 10de:26b5) installed in this system has",
+    "               NVRM: fallen off the bus and is not responding to commands.",
+)
+FAILED = "NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)"  # machine-shop-maintenance#76
+REQUIRED = (  # NVIDIA/open-gpu-kernel-modules#446
+    "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) "
+    "returned from pRmApi"
+)
+HEARTBEAT = "NVRM: GPU0 _kgspRpcRecvPoll: GSP RM heartbeat timed out"  # ublue-os/bazzite#4449
+UNSUPPORTED = (
+    "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2b85)",
+    "NVRM: installed in this system requires use of the NVIDIA open kernel modules.",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "device", "severity"),
+    [
+        (THREE, "Xid", "0000:b3:00", "sick"),
+        ([FAILED], "init-failed", "0000:81:00", "sick"),
+        (["NVRM: RmInitAdapter failed! (0x27:0x38:1193)"], "init-failed", "", "sick"),
+        ([REQUIRED], "reset-required", "", "sick"),
+        ([HEARTBEAT], "gsp-heartbeat", "", "warning"),
+        (UNSUPPORTED, "unsupported", "0000:01:00", "sick"),
+    ],
+)
+def test_what_the_driver_logs_without_an_xid_is_an_event(
+    lines: list[str], kind: str, device: str, severity: str
+) -> None:
+    [event] = kernel_log.events(lines, TABLE)
+    assert (event.kind, event.device, event.severity(TABLE)) == (kind, device, severity)
+    assert event.explained(TABLE).startswith(event.line)
+    folded = xids.folded(["something else", *lines, *lines])
+    assert [(one.kind, one.count) for one in kernel_log.events(folded, TABLE)] == [(kind, 2)]
+
+
+def test_a_message_of_three_lines_is_one_line_whatever_follows() -> None:
+    lines = [*THREE, "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s)."]
+    assert len(xids.joined(lines)) == 2
+    assert xids.joined([BEGINNING, "usb 1-1: new device", *THREE[1:]])[1:] == [
+        "usb 1-1: new device",
+        *THREE[1:],
+    ]
+
+
+@pytest.mark.parametrize("number", [63, 92, 121, 160])
+def test_what_needs_nothing_is_a_note(number: int) -> None:
+    """NVIDIA's catalogue: IGNORE."""
+    [event] = kernel_log.events([f"NVRM: Xid (PCI:0000:3b:00): {number}, x"], TABLE)
+    assert event.severity(TABLE) == "note"
+
+
+@pytest.mark.parametrize(
+    ("number", "severity"),
+    [(13, "note"), (31, "note"), (94, "warning"), (79, "sick"), (119, "sick"), (48, "sick")],
+)
+def test_the_severity_of_an_xid_is_that_of_its_action(number: int, severity: str) -> None:
+    [event] = kernel_log.events([f"NVRM: Xid (PCI:0000:3b:00): {number}, x"], TABLE)
+    assert event.severity(TABLE) == severity
+
+
+ACTION = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from {} to {}"
+WANTED, NONE = "0x1 (GPU Reset Required)", "0x0 (None)"
+RESET = (
+    "NVRM: Xid (PCI:0000:3b:00): 119, pid=7, name=nvidia-smi, Timeout after 6s of waiting for RPC response",
+    ACTION.format(NONE, WANTED),
+)
+DONE = ACTION.format(WANTED, NONE)
+
+
+@pytest.mark.parametrize("done", [DONE, "gpukiln: GPU 0000:3b:00 was reset"])
+def test_after_the_reset_that_was_advised_the_node_is_well(done: str) -> None:
+    assert [one.number for one in kernel_log.events(RESET, TABLE)] == [119, 154]
+    others = ("NVRM: Xid (PCI:0000:5e:00): 119, x", "NVRM: Xid (PCI:0000:3b:00): 79, gone")
+    for lines in ((*RESET, *others, done), xids.folded((*RESET, *others, done))):
+        left = [(one.device, one.number) for one in kernel_log.events(lines, TABLE)]
+        assert left == [("0000:5e:00", 119), ("0000:3b:00", 79)], "another GPU, and what takes a reboot"
+    again = [*RESET, done, RESET[0]]
+    assert [one.number for one in kernel_log.events(xids.folded(again), TABLE)] == [119]
 
 
 def test_an_event_is_told_with_its_meaning() -> None:

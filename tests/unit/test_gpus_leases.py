@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -274,8 +275,54 @@ def test_what_works_without_a_lease_is_not_given_away(make: Callable[..., Leases
     assert leases.acquire(Request(), ANN).uuids == (uuid(1),)
     with pytest.raises(BusyError) as error:
         leases.acquire(Request(), ANN)
-    assert "busy without a lease: pid 4711 eve" in error.value.details[0]
+    assert "busy without a lease: pid 4711 (compute) of eve; --ignore-unleased" in error.value.details[0]
     assert leases.acquire(Request(ignore_unleased=True), ANN).uuids == (uuid(0),)
+
+
+@pytest.mark.parametrize(("kind", "program"), [("graphics", "Xorg"), ("compute+graphics", "kwin_wayland")])
+def test_what_draws_on_a_gpu_keeps_nobody_from_it_unless_the_machine_says_so(
+    make: Callable[..., Leases], kind: str, program: str
+) -> None:
+    """A display server has 120 MiB of every GPU of a workstation, for ever."""
+    command = f"/usr/lib/{program} :0"
+    draws = Process(950, uuid(0), kind, "running", memory_mib=120, user="root", uid=0, command=command)
+    seen = snapshot(device(0), processes=(draws,))
+    leases = make(seen)
+    assert leases.reconcile(ANN) == []
+    granted = leases.acquire(Request(), ANN)
+    leases.release(granted.lease, ANN)
+    let_go(granted)
+    strict = make(seen, Config(Path("gpus.toml"), counts=("compute", kind)))
+    with pytest.raises(BusyError) as error:
+        strict.acquire(Request(), BOB)
+    assert f"pid 950 {program} ({kind}) of root; --ignore-unleased takes it" in error.value.details[0]
+    assert "[busy] counts in /etc/gpukiln/gpus.toml" in error.value.details[0]
+
+
+def test_who_gets_nothing_is_not_told_that_free_gpus_are_not_needed(make: Callable[..., Leases]) -> None:
+    leases = make(snapshot(device(0), device(1)))
+    leases.acquire(Request(), ANN)
+    with pytest.raises(BusyError) as error:
+        leases.acquire(Request(count=2), BOB)
+    assert [line.partition(": ")[2].partition(" (")[0] for line in error.value.details] == [
+        "leased: L-1 of ann",
+        "free",
+    ]
+
+
+def test_who_looks_at_a_lock_for_a_moment_is_not_in_the_way_of_who_takes_it(
+    make: Callable[..., Leases],
+) -> None:
+    """`gpukiln-gpu list` of others looks at every lock, again and again."""
+    leases = make(snapshot(device(0)))
+    number = os.open(leases.store.guard(uuid(0)), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(number, fcntl.LOCK_SH)
+    timer = threading.Timer(0.2, os.close, (number,))
+    timer.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "is_locked", lambda *_: False)  # as it was a moment ago
+        assert leases.acquire(Request(), ANN).uuids == (uuid(0),)
+    timer.join()
 
 
 WAITER = """

@@ -178,6 +178,35 @@ def test_who_waits_is_told_why_and_runs_when_it_can(node: Double) -> None:
     first.communicate(timeout=30)
 
 
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")])
+def test_who_is_ended_while_it_waits_says_by_which_signal(
+    node: Double, number: signal.Signals, said: str
+) -> None:
+    assert typed(node, "lease", "-n", "8")[0] == 0
+    process = start(node, "run", "--wait", "5m", "--", "true")
+    assert process.stderr
+    assert process.stderr.readline().startswith("waiting: ")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (128 + number, f"ended by {said}\n")
+    code, out, _ = typed(node, "leases", "--json")
+    assert (code, json.loads(out)["nodes"][0]["waiting"]) == (0, [])
+
+
+def test_gpus_are_named_by_number_to_who_reads_numbers(node: Double) -> None:
+    show = "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER"
+    code, out, err = typed(node, "run", "-n", "2", "--gpu", "3,5", "--ids", "index", "--", "sh", "-c", show)
+    assert (code, out) == (0, "3,5 PCI_BUS_ID\n"), err
+    code, out, _ = typed(node, "lease", "--gpu", "6", "--ids", "index")
+    assert "export CUDA_VISIBLE_DEVICES=6" in out
+    assert "export CUDA_DEVICE_ORDER=PCI_BUS_ID" in out
+    code, out, _ = typed(node, "run", "--lease", "L-2", "--ids", "index", "--", "sh", "-c", show)
+    assert (code, out) == (0, "6 PCI_BUS_ID\n")
+    assert typed(node, "run", "--ids", "number", "--", "true")[0] == 2
+    assert typed(node, "run", "--ids", "index", "--mig", "any", "--", "true")[0] == 2
+    assert typed(node, "run", "--ids", "index", "--docker", "image")[0] == 2
+
+
 def test_ctrl_c_while_it_waits_leaves_nothing(node: Double) -> None:
     assert typed(node, "lease", "-n", "8")[0] == 0
     process = start(node, "run", "--wait", "5m", "--", "true")

@@ -194,11 +194,13 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
     titles = ("#", "UUID", "MODEL", "MEM USED/TOTAL", "UTIL", "TEMP", "POWER", "MIG", "HEALTH", "LEASE")
     for line in table(titles, rows, "UTIL TEMP POWER"):
         print(line)
+    remedies: dict[str, None] = {}
     for one in node["devices"]:
         for found in one["findings"]:
             print(f"{one['uuid'] or 'GPU ' + str(one['index'])}: {found['text']}")
-        if one["error"]:
-            print("next: dmesg has what the driver says of it; `gpukiln-gpu reset` what a reset would need")
+            remedies[f"next, {found['id']}: {found['remedy']}"] = None
+    for line in remedies:
+        print(line)
 
 
 SHOWN = (

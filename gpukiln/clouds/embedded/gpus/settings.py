@@ -173,6 +173,8 @@ SETTINGS: dict[str, Setting] = {
     "remap_pending": Setting("whether rows wait for a reset", _yes, _to("remapped_rows.pending")),
     "remap_failed": Setting("whether rows could not be remapped", _yes, _to("remapped_rows.failed")),
     "pages_pending": Setting("whether pages wait for a reset", _yes, _to("retired_pages_pending")),
+    "ecc_pending": Setting("whether ECC is on after the next reset", _yes, _to("ecc.pending")),
+    "mig_pending": Setting("whether MIG is on after the next reset", _yes, _to("mig.pending")),
     "recovery_action": Setting("NVML's number, 1: reset", _whole(0, 5), _to("recovery_action", own=True)),
     "throttle": Setting("mask of NVML's clock event reasons", _whole(0, 0x1FF), _to("throttle.mask")),
     "persistence": Setting("whether it is on", _yes, _to("persistence")),

@@ -92,8 +92,8 @@ def _errors() -> tuple[Alert, ...]:
             seen(f'xid=~"{numbers(WARNING)}"'),
             "",
             f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
-            "The GPU works on, and its board or driver is to blame for what was lost. `gpukiln-gpu health` on "
-            "the node says what the number means.",
+            "The GPU works on, and its board or driver is to blame for what was lost. `gpukiln-gpu health` "
+            "on the node says what the number means.",
         ),
         Alert(
             "GpuXidUnknown",

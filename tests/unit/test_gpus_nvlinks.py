@@ -1,0 +1,87 @@
+"""Which NVLinks should be active: all of a baseboard's, and of cards what their bridges join."""
+
+import pytest
+
+from gpukiln.gpus.nvlinks import Card, alike, is_wired, wrong
+
+
+def cards(name: str, *active: int, pairs: tuple[tuple[int, int], ...] = (), links: int = 4) -> list[Card]:
+    """GPUs of a model with so many active links."""
+    joined: dict[int, set[int]] = {n: set() for n in range(len(active))}
+    for one, other in pairs:
+        joined[one].add(other)
+        joined[other].add(one)
+    return [
+        Card(n, f"GPU {n}", name, range(up), range(up, links), frozenset(joined[n]))
+        for n, up in enumerate(active)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "Tesla V100-SXM2-32GB",
+            "NVIDIA A100-SXM4-80GB",
+            "NVIDIA H100 80GB HBM3",
+            "NVIDIA H200",
+            "NVIDIA H20",
+        ),
+        *("NVIDIA B200", "NVIDIA B300 SXM6 AC", "NVIDIA GB200", "NVIDIA GH200 480GB"),
+    ],
+)
+def test_a_baseboard_s_links_are_wired(name: str) -> None:
+    assert is_wired(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "NVIDIA A100-PCIE-40GB",
+            "NVIDIA A100 80GB PCIe",
+            "NVIDIA H100 PCIe",
+            "NVIDIA H100 NVL",
+            "NVIDIA H200 NVL",
+        ),
+        *(
+            "NVIDIA RTX A6000",
+            "NVIDIA GeForce RTX 3090",
+            "Quadro RTX 6000",
+            "NVIDIA A40",
+            "NVIDIA A30",
+            "Tesla T4",
+        ),
+        *("NVIDIA L40S", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "Tesla P100-PCIE-16GB"),
+    ],
+)
+def test_a_card_s_links_end_at_a_bridge_that_need_not_be_there(name: str) -> None:
+    assert not is_wired(name)
+
+
+def test_cards_that_are_bridged_in_part_are_well() -> None:
+    """Three RTX A6000, of which two have a bridge."""
+    groups = alike(cards("NVIDIA RTX A6000", 4, 4, 0, pairs=((0, 1),)))
+    assert [[card.key for card in group] for group in groups] == [[0, 1], [2]]
+    assert [wrong(group) for group in groups] == [None, None]
+
+
+def test_cards_without_a_bridge_are_well_though_all_their_links_are_inactive() -> None:
+    assert [wrong(group) for group in alike(cards("NVIDIA GeForce RTX 3090", 0, 0))] == [None, None]
+    assert [wrong(group) for group in alike(cards("Tesla T4", 0, 0, links=18))] == [None, None]
+
+
+def test_a_card_with_fewer_links_than_the_one_it_is_bridged_with_is_not() -> None:
+    [group] = alike(cards("NVIDIA RTX A6000", 4, 3, pairs=((0, 1),)))
+    shown = "GPU 0 4 of 4; GPU 1 3 of 4, not 3"
+    assert wrong(group) == f"active NVLinks of NVIDIA RTX A6000: {shown}; wanted as many on each of them"
+
+
+def test_a_baseboard_s_gpus_have_as_many_each_and_some() -> None:
+    name = "NVIDIA H100 80GB HBM3"
+    [group] = alike(cards(name, 18, 18, 17, links=18))
+    assert "GPU 2 17 of 18, not 17" in (wrong(group) or "")
+    [group] = alike(cards(name, 0, 0, links=18))
+    assert wrong(group) == f"all NVLinks of all {name} are inactive, wanted some active"
+    [group] = alike(cards(name, 12, 12, links=18))  # a virtual machine with some of an NVSwitch's GPUs
+    assert wrong(group) is None

@@ -92,6 +92,7 @@ def read() -> dict[str, Any]:
         "pstate": get("nvmlDeviceGetPerformanceState"),
         "idle": "idle" in probe["throttle"]["names"],
         "held_down": field(269, "ullVal"),
+        "edpp": field(274, "uiVal"),
         "memory.total": memory["total"],
         "memory.reserved": memory["reserved"],
         "memory.used": memory["used"],

@@ -31,7 +31,7 @@ OF_ANY_MACHINE = """
     temperature.shutdown temperature.slowdown temperature.gpu_max temperature.memory_max
     temperature.target tlimit.shutdown tlimit.slowdown tlimit.gpu tlimit.memory power.limit
     power.default power.min power.max power.module_limit power.module_min clocks.app_sm clocks.app_mem
-    clocks.max_sm clocks.max_mem clocks.max_video clocks.boost accounting_buffer protected_memory
+    clocks.max_sm clocks.max_mem clocks.max_video clocks.boost edpp accounting_buffer protected_memory
 """
 STATIC = set(OF_ANY_MACHINE.split())
 

@@ -262,6 +262,18 @@ def test_power_is_measured_by_what_it_is_of(machine: Machine) -> None:
     assert [watts(0), watts(1), watts(2)] == [[166, 166, 1200], [467, 467, 2500], [30, None, None]]
 
 
+@pytest.mark.parametrize(
+    ("board", "masks"), [("b200", [0x3F, 0x3F]), ("gb200", [None, 0x3F]), ("h100", [None, None])]
+)
+def test_atomics_of_the_bus_are_those_of_the_capture(
+    machine: Machine, board: str, masks: list[int | None]
+) -> None:
+    """atomic_caps_outbound and -inbound of qx-b200.xml, qx-gb200.xml and qx-h100.xml."""
+    machine(board, 4)
+    rows = pynvml.nvmlDeviceGetFieldValues(first(), [228, 229])
+    assert [row.value.uiVal if row.nvmlReturn == OK else None for row in rows] == masks
+
+
 def test_fields_that_the_branch_does_not_know_are_no_valid_argument(machine: Machine) -> None:
     """NVML_FI_MAX is 274 in the nvml.h of CUDA 13.0; 60 is a counter of traffic that is not simulated."""
     machine("g5.xlarge")

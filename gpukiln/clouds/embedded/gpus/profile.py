@@ -40,6 +40,7 @@ NVLINK_5 = 7  # NVML's number of it; only its recoveries are counted for each li
 NVLINK_3 = 4  # the first of the machines with NVSwitch, apart from the DGX-2
 TWO_NODES = 8  # from so many GPUs on, half are at each of two NUMA nodes
 BARE_METAL, PASSED_THROUGH = 0, 1  # nvmlGpuVirtualizationMode_t
+EVERY_ATOMIC = 0x3F  # NVML_PCIE_ATOMICS_CAP_*: fetch and add, swap, compare and swap, of 32 and 64 bits
 SWITCH_CONNECTED = 1  # of a platform's peer types
 NODES_OF_A_GPU = 8  # that Linux keeps for each GPU of Grace machines, for MIG
 DEPRECATED = {"_error": "Requested functionality has been deprecated", "code": 26}
@@ -352,6 +353,8 @@ def _whole(machine: Machine, index: int) -> Data:
                 "max_gen": kind.pcie.gen,
                 "max_width": kind.pcie.width,
                 "board_max_gen": kind.pcie.board_gen,
+                "atomics_out": EVERY_ATOMIC if kind.pcie.atomics_out else None,
+                "atomics_in": EVERY_ATOMIC if kind.pcie.atomics_in else None,
             },
             "mig": _mig(kind),
             "memory": {
@@ -360,6 +363,7 @@ def _whole(machine: Machine, index: int) -> Data:
                 "reserved": kind.reserved_mib,
             },
             "bar1": kind.bar1_mib,
+            "edpp_multiplier": kind.edpp,
             "nvlinks": _links(machine, index),
             "nvlink_mbps": kind.nvlink.mbps if kind.nvlink else None,
             "fabric": _fabric(machine),

@@ -84,12 +84,15 @@ class Pcie:
     Args:
         virtual_width: The lanes that a virtual machine is shown, where they are fewer.
         board_gen: The generation that the board has, where its machine has less.
+        atomics_out: Whether it sends every atomic operation; atomics_in: whether it takes them.
     """
 
     gen: int
     width: int
     virtual_width: int | None = None
     board_gen: int | None = None
+    atomics_out: bool = False
+    atomics_in: bool = False
 
 
 @strict
@@ -159,6 +162,7 @@ class Board:
     c2c: bool | None = None
     grace: int = 0
     module: Power | None = None
+    edpp: int | None = None
     rack: Rack | None = None
 
 

@@ -124,11 +124,11 @@ def check_driver_knows(driver: str, key: str, *, what: str, way_out: str) -> Fin
     Raises:
         UsageError: The catalogue does not know the GPU.
     """
-    one = gpu(key)
-    if one.arch is None:
+    model = gpu(key)
+    if model.arch is None:
         return ()
     return check_driver_range(
-        driver, one.arch, first=one.min_driver, what=what, way_out=way_out, source=one.source
+        driver, model.arch, first=model.min_driver, what=what, way_out=way_out, source=model.source
     )
 
 

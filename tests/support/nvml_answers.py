@@ -39,14 +39,14 @@ def read() -> dict[str, Any]:
         return getattr(value.value, kind) if value.nvmlReturn == 0 else None
 
     def words(name: str, size: int, version: int = 1) -> list[int] | None:
-        """A structure of so many bytes, as 32-bit words; a version stands in the first one."""
-        room = (ctypes.c_uint * (size // 4))()
-        room[0] = size | version << 24 if version else 0
+        """A structure of so many bytes, as 32-bit words; a version stands in the first of them."""
+        buffer = (ctypes.c_uint * (size // 4))()
+        buffer[0] = size | version << 24 if version else 0
         try:
-            status = pynvml._nvmlGetFunctionPointer(name)(gpu, room)
+            status = pynvml._nvmlGetFunctionPointer(name)(gpu, buffer)
         except pynvml.NVMLError_FunctionNotFound:
             return None
-        return None if status else list(room)
+        return None if status else list(buffer)
 
     def errors(kind: int, counter: int, location: int) -> Any:
         return get("nvmlDeviceGetMemoryErrorCounter", kind, counter, location)
@@ -58,7 +58,7 @@ def read() -> dict[str, Any]:
     repair = words("nvmlDeviceGetRepairStatus", 12)
     pci = words("nvmlDeviceGetPciInfoExt", 64)
     pages = get("nvmlDeviceGetRetiredPages", 0)
-    said = {
+    answers = {
         "name": probe["name"],
         "architecture": shown["architecture"],
         "persistence": probe["persistence"],
@@ -92,6 +92,7 @@ def read() -> dict[str, Any]:
         "pstate": get("nvmlDeviceGetPerformanceState"),
         "idle": "idle" in probe["throttle"]["names"],
         "held_down": field(269, "ullVal"),
+        "edpp": field(274, "uiVal"),
         "memory.total": memory["total"],
         "memory.reserved": memory["reserved"],
         "memory.used": memory["used"],
@@ -153,9 +154,9 @@ def read() -> dict[str, Any]:
         "fabric.state": probe["fabric"]["state"],
         "fabric.status": probe["fabric"]["status"],
     }
-    said.update({f"utilization.{name}": value for name, value in shown["utilization"].items()})
-    said.update({f"tlimit.{name}": value for name, value in probe["temperature"]["tlimit"].items()})
-    return said
+    answers.update({f"utilization.{name}": value for name, value in shown["utilization"].items()})
+    answers.update({f"tlimit.{name}": value for name, value in probe["temperature"]["tlimit"].items()})
+    return answers
 
 
 def milli(value: float | None) -> float | None:

@@ -31,7 +31,7 @@ OF_ANY_MACHINE = """
     temperature.shutdown temperature.slowdown temperature.gpu_max temperature.memory_max
     temperature.target tlimit.shutdown tlimit.slowdown tlimit.gpu tlimit.memory power.limit
     power.default power.min power.max power.module_limit power.module_min clocks.app_sm clocks.app_mem
-    clocks.max_sm clocks.max_mem clocks.max_video clocks.boost accounting_buffer protected_memory
+    clocks.max_sm clocks.max_mem clocks.max_video clocks.boost edpp accounting_buffer protected_memory
 """
 STATIC = set(OF_ANY_MACHINE.split())
 
@@ -64,23 +64,23 @@ def answers(built: Path, state: Path, capture: dict[str, Any]) -> dict[str, Any]
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 @pytest.mark.parametrize("name", sorted(CAPTURES))
 def test_the_double_answers_what_the_capture_shows(built: Path, tmp_path: Path, name: str) -> None:
     capture = yaml.safe_load(CAPTURES[name].read_text(encoding="utf-8"))
-    facts, found = capture["facts"], answers(built, tmp_path / "state", capture)
-    assert set(facts) == set(found)
-    missing = {key for key, value in facts.items() if value is not None and found[key] is None}
+    facts, answer = capture["facts"], answers(built, tmp_path / "state", capture)
+    assert set(facts) == set(answer)
+    missing = {key for key, value in facts.items() if value is not None and answer[key] is None}
     assert missing == set(capture.get("not_in_nvml", [])), "the capture shows them, the double has none"
-    extra = {key: found[key] for key, value in facts.items() if value is None and found[key] is not None}
+    extra = {key: answer[key] for key, value in facts.items() if value is None and answer[key] is not None}
     assert extra == {}, "the capture has N/A"
     others = {
-        key: (found[key], facts[key])
+        key: (answer[key], facts[key])
         for key in STATIC - missing - set(capture["unit"])
-        if found[key] != facts[key]
+        if answer[key] != facts[key]
     }
     assert others == {}, "the double's value, and the capture's"
 

@@ -18,6 +18,7 @@ from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.fidelity import functions, page
 from gpukiln.clouds.embedded.gpus.profile import make_profile
+from gpukiln.clouds.embedded.gpus.settings import play
 from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from tests.support import nvml_double
@@ -120,10 +121,13 @@ def test_the_page_is_up_to_date() -> None:
 def show(built: Path, tmp_path: Path) -> Show:
     """Run a program on the GPUs of an instance type."""
 
-    def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(name: str, *words: str, scenario: str = "") -> subprocess.CompletedProcess[str]:
         path = tmp_path / name
         append_region(path)
-        State(path).write(start_rows(make_profile(name, seed="i-1", driver="580.65.06", cuda="13.0")))
+        rows = start_rows(make_profile(name, seed="i-1", driver="580.65.06", cuda="13.0"))
+        if scenario:
+            play(rows, scenario)
+        State(path).write(rows)
         program = str(Path(sys.executable).parent / words[0])
         env = {
             **library.environment(library.build(built, branch=580), path),
@@ -197,3 +201,10 @@ def test_programs_agree_with_the_catalogue(show: Show, name: str) -> None:
         assert one["bus_id"] in table
         if whole:
             assert f"{one['power']['limit']:.0f}W" in table
+
+
+def test_nvitop_shows_mig_devices(show: Show) -> None:
+    """It ends with a KeyError where a MIG device has no BAR1 (nvitop 1.7.2)."""
+    done = show("p5.48xlarge", "nvitop", "-1", "--ascii", scenario="mig-mixed")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(re.findall(r"[01]:\d\s+\d\w+\.\d+gb @ GI/CI: ?\d+/0", done.stdout)) == 7 + 2

@@ -56,9 +56,9 @@ def call(name: str, *args: Any) -> int:
 
 def words(name: str, gpu: Any, size: int, version: int = 1) -> tuple[int, list[int]]:
     """A function that fills a structure of so many bytes, with its version in front."""
-    room = (ctypes.c_uint * (size // 4))()
-    room[0] = size | version << 24 if version else 0
-    return call(name, gpu, room), list(room)
+    buffer = (ctypes.c_uint * (size // 4))()
+    buffer[0] = size | version << 24 if version else 0
+    return call(name, gpu, buffer), list(buffer)
 
 
 def first() -> Any:
@@ -133,8 +133,8 @@ def test_a_process_that_computes_and_draws_is_in_both_lists(machine: Machine) ->
     )
     lists = (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses)
     for listed in lists:
-        [one] = listed(first())
-        assert (one.pid, one.usedGpuMemory) == (77, 300 << 20)
+        [row] = listed(first())
+        assert (row.pid, row.usedGpuMemory) == (77, 300 << 20)
     assert pynvml.nvmlDeviceGetMPSComputeRunningProcesses(first()) == []
 
 
@@ -160,29 +160,29 @@ def test_newer_forms_of_processes(machine: Machine) -> None:
     class Use(ctypes.Structure):
         _fields_ = (("at", ctypes.c_ulonglong), ("pid", ctypes.c_uint), ("percent", ctypes.c_uint * 6))
 
-    def asked(name: str, kind: Any, room: int, first_words: tuple[int, ...]) -> tuple[int, int, Any]:
-        rows = (kind * max(room, 1))()
-        array = ctypes.cast(rows, ctypes.c_void_p).value if room else 0
+    def asked(name: str, kind: Any, buffer: int, first_words: tuple[int, ...]) -> tuple[int, int, Any]:
+        rows = (kind * max(buffer, 1))()
+        array = ctypes.cast(rows, ctypes.c_void_p).value if buffer else 0
         head = (ctypes.c_uint * 6)(24 | 1 << 24, *first_words, 0, 0, 0)
         ctypes.memmove(ctypes.addressof(head) + 16, ctypes.byref(ctypes.c_void_p(array)), 8)
         status = call(name, first(), head)
         return status, head[1 if name.endswith("Info") else 2], rows[0]
 
-    status, found, _ = asked("nvmlDeviceGetRunningProcessDetailList", Detail, 0, (0, 0))
-    assert (status, found) == (TOO_SMALL, 1)
-    status, found, one = asked("nvmlDeviceGetRunningProcessDetailList", Detail, 1, (0, 1))
-    assert (status, found, one.pid, one.memory) == (OK, 1, os.getpid(), 64 << 20)
-    status, found, use = asked("nvmlDeviceGetProcessesUtilizationInfo", Use, 1, (1, 0))
-    assert (status, found, use.pid, use.percent[0]) == (OK, 1, os.getpid(), 30)
+    status, answer, _ = asked("nvmlDeviceGetRunningProcessDetailList", Detail, 0, (0, 0))
+    assert (status, answer) == (TOO_SMALL, 1)
+    status, answer, row = asked("nvmlDeviceGetRunningProcessDetailList", Detail, 1, (0, 1))
+    assert (status, answer, row.pid, row.memory) == (OK, 1, os.getpid(), 64 << 20)
+    status, answer, use = asked("nvmlDeviceGetProcessesUtilizationInfo", Use, 1, (1, 0))
+    assert (status, answer, use.pid, use.percent[0]) == (OK, 1, os.getpid(), 30)
 
 
 def test_samples_are_newer_than_those_seen(machine: Machine) -> None:
     state = machine("g5.xlarge")
     state.change(lambda rows: rows.update({"gpus.0.utilization.gpu": "40"}))
-    kind, found = pynvml.nvmlDeviceGetSamples(first(), pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+    kind, answer = pynvml.nvmlDeviceGetSamples(first(), pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
     assert kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-    assert {one.sampleValue.uiVal for one in found} == {40}
-    times = [one.timeStamp for one in found]
+    assert {row.sampleValue.uiVal for row in answer} == {40}
+    times = [row.timeStamp for row in answer]
     assert times == sorted(set(times))
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetSamples(first(), pynvml.NVML_GPU_UTILIZATION_SAMPLES, times[-1] + 10**9)
@@ -206,10 +206,10 @@ def test_older_forms_of_the_address_write_no_more_than_they_are(machine: Machine
     """nvmlDeviceGetPciInfo has 32 bytes, _v2 36 (and 16 reserved), as pynvml's older structures."""
     machine("g5.xlarge")
     for name, size in (("nvmlDeviceGetPciInfo", 32), ("nvmlDeviceGetPciInfo_v2", 36)):
-        room = (ctypes.c_ubyte * 96)(*([0xAA] * 96))
-        assert call(name, first(), room) == OK
-        assert bytes(room[:13]) == b"0000:00:1E.0\0"
-        assert set(room[size:]) == {0xAA}
+        buffer = (ctypes.c_ubyte * 96)(*([0xAA] * 96))
+        assert call(name, first(), buffer) == OK
+        assert bytes(buffer[:13]) == b"0000:00:1E.0\0"
+        assert set(buffer[size:]) == {0xAA}
 
 
 @pytest.mark.parametrize(
@@ -224,16 +224,16 @@ def test_older_forms_of_the_address_write_no_more_than_they_are(machine: Machine
 )
 def test_versioned_structures(machine: Machine, name: str, size: int, at: int, value: int) -> None:
     machine("gb200", 4)
-    status, found = words(name, first(), size)
-    assert (status, found[at]) == (OK, value)
+    status, answer = words(name, first(), size)
+    assert (status, answer[at]) == (OK, value)
     assert words(name, first(), size, version=7)[0] == VERSION_MISMATCH
 
 
 def test_a_board_of_a_rack_says_where_it_is(machine: Machine) -> None:
     """Slot 14, tray 4, host 1, module 2 in qx-gb200.xml; an H100 has nothing but its module."""
     machine("gb200", 4)
-    status, found = words("nvmlDeviceGetPlatformInfo", first(), 44, version=2)
-    place = b"".join(word.to_bytes(4, "little") for word in found)[36:41]
+    status, answer = words("nvmlDeviceGetPlatformInfo", first(), 44, version=2)
+    place = b"".join(word.to_bytes(4, "little") for word in answer)[36:41]
     assert (status, tuple(place)) == (OK, (14, 4, 1, 1, 1))
 
 
@@ -262,11 +262,23 @@ def test_power_is_measured_by_what_it_is_of(machine: Machine) -> None:
     assert [watts(0), watts(1), watts(2)] == [[166, 166, 1200], [467, 467, 2500], [30, None, None]]
 
 
+@pytest.mark.parametrize(
+    ("board", "masks"), [("b200", [0x3F, 0x3F]), ("gb200", [None, 0x3F]), ("h100", [None, None])]
+)
+def test_atomics_of_the_bus_are_those_of_the_capture(
+    machine: Machine, board: str, masks: list[int | None]
+) -> None:
+    """atomic_caps_outbound and -inbound of qx-b200.xml, qx-gb200.xml and qx-h100.xml."""
+    machine(board, 4)
+    rows = pynvml.nvmlDeviceGetFieldValues(first(), [228, 229])
+    assert [row.value.uiVal if row.nvmlReturn == OK else None for row in rows] == masks
+
+
 def test_fields_that_the_branch_does_not_know_are_no_valid_argument(machine: Machine) -> None:
     """NVML_FI_MAX is 274 in the nvml.h of CUDA 13.0; 60 is a counter of traffic that is not simulated."""
     machine("g5.xlarge")
-    found = pynvml.nvmlDeviceGetFieldValues(first(), [60, 0, 274, 1000])
-    assert [row.nvmlReturn for row in found] == [NOT_SUPPORTED, INVALID, INVALID, INVALID]
+    answer = pynvml.nvmlDeviceGetFieldValues(first(), [60, 0, 274, 1000])
+    assert [row.nvmlReturn for row in answer] == [NOT_SUPPORTED, INVALID, INVALID, INVALID]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +295,7 @@ def test_errors_are_counted_where_the_architecture_does(
         call("nvmlDeviceGetMemoryErrorCounter", first(), 0, 0, location, ctypes.byref(count))
         for location in range(9)
     ]
-    assert [location for location, one in enumerate(status) if one == OK] == there
+    assert [location for location, row in enumerate(status) if row == OK] == there
     assert status[8] == INVALID
 
 
@@ -295,6 +307,25 @@ def test_clocks_that_can_be_chosen_are_those_of_the_capture(machine: Machine) ->
     assert (len(clocks), clocks[:4], clocks[-2:]) == (260, [2062, 2055, 2047, 2040], [127, 120])
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetSupportedGraphicsClocks(first(), 1)
+
+
+def test_a_locked_clock_stays_between_its_ends(machine: Machine) -> None:
+    machine("p4d.24xlarge")
+    clock = pynvml.NVML_CLOCK_SM
+    idle = pynvml.nvmlDeviceGetClockInfo(first(), clock)
+    pynvml.nvmlDeviceSetGpuLockedClocks(first(), 900, 9999)
+    assert pynvml.nvmlDeviceGetClockInfo(first(), clock) == 900
+    assert pynvml.nvmlDeviceGetMaxClockInfo(first(), clock) == 1410
+    pynvml.nvmlDeviceResetGpuLockedClocks(first())
+    assert pynvml.nvmlDeviceGetClockInfo(first(), clock) == idle
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceSetGpuLockedClocks(first(), 900, 800)
+
+
+def test_a_board_before_volta_locks_no_clock(machine: Machine) -> None:
+    machine("p100", 1)
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        pynvml.nvmlDeviceSetGpuLockedClocks(first(), 900, 1000)
 
 
 def test_accounting_is_switched_and_remembers_none(machine: Machine) -> None:
@@ -309,10 +340,10 @@ def test_accounting_is_switched_and_remembers_none(machine: Machine) -> None:
 
 def test_the_driver_s_branch_and_the_processors_near_a_gpu(machine: Machine) -> None:
     machine("g5.12xlarge")
-    room = (ctypes.c_char * 84)()
-    ctypes.memmove(room, (84 | 1 << 24).to_bytes(4, "little"), 4)
-    assert call("nvmlSystemGetDriverBranch", room, 80) == OK
-    assert bytes(room)[4:].rstrip(b"\0") == b"r580_00"
+    buffer = (ctypes.c_char * 84)()
+    ctypes.memmove(buffer, (84 | 1 << 24).to_bytes(4, "little"), 4)
+    assert call("nvmlSystemGetDriverBranch", buffer, 80) == OK
+    assert bytes(buffer)[4:].rstrip(b"\0") == b"r580_00"
     assert len(pynvml.nvmlSystemGetTopologyGpuSet(0)) == 4
     before = os.sched_getaffinity(0)
     try:

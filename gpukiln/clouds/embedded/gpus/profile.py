@@ -37,9 +37,10 @@ OK, CHIPSET, UNSUPPORTED = 0, 1, 5  # nvmlGpuP2PStatus_t
 COUNTERS = ("replay", "recovery", "crc_flit", "crc_data")
 FABRIC = ("state", "status", "cluster", "clique", "health")
 NVLINK_5 = 7  # NVML's number of it; only its recoveries are counted for each link
-NVLINK_3 = 4  # the first that machines with NVSwitch have beside the DGX-2
+NVLINK_3 = 4  # the first of the machines with NVSwitch, apart from the DGX-2
 TWO_NODES = 8  # from so many GPUs on, half are at each of two NUMA nodes
 BARE_METAL, PASSED_THROUGH = 0, 1  # nvmlGpuVirtualizationMode_t
+EVERY_ATOMIC = 0x3F  # NVML_PCIE_ATOMICS_CAP_*: fetch and add, swap, compare and swap, of 32 and 64 bits
 SWITCH_CONNECTED = 1  # of a platform's peer types
 NODES_OF_A_GPU = 8  # that Linux keeps for each GPU of Grace machines, for MIG
 DEPRECATED = {"_error": "Requested functionality has been deprecated", "code": 26}
@@ -97,26 +98,26 @@ def make_profile(name: str, *, seed: str, driver: str, cuda: str) -> Data:
         UsageError: The type is unknown, retired, or has no GPU of NVIDIA.
         IncompatibleError: The driver does not know its GPU.
     """
-    one = instance_type(name)
-    model = gpu(one.gpu)
-    others = ", ".join(one.alternatives) or "g4dn.xlarge"
+    kind = instance_type(name)
+    model = gpu(kind.gpu)
+    others = ", ".join(kind.alternatives) or "g4dn.xlarge"
     if model.manufacturer != "NVIDIA":
         message = f"{name} has no GPU of NVIDIA, but {model.manufacturer}'s {model.name}: nothing to simulate"
         raise UsageError(message, hint=f"take {others}")
-    if one.status == "retired":
+    if kind.status == "retired":
         raise UsageError(f"EC2 has retired {name}: nothing to simulate", hint=f"take {others}")
-    arch, cc = _model(one.gpu, driver, what=f"the {model.name} of {name}")
+    arch, cc = _model(kind.gpu, driver, what=f"the {model.name} of {name}")
     machine = Machine(
-        kind=board(one.gpu),
+        kind=board(kind.gpu),
         arch=arch,
         cc=cc,
         place=layout(name),
-        count=one.gpus,
-        interconnect=one.interconnect,
-        bare=one.hypervisor == "none",
+        count=kind.gpus,
+        interconnect=kind.interconnect,
+        bare=kind.hypervisor == "none",
         driver=driver,
         seed=seed,
-        fraction=one.gpu_fraction,
+        fraction=kind.gpu_fraction,
     )
     return _document(machine, cuda)
 
@@ -352,6 +353,8 @@ def _whole(machine: Machine, index: int) -> Data:
                 "max_gen": kind.pcie.gen,
                 "max_width": kind.pcie.width,
                 "board_max_gen": kind.pcie.board_gen,
+                "atomics_out": EVERY_ATOMIC if kind.pcie.atomics_out else None,
+                "atomics_in": EVERY_ATOMIC if kind.pcie.atomics_in else None,
             },
             "mig": _mig(kind),
             "memory": {
@@ -360,6 +363,7 @@ def _whole(machine: Machine, index: int) -> Data:
                 "reserved": kind.reserved_mib,
             },
             "bar1": kind.bar1_mib,
+            "edpp_multiplier": kind.edpp,
             "nvlinks": _links(machine, index),
             "nvlink_mbps": kind.nvlink.mbps if kind.nvlink else None,
             "fabric": _fabric(machine),

@@ -152,9 +152,9 @@ API int nvmlSystemGetHicVersion(unsigned *count, void *entries) {
     return status;
 }
 
-API int nvmlDeviceGetGpuInstancePossiblePlacements(void *device, unsigned id, void *found, unsigned *count) {
+API int nvmlDeviceGetGpuInstancePossiblePlacements(void *device, unsigned id, void *answer, unsigned *count) {
     extern int nvmlDeviceGetGpuInstancePossiblePlacements_v2(void *, unsigned, void *, unsigned *);
-    return nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, id, found, count);
+    return nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, id, answer, count);
 }
 
 typedef struct {
@@ -164,10 +164,10 @@ typedef struct {
 
 API int nvmlComputeInstanceGetInfo(void *handle, compute_instance_info *info) {
     extern int nvmlComputeInstanceGetInfo_v2(void *, compute_instance_info *);
-    compute_instance_info found;
-    int status = info ? nvmlComputeInstanceGetInfo_v2(handle, &found) : INVALID;
+    compute_instance_info answer;
+    int status = info ? nvmlComputeInstanceGetInfo_v2(handle, &answer) : INVALID;
     if (!status)
-        memcpy(info, &found, offsetof(compute_instance_info, start));
+        memcpy(info, &answer, offsetof(compute_instance_info, start));
     return status;
 }
 
@@ -269,13 +269,13 @@ typedef struct {
     unsigned processor, gpus;
 } confidential_capabilities;
 
-API int nvmlSystemGetConfComputeCapabilities(confidential_capabilities *found) {
+API int nvmlSystemGetConfComputeCapabilities(confidential_capabilities *answer) {
     char value[TEXT];
-    int status = found ? system_gate(__func__) : INVALID;
+    int status = answer ? system_gate(__func__) : INVALID;
     if (!status && !look(value, "confidential.on"))
         status = look(value, "confidential.on.code") ? atoi(value) : UNSUPPORTED;
     if (!status)
-        *found = (confidential_capabilities){atoi(value) != 0, atoi(value) != 0};
+        *answer = (confidential_capabilities){atoi(value) != 0, atoi(value) != 0};
     return status;
 }
 
@@ -314,13 +314,13 @@ typedef struct {
     unsigned version, environment, feature, dev_tools, multi_gpu;
 } confidential_settings;
 
-API int nvmlSystemGetConfComputeSettings(confidential_settings *found) {
+API int nvmlSystemGetConfComputeSettings(confidential_settings *answer) {
     extern int nvmlSystemGetConfComputeState(unsigned *);
     unsigned state[3];
-    VERSIONED(found, confidential_settings, 1);
+    VERSIONED(answer, confidential_settings, 1);
     int status = nvmlSystemGetConfComputeState(state);
     if (!status)
-        *found = (confidential_settings){found->version, state[0], state[1], state[2], 0};
+        *answer = (confidential_settings){answer->version, state[0], state[1], state[2], 0};
     return status;
 }
 
@@ -332,12 +332,12 @@ typedef struct {
 } capabilities;
 
 /* Its one bit is extended GPU memory; "EGM: disabled" in every capture, GB200's too. */
-API int nvmlDeviceGetCapabilities(void *device, capabilities *found) {
-    int gpu, status = gpu_gate(__func__, device, found, &gpu);
+API int nvmlDeviceGetCapabilities(void *device, capabilities *answer) {
+    int gpu, status = gpu_gate(__func__, device, answer, &gpu);
     if (status)
         return status;
-    VERSIONED(found, capabilities, 1);
-    found->mask = 0;
+    VERSIONED(answer, capabilities, 1);
+    answer->mask = 0;
     return OK;
 }
 
@@ -350,16 +350,16 @@ typedef struct {
 } driver_branch;
 
 /* As the driver's own sources name their branch (open-gpu-kernel-modules: nvBldVer.h, NV_BUILD_BRANCH): r580_00. */
-API int nvmlSystemGetDriverBranch(driver_branch *found, unsigned size) {
+API int nvmlSystemGetDriverBranch(driver_branch *answer, unsigned size) {
     char value[TEXT], text[80];
-    int status = found ? system_gate(__func__) : INVALID;
+    int status = answer ? system_gate(__func__) : INVALID;
     if (status)
         return status;
-    VERSIONED(found, driver_branch, 1);
+    VERSIONED(answer, driver_branch, 1);
     if (!look(value, "driver"))
         return look(value, "driver.code") ? atoi(value) : UNSUPPORTED;
     snprintf(text, sizeof text, "r%d_00", atoi(value));
-    return copy(found->branch, size < sizeof found->branch ? size : (unsigned)sizeof found->branch, text);
+    return copy(answer->branch, size < sizeof answer->branch ? size : (unsigned)sizeof answer->branch, text);
 }
 
 #endif
@@ -450,14 +450,14 @@ typedef struct {
     unsigned long long value;
 } pdi;
 
-API int nvmlDeviceGetPdi(void *device, pdi *found) {
+API int nvmlDeviceGetPdi(void *device, pdi *answer) {
     char value[TEXT];
-    int gpu, status = gpu_gate(__func__, device, found, &gpu);
+    int gpu, status = gpu_gate(__func__, device, answer, &gpu);
     if (status)
         return status;
-    VERSIONED(found, pdi, 1);
+    VERSIONED(answer, pdi, 1);
     if (!(status = fetch(gpu, "pdi", value)))
-        found->value = strtoull(value, NULL, 0);
+        answer->value = strtoull(value, NULL, 0);
     return status;
 }
 
@@ -465,13 +465,13 @@ typedef struct {
     unsigned version, channel_pending, tpc_pending;
 } repair_status;
 
-API int nvmlDeviceGetRepairStatus(void *device, repair_status *found) {
-    int gpu, status = gpu_gate(__func__, device, found, &gpu);
+API int nvmlDeviceGetRepairStatus(void *device, repair_status *answer) {
+    int gpu, status = gpu_gate(__func__, device, answer, &gpu);
     if (status)
         return status;
-    VERSIONED(found, repair_status, 1);
-    if (!(status = whole(gpu, "repair.channel", &found->channel_pending)))
-        status = whole(gpu, "repair.tpc", &found->tpc_pending);
+    VERSIONED(answer, repair_status, 1);
+    if (!(status = whole(gpu, "repair.channel", &answer->channel_pending)))
+        status = whole(gpu, "repair.tpc", &answer->tpc_pending);
     return status;
 }
 
@@ -479,11 +479,11 @@ API int nvmlDeviceGetRepairStatus(void *device, repair_status *found) {
 API int nvmlDeviceGetGpuInstanceProfileInfoByIdV(void *device, unsigned id, void *info) {
     extern int nvmlDeviceGetGpuInstanceProfileInfoV(void *, unsigned, void *);
     char key[KEY];
-    unsigned found, kind;
+    unsigned answer, kind;
     int gpu, status = gpu_gate(__func__, device, info, &gpu);
     for (int at = 0, listed = status ? 0 : list_length(gpu, "mig.profiles"); at < listed; at++) {
         snprintf(key, sizeof key, "mig.profiles.%d.id", at);
-        if (whole(gpu, key, &found) || found != id)
+        if (whole(gpu, key, &answer) || answer != id)
             continue;
         snprintf(key, sizeof key, "mig.profiles.%d.number", at);
         return whole(gpu, key, &kind) ? UNSUPPORTED : nvmlDeviceGetGpuInstanceProfileInfoV(device, kind, info);

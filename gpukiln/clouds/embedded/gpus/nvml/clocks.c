@@ -10,6 +10,16 @@ static const char *clock_key(int kind, int most) {
     return kind < 0 || kind > 3 ? NULL : names[most][kind];
 }
 
+/* A clock that is locked stays between the two ends, idle or not. */
+static unsigned locked(int gpu, int kind, unsigned mhz) {
+    const char *least_key = kind == 2 ? "clocks.locked_mem_min" : "clocks.locked_min";
+    const char *most_key = kind == 2 ? "clocks.locked_mem_max" : "clocks.locked_max";
+    unsigned least, most;
+    if (kind == 3 || whole(gpu, least_key, &least) || whole(gpu, most_key, &most))
+        return mhz;
+    return mhz < least ? least : mhz > most ? most : mhz;
+}
+
 static int clock_of(const char *function, void *device, int kind, int most, unsigned *result) {
     const char *key = clock_key(kind, most);
     int gpu, status = key ? gpu_gate(function, device, result, &gpu) : INVALID;
@@ -17,7 +27,11 @@ static int clock_of(const char *function, void *device, int kind, int most, unsi
         return status;
     status = busy_whole(gpu, key, result);
     /* graphics and SM clock are one on every board of this century */
-    return status == UNSUPPORTED && !kind ? busy_whole(gpu, clock_key(1, most), result) : status;
+    if (status == UNSUPPORTED && !kind)
+        status = busy_whole(gpu, clock_key(1, most), result);
+    if (!status && !most)
+        *result = locked(gpu, kind, *result);
+    return status;
 }
 
 API int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *result) {
@@ -28,7 +42,7 @@ API int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *result) {
     return clock_of(__func__, device, kind, 1, result);
 }
 
-/* GeForce boards tell no boost clock of a customer, and no application clocks ("N/A" in the captures of an RTX 2080
+/* GeForce boards report no boost clock of a customer, and no application clocks ("N/A" in the captures of an RTX 2080
  * SUPER and an RTX 4080 SUPER). */
 static int is_geforce(int gpu) {
     unsigned brand;
@@ -85,10 +99,10 @@ static double supported_at(int gpu, int position, const char *name) {
     return number(gpu, key, &value) ? 0 : value;
 }
 
-static int list_clocks(unsigned found, unsigned *count, const unsigned *clocks) {
-    unsigned room = *count;
-    *count = found;
-    return clocks && found <= room ? OK : TOO_SMALL;
+static int list_clocks(unsigned listed, unsigned *count, const unsigned *clocks) {
+    unsigned size = *count;
+    *count = listed;
+    return clocks && listed <= size ? OK : TOO_SMALL;
 }
 
 API int nvmlDeviceGetSupportedMemoryClocks(void *device, unsigned *count, unsigned *clocks) {
@@ -105,7 +119,7 @@ API int nvmlDeviceGetSupportedMemoryClocks(void *device, unsigned *count, unsign
 }
 
 API int nvmlDeviceGetSupportedGraphicsClocks(void *device, unsigned memory_mhz, unsigned *count, unsigned *clocks) {
-    unsigned memory, most, found = 0;
+    unsigned memory, most, clock_count = 0;
     int gpu, status = gpu_gate(__func__, device, count, &gpu);
     if (status || (status = clock_of(__func__, device, 2, 1, &memory)) ||
         (status = clock_of(__func__, device, 0, 1, &most)))
@@ -118,10 +132,10 @@ API int nvmlDeviceGetSupportedGraphicsClocks(void *device, unsigned memory_mhz, 
     double most_here = listed > 0 ? supported_at(gpu, at, "max") : most;
     double least = listed > 0 ? supported_at(gpu, at, "min") : most;
     double step = listed > 0 ? supported_at(gpu, at, "step") : 1;
-    for (double clock = most_here; step > 0 && clock >= least; clock -= step, found++)
-        if (clocks && found < *count)
-            clocks[found] = (unsigned)clock;
-    return list_clocks(found, count, clocks);
+    for (double clock = most_here; step > 0 && clock >= least; clock -= step, clock_count++)
+        if (clocks && clock_count < *count)
+            clocks[clock_count] = (unsigned)clock;
+    return list_clocks(clock_count, count, clocks);
 }
 
 static int reasons(const char *function, void *device, unsigned long long *result) {
@@ -164,7 +178,7 @@ API int nvmlDeviceGetTemperatureThreshold(void *device, int kind, unsigned *resu
     int gpu, status = kind < 0 || kind > 7 ? INVALID : gpu_gate(__func__, device, result, &gpu);
     if (status)
         return status;
-    if (!fetch(gpu, "temperature.tlimit.slowdown", value)) {
+    if (kind < 4 && !fetch(gpu, "temperature.tlimit.slowdown", value)) {
         *result = 0;
         return OK;
     }
@@ -275,7 +289,7 @@ static int sampled(void *device, int gpu, int kind, unsigned *value) {
 API int nvmlDeviceGetSamples(void *device, int kind, unsigned long long since_us, unsigned *value_type,
                              unsigned *count, sample *samples) {
     struct timespec at;
-    unsigned value, found = 0;
+    unsigned value, filled = 0;
     int gpu, status = value_type && kind >= 0 && kind <= 9 ? gpu_gate(__func__, device, count, &gpu) : INVALID;
     if (status || (samples && !*count))
         return status ? status : INVALID;
@@ -289,14 +303,14 @@ API int nvmlDeviceGetSamples(void *device, int kind, unsigned long long since_us
     clock_gettime(CLOCK_REALTIME, &at);
     unsigned long long now = (unsigned long long)at.tv_sec * 1000000 + (unsigned long long)at.tv_nsec / 1000;
     now -= now % SAMPLE_US; /* a sample is the same one for everybody who asks */
-    for (int back = SAMPLES - 1; back >= 0 && found < *count; back--)
+    for (int back = SAMPLES - 1; back >= 0 && filled < *count; back--)
         if (now - (unsigned long long)back * SAMPLE_US > since_us) {
-            memset(&samples[found], 0, sizeof *samples);
-            samples[found].at = now - (unsigned long long)back * SAMPLE_US;
-            samples[found++].value.plain = value;
+            memset(&samples[filled], 0, sizeof *samples);
+            samples[filled].at = now - (unsigned long long)back * SAMPLE_US;
+            samples[filled++].value.plain = value;
         }
-    *count = found;
-    return found ? OK : NOT_FOUND;
+    *count = filled;
+    return filled ? OK : NOT_FOUND;
 }
 
 /* Nothing has held them down since the driver was loaded. */

@@ -53,7 +53,7 @@ API int nvmlDeviceGetDetailedEccErrors(void *device, int type, int counter, unsi
     return status;
 }
 
-/* With MIG on a GPU tells none from Hopper on ("N/A" in captures of an H100 and an H200, driver 590.48.01). */
+/* With MIG on a GPU reports none from Hopper on ("N/A" in captures of an H100 and an H200, driver 590.48.01). */
 static int rows_gate(const char *function, void *device, const void *result, int *gpu) {
     unsigned architecture;
     int status = gpu_gate(function, device, result, gpu);
@@ -111,17 +111,17 @@ typedef struct {
     unsigned threshold_exceeded;
 } sram_errors;
 
-API int nvmlDeviceGetSramEccErrorStatus(void *device, sram_errors *found) {
+API int nvmlDeviceGetSramEccErrorStatus(void *device, sram_errors *errors) {
     unsigned there;
-    int gpu, status = gpu_gate(__func__, device, found, &gpu);
+    int gpu, status = gpu_gate(__func__, device, errors, &gpu);
     if (status)
         return status;
-    if (found->version != (sizeof *found | 1 << 24))
+    if (errors->version != (sizeof *errors | 1 << 24))
         return VERSION_MISMATCH;
     if ((status = whole(gpu, "ecc.sram", &there)))
         return status;
-    memset(found->counts, 0, sizeof found->counts);
-    found->threshold_exceeded = 0;
+    memset(errors->counts, 0, sizeof errors->counts);
+    errors->threshold_exceeded = 0;
     return OK;
 }
 
@@ -130,10 +130,10 @@ API int nvmlDeviceGetSramEccErrorStatus(void *device, sram_errors *found) {
 
 /* Correctable ones that are active and that are not, uncorrectable ones alike, pending, failed. */
 API int nvmlDeviceGetRemappedRows_v2(void *device, unsigned *rows) {
-    unsigned found[4];
-    int status = rows ? nvmlDeviceGetRemappedRows(device, &found[0], &found[1], &found[2], &found[3]) : INVALID;
+    unsigned counts[4];
+    int status = rows ? nvmlDeviceGetRemappedRows(device, &counts[0], &counts[1], &counts[2], &counts[3]) : INVALID;
     if (!status)
-        memcpy(rows, (unsigned[]){found[0], 0, found[1], 0, found[2], found[3]}, 6 * sizeof *rows);
+        memcpy(rows, (unsigned[]){counts[0], 0, counts[1], 0, counts[2], counts[3]}, 6 * sizeof *rows);
     return status;
 }
 

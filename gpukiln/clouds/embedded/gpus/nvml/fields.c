@@ -62,7 +62,10 @@ static const struct field {
     {196, WHOLE_TYPE, 535, "temperature.tlimit.gpu", 1},
     {226, PLAIN_TYPE, 560, "reset_required", 1},
     {227, PLAIN_TYPE, 560, "drain_required", 1},
+    {228, PLAIN_TYPE, 565, "pcie.atomics_out", 1},
+    {229, PLAIN_TYPE, 565, "pcie.atomics_in", 1},
     {230, PLAIN_TYPE, 565, "recovery_action", 1},
+    {274, PLAIN_TYPE, 590, "edpp_multiplier", 1},
     {301, PLAIN_TYPE, 595, "remapped_rows.inactive", 1},
     {302, PLAIN_TYPE, 595, "remapped_rows.inactive", 1},
 };

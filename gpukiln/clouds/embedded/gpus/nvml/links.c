@@ -255,18 +255,18 @@ API int nvmlDeviceClearCpuAffinity(void *device) {
 API int nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, void **devices) {
     unsigned long mask[CPU_SETSIZE / (8 * sizeof(unsigned long))];
     char value[TEXT];
-    unsigned found = 0, room = count ? *count : 0;
+    unsigned near = 0, size = count ? *count : 0;
     int status = count && cpu < CPU_SETSIZE ? system_gate(__func__) : INVALID;
     for (int gpu = 0; !status && gpu < MAX_GPUS; gpu++) {
         if (!look(value, "gpus.%d.index", gpu) || cpu_mask(gpu, sizeof mask / sizeof *mask, mask) ||
             !(mask[cpu / (8 * sizeof *mask)] >> cpu % (8 * sizeof *mask) & 1))
             continue;
-        if (devices && found < room)
-            devices[found] = handle_of(gpu);
-        found++;
+        if (devices && near < size)
+            devices[near] = handle_of(gpu);
+        near++;
     }
     if (!status)
-        *count = devices && found > room ? room : found;
+        *count = devices && near > size ? size : near;
     return status;
 }
 

@@ -164,7 +164,7 @@ API int nvmlDeviceGetRunningProcessDetailList(void *device, process_details *lis
         return list ? VERSION_MISMATCH : INVALID;
     if (list->mode > 2)
         return INVALID;
-    if (list->processes) /* protected memory is not told where confidential computing is off */
+    if (list->processes) /* no protected memory where confidential computing is off */
         memset(list->processes, 0, list->count * sizeof *list->processes);
     return running(__func__, device, kinds[list->mode], &list->count, list->processes, sizeof *list->processes);
 }
@@ -232,15 +232,15 @@ API int nvmlDeviceGetProcessesUtilizationInfo(void *device, utilization_infos *l
     utilization_sample samples[64];
     if (!list || list->version != (sizeof *list | 1 << 24))
         return list ? VERSION_MISMATCH : INVALID;
-    unsigned found = sizeof samples / sizeof *samples, room = list->processes ? list->count : 0;
-    int status = nvmlDeviceGetProcessUtilization(device, samples, &found, list->since_us);
+    unsigned sampled = sizeof samples / sizeof *samples, size = list->processes ? list->count : 0;
+    int status = nvmlDeviceGetProcessUtilization(device, samples, &sampled, list->since_us);
     if (status)
         return status;
-    for (unsigned i = 0; i < found && i < room; i++)
+    for (unsigned i = 0; i < sampled && i < size; i++)
         list->processes[i] = (utilization_info){samples[i].at, samples[i].pid, samples[i].sm, samples[i].memory, 0, 0,
                                                 0, 0};
-    list->count = found;
-    return found > room ? TOO_SMALL : OK;
+    list->count = sampled;
+    return sampled > size ? TOO_SMALL : OK;
 }
 
 #endif

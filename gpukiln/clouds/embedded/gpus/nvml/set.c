@@ -117,6 +117,60 @@ API int nvmlDeviceResetApplicationsClocks(void *device) {
     return status ? status : change(set_clocks, &asked);
 }
 
+/* Locked clocks: of the GPU from Volta on, of the memory from Ampere on (nvml.h). What is asked for beyond the
+ * board's own ends is cut to them, as `nvidia-smi -lgc 0,9999` is accepted. */
+typedef struct {
+    int gpu, memory, remove;
+    unsigned least, most;
+} lock;
+
+static int set_lock(edits *changes, void *with) {
+    const lock *asked = with;
+    const char *name = asked->memory ? "clocks.locked_mem" : "clocks.locked";
+    char text[32];
+    if (asked->remove) {
+        drop(changes, "gpus.%d.%s_min", asked->gpu, name);
+        drop(changes, "gpus.%d.%s_max", asked->gpu, name);
+        return OK;
+    }
+    snprintf(text, sizeof text, "%u", asked->least);
+    put(changes, text, "gpus.%d.%s_min", asked->gpu, name);
+    snprintf(text, sizeof text, "%u", asked->most);
+    put(changes, text, "gpus.%d.%s_max", asked->gpu, name);
+    return OK;
+}
+
+static int lock_clocks(const char *function, void *device, lock asked) {
+    unsigned architecture, most;
+    int status = gpu_gate(function, device, device, &asked.gpu);
+    if (status || (status = whole(asked.gpu, "architecture", &architecture)) ||
+        (status = whole(asked.gpu, asked.memory ? "clocks.max_mem" : "clocks.max_sm", &most)))
+        return status;
+    if (architecture < (asked.memory ? 7 : 5))
+        return UNSUPPORTED;
+    if (!asked.remove && asked.least > asked.most)
+        return INVALID;
+    asked.least = asked.least > most ? most : asked.least;
+    asked.most = asked.most > most ? most : asked.most;
+    return change(set_lock, &asked);
+}
+
+API int nvmlDeviceSetGpuLockedClocks(void *device, unsigned least, unsigned most) {
+    return lock_clocks(__func__, device, (lock){.least = least, .most = most});
+}
+
+API int nvmlDeviceResetGpuLockedClocks(void *device) {
+    return lock_clocks(__func__, device, (lock){.remove = 1});
+}
+
+API int nvmlDeviceSetMemoryLockedClocks(void *device, unsigned least, unsigned most) {
+    return lock_clocks(__func__, device, (lock){.memory = 1, .least = least, .most = most});
+}
+
+API int nvmlDeviceResetMemoryLockedClocks(void *device) {
+    return lock_clocks(__func__, device, (lock){.memory = 1, .remove = 1});
+}
+
 typedef struct {
     int gpu, counter;
 } counters;
@@ -194,6 +248,10 @@ static int reset(edits *changes, void *with) {
         put(changes, "0", "gpus.%d.recovery_action", gpu);
     drop(changes, "gpus.%d.clocks.app_mem", gpu);
     drop(changes, "gpus.%d.clocks.app_sm", gpu);
+    drop(changes, "gpus.%d.clocks.locked_min", gpu);
+    drop(changes, "gpus.%d.clocks.locked_max", gpu);
+    drop(changes, "gpus.%d.clocks.locked_mem_min", gpu);
+    drop(changes, "gpus.%d.clocks.locked_mem_max", gpu);
     for (int link = 0, listed = list_length(gpu, "nvlinks"); link < listed; link++)
         clear_link(changes, gpu, link);
     return OK;

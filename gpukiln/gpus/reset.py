@@ -18,7 +18,7 @@ from gpukiln.gpus.kernel_log import RESET_NOTE
 from gpukiln.gpus.leases import Granted, Leases, whoami
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.selection import Request
-from gpukiln.probe.base import NotReachedError, ask, read
+from gpukiln.probe.base import PCI, NotReachedError, ask, read
 
 LIMIT_S = 300.0
 KERNEL_LOG = "/dev/kmsg"
@@ -219,7 +219,7 @@ def _note(gpus: Sequence[Device]) -> None:
     Documentation/ABI/testing/dev-kmsg).
     """
     for gpu in gpus:
-        if gpu.bus_id:
+        if gpu.bus_id and Path(PCI, gpu.bus_id).exists():  # the kernel knows nothing of a simulated one
             line = f"<5>{RESET_NOTE.format(address=gpu.bus_id.rpartition('.')[0])}"
             with contextlib.suppress(OSError), Path(KERNEL_LOG).open("w", encoding="ascii") as log:
                 log.write(line + "\n")

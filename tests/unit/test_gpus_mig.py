@@ -14,7 +14,7 @@ import yaml
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.state import Rows, State
 from gpukiln.errors import BusyError, CheckFailedError, IncompatibleError, PartialError, UsageError
-from gpukiln.gpus import mig, mig_change, reset
+from gpukiln.gpus import kernel_log, mig, mig_change, reset
 from gpukiln.gpus.leases import Leases, whoami
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.mig import Cut
@@ -85,6 +85,26 @@ def test_a_reset_mends_what_waits_for_one_and_leaves_no_lease(machine: Machine, 
     assert after.devices[3].remap_pending is False
     assert after.devices[3].recovery_action == "none"
     assert Leases().current() == []
+
+
+def test_a_reset_is_noted_in_the_kernel_s_log_for_gpus_that_the_kernel_has(
+    machine: Machine, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drivers before branch 570 log nothing: by the note what the log has of the GPU before is over."""
+    machine("g5.12xlarge")
+    log, pci = tmp_path / "kmsg", tmp_path / "pci"
+    log.touch()
+    (pci / "0000:00:1c.0").mkdir(parents=True)
+    monkeypatch.setattr(reset, "KERNEL_LOG", str(log))
+    monkeypatch.setattr(reset, "PCI", str(pci))
+    before = "NVRM: Xid (PCI:0000:00:1c): 119, Timeout after 6s of waiting for RPC response"
+    assert typed("reset", "1", "--yes")[0] == 0
+    noted = log.read_text()
+    assert noted == "<5>gpukiln: GPU 0000:00:1c was reset\n"
+    table = {119: {"kind": "reset", "blames_hardware": True, "severity": "sick", "reset": True, "text": ""}}
+    lines = [before, noted]
+    assert kernel_log.events(lines[:1], table)
+    assert kernel_log.events(lines, table) == []
 
 
 def test_everything_in_the_way_of_a_reset_is_told_at_once(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.gpus import collect
 from gpukiln.gpus.model import Device, plain
@@ -426,9 +425,3 @@ def test_a_gpu_of_the_bus_that_nvml_does_not_list_is_a_row(
 def test_what_is_no_bus_id_stays_as_it_is() -> None:
     assert address("00000000:3B:00.0") == "0000:3b:00.0"
     assert address("nonsense") == "nonsense"
-
-
-def test_a_scenario_lets_the_driver_start_slowly(simulated: Machine) -> None:
-    state = simulated("g4dn.xlarge")
-    state.change(lambda rows: settings.play(rows, "slow-start"))
-    assert state.rows()["start_ms"] == "15000"

@@ -333,6 +333,9 @@ def test_every_scenario_is_seen_by_who_holds_a_handle(machine: Machine, name: st
     elif name in ("mismatch", "no-driver"):
         assert pynvml.nvmlDeviceGetName(gpu), "who has started it goes on"
         assert fails(pynvml.nvmlInit) == {"mismatch": 18, "no-driver": 9}[name]
+    elif name == "slow-start":
+        assert pynvml.nvmlDeviceGetName(gpu), "who has started it goes on"
+        assert state.rows()["start_ms"] == "15000"
     elif name == "mig-mixed":
         first = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert [pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) for handle in (first, gpu)] == [7, 0]

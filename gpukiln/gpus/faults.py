@@ -23,7 +23,7 @@ SEVERITIES = (SICK, WARNING, NOTE)
 Value = Callable[[str], Any]
 """Returns a field of a device by its name in `gpukiln.gpus.model.Device`, None where it is not known."""
 
-MEMORY = "NVIDIA, GPU Memory Error Management (DA-08826)"
+MEMORY = "docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt"
 NVML_H = "nvml.h"
 
 
@@ -187,7 +187,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         WARNING,
         "it has not answered yet, and the driver is still at work",
         "look again in some minutes; persistence mode spares each program the GPU's start",
-        "NVIDIA/gpu-operator#430: 25 s and more without persistence mode",
+        "Azure/AgentBaker#2829: 25 s and more without persistence mode",
     ),
     Fault(
         "recovery-action",
@@ -202,7 +202,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         SICK,
         "rows of its memory could not be remapped",
         "take it out of work, and have it replaced",
-        f"{MEMORY}, RMA policy for row remapping",
+        f"{MEMORY}: RMA Policy Thresholds for Row-Remapping",
         _whether("remap_failed", "a remapping of memory rows failed"),
     ),
     Fault(
@@ -218,7 +218,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         WARNING,
         "rows of its memory are remapped at the next reset; work goes on, and new work may start",
         "reset it when it is free: `gpukiln-gpu reset`",
-        f"{MEMORY}, row remapping",
+        f"{MEMORY}: Error Recovery and Response Flags",
         _whether("remap_pending", "a remapping of memory rows is pending"),
     ),
     Fault(

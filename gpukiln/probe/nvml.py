@@ -26,7 +26,7 @@ from gpukiln.probe.nvml_more import count, flag, more, number, text, whole
 
 TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
 # Without persistence mode every first handle initialises its GPU: more than 25 s for eight A100
-# (NVIDIA/gpu-operator#430), and each step waits for whoever else initialises one.
+# (Azure/AgentBaker#2829), and each step waits for whoever else initialises one.
 START_S = 120.0  # for NVML to start, while it makes progress
 GPU_S = 60.0  # for one GPU, likewise
 STUCK_S = 30.0  # in state D without progress: firmware that does not answer, a lost device

@@ -237,7 +237,7 @@ def test_a_gpu_that_is_lost_is_lost_though_it_has_a_handle(
 def test_a_driver_that_takes_long_to_start_is_waited_for(
     simulated: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Eight A100 without persistence mode take more than 25 s (NVIDIA/gpu-operator#430)."""
+    """Eight A100 without persistence mode take more than 25 s (Azure/AgentBaker#2829)."""
     monkeypatch.setattr("gpukiln.probe.nvml.STUCK_S", 0.3)
     monkeypatch.setattr("gpukiln.gpus.collect.SLOW_S", 1)
     simulated("g4dn.xlarge").change(lambda rows: rows.update(start_ms="2500"))

@@ -1,0 +1,51 @@
+"""The page of GPU faults: `python -m gpukiln.commands.gpu_faults > docs/gpu-faults.md`."""
+
+import sys
+
+from gpukiln.catalog.xid import explain, xids
+from gpukiln.gpus.faults import LOGGED, ON_A_DEVICE, SEVERITIES
+
+HEAD = """\
+# Faults of a GPU
+
+One table decides how much a fault weighs, and what to do: `gpukiln-gpu list`, leases, `health`, `watch` and `insights`, the
+suite's checks and the alerts of the monitoring add-on read it. This page is made of it:
+`python -m gpukiln.commands.gpu_faults > docs/gpu-faults.md`.
+
+*sick*: the GPU gets no lease, and its node no work. *warning*: it works, and somebody should look. *note*: worth knowing.
+
+## What a GPU says of itself
+"""
+
+
+def page() -> str:
+    """docs/gpu-faults.md."""
+    lines = ["", "| id | severity | what it means | next | source |", "|---|---|---|---|---|"]
+    lines += [
+        f"| `{one.id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |" for one in ON_A_DEVICE
+    ]
+    lines += ["", "## What the kernel's log says without a number", ""]
+    lines += ["| id | severity | what it means | next | source |", "|---|---|---|---|---|"]
+    lines += [
+        f"| `{id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |"
+        for id, one in LOGGED.items()
+    ]
+    lines += [
+        *("", "## Xids", ""),
+        "Severity and next step are those of NVIDIA's immediate action (gpukiln/catalog/data/xid.yaml). An Xid that a",
+        "reset ends is over once the driver says that no recovery action is left (Xid 154), or `gpukiln-gpu reset` has",
+        "reset the GPU; the others count until the next boot. SXids of NVSwitches are sick where they call themselves fatal.",
+        *("", "| severity | Xids |", "|---|---|"),
+    ]
+    for severity in SEVERITIES:
+        numbers = [str(number) for number, row in sorted(xids().items()) if row.severity == severity]
+        lines.append(f"| {severity} | {', '.join(numbers)} |")
+    lines += [
+        "",
+        *(f"- {explain(number)}" for number, row in sorted(xids().items()) if row.severity != "note"),
+    ]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -26,6 +26,7 @@ ALL = "all"
         "reset": "reset GPUs: indices, separated by commas",
         "load": "give a process of the machine a part of a GPU, until it ends: GPU:PID:MIB[:PERCENT]",
         "recording": "tell what was recorded on a real host (python -m gpukiln.probe.recording FILE)",
+        "board": "be such boards of the catalogue: KEY[:COUNT], for example rtx-4090:2 (see --list)",
         "scarce": "ZONE:TYPE[:spot|on-demand][:TIMES]: launches find no capacity there, for example *:p4d.*; "
         "quota:CODE:VCPUS; reservation:ZONE:TYPE:INSTANCES",
         "plenty": "forget a --scarce, or `all`",
@@ -46,6 +47,7 @@ def gpus(
     reset: str = "",
     load: str = "",
     recording: str = "",
+    board: str = "",
     scarce: Any = None,
     plenty: str = "",
     interrupt: bool = False,
@@ -63,6 +65,8 @@ def gpus(
     if list:
         _print_names(json=json)
         return
+    if recording and board:
+        raise UsageError("--recording and --board", hint="one of them")
     if on and off:
         raise UsageError("--on and --off", hint="one of them")
     settings = [word for text in set or () for word in words(text)]
@@ -72,6 +76,7 @@ def gpus(
         "settings": settings,
         "reset": words(reset),
         "load": _load(load) if load else [],
+        "board": board,
         **_scenario(scenario, settings),
         **({"recording": _recording(Path(recording))} if recording else {}),
     }
@@ -166,6 +171,7 @@ def _chosen(layout: Layout, machine: str) -> str:
 
 
 def _print_names(*, json: bool) -> None:
+    from gpukiln.catalog.boards import boards
     from gpukiln.clouds.embedded.gpus.settings import SCENARIOS, SETTINGS
     from gpukiln.progress import Rows
 
@@ -174,6 +180,7 @@ def _print_names(*, json: bool) -> None:
             {
                 "settings": {name: setting.text for name, setting in SETTINGS.items()},
                 "scenarios": {name: text for name, (text, _) in SCENARIOS.items()},
+                "boards": {key: board.name for key, board in boards().items()},
             }
         )
         return
@@ -182,6 +189,8 @@ def _print_names(*, json: bool) -> None:
         table.add("setting", name, setting.text)
     for name, (text, _) in SCENARIOS.items():
         table.add("scenario", name, text)
+    for key, board in boards().items():
+        table.add("board", key, board.name)
     results().print(table)
 
 

@@ -8,11 +8,12 @@ from gpukiln.gpus.faults import LOGGED, ON_A_DEVICE, SEVERITIES
 HEAD = """\
 # Faults of a GPU
 
-One table decides how much a fault weighs, and what to do: `gpukiln-gpu list`, leases, `health`, `watch` and `insights`, the
-suite's checks and the alerts of the monitoring add-on read it. This page is made of it:
+One table decides how much a fault weighs, and what to do. `gpukiln-gpu list`, leases, `health`, `watch` and
+`insights`, the suite's checks and the alerts of the monitoring add-on read it. This page is made of it:
 `python -m gpukiln.commands.gpu_faults > docs/gpu-faults.md`.
 
-*sick*: the GPU gets no lease, and its node no work. *warning*: it works, and somebody should look. *note*: worth knowing.
+*sick*: the GPU gets no lease, and its node no work. *warning*: it works, and somebody should look.
+*note*: worth knowing.
 
 ## What a GPU says of itself
 """
@@ -32,9 +33,10 @@ def page() -> str:
     ]
     lines += [
         *("", "## Xids", ""),
-        "Severity and next step are those of NVIDIA's immediate action (gpukiln/catalog/data/xid.yaml). An Xid that a",
-        "reset ends is over once the driver says that no recovery action is left (Xid 154), or `gpukiln-gpu reset` has",
-        "reset the GPU; the others count until the next boot. SXids of NVSwitches are sick where they call themselves fatal.",
+        "Severity and next step are those of NVIDIA's immediate action (catalog/data/xid.yaml). An Xid",
+        "that a reset ends is over once the driver says that no recovery action is left (Xid 154), or",
+        "`gpukiln-gpu reset` has reset it; the others count until the next boot. SXids of NVSwitches are",
+        "sick where they call themselves fatal.",
         *("", "| severity | Xids |", "|---|---|"),
     ]
     for severity in SEVERITIES:

@@ -133,6 +133,17 @@ def test_settings_of_one_request_hold_together_or_not_at_all(
     assert gpus.files.state.rows() == before
     told = answer(machines, {"instance_id": name, "healthy": True})["gpus"]
     assert len(told) == 1, "it begins anew as what was recorded"
+    told = answer(machines, {"instance_id": name, "board": "rtx-4090:2", "settings": ["1.temperature=70"]})
+    assert [(gpu["name"], gpu["temperature_celsius"]) for gpu in told["gpus"]][1] == (
+        "NVIDIA GeForce RTX 4090",
+        70,
+    )
+    assert gpus.files.state.rows()["driver"] == "535.309.01"
+    assert "rtx-4091" in str(refused(machines, instance_id=name, board="rtx-4091"))
+    assert "no number up to 64" in str(refused(machines, instance_id=name, board="rtx-4090:65"))
+    assert isinstance(refused(machines, instance_id=name, board="rtx-5090"), IncompatibleError), (
+        "of branch 570"
+    )
 
 
 def test_what_is_shown_says_what_is_wrong(tmp_path: Path) -> None:

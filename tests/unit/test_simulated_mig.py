@@ -21,10 +21,23 @@ B200, B300, RTX_PRO_6000, A30 = "p6-b200.48xlarge", "p6-b300.48xlarge", "g7e.12x
 
 # No instance type has an A30: NVIDIA, MIG User Guide, "A30 MIG Profiles", and a capture of `mig -lgip`.
 A30_PROFILES: list[dict[str, Any]] = [
-    {"number": number, "id": id, "name": name, "slices": slices, "memory_slices": slices, "size": slices,
-     "multiprocessors": 14 * slices, "memory": memory, "instances": most, "copy_engines": slices,
-     "decoders": decoders, "encoders": 0, "jpegs": int("4g" in name or "+me" in name),
-     "ofas": int("4g" in name or "+me" in name), "placements": placements}
+    {
+        "number": number,
+        "id": id,
+        "name": name,
+        "slices": slices,
+        "memory_slices": slices,
+        "size": slices,
+        "multiprocessors": 14 * slices,
+        "memory": memory,
+        "instances": most,
+        "copy_engines": slices,
+        "decoders": decoders,
+        "encoders": 0,
+        "jpegs": int("4g" in name or "+me" in name),
+        "ofas": int("4g" in name or "+me" in name),
+        "placements": placements,
+    }
     for number, id, name, slices, memory, most, decoders, placements in (
         (0, 14, "1g.6gb", 1, 5952, 4, 0, [0, 1, 2, 3]),
         (7, 21, "1g.6gb+me", 1, 5952, 1, 1, [0, 1, 2, 3]),
@@ -32,7 +45,7 @@ A30_PROFILES: list[dict[str, Any]] = [
         (8, 6, "2g.12gb+me", 2, 11968, 1, 2, [0, 2]),
         (3, 0, "4g.24gb", 4, 24000, 1, 4, [0]),
     )
-]  # fmt: skip
+]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What `invoke cloud.gpus` asks the server: a machine's simulated GPUs, given, taken, shown and changed."""
 
+from dataclasses import replace
 from typing import Any
 
 from gpukiln.catalog.instance_types import instance_types
@@ -25,6 +26,7 @@ class Request:
         instance_id: The machine's.
         switch: `on` or `off`; empty: as they are.
         recording: The section `nvml` of a recording, which they tell from now on.
+        board: KEY[:COUNT] of a board of the catalogue that they are from now on, for example rtx-4090:2.
         healthy: Whether they begin anew, as after a start.
         scenario: A key of `settings.SCENARIOS`.
         settings: `GPU.NAME=VALUE` each.
@@ -35,6 +37,7 @@ class Request:
     instance_id: str
     switch: str = ""
     recording: dict[str, Any] | None = None
+    board: str = ""
     healthy: bool = False
     scenario: str = ""
     settings: tuple[str, ...] = ()
@@ -60,8 +63,16 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
             machines.gpus_of(instance).use_profile()
             _switch_off(instance, machine)
         gpus, files = machine.gpus, machine.shown
+        if asked.board and machine.gpus and machine.shown:
+            asked = replace(asked, recording=_of_board(asked.board, machine.gpus, machine.shown))
         changes = (
-            asked.recording or asked.healthy or asked.scenario or asked.settings or asked.reset or asked.load
+            asked.recording
+            or asked.board
+            or asked.healthy
+            or asked.scenario
+            or asked.settings
+            or asked.reset
+            or asked.load
         )
         if changes and not files:
             raise IncompatibleError(
@@ -94,6 +105,16 @@ def _do(machine: Machine, gpus: SimulatedGpus, files: machine_files.MachineFiles
     for words in _inside(asked):
         _run(machine, words)
     files.state.change(lambda rows: _change(rows, asked))
+
+
+def _of_board(text: str, gpus: SimulatedGpus, files: machine_files.MachineFiles) -> dict[str, Any]:
+    """What such boards answer with the driver that the machine has."""
+    key, _, count = text.partition(":")
+    if count and not (count.isascii() and count.isdecimal() and 0 < int(count) <= MOST_GPUS):
+        raise UsageError(
+            f"--board {text}: {count!r} is no number up to {MOST_GPUS}", hint="--board rtx-4090:2"
+        )
+    return gpus.of_board(files, key, int(count or 1))
 
 
 def _check_recording(recording: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpukiln.catalog.drivers import branches
 from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles, driver_version
-from gpukiln.clouds.embedded.gpus.profile import make_profile
+from gpukiln.clouds.embedded.gpus.profile import make_machine, make_profile
 from gpukiln.clouds.embedded.gpus.settings import DRIVER_NOT_LOADED
 from gpukiln.errors import GpukilnError
 from gpukiln.files import write_whole
@@ -66,6 +66,19 @@ class SimulatedGpus:
         """
         return self._document(files.state.rows().get("driver") or default_driver())
 
+    def of_board(self, files: MachineFiles, key: str, count: int) -> dict[str, Any]:
+        """What some boards of the catalogue tell, with the machine's driver.
+
+        Args:
+            files: Of the machine that has started.
+
+        Raises:
+            UsageError: The catalogue does not know the board.
+            IncompatibleError: The driver does not know it.
+        """
+        driver = files.state.rows().get("driver") or default_driver()
+        return make_machine(key, count, seed=self._seed, driver=driver, cuda=_cuda(driver))
+
     def use_recording(self, nvml: dict[str, Any]) -> None:
         """Tell from now on what was recorded on a real host, instead of the type's profile."""
         write_whole(self._recording, json.dumps(nvml))
@@ -78,16 +91,18 @@ class SimulatedGpus:
         if self._recording.exists():
             recorded: dict[str, Any] = json.loads(self._recording.read_text())
             return recorded
-        known = branches().get(_branch(driver))
-        cuda = (
-            known.native_cuda if known else max(branches().values(), key=lambda one: one.branch).native_cuda
-        )
         try:
-            return make_profile(self._instance_type, seed=self._seed, driver=driver, cuda=cuda)
+            return make_profile(self._instance_type, seed=self._seed, driver=driver, cuda=_cuda(driver))
         except GpukilnError as error:
             # as on a real machine: a driver that knows none of its GPUs is not loaded, and the machine boots
             log.warning("%s: %s", self._seed, error)
             return {"driver": driver, "error": {"code": DRIVER_NOT_LOADED, "_error": str(error)}, "gpus": []}
+
+
+def _cuda(driver: str) -> str:
+    """The CUDA version that a driver brings; one of an unknown branch is as the newest."""
+    known = branches().get(_branch(driver)) or max(branches().values(), key=lambda one: one.branch)
+    return known.native_cuda
 
 
 def _branch(driver: str) -> int:

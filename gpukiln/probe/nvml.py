@@ -306,6 +306,7 @@ def ask_nvml(
     skip: dict[str, str] = {}
     hung: dict[int | None, int] = {}  # by GPU, how many calls did not return
     calling = Calling()
+    waited = False
     at: int | None = None
 
     def hear(message: dict[str, Any]) -> None:
@@ -321,7 +322,9 @@ def ask_nvml(
     while True:
         at = None
         calling.clear()
-        ended = in_child(work, hear, stuck_s=STUCK_S, silent=silent)
+        stuck_s = STUCK_S / 3 if waited else STUCK_S  # who holds the driver's lock had its time
+        ended = in_child(work, hear, stuck_s=stuck_s, silent=silent)
+        waited = waited or isinstance(ended, Hang)
         call_made = calling.get()
         if not ended:
             break

@@ -12,6 +12,7 @@ from typing import Any
 from gpukiln import __version__
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
 from gpukiln.gpus.model import plain
+from gpukiln.gpus.text import printable
 from gpukiln.gpus.verb import Failure, Options, Verb, document
 from gpukiln.gpus.verbs import verbs
 
@@ -99,7 +100,7 @@ def run(verb: Verb, options: Options) -> int:
     if options.json:
         print(json.dumps(document(verb, [said], []), indent=2))
     else:
-        verb.show(said, options, print)
+        verb.show(said, options, lambda text: print(printable(text)))
     return int(answer.exit_code)
 
 
@@ -111,20 +112,24 @@ def failure(error: GpukilnError, node: str = "") -> Failure:
 
 def print_error(error: GpukilnError) -> None:
     """Write an error for people."""
-    print(f"error: {error.message}", file=sys.stderr)
+    print(f"error: {printable(error.message)}", file=sys.stderr)
     for line in error.details:
-        print(f"  {line}", file=sys.stderr)
+        print(f"  {printable(line)}", file=sys.stderr)
     if error.hint:
-        print(f"next: {error.hint}", file=sys.stderr)
+        print(f"next: {printable(error.hint)}", file=sys.stderr)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of end has its code
     """Run one verb; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ended)
     verb, options = None, Options(json=False)
     try:
+        if argv[:1] == ["serve"]:  # no verb of people's: systemd starts it (gpukiln/gpus/service.py)
+            from gpukiln.gpus import service  # noqa: PLC0415 - nobody else needs it
+
+            return service.main(argv[1:])
         verb, options = read_options(argv)
         code = run(verb, options)
         sys.stdout.flush()

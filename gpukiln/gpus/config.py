@@ -9,6 +9,7 @@ gpus = 8
 
 [limits.projects.training]
 hours = 72
+members = ["ann", "bob"]   # whose work it is; of others who name it, everybody's limit holds
 
 [busy]                # without a lease
 counts = ["compute"]  # kinds of processes that keep a GPU from others: compute, graphics, compute+graphics
@@ -21,7 +22,7 @@ source = "contract 2026"
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,13 @@ class Limit:
         gpus: At the same time; 0: as many as there are.
         hours: One lease; 0: no end.
         whose: Of whom this is, for messages.
+        members: Of a project: the users whose work it is.
     """
 
     gpus: int = 0
     hours: float = 0
     whose: str = "everybody"
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,12 @@ class Config:
     counts: tuple[str, ...] = COUNTS
 
     def limit(self, user: str, project: str) -> Limit:
-        """What holds for a user: their own, else their project's, else everybody's."""
-        return self.users.get(user) or self.projects.get(project) or self.everybody
+        """What holds for a user: their own, else that of a project of theirs, else everybody's.
+
+        Whoever types the name of a project is not of it by that.
+        """
+        own = self.projects.get(project)
+        return self.users.get(user) or (own if own and user in own.members else self.everybody)
 
 
 def load(path: Path | None = None) -> Config:
@@ -163,8 +170,13 @@ class _Reader:
             where = f"limits.{name}.{key}"
             if not isinstance(said, dict):
                 raise self.wrong(f"{where} is {said!r}", "gpus and hours")
-            self.keys(said, where, ("gpus", "hours"))
-            found[key] = self.limit(said, where, f"{name[:-1]} {key}", default)
+            allowed = ("gpus", "hours", "members") if name == "projects" else ("gpus", "hours")
+            self.keys(said, where, allowed)
+            members = said.get("members", [])
+            if not isinstance(members, list) or not all(isinstance(one, str) for one in members):
+                raise self.wrong(f"[{where}] members is {members!r}", "a list of users")
+            limit = self.limit(said, where, f"{name[:-1]} {key}", default)
+            found[key] = replace(limit, members=tuple(members))
         return found
 
 

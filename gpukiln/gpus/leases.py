@@ -9,11 +9,11 @@ import fcntl
 import json
 import os
 import re
-import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.gpus.collect import collect, now
@@ -31,9 +31,9 @@ from gpukiln.gpus.store import (
     boot_id,
     folder,
     number_of,
-    read_lifeline,
+    read_alive,
+    read_ledger,
     set_aside,
-    written,
 )
 from gpukiln.gpus.text import span
 
@@ -52,11 +52,18 @@ class Who:
     Args:
         user: Login name; of somebody who became root by sudo their own.
         project: What for, as they said it.
+        pid: Of the process that asks; None: this one.
     """
 
     user: str
     uid: int
     project: str = ""
+    pid: int | None = None
+
+    @property
+    def process(self) -> int:
+        """The process that asks."""
+        return os.getpid() if self.pid is None else self.pid
 
 
 def whoami(project: str = "") -> Who:
@@ -205,9 +212,10 @@ class Leases:
             else:
                 self._end(lease, why)
         kept = {lease.id for lease in held}
-        for path in (self.store.path / "alive").glob("L-*"):
-            if path.name not in kept and not self.store.is_locked(path):
-                path.unlink(missing_ok=True)  # of a grant that was killed, or of one of these
+        for path in self.store.lifelines():
+            with contextlib.suppress(OSError):  # no plain file
+                if path.name not in kept and not self.store.is_locked(path):
+                    self.store.forget(path)  # of a grant that was killed, or of one of these
         boot = boot_id()
         for row in self.store.db.execute("select id, pid, ticks, boot_id from tickets").fetchall():
             if row["boot_id"] != boot or start_ticks(row["pid"]) != row["ticks"]:
@@ -243,7 +251,7 @@ class Leases:
             )
         self.store.remove(lease, uses)
         if not self.store.is_locked(self.store.lifeline(lease)):
-            self.store.lifeline(lease).unlink(missing_ok=True)
+            self.store.forget(self.store.lifeline(lease))
 
     def _lasted(self, lease: Lease, why: str) -> tuple[float, str]:
         """For how long a lease was held, and until when; one of an earlier boot ended before this one."""
@@ -292,11 +300,11 @@ class Leases:
             request = dataclasses.replace(request, counts=self.config.counts)
         return select(request, seen.devices, seen.processes or (), seen.driver, taken)
 
-    def queue(self) -> list[sqlite3.Row]:
-        """Who waits, in the order in which they are served."""
+    def queue(self) -> list[Any]:
+        """Who waits, in the order in which they are served: rows with user, uid, pid, count, at, devices."""
         return self.store.db.execute("select * from tickets order by turn, id").fetchall()
 
-    def _before(self, ticket: int | None) -> list[sqlite3.Row]:
+    def _before(self, ticket: int | None) -> list[Any]:
         """The tickets that are served before one; all of them before who has none."""
         rows = self.queue()
         places = [row["id"] for row in rows]
@@ -314,6 +322,7 @@ class Leases:
         command: str = "",
         engine: str | None = None,
         on_wait: Callable[[str], None] | None = None,
+        left: Callable[[], bool] = lambda: False,
     ) -> Granted:
         """Have devices, or wait for them.
 
@@ -324,7 +333,8 @@ class Leases:
             wait_s: How long to wait for devices that others have.
             command: What it is for, for people.
             engine: docker or podman, of a container.
-            on_wait: Told why it waits, when it begins to.
+            on_wait: Given why it waits, when it begins to.
+            left: Whether nobody waits for the answer any more.
 
         Raises:
             IncompatibleError: This machine can never serve it.
@@ -337,6 +347,8 @@ class Leases:
         pause, found, looked = POLL_S[0], None, 0.0
         try:
             while True:
+                if left():
+                    raise BusyError("who asked is gone")
                 if found is None or time.monotonic() - looked > LOOK_AGAIN_S:
                     found, looked = self.look(), time.monotonic()
                     check_usable(found)
@@ -392,8 +404,8 @@ class Leases:
             (
                 who.user,
                 who.uid,
-                os.getpid(),
-                start_ticks(os.getpid()),
+                who.process,
+                start_ticks(who.process),
                 boot_id(),
                 json.dumps([one.uuid for one in selection.possible if one.uuid]),
                 request.count,
@@ -446,8 +458,8 @@ class Leases:
                 mode=request.mode,
                 kind=kind,
                 memory_mib=request.memory_mib if request.mode == SHARED else None,
-                pid=os.getpid(),
-                ticks=start_ticks(os.getpid()),
+                pid=who.process,
+                ticks=start_ticks(who.process),
                 boot_id=boot_id(),
                 job_pid=None,
                 job_ticks=None,
@@ -474,16 +486,43 @@ class Leases:
                     if number is None:  # `_select` looked a moment ago: it was taken without a lease
                         raise BusyError(f"{path} was locked by somebody else meanwhile", hint="try again")
                     descriptors.append(number)
-            self.store.lifeline(lease).write_text(written(lease), encoding="utf-8")
-            with contextlib.suppress(PermissionError):
-                self.store.lifeline(lease).chmod(0o660)
+            self.store.write(lease)
         except BaseException:
             _close(descriptors)
             with contextlib.suppress(OSError):
-                self.store.lifeline(lease).unlink(missing_ok=True)
+                self.store.forget(self.store.lifeline(lease))
             raise
         indices = {one.uuid: one.index for one in selection.devices if one.uuid and one.kind == "gpu"}
         return Granted(lease, tuple(descriptors), selection.considered, selection.why, indices)
+
+    def is_running(self, lease: Lease) -> bool:
+        """Whether anything of a lease's job still has its GPUs."""
+        return self.store.is_locked(self.store.lifeline(lease))
+
+    def share(self, lease: Lease) -> tuple[int, ...]:
+        """Descriptors of locks by which one more command has the GPUs of a lease.
+
+        Raises:
+            RefusedError: Something that no lease names has one.
+        """
+        descriptors: list[int] = []
+        for uuid in lease.uuids:
+            # Shared: several commands may run under one lease, and who comes next still sees that they do.
+            guard = self.store.guard(uuid)
+            number = self.store.open_locked(guard, fcntl.LOCK_SH, patience_s=PROBED_S)
+            if number is None:
+                _close(descriptors)
+                raise RefusedError(f"something that no lease names has {uuid}", hint="gpukiln-gpu processes")
+            descriptors.append(number)
+        return tuple(descriptors)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Every use that has ended, the oldest first."""
+        return self.store.ledger()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self.store.close()
 
     def find(self, name: str) -> Lease | None:
         """A lease that holds, by its id."""
@@ -547,7 +586,7 @@ class Leases:
         )
         with self.store.change():
             self.store.update(lease.number, beat_boot=changed.beat_boot, expires_boot=changed.expires_boot)
-        self.store.lifeline(lease).write_text(written(changed), encoding="utf-8")
+        self.store.write(changed)
         return changed
 
     def began(self, lease: Lease, pid: int) -> None:
@@ -629,26 +668,28 @@ class Leases:
                 devices=tuple(_held(Request(), one, whole) for one in seen.devices if one.uuid in uuids),
             )
         )
-        self.store.lifeline(lease).write_text(written(lease), encoding="utf-8")
+        self.store.write(lease)
         return lease
 
 
 def rebuilt() -> tuple[Leases, list[str], list[str]]:
-    """Set a broken database aside and write the leases down again that their files name.
+    """Set a broken database aside and write the leases down again that their files name, with the ledger.
+
+    Everything is read before anything is moved.
 
     Returns:
         The leases with the new database, where the old files are, and which leases were found.
     """
+    alive, uses = read_alive(folder()), read_ledger(folder())
     moved = [str(path) for path in set_aside(folder())]
     store = Store()
     found = []
     with store.change():
-        for path in sorted((store.path / "alive").glob("L-*")):
-            with contextlib.suppress(ValueError, OSError):  # half written, by a grant that was killed
-                lease = read_lifeline(path.read_text(encoding="utf-8"))
-                if store.why_dead(lease) is None:
-                    store.add(lease)
-                    found.append(lease.id)
+        store.account(uses)
+        for lease in alive:
+            if store.why_dead(lease) is None:
+                store.add(lease)
+                found.append(lease.id)
     return Leases(store), moved, found
 
 
@@ -732,7 +773,9 @@ def lease(
     Raises:
         IncompatibleError, BusyError, RefusedError, UnavailableError: As `Leases.acquire`.
     """
-    leases = Leases()
+    from gpukiln.gpus.client import leases_here  # noqa: PLC0415 - it knows this module
+
+    leases = leases_here()
     mode = {"mode": SHARED} if shared else {}
     request = Request(count=count, memory_mib=memory_mib, **mode, **wanted)  # type: ignore[arg-type]
     who = whoami(project)
@@ -744,4 +787,4 @@ def lease(
             leases.release(granted.lease, who)
         finally:
             _close(granted.descriptors)
-            leases.store.close()
+            leases.close()

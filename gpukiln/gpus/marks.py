@@ -12,7 +12,7 @@ from gpukiln.gpus.config import load as load_config
 from gpukiln.gpus.model import Device, LeaseMark, Process, Snapshot
 from gpukiln.gpus.processes import PROC
 from gpukiln.gpus.selection import SHARED, Request, Taken, select
-from gpukiln.gpus.store import Lease, Store, boot_clock, folder
+from gpukiln.gpus.store import Lease, boot_clock
 from gpukiln.probe.base import read
 
 
@@ -34,19 +34,27 @@ def snapshot() -> Snapshot:
     """The GPUs of this machine now, with its leases where it keeps some that can be read."""
     found, counts = collect(), load_config().counts
     try:
-        if not (folder() / "leases.db").exists():
-            return dataclasses.replace(covered(found, [], counts), leases="none")
-    except PermissionError:
-        pass  # the store says who may
-    try:
-        store = Store()
-        try:
-            held = [one for one in store.leases() if store.why_dead(one) is None]
-        finally:
-            store.close()
+        held = _held()
     except (GpukilnError, OSError) as error:
         return dataclasses.replace(covered(found, [], counts), leases=str(error))
+    if held is None:
+        return dataclasses.replace(covered(found, [], counts), leases="none")
     return dataclasses.replace(covered(found, held, counts), leases="yes")
+
+
+def _held() -> list[Lease] | None:
+    """The leases that hold; None where nobody keeps any here."""
+    from gpukiln.gpus.client import MemberLeases, leases_kept  # noqa: PLC0415 - it knows this module
+
+    leases = leases_kept()
+    if leases is None:
+        return None
+    if isinstance(leases, MemberLeases):
+        return leases.current()
+    try:
+        return [one for one in leases.store.leases() if leases.store.why_dead(one) is None]
+    finally:
+        leases.close()
 
 
 def covered(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = COUNTS) -> Snapshot:

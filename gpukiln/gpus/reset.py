@@ -71,6 +71,11 @@ def together(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") ->
     return tuple(more)
 
 
+def is_root() -> bool:
+    """Whether this program may reset."""
+    return os.geteuid() == 0
+
+
 def _runs(name: str, proc: str) -> bool:
     """Whether a process of that name runs; the kernel keeps 15 characters of it (proc_pid_comm(5))."""
     return any((read(str(path)) or "").strip() == name for path in Path(proc).glob("[0-9]*/comm"))
@@ -89,7 +94,7 @@ def blockers(
     """
     rows: list[Blocker] = []
     notes: list[str] = []
-    if os.geteuid() != 0:
+    if not is_root():
         rows.append(Blocker("not-root", None, "only root may: sudo gpukiln-gpu ..."))
     if found.scope == "container":
         rows.append(Blocker("container", None, "this is a container: its host has the GPUs"))

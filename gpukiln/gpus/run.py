@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import signal
 import subprocess
@@ -12,7 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
-from gpukiln.gpus.leases import PROBED_S, Granted, Leases, Who, mig_warning, visible
+from gpukiln.gpus.client import AnyLeases
+from gpukiln.gpus.leases import Granted, Who, mig_warning, visible
 from gpukiln.gpus.store import Lease, boot_clock
 
 INDEX = "index"
@@ -32,7 +32,7 @@ FROM_KERNEL = 0x80  # si_code SI_KERNEL (sigaction(2)): a terminal sends it to t
 
 
 def under(
-    leases: Leases,
+    leases: AnyLeases,
     granted: Granted,
     who: Who,
     command: Sequence[str],
@@ -79,11 +79,11 @@ def _end_container(lease: Lease) -> None:
         print(f"error: its container may go on: {error.message}", file=sys.stderr)
 
 
-def _released(leases: Leases, lease: Lease, who: Who, *, contained: bool) -> None:
+def _released(leases: AnyLeases, lease: Lease, who: Who, *, contained: bool) -> None:
     if contained and leases.alive(lease):
         print(f"{lease.id} goes on: its container still runs", file=sys.stderr)
         return
-    if leases.store.is_locked(leases.store.lifeline(lease)):
+    if leases.is_running(lease):
         # What the command started outlives it, and has its GPUs.
         print(f"{lease.id} goes on: something that the command started still runs", file=sys.stderr)
         return
@@ -91,7 +91,7 @@ def _released(leases: Leases, lease: Lease, who: Who, *, contained: bool) -> Non
 
 
 def within(
-    leases: Leases, name: str, who: Who, command: Sequence[str], limit_s: float | None, ids: str = "uuid"
+    leases: AnyLeases, name: str, who: Who, command: Sequence[str], limit_s: float | None, ids: str = "uuid"
 ) -> int:
     """Run a command under a lease that there is already; it stays.
 
@@ -107,13 +107,7 @@ def within(
     if ids == INDEX:
         indices = {one.uuid: one.index for one in leases.look().devices if one.uuid and one.kind == "gpu"}
     names = visible(lease.uuids, indices)
-    descriptors = []
-    for uuid in lease.uuids:
-        # Shared: several commands may run under one lease, and who comes next still sees that they do.
-        number = leases.store.open_locked(leases.store.guard(uuid), fcntl.LOCK_SH, patience_s=PROBED_S)
-        if number is None:
-            raise RefusedError(f"something that no lease names has {uuid}", hint="gpukiln-gpu processes")
-        descriptors.append(number)
+    descriptors = leases.share(lease)
     if warning := mig_warning(lease.uuids):
         print(warning, file=sys.stderr, flush=True)
     try:
@@ -125,14 +119,14 @@ def within(
         limited = lease
         if limit_s is not None:
             limited = dataclasses.replace(lease, expires_boot=boot_clock() + limit_s)
-        return _run(leases, limited, list(command), environment, tuple(descriptors))
+        return _run(leases, limited, list(command), environment, descriptors)
     finally:
         for number in descriptors:
             os.close(number)
 
 
 def _run(
-    leases: Leases,
+    leases: AnyLeases,
     lease: Lease,
     argv: list[str],
     environment: dict[str, str],

@@ -8,6 +8,10 @@ The lock's descriptor is inherited by the job, so it lasts as long as anything o
 was killed. What changes is one transaction that begins with the write lock (BEGIN IMMEDIATE), so a process
 that is killed in it has changed nothing. Times that decide are of the clock that counts from the machine's
 start and never jumps; another boot ends every lease.
+
+The folder is its owner's alone, root's on a node: members of the group `gpu` ask `gpukiln.gpus.service`
+(docs/gpus.md, "Who may do what"). Every file is opened below a descriptor of its folder, follows no link,
+and is used only where it is a plain file.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ import errno
 import fcntl
 import grp
 import json
+import math
 import os
 import sqlite3
+import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +38,7 @@ from gpukiln.gpus.processes import start_ticks
 FOLDER = "/var/lib/gpukiln/gpus"
 ENVIRONMENT = "GPUKILN_GPUS_STATE"  # another folder, for tests and for who has no rights on this one
 GROUP = "gpu"
+LARGEST = 256 << 20  # of a database that is taken over; 64 MiB are a million rows of the ledger
 VERSION = 1
 LEDGER = (
     "lease, user, project, device, model, share, started_at, ended_at, seconds, energy_joules, usd, price, "
@@ -189,11 +196,9 @@ class Store:
         self.path = path or folder()
         self.file = self.path / "leases.db"
         with self._told():
-            self._make()
+            self._folders = self._make()
             self.db = sqlite3.connect(self.file, timeout=LOCKED_S, isolation_level=None)
             self.db.row_factory = sqlite3.Row
-            with contextlib.suppress(PermissionError):  # somebody else's; made by the same code
-                self.file.chmod(0o660)
             version = self.db.execute("pragma user_version").fetchone()[0]
             if version > VERSION:
                 raise UnavailableError(
@@ -205,15 +210,28 @@ class Store:
             if version == 0:
                 self._make_tables()
 
-    def _make(self) -> None:
-        for one in (self.path, self.path / "alive", self.path / "devices"):
-            if one.is_dir():
-                continue
-            one.mkdir(parents=True, exist_ok=True)
-            one.chmod(0o2770)
-            if os.geteuid() == 0:
-                with contextlib.suppress(KeyError):  # without the group: root alone
-                    os.chown(one, 0, grp.getgrnam(GROUP).gr_gid)
+    def _make(self) -> dict[str, int]:
+        """Descriptors of the folder and of those below it, made where they are missing."""
+        # connect() follows a link and makes a file: it gets neither to see.
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        top = _opened_folder(self.path, None)
+        found = {"": top}
+        try:
+            taken_over = _own(top, self.path)
+            for name in ("alive", "devices"):
+                _make_folder(top, name)
+                found[name] = _opened_folder(Path(name), top)
+                taken_over |= _own(found[name], self.path / name)
+            if taken_over:
+                _take_over(found)
+            for name in ("leases.db", "leases.db-wal", "leases.db-shm"):
+                _check_plain(top, name, self.path)
+        except BaseException:
+            _close(found.values())
+            raise
+        return found
 
     def _make_tables(self) -> None:
         self.db.execute("pragma journal_mode = wal")
@@ -280,8 +298,10 @@ class Store:
                 raise
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self.db.close()
+        _close(self._folders.values())
+        self._folders = {}
 
     def leases(self) -> list[Lease]:
         """All that are written down, those too that have ended and that nobody has found yet."""
@@ -298,6 +318,9 @@ class Store:
                 values = {**{name: row[name] for name in _LEASE}, "memory_mib": row["budget"]}
                 before = Lease(number=row["id"], **values)
             found[row["id"]] = dataclasses.replace(before, devices=(*before.devices, held))
+        for lease in found.values():
+            if wrong := wrong_field(lease):
+                raise UnavailableError(f"{self.file}: {lease.id} has {wrong}", hint=REBUILD)
         return list(found.values())
 
     def add(self, lease: Lease) -> Lease:
@@ -324,8 +347,8 @@ class Store:
         names = ", ".join(f"{name} = ?" for name in values)
         self.db.execute(f"update leases set {names} where id = ?", (*values.values(), number))  # noqa: S608
 
-    def remove(self, lease: Lease, uses: Sequence[tuple[Any, ...]]) -> None:
-        """Take a lease out and append to the ledger, in a transaction.
+    def account(self, uses: Sequence[tuple[Any, ...]]) -> None:
+        """Append to the ledger, in a transaction.
 
         Args:
             uses: Rows, in the order of LEDGER.
@@ -335,6 +358,10 @@ class Store:
                 f"insert into ledger ({LEDGER}) values ({', '.join('?' * len(use))})",  # noqa: S608 - our names
                 use,
             )
+
+    def remove(self, lease: Lease, uses: Sequence[tuple[Any, ...]]) -> None:
+        """Take a lease out and append to the ledger, in a transaction; see `account`."""
+        self.account(uses)
         self.db.execute("delete from held where lease = ?", (lease.number,))
         self.db.execute("delete from leases where id = ?", (lease.number,))
 
@@ -354,9 +381,7 @@ class Store:
             patience_s: For how long to try again: `is_locked` holds a lock for a moment.
         """
         until = time.monotonic() + patience_s
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
-        with contextlib.suppress(PermissionError):  # not ours: it has these rights
-            os.fchmod(number, 0o660)
+        number = self._open(path, os.O_RDWR | os.O_CREAT)
         while True:
             try:
                 fcntl.flock(number, how | fcntl.LOCK_NB)
@@ -373,7 +398,7 @@ class Store:
     def is_locked(self, path: Path) -> bool:
         """Whether something holds the lock of a file."""
         try:
-            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            number = self._open(path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:
@@ -383,6 +408,31 @@ class Store:
         finally:
             os.close(number)
         return False
+
+    def write(self, lease: Lease) -> None:
+        """Write a lease into its lifeline, so that it is known without the database."""
+        number = self._open(self.lifeline(lease), os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.truncate()
+            file.write(written(lease))
+
+    def lifelines(self) -> list[Path]:
+        """Every lifeline that there is, by its name."""
+        return [self.path / "alive" / name for name in _names(self._folders["alive"])]
+
+    def read(self, path: Path) -> str:
+        """Text of a lifeline; OSError where it is none."""
+        with os.fdopen(self._open(path, os.O_RDONLY), encoding="utf-8") as file:
+            return file.read(1 << 20)
+
+    def forget(self, path: Path) -> None:
+        """Remove a lifeline."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path.name, dir_fd=self._folders[path.parent.name])
+
+    def _open(self, path: Path, flags: int) -> int:
+        """A descriptor of a plain file of the state; waits for nothing, follows no link."""
+        return _opened(self._folders[path.parent.name], path.name, flags)
 
     def why_dead(self, lease: Lease, *, proc: str = "/proc") -> str | None:
         """Why a lease has ended: reboot, expired, gone; None where it holds.
@@ -407,6 +457,98 @@ class Store:
             return [dict(row) for row in self.db.execute("select * from ledger order by id")]
 
 
+def _opened_folder(path: Path, above: int | None) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+
+
+def _make_folder(above: int, name: str) -> None:
+    """A folder of that name; what is there of another kind is moved out of the way."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=above)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+            os.rename(name, f"{name}.strange-{time.time_ns()}", src_dir_fd=above, dst_dir_fd=above)
+            os.mkdir(name, 0o700, dir_fd=above)
+
+
+def _own(number: int, path: Path) -> bool:
+    """Have a folder for this user alone; whether others could change it before.
+
+    Raises:
+        RefusedError: It is somebody else's.
+    """
+    seen = os.fstat(number)
+    if seen.st_uid != os.geteuid():
+        raise RefusedError(
+            f"{path} is of user {seen.st_uid}, wanted {os.geteuid()}",
+            hint=f"move it away: mv {path} {path}.old",
+        )
+    if stat.S_IMODE(seen.st_mode) == 0o700 and seen.st_gid == os.getegid():
+        return False
+    os.fchown(number, -1, os.getegid())
+    os.fchmod(number, 0o700)
+    return bool(stat.S_IMODE(seen.st_mode) & 0o022)
+
+
+def _take_over(folders: dict[str, int]) -> None:
+    """Trust nothing that was left where others could write: until version 0.2 the group had the folder.
+
+    Locks stay the same files, for jobs hold them. A database is copied, for somebody may have it open still.
+    """
+    top = folders[""]
+    for place, number in folders.items():
+        for name in _names(number):
+            if place == "" and name in folders:
+                continue
+            if not _is_plain(number, name):
+                os.rename(name, f"{name}.strange-{time.time_ns()}", src_dir_fd=number, dst_dir_fd=number)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink("leases.db-shm", dir_fd=top)  # sqlite makes it of the others
+    for name in ("leases.db", "leases.db-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            with os.fdopen(_opened(top, name, os.O_RDONLY), "rb") as file:
+                content = file.read(LARGEST)
+            fresh = f"{name}.new-{time.time_ns()}"
+            with os.fdopen(_opened(top, fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                file.write(content)
+            os.rename(fresh, name, src_dir_fd=top, dst_dir_fd=top)
+
+
+def _names(folder: int) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def _is_plain(folder: int, name: str) -> bool:
+    seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
+
+
+def _check_plain(folder: int, name: str, path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if not _is_plain(folder, name):
+            raise UnavailableError(f"{path / name} is no plain file", hint=REBUILD)
+
+
+def _opened(folder: int, name: str, flags: int) -> int:
+    """A descriptor of a plain file in a folder.
+
+    Raises:
+        OSError: It is a link, a fifo, or something else that is no plain file.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    number = os.open(name, flags, 0o600, dir_fd=folder)
+    seen = os.fstat(number)
+    if not stat.S_ISREG(seen.st_mode) or seen.st_nlink > 1:
+        os.close(number)
+        raise OSError(errno.EINVAL, "no plain file", name)
+    return number
+
+
+def _close(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        os.close(number)
+
+
 def set_aside(path: Path) -> list[Path]:
     """Move a database out of the way.
 
@@ -419,7 +561,7 @@ def set_aside(path: Path) -> list[Path]:
     moved = []
     for end in ("", "-wal", "-shm"):
         old = path / f"leases.db{end}"
-        if old.exists():
+        if os.path.lexists(old):
             new = old.with_name(f"{old.name}.broken-{int(time.time())}")
             old.rename(new)
             moved.append(new)
@@ -428,6 +570,41 @@ def set_aside(path: Path) -> list[Path]:
 
 _HELD = tuple(one.name for one in dataclasses.fields(Held))
 _LEASE = tuple(one.name for one in dataclasses.fields(Lease) if one.name not in ("number", "devices"))
+
+
+def read_alive(path: Path) -> list[Lease]:
+    """The leases that the lifelines of a state name; nothing is changed.
+
+    Args:
+        path: The folder of the state, whose database may be broken.
+    """
+    found = []
+    folders: list[int] = []
+    try:
+        folders.append(_opened_folder(path, None))
+        _own(folders[0], path)
+        folders.append(_opened_folder(Path("alive"), folders[0]))
+        for name in _names(folders[1]):
+            with contextlib.suppress(ValueError, OSError):  # half written, by a grant that was killed
+                with os.fdopen(_opened(folders[1], name, os.O_RDONLY), encoding="utf-8") as file:
+                    owner = os.fstat(file.fileno()).st_uid
+                    lease = read_lifeline(file.read(1 << 20))
+                if lease.id == name and owner in (0, os.geteuid(), lease.uid):
+                    found.append(lease)
+    except FileNotFoundError:
+        pass  # nobody has leased anything yet
+    finally:
+        _close(folders)
+    return found
+
+
+def read_ledger(path: Path) -> list[tuple[Any, ...]]:
+    """What can be read of the ledger of a database that may be broken; nothing is changed."""
+    with contextlib.suppress(sqlite3.Error, OSError):
+        db = sqlite3.connect(f"file:{path / 'leases.db'}?mode=ro", uri=True)
+        with contextlib.closing(db):
+            return db.execute(f"select {LEDGER} from ledger order by id").fetchall()  # noqa: S608 - our names
+    return []
 
 
 def written(lease: Lease) -> str:
@@ -444,6 +621,30 @@ def read_lifeline(text: str) -> Lease:
     try:
         data = json.loads(text)
         devices = tuple(Held(**one) for one in data.pop("devices"))
-        return Lease(**data, devices=devices)
-    except (TypeError, KeyError, AttributeError) as error:
+        found = Lease(**data, devices=devices)
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from error
+    if wrong := wrong_field(found):
+        raise ValueError(wrong)
+    return found
+
+
+def wrong_field(one: Lease | Held) -> str:
+    """The first field of a lease that has a value of another type; empty where none has."""
+    for field in dataclasses.fields(one):
+        value, kind = getattr(one, field.name), str(field.type)
+        if field.name == "devices":
+            if wrong := next((said for part in value if (said := wrong_field(part))), ""):
+                return wrong
+            continue
+        if value is None:
+            fits = "None" in kind
+        elif "str" in kind:
+            fits = isinstance(value, str)
+        elif "float" in kind:
+            fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        else:
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        if not fits:
+            return f"{field.name} {str(value)[:40]!r}"
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,6 +91,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -
     """
     if not rows:
         return []
+    rows = [[cell.replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
     to_right = set(right.split())
     return [
@@ -107,3 +109,14 @@ def short_uuid(uuid: str | None) -> str:
         return "-"
     kind, _, rest = uuid.partition("-")
     return f"{kind}-{rest[:8]}"
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows and does nothing else with: control characters are written as escapes.
+
+    A command line or a comment is whatever somebody typed, and may be shown to root. Lines and tabs stay.
+    """
+    return "".join(
+        one if one in "\n\t" or unicodedata.category(one)[0] != "C" else one.encode("unicode_escape").decode()
+        for one in text
+    )

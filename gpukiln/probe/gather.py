@@ -8,7 +8,7 @@ Every section is a function below that returns a JSON value; what it raises beco
 No secret is ever printed: keys as fingerprints, findings as path and line number.
 """
 
-# ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH116, PTH119, PTH120, PTH123, PTH207
 # os.path and glob are lighter than pathlib on an emulated machine; temporary folders are only looked at.
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ UNITS = (
 )
 SYSTEMD = "/run/systemd/system"
 GPU_TOOL, GPU_STATE = "/usr/local/bin/gpukiln-gpu", "/var/lib/gpukiln/gpus"
+GPU_SOCKET = "/run/gpukiln/gpus.sock"
 FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
 
 
@@ -330,24 +331,31 @@ def errors_of(selected: list[str]) -> Any:
 
 
 def gpu_tools() -> dict[str, Any]:
-    """{sha256 of gpukiln-gpu, rc and out of asking its version, state: {group, mode} of its folder}.
+    """{sha256 of gpukiln-gpu, rc and out of asking its version, state and socket: {user, group, mode}}.
 
-    sha256 and state are null where they are missing.
+    sha256, state (the folder of the leases) and socket (where members of the group lease) are null where they
+    are missing.
     """
     try:
         with open(GPU_TOOL, "rb") as file:
             digest = hashlib.sha256(file.read()).hexdigest()
     except FileNotFoundError:
-        return {"sha256": None, "rc": None, "out": "", "state": None}
+        return {"sha256": None, "rc": None, "out": "", "state": None, "socket": None}
     said = unless_hung(GPU_TOOL, "--version", timeout=60)
-    state = None
-    if os.path.isdir(GPU_STATE):
-        found = os.stat(GPU_STATE)
-        group = need("getent", "group", str(found.st_gid)).partition(":")[0]
-        state = {"group": group, "mode": f"{found.st_mode & 0o7777:04o}"}
+    found = {"sha256": digest, "state": _rights(GPU_STATE), "socket": _rights(GPU_SOCKET)}
     if NOT_REACHED in said:
-        return {"sha256": digest, "rc": said, "out": "", "state": state}
-    return {"sha256": digest, "rc": said["rc"], "out": (said["out"] + said["err"])[:500], "state": state}
+        return {**found, "rc": said, "out": ""}
+    return {**found, "rc": said["rc"], "out": (said["out"] + said["err"])[:500]}
+
+
+def _rights(path: str) -> dict[str, str] | None:
+    """Whose a file is and what they may; None where it is missing."""
+    if not os.path.exists(path):
+        return None
+    found = os.stat(path)
+    group = need("getent", "group", str(found.st_gid)).partition(":")[0]
+    user = need("getent", "passwd", str(found.st_uid)).partition(":")[0]
+    return {"user": user, "group": group, "mode": f"{found.st_mode & 0o7777:04o}"}
 
 
 def docker() -> dict[str, Any]:

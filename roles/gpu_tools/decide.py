@@ -23,10 +23,11 @@ PROGRAM = "/usr/local/bin/gpukiln-gpu"
 FOLDERS = ("/etc/gpukiln", "/var/lib/gpukiln")
 STATE = "/var/lib/gpukiln/gpus"
 UNITS = "/etc/systemd/system"
-PLACES = (UNITS, f"{UNITS}/timers.target.wants", f"{UNITS}/multi-user.target.wants")
+PLACES = (UNITS, *(f"{UNITS}/{target}.target.wants" for target in ("timers", "sockets", "multi-user")))
 EARLIER = tuple(f"{place}/gpukiln-gpu-*" for place in PLACES)
 HEALTH, HEALTH_TIMER = "gpukiln-gpu-health.service", "gpukiln-gpu-health.timer"
 CUT = "gpukiln-gpu-mig.service"
+LEASES, LEASES_SOCKET = "gpukiln-gpu-leases.service", "gpukiln-gpu-leases.socket"
 HEAD = "# Written by the role gpu_tools.\n"
 
 
@@ -45,7 +46,7 @@ def look(role: Role) -> Looks:
 
 
 def decide(role: Role, node: Node) -> Plan:
-    """`do`: `group`, `users`, `state` have to be made, `stop` is units.
+    """`do`: `group`, `users`, `state` have to be made, `take_over` is about the state, `stop` is units.
 
     `program` is the file to copy, empty where it is there, and `place` its folder where that has to be made.
     """
@@ -95,13 +96,14 @@ def _add_group(plan: Plan, role: Role, node: Node) -> None:
         name for name in role["users"] if GROUP not in (node["accounts"][name] or {}).get("groups", [])
     ]
     state = node["folders"][STATE]
-    wanted = {"mode": "2770", "uid": 0, "gid": int(number or -1)}
-    plan.do["state"] = state != wanted
+    # One that others could write into is taken over by the program, which trusts nothing in it.
+    plan.do["state"] = state is None
+    plan.do["take_over"] = state not in (None, {"mode": "0700", "uid": 0, "gid": 0})
     if plan.do["group"]:
         plan.lines.append(f"+group {GROUP}")
     plan.lines += [f"+{name} in the group {GROUP}" for name in plan.do["users"]]
-    if plan.do["state"]:
-        plan.lines.append(f"+{STATE}/")
+    if plan.do["state"] or plan.do["take_over"]:
+        plan.lines.append(f"+{STATE}/, root's alone")
 
 
 def _add_program(plan: Plan, node: Node) -> None:
@@ -155,12 +157,13 @@ def _add_units(plan: Plan, role: Role, node: Node) -> None:
 
 
 def _units(role: Role) -> list[str]:
-    return [HEALTH, HEALTH_TIMER] * bool(role["health"]) + [CUT] * bool(role["mig_select"])
+    chosen = [HEALTH, HEALTH_TIMER] * bool(role["health"]) + [CUT] * bool(role["mig_select"])
+    return [LEASES, LEASES_SOCKET, *chosen]
 
 
 def _started(role: Role) -> list[str]:
     """What starts at boot."""
-    return [name for name in _units(role) if name != HEALTH]
+    return [name for name in _units(role) if name not in (HEALTH, LEASES)]
 
 
 def settings_text(limits: Mapping[str, Any], busy: Mapping[str, Any], price: Mapping[str, Any]) -> str:

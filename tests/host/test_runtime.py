@@ -174,7 +174,7 @@ def test_cdi(facts):
 
 @check(
     id="runtime.gpu-tools",
-    title="gpukiln-gpu answers, is the one of the image, and the group gpu may lease",
+    title="gpukiln-gpu answers, is the one of the image, and the group gpu leases by its service alone",
     layer="runtime",
     profiles=ALL,
     needs=("gpu-tools",),
@@ -196,6 +196,9 @@ def test_gpu_tools(facts):
     assert recorded in (None, found["sha256"]), (
         f"gpukiln-gpu is {found['sha256'][:16]}, the image's record has {recorded[:16]}"
     )
-    state, wanted = found["state"], {"group": "gpu", "mode": "2770"}
+    # What root reads and writes there is root's alone; members of the group ask the service.
+    state, wanted = found["state"], {"user": "root", "group": "root", "mode": "0700"}
     assert state == wanted, f"/var/lib/gpukiln/gpus is {state or 'missing'}, wanted {wanted}"
+    socket, wanted = found["socket"], {"user": "root", "group": "gpu", "mode": "0660"}
+    assert socket == wanted, f"/run/gpukiln/gpus.sock is {socket or 'missing'}, wanted {wanted}"
     facts.note(found["out"].strip())

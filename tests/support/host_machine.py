@@ -222,7 +222,8 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             "sha256": GPU_TOOL,
             "rc": 0,
             "out": "gpukiln-gpu 0.1.0",
-            "state": {"group": "gpu", "mode": "2770"},
+            "state": {"user": "root", "group": "root", "mode": "0700"},
+            "socket": {"user": "root", "group": "gpu", "mode": "0660"},
         },
         "secrets": {"found": [], "files": 20, "complete": True},
         "docker": {

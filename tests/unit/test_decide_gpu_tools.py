@@ -41,7 +41,7 @@ def converged(plan: Plan) -> Node:
     there["files"][gpu_tools.PROGRAM] = {"mode": "0755", "uid": 0, "gid": 0, "sha256": sha256}
     for path in (*gpu_tools.FOLDERS, *plan.folders):
         there["folders"][path] = {"mode": "0755", "uid": 0, "gid": 0}
-    there["folders"][gpu_tools.STATE] = {"mode": "2770", "uid": 0, "gid": 990}
+    there["folders"][gpu_tools.STATE] = {"mode": "0700", "uid": 0, "gid": 0}
     for name in plan.enable:
         there["units"][name] = RUNS
     return there
@@ -56,7 +56,7 @@ def test_a_bare_node_gets_all_of_it_and_the_second_time_nothing() -> None:
     assert Path(plan.do["program"]).read_bytes() == zipapp.files()[gpu_tools.PROGRAM[1:]][0]
     assert plan.do["place"] == "/usr/local/bin"
     assert {f"/{name}" for name in zipapp.files()} - {gpu_tools.PROGRAM} < {file.path for file in plan.files}
-    assert plan.enable == [gpu_tools.HEALTH_TIMER]
+    assert plan.enable == [gpu_tools.LEASES_SOCKET, gpu_tools.HEALTH_TIMER]
     settings = next(file.text for file in plan.files if file.path == gpu_tools.SETTINGS)
     assert tomli.loads(settings) == {"limits": {"hours": 48, "users": {"ann": {"gpus": 2}}}}
     there = converged(plan)
@@ -64,6 +64,15 @@ def test_a_bare_node_gets_all_of_it_and_the_second_time_nothing() -> None:
     assert not gpu_tools.decide_runtime(role, there).acts
     there["units"][gpu_tools.HEALTH_TIMER] = {**RUNS, "active": "inactive"}
     assert gpu_tools.decide_runtime(role, there).start == [gpu_tools.HEALTH_TIMER]
+
+
+def test_a_folder_that_its_group_could_write_into_is_taken_over_by_the_program() -> None:
+    role = asked("gpu_tools")
+    there = converged(gpu_tools.decide(role, bare()))
+    there["folders"][gpu_tools.STATE] = {"mode": "2770", "uid": 0, "gid": 990}
+    plan = gpu_tools.decide(role, there)
+    assert (plan.do["state"], plan.do["take_over"]) == (False, True)
+    assert plan.lines == [f"+{gpu_tools.STATE}/, root's alone"]
 
 
 def test_another_program_is_replaced_alone() -> None:
@@ -105,11 +114,11 @@ def test_units_of_an_earlier_choice_are_stopped_and_taken_away() -> None:
     cut = f"{gpu_tools.UNITS}/{gpu_tools.CUT}"
     link = f"{gpu_tools.UNITS}/multi-user.target.wants/{gpu_tools.CUT}"
     there = bare()
-    there["globs"] |= {gpu_tools.EARLIER[0]: [cut], gpu_tools.EARLIER[2]: [link]}
+    there["globs"] |= {gpu_tools.EARLIER[0]: [cut], gpu_tools.EARLIER[3]: [link]}
     plan = gpu_tools.decide(asked("gpu_tools"), there)
     assert (plan.do["stop"], plan.absent) == ([gpu_tools.CUT], [cut, link])
     kept = gpu_tools.decide(asked("gpu_tools", mig_config=CUTS, mig_select="one"), there)
-    assert (kept.do["stop"], kept.absent, kept.enable) == ([], [], [gpu_tools.CUT])
+    assert (kept.do["stop"], kept.absent, kept.enable) == ([], [], [gpu_tools.LEASES_SOCKET, gpu_tools.CUT])
     assert gpu_tools.MIG in [file.path for file in kept.files]
 
 

@@ -254,7 +254,7 @@ def test_limits_are_of_the_user_else_of_the_project_else_of_everybody(make: Call
         Path("gpus.toml"),
         everybody=Limit(1, 1),
         users={"ann": Limit(2, 0, "user ann")},
-        projects={"big": Limit(4, 48, "project big")},
+        projects={"big": Limit(4, 48, "project big", ("ann", "bob"))},
     )
     leases = make(config=config)
     leases.acquire(Request(count=2), ANN)
@@ -477,7 +477,7 @@ if {moment!r} == "add":
     real = store.add
     store.add = lambda lease: (real(lease), die())
 elif {moment!r} == "lifeline":
-    module.written = die
+    store.write = die
 else:
     real_guard = store.open_locked
     module.Granted = die  # all is done but the end of the transaction

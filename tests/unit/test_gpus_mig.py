@@ -115,7 +115,7 @@ def test_everything_in_the_way_of_a_reset_is_told_at_once(
     state.change(lambda rows: rows.update(process_rows(0, os.getpid())))
     leases = Leases()
     leases.acquire(Request(devices=(uuid,), repair=True, ignore_unleased=True), whoami(), kind="detached")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(reset, "is_root", lambda: False)
     code, said = typed("reset", "0", "--yes", "--json")
     assert code == 6
     node = json.loads(said)["nodes"][0]

@@ -252,7 +252,7 @@ def test_a_rehearsal_leases_nothing_and_says_why_of_each(node: Double) -> None:
 
 def test_limits_and_the_ledger_go_by_the_file(node: Double) -> None:
     config = Path(node.environment["GPUKILN_GPUS_CONFIG"])
-    config.write_text("[limits]\ngpus = 2\n[limits.projects.big]\ngpus = 8\n")
+    config.write_text('[limits]\ngpus = 2\n[limits.projects.big]\ngpus = 8\nmembers = ["root"]\n')
     code, _, err = typed(node, "lease", "-n", "3")
     assert (code, "the limit of everybody is 2" in err) == (6, True)
     assert typed(node, "lease", "-n", "3", "--project", "big")[0] == 0

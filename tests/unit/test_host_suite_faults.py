@@ -214,7 +214,10 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("gpu_tools/sha256", "00" * 32), "the image's record has 5e5e"),
         (put("gpu_tools/state", None), "is missing, wanted"),
         (put("gpu_tools/state/mode", "0755"), "0755"),
-        (put("gpu_tools/state/group", "root"), "root"),
+        (put("gpu_tools/state/mode", "2770"), "wanted"),
+        (put("gpu_tools/state/user", "ann"), "ann"),
+        (put("gpu_tools/socket", None), "gpus.sock is missing"),
+        (put("gpu_tools/socket/mode", "0666"), "0666"),
     ],
     "runtime.daemon-json": [
         (put("docker/daemon_json/problem", "not JSON: line 1"), "line 1"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.gpus.client import leases_here
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.engines import (
     BY_CDI,
@@ -21,7 +22,7 @@ from gpukiln.gpus.engines import (
     refuse_memory,
     way,
 )
-from gpukiln.gpus.leases import Leases, visible
+from gpukiln.gpus.leases import visible
 from gpukiln.gpus.text import mebibytes
 from gpukiln.gpus.verb import Option, Options, Verb
 
@@ -52,7 +53,7 @@ def _args(options: Options) -> Rendered:
         raise UsageError(f"--engine {options.engine!r}", hint=f"there are {', '.join(ENGINES)}")
     if options.gpu_memory_limit:
         raise refuse_memory(mebibytes(options.gpu_memory_limit, "--gpu-memory-limit"), collect().devices)
-    lease = Leases().find(options.lease) if options.lease else None
+    lease = leases_here().find(options.lease) if options.lease else None
     if lease is None:
         raise UsageError(
             f"{options.lease or 'no lease'} is no lease that holds", hint="`gpukiln-gpu leases` lists them"

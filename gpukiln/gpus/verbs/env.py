@@ -13,8 +13,9 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import leases as kept
+from gpukiln.gpus.client import leases_here
 from gpukiln.gpus.environments import IMAGE, WHEELS, Choice, Started, choose, start_container, start_wheels
-from gpukiln.gpus.leases import Leases, whoami
+from gpukiln.gpus.leases import whoami
 from gpukiln.gpus.text import seconds
 from gpukiln.gpus.verb import Option, Options, Verb
 from gpukiln.gpus.verbs.lease import FOR, WANTED, Told, request_of, told
@@ -113,7 +114,7 @@ def _env(options: Options) -> Environment:
             hint="one with --mig, or whole GPUs",
         )
     kind = WHEELS if options.wheels else IMAGE
-    leases, who = Leases(), whoami(options.project)
+    leases, who = leases_here(), whoami(options.project)
     found = leases.look()
     kept.check_usable(found)
     gpus = [one for one in found.devices if one.kind == "gpu" and one.readable]

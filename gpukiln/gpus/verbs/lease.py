@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.errors import GpukilnError, PartialError, UsageError
+from gpukiln.errors import GpukilnError, PartialError, RefusedError, UsageError
 from gpukiln.gpus import leases as kept
+from gpukiln.gpus.client import AnyLeases, MemberLeases, leases_here
 from gpukiln.gpus.facts import version_key
 from gpukiln.gpus.leases import Leases, explained, mig_warning, whoami
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, Request, cuda_wanted
 from gpukiln.gpus.store import Lease, boot_clock
-from gpukiln.gpus.text import mebibytes, seconds, span, table
+from gpukiln.gpus.text import mebibytes, printable, seconds, span, table
 from gpukiln.gpus.verb import Option, Options, Verb
 
 Print = Callable[[str], None]
@@ -173,7 +174,7 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def request_of(options: Options, leases: Leases) -> Request:
+def request_of(options: Options, leases: AnyLeases) -> Request:
     """The request that was typed.
 
     Raises:
@@ -226,7 +227,7 @@ def request_of(options: Options, leases: Leases) -> Request:
 
 def say(text: str) -> None:
     """A notice for people."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _waits(why: str) -> None:
@@ -249,7 +250,7 @@ def _hours(text: str) -> float | None:
 
 
 def _lease(options: Options) -> Grant:
-    leases, node, ids = Leases(), socket.gethostname(), _ids(options)
+    leases, node, ids = leases_here(), socket.gethostname(), _ids(options)
     request, who = request_of(options, leases), whoami(options.project)
     if ids == "index" and request.mig:
         raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
@@ -288,7 +289,7 @@ def _lease(options: Options) -> Grant:
 
 def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
     lease = node["lease"]
-    if options.explain or node["dry_run"]:
+    if getattr(options, "explain", False) or node["dry_run"]:  # renew has no such option
         for line in explained([Considered(**one) for one in node["considered"]]):
             print(line)
     if node["dry_run"]:
@@ -332,7 +333,7 @@ def _run(options: Options) -> int:
         raise UsageError("--ids index is for commands", hint="in a container GPUs are numbered from 0")
     if ids == "index" and options.mig:
         raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
-    leases, who = Leases(), whoami(options.project)
+    leases, who = leases_here(), whoami(options.project)
     limit_s = seconds(options.for_, "--for") if options.for_ else None
     if options.lease:
         return run.within(leases, options.lease, who, options.command, limit_s, ids)
@@ -364,7 +365,7 @@ def _run(options: Options) -> int:
 
 
 def _release(options: Options) -> Ended:
-    leases, who = Leases(), whoami()
+    leases, who = leases_here(), whoami()
     asked = [bool(options.lease), bool(options.holder), options.mine]
     if sum(asked) != 1:
         raise UsageError(
@@ -381,14 +382,16 @@ def _release(options: Options) -> Ended:
         try:
             if leases.release(lease, who, force=options.force, energy=energy):
                 released.append(lease.id)
-                if not leases.is_ours(lease, who):
+                if isinstance(leases, Leases) and not leases.is_ours(
+                    lease, who
+                ):  # the service says it itself
                     syslog.syslog(
                         syslog.LOG_NOTICE, f"gpukiln-gpu: {who.user} took {lease.id} away from {lease.user}"
                     )
         except GpukilnError as error:
             refused.append(error)
             continue
-        if leases.store.is_locked(leases.store.lifeline(lease)):
+        if leases.is_running(lease):
             running.append(lease.id)
     if refused and released:
         raise PartialError(
@@ -407,7 +410,7 @@ def _show_released(node: dict[str, Any], _: Options, print: Print) -> None:
 
 
 def _renew(options: Options) -> Grant:
-    leases, who = Leases(), whoami()
+    leases, who = leases_here(), whoami()
     lease = leases.find(options.lease) if options.lease else None
     if lease is None:
         raise UsageError(
@@ -419,12 +422,14 @@ def _renew(options: Options) -> Grant:
 
 
 def _leases(options: Options) -> Book:
-    leases = None
+    leases: AnyLeases | None = None
     moved: list[str] = []
     adopted: list[str] = []
     if options.rebuild:
+        if isinstance(leases_here(), MemberLeases):
+            raise RefusedError("--rebuild is root's", hint="sudo gpukiln-gpu leases --rebuild")
         leases, moved, adopted = kept.rebuilt()
-    leases = leases or Leases()
+    leases = leases or leases_here()
     if options.reconcile:
         adopted += leases.reconcile(whoami())
     held = leases.current()

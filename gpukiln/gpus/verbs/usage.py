@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from gpukiln.errors import UsageError
+from gpukiln.gpus.client import leases_kept
 from gpukiln.gpus.config import load, machine_price
-from gpukiln.gpus.leases import Leases
 from gpukiln.gpus.store import Lease, boot_clock, folder
 from gpukiln.gpus.text import seconds, short_uuid, table
 from gpukiln.gpus.verb import Option, Options, Verb
@@ -193,10 +193,10 @@ def _usage(options: Options) -> Usage:
     until = time.time()
     uses: list[Use] = []
     message = ""
-    if (folder() / "leases.db").exists():
-        leases = Leases()
+    leases = leases_kept()
+    if leases is not None:
         held = leases.current()  # what ended unseen is in the ledger from here on
-        uses = [one for row in leases.store.ledger() if (one := ended(row, until - window, until))]
+        uses = [one for row in leases.ledger() if (one := ended(row, until - window, until))]
         price = machine_price(load())
         usd_hour = price.usd_hour if price else None
         counters = leases.counters(held)

@@ -1,0 +1,474 @@
+"""The service by which members of the group `gpu` lease: it runs as root, and what it keeps is root's alone.
+
+systemd starts it when somebody connects to its socket (role gpu_tools), which root and the group may open.
+Who asks is who the kernel says (SO_PEERCRED): no message names a user. One connection is one call, answered
+by a process of its own, so whoever waits or breaks something keeps nobody from the others.
+
+A call is a line of JSON, `{"call": NAME, ...}`; the answers are lines too: `{"waiting": WHY}` and at last
+`{"answer": {...}}` with descriptors of locks, or `{"error": {...}}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import select
+import signal
+import socket
+import struct
+import syslog
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpukiln.errors import BusyError, GpukilnError, RefusedError, UnavailableError, UsageError
+from gpukiln.gpus.leases import CONTAINER, DETACHED, JOB, Granted, Leases, Who
+from gpukiln.gpus.model import plain
+from gpukiln.gpus.processes import user_name
+from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Request
+from gpukiln.gpus.store import Lease, written
+
+FIRST_DESCRIPTOR = 3  # of those that systemd passes (sd_listen_fds(3))
+MOST_BYTES, MOST_TEXT, MOST_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in it
+READ_S, IDLE_S = 10.0, 300.0  # for a call to arrive; without a call, until the service ends
+MOST_CALLS, MOST_CALLS_EACH = 256, 32  # at one time, of all users and of each
+GONE_S = 1.0  # between looks whether somebody still waits
+NOT_THEIRS = ("repair", "counts")  # of a request: root's alone, and the machine's
+Answer = dict[str, Any]
+
+
+@dataclasses.dataclass
+class Call:
+    """One call, while it is answered.
+
+    Args:
+        line: The connection.
+        who: Who asks.
+        given: The arguments.
+    """
+
+    line: socket.socket
+    who: Who
+    given: dict[str, Any]
+    looked: float = 0.0
+
+    def waiting(self, why: str) -> None:
+        """Say why there is no answer yet."""
+        _send(self.line, {"waiting": why})
+
+    def gone(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        if time.monotonic() - self.looked < GONE_S:
+            return False
+        self.looked = time.monotonic()
+        try:
+            readable = select.select([self.line], [], [], 0)[0]
+            return bool(readable) and self.line.recv(1, socket.MSG_PEEK) == b""
+        except OSError:
+            return True
+
+    def text(self, name: str) -> str:
+        """An argument that is text.
+
+        Raises:
+            UsageError: It is none, or longer than allowed.
+        """
+        value = self.given.get(name, "")
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise _wrong(name, value, f"text of at most {MOST_TEXT} characters")
+        return value
+
+    def number(self, name: str) -> float | None:
+        """An argument that is a number of 0 or more, or None."""
+        value = self.given.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_sane(value):
+            raise _wrong(name, value, "a number of 0 or more")
+        return float(value)
+
+    def whole(self, name: str) -> int:
+        """An argument that is a whole number of 0 or more."""
+        value = self.number(name)
+        if value is None or value != int(value):
+            raise _wrong(name, self.given.get(name), "a whole number")
+        return int(value)
+
+    def lease(self, leases: Leases) -> Lease:
+        """The lease that is meant.
+
+        Raises:
+            UsageError: It does not hold.
+        """
+        number = self.whole("lease")
+        found = leases.find(str(number))
+        if found is None:
+            raise UsageError(f"there is no lease L-{number}", hint="`gpukiln-gpu leases` lists them")
+        return found
+
+
+def _wrong(name: str, value: Any, wanted: str) -> UsageError:
+    return UsageError(f"{name} is {str(value)[:80]!r}", hint=f"wanted: {wanted}")
+
+
+def _is_sane(value: float) -> bool:
+    return math.isfinite(value) and 0 <= value < 1e12
+
+
+def request_of(data: Any) -> Request:
+    """A request as a call has it.
+
+    Raises:
+        UsageError: A part is of another kind than it should be.
+    """
+    if not isinstance(data, dict):
+        raise _wrong("request", data, "an object")
+    known = {one.name: str(one.type) for one in dataclasses.fields(Request)}
+    values = {}
+    for name, value in data.items():
+        kind = known.get(name, "")
+        if name in NOT_THEIRS or not kind:
+            if value not in (None, False):
+                raise _wrong(name, value, "nothing: it is not a member's to say")
+        elif value is not None or "None" not in kind:
+            values[name] = _typed(name, value, kind)
+    if values.get("mode", EXCLUSIVE) not in (EXCLUSIVE, SHARED) or values.get("count", 1) < 1:
+        raise _wrong("request", data, "a mode and a count")
+    return Request(**values)
+
+
+def _typed(name: str, value: Any, kind: str) -> Any:
+    """A part of a request, of the type of that field."""
+    if kind.startswith("tuple[tuple"):
+        return tuple(_comparison(one) for one in _list(name, value))
+    if kind.startswith("tuple"):
+        part = "str" if "str" in kind else "int"
+        return tuple(_typed(name, one, part) for one in _list(name, value))
+    if kind == "bool":
+        return value is True
+    if kind == "str":
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise _wrong(name, value, "text")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not _is_sane(value):
+        raise _wrong(name, value, "a whole number")
+    return value
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MOST_ITEMS:
+        raise _wrong(name, value, f"a list of at most {MOST_ITEMS}")
+    return value
+
+
+def _comparison(one: Any) -> tuple[str, tuple[int, ...]]:
+    fits = isinstance(one, list) and len(one) == 2 and one[0] in (">=", "<=", "==", ">", "<")
+    if not fits or not all(isinstance(part, int) for part in _list("cuda", one[1])):
+        raise _wrong("cuda", one, "comparisons with versions")
+    return one[0], tuple(one[1])
+
+
+# ---- the calls
+
+
+def _current(leases: Leases, _: Call) -> Answer:
+    return {"leases": [written(one) for one in leases.current()]}
+
+
+def _queue(leases: Leases, _: Call) -> Answer:
+    rows = leases.queue()
+    return {"waiting": [{name: row[name] for name in ("user", "pid", "count", "at")} for row in rows]}
+
+
+def _ledger(leases: Leases, _: Call) -> Answer:
+    leases.current()  # what ended unseen is in the ledger from here on
+    return {"uses": leases.ledger()}
+
+
+def _plan(leases: Leases, call: Call) -> Answer:
+    planned = leases.plan(request_of(call.given.get("request")))
+    return {
+        "devices": [one.uuid for one in planned.devices if one.uuid],
+        "possible": len(planned.possible),
+        "why": planned.why,
+        "considered": plain(planned.considered),
+    }
+
+
+def _acquire(leases: Leases, call: Call) -> Granted:
+    kind, engine = call.text("kind"), call.given.get("engine")
+    if kind not in (JOB, DETACHED, CONTAINER):
+        raise _wrong("kind", kind, f"{JOB}, {DETACHED} or {CONTAINER}")
+    if engine not in (None, "docker", "podman"):
+        raise _wrong("engine", engine, "docker or podman")
+    return leases.acquire(
+        request_of(call.given.get("request")),
+        dataclasses.replace(call.who, project=call.text("project")),
+        kind=kind,
+        hours=call.number("hours"),
+        heartbeat_s=call.number("heartbeat_s"),
+        wait_s=call.number("wait_s") or 0.0,
+        command=str(call.given.get("command", ""))[:MOST_TEXT],
+        engine=engine,
+        on_wait=call.waiting,
+        left=call.gone,
+    )
+
+
+def _release(leases: Leases, call: Call) -> Answer:
+    number = call.whole("lease")
+    lease = next((one for one in leases.current() if one.number == number), None)
+    if lease is None:
+        return {"released": False}
+    force = call.given.get("force") is True
+    done = leases.release(lease, call.who, force=force, energy=leases.counters([lease]))
+    if done and not leases.is_ours(lease, call.who):
+        text = f"gpukiln-gpu: {call.who.user} took {lease.id} away from {lease.user}"
+        syslog.syslog(syslog.LOG_NOTICE, text)
+    return {"released": done}
+
+
+def _renew(leases: Leases, call: Call) -> Answer:
+    return {"lease": written(leases.renew(call.lease(leases), call.who, call.number("hours")))}
+
+
+def _began(leases: Leases, call: Call) -> Answer:
+    lease, pid = call.lease(leases), call.whole("pid")
+    try:
+        owner = Path("/proc", str(pid)).stat().st_uid
+    except OSError:
+        owner = None  # it has ended already
+    if not leases.is_ours(lease, call.who) or owner not in (None, call.who.uid):
+        raise RefusedError(f"{lease.id} or process {pid} is somebody else's")
+    if owner is not None:
+        leases.began(lease, pid)
+    return {}
+
+
+def _reconcile(leases: Leases, call: Call) -> Answer:
+    return {"adopted": leases.reconcile(call.who)}
+
+
+def _is_running(leases: Leases, call: Call) -> Answer:
+    number = call.whole("lease")
+    path = leases.store.path / "alive" / f"L-{number}"
+    return {"running": leases.store.is_locked(path)}
+
+
+def _share(leases: Leases, call: Call) -> tuple[int, ...]:
+    lease = call.lease(leases)
+    if not leases.is_ours(lease, call.who):
+        raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own")
+    return leases.share(lease)
+
+
+CALLS: dict[str, Callable[[Leases, Call], Any]] = {
+    "current": _current,
+    "queue": _queue,
+    "ledger": _ledger,
+    "plan": _plan,
+    "acquire": _acquire,
+    "release": _release,
+    "renew": _renew,
+    "began": _began,
+    "reconcile": _reconcile,
+    "is_running": _is_running,
+    "share": _share,
+}
+
+
+def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
+    """Answer the one call of a connection.
+
+    Args:
+        make: Opens the leases.
+    """
+    descriptors: tuple[int, ...] = ()
+    try:
+        call = Call(line, peer(line), _read(line))
+        name = call.given.get("call")
+        if name not in CALLS:
+            raise _wrong("call", name, ", ".join(CALLS))
+        leases = make()
+        found = CALLS[name](leases, call)
+        if isinstance(found, Granted):
+            descriptors = found.descriptors
+            data = {
+                "lease": written(found.lease),
+                "considered": plain(found.considered),
+                "why": found.why,
+                "indices": dict(found.indices),
+            }
+            try:
+                _send(line, {"answer": data}, descriptors)
+            except OSError:  # who asked is gone: a job's locks go with these descriptors, another lease stays
+                with contextlib.suppress(GpukilnError):
+                    leases.release(found.lease, call.who, force=True)
+        elif isinstance(found, tuple):
+            descriptors = found
+            _send(line, {"answer": {}}, descriptors)
+        else:
+            _send(line, {"answer": found})
+    except GpukilnError as error:
+        _refuse(line, error)
+    except (OSError, ValueError, RecursionError) as error:
+        _refuse(line, UnavailableError(f"the service of leases: {error}"))
+    finally:
+        for number in descriptors:
+            os.close(number)
+
+
+def peer(line: socket.socket) -> Who:
+    """Who is at the other end, as the kernel says (unix(7), SO_PEERCRED).
+
+    Raises:
+        RefusedError: A process of another namespace, whose number means nothing here.
+    """
+    size = struct.calcsize("3i")
+    pid, uid, _gid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    if pid <= 0:
+        raise RefusedError("who asks is in another namespace of process ids", hint="lease on the host")
+    return Who(user_name(uid), uid, pid=pid)
+
+
+def _read(line: socket.socket) -> dict[str, Any]:
+    """The call.
+
+    Raises:
+        UsageError: It is none, or too long.
+    """
+    until, data = time.monotonic() + READ_S, b""
+    while b"\n" not in data:
+        line.settimeout(max(until - time.monotonic(), 0.01))
+        more = line.recv(MOST_BYTES)
+        data += more
+        if not more or len(data) > MOST_BYTES:
+            raise UsageError("no call", hint=f"one line of JSON, {MOST_BYTES} bytes at most")
+    line.settimeout(READ_S)
+    try:
+        found = json.loads(data.partition(b"\n")[0])
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"a call that is no JSON: {str(error)[:80]}") from None
+    if not isinstance(found, dict):
+        raise UsageError("a call that is no object")
+    return found
+
+
+def _send(line: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    if descriptors:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        data = data[line.sendmsg([data], [rights]) :]
+    if data:  # what was sent whole may have been read, and the line closed
+        line.sendall(data)
+
+
+def _refuse(line: socket.socket, error: GpukilnError) -> None:
+    said = {
+        "kind": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+        "details": list(error.details),
+    }
+    with contextlib.suppress(OSError):  # who asked is gone
+        _send(line, {"error": said})
+
+
+# ---- the service
+
+
+def serve(listener: socket.socket, *, idle_s: float = IDLE_S, make: Callable[[], Leases] = Leases) -> None:
+    """Answer calls until there were none for some time; systemd starts it again with the next one.
+
+    Args:
+        listener: Of the socket.
+        make: Opens the leases.
+    """
+    calls: dict[int, int] = {}  # process to user
+    last = time.monotonic()
+    while calls or time.monotonic() - last < idle_s:
+        ready = select.select([listener], [], [], 1.0)[0]
+        for pid in [one for one in calls if os.waitpid(one, os.WNOHANG)[0]]:
+            del calls[pid]
+        if not ready:
+            continue
+        last = time.monotonic()
+        with contextlib.suppress(OSError), listener.accept()[0] as line:  # who connected is gone
+            uid = peer(line).uid if _has_peer(line) else -1
+            if len(calls) >= MOST_CALLS or list(calls.values()).count(uid) >= MOST_CALLS_EACH:
+                _refuse(line, BusyError("too many calls wait for GPUs", hint="end some that wait"))
+                continue
+            pid = os.fork()
+            if pid == 0:
+                _be_call(listener, line, make)
+            calls[pid] = uid
+
+
+def _has_peer(line: socket.socket) -> bool:
+    try:
+        peer(line)
+    except RefusedError as error:
+        _refuse(line, error)
+        return False
+    return True
+
+
+def _be_call(listener: socket.socket, line: socket.socket, make: Callable[[], Leases]) -> None:
+    """Answer a call in this process, and end it."""
+    code = 1
+    try:
+        listener.close()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        answer(line, make)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+@contextlib.contextmanager
+def listening(path: Path | None) -> Iterator[socket.socket]:
+    """The socket that systemd passed, else one that is made at a path.
+
+    Raises:
+        UsageError: Nothing was passed, and no path is named.
+    """
+    if os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1":
+        with socket.socket(fileno=FIRST_DESCRIPTOR) as listener:
+            yield listener
+        return
+    if path is None:
+        raise UsageError(
+            "serve is started by systemd", hint="systemctl enable --now gpukiln-gpu-leases.socket"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        before = os.umask(0o117)  # root, and the group of the socket's folder
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(64)
+        yield listener
+
+
+def main(argv: list[str]) -> int:
+    """`gpukiln-gpu serve [--socket PATH]`; returns the exit code.
+
+    Raises:
+        RefusedError: This is not root.
+        UsageError: It was not started by systemd, and no path is named.
+    """
+    given = argparse.ArgumentParser(prog="gpukiln-gpu serve", description=__doc__)
+    given.add_argument("--socket", help="listen here, where systemd passes no socket", metavar="PATH")
+    path = given.parse_args(argv).socket
+    if os.geteuid() != 0:
+        raise RefusedError("serve answers others, and is root's", hint="sudo gpukiln-gpu serve --socket PATH")
+    with listening(Path(path) if path else None) as listener:
+        serve(listener)
+    return 0

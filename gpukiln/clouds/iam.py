@@ -157,7 +157,6 @@ def boundary_arn(partition: str, account: str) -> str:
     """The managed policy that bounds what roles of workspaces can do, whatever their own policies say.
 
     Args:
-        partition: As in `partition_of`.
         account: Its id, or `OWN_ACCOUNT` in a condition.
     """
     return f"arn:{partition}:iam::{account}:policy{BOUNDARY_PATH}{BOUNDARY_NAME}"

@@ -17,6 +17,7 @@ from gpukiln.workspaces import rights
 from gpukiln.workspaces.contract import Capabilities, Workspace
 from tests.support.iam_exposure import findings
 from tests.support.plans import VERDICT, ec2_with_a_base, plan
+from tests.support.recorder import Call, Touched, denied
 
 ACCOUNT, KEY = "111122223333", "arn:aws:kms:us-west-2:111122223333:key/1"
 REFERENCE = "arn:aws:secretsmanager:us-west-2:111122223333:secret:hf-AbCdEf"
@@ -45,6 +46,15 @@ def allow(actions, resource, **condition):
         "Version": "2012-10-17",
         "Statement": [statement | ({"Condition": condition} if condition else {})],
     }
+
+
+def touching(action, *, given=(), had=(), within=""):
+    touched = Touched("arn:aws:ec2:us-west-2::image/ami-1", frozenset(given), frozenset(had))
+    return Call("", "", action, "us-west-2", (touched,), within)
+
+
+def tagging(within="", **tags):
+    return touching("ec2:CreateTags", within=within, **tags)
 
 
 ROLES = "arn:aws:iam::111122223333:role/gpukiln/workspace/*"
@@ -188,6 +198,26 @@ def test_a_first_tag_is_every_tag_of_an_image_and_no_proof(tmp_path):
     for statement in permissions.statements():
         if statement.tag_keys:
             assert not {*proof_tags("eks-gpu", [judged_by(VERDICT)])} & {*statement.tag_keys}
+
+
+@pytest.mark.parametrize(
+    ("step", "job", "allowed"),
+    [
+        (tagging("CreateImage", given={"gpukiln:recipe", "gpukiln:stage"}), "build", True),
+        (tagging(given={"gpukiln:recipe", "gpukiln:digest"}), "build", True),
+        (tagging(given={"gpukiln:recipe", "gpukiln:image"}), "build", False),
+        (tagging(given={"gpukiln:image"}), "build", False),
+        (tagging(given={"gpukiln:image"}, had={"gpukiln:recipe"}), "verify", True),
+        (tagging(given={"gpukiln:recipe", "gpukiln:build"}), "sweep", True),
+        (tagging(given={"gpukiln:recipe", "gpukiln:image"}), "sweep", False),
+        (tagging(given={"gpukiln:image"}, had={"gpukiln:recipe"}), "prune", False),
+        (touching("ec2:ModifyImageAttribute"), "build", False),
+        (touching("ec2:ModifyImageAttribute", had={"gpukiln:recipe"}), "build", True),
+        (touching("ec2:DeregisterImage"), "prune", False),
+    ],
+)
+def test_what_has_no_tag_of_ours_is_left_alone(step, job, allowed):
+    assert (denied([step], policy([job], Scope())) == []) == allowed
 
 
 @pytest.mark.parametrize(

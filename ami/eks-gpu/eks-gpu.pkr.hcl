@@ -14,10 +14,6 @@ variable "ami_name" {
   type = string
 }
 
-variable "ami_description" {
-  type = string
-}
-
 variable "instance_type" {
   type = string
 }
@@ -129,7 +125,6 @@ source "amazon-ebs" "node" {
   subnet_id                  = var.subnet_id
   security_group_id          = var.security_group_id
   ami_name                   = var.ami_name
-  ami_description            = var.ami_description
   ami_virtualization_type    = "hvm"
   ena_support                = true
   tags                       = var.tags

@@ -43,6 +43,8 @@ data "aws_subnets" "all" {
   }
 }
 
+data "aws_caller_identity" "this" {}
+
 data "aws_subnet" "this" {
   id = local.subnet_ids[var.subnet]
 }
@@ -84,11 +86,14 @@ resource "aws_security_group" "this" {
   }
 }
 
+# The boundary is the account's: `invoke cloud.policy --for workspace-boundary` prints it.
 resource "aws_iam_role" "this" {
-  count              = local.own_profile ? 1 : 0
-  name               = local.role.name
-  assume_role_policy = local.role.assume_role_policy
-  tags               = local.role.tags
+  count                = local.own_profile ? 1 : 0
+  name                 = local.role.name
+  path                 = local.role.path
+  assume_role_policy   = local.role.assume_role_policy
+  permissions_boundary = format(local.role.permissions_boundary, data.aws_caller_identity.this.account_id)
+  tags                 = local.role.tags
 }
 
 resource "aws_iam_role_policy" "this" {
@@ -101,6 +106,7 @@ resource "aws_iam_role_policy" "this" {
 resource "aws_iam_instance_profile" "this" {
   count = local.own_profile ? 1 : 0
   name  = local.role.name
+  path  = local.role.path
   role  = aws_iam_role.this[0].name
   tags  = local.role.tags
 }

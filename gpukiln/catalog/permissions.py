@@ -50,6 +50,10 @@ class Statement:
         needs: An option without which the statement is left out.
         region: The region where the calls are made, whatever regions the policy is for, or an empty string.
         through: A service that must make the call on the caller's behalf, or an empty string.
+        tag_keys: The only tags that the request may give; none: any.
+        bound: Whether the role must have the permissions boundary of workspaces.
+        passed_to: The service that a role may be passed to, or an empty string.
+        for_aws: Whether a grant must be for a service of AWS.
     """
 
     sid: str
@@ -61,6 +65,10 @@ class Statement:
     needs: Literal["", "kms_keys", "module_cache"] = ""
     region: str = ""
     through: str = ""
+    tag_keys: tuple[str, ...] = ()
+    bound: bool = False
+    passed_to: Literal["", "ec2"] = ""
+    for_aws: bool = False
 
 
 @cache

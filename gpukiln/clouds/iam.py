@@ -17,6 +17,14 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 # CreateRepository of ECR's API reference, repositoryName
 _ECR_NAME = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 _IDS = re.compile(r"\d+/\d+", re.ASCII)
+# Requests to these carry the region of the partition's control plane, wherever the caller works (AWS
+# Organizations user guide, "Deny access to AWS based on the requested AWS Region": exempt by NotAction).
+GLOBAL_SERVICES = frozenset({"iam", "organizations", "sts"})
+ROLE_PATH = "/gpukiln/workspace/"
+"""Of the roles and instance profiles of workspaces: roles with it have the boundary, see `boundary_arn`."""
+BOUNDARY_PATH, BOUNDARY_NAME = "/gpukiln/", "gpukiln-workspace-boundary"
+BOUNDARY_JOB = "workspace-boundary"
+OWN_ACCOUNT = "${aws:PrincipalAccount}"  # IAM replaces it by the caller's
 
 Document = dict[str, Any]
 
@@ -27,7 +35,7 @@ class Scope:
 
     Args:
         channels: The channels that may be moved.
-        repository: The repository of ECR that may be pushed to.
+        repository: The repository of ECR that may be pushed to; without it those below gpukiln/.
         kms_keys: ARNs of the keys that volumes and copies are encrypted with, but for AWS's own `aws/ebs`;
             without them the calls on keys are left out.
         module_cache: The s3://BUCKET/PREFIX of --module-cache; without it the calls of S3 are left out.
@@ -145,6 +153,20 @@ def trust(
     }
 
 
+def boundary_arn(partition: str, account: str) -> str:
+    """The managed policy that bounds what roles of workspaces can do, whatever their own policies say.
+
+    Args:
+        account: Its id, or `OWN_ACCOUNT` in a condition.
+    """
+    return f"arn:{partition}:iam::{account}:policy{BOUNDARY_PATH}{BOUNDARY_NAME}"
+
+
+def ec2_service(partition: str) -> str:
+    """EC2 as a principal, and as what a role is passed to."""
+    return "ec2.amazonaws.com.cn" if partition == "aws-cn" else "ec2.amazonaws.com"
+
+
 def _with_included(jobs: Iterable[str]) -> set[str]:
     known = permissions.jobs()
     wanted = set(jobs)
@@ -179,13 +201,22 @@ def _statement(statement: permissions.Statement, actions: list[str], scope: Scop
         condition.setdefault("Null", {})[f"aws:ResourceTag/{statement.has_tag}"] = "false"
     if statement.gets_tag:
         condition.setdefault("Null", {})[f"aws:RequestTag/{statement.gets_tag}"] = "false"
+    if statement.tag_keys:
+        condition["ForAllValues:StringEquals"] = {"aws:TagKeys": list(statement.tag_keys)}
+    if statement.bound:
+        arn = boundary_arn(scope.partition, scope.account or OWN_ACCOUNT)
+        condition.setdefault("StringEquals", {})["iam:PermissionsBoundary"] = arn
+    if statement.passed_to:
+        condition.setdefault("StringEquals", {})["iam:PassedToService"] = ec2_service(scope.partition)
+    if statement.for_aws:
+        condition["Bool"] = {"kms:GrantIsForAWSResource": "true"}
     if statement.creating:
         condition.setdefault("StringEquals", {})["ec2:CreateAction"] = list(statement.creating)
     if statement.through:
         suffix = "amazonaws.com.cn" if scope.partition == "aws-cn" else "amazonaws.com"
         services = [f"{statement.through}.{region}.{suffix}" for region in scope.regions or ("*",)]
         condition.setdefault("StringLike", {})["kms:ViaService"] = services
-    elif scope.regions:
+    elif scope.regions and not {action.partition(":")[0] for action in actions} <= GLOBAL_SERVICES:
         regions = [statement.region] if statement.region else list(scope.regions)
         condition.setdefault("StringEquals", {})["aws:RequestedRegion"] = regions
     return {
@@ -206,7 +237,7 @@ def _arns(template: str, scope: Scope) -> list[str]:
         "partition": scope.partition,
         "region": scope.regions[0] if len(scope.regions) == 1 else "*",
         "account": scope.account or "*",
-        "repository": scope.repository or "*",
+        "repository": scope.repository or "gpukiln/*",
         "bucket": bucket,
         "prefix": f"{prefix}/" if prefix else "",
     }

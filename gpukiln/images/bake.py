@@ -180,8 +180,11 @@ def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> It
                 progress.show(Text(f"the compiled modules were not kept: {error}"))
 
 
-def finish(cloud: Cloud, baked: Bake) -> None:
+def finish(cloud: Cloud, plan: Plan, baked: Bake) -> None:
     """Give an image what Packer 1.6.6 has no option for; a second time changes nothing.
+
+    Packer would give the description before the tags, and the policy of `cloud.policy` lets only what
+    is tagged be changed.
 
     Raises:
         UnavailableError: The cloud refused.
@@ -190,6 +193,9 @@ def finish(cloud: Cloud, baked: Bake) -> None:
         ec2 = cloud.client("ec2")
         # machines from this AMI take IMDSv2 only
         ec2.modify_image_attribute(ImageId=baked.image_id, ImdsSupport={"Value": "v2.0"})
+        driver = plan.component("nvidia_driver").version
+        described = f"{plan.image} with NVIDIA {driver} on {plan.base.name}"
+        ec2.modify_image_attribute(ImageId=baked.image_id, Description={"Value": described})
         ec2.create_tags(Resources=[baked.image_id], Tags=tag_list({"gpukiln:kernel": baked.kernel}))
 
 
@@ -239,12 +245,11 @@ def packer_variables(
         extra_vars: JSON file for Ansible.
         manifest: File for the result.
     """
-    name, driver = image_name(plan, build), plan.component("nvidia_driver").version
+    name = image_name(plan, build)
     return {
         "region": plan.region,
         "source_ami": source_ami,
         "ami_name": name,
-        "ami_description": f"{plan.image} with NVIDIA {driver} on {plan.base.name}",
         "instance_type": plan.builder_instance_type,
         "ssh_username": plan.base.ssh_user,
         "ssh_keypair_name": access.key_name,

@@ -92,7 +92,7 @@ def build_image(
 
         try:
             baked = bake(plan, cloud, build, progress, saved, stage, made=made)
-            finish(cloud, baked)
+            finish(cloud, plan, baked)
             record = replace(record, durations_s=dict(progress.durations))
             build.write(record)
             subject = subject_of(plan, baked.image_id, build.id)

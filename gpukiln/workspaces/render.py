@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from gpukiln.clouds.iam import ROLE_PATH, boundary_arn, partition_of
 from gpukiln.errors import UsageError
 from gpukiln.instances.launch import SPOT
 from gpukiln.instances.tags import tags_of
@@ -76,6 +77,9 @@ def tfvars(
         },
         "role": {
             "name": rights.role_name(wanted),
+            "path": ROLE_PATH,
+            # Rendering asks no cloud: Terraform fills in the account.
+            "permissions_boundary": boundary_arn(partition_of([wanted.region]), "%s"),
             "assume_role_policy": json.dumps(rights.trust(wanted)),
             "policy_name": rights.POLICY,
             "policy": json.dumps(rights.policy(wanted)),

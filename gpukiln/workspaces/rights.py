@@ -5,11 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.clouds.iam import VERSION, partition_of
-from gpukiln.errors import RefusedError, UsageError
+from gpukiln.clouds.iam import (
+    BOUNDARY_JOB,
+    BOUNDARY_NAME,
+    BOUNDARY_PATH,
+    ROLE_PATH,
+    VERSION,
+    Scope,
+    boundary_arn,
+    ec2_service,
+    partition_of,
+)
+from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.tags import MANAGED, MANAGED_TAG, OWN_TAGS, WORKSPACE_TAG, workspace_tags
@@ -34,6 +45,7 @@ def instance_profile(cloud: Cloud, wanted: Workspace) -> str:
     """The instance profile of a workspace: the one that was named, else one of its own, made or mended.
 
     IAM shows what is new only after a while: a launch that does not know it yet is tried again.
+    A role without the boundary, of an earlier version, is replaced: no machine of the workspace has it now.
 
     Returns:
         Its name; empty where the machine gets no rights.
@@ -51,14 +63,20 @@ def instance_profile(cloud: Cloud, wanted: Workspace) -> str:
     name, tags = role_name(wanted), tag_list(workspace_tags(wanted, PART))
     iam = cloud.client("iam")
     with explain_aws_errors("give the workspace's machine its rights"):
+        account = cloud.client("sts").get_caller_identity()["Account"]
+        bound = boundary_arn(partition_of([wanted.region]), account)
         try:
-            iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trust(wanted)), Tags=tags)
+            _create_role(iam, wanted, bound)
         except iam.exceptions.EntityAlreadyExistsException:
-            _require_ours(iam, wanted, name)
+            role = _require_ours(iam, wanted, name)
+            there = role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn")
+            if (role["Path"], there) != (ROLE_PATH, bound):
+                remove_profile(cloud, wanted)
+                _create_role(iam, wanted, bound)
         iam.put_role_policy(RoleName=name, PolicyName=POLICY, PolicyDocument=json.dumps(document))
         # One that is there is of a call that was interrupted: the role of that name is ours.
         with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
-            iam.create_instance_profile(InstanceProfileName=name, Tags=tags)
+            iam.create_instance_profile(InstanceProfileName=name, Path=ROLE_PATH, Tags=tags)
         roles = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Roles"]
         if not roles:
             iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
@@ -96,12 +114,10 @@ def role_name(wanted: Workspace) -> str:
 
 def trust(wanted: Workspace) -> dict[str, Any]:
     """Who takes the role: EC2, for the machine."""
-    suffix = "amazonaws.com.cn" if partition_of([wanted.region]) == "aws-cn" else "amazonaws.com"
+    service = ec2_service(partition_of([wanted.region]))
     return {
         "Version": VERSION,
-        "Statement": [
-            {"Effect": "Allow", "Principal": {"Service": f"ec2.{suffix}"}, "Action": "sts:AssumeRole"}
-        ],
+        "Statement": [{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}],
     }
 
 
@@ -112,37 +128,82 @@ def policy(wanted: Workspace) -> dict[str, Any]:
         UsageError: A secret or the cache is none.
     """
     partition = partition_of([wanted.region])
-    statements: list[dict[str, Any]] = [
-        {
-            "Sid": "TagItself",
-            "Effect": "Allow",
-            "Action": "ec2:CreateTags",
-            "Resource": f"arn:{partition}:ec2:{wanted.region}:*:instance/*",
-            "Condition": {
-                "StringEquals": {f"aws:ResourceTag/{WORKSPACE_TAG}": wanted.workspace_name},
-                "ForAllValues:StringEquals": {"aws:TagKeys": list(OWN_TAGS)},
-            },
-        },
-        {"Sid": "SessionManager", "Effect": "Allow", "Action": list(SESSION_MANAGER), "Resource": "*"},
-    ]
+    of_workspace = {f"aws:ResourceTag/{WORKSPACE_TAG}": wanted.workspace_name}
+    instances = f"arn:{partition}:ec2:{wanted.region}:*:instance/*"
     secrets, parameters = _secrets(wanted)
-    if secrets:
-        statements.append(
-            {
-                "Sid": "ReadSecrets",
-                "Effect": "Allow",
-                "Action": "secretsmanager:GetSecretValue",
-                "Resource": secrets,
-            }
+    prefix = f"arn:{partition}:ssm:{wanted.region}:*:parameter/"
+    return {
+        "Version": VERSION,
+        "Statement": [
+            _tag_itself(instances, of_workspace),
+            _session_manager(),
+            *_read(secrets, [prefix + name.lstrip("/") for name in parameters]),
+            *_cache(wanted.capabilities.artifact_cache, partition),
+        ],
+    }
+
+
+def boundary(scope: Scope, secrets: Sequence[str] = (), artifact_cache: str = "") -> dict[str, Any]:
+    """The most that the machine of any workspace may do: the permissions boundary of their roles.
+
+    Args:
+        scope: Its account and regions.
+        secrets: ARNs of secrets and names of parameters that workspaces may read; `*` at the end is any.
+        artifact_cache: The s3://BUCKET/PREFIX that they may read and write.
+
+    Raises:
+        UsageError: The account, a secret or the cache is none.
+    """
+    if not re.fullmatch(r"\d{12}", scope.account):
+        raise UsageError(f"{scope.account!r} is no account id", hint="twelve digits: --account 111122223333")
+    partition, region = scope.partition, scope.regions[0] if len(scope.regions) == 1 else "*"
+    arns = [one for one in secrets if SECRET.fullmatch(one)]
+    names = [one for one in secrets if one not in arns]
+    if wrong := [one for one in names if not PARAMETER.fullmatch(one.removesuffix("*").rstrip("/"))]:
+        raise UsageError(
+            f"{wrong[0]!r} is neither a secret nor a parameter",
+            hint="ARNs of Secrets Manager and names of SSM parameters, for example /team/*",
         )
-    if parameters:
-        resources = [
-            f"arn:{partition}:ssm:{wanted.region}:*:parameter/{name.lstrip('/')}" for name in parameters
-        ]
-        statements.append(
-            {"Sid": "ReadParameters", "Effect": "Allow", "Action": "ssm:GetParameter", "Resource": resources}
-        )
-    return {"Version": VERSION, "Statement": [*statements, *_cache(wanted, partition)]}
+    instances = f"arn:{partition}:ec2:{region}:{scope.account}:instance/*"
+    prefix = f"arn:{partition}:ssm:{region}:{scope.account}:parameter/"
+    regional = [
+        _tag_itself(instances, {f"aws:ResourceTag/{MANAGED_TAG}": MANAGED}),
+        _session_manager(),
+        *_read(arns, [prefix + name.lstrip("/") for name in names]),
+    ]
+    for statement in regional if scope.regions else ():
+        equal = statement.setdefault("Condition", {}).setdefault("StringEquals", {})
+        equal["aws:RequestedRegion"] = list(scope.regions)
+    return {"Version": VERSION, "Statement": [*regional, *_cache(artifact_cache, partition)]}
+
+
+def _tag_itself(instances: str, tags: dict[str, str]) -> dict[str, Any]:
+    return {
+        "Sid": "TagItself",
+        "Effect": "Allow",
+        "Action": "ec2:CreateTags",
+        "Resource": instances,
+        "Condition": {
+            "StringEquals": dict(tags),
+            "ForAllValues:StringEquals": {"aws:TagKeys": list(OWN_TAGS)},
+        },
+    }
+
+
+def _session_manager() -> dict[str, Any]:
+    return {"Sid": "SessionManager", "Effect": "Allow", "Action": list(SESSION_MANAGER), "Resource": "*"}
+
+
+def _read(secrets: list[str], parameters: list[str]) -> list[dict[str, Any]]:
+    asked = (
+        ("ReadSecrets", "secretsmanager:GetSecretValue", secrets),
+        ("ReadParameters", "ssm:GetParameter", parameters),
+    )
+    return [
+        {"Sid": sid, "Effect": "Allow", "Action": action, "Resource": resources}
+        for sid, action, resources in asked
+        if resources
+    ]
 
 
 def _secrets(wanted: Workspace) -> tuple[list[str], list[str]]:
@@ -161,8 +222,7 @@ def _secrets(wanted: Workspace) -> tuple[list[str], list[str]]:
     return sorted(secrets), sorted(parameters)
 
 
-def _cache(wanted: Workspace, partition: str) -> list[dict[str, Any]]:
-    cache = wanted.capabilities.artifact_cache
+def _cache(cache: str | None, partition: str) -> list[dict[str, Any]]:
     if not cache or EFS.fullmatch(cache):  # EFS is reached by the network, not by rights
         return []
     found = CACHE.fullmatch(cache)
@@ -187,10 +247,31 @@ def _cache(wanted: Workspace, partition: str) -> list[dict[str, Any]]:
     ]
 
 
-def _require_ours(iam: Any, wanted: Workspace, name: str) -> None:
-    tags = tags_of(iam.get_role(RoleName=name)["Role"])
+def _create_role(iam: Any, wanted: Workspace, bound: str) -> None:
+    try:
+        iam.create_role(
+            RoleName=role_name(wanted),
+            Path=ROLE_PATH,
+            AssumeRolePolicyDocument=json.dumps(trust(wanted)),
+            PermissionsBoundary=bound,
+            Tags=tag_list(workspace_tags(wanted, PART)),
+        )
+    except iam.exceptions.NoSuchEntityException as error:
+        account = bound.split(":")[4]
+        raise UnavailableError(
+            f"the account has no policy {bound}, which bounds the rights of workspaces",
+            hint=f"an administrator creates it once: `invoke cloud.policy --for {BOUNDARY_JOB} "
+            f"--account {account} >boundary.json`, `aws iam create-policy --path {BOUNDARY_PATH} "
+            f"--policy-name {BOUNDARY_NAME} --policy-document file://boundary.json`",
+        ) from error
+
+
+def _require_ours(iam: Any, wanted: Workspace, name: str) -> dict[str, Any]:
+    role: dict[str, Any] = iam.get_role(RoleName=name)["Role"]
+    tags = tags_of(role)
     if tags.get(MANAGED_TAG) != MANAGED or tags.get(WORKSPACE_TAG) != wanted.workspace_name:
         raise RefusedError(
             f"the role {name} is none of ours: it lacks the tag {MANAGED_TAG}={MANAGED}",
             hint="another workspace name, or remove that role",
         )
+    return role

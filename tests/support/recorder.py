@@ -243,6 +243,8 @@ def _allows(statement, call: Call, touched: Touched) -> bool:
 
 def _holds(operator: str, name: str, wanted, call: Call, touched: Touched) -> bool:
     kind, _, tag = name.partition("/")
+    if (operator, name) == ("ForAllValues:StringEquals", "aws:TagKeys"):
+        return touched.given <= frozenset(wanted)
     if (operator, name) == ("StringEquals", "aws:RequestedRegion"):
         return call.region in wanted
     if (operator, name) == ("StringEquals", "ec2:CreateAction"):

@@ -27,6 +27,7 @@ ERRORS = {  # kind: status, code
     "expired": (400, "RequestExpired"),
     "throttled": (503, "RequestLimitExceeded"),
     "broken": (500, "InternalError"),
+    "missing": (404, "NoSuchEntity"),
 }
 
 

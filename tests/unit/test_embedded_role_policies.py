@@ -1,6 +1,7 @@
 """What a machine may do with the keys of its role: as its policies say, and with its own signature."""
 
 import json
+from contextlib import contextmanager
 
 import boto3
 import pytest
@@ -8,12 +9,27 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from gpukiln.clouds.embedded import role_policies
+from gpukiln.clouds.iam import BOUNDARY_NAME, BOUNDARY_PATH, Scope, boundary_arn
 from gpukiln.workspaces import agent, rights
 from gpukiln.workspaces.contract import Capabilities, Workspace
-from gpukiln.workspaces.tags import WORKSPACE_TAG
+from gpukiln.workspaces.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG
 from tests.support.release_cloud import HOME, Cloud, make_image, server, tell
 
 PARAMETER, OTHER = "/vision/key", "/theirs/key"
+
+
+@contextmanager
+def bounded(*secrets):
+    """The account has the boundary of workspaces, with these secrets and parameters."""
+    iam, account = Cloud().client("iam"), "123456789012"
+    document = rights.boundary(Scope(account, [HOME]), secrets)
+    named = {"PolicyName": BOUNDARY_NAME, "Path": BOUNDARY_PATH, "PolicyDocument": json.dumps(document)}
+    arn = iam.create_policy(**named)["Policy"]["Arn"]
+    assert arn == boundary_arn("aws", account)
+    try:
+        yield
+    finally:
+        iam.delete_policy(PolicyArn=arn)
 
 
 class Machine:
@@ -61,6 +77,24 @@ def machine():
     named = Capabilities(secrets={"TOKEN": arn, "KEY": PARAMETER})
     yield Machine(Workspace("vision", "ann", HOME, capabilities=named))
     tell("reset")
+
+
+def test_the_boundary_counts_as_well(machine):
+    """IAM user guide, "Permissions boundaries for IAM entities": what both allow."""
+    ssm, ec2, inside = machine.client("ssm"), machine.client("ec2"), ["/vision/*"]
+    with bounded():
+        code, message = refused(ssm.get_parameter, Name=PARAMETER)
+        assert code == "AccessDeniedException"
+        assert message.endswith("because no permissions boundary allows the ssm:GetParameter action")
+    with bounded(*inside):
+        assert ssm.get_parameter(Name=PARAMETER)["Parameter"]["Value"]
+        assert "no identity-based policy" in refused(ssm.get_parameter, Name=OTHER)[1]
+        tag = {"Resources": [machine.id], "Tags": [{"Key": "gpukiln:stage", "Value": "ready"}]}
+        message = refused(ec2.create_tags, **tag)[1]
+        assert "no permissions boundary" in message, "the machine lacks the tag"
+        managed = [{"Key": MANAGED_TAG, "Value": MANAGED}]
+        Cloud().client("ec2").create_tags(Resources=[machine.id], Tags=managed)
+        ec2.create_tags(**tag)
 
 
 def refused(call, **arguments):

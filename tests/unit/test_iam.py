@@ -61,6 +61,10 @@ def test_iam_knows_the_actions_with_these_resources_and_conditions(statement):
         *((f"aws:ResourceTag/{TAG_KEY}",) if statement.has_tag else ()),
         *((f"aws:RequestTag/{TAG_KEY}",) if statement.gets_tag else ()),
         *(("ec2:CreateAction",) if statement.creating else ()),
+        *(("aws:TagKeys",) if statement.tag_keys else ()),
+        *(("iam:PermissionsBoundary",) if statement.bound else ()),
+        *(("iam:PassedToService",) if statement.passed_to else ()),
+        *(("kms:GrantIsForAWSResource",) if statement.for_aws else ()),
     }
     used = set()
     for call in statement.calls:
@@ -139,9 +143,11 @@ def test_prices_are_asked_for_where_the_price_list_is():
 
 @pytest.mark.parametrize("job", ["build", "verify", "release"])
 def test_what_starts_machines_or_copies_may_use_the_key_of_their_volumes(job):
-    keys = statement_of(policy([job], Scope(kms_keys=[KEY])), "UseKeys")
-    assert keys["Resource"] == [KEY]
-    assert {"kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey"} <= set(keys["Action"])
+    document = policy([job], Scope(kms_keys=[KEY]))
+    keys, grants = statement_of(document, "UseKeys"), statement_of(document, "GrantForVolumes")
+    assert keys["Resource"] == grants["Resource"] == [KEY]
+    assert {"kms:Decrypt", "kms:DescribeKey"} <= set(keys["Action"])
+    assert grants["Action"] == ["kms:CreateGrant"]
     assert not [
         one for one in policy(["prune"], Scope(kms_keys=[KEY]))["Statement"] if one["Sid"] == "UseKeys"
     ]

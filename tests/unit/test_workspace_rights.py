@@ -1,17 +1,21 @@
 """A workspace's machine may tag itself, be reached by session manager, and read what was named."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
+from gpukiln.instances.tags import tag_list
 from gpukiln.workspaces import rights
 from gpukiln.workspaces.contract import Capabilities, Workspace
+from gpukiln.workspaces.tags import workspace_tags
 from tests.support.release_cloud import Cloud, fault, tell
 
 WANTED = Workspace("vision", "ann", "us-west-2")
 REFERENCE = "arn:aws:secretsmanager:us-west-2:111122223333:secret:hf-AbCdEf"
 NAME = "gpukiln-workspace-us-west-2-vision"
+BOUNDARY = "arn:aws:iam::123456789012:policy/gpukiln/gpukiln-workspace-boundary"
 
 
 @pytest.fixture
@@ -63,11 +67,55 @@ def test_a_profile_is_made_once_and_goes_whole(cloud):
     assert rights.instance_profile(cloud, replace(WANTED, instance_profile_name="theirs")) == "theirs"
     for _ in range(2):
         assert rights.instance_profile(cloud, WANTED) == NAME
-    [role] = iam.get_instance_profile(InstanceProfileName=NAME)["InstanceProfile"]["Roles"]
+    profile = iam.get_instance_profile(InstanceProfileName=NAME)["InstanceProfile"]
+    [role] = profile["Roles"]
     assert role["RoleName"] == NAME
+    assert profile["Path"] == role["Path"] == "/gpukiln/workspace/"
+    assert boundary_of(iam) == BOUNDARY
     assert rights.remove_profile(cloud, WANTED)
     assert not rights.remove_profile(cloud, WANTED)
     assert NAME not in [one["RoleName"] for one in iam.list_roles()["Roles"]]
+
+
+def boundary_of(iam):
+    return iam.get_role(RoleName=NAME)["Role"]["PermissionsBoundary"]["PermissionsBoundaryArn"]
+
+
+@pytest.mark.parametrize(
+    "has",
+    [
+        {},
+        {"Path": "/gpukiln/workspace/"},
+        {"Path": "/gpukiln/workspace/", "PermissionsBoundary": "arn:aws:iam::123456789012:policy/other"},
+        {"PermissionsBoundary": BOUNDARY},
+    ],
+    ids=["earlier version", "unbound", "bound otherwise", "elsewhere"],
+)
+def test_a_role_of_ours_without_the_boundary_is_replaced(cloud, has):
+    """The policy of the caller can't change it, nor pass it to a machine."""
+    iam = cloud.client("iam")
+    tags = tag_list(workspace_tags(WANTED, rights.PART))
+    iam.create_role(
+        RoleName=NAME, AssumeRolePolicyDocument=json.dumps(rights.trust(WANTED)), Tags=tags, **has
+    )
+    iam.put_role_policy(
+        RoleName=NAME, PolicyName=rights.POLICY, PolicyDocument=json.dumps(rights.policy(WANTED))
+    )
+    iam.create_instance_profile(InstanceProfileName=NAME)
+    iam.add_role_to_instance_profile(InstanceProfileName=NAME, RoleName=NAME)
+    assert rights.instance_profile(cloud, WANTED) == NAME
+    profile = iam.get_instance_profile(InstanceProfileName=NAME)["InstanceProfile"]
+    assert profile["Path"] == profile["Roles"][0]["Path"] == "/gpukiln/workspace/"
+    assert boundary_of(iam) == BOUNDARY
+    assert iam.list_role_policies(RoleName=NAME)["PolicyNames"] == [rights.POLICY]
+
+
+def test_an_account_without_the_boundary_is_said(cloud):
+    """IAM answers so for a boundary that is not there (CreateRole, NoSuchEntity)."""
+    tell("faults", [fault("CreateRole", "missing")])
+    with pytest.raises(UnavailableError, match="gpukiln-workspace-boundary") as caught:
+        rights.instance_profile(cloud, WANTED)
+    assert "cloud.policy --for workspace-boundary --account 123456789012" in caught.value.hint
 
 
 def test_a_role_of_somebody_elses_is_left_alone(cloud):

@@ -374,6 +374,13 @@ def test_the_role_is_the_one_that_up_makes(layout):
     made = iam.get_role(RoleName=name)["Role"]
     assert value_of(role["name"], values) == value_of(profile["name"], values) == name
     assert json.loads(value_of(role["assume_role_policy"], values)) == made["AssumeRolePolicyDocument"]
+    assert value_of(role["path"], values) == value_of(profile["path"], values) == made["Path"]
+    assert role["permissions_boundary"] == (
+        "${format(local.role.permissions_boundary, data.aws_caller_identity.this.account_id)}"
+    )
+    account = made["Arn"].split(":")[4]
+    boundary = made["PermissionsBoundary"]["PermissionsBoundaryArn"]
+    assert values["role"]["permissions_boundary"] % account == boundary
     assert value_of(role["tags"], values) == value_of(profile["tags"], values) == tags_of(made)
     [policy] = iam.list_role_policies(RoleName=name)["PolicyNames"]
     assert value_of(inline["name"], values) == policy

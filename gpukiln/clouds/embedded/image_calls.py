@@ -139,7 +139,7 @@ def _image(response: Any) -> Any:
 
 
 def _with_public_access_rules(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """ModifyImageAttribute keeps IMDS support, and makes nothing public that must not be."""
+    """ModifyImageAttribute keeps IMDS support and description, and makes nothing public that must not be."""
 
     def modify_image_attribute(self: Any) -> Any:
         added = self._get_param("LaunchPermission", {}).get("Add", [])
@@ -154,6 +154,8 @@ def _with_public_access_rules(original: Callable[[Any], Any]) -> Callable[[Any],
         answer = original(self)
         if imds := self._get_param("ImdsSupport"):
             _image(self).imds_support = imds["Value"]
+        if described := self._get_param("Description"):
+            _image(self).description = described["Value"]
         return answer
 
     return modify_image_attribute

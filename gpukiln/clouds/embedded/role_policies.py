@@ -1,7 +1,8 @@
 """What the role of an instance may do: a signature that is not its own, or a call that it lacks, is refused.
 
 Of CreateTags, GetParameter and GetSecretValue resources and conditions count; of every other call, whether a
-statement allows it for anything. IAM user guide, "Policy evaluation logic" and "IAM JSON policy elements".
+statement allows it for anything. A permissions boundary that the account has must allow it too. IAM user
+guide, "Policy evaluation logic", "IAM JSON policy elements" and "Troubleshoot access denied error messages".
 moto's own look at policies passes over the conditions that it does not know (moto.iam.access_control).
 """
 
@@ -9,7 +10,8 @@ import hmac
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -55,13 +57,15 @@ def refusal(environ: dict[str, Any], instance: Any, role: Any) -> Refusal | None
     action = f"{service}:{target.rpartition('.')[2] if target else fields.get('Action', '')}"
     if action == ALWAYS:
         return None
-    documents = _documents(instance.ec2_backend, role)
-    for resource, context in _asked(instance.ec2_backend.account_id, role.partition, region, action, fields):
-        effects = {one["Effect"] for one in documents if _covers(one, action, resource, context)}
+    policies = _policies(instance.ec2_backend, role)
+    asked = _asked(instance.ec2_backend.account_id, role.partition, region, action, fields)
+    for (resource, context), (kind, statements) in product(asked, policies.items()):
+        effects = {one["Effect"] for one in statements if _covers(one, action, resource, context)}
         if effects != {"Allow"}:
-            why = f"because no identity-based policy allows the {action} action"
+            why = f"because no {kind} allows the {action} action"
             if "Deny" in effects:
-                why = "with an explicit deny in an identity-based policy"
+                article = "an" if kind.startswith("i") else "a"
+                why = f"with an explicit deny in {article} {kind}"
             place = f" on resource: {resource}" if resource else ""
             told = f"User: {role.arn} is not authorized to perform: {action}{place} {why}"
             if service == "ec2":  # karpenter issue 1713 shows EC2's whole text
@@ -105,10 +109,11 @@ def _asked(
     account: str, partition: str, region: str, action: str, fields: Mapping[str, Any]
 ) -> Iterator[Asked]:
     """What an action is asked for; each has to be allowed. None: not looked at, the action's name counts."""
+    of_request = {"aws:requestedregion": [region]}
     if action == "ec2:CreateTags":
         keys = {name: fields[name] for name in fields if re.fullmatch(r"Tag\.\d+\.Key", name)}
         values = {key: fields.get(name.replace("Key", "Value"), "") for name, key in keys.items()}
-        asked = {"aws:tagkeys": list(values)}
+        asked = {**of_request, "aws:tagkeys": list(values)}
         asked |= {f"aws:requesttag/{key.lower()}": [value] for key, value in values.items()}
         every = ec2_backends[account][region].tags
         for name, resource in fields.items():
@@ -124,25 +129,35 @@ def _asked(
                 yield f"arn:{partition}:ec2:{region}:{owner}:{kind}/{resource}", {**asked, **of}
     elif action == "ssm:GetParameter":
         name = str(fields.get("Name", "")).rpartition(":parameter/")[2].partition(":")[0].lstrip("/")
-        yield f"arn:{partition}:ssm:{region}:{account}:parameter/{name}", {}
+        yield f"arn:{partition}:ssm:{region}:{account}:parameter/{name}", of_request
     elif action == "secretsmanager:GetSecretValue":
         name = str(fields.get("SecretId", ""))
         secret = secretsmanager_backends[account][region].secrets.get(name)
         by_name = f"arn:{partition}:secretsmanager:{region}:{account}:secret:{name}"
-        yield secret.arn if secret else name if name.startswith("arn:") else by_name, {}
+        yield secret.arn if secret else name if name.startswith("arn:") else by_name, of_request
     else:
-        yield None, {}
+        yield None, of_request
 
 
-def _documents(ec2: Any, role: Any) -> list[dict[str, Any]]:
-    """The statements of a role's policies; of one that was removed there are none."""
+def _policies(ec2: Any, role: Any) -> dict[str, list[dict[str, Any]]]:
+    """The statements of a role's policies, and of its boundary; of a role that was removed there are none."""
+    iam = iam_backends[ec2.account_id][ec2.partition]
     try:
-        known = iam_backends[ec2.account_id][ec2.partition].get_role_by_arn(role.role_arn)
+        known = iam.get_role_by_arn(role.role_arn)
     except NotFoundException:
-        return []
-    texts = list(known.policies.values())
-    for policy in known.managed_policies.values():
-        texts += [version.document for version in policy.versions if version.is_default]
+        return {"identity-based policy": []}
+    managed = [text for policy in known.managed_policies.values() for text in _default_version(policy)]
+    found = {"identity-based policy": _statements([*known.policies.values(), *managed])}
+    if bound := iam.managed_policies.get(known.permissions_boundary_arn or ""):
+        found["permissions boundary"] = _statements(_default_version(bound))
+    return found
+
+
+def _default_version(policy: Any) -> list[str]:
+    return [version.document for version in policy.versions if version.is_default]
+
+
+def _statements(texts: Iterable[str]) -> list[dict[str, Any]]:
     statements: list[dict[str, Any]] = []
     for text in texts:
         found = json.loads(text)["Statement"]

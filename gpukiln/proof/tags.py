@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.attest.statements import VerdictClaim
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.images.plan import Plan
@@ -84,6 +85,20 @@ def judged_by(verdict: Verdict) -> Judged:
         saw_gpu=verdict.saw_gpu,
         not_run={layer: counts[layer] for layer in LAYERS if counts[layer]},
         checks=verdict.not_run,
+    )
+
+
+def judged_by_claim(claim: VerdictClaim) -> Judged:
+    """A signed verdict in short; it has no reasons of checks that were not run."""
+    return Judged(
+        instance_type=claim.instance_type,
+        passed=claim.outcome == "passed",
+        profile=claim.profile,
+        at=claim.verified_at,
+        suite=claim.suite[:SHORT],
+        digest=claim.verdict[:SHORT],
+        saw_gpu=claim.saw_gpu,
+        not_run=claim.not_run,
     )
 
 

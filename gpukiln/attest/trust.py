@@ -25,7 +25,7 @@ from gpukiln.instances.tags import tags_of
 from gpukiln.state import state_home
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import SSlibKey
+    from securesystemslib.signer import CryptoSigner, SSlibKey
 
 UNSIGNED = "unsigned: trusts the tags of this account"
 SOURCE_TAG = "gpukiln:source-image"
@@ -49,6 +49,32 @@ def keys_of(trust: Iterable[str], root: Path = ROOT) -> tuple[SSlibKey, ...]:
 def every_trust() -> tuple[str, ...]:
     """The keys of all channels: those that count for an image that no channel points at."""
     return tuple(dict.fromkeys(entry for channel in load_channels().values() for entry in channel.trust))
+
+
+def require_signer(name: str, channel: Channel, signer: CryptoSigner | None) -> None:
+    """Refuse what a channel would not take afterwards, before anything is done.
+
+    Args:
+        name: The channel's name.
+        signer: The key that would sign.
+
+    Raises:
+        RefusedError: The channel trusts keys, and this is none of them.
+    """
+    if not channel.trust:
+        return
+    where = f"channel {name} trusts {' or '.join(channel.trust)} alone"
+    if signer is None:
+        raise RefusedError(
+            f"{where}, and nobody signs", hint="--sign-key FILE, the private key of one of them"
+        )
+    keys = [key.keyid for key in keys_of(channel.trust)]
+    if signer.public_key.keyid not in keys:
+        raise RefusedError(
+            f"{where}, and --sign-key is another one",
+            details=(f"found: {signer.public_key.keyid}", f"wanted: {' or '.join(keys)}"),
+            hint="the private key of one of them; or add its public key to trust in ami/channels.yaml",
+        )
 
 
 def vouched(

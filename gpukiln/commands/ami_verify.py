@@ -40,6 +40,7 @@ def verify(
 ) -> int:
     """Boot a new machine from an image, judge it, and add the verdict to its record and its tags."""
     from gpukiln.attest.signing import signer_of
+    from gpukiln.attest.trust import require_signer
     from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
     from gpukiln.images.channels import load_channel
@@ -74,6 +75,8 @@ def verify(
         tries = list(dict.fromkeys(check_machines(subject, types) for types in tries))
         if not tries:
             say(f"channel {for_} asks for no other verdict on {subject.image_id}: nothing to verify")
+    if rules and tries:
+        require_signer(for_, rules, signer)
     if tries:
         clean_up_after_killed(found.cloud, builds, say)
         say(access_line(found.cloud))

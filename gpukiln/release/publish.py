@@ -129,7 +129,7 @@ def release(
         BusyError: Another release runs on this machine.
     """
     if not dry_run:
-        _require_signer(wish)
+        trust.require_signer(wish.channel_name, wish.channel, wish.signer)
     with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
             source = source_image(cloud, wish.proof)
@@ -258,24 +258,6 @@ def _prepare(site: Site, wish: Wish, source: Mapping[str, Any], say: Callable[[s
     if wish.channel.trust:
         _sign(site, wish, image)
     return image_id
-
-
-def _require_signer(wish: Wish) -> None:
-    """Refuse a release that nobody could verify afterwards, before anything is changed."""
-    if not wish.channel.trust:
-        return
-    where = f"channel {wish.channel_name} trusts {' or '.join(wish.channel.trust)} alone"
-    if wish.signer is None:
-        raise RefusedError(
-            f"{where}, and nobody signs the release", hint="--sign-key FILE, the private key of one of them"
-        )
-    keys = [key.keyid for key in trust.keys_of(wish.channel.trust)]
-    if wish.signer.public_key.keyid not in keys:
-        raise RefusedError(
-            f"{where}, and --sign-key is another one",
-            details=(f"found: {wish.signer.public_key.keyid}", f"wanted: {' or '.join(keys)}"),
-            hint="the private key of one of them; or add its public key to trust in ami/channels.yaml",
-        )
 
 
 def _trust(wish: Wish) -> str:

@@ -24,7 +24,7 @@ from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
 from tests.support.plans import BAKE
-from tests.support.signing import key_pair
+from tests.support.signing import key_pair, trusting
 
 GOOD = CheckResult("hygiene.history", "No shell history", "hygiene", "passed", "3 files")
 BAD = CheckResult("boot.state", "running", "boot", "failed", "found degraded", "look", ("a cause",))
@@ -74,7 +74,10 @@ def judge(proven, monkeypatch, capsys):
             modify_image_attribute=lambda **_: None,
             get_paginator=lambda _: pages,
         )
-        ssm = SimpleNamespace(put_parameter=lambda **asked: run.kept.update({asked["Name"]: asked["Value"]}))
+        ssm = SimpleNamespace(
+            put_parameter=lambda **asked: run.kept.update({asked["Name"]: asked["Value"]}),
+            get_paginator=lambda _: SimpleNamespace(paginate=lambda **_: [{"Parameters": []}]),
+        )
         monkeypatch.setattr(pipeline, "run_suite", suite)
         monkeypatch.setattr(pipeline, "machine_from_image", machine)
         monkeypatch.setattr(killed, "clean_up_after_killed", lambda *_: [])
@@ -216,6 +219,17 @@ def test_a_verdict_is_signed_where_a_key_is_given(judge, tmp_path):
     assert judge(GOOD, BAD, **here, sign_key=str(key))[0] == 1
     claim, _ = opened(VerdictClaim, judge.kept[f"{name.rpartition('/')[0]}/g5.xlarge"], trusted, [place])
     assert (claim.outcome, claim.counts["failed"], claim.provenance) == ("failed", 1, "")
+
+
+def test_no_machine_is_started_for_a_verdict_that_the_channel_would_not_take(judge, tmp_path, monkeypatch):
+    _, _, build = judge(GOOD, suite_version=suite_digest())
+    judge.tags.update(image_tags(build.read().plan, build))
+    trusting(monkeypatch, key_pair(tmp_path, "sign"))
+    for key in ("", str(key_pair(tmp_path, "other"))):
+        code, shown, build = judge(GOOD, build="last", for_="candidate", sign_key=key)
+        assert code == 6
+        assert "channel candidate trusts" in shown
+        assert len(build.read().verdicts) == 2
 
 
 def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge):

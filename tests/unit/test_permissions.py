@@ -16,6 +16,7 @@ from botocore.client import BaseClient
 
 from gpukiln.attest import attestation
 from gpukiln.attest.signing import load_signer
+from gpukiln.attest.trust import require_verified
 from gpukiln.catalog import permissions
 from gpukiln.catalog.bases import base
 from gpukiln.catalog.load import ROOT
@@ -215,7 +216,10 @@ def verify(calls, endpoint, images, folder):
         patch.setattr(access, "_speaks_ssh", lambda *_: True)
         pipeline.verify_image(subject, endpoint, folder, quiet(), spot=True)
         proof.write_proof(endpoint, subject, verdict())
-        sign_verdict(endpoint, subject, verdict(), folder, load_signer(key_pair(folder, "sign")))
+        key = key_pair(folder, "sign")
+        sign_verdict(endpoint, subject, verdict(), folder, load_signer(key))
+        trusting(patch, key)
+        require_verified(endpoint, attestation._describe(endpoint, images[1]))
         patch.setattr(access, "_speaks_ssh", lambda *_: False)
         about = {"build_id": "b3", "instance_types": ["g4dn.xlarge"], "user": "admin"}
         with pytest.raises(UnavailableError, match="SSH does not answer"):  # its console is asked for

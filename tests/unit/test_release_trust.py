@@ -18,11 +18,23 @@ from gpukiln.images.pointer import Pointer, Version, write
 from gpukiln.instances.tags import tag_list
 from gpukiln.kubernetes.nodes.trusted import require_trusted
 from gpukiln.offers.image import choose, images_of
+from gpukiln.proof.tags import find_proven
 from gpukiln.verify.digest import suite_digest
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
 from tests.support.plans import BAKE
-from tests.support.release_cloud import HOME, REGIONS, ROOT, Cloud, make_image, pointed, tags, tell, verdict
+from tests.support.release_cloud import (
+    HOME,
+    REGIONS,
+    ROOT,
+    Cloud,
+    fault,
+    make_image,
+    pointed,
+    tags,
+    tell,
+    verdict,
+)
 from tests.support.signing import key_pair, put, sign, statements, trusting
 
 AMI, SNAPSHOT = BAKE.image_id, BAKE.image_id.replace("ami-", "snap-")
@@ -169,7 +181,7 @@ def test_a_signed_release_is_trusted_wherever_it_is_used(typed, key, build, tmp_
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
     code, _, err = typed("release", "last", channel="stable")
     assert code == 6
-    assert "nobody signs the release" in err
+    assert "and nobody signs" in err
     code, _, err = typed("release", "last", channel="stable", sign_key=str(key_pair(tmp_path, "other")))
     assert code == 6
     assert "--sign-key is another one" in err
@@ -188,6 +200,46 @@ def test_a_signed_release_is_trusted_wherever_it_is_used(typed, key, build, tmp_
     tell("calls")
     released(typed, key, regions=EVERYWHERE)
     assert [call for call in tell("calls") if call[1] == "PutParameter"] == []  # all of it is there
+
+
+@pytest.mark.parametrize(
+    ("region", "calls"),
+    [(HOME, 2), (REGIONS[1], 3)],  # the release's statement, the copy's verdict, the pointer
+)
+@pytest.mark.parametrize("kind", ["denied", "lost"])
+def test_a_signed_release_that_was_cut_off_is_completed(typed, key, build, tmp_path, region, calls, kind):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    tell("keep")
+    everywhere = {"channel": "stable", "regions": EVERYWHERE, "sign_key": str(key)}
+    for skip in range(calls):
+        tell("restore")
+        tell("faults", [fault("PutParameter", kind, region, skip=skip)])
+        code, _, err = typed("release", "last", **everywhere)
+        assert code == 5, err
+        assert "PutParameter" in err
+        tell("faults", [])
+        released(typed, key, regions=EVERYWHERE)
+        assert typed("channels")[0] == 0
+
+
+def test_a_build_takes_no_image_of_its_plan_by_tags_alone(typed, key, build, tmp_path, caplog):
+    """Else a build with a key would verify and sign what somebody else put there."""
+    assert typed
+    planned = build.read().plan
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({"gpukiln:digest": planned.digest}))
+    assert find_proven(planned, Cloud(), suite_digest()) is None
+    assert f"{AMI} does not count as built: no trusted key vouches for {AMI}" in caplog.text
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    assert find_proven(planned, Cloud(), suite_digest()).image_id == AMI
+
+
+def test_without_keys_a_build_takes_no_image_that_the_record_contradicts(typed, build):
+    assert typed
+    planned = build.read().plan
+    plain = imitation(build.id, **{"gpukiln:digest": planned.digest})
+    assert find_proven(planned, Cloud(), suite_digest()) is None
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({"gpukiln:digest": planned.digest}))
+    assert find_proven(planned, Cloud(), suite_digest()).image_id == AMI != plain
 
 
 def test_what_is_signed_has_the_form_of_in_toto_and_names_what_it_is_about(typed, key, build, tmp_path):

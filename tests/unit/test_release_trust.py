@@ -9,7 +9,7 @@ import pytest
 from invoke.context import Context
 
 from gpukiln.attest.statements import RELEASE_TYPE, VERDICT_TYPE
-from gpukiln.attest.trust import UNSIGNED
+from gpukiln.attest.trust import UNSIGNED, is_copy
 from gpukiln.clouds import select
 from gpukiln.commands import release as commands
 from gpukiln.errors import RefusedError, UsageError
@@ -302,6 +302,26 @@ def test_another_key_is_refused(typed, key, build, tmp_path):
     other = key_pair(tmp_path, "other")
     sign(AMI, other, tmp_path, judged=JUDGED, build=build)
     refused(typed, AMI, key, "verdict g4dn.xlarge: signed by the key", f"signed by {key.with_suffix('.pub')}")
+
+
+def test_a_key_is_replaced_while_both_are_trusted(typed, key, build, tmp_path, monkeypatch):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    newer = key_pair(tmp_path, "newer")
+    trusting(monkeypatch, newer, key)
+    released(typed, newer)
+    trusting(monkeypatch, newer)
+    code, _, err = typed("channels")
+    assert code == 1
+    assert "there is no signed verdict of g4dn.xlarge" in err
+
+
+def test_what_a_machine_of_the_source_was_captured_as_is_no_copy():
+    """DescribeImages of botocore's model: CreateImage names the source, too, and the machine."""
+    copy = {"ImageId": "ami-2", "SourceImageId": AMI, "SourceImageRegion": HOME}
+    assert is_copy(copy, AMI, HOME)
+    assert not is_copy({**copy, "SourceInstanceId": "i-1"}, AMI, HOME)
+    assert not is_copy({**copy, "SourceImageRegion": REGIONS[1]}, AMI, HOME)
+    assert not is_copy({"ImageId": "ami-2"}, AMI, HOME)
 
 
 def test_a_verdict_of_another_suite_is_refused(typed, key, build, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
@@ -121,6 +122,27 @@ def check_signature(envelope: str, key: SSlibKey) -> None:
         read.verify([key], threshold=1)
     except SecuresystemslibError as error:
         raise CheckFailedError(f"the signature of the key {key.keyid} is wrong") from error
+
+
+def trusted_payload(envelope: str, keys: Sequence[SSlibKey]) -> bytes:
+    """What an envelope holds, where one of these keys signed it.
+
+    Args:
+        envelope: A DSSE envelope as JSON.
+        keys: Those that are trusted.
+
+    Raises:
+        CheckFailedError: It is no envelope of an in-toto statement, or none of the keys signed what it holds.
+    """
+    read = _read(envelope)
+    signers = [key for key in keys if key.keyid in read.signatures]
+    if not signers:
+        raise CheckFailedError(
+            f"signed by the key {', '.join(read.signatures) or 'nobody'}, "
+            f"trusted: {', '.join(key.keyid for key in keys)}"
+        )
+    check_signature(envelope, signers[0])
+    return read.payload
 
 
 def _read(envelope: str) -> Envelope:

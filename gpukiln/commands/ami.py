@@ -8,6 +8,8 @@ from gpukiln.commands.cli import command, print_json, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
     from gpukiln.clouds.base import Cloud
     from gpukiln.images.builds import Builds
     from gpukiln.images.modules import SigningPair
@@ -102,7 +104,7 @@ def plan(
     help=_some(
         *COMMON,
         force="build even when a proven image has this digest",
-        sign_key="private key (PEM) to sign the provenance with",
+        sign_key="private key (PEM) to sign provenance and verdict with",
         dry_run="stop after the plan",
         module_cache="keeps compiled kernel modules: a folder, s3://BUCKET/PREFIX or none",
         stages="on: go on from the last stage that is unchanged, and keep new ones; off: every role runs; "
@@ -161,7 +163,7 @@ def build(
     shown.print(plan_table(planned))
     if not force and (proven := find_proven(planned, where, suite_digest())):
         shown.tell(f"{_nothing_to_bake(proven, again='it is judged again')} (--force builds anyway)")
-        return _proven(proven, planned, where, dry_run=dry_run, json=json)
+        return _proven(proven, planned, where, dry_run=dry_run, signer=signer, json=json)
     if not force:
         for line in pipeline.why_build(planned, _builds()):
             shown.tell(f"  {line}")
@@ -188,7 +190,9 @@ def build(
     return 0
 
 
-def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json: bool) -> int:
+def _proven(
+    proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, signer: CryptoSigner | None, json: bool
+) -> int:
     """End a build whose image is there: at once, or with a verdict of this suite."""
     from gpukiln.errors import UsageError
     from gpukiln.images.subject import subject_from_tags
@@ -218,7 +222,8 @@ def _proven(proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, json:
             known = None
         say(access_line(where))
         subject = subject_from_tags(proven.image_id, tags_of(proven.image))
-        done = judge(subject, where, known, state_home(), instance_types=planned.instance_types[:1])
+        types = planned.instance_types[:1]
+        done = judge(subject, where, known, state_home(), instance_types=types, signer=signer)
         verdict = done.verdict
         shown = results(json=json)
         shown.print(report.ending(verdict))

@@ -18,6 +18,7 @@ from gpukiln.typed import dump
         "for": "a channel: judge it on what this one still asks for; nothing when nothing is missing",
         "spot": "take a spot instance: cheaper, and EC2 may take it away",
         "simulated": "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing",
+        "sign_key": "private key (PEM) to sign the verdict with",
         "region": "where the image is, when this machine has no record of it",
         "cloud": "where the image is; default: as its record says",
     }
@@ -29,6 +30,7 @@ def verify(
     for_: str = "",
     spot: bool = False,
     simulated: bool = False,
+    sign_key: str = "",
     region: str = "",
     cloud: str = "",
     profile: str = "",
@@ -37,14 +39,16 @@ def verify(
     json: bool = False,
 ) -> int:
     """Boot a new machine from an image, judge it, and add the verdict to its record and its tags."""
+    from gpukiln.attest.signing import signer_of
+    from gpukiln.attest.trust import require_signer
     from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
+    from gpukiln.images.channels import load_channel
     from gpukiln.images.killed import clean_up_after_killed
     from gpukiln.images.subject import check_machines
     from gpukiln.instances.access import access_line
     from gpukiln.proof import pipeline
     from gpukiln.proof.judge import judge
-    from gpukiln.release.channels import load_channel
     from gpukiln.release.find import find
     from gpukiln.release.needs import machines_to_try, require_proven
     from gpukiln.state import state_home
@@ -55,6 +59,7 @@ def verify(
             f"--simulated proves nothing, and channel {for_} asks for proof", hint="leave one of the two out"
         )
     rules, builds = load_channel(for_) if for_ else None, Builds(state_home())
+    signer = signer_of(sign_key)
     account = {"profile": profile, "subnet_id": subnet_id, "ssh_cidr": ssh_cidr}
     found = find(build, builds, cloud=cloud, region=region, **account)
     subject, has_gpus = found.subject(), found.cloud.has_gpus
@@ -66,10 +71,12 @@ def verify(
     given = check_machines(subject, words(instance_types))
     tries = [given]
     if rules:
-        tries = machines_to_try(for_, rules, found.proof(), list(given), has_gpus=has_gpus)
+        tries = machines_to_try(for_, rules, found.proof(rules), list(given), has_gpus=has_gpus)
         tries = list(dict.fromkeys(check_machines(subject, types) for types in tries))
         if not tries:
             say(f"channel {for_} asks for no other verdict on {subject.image_id}: nothing to verify")
+    if rules and tries:
+        require_signer(for_, rules, signer)
     if tries:
         clean_up_after_killed(found.cloud, builds, say)
         say(access_line(found.cloud))
@@ -83,6 +90,7 @@ def verify(
             instance_types=types,
             spot=spot,
             simulated=simulated,
+            signer=signer,
         )
         verdicts.append(done.verdict)
         shown.print(report.ending(done.verdict))
@@ -95,5 +103,5 @@ def verify(
     for verdict in verdicts:
         pipeline.require_passed(verdict, build)
     if rules:  # what no verification provides is told, too
-        require_proven(for_, rules, found.proof(), has_gpus=has_gpus)
+        require_proven(for_, rules, found.proof(rules), has_gpus=has_gpus)
     return 0

@@ -44,7 +44,7 @@ def policy(
     """Print the least IAM policy for what gpukiln does on AWS, as JSON."""
     from gpukiln.clouds.iam import BOUNDARY_JOB, Scope
     from gpukiln.clouds.iam import policy as make
-    from gpukiln.release.channels import load_channel
+    from gpukiln.images.channels import load_channel
     from gpukiln.release.options import region_names
 
     for channel in words(channels):

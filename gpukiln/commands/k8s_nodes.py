@@ -17,12 +17,15 @@ from gpukiln.commands.cli import command, print_json, results, say, words
         "channel": "that the image was released to, for example stable",
         "kubernetes": "minor version of the image; default: the one that is built",
         "ami": "one image instead of a channel's",
+        "cloud": "aws or embedded: look up the image in --region and verify its signatures; a channel that "
+        "trusts keys needs it",
+        "profile": "AWS profile (with --cloud aws)",
         "base": "what the image was built on, see `invoke ami.bases`; one with a kubelet",
         "gpu": "machines by a request, as in offer.list: T4:1, A10G,L4:1, H100:8",
         "cpu": "with --gpu: vCPU of a machine, at least",
         "memory": "with --gpu: memory of a machine, at least, for example 32GiB",
         "arch": "with --gpu: x86_64 or arm64",
-        "region": "with --gpu: of AWS, whose prices order the machines",
+        "region": "with --gpu: of AWS, whose prices order the machines; with --cloud: where the image is",
         "instance_type": "these types instead, separated by commas, the first choice first",
         "capacity": "on-demand, spot, reserved or capacity-block; of karpenter several, with commas between",
         "reservation": "of capacity: cr-..., with --capacity reserved or capacity-block",
@@ -51,6 +54,8 @@ def nodes(
     channel: str = "stable",
     kubernetes: str = "",
     ami: str = "",
+    cloud: str = "",
+    profile: str = "",
     base: str = "eks-al2023",
     gpu: str = "",
     cpu: int = 0,
@@ -81,11 +86,13 @@ def nodes(
 
     from gpukiln.catalog.components import load_components
     from gpukiln.catalog.regions import check_region
+    from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
+    from gpukiln.images.channels import load_channel
     from gpukiln.kubernetes import folder
     from gpukiln.kubernetes.nodes import group, rendered
     from gpukiln.kubernetes.nodes.hours import parse
-    from gpukiln.release.channels import load_channel
+    from gpukiln.kubernetes.nodes.trusted import require_trusted
     from gpukiln.typed import dump, load, unknown
 
     if provider not in get_args(group.Provider):
@@ -128,9 +135,11 @@ def nodes(
         "labels": _labels(label or ()),
     }
     made = group.check(load(group.Group, wanted, where="options"))
+    where = make_cloud(cloud, region, profile=profile or None) if cloud else None
+    trust = require_trusted(made.image, where)
     texts = rendered.files(made)
     written = folder.write(Path(output), texts) if output else []
-    document = rendered.document(made, texts, written)
+    document = rendered.document(made, texts, written, trust)
     if json:
         print_json(dump(document))
     elif output:

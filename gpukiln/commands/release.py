@@ -32,6 +32,7 @@ COMMON = {
         "yes_public": "the AMI's name, instead of typing it",
         "encrypt": "encrypt every region's copy with the account's default key",
         "kms_keys": "encrypt with these keys, REGION=KEY for every region, separated by commas",
+        "sign_key": "private key (PEM) to sign the release with, where the channel trusts keys",
         "after": "only when this channel points at the build in every one of the regions",
         "timeout": "minutes that a copy gets",
         "region": "where the image is, when this machine has no record of it",
@@ -49,6 +50,7 @@ def release(
     yes_public: str = "",
     encrypt: bool = False,
     kms_keys: str = "",
+    sign_key: str = "",
     after: str = "",
     timeout: int = 120,
     region: str = "",
@@ -60,11 +62,12 @@ def release(
     """Copy a proven image, share it, and point a channel at it in every region."""
     from dataclasses import replace
 
+    from gpukiln.attest.signing import signer_of
     from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
+    from gpukiln.images.channels import load_channel
     from gpukiln.progress import Progress
     from gpukiln.release import publish
-    from gpukiln.release.channels import load_channel
     from gpukiln.release.find import find
     from gpukiln.release.needs import require_proven
     from gpukiln.release.options import key_by_region, region_names, sharing_with
@@ -74,8 +77,9 @@ def release(
     rules = load_channel(channel)
     if yes_public and not public:
         raise UsageError("--yes-public is for --public", hint="add --public, or leave it out")
+    signer = signer_of(sign_key)
     found = find(build, Builds(state_home()), cloud=cloud, region=region, profile=profile)
-    where, proof = found.cloud, found.proof()
+    where, proof = found.cloud, found.proof(rules)
     excused = require_proven(channel, rules, proof, has_gpus=where.has_gpus)
     chosen = tuple(region_names(regions)) or rules.regions or (proof.region,)
     wish = publish.Wish(
@@ -87,6 +91,7 @@ def release(
         sharing=sharing_with(accounts, org, public=public),
         keys=key_by_region(kms_keys, chosen, encrypt=encrypt),
         timeout_s=timeout * 60,
+        signer=signer,
     )
     if after:
         load_channel(after)
@@ -123,9 +128,9 @@ def rollback(
     json: bool = False,
 ) -> int:
     """Point a channel at the release before, in every region."""
+    from gpukiln.images.channels import load_channel
     from gpukiln.images.pointer import Pointer
     from gpukiln.progress import Progress
-    from gpukiln.release.channels import load_channel
     from gpukiln.release.options import kubernetes_version
     from gpukiln.release.rollback import rollback as go_back
 
@@ -158,6 +163,9 @@ def channels(
         results().print(channels_table(overview.rows))
     elif not overview.errors:
         print("no channel points at anything yet", file=sys.stderr)
+    for trust in dict.fromkeys(row.trust for row in overview.rows if row.trust):
+        names = dict.fromkeys(row.pointer.channel for row in overview.rows if row.trust == trust)
+        say(f"note: {', '.join(names)}: {trust}")
     require_whole(overview)
     return 0
 
@@ -273,6 +281,8 @@ def _end(done: Release, *, json: bool) -> int:
     console.print(release_table(done))
     if done.not_run:
         console.tell(f"checks not run: {done.not_run}")
+    if done.trust:
+        say(f"note: {done.trust}")
     for check, reason in done.excused.items():
         console.print(f"[yellow]not proven[/] {check}: {reason}")
     if done.state == "planned":

@@ -28,6 +28,7 @@ from gpukiln.images.subject import (
     BUILD_ID_TAG,
     CUDA_TAG,
     DRIVER_TAG,
+    KUBERNETES_TAG,
     MODULES_TAG,
     TYPES_TAG,
     machine_findings,
@@ -49,7 +50,6 @@ from gpukiln.state import state_home
 
 SCHEMA = 1
 ROOT_DEVICE = "/dev/xvda"
-KUBERNETES_TAG = "gpukiln:kubernetes"
 SAID = (KUBERNETES_TAG, RECIPE_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, CUDA_TAG, BASE_TAG)
 """Tags that an exported disk's FILE.json brings along; none of them says that anything was proven."""
 

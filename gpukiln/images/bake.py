@@ -20,7 +20,7 @@ from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan
 from gpukiln.images.stages import StageKeeper, Stages, stage_line, stage_variables
-from gpukiln.images.subject import BASE_TAG, DESKTOP_TAG, subject_of, subject_tags
+from gpukiln.images.subject import BASE_TAG, DESKTOP_TAG, KUBERNETES_TAG, subject_of, subject_tags
 from gpukiln.instances.access import SshAccess, ssh_access
 from gpukiln.instances.deadline import shutdown_user_data
 from gpukiln.instances.tags import BUILD_TAG, PURPOSE_TAG, build_tags, tag_list
@@ -212,7 +212,7 @@ def image_tags(plan: Plan, build: Build) -> dict[str, str]:
     desktop = decided.get("kasmvnc")
     return {
         **subject_tags(subject_of(plan, "", build.id)),
-        "gpukiln:kubernetes": plan.kubernetes,
+        KUBERNETES_TAG: plan.kubernetes,
         "gpukiln:digest": plan.digest,
         "gpukiln:toolkit": _tag_of(toolkit),
         BASE_TAG: f"{plan.base.name} {plan.base.id}",

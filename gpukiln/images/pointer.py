@@ -46,6 +46,12 @@ class Pointer:
         return f"{ROOT}/{self.image}/{self.kubernetes}/{self.channel}/image_id"
 
 
+def parsed(path: str) -> Pointer | None:
+    """The pointer that a parameter's name says; None: it is none's."""
+    match = _PATH.fullmatch(path)
+    return Pointer(**match.groupdict()) if match else None
+
+
 @dataclass(frozen=True)
 class Version:
     """One version of a pointer.
@@ -134,8 +140,8 @@ def read_all(ssm: Any) -> dict[Pointer, str]:
     pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=ROOT, Recursive=True)
     for page in pages:
         for parameter in page["Parameters"]:
-            if match := _PATH.fullmatch(parameter["Name"]):
-                found[Pointer(**match.groupdict())] = str(parameter["Value"])
+            if pointer := parsed(parameter["Name"]):
+                found[pointer] = str(parameter["Value"])
     return found
 
 

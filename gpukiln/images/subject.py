@@ -15,6 +15,7 @@ from gpukiln.instances.tags import RECIPE_TAG
 
 BUILD_ID_TAG, TYPES_TAG = "gpukiln:build-id", "gpukiln:instance-types"
 DRIVER_TAG, MODULES_TAG = "gpukiln:driver", "gpukiln:modules"
+KUBERNETES_TAG = "gpukiln:kubernetes"
 CUDA_TAG, BASE_TAG = "gpukiln:cuda", "gpukiln:base"
 DESKTOP_TAG = "gpukiln:kasmvnc"
 """The version of KasmVNC in the image; none: it has no desktop for the browser."""

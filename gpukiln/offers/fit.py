@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpukiln.catalog import compat, cuda
 from gpukiln.catalog.compat import Finding
@@ -46,6 +46,16 @@ def of_ami(cloud: Cloud, image_id: str) -> Subject:
     from gpukiln.images.subject import subject_from_tags  # noqa: PLC0415 - see above
     from gpukiln.instances.tags import tags_of  # noqa: PLC0415
 
+    return subject_from_tags(image_id, tags_of(image_of_ami(cloud, image_id)))
+
+
+def image_of_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
+    """An AMI as DescribeImages gives it.
+
+    Raises:
+        UsageError: There is no such AMI.
+        UnavailableError: The cloud can't be asked.
+    """
     with explain_aws_errors(f"look up {image_id}"):
         filters = [{"Name": "image-id", "Values": [image_id]}]
         images = cloud.client("ec2").describe_images(Filters=filters)["Images"]
@@ -54,7 +64,8 @@ def of_ami(cloud: Cloud, image_id: str) -> Subject:
             f"{cloud.name} has no AMI {image_id} in {cloud.region}",
             hint="--cloud and --regions say where to look",
         )
-    return subject_from_tags(image_id, tags_of(images[0]))
+    image: dict[str, Any] = images[0]
+    return image
 
 
 def fit(

@@ -7,7 +7,6 @@ driver.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gpukiln.attest import trust
 from gpukiln.catalog.bases import base, default_base
 from gpukiln.catalog.compat import choose_modules
 from gpukiln.catalog.components import load_components
@@ -23,12 +23,12 @@ from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import GpukilnError, UsageError
+from gpukiln.errors import GpukilnError, RefusedError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.images import pointer as pointers
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import PASSED, VERDICT_TAG, VERIFIED_TAG, tags_of
-from gpukiln.offers.fit import fit, of_ami
+from gpukiln.offers.fit import fit, image_of_ami
 from gpukiln.offers.model import Choice
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
@@ -51,7 +51,9 @@ class Released:
     Args:
         parameter: Of the channel.
         since: When it was pointed there, ISO 8601; empty where nobody says.
-        facts: None where the image's tags don't say what is in it; `why` says so then.
+        facts: None where the image's tags don't say what is in it, or nothing shows that it was released;
+            `why` says so then.
+        trust: By what it is trusted, in words.
     """
 
     parameter: str
@@ -59,6 +61,7 @@ class Released:
     since: str
     facts: Subject | None
     why: str = ""
+    trust: str = ""
 
 
 @strict
@@ -68,11 +71,13 @@ class Proven:
     Args:
         since: When it was judged last, ISO 8601.
         facts: What its tags say is in it.
+        trust: By what it is trusted, in words.
     """
 
     image_id: str
     since: str
     facts: Subject
+    trust: str = ""
 
 
 @strict
@@ -95,7 +100,8 @@ class Images:
 
     Args:
         at: When it was asked, ISO 8601.
-        notes: What could not be asked, and why.
+        notes: What could not be asked, and why; which images nothing vouches for.
+        trust: The keys that counted, as ami/channels.yaml names them.
     """
 
     at: str
@@ -103,6 +109,7 @@ class Images:
     proven: tuple[Proven, ...]
     dlamis: tuple[Dlami, ...]
     notes: tuple[str, ...]
+    trust: tuple[str, ...] = ()
 
     @property
     def age(self) -> timedelta:
@@ -122,19 +129,28 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
     with explain_aws_errors("ask whose account this is"):
         account = cloud.client("sts").get_caller_identity()["Account"]
     file = state_home() / "offers" / f"images-{cloud.name}-{account}-{cloud.region}.json"
-    if not fresh and (found := _kept(file)) is not None:
+    keys = trust.every_trust()
+    if not fresh and (found := _kept(file)) is not None and found.trust == keys:
         return found
     notes: list[str] = []
     released = _asked(_released, cloud, "what the channels point at", notes)
-    proven = _asked(_proven, cloud, "the images of ours that passed", notes)
+    refused: list[str] = []
+    proven = _asked(lambda there: _proven(there, refused), cloud, "the images of ours that passed", notes)
     dlamis = _asked(_dlamis, cloud, "AWS's Deep Learning AMIs", notes)
-    found = Images(datetime.now(UTC).isoformat(timespec="seconds"), released, proven, dlamis, tuple(notes))
-    if not notes:  # an answer with holes is not kept
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    found = Images(at, released, proven, dlamis, (*notes, *refused), keys)
+    if not found.notes:  # an answer with holes is not kept
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json.dumps(dump(found), indent=1))
         except OSError as error:  # read-only or full: the answer is as good
-            found = replace(found, notes=(f"the images found can't be kept in {file}: {error.strerror}",))
+            found = replace(
+                found,
+                notes=(
+                    *found.notes,
+                    f"the images found can't be kept in {file}: {error.strerror}",
+                ),
+            )
     return found
 
 
@@ -152,7 +168,7 @@ def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None,
         why.insert(
             0, f"the newest release of a channel that fits, since {one.since or 'a day that nobody says'}"
         )
-        return Choice(one.image_id, "channel", one.parameter, tuple(why), found.at, findings)
+        return Choice(one.image_id, "channel", one.parameter, tuple(why), found.at, findings, one.trust)
     if not found.released:
         why.append("not a release of ours: no channel points at an image there")
     for mine in sorted(found.proven, key=lambda row: row.since, reverse=True):
@@ -161,7 +177,8 @@ def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None,
             why.append(f"not {mine.image_id}: {wrong.message}")
             continue
         why.insert(0, f"the image of ours that was proven last, on {mine.since[:10]}")
-        return Choice(mine.image_id, "proven", mine.facts.build_id, tuple(why), found.at, findings)
+        name = mine.facts.build_id
+        return Choice(mine.image_id, "proven", name, tuple(why), found.at, findings, mine.trust)
     if not found.proven:
         why.append("not an image of ours: none of them passed there")
     for row in found.dlamis:
@@ -229,19 +246,29 @@ def _released(cloud: Cloud) -> Iterator[Released]:
         versions = pointers.history(ssm, pointer)
         since = versions[-1].at if versions else ""
         try:
-            yield Released(pointer.path, image_id, since, of_ami(cloud, image_id))
-        except UsageError as error:  # it is gone, or none of ours
-            yield Released(pointer.path, image_id, since, None, error.message)
+            image = image_of_ami(cloud, image_id)
+            facts = subject_from_tags(image_id, tags_of(image))
+            words = trust.require_released(cloud, image, pointer)
+            yield Released(pointer.path, image_id, since, facts, trust=words)
+        except (UsageError, RefusedError) as error:  # gone, none of ours, or nothing vouches for it
+            yield Released(pointer.path, image_id, since, None, "; ".join((error.message, *error.details)))
 
 
-def _proven(cloud: Cloud) -> Iterator[Proven]:
+def _proven(cloud: Cloud, refused: list[str]) -> Iterator[Proven]:
+    """The images that count; a line of each that nothing vouches for is added to `refused`."""
     passed = [{"Name": f"tag:{VERDICT_TAG}", "Values": [PASSED]}]
     for image in cloud.client("ec2").describe_images(Owners=["self"], Filters=passed)["Images"]:
         tags = tags_of(image)
         if image["State"] == "available":
-            with contextlib.suppress(UsageError):  # of a recipe that this checkout has not
+            try:
                 facts = subject_from_tags(image["ImageId"], tags)
-                yield Proven(image["ImageId"], tags.get(VERIFIED_TAG, ""), facts)
+            except UsageError:  # of a recipe that this checkout has not
+                continue
+            try:
+                words = trust.require_verified(cloud, image)
+                yield Proven(image["ImageId"], tags.get(VERIFIED_TAG, ""), facts, words)
+            except (UsageError, RefusedError) as error:
+                refused.append("; ".join((error.message, *error.details)))
 
 
 def _dlamis(cloud: Cloud) -> Iterator[Dlami]:

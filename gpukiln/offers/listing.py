@@ -207,6 +207,7 @@ def listing(
         else:
             fitting.append((replace(offer, findings=findings), choice))
     notes += [f"{region}: {note}" for region, images in seen.items() for note in images.notes]
+    notes += [f"{choice.image_id}: {choice.trust}" for _, choice in fitting if choice and choice.trust]
     if found.offers and not fitting:
         error = _nothing_fits(refused)
     costs_of = tuple((offer, month(offer, use, today, cloud=source_of(cloud))) for offer, _ in fitting)

@@ -165,6 +165,7 @@ class Choice:
         why: Why this one, and why none before it.
         looked_up: When the region was asked, ISO 8601; empty where it was not.
         findings: What is wrong with it there; errors: it can't run.
+        trust: By what an image of ours is trusted, in words; empty where it is none.
     """
 
     image_id: str
@@ -173,3 +174,4 @@ class Choice:
     why: tuple[str, ...]
     looked_up: str
     findings: tuple[Finding, ...]
+    trust: str = ""

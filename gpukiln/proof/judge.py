@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
@@ -17,8 +18,12 @@ from gpukiln.instances.launch import Launched
 from gpukiln.locks import locked
 from gpukiln.progress import Progress
 from gpukiln.proof import pipeline
+from gpukiln.proof.signed import sign_verdict
 from gpukiln.proof.tags import write_proof
 from gpukiln.verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
 
 FOLDER = "verify"
 
@@ -55,6 +60,7 @@ def judge(
     instance_types: Sequence[str] = (),
     spot: bool = False,
     simulated: bool = False,
+    signer: CryptoSigner | None = None,
 ) -> Judgement:
     """Judge an image on the first of these instance types that can be had.
 
@@ -64,17 +70,28 @@ def judge(
         instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
         simulated: Whether it gets simulated GPUs: a rehearsal, of which the image's tags say nothing.
+        signer: The key to sign the verdict with; None: nobody signs.
 
     Raises:
         GpukilnError: It could not be judged.
     """
     if build:
-        return _judge_build(build, cloud, instance_types=instance_types, spot=spot, simulated=simulated)
-    return _judge_image(subject, cloud, home, instance_types=instance_types, spot=spot, simulated=simulated)
+        return _judge_build(
+            build, cloud, instance_types=instance_types, spot=spot, simulated=simulated, signer=signer
+        )
+    return _judge_image(
+        subject, cloud, home, instance_types=instance_types, spot=spot, simulated=simulated, signer=signer
+    )
 
 
 def _judge_build(
-    build: Build, cloud: Cloud, *, instance_types: Sequence[str], spot: bool, simulated: bool
+    build: Build,
+    cloud: Cloud,
+    *,
+    instance_types: Sequence[str],
+    spot: bool,
+    simulated: bool,
+    signer: CryptoSigner | None,
 ) -> Judgement:
     """The verdict is added to the record of the build."""
     with build.locked(), scratch(build):
@@ -96,7 +113,8 @@ def _judge_build(
         build.write(record)
         write_proof(cloud, subject, verdict)
         if not verdict.simulated:  # nothing was proven
-            pipeline.attest(build, record, cloud, progress)
+            pipeline.attest(build, record, cloud, progress, signer)
+        sign_verdict(cloud, subject, verdict, folder, signer, build)
     return Judgement(verdict, machine, folder)
 
 
@@ -108,6 +126,7 @@ def _judge_image(
     instance_types: Sequence[str],
     spot: bool,
     simulated: bool,
+    signer: CryptoSigner | None,
 ) -> Judgement:
     """Another machine built it: the verdict is in its tags and the report."""
     reports = home / FOLDER / subject.image_id
@@ -120,6 +139,7 @@ def _judge_image(
             subject, cloud, folder, Progress(), instance_types=instance_types, spot=spot, simulated=simulated
         )
     write_proof(cloud, subject, verdict)
+    sign_verdict(cloud, subject, verdict, folder, signer)
     return Judgement(verdict, machine, folder)
 
 

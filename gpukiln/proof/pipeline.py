@@ -25,6 +25,7 @@ from gpukiln.instances.access import access_line, machine_from_image
 from gpukiln.instances.launch import Launched
 from gpukiln.instances.leftovers import remove_unrecorded
 from gpukiln.progress import Progress
+from gpukiln.proof.signed import sign_verdict
 from gpukiln.proof.tags import write_proof
 from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
@@ -69,7 +70,7 @@ def build_image(
     Args:
         builds: Where the record goes.
         saved: What it may take from earlier builds, and keeps for later ones.
-        signer: The key to sign the provenance with, or None.
+        signer: The key to sign provenance and verdict with, or None.
 
     Returns:
         The build and its record; a failed check is in the verdict, not an exception.
@@ -129,6 +130,7 @@ def build_image(
         try:
             write_proof(cloud, subject, verdict)
             attest(build, record, cloud, progress, signer)
+            sign_verdict(cloud, subject, verdict, build.report_folder(1), signer, build)
         finally:
             _end_stages(saved, build, baked, progress, proven=verdict.proves)
     return build, record

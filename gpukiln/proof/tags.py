@@ -5,13 +5,16 @@ image of which all of them passed carries its name in `gpukiln:image`, by which 
 does, nor an image that nobody judged yet, nor one that failed.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.attest import trust
+from gpukiln.attest.statements import VerdictClaim
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.images.plan import Plan
 from gpukiln.images.subject import Subject
 from gpukiln.instances.tags import (
@@ -26,6 +29,7 @@ from gpukiln.instances.tags import (
 from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.verdict import CheckResult, Verdict
 
+log = logging.getLogger(__name__)
 SHORT = 16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters a value, and layers need them
 
 
@@ -84,6 +88,20 @@ def judged_by(verdict: Verdict) -> Judged:
         saw_gpu=verdict.saw_gpu,
         not_run={layer: counts[layer] for layer in LAYERS if counts[layer]},
         checks=verdict.not_run,
+    )
+
+
+def judged_by_claim(claim: VerdictClaim) -> Judged:
+    """A signed verdict in short; it has no reasons of checks that were not run."""
+    return Judged(
+        instance_type=claim.instance_type,
+        passed=claim.outcome == "passed",
+        profile=claim.profile,
+        at=claim.verified_at,
+        suite=claim.suite[:SHORT],
+        digest=claim.verdict[:SHORT],
+        saw_gpu=claim.saw_gpu,
+        not_run=claim.not_run,
     )
 
 
@@ -216,7 +234,8 @@ def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
         suite: The digest of the suite.
 
     Returns:
-        The newest, or None.
+        The newest, or None. One that only its tags vouch for does not count where keys are trusted, nor does
+        one that the record of its build contradicts; a warning names it.
     """
     with explain_aws_errors("look for an image with the plan's digest"):
         images = cloud.client("ec2").describe_images(
@@ -229,6 +248,11 @@ def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
         )["Images"]
     found = []
     for image in sorted(images, key=lambda image: str(image["CreationDate"]), reverse=True):
+        try:
+            trust.require_verified(cloud, image)
+        except RefusedError as error:
+            log.warning("warning: %s does not count as built: %s", image["ImageId"], error.message)
+            continue
         judged = judged_from_tags(image["ImageId"], tags_of(image)).values()
         found.append(Proven(image, frozenset(one.suite for one in judged)))
     return next((one for one in found if one.passed_suite(suite)), found[0] if found else None)

@@ -1,83 +1,18 @@
-"""ami/channels.yaml, and what is known of an image that a channel may take; `needs` judges it."""
+"""What is known of an image that a channel may take; `needs` compares it with what the channel asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
 
+from gpukiln.attest.statements import About, Vouched
 from gpukiln.attest.tags import ATTESTED_TAGS
-from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.images import load_image
-from gpukiln.catalog.load import ROOT, read_yaml
-from gpukiln.catalog.regions import check_region
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.builds import Record
-from gpukiln.images.subject import subject_from_tags
-from gpukiln.proof.tags import Judged, judged_by, judged_from_tags
-from gpukiln.typed import load, strict, unknown
+from gpukiln.images.subject import KUBERNETES_TAG, subject_from_tags
+from gpukiln.proof.tags import Judged, judged_by, judged_by_claim, judged_from_tags
 from gpukiln.verify.checks import LAYERS
-
-DECLARED = "declared"
-
-
-@strict
-class Channel:
-    """A channel; the fields are explained in ami/channels.yaml."""
-
-    title: str
-    gpus: tuple[str, ...]
-    image_layers: bool
-    layers: tuple[str, ...]
-    suite: Literal["current", "any"]
-    attestation: Literal["none", "written", "signed"]
-    excused_without_gpus: tuple[str, ...]
-    keep: int
-    deprecate_after_days: int
-    regions: tuple[str, ...]
-
-
-def load_channels(root: Path = ROOT) -> dict[str, Channel]:
-    """Read every channel.
-
-    Returns:
-        The channels by name.
-
-    Raises:
-        UsageError: The file does not fit.
-    """
-    where = "ami/channels.yaml"
-    channels = load(
-        dict[str, Channel], read_yaml(root / "ami" / "channels.yaml").get("channels"), where=where
-    )
-    for name, channel in channels.items():
-        for layer in channel.layers:
-            if layer not in LAYERS:
-                raise unknown(f"layer of channel {name}", layer, LAYERS)
-        for word in channel.gpus:
-            if word not in (DECLARED, *gpus(), *architectures()):
-                raise unknown(f"GPU of channel {name}", word, [DECLARED, *gpus(), *architectures()])
-        for region in channel.regions:
-            check_region(region)
-        if channel.keep < 1 or channel.deprecate_after_days < 0:
-            raise UsageError(f"{where}: {name}: keep is at least 1, deprecate_after_days at least 0")
-    return channels
-
-
-def load_channel(name: str, root: Path = ROOT) -> Channel:
-    """Read one channel.
-
-    Args:
-        name: For example stable.
-
-    Raises:
-        UsageError: There is no such channel.
-    """
-    channels = load_channels(root)
-    if name not in channels:
-        raise unknown("channel", name, channels)
-    return channels[name]
 
 
 @dataclass(frozen=True)
@@ -97,6 +32,7 @@ class Proof:
         simulated: The instance types on whose simulated GPUs it was judged, which proves nothing; its tags
             don't tell them.
         named: How a command names it; empty: by its id and region.
+        vouched: What the keys of a channel signed of it; None: nobody looked, and tags are trusted.
     """
 
     image_id: str
@@ -112,6 +48,12 @@ class Proof:
     findings: tuple[str, ...] | None = None
     simulated: tuple[str, ...] = ()
     named: str = ""
+    vouched: Vouched | None = None
+
+    @property
+    def about(self) -> About:
+        """What it is for, as signed statements say it."""
+        return About(self.image, self.kubernetes, self.build, self.profile, self.instance_types)
 
     @property
     def not_run(self) -> str:
@@ -160,9 +102,9 @@ def proof_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> Proo
     Raises:
         UsageError: It is none of gpukiln's, or too old to say what it is for.
     """
-    if not (kubernetes := tags.get("gpukiln:kubernetes")):
+    if not (kubernetes := tags.get(KUBERNETES_TAG)):
         raise UsageError(
-            f"{image_id} in {region} has no tag gpukiln:kubernetes: it can't be released by its id alone",
+            f"{image_id} in {region} has no tag {KUBERNETES_TAG}: it can't be released by its id alone",
             hint="release it on the machine that built it",
         )
     subject = subject_from_tags(image_id, tags)
@@ -196,6 +138,33 @@ def joined(proof: Proof, tags: Mapping[str, str]) -> Proof:
         judged={**judged_from_tags(proof.image_id, tags), **proof.judged},
         attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
     )
+
+
+def signed(proof: Proof, vouched: Vouched, record: Record | None) -> Proof:
+    """The same image with the verdicts that trusted keys signed; tags and record count against it only.
+
+    Args:
+        proof: What tags and record say.
+        vouched: What was signed.
+        record: The build's record, where this computer has it: it has the reasons of checks not run.
+
+    Raises:
+        RefusedError: The tags or the record say something else of the image than was signed.
+    """
+    for name, claim in vouched.verdicts.items():
+        if claim.image != proof.about:
+            raise RefusedError(
+                f"{proof.image_id} is described otherwise than what was signed of it on {name}",
+                details=(f"found, by tags or record: {proof.about}", f"wanted, as signed: {claim.image}"),
+                hint="look who changed the tags of the image or the record; "
+                f"`invoke ami.verify {proof.named or proof.image_id} --sign-key KEY` signs what is there now",
+            )
+    known = {verdict.digest: judged_by(verdict) for verdict in record.verdicts} if record else {}
+    trusted = {
+        name: known.get(claim.verdict, judged_by_claim(claim)) for name, claim in vouched.verdicts.items()
+    }
+    failed = {name: one for name, one in proof.judged.items() if not one.passed}
+    return replace(proof, judged={**failed, **trusted}, vouched=vouched)
 
 
 def require_same_verdict(proof: Proof, tags: Mapping[str, str]) -> None:

@@ -3,14 +3,16 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpukiln.attest import trust
 from gpukiln.clouds import select
-from gpukiln.clouds.base import Cloud
+from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Build, Builds
+from gpukiln.images.channels import Channel
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
 from gpukiln.proof.judge import subject_of_build
-from gpukiln.release.channels import Proof, joined, proof_from_record, proof_from_tags
+from gpukiln.release.channels import Proof, joined, proof_from_record, proof_from_tags, signed
 from gpukiln.release.images import find_images
 from gpukiln.release.regions import each, make_sites
 
@@ -33,11 +35,25 @@ class Found:
             return subject_of_build(self.build)
         return subject_from_tags(self.image_id, tags_of(find_image(self.cloud, self.image_id)))
 
-    def proof(self) -> Proof:
-        """How it was judged: by record and tags, or by its tags alone."""
-        if self.build:
-            return proof_of_build(self.cloud, self.build)
-        return find_proof(self.cloud, self.image_id)
+    def proof(self, rules: Channel | None = None) -> Proof:
+        """How it was verified: by what a channel's keys signed, else by record and tags, or by tags alone.
+
+        Args:
+            rules: A channel's; None: nobody asks for a signature.
+
+        Raises:
+            RefusedError: Record, tags and what was signed contradict each other.
+        """
+        proof = (
+            proof_of_build(self.cloud, self.build) if self.build else find_proof(self.cloud, self.image_id)
+        )
+        image = find_image(self.cloud, proof.image_id)
+        trust.require_own_record(self.cloud, image)
+        if rules is None or not rules.trust:
+            return proof
+        with explain_aws_errors("read the signed statements"):
+            found, _ = trust.vouched(self.cloud.client("ssm"), image, self.cloud.region, rules.trust)
+        return signed(proof, found, self.build.read() if self.build else None)
 
 
 def find(name: str, builds: Builds, *, cloud: str = "", region: str = "", **account: str) -> Found:

@@ -63,6 +63,7 @@ class Release:
         state: running, done, partial, failed, interrupted, or planned.
         excused: Ids of the checks that the channel asks for and that were excused, with the reason.
         not_run: How many checks of each layer were not run, `none`, or an empty string for a rollback.
+        trust: By what the image is trusted, in words.
         started_at: UTC, ISO 8601.
         durations_s: Seconds of each step.
     """
@@ -75,6 +76,7 @@ class Release:
     state: str = "running"
     excused: dict[str, str] = field(default_factory=dict)
     not_run: str = ""
+    trust: str = ""
     started_at: str = ""
     durations_s: dict[str, float] = field(default_factory=dict)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpukiln.attest.tags import KEY_TAG, SBOM_TAG, STATEMENT_TAG, UNSIGNED
+from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.catalog.gpus import gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.errors import RefusedError, UsageError
+from gpukiln.images.channels import DECLARED, Channel
 from gpukiln.proof.tags import SHORT, Judged
-from gpukiln.release.channels import DECLARED, Channel, Proof
+from gpukiln.release.channels import Proof
 from gpukiln.verify.digest import suite_digest
 
 NO_MACHINE = "no machine of this cloud has a GPU"
@@ -160,8 +161,14 @@ def _attestation(channel: Channel, proof: Proof) -> Iterator[str]:
     for what, tag in (("SBOM", SBOM_TAG), ("provenance", STATEMENT_TAG)):
         if not proof.attested.get(tag):
             yield f"the image has no tag {tag}: no {what} was written"
-    if channel.attestation == "signed" and (proof.attested.get(KEY_TAG) or UNSIGNED) == UNSIGNED:
-        yield f"nobody signed its provenance: the tag {KEY_TAG} names no key"
+    if channel.attestation == "signed":
+        claims = proof.vouched.verdicts.values() if proof.vouched else ()
+        digests = {claim.provenance for claim in claims if claim.provenance}
+        if proof.attested.get(STATEMENT_TAG) not in digests:
+            yield (
+                f"no trusted key signed its provenance: {proof.attested.get(STATEMENT_TAG) or 'none'} by "
+                f"the tag {STATEMENT_TAG}, signed {' or '.join(sorted(digests)) or 'none'}"
+            )
     yield from proof.findings or ()
 
 
@@ -182,6 +189,16 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
     refused = f"channel {name} takes no {proof.image_id}"
     which = proof.named or f"{proof.image_id} --region {proof.region}"
     answer = judge(channel, proof, has_gpus=has_gpus)
+    sign, unsigned = "", tuple[str, ...]()
+    if channel.trust:
+        wanted = f"wanted: verdicts signed by {' or '.join(channel.trust)} (trust, ami/channels.yaml)"
+        sign, unsigned = " --sign-key KEY", (*(proof.vouched.refused if proof.vouched else ()), wanted)
+        if proof.vouched is None or not proof.vouched.verdicts:
+            raise RefusedError(
+                f"{refused}: there is no verdict on it that a trusted key signed",
+                details=unsigned,
+                hint=f"`invoke ami.verify {which} --for {name}{sign}` boots it, verifies it and signs",
+            )
     if not proof.judged and proof.simulated:
         raise RefusedError(
             f"{refused}: it was judged on simulated GPUs alone ({', '.join(proof.simulated)}), "
@@ -202,9 +219,12 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
         titles = ", ".join(one.need.title for one in answer.missing)
         raise RefusedError(
             f"{refused}: what it asks for was not shown on {titles}",
-            details=tuple(f"{one.need.title}: {why}" for one in answer.missing for why in one.why),
-            hint=f"`invoke ami.verify {which} --for {name}` judges it there; what was not run for another "
-            "reason has to be mended first",
+            details=(
+                *(f"{one.need.title}: {why}" for one in answer.missing for why in one.why),
+                *unsigned,
+            ),
+            hint=f"`invoke ami.verify {which} --for {name}{sign}` judges it there; what was not run for "
+            "another reason has to be mended first",
         )
     if answer.attestation:
         raise RefusedError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
+from gpukiln.attest import trust
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import CheckFailedError, GpukilnError, PartialError, RefusedError
 from gpukiln.images import pointer as pointers
@@ -29,6 +30,7 @@ class Row:
         by: Who did it.
         previous: The build that a rollback goes to, or an empty string.
         problems: What is wrong, in words.
+        trust: By what the image is trusted, in words; empty where it is not, or not there.
     """
 
     pointer: Pointer
@@ -39,6 +41,7 @@ class Row:
     by: str
     previous: str
     problems: tuple[str, ...]
+    trust: str = ""
 
     @model_serializer(mode="wrap")
     def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -64,6 +67,8 @@ class Overview:
 class _Found:
     versions: list[Version]
     image: dict[str, Any] | None
+    trust: str
+    refused: str
 
 
 def look(cloud: Cloud, regions: list[str]) -> Overview:
@@ -130,10 +135,16 @@ def require_pointed(cloud: Cloud, pointer: Pointer, build: str, regions: Iterabl
 def _read(site: Site) -> dict[Pointer, _Found]:
     values = pointers.read_all(site.ssm)
     images = find_images(site, values.values())
-    return {
-        pointer: _Found(pointers.history(site.ssm, pointer), images.get(image_id))
-        for pointer, image_id in values.items()
-    }
+    found = {}
+    for pointer, image_id in values.items():
+        image, words, refused = images.get(image_id), "", ""
+        if image is not None:
+            try:
+                words = trust.require_released(site.cloud, image, pointer, site.ssm)
+            except RefusedError as error:
+                refused = "; ".join((error.message, *error.details))
+        found[pointer] = _Found(pointers.history(site.ssm, pointer), image, words, refused)
+    return found
 
 
 def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> Row:
@@ -154,6 +165,8 @@ def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> Row:
             problems.append("the image is deprecated")
         if not is_protected(image):
             problems.append("the image can be deregistered")
+    if found.refused:
+        problems.append(found.refused)
     return Row(
         pointer=pointer,
         region=region,
@@ -163,6 +176,7 @@ def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> Row:
         by=current.by,
         previous=releases[-2].build if len(releases) > 1 else "",
         problems=tuple(problems),
+        trust=found.trust,
     )
 
 

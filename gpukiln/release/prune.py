@@ -17,9 +17,9 @@ from botocore.exceptions import ClientError
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, RefusedError
 from gpukiln.images import pointer as pointers
+from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import RECIPE_TAG, snapshots_of, tag_list, tags_of
-from gpukiln.release.channels import load_channels
 from gpukiln.release.images import (
     PAGE,
     find_images,

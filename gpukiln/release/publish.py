@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gpukiln.attest import statements, trust
+from gpukiln.attest.statements import ReleaseClaim, Vouched
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.images import pointer as pointers
+from gpukiln.images.channels import Channel
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import tags_of
 from gpukiln.progress import Progress
-from gpukiln.release.channels import Channel, Proof, require_same_verdict
+from gpukiln.release.channels import Proof, require_same_verdict
 from gpukiln.release.images import (
     COPY_TAGS,
     Sharing,
@@ -34,6 +37,10 @@ from gpukiln.release.images import (
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.regions import Outcome, Site, each, make_sites
 from gpukiln.release.run import Run, retirement
+from gpukiln.verify.digest import suite_digest
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
 
 DEFAULT_KEY = "default"
 
@@ -49,6 +56,7 @@ class Wish:
         sharing: With whom.
         keys: KMS key by region; `default` for the account's. Empty: no encryption of its own.
         timeout_s: Seconds that a copy gets.
+        signer: The key that signs the release, where the channel trusts keys.
     """
 
     proof: Proof
@@ -59,6 +67,7 @@ class Wish:
     sharing: Sharing
     keys: Mapping[str, str]
     timeout_s: float
+    signer: CryptoSigner | None = None
 
     @property
     def pointer(self) -> Pointer:
@@ -119,6 +128,8 @@ def release(
         UnavailableError: The image is not there; nothing was changed.
         BusyError: Another release runs on this machine.
     """
+    if not dry_run:
+        trust.require_signer(wish.channel_name, wish.channel, wish.signer)
     with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
             source = source_image(cloud, wish.proof)
@@ -136,6 +147,7 @@ def release(
             regions=tuple(_first(site.region, seen[site.region]) for site in sites),
             excused=dict(wish.excused),
             not_run=wish.not_run,
+            trust=_trust(wish),
             started_at=now(),
         )
         if dry_run:
@@ -176,6 +188,8 @@ def _look(site: Site, wish: Wish, source: Mapping[str, Any]) -> _Seen:
     _refuse_default_key(site.region, wish, key, encrypted=bool(key) or is_encrypted(source))
     if is_copied(site.region, wish, source):
         found, _ = find_copies(site, source, key)
+        if found:
+            _require_copy(site, wish, source, find_images(site, [found])[found])
     versions = pointers.history(site.ssm, wish.pointer)
     current = versions[-1] if versions else None
     return _Seen(found, current.image_id if current else "", current.regions if current else ())
@@ -233,10 +247,68 @@ def _prepare(site: Site, wish: Wish, source: Mapping[str, Any], say: Callable[[s
     if is_copied(site.region, wish, source):
         image_id = copy_of(site, source, proof.region, key=key, tags=tags)
     image = wait_until_available(site, image_id, timeout_s=wish.timeout_s, say=say)
+    if is_copied(site.region, wish, source):
+        _require_copy(site, wish, source, image)
     ensure_tags(site, image, tags)
     ensure_imds(site, image, source)
     if is_copied(site.region, wish, source):  # an account can have every new disk encrypted
         _refuse_default_key(site.region, wish, key, encrypted=is_encrypted(image))
     ensure_shared(site, image_id, wish.sharing)
     make_live(site, image)
+    if wish.channel.trust:
+        _sign(site, wish, image)
     return image_id
+
+
+def _trust(wish: Wish) -> str:
+    if not wish.channel.trust:
+        return trust.UNSIGNED
+    return f"signed: trusts {' and '.join(wish.channel.trust)}"
+
+
+def _require_copy(site: Site, wish: Wish, source: Mapping[str, Any], image: Mapping[str, Any]) -> None:
+    """Refuse an image that says it is the copy, where only its tags do."""
+    found = None
+    if wish.channel.trust:
+        found, _ = trust.vouched(site.ssm, image, site.region, wish.channel.trust)
+    place = statements.place_of(source, wish.proof.region)
+    verified = wish.proof.vouched.verified.values() if wish.proof.vouched else ()
+    trust.require_copy(site.cloud, image, place, wish.proof.build, found, verified)
+
+
+def _counted(wish: Wish, vouched: Vouched) -> tuple[str, ...]:
+    """The instance types whose signed verdicts count for the channel."""
+    wanted = suite_digest() if wish.channel.suite == "current" else ""
+    return tuple(
+        name
+        for name, claim in vouched.verdicts.items()
+        if claim.outcome == "passed" and claim.profile == wish.proof.profile and wanted in ("", claim.suite)
+    )
+
+
+def _sign(site: Site, wish: Wish, image: Mapping[str, Any]) -> None:
+    """Sign that this image is released to the channel, and keep the verdicts with it; then read both back."""
+    vouched, signer = wish.proof.vouched, wish.signer
+    if vouched is None or signer is None:
+        raise RefusedError(f"nothing signed is known of {wish.proof.image_id}")
+    counted = _counted(wish, vouched)
+    verified = vouched.verified[counted[0]] if counted else vouched.place
+    claim = ReleaseClaim(
+        image=wish.proof.about,
+        channel=wish.channel_name,
+        source=verified,
+        suite=suite_digest() if wish.channel.suite == "current" else "",
+        instance_types=tuple(name for name in counted if vouched.verified[name] == verified),
+        released_at=statements.now(),
+    )
+    there, _ = trust.vouched(site.ssm, image, site.region, wish.channel.trust)
+    before = there.releases.get(wish.channel_name)
+    if before is None or replace(before, released_at=claim.released_at) != claim:
+        site.go_on()
+        envelope = statements.signed(there.place, claim, signer)
+        statements.keep(site.ssm, there.place.image_id, statements.RELEASE, wish.channel_name, envelope)
+    for name, envelope in vouched.envelopes.items():
+        if there.envelopes.get(name) != envelope:
+            site.go_on()
+            statements.keep(site.ssm, there.place.image_id, statements.VERDICT, name, envelope)
+    trust.require_released(site.cloud, image, wish.pointer, site.ssm)

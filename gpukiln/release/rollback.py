@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gpukiln.attest import trust
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.images import pointer as pointers
+from gpukiln.images.channels import Channel
 from gpukiln.images.pointer import Pointer, Version
 from gpukiln.progress import Progress
-from gpukiln.release.channels import Channel
 from gpukiln.release.images import find_images, make_live
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.regions import Site, each, make_sites
@@ -43,7 +44,8 @@ def rollback(
         What was done.
 
     Raises:
-        RefusedError: The regions don't agree on the release to go back to; nothing was changed.
+        RefusedError: The regions don't agree on the release to go back to, or nothing shows that its image
+            was released; nothing was changed.
         UnavailableError: A region can't be asked, or the image is gone there; nothing was changed.
         UsageError: The channel points at nothing.
         BusyError: Another release or rollback runs on this machine.
@@ -53,9 +55,8 @@ def rollback(
             histories = _histories(pointer, cloud, regions)
             releases = {region: pointers.releases(versions) for region, versions in histories.items()}
             target, sites = _target(pointer, releases, to), make_sites(cloud, releases)
-            seen = each(sites, "look up the image", lambda site: _usable(site, target[site.region]))
-            for outcome in seen.values():
-                outcome.require()
+            seen = each(sites, "look up the image", lambda site: _usable(site, target[site.region], pointer))
+            trusts = [outcome.require() for outcome in seen.values()]
         build = next(iter(target.values())).build
         current = {region: stack[-1].image_id for region, stack in releases.items()}
         left = {stack[-1].build for stack in releases.values()} - {build}
@@ -70,6 +71,7 @@ def rollback(
             build=build,
             cloud=cloud.name,
             regions=results,
+            trust=trusts[0],
             started_at=now(),
         )
         if dry_run:
@@ -163,7 +165,8 @@ def _lines(releases: Mapping[str, list[Version]]) -> tuple[str, ...]:
     )
 
 
-def _usable(site: Site, version: Version) -> None:
+def _usable(site: Site, version: Version, pointer: Pointer) -> str:
+    """By what the image is trusted, in words."""
     image = find_images(site, [version.image_id]).get(version.image_id)
     if image is None or image["State"] != "available":
         raise UnavailableError(
@@ -171,3 +174,4 @@ def _usable(site: Site, version: Version) -> None:
             f"{image['State'] if image else 'gone'} in {site.region}",
             hint="--to BUILD goes further back; `invoke ami.release` publishes another image",
         )
+    return trust.require_released(site.cloud, image, pointer, site.ssm)

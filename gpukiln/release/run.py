@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from gpukiln.images import pointer as pointers
+from gpukiln.images.channels import Channel
 from gpukiln.images.pointer import Version
 from gpukiln.progress import Progress
-from gpukiln.release.channels import Channel
 from gpukiln.release.images import find_images, retire
 from gpukiln.release.log import RegionResult, Release, ReleaseLog
 from gpukiln.release.regions import Site, each

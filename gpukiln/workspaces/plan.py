@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
+from gpukiln.attest import trust
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import IncompatibleError, UsageError
@@ -62,6 +63,7 @@ def plan(cloud: Cloud, wanted: Workspace, today: date, *, simulated: bool = Fals
         simulated: Whether the embedded cloud gives the machine simulated GPUs.
 
     Raises:
+        RefusedError: Nothing vouches for the image that was named.
         UsageError: The image is not there, or a type is unknown.
         IncompatibleError: No machine satisfies it, or none of them fits the image.
         UnavailableError: The cloud can't be asked.
@@ -215,9 +217,10 @@ def _chosen(found: images.Images, cloud: Cloud, offer: Offer, today: date) -> Ch
 
 
 def _given(cloud: Cloud, image_id: str, offer: Offer, today: date) -> Choice:
-    subject, _ = _subject(cloud, image_id)
+    subject, image = _subject(cloud, image_id)
     findings = fit(offer.instance_type, image=subject, workload=None, today=today) if offer.gpus else ()
-    return Choice(image_id, "given", image_id, ("it was named",), "", findings)
+    words = trust.require_verified(cloud, image) if subject else ""
+    return Choice(image_id, "given", image_id, ("it was named",), "", findings, words)
 
 
 def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any]]:

@@ -120,6 +120,8 @@ def _in_region(
 def _planned(cloud: Cloud, wanted: Workspace, wish: Wish, say: Callable[[str], None]) -> Plan:
     made = plan(cloud, wanted, datetime.now(UTC).date(), simulated=wish.simulated)
     say(f"{made.offers[0].instance_type}, image {made.choice.image_id}: {made.choice.why[0]}")
+    if made.choice.trust:
+        say(f"note: {made.choice.trust}")
     return made
 
 

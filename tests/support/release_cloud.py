@@ -17,9 +17,10 @@ from rich.console import Console
 
 from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.images.channels import load_channel
 from gpukiln.progress import Progress
 from gpukiln.proof.tags import judged_by, proof_tags
-from gpukiln.release.channels import load_channel, proof_from_tags
+from gpukiln.release.channels import proof_from_tags
 from gpukiln.release.images import Sharing
 from gpukiln.release.needs import require_proven
 from gpukiln.release.publish import Wish

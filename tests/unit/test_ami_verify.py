@@ -3,11 +3,14 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
 from invoke.context import Context
 
+from gpukiln.attest.signing import load_public_key
+from gpukiln.attest.statements import Place, VerdictClaim, opened
 from gpukiln.attest.tags import ATTESTED_TAGS
 from gpukiln.clouds import select
 from gpukiln.commands import ami, ami_verify
@@ -21,6 +24,7 @@ from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
 from tests.support.plans import BAKE
+from tests.support.signing import key_pair, trusting
 
 GOOD = CheckResult("hygiene.history", "No shell history", "hygiene", "passed", "3 files")
 BAD = CheckResult("boot.state", "running", "boot", "failed", "found degraded", "look", ("a cause",))
@@ -70,6 +74,10 @@ def judge(proven, monkeypatch, capsys):
             modify_image_attribute=lambda **_: None,
             get_paginator=lambda _: pages,
         )
+        ssm = SimpleNamespace(
+            put_parameter=lambda **asked: run.kept.update({asked["Name"]: asked["Value"]}),
+            get_paginator=lambda _: SimpleNamespace(paginate=lambda **_: [{"Parameters": []}]),
+        )
         monkeypatch.setattr(pipeline, "run_suite", suite)
         monkeypatch.setattr(pipeline, "machine_from_image", machine)
         monkeypatch.setattr(killed, "clean_up_after_killed", lambda *_: [])
@@ -80,7 +88,7 @@ def judge(proven, monkeypatch, capsys):
             has_gpus=False,
             keeps_stages=False,
             ssh_cidr="192.0.2.1/32",
-            client=lambda _name: ec2,
+            client=lambda name: ssm if name == "ssm" else ec2,
         )
         cloud.in_region = lambda _: cloud
         monkeypatch.setattr(select, "make_cloud", lambda *_, **__: cloud)
@@ -94,7 +102,7 @@ def judge(proven, monkeypatch, capsys):
         run.out = shown.out
         return code, shown.err + shown.out, proven.find("last") if proven.all() else None
 
-    run.tags = there
+    run.tags, run.kept = there, {}
     return run
 
 
@@ -190,6 +198,38 @@ def test_an_image_is_judged_by_its_tags_where_nobody_has_its_record(judge):
     assert code == 2
     assert "has no tag gpukiln:instance-types" in shown
     assert not report.parents[1].joinpath("2").exists()
+
+
+def test_a_verdict_is_signed_where_a_key_is_given(judge, tmp_path):
+    key = key_pair(tmp_path, "sign")
+    trusted = [load_public_key(key.with_suffix(".pub"))]
+    code, _, build = judge(GOOD, suite_version="a" * 64, build="last", sign_key=str(key))
+    assert code == 0
+    [(name, text)] = judge.kept.items()
+    verdict = build.read().verdicts[-1]
+    assert name == f"/gpukiln-attestations/{BAKE.image_id}/verdict/{verdict.instance_type}"
+    place = Place(BAKE.image_id, "us-west-2", ())
+    claim, _ = opened(VerdictClaim, text, trusted, [place])
+    assert (claim.suite, claim.verdict, claim.outcome) == ("a" * 64, verdict.digest, "passed")
+    assert claim.provenance == sha256((build.folder / "provenance.intoto.json").read_bytes()).hexdigest()
+    assert (build.folder / "provenance.dsse.json").exists()
+    judge.tags.update(image_tags(build.read().plan, build))
+    build.record_file.rename(build.folder / "away.json")  # known by its tags
+    here = {"build": BAKE.image_id, "region": "us-west-2", "instance_types": "g5.xlarge"}
+    assert judge(GOOD, BAD, **here, sign_key=str(key))[0] == 1
+    claim, _ = opened(VerdictClaim, judge.kept[f"{name.rpartition('/')[0]}/g5.xlarge"], trusted, [place])
+    assert (claim.outcome, claim.counts["failed"], claim.provenance) == ("failed", 1, "")
+
+
+def test_no_machine_is_started_for_a_verdict_that_the_channel_would_not_take(judge, tmp_path, monkeypatch):
+    _, _, build = judge(GOOD, suite_version=suite_digest())
+    judge.tags.update(image_tags(build.read().plan, build))
+    trusting(monkeypatch, key_pair(tmp_path, "sign"))
+    for key in ("", str(key_pair(tmp_path, "other"))):
+        code, shown, build = judge(GOOD, build="last", for_="candidate", sign_key=key)
+        assert code == 6
+        assert "channel candidate trusts" in shown
+        assert len(build.read().verdicts) == 2
 
 
 def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge):

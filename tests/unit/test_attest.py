@@ -31,10 +31,10 @@ from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.commands import ami_attest
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.images.builds import Bake, Builds, Record
+from gpukiln.images.channels import load_channel
 from gpukiln.images.subject import subject_of
 from gpukiln.instances.tags import tag_list
 from gpukiln.proof.tags import write_proof
-from gpukiln.release.channels import load_channel
 from gpukiln.release.find import proof_of_build
 from gpukiln.release.needs import require_proven
 from tests.support.plans import VERDICT, MotoCloud, ec2_with_a_base, plan

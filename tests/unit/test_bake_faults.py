@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
+from gpukiln.attest.signing import load_public_key, load_signer
+from gpukiln.attest.statements import look
 from gpukiln.errors import UnavailableError
 from gpukiln.images import bake as baking
 from gpukiln.images.bake import Saved
@@ -19,6 +21,7 @@ from gpukiln.progress import Progress
 from gpukiln.proof import pipeline
 from gpukiln.verify.target import Target
 from tests.support.plans import VERDICT
+from tests.support.signing import key_pair
 
 
 class Cache:
@@ -79,7 +82,9 @@ def build(endpoint, planned, tmp_path, monkeypatch):
             Console(width=200, record=True, quiet=False, file=(tmp_path / "said").open("w")),
         )
         try:
-            pipeline.build_image(planned, endpoint, builds, Progress(console=console), Saved())
+            pipeline.build_image(
+                planned, endpoint, builds, Progress(console=console), Saved(), faults.get("signer")
+            )
         except BaseException as error:
             raised = error
         [made] = builds.all()
@@ -104,6 +109,19 @@ def test_an_image_is_recorded_and_proven(build, endpoint):
     assert raised is None
     assert (record.state, [record.bake.image_id]) == ("verified", images(endpoint))
     assert "SSH of its machines is open to 127.0.0.0/8" in said
+
+
+def test_a_build_with_a_key_signs_its_verdict(build, endpoint, tmp_path):
+    key = key_pair(tmp_path, "sign")
+    raised, record, _ = build(signer=load_signer(key))
+    assert raised is None
+    [image] = endpoint.client("ec2").describe_images(ImageIds=[record.bake.image_id])["Images"]
+    keys = [load_public_key(key.with_suffix(".pub"))]
+    found = look(endpoint.client("ssm"), image, endpoint.region, keys)
+    assert found.verdicts["g4dn.xlarge"].verdict == VERDICT.digest
+    assert found.verdicts["g4dn.xlarge"].image.kubernetes == record.plan.kubernetes
+    assert len(found.place.snapshots) == 1
+    assert found.refused == ()
 
 
 def test_modules_that_cannot_be_kept_fail_no_build(build):

@@ -15,6 +15,8 @@ import pytest
 from botocore.client import BaseClient
 
 from gpukiln.attest import attestation
+from gpukiln.attest.signing import load_signer
+from gpukiln.attest.trust import require_verified
 from gpukiln.catalog import permissions
 from gpukiln.catalog.bases import base
 from gpukiln.catalog.load import ROOT
@@ -25,6 +27,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.exports import bring, run
 from gpukiln.images import bake
 from gpukiln.images.bases import resolve_base
+from gpukiln.images.channels import load_channel
 from gpukiln.images.module_store import S3Store
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances import access, leftovers
@@ -35,8 +38,8 @@ from gpukiln.offers.image import images_of
 from gpukiln.offers.refresh import refresh
 from gpukiln.proof import pipeline
 from gpukiln.proof import tags as proof
+from gpukiln.proof.signed import sign_verdict
 from gpukiln.release import prune
-from gpukiln.release.channels import load_channel
 from gpukiln.release.images import Sharing
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
@@ -49,6 +52,7 @@ from tests.support import release_cloud
 from tests.support.endpoint import serve
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
 from tests.support.release_cloud import HOME, REGIONS, fault, make_image, quiet, tell, verdict, wish
+from tests.support.signing import key_pair, sign, signed_wish, trusting
 
 # IAM's name, where it is none of service:Call (Service Authorization Reference)
 IAM_NAME = {
@@ -197,7 +201,7 @@ def verify(calls, endpoint, images, folder):
     subject = SimpleNamespace(
         build_id="b2",
         image_id=images[1],
-        instance_types=["g4dn.xlarge"],
+        instance_types=("g4dn.xlarge",),
         ssh_user="admin",
         profile="image",
         recipe="eks-gpu",
@@ -216,6 +220,10 @@ def verify(calls, endpoint, images, folder):
         patch.setattr(access, "_speaks_ssh", lambda *_: True)
         pipeline.verify_image(subject, endpoint, folder, quiet(), spot=True)
         proof.write_proof(endpoint, subject, verdict())
+        key = key_pair(folder, "sign")
+        sign_verdict(endpoint, subject, verdict(), folder, load_signer(key))
+        trusting(patch, key)
+        require_verified(endpoint, attestation._describe(endpoint, images[1]))
         patch.setattr(access, "_speaks_ssh", lambda *_: False)
         about = {"build_id": "b3", "instance_types": ["g4dn.xlarge"], "user": "admin"}
         with pytest.raises(UnavailableError, match="SSH does not answer"):  # its console is asked for
@@ -235,7 +243,7 @@ def some_subnet(calls, endpoint):
     return found
 
 
-def release_twice(calls, records):
+def release_twice(calls, records, folder):
     setting_up(calls)
     tell("reset")
     first, second = make_image("b1"), make_image("b2")
@@ -251,6 +259,18 @@ def release_twice(calls, records):
     rules = load_channel("candidate")
     require_complete(rollback(candidate, rules, release_cloud.Cloud(), [HOME], records, quiet()))
     assert look(release_cloud.Cloud(), list(REGIONS)).rows
+    release_signed(calls, records, folder)
+
+
+def release_signed(calls, records, folder):
+    key = key_pair(folder, "sign")
+    setting_up(calls)
+    sign(image := make_image("b3"), key, folder)
+    calls.job = "release"
+    with pytest.MonkeyPatch.context() as patch:
+        trusting(patch, key)
+        wanted = signed_wish(image, "b3", key=key)
+        require_complete(release(wanted, release_cloud.Cloud(), records, quiet()))
 
 
 def remove_old(calls, records):
@@ -421,7 +441,7 @@ def rehearsed(tmp_path_factory):
             push(calls, endpoint)
             ask_region(calls, endpoint)
         records = ReleaseLog(tmp_path_factory.mktemp("releases"))
-        release_twice(calls, records)
+        release_twice(calls, records, tmp_path_factory.mktemp("keys"))
         remove_old(calls, records)
         export_and_import(calls, tmp_path_factory.mktemp("export"))
         offer(calls)

@@ -9,9 +9,9 @@ import pytest
 
 from gpukiln.errors import BusyError, CheckFailedError, PartialError, RefusedError, UnavailableError
 from gpukiln.images import pointer as pointers
+from gpukiln.images.channels import load_channel
 from gpukiln.images.pointer import Pointer, history
 from gpukiln.instances.tags import tags_of
-from gpukiln.release.channels import load_channel
 from gpukiln.release.images import SOURCE_TAG, Sharing
 from gpukiln.release.log import require_complete
 from gpukiln.release.overview import look, require_whole

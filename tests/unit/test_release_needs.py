@@ -6,8 +6,9 @@ import pytest
 
 from gpukiln.attest.tags import ATTESTED_TAGS, KEY_TAG
 from gpukiln.errors import RefusedError, UsageError
+from gpukiln.images.channels import load_channel, load_channels
 from gpukiln.proof.tags import SHORT, Judged, judged_by, judged_from_tags, proof_tags
-from gpukiln.release.channels import joined, load_channel, load_channels, proof_from_tags
+from gpukiln.release.channels import joined, proof_from_tags
 from gpukiln.release.needs import Need, judge, needs_of, require_proven, types_for
 from gpukiln.verify.catalog import load_checks
 from tests.support.release_cloud import HOME, ROOT, tags, verdict
@@ -129,13 +130,12 @@ def test_attestation_is_asked_for():
         with pytest.raises(RefusedError, match=tag):
             require_proven("candidate", CANDIDATE, without, has_gpus=True)
     signed = replace(CANDIDATE, attestation="signed")
-    for key in ("", "none"):
-        with pytest.raises(RefusedError, match="nobody signed"):
-            require_proven(
-                "x", signed, replace(whole, attested={**whole.attested, KEY_TAG: key}), has_gpus=True
-            )
-    keyed = replace(whole, attested={**whole.attested, KEY_TAG: "ab"})
-    assert require_proven("x", signed, keyed, has_gpus=True) == {}
+    for key in ("", "none", "ab"):  # a tag that names a key is no signature
+        keyed = replace(whole, attested={**whole.attested, KEY_TAG: key})
+        with pytest.raises(RefusedError, match="no trusted key signed its provenance"):
+            require_proven("x", signed, keyed, has_gpus=True)
+    with pytest.raises(RefusedError, match="there is no verdict on it that a trusted key signed"):
+        require_proven("x", replace(CANDIDATE, trust=("a.pub",)), whole, has_gpus=True)
     none = replace(CANDIDATE, attestation="none")
     assert require_proven("x", none, replace(whole, attested={}), has_gpus=True) == {}
     wrong = replace(whole, findings=("sbom.content: 0 packages, the record has 400",))

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from gpukiln.errors import RefusedError, UsageError
+from gpukiln.images.channels import load_channel
 from gpukiln.probe.simulated import NOTE
 from gpukiln.proof.tags import judged_by, proof_tags, write_proof
-from gpukiln.release.channels import load_channel, proof_from_record, proof_from_tags
+from gpukiln.release.channels import proof_from_record, proof_from_tags
 from gpukiln.release.needs import require_proven
 from gpukiln.release.notes import make_notes
 from gpukiln.typed import dump, load

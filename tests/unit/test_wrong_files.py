@@ -17,8 +17,8 @@ from gpukiln.catalog.images import load_image
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.docker.plan import ContainerProbes, make_container_plan
 from gpukiln.errors import GpukilnError, UsageError
+from gpukiln.images.channels import load_channels
 from gpukiln.images.plan import make_plan
-from gpukiln.release.channels import load_channels
 from gpukiln.sources.available import Probes
 
 READ_BASES = bases.load_bases

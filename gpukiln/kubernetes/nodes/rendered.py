@@ -65,14 +65,19 @@ def files(group: Group) -> dict[str, str]:
     return PROVIDERS[group.provider](group)
 
 
-def document(group: Group, texts: Mapping[str, str], written: list[Written]) -> Nodes:
+def document(group: Group, texts: Mapping[str, str], written: list[Written], trust: str) -> Nodes:
+    """What was rendered.
+
+    Args:
+        trust: By what the image is trusted, in words.
+    """
     change: dict[str, str] = {one.path: one.change for one in written}
     return Nodes(
         SCHEMA,
         group,
         tuple(_node(group, name) for name in group.types),
         tuple(NodesFile(path, text, change.get(path, "")) for path, text in texts.items()),
-        tuple(notes(group)),
+        (f"{group.image}: {trust}", *notes(group)),
         tuple(path for path, how in change.items() if how == "other"),
     )
 

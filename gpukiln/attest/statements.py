@@ -1,0 +1,264 @@
+"""Signed statements on an AMI: the verdict on a machine booted from it, and its release to a channel.
+
+Both are in-toto statements in DSSE envelopes. Their subject is the AMI in its region with its snapshots, so
+that one can't be used for another image. They are kept as SSM parameters of that region, whose names contain
+the AMI's id; who may write parameters there can remove a statement, and can't make one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from gpukiln import __version__
+from gpukiln.attest.provenance import STATEMENT_TYPE, image_subject, snapshot_subject
+from gpukiln.errors import CheckFailedError, UsageError
+from gpukiln.instances.tags import snapshots_of
+from gpukiln.typed import dump, load, strict
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner, SSlibKey
+
+VERDICT_TYPE, RELEASE_TYPE = "urn:gpukiln:verdict:v1", "urn:gpukiln:release:v1"
+ROOT = "/gpukiln-attestations"
+"""Outside of /gpukiln, which is listed whole to find the channels."""
+VERDICT, RELEASE = "verdict", "release"
+
+
+@strict
+class Place:
+    """An AMI in a region, with its snapshots in the order of its disks."""
+
+    image_id: str
+    region: str
+    snapshots: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.image_id} in {self.region} of {', '.join(self.snapshots) or 'no snapshot'}"
+
+
+@strict
+class About:
+    """What an image is for: what a channel's rules are applied to.
+
+    Args:
+        name: Its folder of ami/.
+        profile: The profile that it has to be verified by.
+        instance_types: The machines that it was built for.
+    """
+
+    name: str
+    kubernetes: str
+    build: str
+    profile: str
+    instance_types: tuple[str, ...]
+
+
+@strict
+class VerdictClaim:
+    """What came of a machine that was booted from an image.
+
+    Args:
+        profile: The one that the machine was verified by.
+        counts: How many checks passed, failed, were not run and were not reached.
+        not_run: By layer, how many checks were not run.
+        saw_gpu: Whether a check of a GPU passed.
+        suite: SHA-256 of the suite; verdict: of the verdict's document; sbom, provenance: of these files, or
+            empty where the signer does not have them.
+        verified_at: When the suite began, ISO 8601 in UTC.
+        gpukiln: The version that verified.
+    """
+
+    image: About
+    instance_type: str
+    profile: str
+    outcome: Literal["passed", "failed"]
+    counts: Mapping[str, int]
+    not_run: Mapping[str, int]
+    saw_gpu: bool
+    simulated: bool
+    suite: str
+    verdict: str
+    verified_at: str
+    gpukiln: str = __version__
+    sbom: str = ""
+    provenance: str = ""
+
+
+@strict
+class ReleaseClaim:
+    """That an image met a channel's rules, and which image it is a copy of.
+
+    Args:
+        source: The image that was verified; the subject itself where that is no copy.
+        suite: SHA-256 of the suite that verdicts had to be of, or empty where the channel takes any.
+        instance_types: Those whose verdicts counted.
+        released_at: ISO 8601 in UTC.
+        gpukiln: The version that released.
+    """
+
+    image: About
+    channel: str
+    source: Place
+    suite: str
+    instance_types: tuple[str, ...]
+    released_at: str
+    gpukiln: str = __version__
+
+
+Claim = TypeVar("Claim", VerdictClaim, ReleaseClaim)
+
+
+@dataclass(frozen=True)
+class Vouched:
+    """What trusted keys signed of an AMI.
+
+    Args:
+        place: The AMI as EC2 shows it now.
+        verdicts: By instance type; of the AMI, or of the one that a release statement says it is a copy of.
+        releases: By channel.
+        envelopes: The envelopes of the verdicts, by instance type.
+        verified: The image that was booted, by instance type: the AMI, or the one that it is a copy of.
+        refused: A line for each statement that does not count, with what is wrong with it.
+    """
+
+    place: Place
+    verdicts: Mapping[str, VerdictClaim]
+    releases: Mapping[str, ReleaseClaim]
+    envelopes: Mapping[str, str]
+    verified: Mapping[str, Place]
+    refused: tuple[str, ...]
+
+
+def place_of(image: Mapping[str, Any], region: str) -> Place:
+    """Where an image is, and what it is made of.
+
+    Args:
+        image: As DescribeImages gives it.
+    """
+    return Place(str(image["ImageId"]), region, tuple(snapshots_of(image)))
+
+
+def signed(place: Place, claim: VerdictClaim | ReleaseClaim, signer: CryptoSigner) -> str:
+    """A statement in its envelope, on one line: SSM takes 4096 characters without charge.
+
+    Args:
+        place: The AMI that it is about.
+    """
+    from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
+
+    kind = VERDICT_TYPE if isinstance(claim, VerdictClaim) else RELEASE_TYPE
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": _subjects(place),
+        "predicateType": kind,
+        "predicate": dump(claim),
+    }
+    text = json.dumps(statement, separators=(",", ":"))
+    return json.dumps(json.loads(signing.sign(text.encode(), signer)), separators=(",", ":"))
+
+
+def keep(ssm: Any, image_id: str, kind: str, name: str, envelope: str) -> None:
+    """Keep a statement where the image is.
+
+    Args:
+        ssm: A client of the image's region.
+        kind: VERDICT or RELEASE.
+        name: The instance type, or the channel: a newer one takes the place of the one before.
+    """
+    ssm.put_parameter(
+        Name=f"{ROOT}/{image_id}/{kind}/{name}",
+        Value=envelope,
+        Type="String",
+        Tier="Intelligent-Tiering",
+        Overwrite=True,
+    )
+
+
+def kept(ssm: Any, image_id: str) -> dict[tuple[str, str], str]:
+    """Every statement on an AMI, by kind and name; nothing of them is checked."""
+    root, found = f"{ROOT}/{image_id}/", {}
+    for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=root, Recursive=True):
+        for parameter in page["Parameters"]:
+            kind, _, name = parameter["Name"].removeprefix(root).partition("/")
+            found[kind, name] = str(parameter["Value"])
+    return found
+
+
+def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[SSlibKey]) -> Vouched:
+    """What trusted keys signed of an AMI; statements of others, and on other images, don't count.
+
+    Args:
+        ssm: A client of the image's region.
+        image: As DescribeImages gives it.
+        keys: Those that are trusted.
+    """
+    place, texts = place_of(image, region), kept(ssm, str(image["ImageId"]))
+    releases: dict[str, ReleaseClaim] = {}
+    verdicts: dict[str, VerdictClaim] = {}
+    refused: list[str] = []
+    for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == RELEASE):
+        try:
+            release, _ = opened(ReleaseClaim, text, keys, [place])
+            releases[release.channel] = release
+        except CheckFailedError as error:
+            refused.append(f"{RELEASE} {name}: {error.message}")
+    verified: dict[str, Place] = {}
+    places = [place, *dict.fromkeys(one.source for one in releases.values() if one.source != place)]
+    for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == VERDICT):
+        try:
+            verdict, about = opened(VerdictClaim, text, keys, places)
+            if verdict.simulated:
+                raise CheckFailedError("verified on simulated GPUs, which proves nothing")
+            verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, about
+        except CheckFailedError as error:
+            refused.append(f"{VERDICT} {name}: {error.message}")
+    envelopes = {name: texts[VERDICT, name] for name in verdicts if (VERDICT, name) in texts}
+    return Vouched(place, verdicts, releases, envelopes, verified, tuple(refused))
+
+
+def opened(
+    kind: type[Claim], text: str, keys: Sequence[SSlibKey], places: Sequence[Place]
+) -> tuple[Claim, Place]:
+    """What a statement says, where a trusted key signed it and it is about one of these images.
+
+    Args:
+        kind: The claim that it must hold.
+        text: The envelope.
+
+    Returns:
+        The claim, and which of the images it is about.
+
+    Raises:
+        CheckFailedError: It does not count; the message says why.
+    """
+    from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
+
+    payload = signing.trusted_payload(text, keys)
+    try:
+        document = json.loads(payload)
+        found = document["_type"], document["predicateType"]
+        wanted = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
+        if found != wanted:
+            raise CheckFailedError(f"it is a {' '.join(map(str, found))}, wanted {' '.join(wanted)}")
+        about = next((place for place in places if document["subject"] == _subjects(place)), None)
+        if about is None:
+            names = ", ".join(str(one["uri"]) for one in document["subject"])
+            raise CheckFailedError(f"it is about {names}, wanted {' or '.join(map(str, places))}")
+        claim: Claim = load(kind, document["predicate"], where="the statement")
+    except (ValueError, KeyError, TypeError, UsageError) as error:
+        raise CheckFailedError(f"it is no such statement: {error}") from error
+    return claim, about
+
+
+def _subjects(place: Place) -> list[dict[str, Any]]:
+    snapshots = [snapshot_subject(place.region, snapshot) for snapshot in place.snapshots]
+    return [image_subject(place.region, place.image_id), *snapshots]
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,317 @@
+"""Whether an AMI may be used as one of ours: by statements of trusted keys, else by this computer's records.
+
+Tags can be written by whoever may tag images, and prove nothing. Where ami/channels.yaml names keys, a signed
+statement decides. Where it names none, the records of this computer's builds and releases are compared with
+the tags, and every command says that it trusts the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.attest import statements
+from gpukiln.attest.statements import ReleaseClaim, VerdictClaim, Vouched
+from gpukiln.catalog.load import ROOT
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import RefusedError
+from gpukiln.images.builds import Build, Builds
+from gpukiln.images.channels import Channel, load_channels
+from gpukiln.images.pointer import Pointer
+from gpukiln.images.subject import BUILD_ID_TAG
+from gpukiln.instances.tags import tags_of
+from gpukiln.state import state_home
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner, SSlibKey
+
+UNSIGNED = "unsigned: trusts the tags of this account"
+SOURCE_TAG = "gpukiln:source-image"
+
+
+def keys_of(trust: Iterable[str], root: Path = ROOT) -> tuple[SSlibKey, ...]:
+    """The keys of a channel, each once.
+
+    Args:
+        trust: As ami/channels.yaml names them.
+
+    Raises:
+        UsageError: One is no public key.
+    """
+    from gpukiln.attest.signing import load_public_key  # noqa: PLC0415 - slow to import
+
+    found = {key.keyid: key for key in (load_public_key(root / entry) for entry in trust)}
+    return tuple(found.values())
+
+
+def every_trust() -> tuple[str, ...]:
+    """The keys of all channels: those that count for an image that no channel points at."""
+    return tuple(dict.fromkeys(entry for channel in load_channels().values() for entry in channel.trust))
+
+
+def require_signer(name: str, channel: Channel, signer: CryptoSigner | None) -> None:
+    """Refuse what a channel would not take afterwards, before anything is done.
+
+    Args:
+        name: The channel's name.
+        signer: The key that would sign.
+
+    Raises:
+        RefusedError: The channel trusts keys, and this is none of them.
+    """
+    if not channel.trust:
+        return
+    where = f"channel {name} trusts {' or '.join(channel.trust)} alone"
+    if signer is None:
+        raise RefusedError(
+            f"{where}, and nobody signs", hint="--sign-key FILE, the private key of one of them"
+        )
+    keys = [key.keyid for key in keys_of(channel.trust)]
+    if signer.public_key.keyid not in keys:
+        raise RefusedError(
+            f"{where}, and --sign-key is another one",
+            details=(f"found: {signer.public_key.keyid}", f"wanted: {' or '.join(keys)}"),
+            hint="the private key of one of them; or add its public key to trust in ami/channels.yaml",
+        )
+
+
+def vouched(
+    ssm: Any, image: Mapping[str, Any], region: str, trust: Iterable[str]
+) -> tuple[Vouched, Sequence[SSlibKey]]:
+    """What a channel's keys signed of an AMI, and the keys.
+
+    Args:
+        ssm: A client of the image's region.
+        image: As DescribeImages gives it.
+        trust: As ami/channels.yaml names them.
+    """
+    keys = keys_of(trust)
+    return statements.look(ssm, image, region, keys), keys
+
+
+def require_released(cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, ssm: Any = None) -> str:
+    """Refuse an AMI that a channel points at, where nothing shows that it was released there.
+
+    Args:
+        cloud: The cloud, in the image's region.
+        image: As DescribeImages gives it.
+        pointer: The channel.
+        ssm: A client of that region, where there is one already.
+
+    Returns:
+        By what it is trusted, in words.
+
+    Raises:
+        RefusedError: No trusted key signed its release and its verdicts; or a record of this computer says
+            that its build made another image.
+        UsageError: A key or a record can't be read.
+    """
+    require_own_record(cloud, image)
+    rules = load_channels().get(pointer.channel)
+    if rules is None or not rules.trust:
+        return UNSIGNED
+    with explain_aws_errors("read the signed statements"):
+        found, keys = vouched(ssm or cloud.client("ssm"), image, cloud.region, rules.trust)
+    if wrong := list(_unreleased(found, pointer, rules)):
+        raise RefusedError(
+            f"{pointer.path} points at {found.place}, and no trusted key vouches for that: {wrong[0]}",
+            details=(*wrong[1:], *found.refused, *_wanted(rules)),
+            hint=f"`invoke ami.release BUILD --channel {pointer.channel} --sign-key KEY` points it at "
+            f"a proven image, `invoke ami.rollback --channel {pointer.channel} --to BUILD` at an earlier one",
+        )
+    return _signed_by(keys)
+
+
+def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
+    """Refuse an AMI that says it is ours, where nothing shows that a machine verified it.
+
+    Args:
+        cloud: The cloud, in the image's region.
+        image: As DescribeImages gives it.
+
+    Returns:
+        By what it is trusted, in words.
+
+    Raises:
+        RefusedError: No key that any channel trusts signed a verdict, or one that failed; or a record of this
+            computer says that its build made another image.
+        UsageError: A key or a record can't be read.
+    """
+    require_own_record(cloud, image)
+    if not (trust := every_trust()):
+        return UNSIGNED
+    with explain_aws_errors("read the signed statements"):
+        found, keys = vouched(cloud.client("ssm"), image, cloud.region, trust)
+    failed = [name for name, claim in found.verdicts.items() if not _is_good(claim)]
+    if failed or not found.verdicts:
+        why = f"it failed on {', '.join(failed)}" if failed else "there is no signed verdict on it"
+        raise RefusedError(
+            f"no trusted key vouches for {found.place}: {why}",
+            details=(*found.refused, *_wanted_keys(trust)),
+            hint=f"`invoke ami.verify {found.place.image_id} --region {cloud.region} --cloud {cloud.name} "
+            "--sign-key KEY` boots it, verifies it and signs the verdict",
+        )
+    return _signed_by(keys)
+
+
+def _is_good(claim: VerdictClaim) -> bool:
+    return claim.outcome == "passed" or claim.profile != claim.image.profile
+
+
+def _unreleased(found: Vouched, pointer: Pointer, rules: Channel) -> Iterator[str]:
+    """What is lacking of a release to a channel, a line each."""
+    claim = found.releases.get(pointer.channel)
+    if claim is None:
+        yield f"there is no signed release of it to {pointer.channel}"
+        return
+    image = claim.image
+    if (image.name, image.kubernetes) != (pointer.image, pointer.kubernetes):
+        yield f"it was released as {image.name} for Kubernetes {image.kubernetes}"
+    if not claim.instance_types:
+        yield "its release names no machine that verified it"
+    for name in claim.instance_types:
+        verdict = found.verdicts.get(name)
+        if verdict is None:
+            yield f"there is no signed verdict of {name}"
+        elif verdict.image != image:
+            yield f"the verdict of {name} is about {verdict.image}, the release about {image}"
+        elif rules.suite == "current" and not _of_suite(verdict, claim):
+            yield f"{name}: verified by the suite {verdict.suite}, released by {claim.suite}"
+    for name, verdict in found.verdicts.items():
+        if not _is_good(verdict):
+            yield f"it failed on {name}"
+
+
+def _of_suite(verdict: VerdictClaim, release: ReleaseClaim) -> bool:
+    """By the suite of the release, or by whichever there was later."""
+    return verdict.suite == release.suite or verdict.verified_at > release.released_at
+
+
+def _wanted(rules: Channel) -> tuple[str, ...]:
+    return _wanted_keys(rules.trust)
+
+
+def _wanted_keys(trust: Sequence[str]) -> tuple[str, ...]:
+    return (f"wanted: statements signed by {' or '.join(trust)} (trust, ami/channels.yaml)",)
+
+
+def _signed_by(keys: Sequence[SSlibKey]) -> str:
+    return f"signed: trusts {' and '.join(f'the key {key.keyid[:16]}' for key in keys)}"
+
+
+def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:
+    """Refuse an AMI whose tags name a build of this computer that made another image.
+
+    A build that another computer has says nothing here.
+
+    Args:
+        cloud: The cloud, in the image's region.
+        image: As DescribeImages gives it.
+
+    Raises:
+        RefusedError: The record names another AMI, and this is no copy of that one.
+        UsageError: The record is damaged.
+    """
+    tags, image_id = tags_of(image), str(image["ImageId"])
+    build = _build(tags.get(BUILD_ID_TAG, ""))
+    if build is None:
+        return
+    record = build.read()
+    where = f"{record.plan.cloud} in {record.plan.region}"
+    made = record.bake.image_id if record.bake else "no image"
+    if (made, record.plan.cloud, record.plan.region) == (image_id, cloud.name, cloud.region):
+        return
+    if record.plan.cloud == cloud.name and record.bake:
+        if is_copy(image, made, record.plan.region):
+            return
+        if image_id in _released(build.id, cloud):
+            return
+    raise RefusedError(
+        f"the tags of {image_id} in {cloud.region} name build {build.id}, whose record names {made} "
+        f"({where})",
+        details=(
+            f"found: {BUILD_ID_TAG}={build.id}, source of {image_id} by EC2: {_source(image)}",
+            f"wanted: the image of that build, or a copy of it that EC2 or a release of this computer names; "
+            f"the record is {build.record_file}",
+        ),
+        hint=f"look who made it, and remove it; what is proven is {made}: `invoke ami.show {build.id}`",
+    )
+
+
+def is_copy(image: Mapping[str, Any], source_id: str, source_region: str) -> bool:
+    """Whether EC2 itself says that an AMI is a copy of another: nobody can write that, unlike a tag.
+
+    CreateImage names a source, too: the image of the machine that was captured, and SourceInstanceId with it.
+
+    Args:
+        image: As DescribeImages gives it.
+    """
+    found = image.get("SourceImageId"), image.get("SourceImageRegion")
+    return found == (source_id, source_region) and not image.get("SourceInstanceId")
+
+
+def _source(image: Mapping[str, Any]) -> str:
+    found = [image.get(name) for name in ("SourceImageId", "SourceImageRegion", "SourceInstanceId")]
+    return " ".join(str(one) for one in found if one) or "none"
+
+
+def require_copy(
+    cloud: Cloud,
+    image: Mapping[str, Any],
+    source: statements.Place,
+    build: str,
+    found: Vouched | None,
+    verified: Iterable[statements.Place] = (),
+) -> None:
+    """Refuse an image that only its tags say is a copy.
+
+    Args:
+        cloud: The cloud, in the image's region.
+        image: As DescribeImages gives it.
+        source: What it must be a copy of.
+        build: The build that is released.
+        found: What trusted keys signed of it; None: the channel trusts no key.
+        verified: What was booted, where the source is a copy itself.
+
+    Raises:
+        RefusedError: Neither EC2 nor an earlier release says so.
+    """
+    if is_copy(image, source.image_id, source.region):
+        return
+    image_id = str(image["ImageId"])
+    if found and any(claim.source in (source, *verified) for claim in found.releases.values()):
+        return
+    if found is None and image_id in _released(build, cloud):
+        return
+    raise RefusedError(
+        f"{image_id} in {cloud.region} is a copy of {source.image_id} by its tag {SOURCE_TAG} alone",
+        details=(
+            f"found: {statements.place_of(image, cloud.region)}, source by EC2: {_source(image)}",
+            f"wanted: {source.image_id} {source.region}, or a release that names it",
+            *(found.refused if found else ()),
+        ),
+        hint=f"look who made it, and deregister it or remove its tag {SOURCE_TAG}: then the same command "
+        "makes a copy",
+    )
+
+
+def _build(build_id: str) -> Build | None:
+    """The build of this computer with an id; the id is somebody's text, and no path."""
+    return next((one for one in Builds(state_home()).folders() if one.id == build_id), None)
+
+
+def _released(build_id: str, cloud: Cloud) -> set[str]:
+    """The AMIs of a region that releases of this computer pointed a channel at, for a build."""
+    found: set[str] = set()
+    for file in (state_home() / "releases").glob("*.json"):
+        try:
+            document = json.loads(file.read_text())
+            if (document["build"], document["cloud"]) != (build_id, cloud.name):
+                continue
+            rows = document["regions"]
+            found |= {one["image_id"] for one in rows if one["region"] == cloud.region and one["published"]}
+        except (OSError, ValueError, KeyError, TypeError):  # ReleaseLog.regions warns of it
+            continue
+    return found - {""}

@@ -1,0 +1,92 @@
+"""ami/channels.yaml: what each channel asks of an image, and whose signatures it trusts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from gpukiln.catalog.gpus import architectures, gpus
+from gpukiln.catalog.load import ROOT, read_yaml
+from gpukiln.catalog.regions import check_region
+from gpukiln.errors import UsageError
+from gpukiln.typed import load, strict, unknown
+from gpukiln.verify.checks import LAYERS
+
+DECLARED = "declared"
+EXAMPLE_KEY = "ami/keys/release.pub"
+
+
+@strict
+class Channel:
+    """A channel; the fields are explained in ami/channels.yaml."""
+
+    title: str
+    gpus: tuple[str, ...]
+    image_layers: bool
+    layers: tuple[str, ...]
+    suite: Literal["current", "any"]
+    attestation: Literal["none", "written", "signed"]
+    excused_without_gpus: tuple[str, ...]
+    keep: int
+    deprecate_after_days: int
+    regions: tuple[str, ...]
+    trust: tuple[str, ...] = ()
+
+
+def load_channels(root: Path = ROOT) -> dict[str, Channel]:
+    """Read every channel.
+
+    Returns:
+        The channels by name.
+
+    Raises:
+        UsageError: The file does not fit.
+    """
+    where = "ami/channels.yaml"
+    channels = load(
+        dict[str, Channel], read_yaml(root / "ami" / "channels.yaml").get("channels"), where=where
+    )
+    for name, channel in channels.items():
+        for layer in channel.layers:
+            if layer not in LAYERS:
+                raise unknown(f"layer of channel {name}", layer, LAYERS)
+        for word in channel.gpus:
+            if word not in (DECLARED, *gpus(), *architectures()):
+                raise unknown(f"GPU of channel {name}", word, [DECLARED, *gpus(), *architectures()])
+        for region in channel.regions:
+            check_region(region)
+        if channel.keep < 1 or channel.deprecate_after_days < 0:
+            raise UsageError(f"{where}: {name}: keep is at least 1, deprecate_after_days at least 0")
+        _check_trust(f"{where}: {name}", channel, root)
+    return channels
+
+
+def _check_trust(where: str, channel: Channel, root: Path) -> None:
+    """Every entry is a file of this checkout: what a key is good for is reviewed where the channel is."""
+    if channel.attestation == "signed" and not channel.trust:
+        raise UsageError(
+            f"{where}: attestation: signed, and trust names no key: a signature of any key would do",
+            hint=f"write `trust: [{EXAMPLE_KEY}]`, and the key there: "
+            f"`openssl pkey -in sign.pem -pubout -out {EXAMPLE_KEY}`",
+        )
+    for entry in channel.trust:
+        if not (root / entry).is_file():
+            raise UsageError(
+                f"{where}: trust: {entry!r} is no file of {root}; wanted: a public key as PEM",
+                hint=f"for example {EXAMPLE_KEY}; identities of OIDC and ARNs of KMS keys are not known",
+            )
+
+
+def load_channel(name: str, root: Path = ROOT) -> Channel:
+    """Read one channel.
+
+    Args:
+        name: For example stable.
+
+    Raises:
+        UsageError: There is no such channel.
+    """
+    channels = load_channels(root)
+    if name not in channels:
+        raise unknown("channel", name, channels)
+    return channels[name]

@@ -1,0 +1,61 @@
+"""Whether the image of nodes was released or verified, by what the cloud shows while they are rendered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpukiln.attest import trust
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import RefusedError, UsageError
+from gpukiln.images import pointer as pointers
+from gpukiln.images.channels import load_channels
+from gpukiln.instances.tags import RECIPE_TAG, tags_of
+
+
+def require_trusted(image: str, cloud: Cloud | None) -> str:
+    """Refuse an image that nothing vouches for, where keys are trusted.
+
+    Args:
+        image: A pointer's parameter, or an AMI's id.
+        cloud: Where it is looked up, in its region; None: nowhere, which does where no key is trusted.
+
+    Returns:
+        By what it is trusted, in words.
+
+    Raises:
+        RefusedError: No trusted key vouches for it, or nobody said where it is to be looked up.
+        UsageError: The channel points at nothing there, or there is no such image.
+    """
+    pointer = pointers.parsed(image)
+    if cloud is None:
+        rules = load_channels()
+        named = rules[pointer.channel].trust if pointer and pointer.channel in rules else trust.every_trust()
+        if not named:
+            return trust.UNSIGNED
+        raise RefusedError(
+            f"{image} has to be signed by {' or '.join(named)}, and nobody said where to look it up",
+            hint="--cloud aws --region REGION verifies what is there now",
+        )
+    if pointer is None:
+        described = _image(cloud, image)
+        ours = RECIPE_TAG in tags_of(described)
+        return trust.require_verified(cloud, described) if ours else "not an image of gpukiln: it was named"
+    with explain_aws_errors(f"read {image}"):
+        found = pointers.read_all(cloud.client("ssm")).get(pointer)
+    if found is None:
+        raise UsageError(
+            f"{image} does not exist in {cloud.region}", hint="`invoke ami.channels` shows every channel"
+        )
+    return trust.require_released(cloud, _image(cloud, found), pointer)
+
+
+def _image(cloud: Cloud, image_id: str) -> dict[str, Any]:
+    with explain_aws_errors(f"look up {image_id}"):
+        filters = [{"Name": "image-id", "Values": [image_id]}]
+        images = cloud.client("ec2").describe_images(Filters=filters)["Images"]
+    if not images:
+        raise UsageError(
+            f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint="--region says where to look"
+        )
+    image: dict[str, Any] = images[0]
+    return image

@@ -1,0 +1,88 @@
+"""A verdict as a signed statement: made where the image was booted and verified, kept where the image is."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpukiln.attest import statements
+from gpukiln.attest.attestation import SBOM, STATEMENT
+from gpukiln.attest.statements import VERDICT, About, VerdictClaim
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import UnavailableError
+from gpukiln.files import write_whole
+from gpukiln.images.builds import Build
+from gpukiln.images.subject import KUBERNETES_TAG, Subject
+from gpukiln.instances.tags import tags_of
+from gpukiln.proof.tags import judged_by
+from gpukiln.verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
+ENVELOPE = "verdict.dsse.json"
+
+
+def sign_verdict(
+    cloud: Cloud,
+    subject: Subject,
+    verdict: Verdict,
+    report: Path,
+    signer: CryptoSigner | None,
+    build: Build | None = None,
+) -> None:
+    """Sign a verdict on an image; one on simulated GPUs is kept in its report alone.
+
+    Args:
+        cloud: Where the image is.
+        report: The folder of the verdict's report, which gets the envelope, too.
+        signer: The key; None: nobody signs.
+        build: Its build, where this computer has it.
+
+    Raises:
+        UnavailableError: The image is gone, or the cloud refused.
+    """
+    if signer is None:
+        return
+    try:
+        with explain_aws_errors("keep the signed verdict"):
+            filters = [{"Name": "image-id", "Values": [subject.image_id]}]
+            images = cloud.client("ec2").describe_images(Filters=filters)["Images"]
+            if not images:
+                raise UnavailableError(f"{cloud.region} has no image {subject.image_id} any more")
+            kubernetes = build.read().plan.kubernetes if build else tags_of(images[0]).get(KUBERNETES_TAG, "")
+            claim = _claim(subject, verdict, kubernetes, build)
+            envelope = statements.signed(statements.place_of(images[0], cloud.region), claim, signer)
+            write_whole(report / ENVELOPE, envelope + "\n")
+            if not verdict.simulated:
+                ssm = cloud.client("ssm")
+                statements.keep(ssm, subject.image_id, VERDICT, verdict.instance_type, envelope)
+    except UnavailableError as error:
+        error.add_note(
+            f"`invoke ami.verify {subject.build_id} --sign-key KEY` verifies the image again and signs"
+        )
+        raise
+
+
+def _claim(subject: Subject, verdict: Verdict, kubernetes: str, build: Build | None) -> VerdictClaim:
+    about = About(subject.recipe, kubernetes, subject.build_id, subject.profile, subject.instance_types)
+    files = {name: build.folder / name for name in (SBOM, STATEMENT)} if build else {}
+    digests = {
+        name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file.exists()
+    }
+    return VerdictClaim(
+        image=about,
+        instance_type=verdict.instance_type,
+        profile=verdict.profile,
+        outcome="passed" if verdict.passed else "failed",
+        counts={str(outcome): number for outcome, number in verdict.counts.items()},
+        not_run=judged_by(verdict).not_run,
+        saw_gpu=verdict.saw_gpu,
+        simulated=verdict.simulated,
+        suite=verdict.suite_version,
+        verdict=verdict.digest,
+        verified_at=verdict.started_at,
+        sbom=digests.get(SBOM, ""),
+        provenance=digests.get(STATEMENT, ""),
+    )

@@ -1,0 +1,75 @@
+"""Keys, channels that trust them, and images whose verdicts are signed by what signs them in the product."""
+
+import json
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from gpukiln.attest.signing import load_signer
+from gpukiln.attest.statements import ROOT
+from gpukiln.images import channels
+from gpukiln.images.subject import subject_from_tags
+from gpukiln.instances.tags import tags_of
+from gpukiln.proof.signed import sign_verdict
+from gpukiln.release.find import Found
+from gpukiln.release.images import Sharing
+from gpukiln.release.needs import require_proven
+from gpukiln.release.publish import Wish
+from tests.support.release_cloud import REGIONS, Cloud, verdict
+
+READ_YAML = channels.read_yaml
+
+
+def key_pair(folder, name):
+    """A private key as PEM; its public key is in the same folder as .pub."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = folder / f"{name}.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    spki = PublicFormat.SubjectPublicKeyInfo
+    private.with_suffix(".pub").write_bytes(key.public_key().public_bytes(Encoding.PEM, spki))
+    return private
+
+
+def trusting(monkeypatch, *keys, **more):
+    """Both channels trust the public keys of these private ones."""
+
+    def read(path):
+        document = READ_YAML(path)
+        for rules in document["channels"].values():
+            rules.update(trust=[str(key.with_suffix(".pub")) for key in keys], **more)
+        return document
+
+    monkeypatch.setattr(channels, "read_yaml", read)
+
+
+def sign(image_id, key, folder, *, judged=None, region="us-west-2", build=None):
+    """Sign a verdict on an image, as the proof does after a machine was booted from it."""
+    cloud = Cloud(region)
+    [image] = cloud.client("ec2").describe_images(ImageIds=[image_id])["Images"]
+    subject = subject_from_tags(image_id, tags_of(image))
+    sign_verdict(cloud, subject, judged or verdict(), folder, load_signer(key), build)
+
+
+def signed_wish(image_id, build, channel="candidate", *, key, regions=REGIONS, **more):
+    """What a release of an image is asked for where the channel trusts keys."""
+    rules = channels.load_channel(channel)
+    proof = Found(image_id, Cloud(), None).proof(rules)
+    assert proof.build == build
+    excused = require_proven(channel, rules, proof, has_gpus=False)
+    options = {"sharing": Sharing(), "keys": {}, "timeout_s": 5.0, **more}
+    return Wish(proof, channel, rules, regions, excused, **options, signer=load_signer(key))
+
+
+def statements(image_id, region="us-west-2"):
+    """The parameters on an image, by the end of their names."""
+    ssm, root = Cloud(region).client("ssm"), f"{ROOT}/{image_id}/"
+    pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=root, Recursive=True)
+    return {one["Name"].removeprefix(root): one["Value"] for page in pages for one in page["Parameters"]}
+
+
+def put(image_id, name, value, region="us-west-2"):
+    """Write a parameter as somebody who may, and has no key."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    Cloud(region).client("ssm").put_parameter(
+        Name=f"{ROOT}/{image_id}/{name}", Value=text, Type="String", Overwrite=True
+    )

@@ -1,0 +1,467 @@
+"""Attacks on a channel: what somebody can do who may tag images and write parameters, and has no key."""
+
+import base64
+import json
+from dataclasses import replace
+from datetime import date
+
+import pytest
+from invoke.context import Context
+
+from gpukiln.attest.statements import RELEASE_TYPE, VERDICT_TYPE
+from gpukiln.attest.trust import UNSIGNED, is_copy
+from gpukiln.clouds import select
+from gpukiln.commands import release as commands
+from gpukiln.errors import RefusedError, UsageError
+from gpukiln.images.channels import load_channels
+from gpukiln.images.pointer import Pointer, Version, write
+from gpukiln.instances.tags import tag_list
+from gpukiln.kubernetes.nodes.trusted import require_trusted
+from gpukiln.offers.image import choose, images_of
+from gpukiln.proof.tags import find_proven
+from gpukiln.verify.digest import suite_digest
+from gpukiln.workspaces.contract import ComputeProfile, Workspace
+from gpukiln.workspaces.plan import plan
+from tests.support.plans import BAKE
+from tests.support.release_cloud import (
+    HOME,
+    REGIONS,
+    ROOT,
+    Cloud,
+    fault,
+    make_image,
+    pointed,
+    tags,
+    tell,
+    verdict,
+)
+from tests.support.signing import key_pair, put, sign, statements, trusting
+
+AMI, SNAPSHOT = BAKE.image_id, BAKE.image_id.replace("ami-", "snap-")
+TODAY = date(2026, 11, 23)
+STABLE = Pointer("eks-gpu", "1.34", "stable")
+EVERYWHERE = ",".join(REGIONS)
+JUDGED = verdict()
+
+
+@pytest.fixture
+def typed(proven, monkeypatch, capsys, tmp_path):
+    """Runs a command; the cloud has one image, of the one build, whose tags and record are true."""
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    monkeypatch.setattr(select, "make_cloud", lambda _name, region, **_: Cloud(region))
+    monkeypatch.setattr("gpukiln.offers.image.DLAMIS", ())
+    tell("reset")
+    [build] = proven.all()
+    build.write(replace(build.read(), verdicts=(JUDGED,)))
+    tell("image", {"region": HOME, "image_id": AMI, "name": "gpu-image", "tags": tags(build.id, JUDGED)})
+
+    def run(name, *arguments, **options):
+        try:
+            getattr(commands, name)(Context(), *arguments, **options)
+            code = 0
+        except SystemExit as error:
+            code = error.code
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    yield run
+    tell("reset")
+
+
+@pytest.fixture
+def build(proven):
+    return proven.all()[0]
+
+
+@pytest.fixture
+def key(tmp_path, monkeypatch):
+    """The private key that both channels trust."""
+    made = key_pair(tmp_path, "sign")
+    trusting(monkeypatch, made)
+    return made
+
+
+def imitation(build_id, region=HOME, **more):
+    """A snapshot that nobody booted, registered with the tags of the proven image."""
+    ec2 = Cloud(region).client("ec2")
+    volume = ec2.create_volume(AvailabilityZone=f"{region}a", Size=1)["VolumeId"]
+    disk = {"SnapshotId": ec2.create_snapshot(VolumeId=volume)["SnapshotId"]}
+    image_id = ec2.register_image(
+        Name=f"imitation-{region}",
+        RootDeviceName="/dev/xvda",
+        BlockDeviceMappings=[{"DeviceName": "/dev/xvda", "Ebs": disk}],
+    )["ImageId"]
+    ec2.create_tags(Resources=[image_id], Tags=tag_list({**tags(build_id, JUDGED), **more}))
+    return image_id
+
+
+def point_by_hand(image_id, region=HOME):
+    ssm = Cloud(region).client("ssm")
+    write(ssm, STABLE, Version(image_id, "b", regions=(region,)), pause=lambda _: None)
+
+
+def released(typed, key, **more):
+    code, _, err = typed("release", "last", channel="stable", sign_key=str(key), **more)
+    assert code == 0, err
+
+
+def test_without_keys_copied_tags_are_refused_by_the_record_of_the_build(typed, build):
+    plain = imitation(build.id)
+    code, _, err = typed("release", plain, channel="stable", region=HOME)
+    assert code == 6
+    assert f"the tags of {plain} in {HOME} name build {build.id}, whose record names {AMI}" in err
+    assert f"invoke ami.show {build.id}" in err
+    assert pointed("stable")[HOME] is None
+
+
+def test_without_keys_a_record_that_names_another_image_is_refused(typed, build):
+    """As after an edit: the image that was proven is not the record's any more."""
+    record = build.read()
+    build.write(replace(record, bake=replace(BAKE, image_id=imitation("another"))))
+    code, _, err = typed("release", AMI, channel="stable", region=HOME)
+    assert code == 6
+    assert f"the tags of {AMI}" in err
+
+
+def test_without_keys_every_command_says_what_it_trusts(typed):
+    code, out, err = typed("release", "last", channel="stable", json=True)
+    assert (code, json.loads(out)["trust"]) == (0, UNSIGNED)
+    assert f"note: {UNSIGNED}" in err
+    code, out, err = typed("channels", json=True)
+    assert {row["trust"] for row in json.loads(out)["channels"]} == {UNSIGNED}
+    assert f"note: stable: {UNSIGNED}" in err
+    image = images_of(Cloud(), fresh=True)
+    assert choose(image, Cloud(), "g4dn.xlarge", None, TODAY).trust == UNSIGNED
+    assert require_trusted(STABLE.path, None) == UNSIGNED
+    second = make_image("b2", judged=JUDGED)
+    assert typed("release", second, channel="stable", region=HOME)[0] == 0
+    code, out, err = typed("rollback", channel="stable", json=True)
+    assert (code, json.loads(out)["trust"]) == (0, UNSIGNED)
+    assert f"note: {UNSIGNED}" in err
+    assert pointed("stable")[HOME] == AMI
+
+
+def test_without_keys_what_the_record_contradicts_is_offered_to_nobody(typed, build):
+    plain = imitation(build.id)
+    found = images_of(Cloud(), fresh=True)
+    assert [one.image_id for one in found.proven] == [AMI]
+    assert any(f"the tags of {plain}" in note for note in found.notes)
+    point_by_hand(plain)
+    found = images_of(Cloud(), fresh=True)
+    assert found.released[0].facts is None
+    code, _, err = typed("channels", regions=HOME)
+    assert code == 1
+    assert f"the tags of {plain}" in err
+    wants = Workspace("v", "ann", HOME, compute_profile=ComputeProfile(2, gpu_type="T4"), image_id=plain)
+    with pytest.raises(RefusedError, match=f"the tags of {plain}"):
+        plan(Cloud(), wants, TODAY)
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_an_image_registered_under_the_tags_of_a_copy_is_no_copy(typed, build, request, is_signed, tmp_path):
+    key = request.getfixturevalue("key") if is_signed else None
+    if key:
+        sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    more = {"gpukiln:source-image": AMI, "gpukiln:encryption": "none"}
+    swapped = imitation(build.id, REGIONS[1], **more)
+    options = {"channel": "stable", "regions": EVERYWHERE, "sign_key": str(key or "")}
+    code, _, err = typed("release", "last", **options)
+    assert code == 6
+    assert f"{swapped} in {REGIONS[1]} is a copy of {AMI} by its tag gpukiln:source-image alone" in err
+    assert set(pointed("stable").values()) == {None}
+    Cloud(REGIONS[1]).client("ec2").deregister_image(ImageId=swapped)  # as the message says
+    assert typed("release", "last", **options)[0] == 0
+
+
+def test_a_signed_release_is_trusted_wherever_it_is_used(typed, key, build, tmp_path):
+    code, _, err = typed("release", "last", channel="stable", sign_key=str(key))
+    assert code == 6
+    assert "there is no verdict on it that a trusted key signed" in err
+    assert f"ami.verify {build.id} --for stable --sign-key KEY" in err
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    code, _, err = typed("release", "last", channel="stable")
+    assert code == 6
+    assert "and nobody signs" in err
+    code, _, err = typed("release", "last", channel="stable", sign_key=str(key_pair(tmp_path, "other")))
+    assert code == 6
+    assert "--sign-key is another one" in err
+    assert typed("release", "last", channel="stable", dry_run=True)[0] == 0
+    released(typed, key, regions=EVERYWHERE)
+    code, out, _ = typed("channels", json=True)
+    assert code == 0
+    assert all(row["trust"].startswith("signed: trusts the key") for row in json.loads(out)["channels"])
+    for region in REGIONS:
+        cloud = Cloud(region)
+        assert require_trusted(STABLE.path, cloud).startswith("signed")
+        [one] = images_of(cloud, fresh=True).released
+        assert one.trust.startswith("signed")
+        asked = Workspace("v", "ann", region, compute_profile=ComputeProfile(2, gpu_type="T4"))
+        assert plan(cloud, asked, TODAY).choice.image_id == pointed("stable")[region]
+    tell("calls")
+    released(typed, key, regions=EVERYWHERE)
+    assert [call for call in tell("calls") if call[1] == "PutParameter"] == []  # all of it is there
+
+
+@pytest.mark.parametrize(
+    ("region", "calls"),
+    [(HOME, 2), (REGIONS[1], 3)],  # the release's statement, the copy's verdict, the pointer
+)
+@pytest.mark.parametrize("kind", ["denied", "lost"])
+def test_a_signed_release_that_was_cut_off_is_completed(typed, key, build, tmp_path, region, calls, kind):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    tell("keep")
+    everywhere = {"channel": "stable", "regions": EVERYWHERE, "sign_key": str(key)}
+    for skip in range(calls):
+        tell("restore")
+        tell("faults", [fault("PutParameter", kind, region, skip=skip)])
+        code, _, err = typed("release", "last", **everywhere)
+        assert code == 5, err
+        assert "PutParameter" in err
+        tell("faults", [])
+        released(typed, key, regions=EVERYWHERE)
+        assert typed("channels")[0] == 0
+
+
+def test_a_build_takes_no_image_of_its_plan_by_tags_alone(typed, key, build, tmp_path, caplog):
+    """Else a build with a key would verify and sign what somebody else put there."""
+    assert typed
+    planned = build.read().plan
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({"gpukiln:digest": planned.digest}))
+    assert find_proven(planned, Cloud(), suite_digest()) is None
+    assert f"{AMI} does not count as built: no trusted key vouches for {AMI}" in caplog.text
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    assert find_proven(planned, Cloud(), suite_digest()).image_id == AMI
+
+
+def test_without_keys_a_build_takes_no_image_that_the_record_contradicts(typed, build):
+    assert typed
+    planned = build.read().plan
+    plain = imitation(build.id, **{"gpukiln:digest": planned.digest})
+    assert find_proven(planned, Cloud(), suite_digest()) is None
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({"gpukiln:digest": planned.digest}))
+    assert find_proven(planned, Cloud(), suite_digest()).image_id == AMI != plain
+
+
+def test_what_is_signed_has_the_form_of_in_toto_and_names_what_it_is_about(typed, key, build, tmp_path):
+    (build.folder / "provenance.intoto.json").write_text("{}")
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    envelope = json.loads(statements(AMI)["verdict/g4dn.xlarge"])
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    assert (statement["_type"], statement["predicateType"]) == (
+        "https://in-toto.io/Statement/v1",
+        VERDICT_TYPE,
+    )
+    assert [one["name"] for one in statement["subject"]] == [AMI, SNAPSHOT]
+    said = statement["predicate"]
+    assert said["counts"] == {"passed": 1, "failed": 0, "not_run": 0, "not_reached": 0}
+    assert (said["suite"], said["verdict"]) == (suite_digest(), JUDGED.digest)
+    assert said["image"]["instance_types"] == list(build.read().plan.instance_types)
+    # sha256sum of a file that holds {}
+    assert said["provenance"] == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    assert json.loads((tmp_path / "verdict.dsse.json").read_text()) == envelope
+    released(typed, key, regions=EVERYWHERE)
+    copy = pointed("stable")[REGIONS[1]]
+    envelope = json.loads(statements(copy, REGIONS[1])["release/stable"])
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    assert (statement["predicateType"], statement["subject"][0]["name"]) == (RELEASE_TYPE, copy)
+    source = {"image_id": AMI, "region": HOME, "snapshots": [SNAPSHOT]}
+    assert statement["predicate"]["source"] == source
+
+
+def refused(typed, image_id, key, *words):
+    code, _, err = typed("release", image_id, channel="stable", region=HOME, sign_key=str(key))
+    assert code == 6, err
+    for word in words:
+        assert word in err
+    assert pointed("stable")[HOME] is None
+
+
+def test_copied_tags_and_a_replayed_statement_are_refused(typed, key, build, tmp_path):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    for record in tmp_path.glob("builds/*/record.json"):  # nothing here says which image the build made
+        record.unlink()
+    plain = imitation(build.id)
+    refused(typed, plain, key, "no verdict on it that a trusted key signed")
+    put(plain, "verdict/g4dn.xlarge", statements(AMI)["verdict/g4dn.xlarge"])
+    refused(typed, plain, key, f"it is about arn:aws:ec2:us-west-2::image/{AMI}", f"wanted {plain} in {HOME}")
+
+
+def test_a_statement_that_was_edited_is_refused(typed, key, build, tmp_path):
+    failed = verdict(failed=[("boot.state", "bad")])
+    sign(AMI, key, tmp_path, judged=failed, build=build)
+    envelope = json.loads(statements(AMI)["verdict/g4dn.xlarge"])
+    text = base64.b64decode(envelope["payload"]).replace(b'"outcome":"failed"', b'"outcome":"passed"')
+    put(AMI, "verdict/g4dn.xlarge", {**envelope, "payload": base64.b64encode(text).decode()})
+    refused(typed, AMI, key, "the signature of the key", "is wrong")
+    put(AMI, "verdict/g4dn.xlarge", "{}")
+    refused(typed, AMI, key, "it is no DSSE envelope")
+
+
+def test_another_key_is_refused(typed, key, build, tmp_path):
+    other = key_pair(tmp_path, "other")
+    sign(AMI, other, tmp_path, judged=JUDGED, build=build)
+    refused(typed, AMI, key, "verdict g4dn.xlarge: signed by the key", f"signed by {key.with_suffix('.pub')}")
+
+
+def test_a_key_is_replaced_while_both_are_trusted(typed, key, build, tmp_path, monkeypatch):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    newer = key_pair(tmp_path, "newer")
+    trusting(monkeypatch, newer, key)
+    released(typed, newer)
+    trusting(monkeypatch, newer)
+    code, _, err = typed("channels")
+    assert code == 1
+    assert "there is no signed verdict of g4dn.xlarge" in err
+
+
+def test_what_a_machine_of_the_source_was_captured_as_is_no_copy():
+    """DescribeImages of botocore's model: CreateImage names the source, too, and the machine."""
+    copy = {"ImageId": "ami-2", "SourceImageId": AMI, "SourceImageRegion": HOME}
+    assert is_copy(copy, AMI, HOME)
+    assert not is_copy({**copy, "SourceInstanceId": "i-1"}, AMI, HOME)
+    assert not is_copy({**copy, "SourceImageRegion": REGIONS[1]}, AMI, HOME)
+    assert not is_copy({"ImageId": "ami-2"}, AMI, HOME)
+
+
+def test_a_verdict_of_another_suite_is_refused(typed, key, build, tmp_path):
+    old = verdict(suite="f" * 64)
+    build.write(replace(build.read(), verdicts=(old,)))
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list(tags(build.id, old)))
+    sign(AMI, key, tmp_path, judged=old, build=build)
+    refused(typed, AMI, key, "judged by the suite ffffffffffffffff", "today's is")
+
+
+def test_a_verdict_on_simulated_gpus_is_refused(typed, key, build, tmp_path):
+    sign(AMI, key, tmp_path, judged=replace(JUDGED, simulated=True), build=build)
+    assert statements(AMI) == {}  # it is in its report alone
+    put(AMI, "verdict/g4dn.xlarge", (tmp_path / "verdict.dsse.json").read_text().strip())
+    refused(typed, AMI, key, "verified on simulated GPUs, which proves nothing")
+
+
+def test_edited_tags_are_refused(typed, key, build, tmp_path):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    for record in tmp_path.glob("builds/*/record.json"):
+        record.unlink()
+    fewer = {"gpukiln:instance-types": "g4dn.xlarge"}  # then nobody asks for a verdict on an A10G
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list(fewer))
+    refused(typed, AMI, key, "described otherwise than what was signed", "'g5.xlarge'")
+
+
+def test_an_edited_record_is_refused(typed, key, build, tmp_path):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    plain = imitation(build.id)
+    build.write(replace(build.read(), bake=replace(BAKE, image_id=plain)))
+    refused(typed, "last", key, "no verdict on it that a trusted key signed")
+
+
+def test_a_failure_that_was_not_signed_counts_too(typed, key, build, tmp_path):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    failed = verdict(on="g5.xlarge", failed=[("gpu.ecc", "bad")])
+    build.write(replace(build.read(), verdicts=(JUDGED, failed)))
+    both = {**tags(build.id, failed), **tags(build.id, JUDGED)}
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list(both))
+    refused(typed, AMI, key, "its verdict is not `passed` on g5.xlarge")
+
+
+def test_a_pointer_that_was_written_by_hand_is_refused_wherever_it_is_used(typed, key, build, tmp_path):
+    """Also one at an image with signed verdicts that nobody released."""
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    for image_id, why in (
+        (AMI, "there is no signed release of it to stable"),
+        (imitation("another"), "there is no signed release of it to stable"),
+    ):
+        point_by_hand(image_id)
+        code, _, err = typed("channels", regions=HOME)
+        assert code == 1
+        assert why in err
+        with pytest.raises(RefusedError, match=why) as caught:
+            require_trusted(STABLE.path, Cloud())
+        assert "ami.release BUILD --channel stable --sign-key KEY" in caught.value.hint
+        assert images_of(Cloud(), fresh=True).released[0].facts is None
+    assert [one.image_id for one in images_of(Cloud(), fresh=True).proven] == [AMI]
+
+
+def test_an_image_for_another_kubernetes_is_no_release_of_this_one(typed, key, build, tmp_path):
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    released(typed, key)
+    newer = Pointer("eks-gpu", "1.35", "stable")
+    write(Cloud().client("ssm"), newer, Version(AMI, build.id, regions=(HOME,)), pause=lambda _: None)
+    with pytest.raises(RefusedError, match=r"released as eks-gpu for Kubernetes 1\.34"):
+        require_trusted(newer.path, Cloud())
+
+
+def test_a_copy_whose_snapshots_are_others_is_refused(typed, key, build, tmp_path):
+    """With the statements of the true copy, and the pointer at the one that was registered in its place."""
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    released(typed, key, regions=EVERYWHERE)
+    there = REGIONS[1]
+    true = pointed("stable")[there]
+    swapped = imitation(build.id, there, **{"gpukiln:source-image": AMI, "gpukiln:encryption": "none"})
+    for name, text in statements(true, there).items():
+        put(swapped, name, text, there)
+    point_by_hand(swapped, there)
+    for record in tmp_path.glob("builds/*/record.json"):
+        record.unlink()
+    code, _, err = typed("channels", regions=EVERYWHERE)
+    assert code == 1
+    assert f"it is about arn:aws:ec2:{there}::image/{true}" in err
+    with pytest.raises(RefusedError, match="no trusted key vouches for that"):
+        require_trusted(STABLE.path, Cloud(there))
+
+
+def test_a_rollback_to_what_nobody_signed_is_refused(typed, key, build, tmp_path, monkeypatch):
+    first = make_image("b0", judged=JUDGED)
+    trusting(monkeypatch)
+    assert typed("release", first, channel="stable", region=HOME)[0] == 0
+    trusting(monkeypatch, key)
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    released(typed, key)
+    code, _, err = typed("rollback", channel="stable")
+    assert code == 6
+    assert "there is no signed release of it to stable" in err
+    assert pointed("stable")[HOME] == AMI
+    second = make_image("b2", judged=JUDGED)
+    sign(second, key, tmp_path, judged=JUDGED)
+    assert typed("release", second, channel="stable", region=HOME, sign_key=str(key))[0] == 0
+    assert typed("rollback", channel="stable")[0] == 0
+    assert pointed("stable")[HOME] == AMI
+
+
+@pytest.mark.usefixtures("typed")
+def test_a_named_image_of_a_workspace_has_to_be_signed(key, build, tmp_path):
+    wants = Workspace("v", "ann", HOME, compute_profile=ComputeProfile(2, gpu_type="T4"), image_id=AMI)
+    with pytest.raises(RefusedError, match="there is no signed verdict on it") as caught:
+        plan(Cloud(), wants, TODAY)
+    assert f"ami.verify {AMI} --region {HOME}" in caught.value.hint
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    assert plan(Cloud(), wants, TODAY).choice.trust.startswith("signed")
+
+
+@pytest.mark.usefixtures("typed", "key")
+def test_nodes_of_a_channel_with_keys_need_a_cloud_to_look_it_up():
+    for image in (STABLE.path, AMI):
+        with pytest.raises(RefusedError, match="nobody said where to look it up"):
+            require_trusted(image, None)
+    with pytest.raises(UsageError, match="does not exist in us-west-2"):
+        require_trusted(STABLE.path, Cloud())
+
+
+def test_signed_provenance_is_the_one_that_the_verdict_names(typed, key, build, tmp_path, monkeypatch):
+    trusting(monkeypatch, key, attestation="signed")
+    sign(AMI, key, tmp_path, judged=JUDGED, build=build)
+    refused(typed, AMI, key, "no trusted key signed its provenance", "signed none")
+
+
+def test_a_channel_names_whom_it_trusts(tmp_path):
+    (tmp_path / "ami").mkdir()
+    text = (ROOT / "ami/channels.yaml").read_text()
+    file = tmp_path / "ami/channels.yaml"
+    file.write_text(text.replace("attestation: written", "attestation: signed", 1))
+    with pytest.raises(UsageError, match="trust names no key: a signature of any key would do") as caught:
+        load_channels(tmp_path)
+    assert "trust: [ami/keys/release.pub]" in caught.value.hint
+    file.write_text(text.replace("trust: []", "trust: ['arn:aws:kms:us-west-2:111122223333:key/1']", 1))
+    with pytest.raises(UsageError, match="is no file of") as caught:
+        load_channels(tmp_path)
+    assert "ARNs of KMS keys are not known" in caught.value.hint

@@ -387,7 +387,7 @@ def serve(listener: socket.socket, *, idle_s: float = IDLE_S, make: Callable[[],
     """Answer calls until there were none for some time; systemd starts it again with the next one.
 
     Args:
-        listener: Of the socket.
+        idle_s: How long nobody may call before it ends.
         make: Opens the leases.
     """
     calls: dict[int, int] = {}  # process to user

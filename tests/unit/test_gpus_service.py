@@ -202,7 +202,8 @@ def test_who_is_no_member_is_told_how_to_become_one(served: Node) -> None:
     done = served.member(EVE, "lease", group=EVE)
     assert (done.returncode, "only root and the group" in done.stderr) == (6, True)
     assert "usermod -aG" in done.stderr
-    assert "only root and the group" in served.member(EVE, "list", "--json", group=EVE).stdout
+    [listed] = json.loads(served.member(EVE, "list", "--json", group=EVE).stdout)["nodes"]
+    assert (len(listed["devices"]), "only root and the group" in listed["leases"]) == (8, True)
 
 
 def test_without_the_service_only_root_leases(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what the system says of a disk without room
 PARTIAL = ".*.partial"  # what a killed process leaves: `.NAME.….partial`, a file or a folder
 
 
@@ -24,8 +26,10 @@ def whole_or_not(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         remove(partial)
+        if isinstance(error, OSError) and error.errno in FULL and error.filename in (None, str(partial)):
+            error.filename = str(path)  # a write of an open file names none
         raise
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms
+from gpukiln.parsing import is_whole
 
 CAPACITY = "karpenter.sh/capacity-type"
 CAPACITIES = ("on-demand", "reserved", "spot")
@@ -184,7 +185,7 @@ def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     if key not in labels:
         return not (operator == "In" and key.startswith("karpenter.k8s.aws/instance-local-nvme"))
     has = labels[key]
-    if operator in ("Gt", "Lt", "Gte", "Lte") and values and has.isdecimal() and values[0].isdecimal():
+    if operator in ("Gt", "Lt", "Gte", "Lte") and values and is_whole(has) and is_whole(values[0]):
         limit = int(values[0])
         return {
             "Gt": int(has) > limit,

@@ -17,6 +17,7 @@ from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.queue import times
 from gpukiln.kubernetes.addons.settings import GPU, PRESENT, Runners, Settings
 from gpukiln.kubernetes.manifest import Manifest, dump
+from gpukiln.parsing import refuse_credentials
 from gpukiln.typed import unknown
 
 CONTROLLER, VALUES, OBJECTS = "runners/controller-values.yaml", "runners/values.yaml", "runners/objects.yaml"
@@ -65,12 +66,17 @@ def _checked(settings: Settings) -> Runners:
         raise UsageError(
             "nothing is said about runners", hint="--runners URL --image REF, or --only without runners"
         )
-    where = urlsplit(runners.url)
+    wrong = UsageError(
+        f"runners of {runners.url!r}, wanted the address of a repository, organisation or enterprise",
+        hint="https://github.com/my-organisation/my-repository, for example",
+    )
+    refuse_credentials(runners.url, "--runners", where="the rendered values")
+    try:
+        where = urlsplit(runners.url)
+    except ValueError:  # https://[::1
+        raise wrong from None
     if where.scheme != "https" or not where.netloc or not where.path.strip("/"):
-        raise UsageError(
-            f"runners of {runners.url!r}, wanted the address of a repository, organisation or enterprise",
-            hint="https://github.com/my-organisation/my-repository, for example",
-        )
+        raise wrong
     if not re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", runners.image):
         raise UsageError(
             f"the runners' image is {runners.image!r}, wanted one with its digest: a tag can move",

@@ -24,12 +24,30 @@ def whole_or_not(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        yield partial
-        partial.replace(path)
-    except BaseException as error:
+        with full_named(path, str(partial)):
+            yield partial
+            partial.replace(path)
+    except BaseException:
         remove(partial)
-        if isinstance(error, OSError) and error.errno in FULL and error.filename in (None, str(partial)):
-            error.filename = str(path)  # a write of an open file names none
+        raise
+
+
+@contextlib.contextmanager
+def full_named(path: Path, made: str = "") -> Iterator[None]:
+    """Let the error of a full disk name what a block writes.
+
+    A write of an open file names none, and a copy (`shutil.copyfile`) may name its source.
+
+    Args:
+        made: Where the block writes it, where that is another place.
+    """
+    try:
+        yield
+    except OSError as error:
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        of_block = not names or any(name.startswith(made or str(path)) for name in names)
+        if error.errno in FULL and of_block:
+            error.filename, error.filename2 = str(path), None
         raise
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
-from gpukiln.files import open_private
+from gpukiln.files import full_named, open_private
 from gpukiln.parsing import parse_json
 from gpukiln.redact import Lines
 
@@ -58,11 +58,13 @@ def prepare_template(source: Path, folder: Path) -> None:
     """
     folder.mkdir()
     for file in source.glob("*.pkr.hcl"):
-        shutil.copy(file, folder)
+        with full_named(folder):
+            shutil.copy(file, folder)
     if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_FROM:
         return
     for file in (source / "plugins").glob("*.pkr.hcl"):
-        shutil.copy(file, folder)
+        with full_named(folder):
+            shutil.copy(file, folder)
     _install_plugins(folder)
 
 

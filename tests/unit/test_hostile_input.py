@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.exports import disk as disks
 from gpukiln.exports import run
 from gpukiln.exports.scratch import image_name
-from gpukiln.files import whole_or_not, write_whole
+from gpukiln.files import full_named, whole_or_not, write_whole
 from gpukiln.gpus import amd, config, engines, mig, text
 from gpukiln.images import digest
 from gpukiln.kubernetes import cluster, placing, pools
@@ -328,6 +329,21 @@ def test_a_full_disk_is_named_with_the_next_step(
     assert end(copies) == 4
     assert capsys.readouterr().err.startswith(f"error: {file}: Disk quota exceeded\nnext: make room there")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_onto_a_full_disk_names_the_copy(tmp_path: Path) -> None:
+    (source := tmp_path / "source").write_text("x")
+    with pytest.raises(OSError, match="No space left") as caught, full_named(Path("/dev/full")):
+        shutil.copyfile(source, "/dev/full")
+    assert caught.value.filename == "/dev/full"
+    target = tmp_path / "target"
+    with pytest.raises(OSError, match="No space left") as caught, whole_or_not(target) as partial:
+        # as shutil's copy by sendfile says it
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(partial))
+    assert (caught.value.filename, caught.value.filename2) == (str(target), None)
+    with pytest.raises(OSError, match="No space left") as caught, whole_or_not(target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere")
+    assert caught.value.filename == "/elsewhere"
 
 
 @pytest.mark.parametrize(

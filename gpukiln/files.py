@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what the system says of a disk without room
 PARTIAL = ".*.partial"  # what a killed process leaves: `.NAME.….partial`, a file or a folder
 
 
@@ -22,10 +24,30 @@ def whole_or_not(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        yield partial
-        partial.replace(path)
+        with full_named(path, str(partial)):
+            yield partial
+            partial.replace(path)
     except BaseException:
         remove(partial)
+        raise
+
+
+@contextlib.contextmanager
+def full_named(path: Path, made: str = "") -> Iterator[None]:
+    """Let the error of a full disk name what a block writes.
+
+    A write of an open file names none, and a copy (`shutil.copyfile`) may name its source.
+
+    Args:
+        made: Where the block writes it, where that is another place.
+    """
+    try:
+        yield
+    except OSError as error:
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        of_block = not names or any(name.startswith(made or str(path)) for name in names)
+        if error.errno in FULL and of_block:
+            error.filename, error.filename2 = str(path), None
         raise
 
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.locks import locked
+from gpukiln.parsing import LimitError, parse_json, read_text
 from gpukiln.typed import dump, load
 
 log = logging.getLogger(__name__)
@@ -73,9 +74,11 @@ class RecordFolder(ABC, Generic[R]):
         """
         where = f"{path} can't be read"
         try:
-            document = json.loads(path.read_text())
+            document = parse_json(read_text(path))
         except OSError as error:
             raise UsageError(f"{where}: {error.strerror or error}", hint=hint) from error
+        except LimitError as error:
+            raise UsageError(f"{where}: it is {error}", hint=hint) from error
         except ValueError as error:
             raise UsageError(f"{where}: it is no JSON: {error}", hint=hint) from error
         schema = document.get("schema") if isinstance(document, dict) else None

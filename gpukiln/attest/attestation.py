@@ -24,6 +24,7 @@ from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.images.builds import Bake, Build, Record
 from gpukiln.instances.tags import tag_list, tags_of
+from gpukiln.parsing import parse_json
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
@@ -168,7 +169,7 @@ def verify_attestation(
     of_packages = f"every one of the record's {len(baked.packages)} packages, and its components"
     found.append(Finding("sbom.content", "failed" if differs else "passed", differs or of_packages))
     try:
-        document = json.loads(statement)
+        document = parse_json(statement)
         found += _compare_statement(document, build, baked, image, _sha256(sbom))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         found.append(Finding("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
@@ -272,7 +273,7 @@ def _holds(envelope: Path, statement: str) -> bool:
 def _key_of(envelope: Path) -> str:
     if not envelope.exists():
         return UNSIGNED
-    return str(json.loads(envelope.read_text())["signatures"][0]["keyid"])
+    return str(parse_json(envelope.read_text())["signatures"][0]["keyid"])
 
 
 def _sha256(content: str | bytes) -> str:

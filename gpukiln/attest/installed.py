@@ -1,6 +1,5 @@
 """What is on an image, as the image's own record says it (roles/image_record), and the purl of a package."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from packageurl import PackageURL
 
 from gpukiln.errors import UsageError
 from gpukiln.images.bases import ResolvedBase
+from gpukiln.parsing import parse_json
 from gpukiln.typed import load, strict
 
 IMAGE_RECORD = "image.json"
@@ -82,7 +82,7 @@ def read_installed(folder: Path) -> Installed:
         return Installed({})
     content = path.read_bytes()
     try:
-        document: dict[str, Any] = json.loads(content)
+        document: dict[str, Any] = parse_json(content)
         details = document.get("package_details", {})
         built_at = document.get("built_at", "")
     except (ValueError, AttributeError) as error:

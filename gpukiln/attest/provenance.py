@@ -4,7 +4,6 @@ The terms are those of https://slsa.dev/spec/v1.0/provenance; what this build ty
 its two kinds of immutable reference mean, is in docs/attestation.md.
 """
 
-import json
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -15,6 +14,7 @@ from gpukiln import __version__
 from gpukiln.attest.installed import Installed, package_url
 from gpukiln.attest.sbom import PRESENT
 from gpukiln.images.builds import Bake, Record, StageUse
+from gpukiln.parsing import parse_json
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -156,7 +156,7 @@ def _sources(record: Record, baked: Bake, installed: Installed) -> list[Descript
         annotations = {"source": component["source"], "version": component["version"]}
         if component["source"].startswith("http"):
             kind = "apt" if record.plan.base.os_family == "debian" else "rpm"
-            recipe = json.loads(record.plan.inputs.get(f"recipe {name}", "{}"))
+            recipe = parse_json(record.plan.inputs.get(f"recipe {name}", "{}"))
             if used := (recipe.get("repository") or {}).get(kind):
                 annotations["keyFingerprint"] = used["key_fingerprint"]
         purl = package_url(record.plan.base, package["name"], package["version"], installed)

@@ -1,6 +1,5 @@
 """The software bill of materials of an image, as CycloneDX 1.6."""
 
-import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -20,6 +19,7 @@ from gpukiln import __version__
 from gpukiln.attest.installed import Installed, package_url
 from gpukiln.catalog import drivers
 from gpukiln.images.builds import Bake, Record
+from gpukiln.parsing import parse_json
 
 DRIVER = "nvidia_driver"
 PRESENT = ("installed", "preinstalled")
@@ -87,7 +87,7 @@ def what_differs(sbom: bytes, baked: Bake) -> str:
         What is wrong with it; empty when every package and component is there, in its version.
     """
     try:
-        document = json.loads(sbom)
+        document = parse_json(sbom)
         rows, of = document["components"], document["metadata"]["component"]["version"]
         there = {row["name"]: row["version"] for row in rows if "purl" in row}
         others = {row["bom-ref"]: row["version"] for row in rows if "purl" not in row}

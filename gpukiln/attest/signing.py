@@ -11,6 +11,7 @@ from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from gpukiln.errors import CheckFailedError, UsageError
+from gpukiln.parsing import parse_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"  # in-toto attestation spec, v1/envelope.md
 PASSWORD = "GPUKILN_SIGN_KEY_PASSWORD"  # noqa: S105 - the name of a variable
@@ -147,6 +148,6 @@ def trusted_payload(envelope: str, keys: Sequence[SSlibKey]) -> bytes:
 
 def _read(envelope: str) -> Envelope:
     try:
-        return Envelope.from_dict(json.loads(envelope))
+        return Envelope.from_dict(parse_json(envelope))
     except (ValueError, KeyError, TypeError, SecuresystemslibError) as error:
         raise CheckFailedError(f"it is no DSSE envelope: {error}") from error

@@ -7,12 +7,14 @@ from typing import Any
 import yaml
 
 from gpukiln.errors import UsageError
+from gpukiln.parsing import LimitError, check_yaml, read_text
 from gpukiln.typed import short
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout: where components.yaml and ami/ are."""
 
 MAX_DEPTH = 50  # levels of a document
+LARGEST = 16 << 20  # bytes; the largest data file of the catalogue has less than one MiB
 
 try:
     from yaml import CSafeLoader as _Loader
@@ -74,11 +76,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UsageError: The file is missing, is no YAML, or its top is no mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        _check_depth(text)
+        text = read_text(path, largest=LARGEST)
+        check_yaml(text, deepest=MAX_DEPTH, largest=LARGEST)
         document = yaml.load(text, Loader=SafeLoader)  # noqa: S506 - it is safe
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from error
+    except LimitError as error:
+        raise UsageError(f"{path} is {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
             kind = "" if isinstance(error, yaml.constructor.ConstructorError) else "no valid YAML: "
@@ -88,23 +92,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         found = "is empty" if document is None else f"holds {short(document)}"
         raise UsageError(f"{path} {found}; wanted: keys with values, KEY: VALUE")
     return document
-
-
-def _check_depth(text: str) -> None:
-    """Libyaml's composer calls itself for each level, and ends Python with a segmentation fault."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):  # which does not
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise yaml.constructor.ConstructorError(
-                None,
-                None,
-                f"it is nested deeper than {MAX_DEPTH} levels",
-                event.start_mark,  # type: ignore[arg-type]  # the stubs know another class of libyaml's
-            )
 
 
 @cache

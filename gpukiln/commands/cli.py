@@ -20,6 +20,8 @@ from invoke.tasks import Task, task
 
 from gpukiln.commands import streams
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
+from gpukiln.files import FULL
+from gpukiln.parsing import is_whole
 from gpukiln.programs import ROOM_HINT
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 INTERRUPTED = 130
 _OS_HINTS = {
-    errno.ENOSPC: ROOM_HINT,
+    **dict.fromkeys(FULL, ROOM_HINT),
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }
@@ -113,7 +115,7 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
 
 
 def _number(option: str, typed: str) -> int:
-    if not typed.isdecimal():
+    if not is_whole(typed):
         raise UsageError(
             f"--{option.replace('_', '-')} {typed!r} is no whole number", hint="wanted: 0 or more"
         )

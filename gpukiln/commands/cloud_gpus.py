@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.parsing import parse_json
 
 if TYPE_CHECKING:
     from gpukiln.clouds.embedded.layout import Layout
@@ -111,9 +112,10 @@ def gpus(
 
 def _load(text: str) -> list[str]:
     from gpukiln.errors import UsageError
+    from gpukiln.parsing import is_whole
 
     parts = text.split(":")
-    if len(parts) not in (3, 4) or not all(part.isascii() and part.isdecimal() for part in parts[1:]):
+    if len(parts) not in (3, 4) or not all(part.isascii() and is_whole(part) for part in parts[1:]):
         raise UsageError(
             f"--load {text}: wanted GPU:PID:MIB[:PERCENT]", hint="for example --load 0:1234:900:40"
         )
@@ -135,12 +137,11 @@ def _scenario(name: str, settings: list[str]) -> dict[str, Any]:
 
 
 def _recording(path: Path) -> dict[str, Any]:
-    import json
 
     from gpukiln.errors import UsageError
 
     try:
-        nvml = json.loads(path.read_text(encoding="utf-8"))["nvml"]
+        nvml = parse_json(path.read_text(encoding="utf-8"))["nvml"]
         if not isinstance(nvml["gpus"], list):
             raise TypeError("gpus is no list")
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -301,9 +301,10 @@ def _check_together(
 def _codes(text: str) -> list[int]:
     from gpukiln.commands.cli import words
     from gpukiln.errors import UsageError
+    from gpukiln.parsing import is_whole
 
     for word in words(text):
-        if not word.isdecimal():
+        if not is_whole(word):
             raise UsageError(f"--give-up {word!r} is no exit code", hint="wanted 1 to 255, with commas")
     return [int(word) for word in words(text)]
 

@@ -82,6 +82,7 @@ def passthrough(
     from gpukiln.errors import UsageError
     from gpukiln.nodes.passthrough.api import Way
     from gpukiln.nodes.passthrough.judge import wish
+    from gpukiln.parsing import is_whole
 
     apply = apply and not dry_run
     if undo:
@@ -90,7 +91,7 @@ def passthrough(
         return _undo(undo, token_file, apply=apply, as_json=json)
     if not pve:
         raise UsageError("--pve is missing", hint="HOST[:PORT], ssh://root@HOST, or local on the host itself")
-    if slot and not slot.isdecimal():
+    if slot and not is_whole(slot):
         raise UsageError(f"--slot {slot!r} is no whole number", hint="N of hostpciN")
     way = Way(pve, fingerprint, ca, token_file)
     wanted = wish(gpu, primary=primary, hide_rom=hide_rom, slot=int(slot) if slot else None) if gpu else None

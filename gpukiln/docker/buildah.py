@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from gpukiln.docker.engine import (
     last_line,
 )
 from gpukiln.errors import UsageError
+from gpukiln.parsing import parse_json
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Buildah(Engine):
         done = ask("buildah", "version", "--json")
         if done.returncode:
             return f"buildah does not work: {last_line(done)}"
-        return cls(str(json.loads(done.stdout).get("version", "")))
+        return cls(str(parse_json(done.stdout).get("version", "")))
 
     def build_command(self, request: BuildRequest) -> list[str]:
         """See `Engine.build_command`."""
@@ -53,11 +53,11 @@ class Buildah(Engine):
 
     def remove_unfinished(self, image: str) -> None:
         """See `Engine.remove_unfinished`: a signal ends Buildah before it removes its working container."""
-        for row in json.loads(call("buildah", "containers", "--json")) or ():
+        for row in parse_json(call("buildah", "containers", "--json")) or ():
             found = ask("buildah", "inspect", row["id"])
             if found.returncode or row["containername"].startswith(VERIFYING):
                 continue  # somebody else has just removed it; or it is being judged
-            labels = json.loads(found.stdout)["OCIv1"]["config"].get("Labels") or {}
+            labels = parse_json(found.stdout)["OCIv1"]["config"].get("Labels") or {}
             if labels.get(IMAGE_LABEL) == image:
                 call("buildah", "rm", row["id"])
 
@@ -75,7 +75,7 @@ class Buildah(Engine):
         done = ask("buildah", "inspect", "--type=image", reference)
         if done.returncode:
             return None
-        found = json.loads(done.stdout)
+        found = parse_json(done.stdout)
         config = found["OCIv1"]
         sizes = self._layer_sizes()
         layers = [
@@ -95,9 +95,9 @@ class Buildah(Engine):
         )
 
     def _layer_sizes(self) -> dict[str, int]:
-        store = json.loads(call("buildah", "info"))["store"]
+        store = parse_json(call("buildah", "info"))["store"]
         index = Path(store["GraphRoot"], f"{store['GraphDriverName']}-layers", "layers.json")
-        rows: list[dict[str, Any]] = json.loads(index.read_text())
+        rows: list[dict[str, Any]] = parse_json(index.read_text())
         return {row["diff-digest"]: int(row["diff-size"]) for row in rows if "diff-digest" in row}
 
     def remove(self, reference: str) -> None:

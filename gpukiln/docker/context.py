@@ -24,7 +24,7 @@ from gpukiln.catalog.components import Component
 from gpukiln.catalog.load import ROOT
 from gpukiln.docker.plan import HOOKS, LOCKS, PROGRAMS, ContainerPlan, Part
 from gpukiln.errors import UnavailableError
-from gpukiln.files import whole_or_not, write_whole
+from gpukiln.files import full_named, whole_or_not, write_whole
 
 # Every file of a context has the same time, so that the same content is the same layer.
 EPOCH = 315532800  # 1980-01-01, the first that a zip file can state
@@ -330,7 +330,8 @@ def _fetch(url: str) -> bytes:
 
 
 def _copy_script(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
+    with full_named(target):
+        shutil.copyfile(source, target)
     target.chmod(0o755)
 
 
@@ -339,4 +340,5 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
-        shutil.copyfile(source, target)
+        with full_named(Path(target)):
+            shutil.copyfile(source, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import shutil
@@ -26,6 +25,7 @@ from gpukiln.docker.engine import (
     native_platform,
 )
 from gpukiln.errors import UsageError
+from gpukiln.parsing import parse_json
 
 
 class DockerLike(Engine):
@@ -43,7 +43,7 @@ class DockerLike(Engine):
         done = ask(self.name, "image", "inspect", reference)
         if done.returncode:
             return None
-        found = json.loads(done.stdout)[0]
+        found = parse_json(done.stdout)[0]
         config = found.get("Config") or {}
         layers = [Layer(instruction(by), size) for by, size in self.history(reference) if size]
         return ImageInfo(
@@ -204,7 +204,7 @@ class Podman(DockerLike):
 
     def history(self, reference: str) -> list[tuple[str, int]]:
         """See `DockerLike.history`: its templates give sizes for people only."""
-        rows = json.loads(call("podman", "history", "--format=json", reference))
+        rows = parse_json(call("podman", "history", "--format=json", reference))
         return [(row["CreatedBy"], int(row["size"])) for row in rows]
 
     def build_command(self, request: BuildRequest) -> list[str]:

@@ -1,7 +1,6 @@
 """skopeo: reads images in an engine's storage and in registries, and copies from one to the other."""
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from gpukiln import programs
 from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.parsing import parse_json
 
 TRANSPORTS = {"docker": "docker-daemon:", "podman": "containers-storage:", "buildah": "containers-storage:"}
 ABSENT = ("manifest unknown", "name unknown")
@@ -90,7 +90,7 @@ class Skopeo:
             if any(word in done.stderr.decode() for word in ABSENT):
                 return None
             raise self._error(f"can't read {self.repository}:{tag}", done)
-        config = json.loads(done.stdout).get("config")
+        config = parse_json(done.stdout).get("config")
         if config is None:
             raise UsageError(f"{self.repository}:{tag} names a list of images; wanted: a tag of one image")
         return Manifest(_digest(done.stdout), config["digest"])

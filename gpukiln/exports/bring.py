@@ -4,7 +4,6 @@ Both clouds take it by the EBS direct APIs. The same content is the same image: 
 and an import that was ended goes on.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +44,7 @@ from gpukiln.instances.tags import (
     tags_of,
 )
 from gpukiln.locks import locked
+from gpukiln.parsing import parse_json
 from gpukiln.progress import Meter, Progress
 from gpukiln.state import state_home
 
@@ -197,7 +197,7 @@ def _beside(file: Path) -> dict[str, str]:
     if not about.exists():
         return {}
     try:
-        document: Any = json.loads(about.read_text())
+        document: Any = parse_json(about.read_text())
         tags: Mapping[str, str] = dict(document["tags"])
         return {name: str(tags[name]) for name in SAID if tags.get(name)}
     except (ValueError, KeyError, TypeError) as error:

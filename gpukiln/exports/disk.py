@@ -4,7 +4,6 @@ UEFI specification 2.10, 5.2 and 5.3 (MBR, GPT); the Discoverable Partitions Spe
 partitions); QEMU, docs/interop/qcow2.rst.
 """
 
-import json
 import struct
 import uuid
 import zlib
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from gpukiln import programs
 from gpukiln.errors import IncompatibleError
+from gpukiln.parsing import parse_json
 
 SECTOR = 512  # bytes
 MAGIC = {  # at the beginning of a file
@@ -89,7 +89,7 @@ def _require_whole(file: Path) -> None:
         raise IncompatibleError(
             f"{file} is no whole qcow2: {told[-1]}", hint="copy it again from where it came"
         )
-    found = json.loads(done.stdout)
+    found = parse_json(done.stdout)
     data = found.get("format-specific", {}).get("data", {})
     for what, other in (
         ("backing file", found.get("backing-filename")),
@@ -176,15 +176,24 @@ def _gpt(disk: Path, size: int) -> list[_Part]:
             raise IncompatibleError(
                 f"the header of {disk}'s GPT has entries of {length} bytes", hint="see sgdisk"
             )
+        end = first * SECTOR + number * length
+        if end > size:  # before anything seeks: 2**60 sectors are no place in any file
+            raise IncompatibleError(
+                f"{disk} was cut within its GPT: its entries end at {end} and the disk at {size}",
+                hint="copy it again from where it came",
+            )
         file.seek(first * SECTOR)
         entries = file.read(number * length)
-    if len(entries) < number * length or first * SECTOR > size:
-        raise IncompatibleError(f"{disk} was cut within its GPT", hint="copy it again from where it came")
     found = []
     for at in range(0, len(entries), length):
         kind = str(uuid.UUID(bytes_le=entries[at : at + 16]))
         begin, last = struct.unpack_from("<QQ", entries, at + 32)
         if entries[at : at + 16] != bytes(16):
+            if begin > last:
+                raise IncompatibleError(
+                    f"a partition of {disk} begins at sector {begin} and ends at {last}",
+                    hint="`sgdisk --verify` knows more",
+                )
             found.append(_Part(kind, begin * SECTOR, (last + 1) * SECTOR))
     return found
 

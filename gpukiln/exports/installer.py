@@ -5,7 +5,6 @@ runs is `installer.sh`, in the initramfs; the image lies on the medium, or is fe
 """
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -18,6 +17,7 @@ from gpukiln.clouds.embedded.disk import mounted_root, run
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import remove, whole_or_not
+from gpukiln.parsing import parse_json
 
 BLOCK = 4 << 20  # bytes: what is not zero is told in such steps, so that hundreds of lines tell it
 PACKED = "disk.raw.zst"
@@ -292,7 +292,7 @@ def grub_menu(kernel: Kernel, arguments: Sequence[str], name: str) -> str:
 
 
 def _table(disk: Path) -> str:
-    label = str(json.loads(run("sfdisk", "--json", str(disk)))["partitiontable"]["label"])
+    label = str(parse_json(run("sfdisk", "--json", str(disk)))["partitiontable"]["label"])
     if label not in {"gpt", "dos"}:
         raise IncompatibleError(f"{disk} has a partition table {label!r}", hint="gpt or dos is wanted")
     return label

@@ -14,6 +14,7 @@ from gpukiln.clouds.embedded.base import EC2_CONFIG
 from gpukiln.clouds.embedded.disk import fit_table, mount_root, mounted_root, run
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.files import whole_or_not
+from gpukiln.parsing import parse_json
 
 DATASOURCES = {"nocloud": ["NoCloud", "None"], "none": ["None"]}
 CONFIG = "etc/cloud/cloud.cfg.d/99_gpukiln_export.cfg"
@@ -135,8 +136,13 @@ def _record(root: Path, datasource: str) -> None:
     if not file.exists():
         return  # somebody's disk, not one that was baked here
     content = file.read_bytes()
-    document = json.loads(content)
-    before = document.get("exported", {})
+    try:
+        document = parse_json(content)
+        before = dict(document.get("exported", {}))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise IncompatibleError(
+            f"the record of this disk, {RECORD}, can't be read: {error}", hint="bake the image again"
+        ) from error
     document["exported"] = {
         "datasource": datasource,
         # as the provenance names the file, also where an exported disk is exported again

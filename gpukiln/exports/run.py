@@ -1,6 +1,5 @@
 """The disk of an image becomes a file: read, prepared, converted, hashed, and named when all is there."""
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -21,10 +20,11 @@ from gpukiln.exports.boots import BootsOn, boots_on
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.prepare import check_options, prepare
 from gpukiln.exports.source import Source, find_source, read_disk
-from gpukiln.files import remove
+from gpukiln.files import FULL, remove
 from gpukiln.images.builds import Build
 from gpukiln.instances.tags import IMAGE_TAG, NOT_PROVEN
 from gpukiln.locks import locked
+from gpukiln.parsing import refuse_credentials
 from gpukiln.progress import Meter, Progress
 from gpukiln.proof.tags import judged_from_tags
 from gpukiln.state import state_home
@@ -212,6 +212,7 @@ def _checked(wish: Wish, cloud: Cloud, image_id: str, build: Build | None) -> tu
     if wish.url and not FORMATS[to].has_url:
         fetched = " and ".join(name for name, one in FORMATS.items() if one.has_url)
         raise UsageError(f"--url is of no use for {to}", hint=f"it is for {fetched}; leave it out")
+    refuse_credentials(wish.url, "--url", where="the boot files")
     check_options(wish.datasource, wish.ssh_keys)
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent}", hint="make it, or name a file in another one")
@@ -393,6 +394,6 @@ def _room_told(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise programs.disk_full(folder) from error
         raise

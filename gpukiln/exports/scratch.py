@@ -4,7 +4,6 @@ The disk's root is the lower layer of an overlay in which the packages are unpac
 disk is not booted, nothing that a process mounts here outlives it, and the overlay is thrown away.
 """
 
-import json
 import re
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from gpukiln import programs
 from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.files import remove
 from gpukiln.locks import locked
+from gpukiln.parsing import parse_json, read_text
 from gpukiln.sources.apt import RELEASES, debian_sources, download_packages
 from gpukiln.sources.mirror import NAMESPACES
 from gpukiln.state import state_home
@@ -93,7 +93,10 @@ def release_of(root: Path, wanted: str) -> str:
 def image_name(root: Path) -> str:
     """What a disk's record calls its image, on screens and in files for people."""
     file = resolve(root, "/etc/gpukiln/image.json")
-    name = json.loads(file.read_text(encoding="utf-8")).get("image") if file.is_file() else None
+    try:
+        name = parse_json(read_text(file)).get("image") if file.is_file() else None
+    except (ValueError, AttributeError):  # a name for people, which a damaged record does not have
+        name = None
     return str(name or "an image without a record")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from typing import Any
 
 from gpukiln.gpus import health, processes
 from gpukiln.gpus.model import Device, Driver, Problem, Snapshot
+from gpukiln.parsing import check_depth
 from gpukiln.probe import base
 from gpukiln.probe.base import HungError, NotReachedError, ask, read
 
@@ -30,6 +32,7 @@ LIMIT_S = 30.0  # for one question to all GPUs
 TOOL, ELSEWHERE = "amd-smi", "/opt/rocm/bin"
 MODULE = "/sys/module/amdgpu"
 DRI = "/dev/dri"
+HEX = re.compile(r"(?:0x)?[0-9a-fA-F]{1,4}")
 SILENT = "amd-smi does not tell"
 MIB = {"B": 2.0**-20, "KB": 2.0**-10, "MB": 1.0, "GB": 1024.0, "TB": 1024.0**2}  # amd-smi's MB are MiB
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe link
@@ -200,7 +203,7 @@ def _look(there: str) -> Look:
                 break
             continue
         for row in rows:
-            if isinstance(row.get("gpu"), int):
+            if type(row.get("gpu")) is int:
                 look.rows.setdefault(row["gpu"], {})[question] = row
     return look
 
@@ -229,7 +232,8 @@ def _rows(tool: str, question: str) -> list[dict[str, Any]]:
         raise ValueError(f"`{TOOL} {question} --json` ends with {done['rc']}: {said[:300]}")
     try:
         document = json.JSONDecoder().raw_decode(done["out"][begin.start() :].lstrip())[0]
-    except ValueError as error:
+        check_depth(document)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"`{TOOL} {question} --json` prints no JSON: {error}") from error
     if isinstance(document, dict):
         document = document.get("gpu_data", [document])
@@ -277,9 +281,9 @@ def _number(value: Any) -> tuple[float, str] | None:
     told = value.get("value") if isinstance(value, dict) else value
     if isinstance(told, bool):
         return None
-    if isinstance(told, (int, float)):
-        return float(told), unit
-    found = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*(\S*)\s*", str(told))
+    found = re.fullmatch(r"\s*(-?\d{1,18}(?:\.\d{1,18})?)\s*([^\s\d.]*)\s*", str(told))
+    if isinstance(told, float) and math.isfinite(told):
+        return told, unit
     return (float(found[1]), found[2] or unit) if found else None
 
 
@@ -288,7 +292,8 @@ def _mib(value: Any) -> int | None:
     found = _number(value)
     if found is None:
         return None
-    return round(found[0] * MIB.get(found[1].upper().replace("IB", "B") or "MB", 1.0))
+    amount = found[0] * MIB.get(found[1].upper().replace("IB", "B") or "MB", 1.0)
+    return round(amount) if math.isfinite(amount) else None
 
 
 def _generation(value: Any) -> int | None:
@@ -363,7 +368,7 @@ def _device(look: Look, index: int, rows: dict[str, Any], serials: Counter[str |
     if bus_id is not None:
         values["cpus"] = (read(f"{base.PCI}/{bus_id}/local_cpulist") or "").strip() or None
     vendor, device = (_first(rows, (f"static.asic.{name}",))[0] for name in ("vendor_id", "device_id"))
-    if vendor is not None and device is not None:
+    if HEX.fullmatch(str(vendor)) and HEX.fullmatch(str(device)):
         values["pci_id"] = f"0x{int(str(device), 16):04X}{int(str(vendor), 16):04X}"
     serial = _serial(rows)
     if serial is None:

@@ -11,10 +11,12 @@ from typing import Any
 
 from gpukiln import __version__
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
+from gpukiln.files import FULL
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.text import printable
 from gpukiln.gpus.verb import Failure, Options, Verb, document
 from gpukiln.gpus.verbs import verbs
+from gpukiln.parsing import is_whole
 
 PROGRAM = "gpukiln-gpu"
 INTERRUPTED = 130
@@ -81,7 +83,7 @@ def read_options(argv: list[str]) -> tuple[Verb, Options]:
         if isinstance(option.default, tuple):
             typed[option.name] = tuple(typed[option.name])
         elif type(option.default) is int and isinstance(typed[option.name], str):
-            if not typed[option.name].isdecimal():
+            if not is_whole(typed[option.name]):
                 raise UsageError(
                     f"{option.flag} {typed[option.name]!r} is no whole number", hint="wanted: 0 or more"
                 )
@@ -147,7 +149,8 @@ def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of 
         return 0
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _failed(verb, options, UnavailableError(what))
+        hint = "make room there, and try again" if error.errno in FULL else ""
+        return _failed(verb, options, UnavailableError(what, hint=hint))
 
 
 def _failed(verb: Verb | None, options: Options, error: GpukilnError) -> int:

@@ -12,6 +12,7 @@ from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts, version_key
 from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state
 from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
+from gpukiln.parsing import is_whole
 from gpukiln.probe.base import DRIVER_GPUS, amd_gpus, bus_gpus, given_gpus, in_container, read
 from gpukiln.probe.child import Slow
 from gpukiln.probe.gpus import on_the_bus
@@ -366,7 +367,7 @@ def _numa_node(gpu: dict[str, Any], place: str | None, unavailable: dict[str, st
     elsewhere. The kernel says -1 where firmware says nothing (Linux, Documentation/ABI, sysfs-bus-pci).
     """
     said = _stripped(read(f"{PCI}/{place}/numa_node")) if place else None
-    if said and said.isdecimal():
+    if said and is_whole(said):
         return int(said)
     if _stripped(read(NODES)) == "0":
         return 0

@@ -105,7 +105,7 @@ def load(path: Path | None = None) -> Config:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Config(path)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, too deep, too many digits
         raise UsageError(f"{path} is not TOML: {error}", hint="the role gpu_tools writes it anew") from error
     reader = _Reader(path)
     reader.keys(data, "", ("limits", "busy", "price"))
@@ -146,7 +146,9 @@ class _Reader:
 
     def number(self, data: dict[str, Any], where: str, name: str, default: float) -> float:
         found = data.get(name, default)
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or found < 0:
+        if isinstance(found, int) and found.bit_length() > 64:  # in hexadecimal; Python would not print it
+            found = float("inf")
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < float("inf"):
             raise self.wrong(f"[{where}] {name} is {found!r}", "a number of 0 or more")
         return found
 

@@ -7,7 +7,6 @@ both over every toolkit and driver.
 from __future__ import annotations
 
 import glob
-import json
 import re
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.gpus.facts import facts, version_key
+from gpukiln.parsing import parse_json
 
 NATIVE, LIMITS, COMPAT, NO, UNKNOWN = "runs", "runs-with-limits", "needs-compat", "no", "unknown"
 ASK_S = 30.0
@@ -114,7 +114,7 @@ def toolkits(pattern: str = ROOTS) -> list[tuple[str, str, str | None]]:
 def _version_of(root: Path) -> str | None:
     """Of a toolkit's folder: version.json from 11.1 on, version.txt before."""
     try:
-        return str(json.loads((root / "version.json").read_text(encoding="utf-8"))["cuda"]["version"])
+        return str(parse_json((root / "version.json").read_text(encoding="utf-8"))["cuda"]["version"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     try:
@@ -138,7 +138,7 @@ def wheels(python: str) -> list[tuple[str, str | None, str]]:
         UsageError: It is no Python.
     """
     try:
-        listed = json.loads(_ask([python, "-c", LIST_WHEELS]))
+        listed = parse_json(_ask([python, "-c", LIST_WHEELS]))
     except (ValueError, UnavailableError) as error:
         raise UsageError(
             f"--python {python} is no Python that can be asked: {error}", hint="name its file"
@@ -165,7 +165,7 @@ def images(engine: str, names: Sequence[str] = ()) -> list[tuple[str, str | None
     if not listed:
         return []
     found = []
-    for one in json.loads(_ask([engine, "image", "inspect", *listed])):
+    for one in parse_json(_ask([engine, "image", "inspect", *listed])):
         settings = dict(pair.partition("=")[::2] for pair in (one.get("Config") or {}).get("Env") or ())
         cuda = image_cuda(settings)
         if cuda or names:

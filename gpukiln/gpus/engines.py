@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.gpus.model import Device
+from gpukiln.parsing import parse_json
 
 if TYPE_CHECKING:
     from gpukiln.gpus.leases import Granted
@@ -118,10 +119,10 @@ def read_engine(name: str) -> Engine:
         UnavailableError: It gives no answer.
     """
     if name == "podman":
-        said = json.loads(_ask("podman", "info", "--format", "json"))
+        said = parse_json(_ask("podman", "info", "--format", "json"))
         version = str(said.get("version", {}).get("Version", ""))
         return Engine(name, version, (), cdi_devices(), False, shutil.which("nvidia-ctk") is not None)
-    said = json.loads(_ask("docker", "info", "--format", "{{json .}}"))
+    said = parse_json(_ask("docker", "info", "--format", "{{json .}}"))
     if errors := said.get("ServerErrors"):
         raise UnavailableError(f"docker: {'; '.join(errors)}", hint="systemctl status docker")
     listed = said.get("DiscoveredDevices")
@@ -343,7 +344,7 @@ def containers(devices: Sequence[Device]) -> list[Box]:
             continue
         try:
             ids = _ask(engine, "ps", "--quiet", "--no-trunc").split()
-            listed = json.loads(_ask(engine, "inspect", *ids)) if ids else []
+            listed = parse_json(_ask(engine, "inspect", *ids)) if ids else []
         except UnavailableError as error:
             print(f"{engine}: its containers are not looked at: {error.message}", file=sys.stderr)
             continue
@@ -371,7 +372,9 @@ def given_to(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str,
         if request.get("Driver") == "cdi":
             named += [one.partition("=")[2] for one in ids if one.startswith(f"{CDI_KIND}=")]
         elif request.get("Driver") == "nvidia" or "gpu" in wanted:
-            named += ids or (["all"] if count < 0 else [str(number) for number in range(count)])
+            named += ids or (
+                ["all"] if count < 0 else [str(number) for number in range(min(count, len(devices)))]
+            )
     for word in config.get("CreateCommand") or ():
         named += re.findall(rf"{re.escape(CDI_KIND)}=([A-Za-z0-9:._-]+)", str(word))
     if host.get("Runtime") == "nvidia":

@@ -6,7 +6,6 @@ the suite's compute check, and by the framework's own count of its GPUs. What fa
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from gpukiln.gpus.facts import facts, version_key
 from gpukiln.gpus.leases import Granted
 from gpukiln.gpus.model import Device
 from gpukiln.gpus.store import boot_clock
+from gpukiln.parsing import parse_json
 
 IMAGE, WHEELS = "image", "wheels"
 PULL_S, PROVE_S, INSTALL_S = 3600.0, 900.0, 3600.0
@@ -227,7 +227,7 @@ def prove(
     """
     done = _ask([*gpukiln_gpu, "compute", "--json"], environment)
     try:
-        document = json.loads(done.stdout)
+        document = parse_json(done.stdout)
         [node] = document["nodes"]
     except (ValueError, KeyError):
         raise _not_proven(

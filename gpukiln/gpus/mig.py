@@ -24,9 +24,11 @@ from typing import Any
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.gpus.model import Device, Snapshot
+from gpukiln.parsing import LimitError, parse_json, parse_yaml, read_text
 
 VERSION = "v1"
-PROFILE = re.compile(r"(?:(?P<part>\d+)c\.)?(?P<gpu>(?P<slices>\d+)g\.\d+gb(?:[+-][a-z.,+-]+)?)")
+LARGEST = 1 << 20  # bytes; the configurations of mig-parted for all GPUs have 20 KiB
+PROFILE = re.compile(r"(?:(?P<part>\d{1,3})c\.)?(?P<gpu>(?P<slices>\d{1,3})g\.\d{1,6}gb(?:[+-][a-z.,+-]+)?)")
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def read_config(path: Path, name: str) -> tuple[Entry, ...]:
         UnavailableError: It is YAML, and there is no PyYAML here.
     """
     try:
-        document = _parsed(path.read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
+        document = _parsed(read_text(path, largest=LARGEST), path)
+    except (OSError, UnicodeDecodeError, LimitError) as error:
         raise UsageError(f"--config {path}: {error}", hint="a file in mig-parted's format") from error
     if not isinstance(document, dict) or document.get("version") != VERSION:
         raise UsageError(f"{path} is not of version {VERSION}", hint="`version: v1`, then `mig-configs:`")
@@ -104,7 +106,7 @@ def read_config(path: Path, name: str) -> tuple[Entry, ...]:
 def _parsed(text: str, path: Path) -> Any:
     if text.lstrip().startswith("{"):
         try:
-            return json.loads(text)
+            return parse_json(text)
         except ValueError:
             pass  # YAML may begin so too
     try:
@@ -114,8 +116,8 @@ def _parsed(text: str, path: Path) -> Any:
             f"{path} is YAML, and this gpukiln-gpu has no PyYAML", hint="the same as JSON is understood"
         ) from error
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return parse_yaml(text)
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{path} is not YAML: {error}", hint="a file in mig-parted's format") from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpukiln.errors import UsageError
+from gpukiln.parsing import is_whole
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 UNITS_MIB = {"": 1.0, "mib": 1.0, "gib": 1024.0, "tib": 1024.0**2, "mb": 1e6 / 2**20, "gb": 1e9 / 2**20}
@@ -19,7 +20,7 @@ def seconds(text: str, option: str) -> float:
     Raises:
         UsageError: It is none.
     """
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhdw])", text.strip().lower())
+    parts = re.findall(r"(\d{1,12}(?:\.\d{1,12})?)([smhdw])", text.strip().lower())
     if not parts or "".join(a + b for a, b in parts) != text.strip().lower():
         raise UsageError(f"{option} {text!r} is no duration", hint="wanted such as 90s, 10m, 2h, 1h30m or 7d")
     return sum(float(number) * UNITS_S[unit] for number, unit in parts)
@@ -31,7 +32,7 @@ def mebibytes(text: str, option: str) -> int:
     Raises:
         UsageError: It is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b)?", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]?i?b)?", text.strip().lower())
     if found is None or (found[2] or "") not in UNITS_MIB or float(found[1]) == 0:
         raise UsageError(
             f"{option} {text!r} is no amount of memory", hint="wanted such as 24GiB, 24GB or 8192MiB"
@@ -45,7 +46,7 @@ def whole(text: Any, option: str, least: int = 0) -> int:
     Raises:
         UsageError: It is none, or less than wanted.
     """
-    if not str(text).isdecimal() or int(text) < least:
+    if not is_whole(str(text)) or int(text) < least:
         raise UsageError(
             f"{option} {str(text)!r} is no whole number of {least} or more",
             hint=f"such as {option} {least + 1}",

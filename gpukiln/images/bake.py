@@ -24,6 +24,7 @@ from gpukiln.images.subject import BASE_TAG, DESKTOP_TAG, KUBERNETES_TAG, subjec
 from gpukiln.instances.access import SshAccess, ssh_access
 from gpukiln.instances.deadline import shutdown_user_data
 from gpukiln.instances.tags import BUILD_TAG, PURPOSE_TAG, build_tags, tag_list
+from gpukiln.parsing import parse_json
 from gpukiln.progress import Progress
 from gpukiln.sources.available import Decision
 
@@ -127,9 +128,9 @@ def bake(
                     say=progress.say,
                     on_task=keeper.on_task if keeper else None,
                 ).build()
-            installed = json.loads((build.folder / "image.json").read_text())
+            installed = parse_json((build.folder / "image.json").read_text())
             baked = Bake(
-                image_id=json.loads(manifest.read_text())["builds"][-1]["artifact_id"].split(":")[-1],
+                image_id=parse_json(manifest.read_text())["builds"][-1]["artifact_id"].split(":")[-1],
                 name=image_name(plan, build),
                 region=plan.region,
                 kernel=installed["kernel"],

@@ -15,6 +15,7 @@ from gpukiln.catalog.images import ImageDefinition
 from gpukiln.catalog.load import SafeLoader
 from gpukiln.gpus import zipapp
 from gpukiln.images.bases import ResolvedBase
+from gpukiln.parsing import check_yaml
 from gpukiln.sources.available import Decision
 
 WORDS = {"source", "reason", "review"}  # of a component; they change no image
@@ -113,6 +114,7 @@ def hash_file(path: Path) -> str:
 
 def _meaning(content: bytes, *, drop: str | None) -> bytes:
     try:
+        check_yaml(content)
         documents = list(yaml.load_all(content, Loader=_AnyTag))
         if drop and documents and isinstance(documents[0], dict):
             documents[0].pop(drop, None)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UsageError
-from gpukiln.files import whole_or_not
+from gpukiln.files import full_named, whole_or_not
 
 S3 = "s3://"
 NONE = "none"
@@ -44,7 +44,8 @@ class FolderStore:
 
     def get(self, name: str, file: Path) -> None:
         """Copy a file from the store."""
-        shutil.copyfile(self._folder / name, file)
+        with full_named(file):
+            shutil.copyfile(self._folder / name, file)
 
     def put(self, file: Path, name: str) -> None:
         """Copy a file into the store; nobody sees half of it."""

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.images.module_store import Store
+from gpukiln.parsing import parse_json
 
 WANTED = "wanted both: a private key (PEM, without a passphrase) and its certificate (DER)"
 MODULES = "modules"  # folder of a build, as long as its machine bakes
@@ -237,7 +238,7 @@ class ModuleCache:
                 file = self.folder / Path(name).name
                 self._store.get(name, file)
                 try:
-                    about = json.loads(file.read_text())
+                    about = parse_json(file.read_text())
                     found.append(
                         (str(about["created_at"]), file.stem, str(about["key"]), str(about["sha256"]))
                     )

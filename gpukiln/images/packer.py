@@ -16,7 +16,8 @@ from typing import Any
 
 from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
-from gpukiln.files import open_private
+from gpukiln.files import full_named, open_private
+from gpukiln.parsing import parse_json
 from gpukiln.redact import Lines
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
@@ -57,11 +58,13 @@ def prepare_template(source: Path, folder: Path) -> None:
     """
     folder.mkdir()
     for file in source.glob("*.pkr.hcl"):
-        shutil.copy(file, folder)
+        with full_named(folder):
+            shutil.copy(file, folder)
     if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_FROM:
         return
     for file in (source / "plugins").glob("*.pkr.hcl"):
-        shutil.copy(file, folder)
+        with full_named(folder):
+            shutil.copy(file, folder)
     _install_plugins(folder)
 
 
@@ -197,7 +200,7 @@ class Packer:
             while True:
                 line += file.readline()  # the last one may be half written: its other half comes later
                 if line.endswith("\n"):
-                    event, line = json.loads(line), ""
+                    event, line = parse_json(line), ""
                     if event["event"] == "task_start":
                         self._say(event["task"])
                         if self._on_task:
@@ -223,7 +226,7 @@ class Packer:
 
 def _read_events(file: Path) -> Iterator[dict[str, Any]]:
     for line in file.read_text().splitlines():
-        yield json.loads(line)
+        yield parse_json(line)
 
 
 def _parse(line: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list, tags_of
+from gpukiln.parsing import parse_json
 
 ROOT = "/gpukiln"
 _PATH = re.compile(rf"{ROOT}/(?P<image>[^/]+)/(?P<kubernetes>[^/]+)/(?P<channel>[^/]+)/image_id")
@@ -87,7 +88,7 @@ class Version:
 
 def _version(parameter: dict[str, Any]) -> Version:
     try:
-        said = json.loads(parameter.get("Description") or "{}")
+        said = parse_json(parameter.get("Description") or "{}")
         known = {name: said[name] for name in ("build", "action", "replaces", "by") if name in said}
         regions = tuple(said.get("regions", ()))
     except (ValueError, TypeError, AttributeError):  # somebody's own text

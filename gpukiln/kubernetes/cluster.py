@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import logging
 import os
 import shutil
@@ -31,8 +30,10 @@ from gpukiln.errors import (
     UsageError,
 )
 from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.parsing import check_yaml, parse_json, read_text
 
 CONNECT_S, ANSWER_S = 5.0, 30.0
+LARGEST = 1 << 30  # bytes of an answer; etcd keeps no object of more than 1.5 MiB, and a page has 500
 PAGE = 500  # as kubectl's --chunk-size
 IN_CLUSTER = "in-cluster"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -220,7 +221,7 @@ class Cluster:
         body: Manifest | None = None,
     ) -> Any:
         with contextlib.closing(self._send(method, path, what, query, body)) as answer, self._told(what):
-            return json.loads(answer.data)
+            return parse_json(answer.data, largest=LARGEST)
 
     def _send(
         self,
@@ -287,7 +288,7 @@ def _refused(error: ApiException, what: str, cluster: Cluster) -> GpukilnError:
     Its body is a Status (apimachinery, meta/v1): code, reason and a message for people.
     """
     try:
-        said = json.loads(error.body)["message"]
+        said = parse_json(error.body)["message"]
     except (TypeError, ValueError, KeyError):
         said = f"{error.status} {error.reason}"
     if error.status == 401:
@@ -367,6 +368,9 @@ def _load_in_cluster(settings: client.Configuration) -> tuple[str, str]:
 def _read(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Kubeconfigs as one: the current context, contexts and users by name."""
     try:
+        for file in map(Path, files.split(config.kube_config.ENV_KUBECONFIG_PATH_SEPARATOR)):
+            if file.is_file():
+                check_yaml(read_text(file))  # the client reads it without limits
         said = config.kube_config.KubeConfigMerger(files).config.value
         contexts, users = (
             {one["name"]: one.value.get(part) or {} for one in said.get(f"{part}s") or ()}

@@ -19,6 +19,7 @@ from gpukiln.kubernetes.images import cuda_of_image
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import GPU, asked, containers, nearest, why_not
 from gpukiln.kubernetes.symptoms import CONTAINER, PLUGIN, WAITING, symptom_in
+from gpukiln.parsing import is_whole
 from gpukiln.typed import strict
 
 SCHEMA = "k8s.doctor/1"
@@ -225,7 +226,7 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
         )
     if not offered:
         yield from _nothing_offered(seen, node, plugin)
-    elif offered < max(registered, int(counted) if counted.isdecimal() and not _shared(labels) else 0):
+    elif offered < max(registered, int(counted) if is_whole(counted) and not _shared(labels) else 0):
         log = seen.logs(plugin, False) if plugin else ""
         line = _line(log, r"(?i)xid|unhealthy")
         yield Found(
@@ -557,9 +558,7 @@ def _xid(text: str) -> str:
 
 def _count(amounts: Mapping[str, Any]) -> int:
     return sum(
-        int(value)
-        for key, value in amounts.items()
-        if key.startswith("nvidia.com/") and str(value).isdecimal()
+        int(value) for key, value in amounts.items() if key.startswith("nvidia.com/") and is_whole(str(value))
     )
 
 

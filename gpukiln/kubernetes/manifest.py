@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from gpukiln.parsing import check_yaml
+
 Manifest = dict[str, Any]
 
 
@@ -45,5 +47,7 @@ def load(text: str) -> list[Manifest]:
 
     Raises:
         yaml.YAMLError: It is not YAML.
+        LimitError: It is larger than anything that is read.
     """
+    check_yaml(text)
     return [one for one in yaml.safe_load_all(text) if one is not None]

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.quantity import quantity
+from gpukiln.parsing import is_whole
 
 GPU = "nvidia.com/gpu"
 Spec = Mapping[str, Any]
@@ -182,7 +183,7 @@ def _most(total: dict[str, Decimal], other: Mapping[str, Decimal]) -> None:
 
 
 def _term(labels: Mapping[str, str], node: Manifest, term: Mapping[str, Any]) -> bool:
-    rules, fields = term.get("matchExpressions", ()), term.get("matchFields", ())
+    rules, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not rules and not fields:
         return False  # an empty term selects nothing
     name = {"metadata.name": node["metadata"]["name"]}
@@ -192,9 +193,11 @@ def _term(labels: Mapping[str, str], node: Manifest, term: Mapping[str, Any]) ->
 def _rule(labels: Mapping[str, str], rule: Mapping[str, Any]) -> bool:
     value, values, operator = labels.get(rule["key"]), rule.get("values") or [], rule["operator"]
     if operator in ("Gt", "Lt"):
-        if value is None or not value.lstrip("-").isdecimal():
+        sides = (value, str(values[0]) if values else "")
+        if any(side is None or not is_whole(side.removeprefix("-")) for side in sides):
             return False
-        return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+        has, limit = map(int, sides)  # type: ignore[arg-type]  # both are texts
+        return has > limit if operator == "Gt" else has < limit
     return {
         "In": value in values,
         "NotIn": value not in values,
@@ -204,7 +207,7 @@ def _rule(labels: Mapping[str, str], rule: Mapping[str, Any]) -> bool:
 
 
 def _term_words(term: Mapping[str, Any]) -> str:
-    rules = (*term.get("matchExpressions", ()), *term.get("matchFields", ()))
+    rules = (*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ()))
     return " and ".join(
         f"{one['key']} {one['operator']} {','.join(one.get('values') or ())}".strip() for one in rules
     )

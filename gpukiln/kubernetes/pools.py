@@ -6,6 +6,7 @@ not known before: there a pod gets the value that it asks for, where the pool al
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -15,6 +16,7 @@ from typing import Any
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms
+from gpukiln.parsing import is_whole
 
 CAPACITY = "karpenter.sh/capacity-type"
 CAPACITIES = ("on-demand", "reserved", "spot")
@@ -28,6 +30,7 @@ OWN = (
 # Of these prefixes the labels are set by kubelets, clouds and feature discovery: which of them we don't know
 # of a type is no reason to say that nobody sets it.
 SET_BY_OTHERS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
+NO_FORM = (AttributeError, KeyError, TypeError, ValueError)  # what reading another form raises
 TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 
 
@@ -96,15 +99,29 @@ def default_pool(types: Sequence[str] = (), driver: str = "") -> Pool:
 
 
 def pools_in(objects: Iterable[Mapping[str, Any]], driver: str = "") -> tuple[Pool, ...]:
-    """The pools with GPUs among some manifests: Karpenter's NodePools, node groups of eksctl."""
+    """The pools with GPUs among some manifests: Karpenter's NodePools, node groups of eksctl.
+
+    One that has not the form of its kind starts no node, and is none: the schema's faults say what it lacks.
+    """
     found: list[Pool] = []
     for one in objects:
         if one.get("kind") == "NodePool" and str(one.get("apiVersion", "")).startswith("karpenter.sh/"):
-            found.append(_of_karpenter(one, driver))
+            with contextlib.suppress(*NO_FORM):
+                found.append(_of_karpenter(one, driver))
         elif one.get("kind") == "ClusterConfig":
             for key in ("managedNodeGroups", "nodeGroups"):
-                found += [_of_eksctl(group, key, driver) for group in one.get(key) or ()]
+                groups = one.get(key)
+                for group in groups if isinstance(groups, list) else ():
+                    with contextlib.suppress(*NO_FORM):
+                        found.append(_of_eksctl(group, key, driver))
     return tuple(pool for pool in found if pool.types)
+
+
+def _taints(listed: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
+    return tuple(
+        {"key": str(one["key"]), "value": str(one.get("value") or ""), "effect": str(one["effect"])}
+        for one in listed
+    )
 
 
 def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
@@ -122,7 +139,7 @@ def _of_karpenter(one: Mapping[str, Any], driver: str) -> Pool:
     spec = template.get("spec", {})
     requirements = [rule for rule in spec.get("requirements") or () if isinstance(rule, Mapping)]
     labels = {key: str(value) for key, value in (template.get("metadata", {}).get("labels") or {}).items()}
-    name = one.get("metadata", {}).get("name", "")
+    name = str(one.get("metadata", {}).get("name", ""))
     types = [
         kind
         for kind in sorted(machines.sold(), key=_size)
@@ -142,7 +159,7 @@ def _of_karpenter(one: Mapping[str, Any], driver: str) -> Pool:
         tuple(types),
         {**labels, "karpenter.sh/nodepool": name},
         choices,
-        tuple(spec.get("taints") or ()),
+        _taints(spec.get("taints") or ()),
         {key: value for key, value in limits.items() if key in ("cpu", "memory", GPU)},
         driver=driver,
     )
@@ -172,7 +189,7 @@ def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
             **({"node-lifecycle": "spot"} if spot and not managed else {}),
             **labels,
         },
-        taints=tuple(taints),
+        taints=_taints(taints),
         driver=driver,
     )
 
@@ -184,7 +201,7 @@ def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     if key not in labels:
         return not (operator == "In" and key.startswith("karpenter.k8s.aws/instance-local-nvme"))
     has = labels[key]
-    if operator in ("Gt", "Lt", "Gte", "Lte") and values and has.isdecimal() and values[0].isdecimal():
+    if operator in ("Gt", "Lt", "Gte", "Lte") and values and is_whole(has) and is_whole(values[0]):
         limit = int(values[0])
         return {
             "Gt": int(has) > limit,

@@ -21,6 +21,7 @@ from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.parsing import is_whole, parse_json
 from gpukiln.probe.gather import POD_SECTIONS
 from gpukiln.probe.packing import facts_in, gather_command
 
@@ -235,7 +236,7 @@ def _compute(
     )
     if ended.get("exitCode") == 0:
         try:
-            facts: dict[str, Any] = json.loads(
+            facts: dict[str, Any] = parse_json(
                 facts_in("\n".join(cluster.logs(pod.name, namespace)), between)
             )
             return facts
@@ -343,7 +344,7 @@ def _node(node: Manifest, wish: Wish) -> dict[str, Any]:
         "instance_type": labels.get("node.kubernetes.io/instance-type", ""),
         "capacity": int(status.get("capacity", {}).get(wish.resource, 0)),
         "allocatable": int(status.get("allocatable", {}).get(wish.resource, 0)),
-        "labelled": int(counted) if counted.isdecimal() and sharing in ("", "none") else None,
+        "labelled": int(counted) if is_whole(counted) and sharing in ("", "none") else None,
         "sharing": sharing,
         "problems": problems,
     }

@@ -12,6 +12,7 @@ from gpukiln.errors import UsageError
 _FORM = re.compile(
     r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?P<unit>[KMGTPE]i|[numkMGTPE]?|[eE](?P<exponent>[+-]?\d{1,3}))"
 )
+LONGEST = 100  # characters; an exponent has three digits at most
 _BINARY = {unit: Decimal(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)}
 _DECIMAL = {unit: Decimal(1000) ** power for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
 _SMALL = {"m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9"), "": Decimal(1)}
@@ -66,7 +67,7 @@ def amount(text: str, option: str, example: str) -> Decimal:
 
 @lru_cache(maxsize=4096)
 def _read(text: str) -> Decimal | None:
-    if not (match := _FORM.fullmatch(text)):
+    if len(text) > LONGEST or not (match := _FORM.fullmatch(text)):
         return None
     number = Decimal(match["number"])
     if match["exponent"] is not None:

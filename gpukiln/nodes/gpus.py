@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from gpukiln.gpus.cli import failure
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.verb import Verb
 from gpukiln.nodes.hosts import CONNECT_S
+from gpukiln.parsing import parse_json
 from gpukiln.verify.asking import ask
 from gpukiln.verify.target import InventoryTarget, Target
 
@@ -92,7 +92,7 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
             ) from late
         code, out, err = done.returncode, done.stdout, done.stderr
     try:
-        document = json.loads(out[out.index("{") :])
+        document = parse_json(out[out.index("{") :])
     except ValueError:
         raise _no_answer(target, code, err or out) from None
     if document.get("schema") != verb.schema:

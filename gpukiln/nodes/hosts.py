@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,7 +12,9 @@ from gpukiln.nodes.playbook import Request, list_hosts
 from gpukiln.verify.target import InventoryTarget, Target, UrlTarget
 
 CONNECT_S = 20
-_SSH = re.compile(r"ssh://(?:[^@/\s]+@)?(?:\[[0-9a-fA-F:]+\]|[^:/?\s\[\]]+)(?::\d+)?(?:\?\S*)?")
+_SSH = re.compile(
+    r"ssh://(?:[^@/\s\[\]]+@)?(?:\[(?P<v6>[0-9a-fA-F:]+)\]|[^:/?\s\[\]]+)(?::(?P<port>\d{1,5}))?(?:\?\S*)?"
+)
 
 
 def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Target]:
@@ -44,7 +47,7 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
             found: list[Target] = _of_inventory(rest, inventory, limit)
         elif kind == "local" and not rest:
             found = [UrlTarget("localhost", name="localhost", url="local://")]
-        elif _SSH.fullmatch(url):
+        elif _is_ssh(url):
             separator = "&" if "?" in url else "?"
             title = rest.partition("?")[0]
             found = [UrlTarget(title, name=title, url=f"{url}{separator}controlpersist=0&timeout=60")]
@@ -68,6 +71,16 @@ def _of_inventory(pattern: str, inventory: Path | None, limit: str) -> list[Targ
     return [InventoryTarget(name, name=name, inventory=inventory) for name in names]
 
 
+def _is_ssh(url: str) -> bool:
+    found = _SSH.fullmatch(url)
+    if found is None or int(found["port"] or 1) not in range(1, 65536):
+        return False
+    try:
+        return not found["v6"] or ipaddress.ip_address(found["v6"]).version == 6
+    except ValueError:
+        return False
+
+
 def ssh_command(url: str, command: str) -> list[str]:
     """The command line that gives a line to the shell of a machine's user.
 
@@ -77,7 +90,7 @@ def ssh_command(url: str, command: str) -> list[str]:
     Raises:
         UsageError: It is no such URL.
     """
-    if not _SSH.fullmatch(url) or "?" in url:
+    if not _is_ssh(url) or "?" in url:
         raise UsageError(f"{url!r} is no ssh://[USER@]HOST[:PORT]")
     parts = urlsplit(url)
     return [

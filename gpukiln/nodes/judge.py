@@ -1,6 +1,5 @@
 """Judges live nodes with the host suite, as many at a time as the machine that asks can take."""
 
-import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.parsing import parse_json
 from gpukiln.verify.html import Judged, write_html
 from gpukiln.verify.report import Live, state
 from gpukiln.verify.situation import situation
@@ -60,7 +60,7 @@ def write_report(judged: list[Judgement], folder: Path) -> Path:
 
 
 def _facts(folder: Path, host: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((host_folder(folder, host) / "facts.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = parse_json((host_folder(folder, host) / "facts.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -19,6 +19,7 @@ from gpukiln.errors import BusyError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.nodes.playbook import Request
 from gpukiln.nodes.results import RunResult
+from gpukiln.parsing import parse_json
 from gpukiln.typed import dump
 
 PURPOSES = ("apply", "drift", "verify", "doctor", "test", "cluster")
@@ -74,7 +75,7 @@ class Run:
 
     def read(self) -> dict[str, Any]:
         """The document that was written."""
-        document: dict[str, Any] = json.loads(self.file.read_text())
+        document: dict[str, Any] = parse_json(self.file.read_text())
         return document
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.locks import locked
+from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
 
@@ -182,7 +183,7 @@ def _parsed(file: Path, cloud: str, region: str, _inode: int, _mtime_ns: int) ->
         f"remove it, and ask again: `invoke offer.refresh --cloud {cloud} --region {region}`",
     )
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:  # no JSON, or no UTF-8
         raise UsageError(f"{where} is no JSON: {error}", hint=hint) from error
     schema = document.get("schema") if isinstance(document, dict) else None

@@ -30,6 +30,7 @@ from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import PASSED, VERDICT_TAG, VERIFIED_TAG, tags_of
 from gpukiln.offers.fit import fit, image_of_ami
 from gpukiln.offers.model import Choice
+from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
 
@@ -292,7 +293,7 @@ def families(description: str) -> tuple[str, ...]:
 def _kept(file: Path) -> Images | None:
     """The answer that was kept and still counts; what is damaged, or of tomorrow, is asked for again."""
     try:
-        found = load(Images, json.loads(file.read_bytes()), where=str(file))
+        found = load(Images, parse_json(file.read_bytes()), where=str(file))
         counts = timedelta(0) <= found.age < MAX_AGE
     except (OSError, ValueError, TypeError, UsageError):  # TypeError: a time without its zone
         return None

@@ -1,6 +1,5 @@
 """Asks a region what it has and what that costs, and keeps the answers with their day."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -13,6 +12,7 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, UnavailableError
 from gpukiln.offers import cache
 from gpukiln.offers.difference import Difference
+from gpukiln.parsing import parse_json
 
 REFRESH = "offer.refresh/1"
 Row = dict[str, Any]
@@ -347,7 +347,7 @@ def _products(region: _Region, service: str, **attributes: str) -> Iterator[Row]
         for page in pricing.get_paginator("get_products").paginate(ServiceCode=service, Filters=filters):
             for text in page["PriceList"]:  # each a document of its own
                 try:
-                    yield json.loads(text)
+                    yield parse_json(text)
                 except ValueError as error:
                     raise UnavailableError(f"GetProducts of {service} answered no JSON: {error}") from error
 

@@ -114,7 +114,7 @@ def _gpu(text: str) -> tuple[Span, tuple[str, ...], Span | None, Span | None]:
     for part in filter(None, (one.strip() for one in text.split(":"))):
         if re.fullmatch(r"\d{0,9}(\.\.)?\d{0,9}", part):
             what = "count"
-        elif re.fullmatch(rf"({_SIZE}|\d{{1,12}}(?=\.\.))?(\.\.)?({_SIZE})?", part, re.IGNORECASE):
+        elif re.fullmatch(rf"(?:{_SIZE}|\d{{1,12}})?\.\.(?:{_SIZE})?|{_SIZE}", part, re.IGNORECASE):
             what = "memory"
         else:
             what = "names"

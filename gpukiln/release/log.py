@@ -17,6 +17,7 @@ from gpukiln.errors import BusyError, GpukilnError, PartialError, UnavailableErr
 from gpukiln.files import write_whole
 from gpukiln.images.pointer import Pointer
 from gpukiln.locks import locked
+from gpukiln.parsing import parse_json
 from gpukiln.typed import dump
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class ReleaseLog:
         found: dict[str, None] = {}
         for file in sorted(self.folder.glob("*.json")):
             try:
-                document = json.loads(file.read_text())
+                document = parse_json(file.read_text())
                 if document["cloud"] == cloud:
                     found.update(dict.fromkeys(result["region"] for result in document["regions"]))
             except (OSError, ValueError, KeyError, TypeError) as error:

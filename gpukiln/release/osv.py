@@ -1,6 +1,5 @@
 """Vulnerability data in the OSV format (https://ossf.github.io/osv-schema/), from files of the user."""
 
-import json
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import UsageError
+from gpukiln.parsing import LimitError, parse_json
 from gpukiln.release.versions import parse
 from gpukiln.typed import load
 
+LARGEST = 2 << 30  # bytes; the whole of osv.dev for a distribution has some hundred MiB
 HINT = (
     "wanted: a record, a list or lines of records in the OSV format, or a zip of them, for example"
     " https://osv-vulnerabilities.storage.googleapis.com/Debian:12/all.zip"
@@ -108,16 +109,16 @@ def _documents(path: Path) -> Iterator[tuple[str, object]]:
 
 def _parse(content: bytes, where: str) -> Iterator[tuple[str, object]]:
     try:
-        document = json.loads(content)
-    except RecursionError as error:
-        raise UsageError(f"{where} is no record of OSV: it is nested too deeply", hint=HINT) from error
+        document = parse_json(content, largest=LARGEST)
+    except LimitError as error:
+        raise UsageError(f"{where} is no record of OSV: {error}", hint=HINT) from error
     except ValueError as error:
         lines = [line for line in content.splitlines() if line.strip()]
         if len(lines) < 2:
             raise UsageError(f"{where} is no JSON: {error}", hint=HINT) from error
         for number, line in enumerate(lines, 1):
             try:
-                yield f"{where}, record {number}", json.loads(line)
+                yield f"{where}, record {number}", parse_json(line)
             except ValueError as wrong:
                 raise UsageError(f"{where} is no JSON, line {number}: {wrong}", hint=HINT) from wrong
         return

@@ -1,6 +1,5 @@
 """One of the two images of a comparison: its record and what lies beside it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from gpukiln.attest.attestation import baked_image
 from gpukiln.attest.installed import Installed, read_installed
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Bake, Build, Builds, Record
+from gpukiln.parsing import parse_json
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _boot_s(report: Path) -> float | None:
     if not path.exists():
         return None
     try:
-        facts = json.loads(path.read_text())
+        facts = parse_json(path.read_text())
         seconds = facts.get("facts", facts).get("boot", {}).get("startup_s")
     except (ValueError, AttributeError) as error:
         raise UsageError(f"{path} can't be read: {error}", hint="`invoke ami.verify` writes it") from error

@@ -18,6 +18,7 @@ from xml.etree import ElementTree as ET
 import yaml
 
 from gpukiln.errors import UnavailableError
+from gpukiln.parsing import check_yaml
 from gpukiln.sources.apt import strip_credentials
 
 TIMEOUT_S = 60.0
@@ -121,6 +122,7 @@ def _versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
 def _streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     try:
+        check_yaml(text)
         for document in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(document, dict) and document.get("document") == "modulemd":
                 data = document["data"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from typing import Any
 
+from gpukiln.parsing import parse_json
 from gpukiln.probe.packing import NO_PYTHON, facts_in, gather_command
 from gpukiln.verify.facts import Facts
 from gpukiln.verify.facts_backend import FactsBackend
@@ -41,7 +41,7 @@ def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Fa
     if code != 0:
         raise RuntimeError(f"gathering facts exits {code}: {(stderr or stdout).strip()[-1000:]}")
     try:
-        return Facts(json.loads(facts_in(stdout, mark)))
+        return Facts(parse_json(facts_in(stdout, mark)))
     except ValueError as error:
         raise RuntimeError(f"the machine gave no facts ({error}): {stdout[:200]!r}") from error
 

@@ -1,11 +1,12 @@
 """Lets the suite judge what was gathered already, `facts://FILE`: a pod ends before it is judged."""
 
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from testinfra.backend import base
+
+from gpukiln.parsing import parse_json
 
 
 class FactsBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no types
@@ -22,7 +23,7 @@ class FactsBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no 
         super().__init__(name, *args, **kwargs)
 
     def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+        found: dict[str, Any] = parse_json(self.file.read_text(encoding="utf-8"))
         return found
 
     def run(self, command: str, *_: str, **__: Any) -> base.CommandResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import open_private
+from gpukiln.parsing import parse_json
 from gpukiln.typed import load
 from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.target import Target
@@ -136,7 +136,7 @@ def run_suite(
             details=_tail(log),
         )
     try:
-        document = json.loads((out_dir / "results.json").read_text(encoding="utf-8"))
+        document = parse_json((out_dir / "results.json").read_text(encoding="utf-8"))
         return load(Verdict, document, where="results.json")
     except (OSError, ValueError, UsageError) as error:
         raise UnavailableError(f"the host suite left no verdict: {error}", hint=f"see {log}") from error
@@ -172,7 +172,7 @@ class _Follow:
         whole = data.rfind(b"\n") + 1
         self.offset += whole
         for line in data[:whole].splitlines():
-            self._hand_on(json.loads(line))
+            self._hand_on(parse_json(line))
 
     def _hand_on(self, event: dict[str, Any]) -> None:
         kind = event["event"]

@@ -15,6 +15,7 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
 from gpukiln.files import write_whole
 from gpukiln.locks import locked
+from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
 from gpukiln.workspaces.lifecycle import Found, find
@@ -122,7 +123,7 @@ def _file(cloud: str, region: str) -> Path:
 
 def _read(file: Path) -> Region | None:
     try:
-        found = load(Region, json.loads(file.read_bytes()), where=str(file))
+        found = load(Region, parse_json(file.read_bytes()), where=str(file))
     except (OSError, ValueError, UsageError):
         return None
     return found if found.form == FORM else None

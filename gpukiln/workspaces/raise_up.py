@@ -18,6 +18,7 @@ from gpukiln.errors import (
     UsageError,
 )
 from gpukiln.offers.model import Offer
+from gpukiln.parsing import refuse_credentials
 from gpukiln.workspaces import health, known, lifecycle, network, services, userdata
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.desktop import require_desktop
@@ -190,6 +191,7 @@ def prepared(cloud: Cloud | None, made: Plan, wish: Wish, say: Callable[[str], N
         IncompatibleError: No release of a service runs there, or the image lacks the desktop.
         UsageError: The image is none of ours, and the roles that it needs are not named.
     """
+    refuse_credentials(wish.roles, "--roles", where="the machine's user data")
     repository, _, commit = wish.roles.rpartition("@")
     if (
         made.subject is None

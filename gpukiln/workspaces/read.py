@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from gpukiln.catalog.load import read_yaml
 from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse as parse_request
+from gpukiln.parsing import parse_json, read_text
 from gpukiln.typed import load, short
 from gpukiln.workspaces import network, rights
 from gpukiln.workspaces.contract import Workspace
@@ -109,10 +109,10 @@ def _mistakes(where: str, found: list[str]) -> UsageError:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(read_text(path))
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is no valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{path} holds {short(document)}; wanted: keys with values")

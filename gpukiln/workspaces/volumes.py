@@ -46,7 +46,7 @@ class Home:
 
 def gibibytes(text: str) -> int:
     """A size of the contract, such as 50Gi, in whole GiB, rounded up."""
-    found = re.fullmatch(r"(\d+)(Mi|Gi|Ti)B?", text)
+    found = re.fullmatch(r"(\d{1,12})(Mi|Gi|Ti)B?", text)
     if not found:
         raise UsageError(f"{text!r} is no size", hint="wanted: for example 50Gi")
     return -(-int(found[1]) * MEBIBYTES[found[2]] // 1024)

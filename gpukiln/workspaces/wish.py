@@ -10,6 +10,7 @@ import yaml
 
 from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse
+from gpukiln.parsing import parse_yaml
 from gpukiln.workspaces import read
 from gpukiln.workspaces.contract import Workspace
 
@@ -63,8 +64,8 @@ def _field(text: str) -> tuple[str, Any]:
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", path.strip()):
         raise UsageError(f"--set {text!r}, wanted FIELD=YAML", hint="capabilities.network_egress=none")
     try:
-        return path.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
+        return path.strip(), parse_yaml(value)
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"--set {path}: {value!r} is no YAML: {error}", hint="quote it") from None
 
 

@@ -26,7 +26,18 @@ def test_a_build_is_found_by_each_of_its_names(proven):
         proven.find("nonsense")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1, "plan": 3}', '{"schema": 2}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "[" * 100_000,
+        '{"schema": ' + "9" * 5000 + "}",
+        '{"schema": 1, "plan": 3}',
+        '{"schema": 2}',
+    ],
+)
 def test_a_damaged_record_is_named_and_does_not_stop_the_others(proven, caplog, text):
     damaged = proven.create("eks-gpu")
     damaged.record_file.write_text(text)

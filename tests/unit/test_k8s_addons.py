@@ -6,6 +6,7 @@ examples/kubernetes-addons/rendered is the golden output; GPUKILN_GOLDEN=write w
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -518,6 +519,49 @@ def test_a_runner_has_its_gpu_its_hooks_and_its_cache(example):
     assert env["CCACHE_MAXSIZE"] == "45Gi"
     account = values(example[runners.CONTROLLER])["serviceAccount"]["name"]
     assert found["controllerServiceAccount"] == {"namespace": "arc-systems", "name": account}
+
+
+def test_a_runner_fulfils_the_restricted_pod_security_standard(example):
+    # kubernetes.io/docs/concepts/security/pod-security-standards, restricted
+    spec = values(example[runners.VALUES])["template"]["spec"]
+    pod, [container] = spec["securityContext"], spec["containers"]
+    assert (
+        f"USER {pod['runAsUser']}:{pod['runAsGroup']}\n"
+        in (ROOT / "docker/runner-gpu/Dockerfile").read_text()
+    )
+    assert (pod["runAsNonRoot"], pod["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+    assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim"}
+
+
+def cache_of(url):
+    files = runners.files(Settings(runners=replace(RUNNERS, url=url)))
+    [volume] = [
+        one for one in values(files[runners.VALUES])["template"]["spec"]["volumes"] if one["name"] == "ccache"
+    ]
+    claims = [one for one in load(files[runners.OBJECTS]) if one["kind"] == "PersistentVolumeClaim"]
+    named = volume.get("persistentVolumeClaim", {}).get("claimName")
+    assert [one["metadata"]["name"] for one in claims] == ([named] if named else [])
+    return named, volume.get("emptyDir")
+
+
+def test_a_repository_has_a_cache_of_its_own():
+    github = "https://github.com"
+    same = {cache_of(f"{github}/{name}") for name in ("O/r", "o/R", "o/r/", "o/r.git")}
+    others = {cache_of(f"{github}/{name}") for name in ("o/r2", "o-r/x", "o/r-x", "o/r.x")}
+    others.add(cache_of("https://github.example/o/r"))
+    assert len(same) == 1
+    assert len(same | others) == 6
+    assert all(re.fullmatch(r"[a-z0-9-]{1,253}", name) for name, _ in same | others)
+
+
+@pytest.mark.parametrize("path", ["organisation", "organisation/", "enterprises/all"])
+def test_repositories_that_share_runners_share_no_cache(path):
+    assert cache_of(f"https://github.com/{path}") == (None, {"sizeLimit": "50Gi"})
 
 
 @pytest.mark.parametrize("hook", ["gpu-job-started.sh", "gpu-job-completed.sh"])

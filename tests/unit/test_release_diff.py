@@ -259,7 +259,7 @@ def test_records_come_in_every_usual_form(tmp_path):
         (b'{"id": "C", "modified": "x", "affected": [{"ranges": 3}]}', "affected.0.ranges: "),
         (b"[]", "holds no record"),
         (b"3", "no record of OSV"),
-        (b"[" * 9999 + b"]" * 9999, "nested too deeply"),
+        (b"[" * 9999 + b"]" * 9999, "nested deeper than"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, content, message):

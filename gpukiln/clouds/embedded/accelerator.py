@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
 
 PROBE_S = 20  # seconds that a kernel gets to say its first line under KVM
@@ -36,7 +37,7 @@ def _kvm_works() -> bool:
     answer_file = layout.root / "kvm.json"
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     with contextlib.suppress(OSError, ValueError):
-        answer = json.loads(answer_file.read_text())
+        answer = parse_json(answer_file.read_text())
         if answer["boot_id"] == boot_id:
             return bool(answer["works"])
     disks = sorted(layout.snapshots.glob("*.raw"))

@@ -23,6 +23,7 @@ from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, set_a
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError
 from gpukiln.locks import locked
+from gpukiln.parsing import parse_json
 from gpukiln.sources.mirror import NAMESPACES
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
         return None
     try:
         with urllib.request.urlopen(_request(layout, f"{url}/gpukiln/status"), timeout=10) as answer:  # noqa: S310 - our own
-            status: dict[str, Any] = json.load(answer)
+            status: dict[str, Any] = parse_json(answer.read())
         served = {name: status["home"][name] for name in home}
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException, UnavailableError):
         return None
@@ -126,7 +127,7 @@ def ask_server(layout: Layout, path: str, document: Mapping[str, Any]) -> dict[s
     request = _request(layout, f"{status['url']}{path}", "POST", json.dumps(document).encode())
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - our own
-            found: dict[str, Any] = json.load(answer)
+            found: dict[str, Any] = parse_json(answer.read())
             return found
     except urllib.error.HTTPError as refused:
         with refused:
@@ -141,7 +142,7 @@ def ask_server(layout: Layout, path: str, document: Mapping[str, Any]) -> dict[s
 def _error(body: bytes, refused: Exception) -> GpukilnError:
     """The error that the server raised, of the same kind."""
     try:
-        told = json.loads(body)["error"]
+        told = parse_json(body)["error"]
         kind = getattr(errors, told["kind"])
         error: GpukilnError = kind(told["message"], hint=told["hint"], details=tuple(told["details"]))
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -7,7 +7,6 @@ their root elsewhere: where it is, the partition table says.
 """
 
 import contextlib
-import json
 import re
 import shutil
 import struct
@@ -22,6 +21,7 @@ from typing import Any
 from gpukiln.clouds.embedded.loop import LoopDevice
 from gpukiln.errors import UnavailableError
 from gpukiln.files import whole_or_not
+from gpukiln.parsing import parse_json
 
 SECTOR = 512  # bytes
 BIOS_BOOT_START = 2048  # sectors
@@ -155,7 +155,7 @@ def partitions(disk: Path) -> list[Partition]:
 
 
 def _table(disk: Path) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(run("sfdisk", "--json", str(disk)))["partitiontable"]
+    table: dict[str, Any] = parse_json(run("sfdisk", "--json", str(disk)))["partitiontable"]
     return table
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from gpukiln.clouds.embedded.disk import BIOS_BOOT_TYPE, ESP_TYPE, SECTOR, partitions
 from gpukiln.errors import UnavailableError
+from gpukiln.files import full_named
 
 Firmware = Literal["bios", "uefi"]
 OVMF = Path("/usr/share/OVMF")
@@ -39,7 +40,8 @@ def firmware_arguments(firmware: Firmware, folder: Path) -> tuple[str, ...]:
         )
     variables = folder / VARIABLES
     if not variables.exists():
-        shutil.copyfile(OVMF / VARIABLES, variables)
+        with full_named(variables):
+            shutil.copyfile(OVMF / VARIABLES, variables)
     flash = "if=pflash,format=raw,unit"
     return (
         *("-drive", f"{flash}=0,readonly=on,file={OVMF / CODE}"),

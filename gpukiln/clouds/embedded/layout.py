@@ -1,6 +1,5 @@
 """Where the embedded cloud keeps what outlives its process."""
 
-import json
 import re
 import secrets
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from gpukiln.errors import UnavailableError
 from gpukiln.files import write_whole
+from gpukiln.parsing import parse_json
 
 DAMAGED = ".damaged-"  # in the name of what was set aside
 ASKED_S = 0.2  # seconds, many times what a look at a lock takes
@@ -145,8 +145,8 @@ class Layout:
 def read_endpoint(layout: Layout) -> dict[str, Any]:
     """What the last server wrote of itself: url, port, and the folder it served; empty where unreadable."""
     try:
-        found = json.loads(layout.endpoint.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(layout.endpoint.read_bytes())
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and isinstance(found.get("url"), str) else {}
 

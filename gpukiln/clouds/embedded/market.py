@@ -30,6 +30,7 @@ from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.refusals import SCOPE, Refusal, refusal_of
 from gpukiln.errors import UnavailableError
+from gpukiln.parsing import parse_json
 
 LINUX = "Linux/UNIX"
 SPOT_SHARE = tuple(
@@ -376,7 +377,7 @@ def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
             raise RefusedCallError(
                 "UnknownOperationException", f"The embedded cloud does not have it: {target}"
             )
-        asked = json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or "{}")
+        asked = parse_json(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or "{}")
         script = scarcity.script(layout)
         return 200, JSON, json.dumps(calls[target]()).encode()
     except RefusedCallError as error:

@@ -16,6 +16,8 @@ from threading import Thread
 from typing import Any
 from urllib.parse import unquote
 
+from gpukiln.parsing import is_whole
+
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 - the name of a header
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 MAX_TTL = 21600  # seconds, AWS's limit
@@ -121,7 +123,7 @@ class MetadataServer:
                 if not re.fullmatch(r"/latest/api/token/?", self.path):
                     return self._answer(404)
                 ttl = self.headers.get(TTL_HEADER, "")
-                if not ttl.isdigit() or not 1 <= int(ttl) <= MAX_TTL:
+                if not is_whole(ttl) or not 1 <= int(ttl) <= MAX_TTL:
                     return self._answer(400)
                 token = secrets.token_urlsafe(42)
                 tokens[token] = time.monotonic() + int(ttl)

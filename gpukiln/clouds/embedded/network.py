@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded.disk import run
 from gpukiln.errors import UnavailableError
+from gpukiln.parsing import parse_json
 
 GUEST = "10.0.2.100"  # slirp4netns gives this address to the interface that it configures
 GATEWAY = "10.0.2.2"
@@ -95,7 +96,7 @@ class MachineNetwork:
             control.connect(str(self._control))
             control.sendall(json.dumps(request).encode())
             control.shutdown(socket.SHUT_WR)
-            answer = json.loads(control.recv(65536))
+            answer = parse_json(control.recv(65536))
         if "error" in answer:
             raise UnavailableError(
                 f"{self.address}:{host_port} can't be opened: {answer['error'].get('desc', answer['error'])}",

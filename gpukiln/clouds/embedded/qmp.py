@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpukiln.errors import UnavailableError
+from gpukiln.parsing import parse_json
 
 ANSWER_S = 10  # seconds that QEMU gets for one answer
 
@@ -68,7 +69,7 @@ class Qmp:
         if not line.endswith("\n"):  # the end of the stream, perhaps in the middle of a line
             raise UnavailableError(f"QEMU ended while {waited_for} was waited for")
         try:
-            answer = json.loads(line)
+            answer = parse_json(line)
         except ValueError as error:
             raise UnavailableError(f"QEMU answered {waited_for} with {line[:80]!r}") from error
         if not isinstance(answer, dict):

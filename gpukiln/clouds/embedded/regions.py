@@ -22,6 +22,7 @@ from typing import Any
 from gpukiln.clouds.embedded.layout import Layout, write_in_place
 from gpukiln.errors import UnavailableError
 from gpukiln.files import write_whole
+from gpukiln.parsing import parse_json
 
 changing = threading.Lock()
 """Held from when what a region has is read until it is written, and while a snapshot is removed: else it is
@@ -239,8 +240,8 @@ def _unseal(content: bytes) -> dict[str, Any]:
     if not content:
         raise DamagedError("it is empty")
     try:
-        sealed = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        sealed = parse_json(content)
+    except ValueError as error:
         raise DamagedError(f"it is no JSON: {str(error)[:80]}") from error
     if not isinstance(sealed, dict) or set(sealed) != {"sha256", "document"}:
         raise DamagedError("it has another form, perhaps of another version of gpukiln")

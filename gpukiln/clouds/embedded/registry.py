@@ -28,6 +28,7 @@ from werkzeug.wsgi import FileWrapper
 
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.regions import read_region
+from gpukiln.parsing import parse_json
 
 USER = "AWS"  # ECR's one user (ECR user guide, Private registry authentication)
 POLICIES = ("lifecycle_policy", "policy")  # attributes of moto's Repository
@@ -92,7 +93,7 @@ def install(layout: Layout) -> None:
 
 
 def _port(layout: Layout) -> int:
-    return int(json.loads(layout.endpoint.read_text())["port"])
+    return int(parse_json(layout.endpoint.read_text())["port"])
 
 
 def dump(ecr: Any) -> dict[str, Any]:
@@ -256,7 +257,7 @@ class Registry:
         if tag is None and reference != digest:
             raise RegistryError(400, "DIGEST_INVALID", f"the manifest is {digest}, not {reference}")
         try:
-            manifest = json.loads(text)
+            manifest = parse_json(text)
             parts = [manifest["config"], *manifest["layers"]]
             missing = [part["digest"] for part in parts if not self._file(part["digest"]).exists()]
         except (ValueError, KeyError, TypeError) as error:

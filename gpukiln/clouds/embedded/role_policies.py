@@ -8,7 +8,6 @@ moto's own look at policies passes over the conditions that it does not know (mo
 
 import hmac
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
@@ -26,6 +25,7 @@ from moto.secretsmanager.models import secretsmanager_backends
 from werkzeug.datastructures import EnvironHeaders
 
 from gpukiln.clouds.embedded.refusals import SCOPE, Refusal, refusal_of
+from gpukiln.parsing import parse_json
 
 ALWAYS = "sts:GetCallerIdentity"  # nobody needs a right for it
 NO_ACCOUNT = ("image", "snapshot")  # in ARNs (Service Authorization Reference, Amazon EC2, resource types)
@@ -99,7 +99,7 @@ def _form_fields(environ: dict[str, Any], body: bytes) -> dict[str, Any]:
 
 def _json_fields(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body or b"{}")
+        fields = parse_json(body or b"{}")
     except ValueError:
         return {}
     return fields if isinstance(fields, dict) else {}
@@ -160,7 +160,7 @@ def _default_version(policy: Any) -> list[str]:
 def _statements(texts: Iterable[str]) -> list[dict[str, Any]]:
     statements: list[dict[str, Any]] = []
     for text in texts:
-        found = json.loads(text)["Statement"]
+        found = parse_json(text)["Statement"]
         statements += found if isinstance(found, list) else [found]
     return statements
 

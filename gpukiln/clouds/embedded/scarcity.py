@@ -30,6 +30,7 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.locks import locked
+from gpukiln.parsing import parse_json
 from gpukiln.typed import dump, load, strict, unknown
 
 ANY = "*"
@@ -188,8 +189,8 @@ def script(layout: Layout) -> Script:
     except OSError as error:
         raise _damaged(layout, str(error)) from error
     try:
-        return load(Script, json.loads(text), where="scarcity rules")
-    except (ValueError, RecursionError) as error:
+        return load(Script, parse_json(text), where="scarcity rules")
+    except ValueError as error:
         raise _damaged(layout, f"it is no JSON: {error}") from error
     except UsageError as error:
         raise _damaged(layout, "; ".join([error.message, *error.details])) from error

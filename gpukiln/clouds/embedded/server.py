@@ -30,6 +30,7 @@ from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import remove, remove_partial, write_whole
 from gpukiln.locks import locked
+from gpukiln.parsing import parse_json
 
 MOTO_SETTINGS = {  # moto reads them when it is imported
     "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
@@ -240,8 +241,8 @@ def _document(environ: dict[str, Any]) -> dict[str, Any]:
     """The body of a request, which may be empty."""
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     try:
-        document = json.loads(body or "{}")
-    except (ValueError, RecursionError) as error:
+        document = parse_json(body or "{}")
+    except ValueError as error:
         raise UsageError(f"the request is no JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"the request is a {type(document).__name__}, wanted keys with values")

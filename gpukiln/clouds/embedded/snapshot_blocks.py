@@ -25,6 +25,7 @@ from urllib.parse import parse_qs
 from gpukiln.clouds.embedded.disk import copy_disk
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.refusals import SCOPE
+from gpukiln.parsing import is_whole, parse_json
 from gpukiln.programs import FULL_BYTES, free_bytes
 
 log = logging.getLogger(__name__)
@@ -350,7 +351,7 @@ def _described(ec2: Any, snapshot_id: str) -> dict[str, Any]:
 
 def _document(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        found = parse_json(body)
     except ValueError:
         found = None
     if not isinstance(found, dict):
@@ -362,7 +363,7 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     text = query.get(name)
     if text is None:
         return default
-    if not text.isdecimal():
+    if not is_whole(text):
         raise _invalid("INVALID_PARAMETER_VALUE", f"{name} is {text!r}, wanted a number")
     return int(text)
 

@@ -17,6 +17,7 @@ from gpukiln.clouds.embedded.disk import (
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
 from gpukiln.files import remove_partial, write_whole
+from gpukiln.parsing import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def write_description(layout: Layout, volume_id: str, description: dict[str, Any
 def read_description(file: Path) -> dict[str, Any] | None:
     """What is known of a volume, or None where that can't be read."""
     try:
-        description = json.loads(file.read_text())
+        description = parse_json(file.read_text())
         return description if isinstance(description["size_gib"], int) and description["region"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -20,6 +20,7 @@ from gpukiln.gpus.model import Device, Finding, LeaseMark, Snapshot, plain
 from gpukiln.gpus.store import folder
 from gpukiln.gpus.text import short_uuid, table
 from gpukiln.gpus.verb import Option, Options, Verb, document
+from gpukiln.parsing import parse_json
 from gpukiln.probe import gather
 from gpukiln.probe.base import NotReachedError, NotToldError, ask, known, run, section, watch
 from gpukiln.probe.gpus import bus, log
@@ -323,7 +324,7 @@ def hooked(health: Health, program: str) -> Health:
 def remembered(path: Path) -> str:
     """The state that a hook was last told of; unknown where there is none."""
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))["state"]
+        state = parse_json(path.read_text(encoding="utf-8"))["state"]
     except FileNotFoundError:
         return UNKNOWN
     except (ValueError, KeyError, TypeError):  # not ours: begin anew

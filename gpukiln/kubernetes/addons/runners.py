@@ -6,6 +6,7 @@ actions/runner, docs/adrs/1751-runner-job-hooks.md; uid 1001: docker/runner-gpu/
 
 from __future__ import annotations
 
+import hashlib
 import re
 from decimal import Decimal
 from typing import Any
@@ -17,6 +18,7 @@ from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.queue import times
 from gpukiln.kubernetes.addons.settings import GPU, PRESENT, Runners, Settings
 from gpukiln.kubernetes.manifest import Manifest, dump
+from gpukiln.parsing import refuse_credentials
 from gpukiln.typed import unknown
 
 CONTROLLER, VALUES, OBJECTS = "runners/controller-values.yaml", "runners/values.yaml", "runners/objects.yaml"
@@ -65,12 +67,17 @@ def _checked(settings: Settings) -> Runners:
         raise UsageError(
             "nothing is said about runners", hint="--runners URL --image REF, or --only without runners"
         )
-    where = urlsplit(runners.url)
+    wrong = UsageError(
+        f"runners of {runners.url!r}, wanted the address of a repository, organisation or enterprise",
+        hint="https://github.com/my-organisation/my-repository, for example",
+    )
+    refuse_credentials(runners.url, "--runners", where="the rendered values")
+    try:
+        where = urlsplit(runners.url)
+    except ValueError:  # https://[::1
+        raise wrong from None
     if where.scheme != "https" or not where.netloc or not where.path.strip("/"):
-        raise UsageError(
-            f"runners of {runners.url!r}, wanted the address of a repository, organisation or enterprise",
-            hint="https://github.com/my-organisation/my-repository, for example",
-        )
+        raise wrong
     if not re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", runners.image):
         raise UsageError(
             f"the runners' image is {runners.image!r}, wanted one with its digest: a tag can move",
@@ -98,7 +105,14 @@ def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
             "spec": {
                 "nodeSelector": {PRESENT: "true", **labels},
                 "tolerations": [settings.taint.toleration()],
-                "securityContext": {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": USER,
+                    "runAsGroup": USER,
+                    "fsGroup": USER,
+                    "fsGroupChangePolicy": "OnRootMismatch",
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
                 "containers": [_container(runners)],
                 "volumes": _volumes(runners),
             },
@@ -111,6 +125,8 @@ def _container(runners: Runners) -> dict[str, Any]:
         "name": "runner",  # the chart finds it by this name
         "image": runners.image,
         "command": ["/home/runner/run.sh"],
+        # The image has no sudo, and nothing in it gains rights by its file.
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "env": [
             {"name": "ACTIONS_RUNNER_HOOK_JOB_STARTED", "value": f"{HOOKS_AT}/gpu-job-started.sh"},
             {"name": "ACTIONS_RUNNER_HOOK_JOB_COMPLETED", "value": f"{HOOKS_AT}/gpu-job-completed.sh"},
@@ -132,9 +148,34 @@ def _container(runners: Runners) -> dict[str, Any]:
 def _volumes(runners: Runners) -> list[dict[str, Any]]:
     return [
         {"name": "hooks", "configMap": {"name": HOOKS, "defaultMode": 0o555}},
-        {"name": "ccache", "persistentVolumeClaim": {"claimName": f"{runners.name}-ccache"}},
+        {"name": "ccache", **_cache(runners)},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": runners.shared_memory}},
     ]
+
+
+def _cache(runners: Runners) -> dict[str, Any]:
+    """Where a runner's compiler cache lies.
+
+    Whoever writes to a cache decides what others compile. Only a set that one repository registers keeps one:
+    which repository's job a runner of an organisation gets is not known when its pod is made.
+    """
+    if _repository(runners):
+        return {"persistentVolumeClaim": {"claimName": _claim(runners)}}
+    return {"emptyDir": {"sizeLimit": runners.ccache}}
+
+
+def _repository(runners: Runners) -> str:
+    """ORGANISATION/REPOSITORY, in lower case as GitHub compares it; empty for an organisation's runners."""
+    path = urlsplit(runners.url).path.strip("/").removesuffix(".git").lower()
+    owner, slash, name = path.partition("/")
+    return path if slash and "/" not in name and owner != "enterprises" else ""
+
+
+def _claim(runners: Runners) -> str:
+    repository = _repository(runners)
+    digest = hashlib.sha256(f"{urlsplit(runners.url).netloc.lower()}/{repository}".encode()).hexdigest()
+    readable = re.sub("[^a-z0-9]+", "-", repository).strip("-")[:100]
+    return f"{runners.name}-ccache-{readable}-{digest[:8]}"
 
 
 def _objects(runners: Runners) -> tuple[Manifest, ...]:
@@ -151,14 +192,18 @@ def _objects(runners: Runners) -> tuple[Manifest, ...]:
             "metadata": {"name": HOOKS, "namespace": NAMESPACE},
             "data": {script.name: script.read_text(encoding="utf-8") for script in scripts},
         },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": f"{runners.name}-ccache", "namespace": NAMESPACE},
-            "spec": {
-                "accessModes": ["ReadWriteMany"],
-                "storageClassName": runners.storage_class,
-                "resources": {"requests": {"storage": runners.ccache}},
-            },
-        },
+        *([_volume_claim(runners)] if _repository(runners) else ()),
     )
+
+
+def _volume_claim(runners: Runners) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": _claim(runners), "namespace": NAMESPACE},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": runners.storage_class,
+            "resources": {"requests": {"storage": runners.ccache}},
+        },
+    }

@@ -122,7 +122,8 @@ class Runners:
         cpu: That each asks for; what a g4dn.xlarge has left beside its DaemonSets, unless set.
         memory: Of each, with the shared memory.
         shared_memory: Of each, in /dev/shm.
-        ccache: Of the volume of the compiler cache, which all share; empty: no volume.
+        ccache: Size of the compiler cache: a volume that the runners of one repository share. Runners of an
+            organisation or enterprise have one each, which goes with its pod.
         storage_class: Of that volume; it must be one of which several nodes can mount a volume.
     """
 

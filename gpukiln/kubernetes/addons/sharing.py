@@ -12,6 +12,7 @@ from gpukiln.catalog.gpus import Gpu, gpu, gpus
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons.settings import GPU, Flavor, Settings, Sharing
+from gpukiln.parsing import is_whole
 from gpukiln.typed import unknown
 
 DEFAULT = "default"  # the configuration of nodes without a label
@@ -54,7 +55,7 @@ def parse(text: str) -> Sharing:
     choices = ("none", "time-slicing", "mps", "mig-single", "mig-mixed")
     if strategy not in choices:
         raise unknown("--sharing", strategy, choices)
-    if colon and not count.isdecimal():
+    if colon and not is_whole(count):
         raise UsageError(
             f"--sharing {text}: {count!r} is no number of pods", hint=f"{strategy}:4, for example"
         )

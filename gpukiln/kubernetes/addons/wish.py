@@ -12,6 +12,7 @@ from gpukiln.catalog.load import read_yaml
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import queue, sharing
 from gpukiln.kubernetes.addons.settings import Flavor, Settings
+from gpukiln.parsing import is_whole
 from gpukiln.typed import dump, load
 
 
@@ -95,7 +96,7 @@ def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
     name, equals, quotas = text.partition("=")
     if not equals or not name or not quotas:
         raise UsageError(f"can't read --team {text!r}", hint=hint)
-    if quotas.isdecimal():
+    if is_whole(quotas):
         if len(flavors) > 1:
             kinds = ", ".join(one.name for one in flavors)
             raise UsageError(
@@ -106,7 +107,7 @@ def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
         return {"name": name, "gpus": {kind.name: int(quotas)}}
     gpus = {}
     for part in quotas.split(","):
-        found = re.fullmatch(r"\s*([^:\s]+):(\d+)\s*", part)
+        found = re.fullmatch(r"\s*([^:\s]+):(\d{1,9})\s*", part)
         if not found:
             raise UsageError(f"can't read {part!r} of --team {text}", hint=hint)
         if found[1] in gpus:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpukiln.kubernetes.check.workload import Workload, mapping
+from gpukiln.kubernetes.check.workload import Workload, at, mapping
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import Problem, Spec, amount, asked, requests, shown, why_not
 from gpukiln.kubernetes.pools import Pool
@@ -26,6 +26,7 @@ def _daemon(*cpu: str) -> Spec:
 # What EKS runs on each node: aws-node and its network policy agent (aws/amazon-vpc-cni-k8s,
 # charts/aws-vpc-cni/values.yaml), kube-proxy (the add-on). What files or a cluster have takes their place.
 OF_EKS: Mapping[str, Spec] = {"aws-node": _daemon("25m", "25m"), "kube-proxy": _daemon("100m")}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SAID = 3  # machines on which it can't run that are told, the nearest
 
 
@@ -116,9 +117,36 @@ def judged(workload: Workload) -> bool:
     """Whether it asks for a GPU in a form that can be held against a machine."""
     spec = workload.pod
     try:
-        return bool(mapping(spec) and not spec.get("nodeName") and asked(spec) and requests(spec))
+        asks = mapping(spec) and not spec.get("nodeName") and asked(spec) and requests(spec)
+        return bool(asks) and has_form(spec)
     except (AttributeError, TypeError, ValueError):  # no form of a pod: other rules say so
         return False
+
+
+def has_form(spec: Spec) -> bool:
+    """Whether what a node is chosen by has the form of a pod's spec; the schema's faults say what has not."""
+    listed = [spec.get(key) or [] for key in ("containers", "initContainers", "tolerations")]
+    terms: Any = at(spec, ("affinity", "nodeAffinity", REQUIRED, "nodeSelectorTerms")) or []
+    if not all(map(_are_mappings, [*listed, terms])) or not isinstance(
+        spec.get("nodeSelector") or {}, Mapping
+    ):
+        return False
+    parts = [term.get(key) or [] for term in terms for key in ("matchExpressions", "matchFields")]
+    return all(map(_are_mappings, parts)) and all(_is_rule(one) for part in parts for one in part)
+
+
+def _are_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+
+
+def _is_rule(rule: Mapping[str, Any]) -> bool:
+    values = rule.get("values") or []
+    return (
+        isinstance(rule.get("key"), str)
+        and rule.get("operator") in ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+        and isinstance(values, list)
+        and all(isinstance(one, str) for one in values)
+    )
 
 
 def _left(node: Manifest, daemons: Sequence[Spec]) -> dict[str, Decimal]:

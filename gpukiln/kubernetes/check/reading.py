@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
+import itertools
 import re
 import shlex
 import sys
@@ -32,6 +32,7 @@ from gpukiln.kubernetes.check.workload import (
     workloads,
 )
 from gpukiln.kubernetes.pools import Pool
+from gpukiln.parsing import parse_json
 
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
 LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
@@ -42,7 +43,14 @@ TEMPLATE = re.compile(
 )
 NEITHER = "neither an object nor values that are known here"
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<mark>```+|~~~+)[ \t]*\{?\.?(?P<language>[\w+-]*)")
+LONGEST = 32 << 10  # characters of a command that is looked at; more is no command that somebody types
+MOST_LINES = 200  # of a command; a quotation that is open for more is an apostrophe
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<end>\w+)\1")
+_WITHIN = {  # what ends a quotation, or begins one
+    "": re.compile(r"\\.|['\"#]"),
+    "'": re.compile("'"),
+    '"': re.compile(r'\\.|"'),
+}
 TOOLS = re.compile(r"^\s*(?:\$ |sudo |kubectl |helm |docker |eksctl |aws |apt(?:-get)? |curl |nvidia-)")
 
 
@@ -104,7 +112,7 @@ class Reading:
             self._script(text, name, 0, strict=False)
 
     def _unnamed(self, block: str, name: str, line: int) -> None:
-        if re.search(r"^\s*(?:apiVersion|kind|resources|nodeSelector|tolerations):", block, re.MULTILINE):
+        if re.search(r"^[ \t]*(?:apiVersion|kind|resources|nodeSelector|tolerations):", block, re.MULTILINE):
             self._yaml(block, name, line, whole=False)
         elif any(TOOLS.match(one) for one in block.splitlines()):
             self._script(block, name, line, strict=False)
@@ -125,17 +133,34 @@ class Reading:
         while number < len(lines):
             start, line = number, lines[number]
             number += 1
-            while (line.endswith("\\") or _open(line)) and number < len(lines) and number - start < 200:
-                line = line[:-1] + " " + lines[number] if line.endswith("\\") else f"{line}\n{lines[number]}"
+            parts, length, quote = [line], len(line), _quotation(line, "")
+            while number < min(len(lines), start + MOST_LINES) and (line.endswith("\\") or quote):
+                if length > LONGEST:
+                    break
+                if line.endswith("\\"):
+                    parts[-1] = line[:-1] + " "
+                else:
+                    parts.append("\n")
+                line = lines[number]
+                quote = _quotation(line, quote)
+                parts.append(line)
+                length += len(line) + 1
                 number += 1
-            if strict or TOOLS.match(line):
+            line = "".join(parts)
+            is_command = strict or TOOLS.match(line) is not None
+            if length > LONGEST:
+                line = line[:LONGEST]
+                if is_command:
+                    what = f"longer than {LONGEST >> 10} KiB: what stands behind is not looked at"
+                    self.unchecked.append((name, above + start + 1, what))
+            if is_command:
                 self._commands(line.lstrip().removeprefix("$ "), name, above + start + 1)
             if not line.lstrip().startswith("#") and (heredoc := HEREDOC.search(line)):
                 body = number
                 while number < len(lines) and lines[number].strip() != heredoc["end"]:
                     number += 1
                 block = "\n".join(lines[body:number]) + "\n"
-                if re.search(r"^\s*(?:apiVersion|kind):", block, re.MULTILINE):
+                if re.search(r"^[ \t]*(?:apiVersion|kind):", block, re.MULTILINE):
                     self._yaml(block, name, above + body, whole=False)
                 number += 1
 
@@ -273,7 +298,7 @@ def _kind(text: str, suffix: str) -> str:
         return "yaml"
     if suffix in SCRIPTS or text.startswith("#!"):
         return "script"
-    if suffix in DOCUMENTS or re.search(r"^\s*(?:```|~~~)", text, re.MULTILINE):
+    if suffix in DOCUMENTS or re.search(r"^[ \t]*(?:```|~~~)", text, re.MULTILINE):
         return "document"
     return "yaml" if re.search(r"^(?:[\w.-]+:(?:\s|$)|\{|---)", text, re.MULTILINE) else "document"
 
@@ -303,18 +328,23 @@ def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
     return lines, blocks
 
 
-def _open(line: str) -> bool:
-    """Whether a quotation begins in a command line and does not end there."""
-    try:
-        shlex.split(line, comments=True)
-    except ValueError:
-        return "'" in line or '"' in line
-    return False
+def _quotation(line: str, quote: str) -> str:
+    """The quotation mark that is open at a line's end, by the one that was open at its beginning."""
+    at = 0
+    while found := (_WITHIN[quote].search(line, at) if at < len(line) else None):
+        at = found.end()
+        if found[0] == "#" and not quote:  # a comment, to the end of the line
+            break
+        if not found[0].startswith("\\"):
+            quote = "" if quote else found[0]
+    return quote
 
 
 def _split(line: str) -> Iterator[list[str]]:
     """The commands of a command line, without what connects them."""
     try:
+        if len(line) > LONGEST:  # shlex takes a time that grows with the square of a word
+            raise ValueError
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&()")
         lexer.whitespace_split = True
         words = list(lexer)
@@ -323,15 +353,16 @@ def _split(line: str) -> Iterator[list[str]]:
     command: list[str] = []
     for word in [*words, ";"]:
         if word and not word.strip(";|&()"):
-            while command and (
-                re.fullmatch(r"\w+=\S*", command[0]) or command[0] in ("sudo", "time", "exec")
-            ):
-                command.pop(0)
-            if command:
+            if command := list(itertools.dropwhile(_is_before, command)):
                 yield command
             command = []
         else:
             command.append(word)
+
+
+def _is_before(word: str) -> bool:
+    """Whether a word stands before the name of a command."""
+    return word in ("sudo", "time", "exec") or re.fullmatch(r"\w+=\S*", word) is not None
 
 
 def _run(command: Command) -> Thing | None:
@@ -343,7 +374,7 @@ def _run(command: Command) -> Thing | None:
     spec: dict[str, Any] = {}
     if text := options.get("overrides"):
         try:
-            spec = dict(mapping(mapping(json.loads(text)).get("spec")))
+            spec = dict(mapping(mapping(parse_json(text)).get("spec")))
         except ValueError:
             spec = {}
     if "containers" not in spec:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from gpukiln.kubernetes.check.fit import OF_EKS, Place, places
+from gpukiln.kubernetes.check.fit import OF_EKS, Place, has_form, places
 from gpukiln.kubernetes.check.workload import Path, Prose, Thing, Workload, at
 from gpukiln.kubernetes.pools import Pool, default_pool, pools_in
 
@@ -64,7 +64,9 @@ class Context:
         found = {
             one.name: one.object["spec"]["template"]["spec"]
             for one in self.things
-            if one.kind == "DaemonSet" and at(one.object, ("spec", "template", "spec", "containers"))
+            if one.kind == "DaemonSet"
+            and at(one.object, ("spec", "template", "spec", "containers"))
+            and has_form(one.object["spec"]["template"]["spec"])
         }
         return tuple({**OF_EKS, **found}.values())
 

@@ -29,8 +29,8 @@ MOVED = {
     "scaleDownDelaySecondsAfterScaleOut": "nothing: it is the legacy HorizontalRunnerAutoscaler's",
 }
 OLDEST_PLUGIN = (0, 17)  # CDI and UBI 9; 0.14 is of 2023, and its manifest lay at another path
-PLUGIN_IMAGE = re.compile(r"k8s-device-plugin:v?(\d+)\.(\d+)(?:\.(\d+))?")
-PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d+)\.(\d+)")
+PLUGIN_IMAGE = re.compile(r"k8s-device-plugin:v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")
+PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d{1,9})\.(\d{1,9})")
 
 
 @rule(

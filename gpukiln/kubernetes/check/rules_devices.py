@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Container, Workload, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
+from gpukiln.parsing import is_whole
 
 NONE = ("", "none", "void", "-1", "NoDevFiles")
 # What manages GPUs and serves no user: it must see all of them. NVIDIA reserves its variable for these
@@ -67,7 +68,7 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Fault]:
         many = sum(one for one in amounts if one is not None)
         for index, name, value in container.env:
             numbers = [one.strip() for one in str(value or "").split(",")]
-            if name != "CUDA_VISIBLE_DEVICES" or not all(one.isdecimal() for one in numbers):
+            if name != "CUDA_VISIBLE_DEVICES" or not all(is_whole(one) for one in numbers):
                 continue
             if mig or any(int(one) >= many for one in numbers):
                 told = "MIG devices have no numbers" if mig else f"the container has {many}"

@@ -102,7 +102,7 @@ def image_never_was(workload: Workload, _: Context) -> Iterator[Fault]:
 def image_ends(workload: Workload, _: Context) -> Iterator[Fault]:
     for image, path in images(workload):
         match = CUDA.fullmatch(image.partition("@")[0])
-        version = re.match(r"(\d+)\.(\d+)\.\d+-", match["tag"]) if match else None
+        version = re.match(r"(\d{1,9})\.(\d{1,9})\.\d+-", match["tag"]) if match else None
         if version and (int(version[1]), int(version[2])) <= LAST_GONE:
             yield Fault(f"{image}: CUDA {version[1]}.{version[2]} is at its end", path)
 

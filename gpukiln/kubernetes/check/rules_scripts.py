@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterator
 
@@ -160,9 +161,10 @@ def cloudwatch_without_agent(prose: Prose, _: Context) -> Iterator[Fault]:
 
 def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:
     """Heading, first line and text of each block of code."""
-    headings = [(n, one.lstrip("# ").strip()) for n, one in enumerate(prose.lines, 1) if one.startswith("#")]
+    numbers = [number for number, one in enumerate(prose.lines, 1) if one.startswith("#")]
     for above, _language, block in prose.blocks:
-        heading = next((text for number, text in reversed(headings) if number <= above), "")
+        at = bisect.bisect_right(numbers, above)
+        heading = prose.lines[numbers[at - 1] - 1].lstrip("# ").strip() if at else ""
         yield heading, above + 1, block
 
 
@@ -176,7 +178,8 @@ GONE = (
     ),
     (
         re.compile(
-            r"(?i)docker\b.{0,20}\bwith nvidia as (?:the )?default runtime|--runtime=docker\b.*set-as-default"
+            r"(?i)docker\b.{0,20}\bwith nvidia as (?:the )?default runtime"
+            r"|--runtime=docker\b.{0,200}set-as-default"
         ),
         "Kubernetes runs containerd since 1.24: Docker's runtime has no effect",
     ),

@@ -51,7 +51,7 @@ def minors(text: str) -> tuple[int, ...]:
     """
     found: set[int] = set()
     for one in text.replace(" ", "").split(","):
-        if not (match := re.fullmatch(r"v?1\.(\d+)(?:\.\d+)?(?:\.\.v?1\.(\d+))?", one)):
+        if not (match := re.fullmatch(r"v?1\.(\d{1,4})(?:\.\d+)?(?:\.\.v?1\.(\d{1,4}))?", one)):
             raise UsageError(
                 f"{one!r} is no version of Kubernetes", hint="wanted: 1.35, 1.34,1.36 or 1.34..1.37"
             )

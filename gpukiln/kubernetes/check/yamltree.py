@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from gpukiln.kubernetes.check.workload import Path
+from gpukiln.parsing import DEEPEST, MOST_VALUES, LimitError, check_yaml
 
-MOST = 1_000_000  # values of a document once its aliases are written out: more is an attack, or a mistake
-DEEPEST = 100  # levels; the API server's own objects have about twenty
 _NULL, _BOOL, _INT, _FLOAT, _MERGE = (
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
 )
+_Place = tuple[yaml.Mark, yaml.Node]
 _SPLIT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 
 
@@ -50,6 +50,10 @@ class Document:
     above: int = field(compare=False, repr=False)
 
     @cached_property
+    def _keys(self) -> dict[int, dict[str, _Place]]:
+        return {}  # of each mapping whose keys were asked for, by its node
+
+    @cached_property
     def _node(self) -> yaml.Node:
         node: yaml.Node = _nodes(self.text)
         return node
@@ -58,25 +62,25 @@ class Document:
         """The line of a path's key, or of the nearest thing above it that is there."""
         node, line = self._node, self.above + self._node.start_mark.line + 1
         for step in path:
-            found = _step(node, step)
+            found = self._below(node, step)
             if found is None:
                 break
             mark, node = found
             line = self.above + mark.line + 1
         return line
 
-
-def _step(node: yaml.Node, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
-    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-        return node.value[step].start_mark, node.value[step]
-    if isinstance(node, yaml.MappingNode):
-        for key, value in reversed(node.value):
-            if key.value == str(step):
-                return key.start_mark, value
-        for key, value in node.value:
-            if key.tag == _MERGE and (found := _step(value, step)):
-                return found
-    return None
+    def _below(self, node: yaml.Node, step: str | int) -> _Place | None:
+        if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            return node.value[step].start_mark, node.value[step]
+        if not isinstance(node, yaml.MappingNode):
+            return None
+        if (known := self._keys.get(id(node))) is None:  # lines are asked for by thousands in one mapping
+            known = {key.value: (key.start_mark, value) for key, value in node.value if key.tag != _MERGE}
+            self._keys[id(node)] = known
+        if (found := known.get(str(step))) is not None:
+            return found
+        merged = (self._below(value, step) for key, value in node.value if key.tag == _MERGE)
+        return next((one for one in merged if one is not None), None)
 
 
 def documents(text: str, above: int = 0) -> Iterator[Document | BrokenError]:
@@ -87,11 +91,13 @@ def documents(text: str, above: int = 0) -> Iterator[Document | BrokenError]:
         above: How many lines of the file stand above the text.
     """
     starts = [0, *(match.start() for match in _SPLIT.finditer(text))]
+    lines, counted = above, 0
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         part = text[start:end]
         if part.strip() in ("", "---"):
             continue
-        lines = above + text.count("\n", 0, start)
+        lines += text.count("\n", counted, start)
+        counted = start
         try:
             if (one := _document(part, lines)) is not None:
                 yield one
@@ -103,13 +109,17 @@ def _document(text: str, above: int) -> Document | None:
     if text.lstrip().startswith(("{", "[")):
         text = text.replace("\t", " ")  # JSON may be indented by them, and YAML not
     try:
+        check_yaml(text)
         node = _nodes(text)
+    except LimitError as error:
+        raise BrokenError(str(error), above + 1) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = above + (mark.line + 1 if mark else 1)
-        raise BrokenError(f"no YAML: {error.problem or error.context}", line) from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise BrokenError(f"no YAML: {' '.join(str(error).split()) or 'too deep'}", above + 1) from None
+        kind = "" if isinstance(error, yaml.constructor.ConstructorError) else "no YAML: "
+        raise BrokenError(f"{kind}{error.problem or error.context}", line) from None
+    except yaml.YAMLError as error:
+        raise BrokenError(f"no YAML: {' '.join(str(error).split())}", above + 1) from None
     if node is None:
         return None
     reader = _Reader(above)
@@ -141,15 +151,13 @@ class _Reader:
             return self._scalar(node), 1
         if (known := self._known.get(id(node))) is not None:
             return known
-        if id(node) in self._open or level > DEEPEST:
+        if id(node) in self._open or level > DEEPEST:  # aliases may add levels
             raise BrokenError("an alias within itself, or too many levels", self._line(node))
         self._open.add(id(node))
         made, size = (
             self._mapping(node, level) if isinstance(node, yaml.MappingNode) else self._list(node, level)
         )
         self._open.discard(id(node))
-        if size > MOST:
-            raise BrokenError(f"more than {MOST:,} values once its aliases are written out", self._line(node))
         self._known[id(node)] = made, size
         return made, size
 
@@ -164,9 +172,13 @@ class _Reader:
         for key, value_node in node.value:
             value, count = self.read(value_node, level + 1)
             size += count
+            if size > MOST_VALUES:
+                text = f"more than {MOST_VALUES:,} values once its aliases are written out"
+                raise BrokenError(text, self._line(key))
             if key.tag == _MERGE:
                 for one in value if isinstance(value, list) else [value]:
-                    below = {**(one if isinstance(one, dict) else {}), **below}
+                    for name, inner in one.items() if isinstance(one, dict) else ():
+                        below.setdefault(name, inner)  # the first that has a key wins
                 continue
             if not isinstance(key, yaml.ScalarNode):
                 raise BrokenError("a key that is no text", self._line(key))
@@ -181,7 +193,7 @@ class _Reader:
         if node.tag in (_BOOL, _INT, _FLOAT):
             try:
                 return self._scalars.construct_object(node)
-            except (ValueError, KeyError):  # `!!int many`
+            except (ValueError, LookupError, ArithmeticError):  # `!!int many`, `!!float ''`
                 return node.value
         return node.value
 

@@ -17,6 +17,7 @@ from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
 from gpukiln.kubernetes.jobs.render import manifests
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.quantity import amount
+from gpukiln.parsing import is_whole
 from gpukiln.redact import redact
 
 CPU_A_GPU, MEMORY_A_GPU_GIB = 3, 12  # what a node with 4 vCPU and 16 GiB for each GPU has left
@@ -331,7 +332,7 @@ def _weights(
     for name, weight in _pairs(prefer, "--prefer", "L4=80"):
         if products:
             raise UsageError("--prefer and --product exclude each other", hint="--gpu-model names models")
-        if not str(weight).isdecimal() or int(weight) not in WEIGHTS:
+        if not is_whole(str(weight)) or int(weight) not in WEIGHTS:
             raise UsageError(f"--prefer {name}={weight}: {weight!r} is no weight", hint="wanted: 1 to 100")
         for key in choice.models_of([name], "--prefer"):
             if models and key not in models:

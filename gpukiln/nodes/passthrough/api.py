@@ -309,7 +309,7 @@ def task_failed(task: str, ended: str) -> GpukilnError:
 
 def _place(pve: str) -> tuple[str, int]:
     """Host and port, IPv6 with and without brackets."""
-    found = re.fullmatch(r"(?:https://)?(\[[0-9a-fA-F:]+\]|[^:/\s\[\]@]+)(?::(\d+))?/?", pve)
+    found = re.fullmatch(r"(?:https://)?(\[[0-9a-fA-F:]+\]|[^:/\s\[\]@]+)(?::(\d{1,5}))?/?", pve)
     if not found and re.fullmatch(r"[0-9a-fA-F:]+", pve):
         return f"[{pve}]", PORT
     if not found:

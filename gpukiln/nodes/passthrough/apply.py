@@ -24,6 +24,7 @@ from gpukiln.nodes.passthrough.api import Pve, UnansweredError
 from gpukiln.nodes.passthrough.look import Guest, guest
 from gpukiln.nodes.passthrough.model import UNDO, Change, Undo
 from gpukiln.nodes.passthrough.values import hostpci
+from gpukiln.parsing import parse_json
 from gpukiln.typed import dump, load
 
 
@@ -82,7 +83,7 @@ def read_undo(file: Path) -> Undo:
         UsageError: It is none.
     """
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"--undo {file} can't be read: {error}") from error
     if not isinstance(document, dict) or document.get("schema") != UNDO:

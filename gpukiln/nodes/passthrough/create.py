@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import re
 import secrets
 import time
@@ -26,6 +25,7 @@ from gpukiln.nodes.passthrough.api import IMPORT_S, LOOK_S, UPLOAD_S, Pve, Unans
 from gpukiln.nodes.passthrough.look import guest, rights_of
 from gpukiln.nodes.passthrough.model import Check
 from gpukiln.nodes.passthrough.values import hostpci, properties
+from gpukiln.parsing import parse_json
 
 QCOW2 = b"QFI\xfb"
 SECTOR, MIB = 512, 1 << 20
@@ -156,7 +156,7 @@ def _record(path: Path) -> dict[str, Any]:
     if not beside.is_file():
         return {}
     try:
-        record = json.loads(beside.read_text(encoding="utf-8"))
+        record = parse_json(beside.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(f"{beside.name} is damaged: {error}") from error
     return record if isinstance(record, dict) else {}

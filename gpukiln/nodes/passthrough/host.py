@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.gpus import store
 from gpukiln.nodes.gpus import NOT_FOUND, PROGRAM
 from gpukiln.nodes.hosts import ssh_command
+from gpukiln.parsing import parse_json
 from gpukiln.probe import passthrough
 
 ROOT = "/"
@@ -60,7 +60,7 @@ def look(ssh: str) -> Host:
             raise UnavailableError(
                 f"{ssh} can't be looked at: {told}", hint="try `ssh` by hand; it needs python3"
             )
-        found = json.loads(done.stdout)
+        found = parse_json(done.stdout)
     return Host(
         name=found["host"],
         kernel=found["kernel"],
@@ -85,7 +85,7 @@ def _leases(ssh: str) -> tuple[dict[str, Any], ...]:
     if done.returncode == NOT_FOUND or "No such file" in errors:
         return ()
     try:
-        document = json.loads(done.stdout)
+        document = parse_json(done.stdout)
         return tuple(one for node in document["nodes"] for one in node["leases"])
     except (ValueError, KeyError) as error:
         told = " ".join((errors or done.stdout.decode(errors="replace")).split())[-300:]

@@ -13,6 +13,7 @@ from gpukiln.clouds.embedded.gpus.state import Rows, encoded, gpu_count
 from gpukiln.clouds.embedded.machine import Machine
 from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.parsing import is_whole
 from gpukiln.typed import load, strict, unknown
 
 MOST_GPUS = 64  # more than any host has; a choice of this project
@@ -110,7 +111,7 @@ def _do(machine: Machine, gpus: SimulatedGpus, files: machine_files.MachineFiles
 def _of_board(text: str, gpus: SimulatedGpus, files: machine_files.MachineFiles) -> dict[str, Any]:
     """What such boards answer with the driver that the machine has."""
     key, _, count = text.partition(":")
-    if count and not (count.isascii() and count.isdecimal() and 0 < int(count) <= MOST_GPUS):
+    if count and not (count.isascii() and is_whole(count) and 0 < int(count) <= MOST_GPUS):
         raise UsageError(
             f"--board {text}: {count!r} is no number up to {MOST_GPUS}", hint="--board rtx-4090:2"
         )
@@ -188,7 +189,7 @@ def _change(rows: Rows, asked: Request) -> None:
     for text in asked.settings:
         apply(rows, text)
     for index in asked.reset:
-        if not (index.isascii() and index.isdecimal() and int(index) < gpu_count(rows)):
+        if not (index.isascii() and is_whole(index) and int(index) < gpu_count(rows)):
             raise UsageError(
                 f"--reset {index}: no such GPU, the machine has {gpu_count(rows)}", hint="indices from 0"
             )

@@ -9,10 +9,12 @@ import yaml
 
 from gpukiln.clouds.embedded.gpus.state import Rows, add_event, count_energy, gpu_count, remove
 from gpukiln.errors import UsageError
+from gpukiln.parsing import is_whole, parse_yaml, read_text
 from gpukiln.typed import unknown
 
 # NVML's numbers (nvml.h: nvmlReturn_t, nvmlEventType*, nvmlClocksEventReason*)
 DRIVER_NOT_LOADED, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN_ERROR = 9, 15, 18, 999
+LARGEST = 1 << 20  # bytes of a scenario
 XID, DOUBLE_BIT_ERROR = 8, 2
 IDLE, SW_THERMAL, HW_SLOWDOWN, HW_THERMAL = 0x1, 0x20, 0x8, 0x40
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -221,7 +223,7 @@ def _indices(rows: Rows, text: str) -> Iterable[int]:
         return range(count)
     if text == "last" and count:
         return [count - 1]
-    if text.isdecimal() and int(text) < count:
+    if is_whole(text) and int(text) < count:
         return [int(text)]
     raise UsageError(
         f"no GPU {text!r}: the machine has {count}",
@@ -343,8 +345,8 @@ def read_scenario(path: Path) -> list[str]:
         UsageError: It is not `set: [...]` in YAML.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = parse_yaml(read_text(path, largest=LARGEST))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{path}: {error}", hint="a scenario is YAML: set: [1.temperature=91]") from None
     settings = document.get("set") if isinstance(document, dict) else None
     if not isinstance(settings, list) or not settings or not all(isinstance(text, str) for text in settings):

@@ -11,6 +11,7 @@ from gpukiln.clouds.embedded.gpus.profile import make_machine, make_profile
 from gpukiln.clouds.embedded.gpus.settings import DRIVER_NOT_LOADED
 from gpukiln.errors import GpukilnError
 from gpukiln.files import write_whole
+from gpukiln.parsing import parse_json
 
 GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # of an instance
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class SimulatedGpus:
 
     def _document(self, driver: str) -> dict[str, Any]:
         if self._recording.exists():
-            recorded: dict[str, Any] = json.loads(self._recording.read_text())
+            recorded: dict[str, Any] = parse_json(self._recording.read_text())
             return recorded
         try:
             return make_profile(self._instance_type, seed=self._seed, driver=driver, cuda=_cuda(driver))

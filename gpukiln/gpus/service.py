@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gpukiln import parsing
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UnavailableError, UsageError
 from gpukiln.gpus.leases import CONTAINER, DETACHED, JOB, Granted, Leases, Who
 from gpukiln.gpus.model import plain
@@ -352,8 +353,8 @@ def _read(line: socket.socket) -> dict[str, Any]:
             raise UsageError("no call", hint=f"one line of JSON, {MOST_BYTES} bytes at most")
     line.settimeout(READ_S)
     try:
-        found = json.loads(data.partition(b"\n")[0])
-    except (ValueError, RecursionError) as error:
+        found = parsing.parse_json(data.partition(b"\n")[0])
+    except ValueError as error:
         raise UsageError(f"a call that is no JSON: {str(error)[:80]}") from None
     if not isinstance(found, dict):
         raise UsageError("a call that is no object")

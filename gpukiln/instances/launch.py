@@ -4,13 +4,14 @@ Error codes: Amazon EC2 API reference, "Error codes for the Amazon EC2 API"; whi
 cure: aws/karpenter-provider-aws:pkg/errors/errors.go.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpukiln.catalog.quotas import quota_of
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, RefusedError, UnavailableError
+from gpukiln.instances.tags import tag_list
 
 CAPACITY = frozenset(
     {
@@ -69,12 +70,17 @@ class Launched:
 
 @dataclass(frozen=True)
 class Try:
-    """One place of a walk: a type in a zone of the cloud's region, in a market."""
+    """One place of a walk: a type in a zone of the cloud's region, in a market.
+
+    Args:
+        tags: Of the machine, if it is started there; beside those of the request.
+    """
 
     instance_type: str
     zone: str
     subnet_id: str
     spot: bool
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,13 +169,17 @@ def walk(
         name, zone = one.instance_type, one.zone
         if any(r.code in QUOTA and (r.instance_type, r.spot) == (name, one.spot) for r in refusals):
             continue
-        more: dict[str, Any] = {"InstanceMarketOptions": SPOT} if one.spot else {}
+        more = _tagged(request, one.tags) | ({"InstanceMarketOptions": SPOT} if one.spot else {})
         if used := token(one):
             more["ClientToken"] = used
         try:
             with explain_aws_errors("start a machine from the image"):
                 instance = starter.run_instances(
-                    **request, **more, InstanceType=name, SubnetId=one.subnet_id, MinCount=1, MaxCount=1
+                    **more,
+                    InstanceType=name,
+                    SubnetId=one.subnet_id,
+                    MinCount=1,
+                    MaxCount=1,
                 )["Instances"][0]
         except UnavailableError as error:
             refusal = Refusal(*_answer(error), name, zone, one.spot)
@@ -188,6 +198,17 @@ def walk(
         else:
             return Launched(instance["InstanceId"], name, zone, one.spot), tuple(refusals)
     return None, tuple(refusals)
+
+
+def _tagged(request: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of RunInstances, with more tags of the machine."""
+    if not tags:
+        return request
+    named = [
+        {**one, "Tags": [*one["Tags"], *tag_list(dict(tags))]} if one["ResourceType"] == "instance" else one
+        for one in request["TagSpecifications"]
+    ]
+    return {**request, "TagSpecifications": named}
 
 
 def lost(instance: dict[str, Any]) -> GpukilnError | None:

@@ -11,7 +11,9 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, GpukilnError, IncompatibleError
 from gpukiln.instances.launch import CAPACITY, Launched, Refusal, Try, subnets_by_zone, walk, zones_of
 from gpukiln.offers.model import Offer
+from gpukiln.workspaces import tags
 from gpukiln.workspaces.contract import Workspace
+from gpukiln.workspaces.plan import plan_words
 from gpukiln.workspaces.volumes import Home
 
 
@@ -62,6 +64,15 @@ def launch(
     return launched
 
 
+def offer_tags(offer: Offer, zone: str) -> dict[str, str]:
+    """The machine's tags that say which offer it became and what that costs.
+
+    They are part of RunInstances: a command that is killed after it leaves no machine without them.
+    """
+    price = str(offer.price.value) if offer.price else ""
+    return {tags.PLAN_TAG: plan_words(offer, zone), tags.PRICE_TAG: price}
+
+
 def _tries(cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], home: Home | None) -> Iterator[Try]:
     """Each offer in each zone that has it and a subnet; with a home its zone alone."""
     ec2 = cloud.client("ec2")
@@ -71,7 +82,8 @@ def _tries(cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], home: Home 
     for offer in offers:
         for zone in zones[offer.instance_type]:
             if zone in subnets and (home is None or zone == home.zone):
-                yield Try(offer.instance_type, zone, subnets[zone], offer.market == "spot")
+                spot = offer.market == "spot"
+                yield Try(offer.instance_type, zone, subnets[zone], spot, offer_tags(offer, zone))
 
 
 def _nobody(

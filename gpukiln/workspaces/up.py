@@ -18,7 +18,7 @@ from gpukiln.workspaces import keys, lifecycle, network, rights, tags, userdata,
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.launch import launch
 from gpukiln.workspaces.lifecycle import Found, Machine
-from gpukiln.workspaces.plan import Plan, plan_words
+from gpukiln.workspaces.plan import Plan
 from gpukiln.workspaces.request import HOME_DEVICE, machine_request
 from gpukiln.workspaces.volumes import Home
 
@@ -77,6 +77,8 @@ def resume(
         )
     say(f"{found.name} has a machine already: {machine.instance_id}, {machine.instance_type}")
     lifecycle.wait_for(cloud, machine.instance_id, "running", sleep=sleep)
+    for group_id in found.group_ids:
+        _remember(cloud, machine.instance_id, group_id)
     if not wanted.capabilities.persistent_home:
         return
     if not machine.home_id:
@@ -186,7 +188,7 @@ def start(
         )
         launched = _launch(cloud, plan, wanted, request, group_id, home, say=say, sleep=sleep)
         lifecycle.wait_for(cloud, launched.instance_id, "running", sleep=sleep)
-        _tell(cloud, plan, launched, group_id)
+        _remember(cloud, launched.instance_id, group_id)
         if keeps:
             _give_home(cloud, wanted, launched.instance_id, launched.zone, sleep=sleep)
 
@@ -257,18 +259,10 @@ def _launch(
     raise refused
 
 
-def _tell(cloud: Cloud, plan: Plan, launched: Launched, group_id: str) -> None:
-    """Write down which offer it became, and which machine the group had."""
-    market = "spot" if launched.spot else "on-demand"
-    offer = next(
-        one for one in plan.offers if (one.instance_type, one.market) == (launched.instance_type, market)
-    )
-    price = str(offer.price.value) if offer.price else ""
-    told = {tags.PLAN_TAG: plan_words(offer, launched.zone), tags.PRICE_TAG: price}
-    ec2 = cloud.client("ec2")
-    with explain_aws_errors("tag the workspace's machine"):
-        ec2.create_tags(Resources=[group_id], Tags=tag_list({tags.MACHINE_TAG: launched.instance_id}))
-        ec2.create_tags(Resources=[launched.instance_id], Tags=tag_list(told))
+def _remember(cloud: Cloud, instance_id: str, group_id: str) -> None:
+    """Write down which machine the group has: the token of its next one is made of it."""
+    with explain_aws_errors("tag the workspace's security group"):
+        cloud.client("ec2").create_tags(Resources=[group_id], Tags=tag_list({tags.MACHINE_TAG: instance_id}))
 
 
 def _give_home(

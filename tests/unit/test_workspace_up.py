@@ -2,12 +2,17 @@
 
 import functools
 import itertools
+import json
+import os
+import re
+import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 
 import pytest
+from botocore.client import BaseClient
 
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.errors import (
@@ -251,6 +256,76 @@ def test_every_call_of_up_may_fail_once(wanted):
         down(wanted)
         assert left(wanted) == [], case
     print(f"\n{len(calls)} calls, {count} faults")
+
+
+def written(wanted):
+    """Everything that is there of a workspace with its tags, without the ids that EC2 gave and times."""
+    ec2, iam, name = Cloud().client("ec2"), Cloud().client("iam"), wanted.workspace_name
+    ours = [{"Name": "tag:gpukiln:workspace", "Values": [name]}]
+    pages = ec2.describe_instances(Filters=[*ours, {"Name": "instance-state-name", "Values": ["running"]}])
+    role = f"gpukiln-workspace-us-west-2-{name}"
+    rights = {key: iam.get_role(RoleName=role)["Role"][key] for key in ("Path", "AssumeRolePolicyDocument")}
+    inline = iam.list_role_policies(RoleName=role)["PolicyNames"]
+    profile = iam.get_instance_profile(InstanceProfileName=role)["InstanceProfile"]
+    things = {
+        "found": asdict(there(Cloud(), wanted)),
+        "machines": [one for page in pages["Reservations"] for one in page["Instances"]],
+        "volumes": ec2.describe_volumes(Filters=ours)["Volumes"],
+        "groups": ec2.describe_security_groups(Filters=ours)["SecurityGroups"],
+        "keys": ec2.describe_key_pairs(Filters=ours)["KeyPairs"],
+        "rights": rights,
+        "policies": [iam.get_role_policy(RoleName=role, PolicyName=one)["PolicyDocument"] for one in inline],
+        "profile": [one["RoleName"] for one in profile["Roles"]],
+        "key": key_file(Cloud(), name).stat().st_mode,
+    }
+    text = json.dumps(things, default=str, indent=1, sort_keys=True)
+    for told, word in (
+        (r"\b(i|vol|sg|sgr|eni|key|r|iip-assoc|eipassoc|eni-attach|vol-attach)-[0-9a-f]{8,}", r"\1-ID"),
+        (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(\+00:00|Z)?", "TIME"),
+        (r"\b(ec2-)?\d+[.-]\d+[.-]\d+[.-]\d+\b", "ADDRESS"),
+        (r'"(KeyFingerprint|ClientToken|MacAddress|ReservationId)": "[^"]*"', r'"\1": ""'),
+    ):
+        text = re.sub(told, word, text)
+    return text
+
+
+def killed_after(wanted, number):
+    """Start a workspace in a process that is killed once so many of its calls changed something."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            counted = itertools.count(1)
+            call = BaseClient._make_api_call
+
+            def counting(client, action, arguments):
+                answer = call(client, action, arguments)
+                if is_change(action) and next(counted) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return answer
+
+            BaseClient._make_api_call = counting
+            start(wanted)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_killed_after_any_call_and_typed_again_it_is_as_if_never_killed(wanted):
+    start(wanted)
+    undisturbed = written(wanted)
+    assert "g4dn.2xlarge on-demand in us-west-2" in undisturbed
+    down(wanted)
+    for number in itertools.count(1):
+        status = killed_after(wanted, number)
+        found = start(wanted)
+        assert written(wanted) == undisturbed, f"killed after change {number}"
+        down(wanted)
+        assert left(wanted) == []
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+    assert number > 8
+    assert found.machines[0].usd_hour == "0.752"
 
 
 def test_every_call_of_down_may_fail_once(wanted):

@@ -24,16 +24,22 @@ from gpukiln.clouds.embedded.network import API_PORT, MachineNetwork, free_ssh_p
 from gpukiln.clouds.embedded.virtual_machine import VirtualMachine
 from gpukiln.errors import UnavailableError
 
-MACHINE_TAG = "gpukiln:machine"  # "container" (the default) or "vm"
+MACHINE_TAG = "gpukiln:machine"  # "container" or "vm"
+IMPORT_TAG = "gpukiln:import"  # on an image; `gpukiln.instances.tags` is above this package
 
 
 def is_vm(instance: Any) -> bool:
-    """Whether an instance's tags ask for a virtual machine.
+    """Whether an instance is a virtual machine: its tag says so, or its image is a disk that was imported.
+
+    Root in a container can become root on this host, so that a stranger's disk boots as a container only
+    where the tag asks for one.
 
     Args:
         instance: moto's instance.
     """
-    return bool(instance.ec2_backend.tags.get(instance.id, {}).get(MACHINE_TAG) == "vm")
+    tags = instance.ec2_backend.tags
+    asked = tags.get(instance.id, {}).get(MACHINE_TAG)
+    return asked == "vm" or (asked != "container" and IMPORT_TAG in tags.get(instance.image_id, {}))
 
 
 class Machines:

@@ -204,9 +204,11 @@ def _tagged(request: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
     """Arguments of RunInstances, with more tags of the machine."""
     if not tags:
         return request
+    given = request.get("TagSpecifications", [])
+    own = [tag for one in given if one["ResourceType"] == "instance" for tag in one["Tags"]]
     named = [
-        {**one, "Tags": [*one["Tags"], *tag_list(dict(tags))]} if one["ResourceType"] == "instance" else one
-        for one in request["TagSpecifications"]
+        *(one for one in given if one["ResourceType"] != "instance"),
+        {"ResourceType": "instance", "Tags": [*own, *tag_list(dict(tags))]},
     ]
     return {**request, "TagSpecifications": named}
 

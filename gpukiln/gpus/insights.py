@@ -10,6 +10,7 @@ import glob
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -315,7 +316,7 @@ def _has(id: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
 
     def find(watched: Watched, _: Mapping[str, Number]) -> Found:
         for gpu in watched.gpus:
-            found = FAULTS[id].evidence(lambda name, gpu=gpu: getattr(gpu, name))  # type: ignore[misc]
+            found = FAULTS[id].evidence(partial(getattr, gpu))
             if found is not None:
                 yield gpu, {"found": found}
 

@@ -251,7 +251,7 @@ def _released(cloud: Cloud) -> Iterator[Released]:
             facts = subject_from_tags(image_id, tags_of(image))
             words = trust.require_released(cloud, image, pointer)
             yield Released(pointer.path, image_id, since, facts, trust=words)
-        except (UsageError, RefusedError) as error:  # gone, none of ours, or nothing vouches for it
+        except (UsageError, RefusedError) as error:  # gone, not built by gpukiln, or not signed
             yield Released(pointer.path, image_id, since, None, "; ".join((error.message, *error.details)))
 
 

@@ -46,7 +46,7 @@ class Missing:
 
     Args:
         why: In words, what comes nearest.
-        again: Whether another verification is what it lacks; a check that was not run has to be mended first.
+        again: Whether another verification is what it lacks; what kept a check from running is fixed first.
     """
 
     need: Need
@@ -224,7 +224,7 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
                 *unsigned,
             ),
             hint=f"`invoke ami.verify {which} --for {name}{sign}` judges it there; what was not run for "
-            "another reason has to be mended first",
+            "another reason has to be fixed first",
         )
     if answer.attestation:
         raise RefusedError(
@@ -275,5 +275,5 @@ def machines_to_try(
                 hint="name one with --instance-types",
             )
         wanted.append(tuple(types))
-    wanted += [(name,) for name in answer.failed]  # what failed there may be mended: a flaw of the machine
+    wanted += [(name,) for name in answer.failed]  # what failed there may be fixed: a flaw of the machine
     return list(dict.fromkeys(wanted))

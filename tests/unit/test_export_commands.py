@@ -7,6 +7,7 @@ from invoke.context import Context
 
 from gpukiln.clouds import select
 from gpukiln.commands import ami_export as commands
+from tests.support.exit_codes import code_of
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
 from tests.support.release_cloud import HOME, Cloud, images
 
@@ -18,11 +19,7 @@ def typed(empty_cloud, monkeypatch, capsys, tmp_path):  # noqa: ARG001 - it begi
     monkeypatch.setattr(select, "make_cloud", lambda _name, region, **_: Cloud(region))
 
     def run(name, *arguments, **options):
-        try:
-            getattr(commands, name)(Context(), *arguments, **options)
-            code = 0
-        except SystemExit as error:
-            code = error.code
+        code = code_of(getattr(commands, name), Context(), *arguments, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 

@@ -12,6 +12,7 @@ from gpukiln.commands import release as commands
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.release.log import ReleaseLog
 from gpukiln.release.options import key_by_region, region_names, sharing_with
+from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
 from tests.support.release_cloud import HOME, REGIONS, Cloud, pointed, tags, tell, verdict
 
@@ -33,11 +34,7 @@ def typed(proven, monkeypatch, capsys, tmp_path):
             build.write(replace(build.read(), verdicts=(judged,)))
             about = {"region": HOME, "image_id": AMI, "name": "gpu-image"}
             tell("image", {"tags": tags(build.id, judged), **about})
-        try:
-            getattr(commands, name)(Context(), *arguments, **options)
-            code = 0
-        except SystemExit as error:
-            code = error.code
+        code = code_of(getattr(commands, name), Context(), *arguments, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 

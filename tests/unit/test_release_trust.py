@@ -22,6 +22,7 @@ from gpukiln.proof.tags import find_proven
 from gpukiln.verify.digest import suite_digest
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
+from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
 from tests.support.release_cloud import (
     HOME,
@@ -56,11 +57,7 @@ def typed(proven, monkeypatch, capsys, tmp_path):
     tell("image", {"region": HOME, "image_id": AMI, "name": "gpu-image", "tags": tags(build.id, JUDGED)})
 
     def run(name, *arguments, **options):
-        try:
-            getattr(commands, name)(Context(), *arguments, **options)
-            code = 0
-        except SystemExit as error:
-            code = error.code
+        code = code_of(getattr(commands, name), Context(), *arguments, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 

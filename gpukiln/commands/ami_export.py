@@ -148,6 +148,8 @@ def _gib(text: str) -> int | None:
         "modules": "the kind of its kernel modules, open or proprietary; default: as FILE.json says",
         "instance_types": "GPU machines it is for, separated by commas; default: as FILE.json says, or "
         "those of the image",
+        "trust": "let the embedded cloud start it, and images that are made of it, as containers with this "
+        "computer's kernel; without, they are virtual machines",
         "dry_run": "look at the disk and say what would be made",
     },
 )
@@ -162,6 +164,7 @@ def import_(
     driver: str = "",
     modules: str = "",
     instance_types: str = "",
+    trust: bool = False,
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
@@ -169,11 +172,17 @@ def import_(
     from pathlib import Path
 
     from gpukiln.clouds.select import make_cloud
+    from gpukiln.errors import UsageError
     from gpukiln.exports import bring
     from gpukiln.progress import Progress
 
     where, progress = make_cloud(cloud, region, profile=profile or None), Progress()
-    says = bring.Says(image, base, driver, modules, tuple(words(instance_types)))
+    says = bring.Says(image, base, driver, modules, tuple(words(instance_types)), trust=trust)
+    if trust and cloud != "embedded":
+        raise UsageError(
+            "--trust is for the embedded cloud: machines of EC2 share no kernel with this computer",
+            hint="leave it out, or --cloud embedded",
+        )
     disk = bring.look(Path(file), says, progress)
     if dry_run:
         if json:

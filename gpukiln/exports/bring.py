@@ -15,7 +15,7 @@ from gpukiln import programs
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.images import load_image
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import BusyError, IncompatibleError, UnavailableError, UsageError
+from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import disk as disks
 from gpukiln.exports import ebs, sparse
 from gpukiln.exports.beside import ABOUT, beside_of
@@ -39,7 +39,10 @@ from gpukiln.instances.tags import (
     NOT_PROVEN,
     OWNER_TAG,
     RECIPE_TAG,
+    TRUST_TAG,
+    TRUSTED,
     owner,
+    snapshots_of,
     tag_specifications,
     tags_of,
 )
@@ -64,6 +67,7 @@ class Says:
         driver: The NVIDIA driver's version.
         modules: open or proprietary.
         instance_types: The machines that it is for.
+        trust: Whether the embedded cloud may start it as a container, with this computer's kernel.
     """
 
     image: str = ""
@@ -72,6 +76,7 @@ class Says:
     modules: str = ""
     instance_types: tuple[str, ...] = ()
     cuda: str = ""
+    trust: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,11 @@ class Disk:
     @property
     def size_gib(self) -> int:
         return -(-self.bytes >> 30)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the embedded cloud may start it as a container."""
+        return self.tags.get(TRUST_TAG) == TRUSTED
 
     @property
     def name(self) -> str:
@@ -150,6 +160,7 @@ def look(file: Path, says: Says, progress: Progress) -> Disk:
         IMPORT_TAG: digest,
         BUILD_ID_TAG: f"import-{digest[:12]}",
         IMAGE_TAG: NOT_PROVEN,
+        **({TRUST_TAG: TRUSTED} if says.trust else {}),
         "Name": file.name[:128],
     }
     found = Disk(file, form, digest, size, tags)
@@ -217,7 +228,7 @@ def bring(disk: Disk, cloud: Cloud, progress: Progress) -> Imported:
     home = state_home() / "imports"
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)  # disks of others may hold secrets
-    work = home / f"{disk.sha256[:16]}-{cloud.name}-{cloud.region}"
+    work = home / f"{disk.sha256[:16]}{'-trusted' if disk.trusted else ''}-{cloud.name}-{cloud.region}"
     raw, journal = work.with_suffix(".raw"), work.with_suffix(".journal")
     busy = BusyError(f"another process imports {disk.file}", hint="wait for it")
     with locked(work.with_suffix(".lock"), busy=busy):
@@ -272,7 +283,7 @@ def _written(
             size_gib=disk.size_gib,
             tags={**disk.tags, OWNER_TAG: owner()},
             description=f"gpukiln import of {disk.file.name}"[:255],
-            token=f"gpukiln-import-{disk.sha256}",
+            token=f"gpukiln-import-{disk.sha256}{'-trusted' if disk.trusted else ''}",
             begin=lambda count: meters.append(Meter(progress, count)),
             moved=lambda count: meters[0].add(count),  # noqa: PLW0108 - it is there later
         )
@@ -292,6 +303,14 @@ def _made(cloud: Cloud, disk: Disk) -> Imported | None:
         raise UnavailableError(
             f"{images[0]['ImageId']} has the name {disk.name}, and was not made of {disk.file}",
             hint="rename the file, or deregister that image",
+        )
+    if (tags_of(images[0]).get(TRUST_TAG) == TRUSTED) is not disk.trusted:
+        image_id, before = images[0]["ImageId"], "without" if disk.trusted else "with"
+        raise RefusedError(
+            f"{image_id} was made of {disk.file} before, {before} --trust, and so are images made of it",
+            hint=f"use it as it is, {before} --trust; or remove it, and import the disk then: "
+            f"aws ec2 deregister-image --image-id {image_id}; "
+            + "; ".join(f"aws ec2 delete-snapshot --snapshot-id {name}" for name in snapshots_of(images[0])),
         )
     return _imported(cloud, disk, images[0])
 

@@ -23,7 +23,7 @@ from gpukiln.images.stages import StageKeeper, Stages, stage_line, stage_variabl
 from gpukiln.images.subject import BASE_TAG, DESKTOP_TAG, KUBERNETES_TAG, subject_of, subject_tags
 from gpukiln.instances.access import SshAccess, ssh_access
 from gpukiln.instances.deadline import shutdown_user_data
-from gpukiln.instances.tags import BUILD_TAG, PURPOSE_TAG, build_tags, tag_list
+from gpukiln.instances.tags import BUILD_TAG, PRIVILEGED, PURPOSE_TAG, build_tags, tag_list
 from gpukiln.parsing import parse_json
 from gpukiln.progress import Progress
 from gpukiln.sources.available import Decision
@@ -260,7 +260,7 @@ def packer_variables(
         "root_device": plan.base.root_device,
         "volume_size_gib": plan.volume_size_gib,
         "tags": {"Name": name, **image_tags(plan, build)},
-        "run_tags": build_tags(build.id, "bake", access.deadline),
+        "run_tags": {**build_tags(build.id, "bake", access.deadline), **PRIVILEGED},
         "user_data": shutdown_user_data(access.deadline),
         "playbook": str(ROOT / "ansible" / "image.yml"),
         "extra_vars_file": str(extra_vars),

@@ -22,6 +22,8 @@ GPUS_TAG, SIMULATED = (
 STAGE_TAG = "gpukiln:stage"
 IMPORT_TAG = "gpukiln:import"
 """On an image that was made of somebody's disk, and on its snapshot: the SHA-256 of the file."""
+TRUST_TAG, TRUSTED = "gpukiln:trust", "yes"
+"""On both of them: the embedded cloud may start it as a container (`clouds/embedded/snapshot_blocks.py`)."""
 IMAGE_TAG, VERDICT_TAG, VERIFIED_TAG = "gpukiln:image", "gpukiln:verdict", "gpukiln:verified-at"
 NOT_PROVEN, PASSED = "not-proven", "passed"  # values of the first two
 RECIPE_TAG = "gpukiln:recipe"
@@ -79,6 +81,11 @@ def remove_image(cloud: Cloud, image_id: str) -> None:
             ec2.deregister_image(ImageId=image_id)
             for snapshot in snapshots_of(image):
                 ec2.delete_snapshot(SnapshotId=snapshot)
+
+
+PRIVILEGED = {"gpukiln:machine": "privileged"}
+"""Of a machine that mounts volumes, runs a container engine or compiles kernel modules: in the embedded cloud
+it may be a container, which then is root on this computer (`clouds/embedded/container.py`)."""
 
 
 def build_tags(build_id: str, purpose: str, deadline: datetime) -> dict[str, str]:

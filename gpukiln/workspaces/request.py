@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpukiln.instances.tags import tag_specifications
+from gpukiln.instances.tags import PRIVILEGED, tag_specifications
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.tags import workspace_tags
 
@@ -61,7 +61,7 @@ def machine_request(
             }
         ],
         "TagSpecifications": [
-            *tag_specifications({**ours, **(tags or {})}, "instance"),
+            *tag_specifications({**ours, **PRIVILEGED, **(tags or {})}, "instance"),
             *tag_specifications(ours, "volume"),
         ],
     }

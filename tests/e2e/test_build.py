@@ -203,7 +203,8 @@ def state_of(here, image_id):
 
 def test_simulated_gpus_stand_where_the_driver_does_and_prove_nothing(here, key, tmp_path, image):
     """On a machine booted from the image, over the driver's own library; then an image of that machine."""
-    tags = f"ResourceType=instance,Tags=[{SIMULATED}]"
+    # its services are those of a node: Docker's too
+    tags = f"ResourceType=instance,Tags=[{SIMULATED},{{Key=gpukiln:machine,Value=privileged}}]"
     options = ("--instance-type", "g5.12xlarge", "--tag-specifications", tags)
     with Node(here, key, tmp_path, image["ImageId"], options) as machine:
         loaded = machine.read("readlink -f /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").strip()

@@ -14,19 +14,19 @@ from tests.support.harness import command_lines, wait_for
 
 pytestmark = pytest.mark.e2e
 
-VM = "ResourceType=instance,Tags=[{Key=gpukiln:machine,Value=vm}]"
+KIND = "ResourceType=instance,Tags=[{{Key=gpukiln:machine,Value={}}}]"
 ZONE = "us-west-2a"
 
 
 # What differs between the two is how a running one gets and gives a disk; a boot in emulation takes minutes.
-both = pytest.mark.parametrize("machine", ["container", "vm"], indirect=True, scope="module")
-container = pytest.mark.parametrize("machine", ["container"], indirect=True, scope="module")
+both = pytest.mark.parametrize("machine", ["privileged", "vm"], indirect=True, scope="module")
+container = pytest.mark.parametrize("machine", ["privileged"], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
 def machine(request, here, key):
     """One of a kind, with a second disk from its launch on."""
-    options = ["--tag-specifications", VM] if request.param == "vm" else []
+    options = ["--tag-specifications", KIND.format(request.param)]
     devices = [
         {"DeviceName": "/dev/xvda", "Ebs": {"DeleteOnTermination": False}},
         {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 1}},
@@ -222,7 +222,7 @@ def test_the_machines_end_keeps_what_was_to_be_kept(here, machine):
 
 
 def _a_machine_of_its_image_has_its_data_until_the_server_is_killed(here, m):
-    other = here.launch(m.image, m.key)
+    other = here.launch(m.image, m.key, "--tag-specifications", KIND.format("privileged"))
     [kept] = m.client.describe_volumes(
         Filters=[
             {"Name": "attachment.instance-id", "Values": [other["InstanceId"]]},

@@ -20,6 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = "/aws/service/debian/release/12/latest/amd64"
 KEY_PAIR = "tests"
 BOOT_S = 600  # a virtual machine takes minutes, on a slow host several
+PRIVILEGED = (
+    "--tag-specifications",
+    "ResourceType=instance,Tags=[{Key=gpukiln:machine,Value=privileged}]",
+)
 SIMULATED = "{Key=gpukiln:gpus,Value=simulated}"
 SSH_OPTIONS = (
     *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"),
@@ -195,13 +199,15 @@ class Node:
         key_file: Private key of its first user.
         folder: For what this machine needs of this host.
         image_id: What it is booted from, by default the base image.
-        options: Of `aws ec2 run-instances`.
+        options: Of `aws ec2 run-instances`; without tags among them it may mount and run a container engine.
     """
 
     def __init__(
         self, here: Here, key_file: Path, folder: Path, image_id: str = "", options: Sequence[str] = ()
     ) -> None:
         self.here, self.key_file, self.folder = here, key_file, folder
+        if "--tag-specifications" not in options:
+            options = (*options, *PRIVILEGED)
         self.instance = here.launch(image_id or here.base_id(), key_file, *options)
         try:
             # with logins of its own: a later one finds what cloud-init sets for a session

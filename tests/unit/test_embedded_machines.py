@@ -1,6 +1,8 @@
-"""Which machines of the embedded EC2 are containers, whose root can become root on the host."""
+"""Which machines of the embedded EC2 are virtual: those whose disk, or its origin, comes from outside."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -9,11 +11,15 @@ from moto import mock_aws
 from moto.backends import get_backend
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from gpukiln.clouds.embedded import machines
-from gpukiln.clouds.embedded.machines import MACHINE_TAG, is_vm
-from gpukiln.instances.tags import IMPORT_TAG, tag_list
+from gpukiln.clouds.embedded import snapshot_blocks, volume_files
+from gpukiln.clouds.embedded.chroot import in_root
+from gpukiln.clouds.embedded.disk import copy_disk, is_outside, mark_outside
+from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.embedded.machines import MACHINE_TAG, Machines, asked_kind
+from gpukiln.instances import tags
 
 REGION = "us-west-2"
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="chroot is root's")
 
 
 @pytest.fixture
@@ -24,30 +30,87 @@ def ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield boto3.client("ec2", region_name=REGION)
 
 
-@pytest.mark.parametrize(
-    ("imported", "asked", "virtual"),
-    [
-        (False, "", False),
-        (False, "vm", True),
-        (False, "container", False),
-        (True, "", True),
-        (True, "vm", True),
-        (True, "container", False),
-    ],
-)
-def test_a_strangers_disk_is_a_container_only_where_that_is_asked_for(
-    ec2: Any, imported: bool, asked: str, virtual: bool
+@pytest.mark.parametrize("asked", ["", "container", "privileged", "vm"])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_strangers_disk_is_a_virtual_machine_whatever_tags_say(
+    ec2: Any, tmp_path: Path, asked: str, outside: bool
 ) -> None:
-    assert machines.IMPORT_TAG == IMPORT_TAG  # of a package above that one
     image_id = ec2.register_image(Name="disk", RootDeviceName="/dev/xvda")["ImageId"]
-    if imported:
-        ec2.create_tags(Resources=[image_id], Tags=tag_list({IMPORT_TAG: "0" * 64}))
-    tags = {MACHINE_TAG: asked} if asked else {"Name": "plain"}
     [started] = ec2.run_instances(
         ImageId=image_id,
         MinCount=1,
         MaxCount=1,
-        TagSpecifications=[{"ResourceType": "instance", "Tags": tag_list(tags)}],
+        TagSpecifications=tags.tag_specifications({MACHINE_TAG: asked} if asked else {"a": "b"}, "instance"),
     )["Instances"]
+    layout = Layout(tmp_path)
+    layout.snapshots.mkdir(parents=True)
     backend: Any = get_backend("ec2")[DEFAULT_ACCOUNT_ID][REGION]
-    assert is_vm(backend.get_instance(started["InstanceId"])) is virtual
+    instance = backend.get_instance(started["InstanceId"])
+    [(device, attached)] = instance.get_block_device_mapping
+    instance.root_device_name = device
+    volume = backend.volumes[attached.volume_id]
+    volume.snapshot_id = "snap-0123456789abcdef0"
+    disk = layout.snapshot(volume.snapshot_id)
+    disk.write_bytes(b"disk")
+    if outside:
+        mark_outside(disk)
+    assert Machines(layout).kind(instance) == ("vm" if outside else asked or "container")
+
+
+def test_a_kind_that_is_none_names_those_that_are() -> None:
+    with pytest.raises(ValueError, match="'privilegd', wanted one of container, privileged, vm"):
+        asked_kind({MACHINE_TAG: "privilegd"})
+
+
+@pytest.mark.parametrize(("trust", "outside"), [("", True), ("no", True), ("yes", False)])
+def test_a_snapshot_that_is_written_block_by_block_is_from_outside(
+    tmp_path: Path, trust: str, outside: bool
+) -> None:
+    assert (snapshot_blocks.TRUST_TAG, snapshot_blocks.TRUSTED) == (tags.TRUST_TAG, tags.TRUSTED)
+    layout = Layout(tmp_path)
+    layout.snapshots.mkdir(parents=True)
+    asked: dict[str, Any] = {"VolumeSize": 1}
+    if trust:
+        asked["Tags"] = [{"Key": tags.TRUST_TAG, "Value": trust}]
+    with mock_aws():
+        ec2: Any = get_backend("ec2")[DEFAULT_ACCOUNT_ID][REGION]
+        service = snapshot_blocks.SnapshotBlocks(layout)
+        status, _headers, _body = service._start(ec2, asked)
+    assert status == 201
+    [file] = layout.snapshots.rglob("*snap-*")
+    assert is_outside(file) is outside
+
+
+def test_what_is_made_of_a_disk_from_outside_is_so_too(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    for folder in (layout.snapshots, layout.volumes):
+        folder.mkdir(parents=True)
+    first, copied = layout.snapshot("snap-1"), layout.snapshot("snap-2")
+    first.write_bytes(b"disk")
+    mark_outside(first)
+    volume = volume_files.make_disk(layout, "vol-1", size_gib=1, source=first)
+    os.link(volume, copied)  # a snapshot of a volume that nobody writes to is a second name
+    volume_files.make_writable(volume)  # and then a copy, in place
+    assert all(map(is_outside, (first, volume, copied)))
+    ours = layout.snapshot("snap-3")
+    ours.write_bytes(b"disk")
+    copy_disk(ours, layout.snapshot("snap-4"))
+    assert not is_outside(layout.snapshot("snap-4"))
+    assert not is_outside(layout.snapshot("snap-5"))  # it has no disk
+
+
+def test_a_link_on_a_disk_leads_to_the_disk(tmp_path: Path) -> None:
+    """With plain paths this very link leads to the file of this computer."""
+    root, ours = tmp_path / "root", tmp_path / "ours"
+    (root / str(tmp_path)[1:]).mkdir(parents=True)
+    ours.write_text("of this computer")
+    (root / "link").symlink_to(ours)
+    (root / "up").symlink_to("../ours")
+    for name, inside in (("link", root / str(ours)[1:]), ("up", root / "ours")):
+        assert (root / name).resolve() == ours
+        in_root(root, lambda name=name: Path("/", name).write_text("of the disk"))  # type: ignore[misc]
+        assert inside.read_text() == "of the disk"
+    assert ours.read_text() == "of this computer"
+    with pytest.raises(FileNotFoundError, match="/none"):
+        in_root(root, lambda: Path("/none").read_text())
+    assert Path.cwd() != Path("/")  # other threads are where they were

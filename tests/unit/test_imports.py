@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.clouds.embedded.disk import is_outside
+from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import bring, ebs, run, sparse
 from gpukiln.exports import disk as disks
 from gpukiln.images.subject import subject_from_tags
@@ -369,3 +370,21 @@ def test_another_image_of_its_name_is_not_taken_for_it(golden):
     Cloud().client("ec2").delete_tags(Resources=[made.image_id], Tags=[{"Key": "gpukiln:import"}])
     with pytest.raises(UnavailableError, match="was not made of"):
         bring_in(golden)
+
+
+def test_a_disk_is_trusted_when_it_is_imported_or_never(golden):
+    """What was made of the image meanwhile has its mark, which no second import takes away."""
+    trusting = replace(SAYS, trust=True)
+    made = bring_in(golden, trusting)
+    assert not is_outside(Cloud().snapshot_disk(made.snapshot_id))
+    assert bring_in(golden, trusting).found
+    with pytest.raises(RefusedError, match=f"{made.image_id} was made of .* before, with --trust") as refused:
+        bring_in(golden)
+    assert refused.value.hint.endswith(f"aws ec2 delete-snapshot --snapshot-id {made.snapshot_id}")
+    ec2 = Cloud().client("ec2")
+    ec2.deregister_image(ImageId=made.image_id)
+    ec2.delete_snapshot(SnapshotId=made.snapshot_id)
+    again = bring_in(golden)
+    assert is_outside(Cloud().snapshot_disk(again.snapshot_id))
+    with pytest.raises(RefusedError, match="without --trust"):
+        bring_in(golden, trusting)

@@ -1,9 +1,11 @@
-"""Control groups of container machines, where the kernel has them by controller (cgroup v1).
+"""Control groups of container machines, where the kernel has controllers of their own (cgroup v1).
 
 There systemd-nspawn lets a machine write systemd's own hierarchy alone and binds the controllers read-only
-(systemd, src/nspawn/nspawn-cgroup.c), so that no container engine could start anything in it. Each machine
-gets a group of its own in every controller, and writes below it. With the one hierarchy of cgroup v2 nspawn
-delegates it by itself, and nothing here is done.
+(systemd, src/nspawn/nspawn-cgroup.c), so that no container engine could start anything in it. With
+--keep-unit it also puts every container into the one group `payload` below its own (create_subcgroup), where
+the systemd of one machine would have the processes of another. Each machine gets a group of its own in every
+hierarchy, and writes below it. With the one hierarchy of cgroup v2 nspawn delegates it by itself, and nothing
+here is done.
 """
 
 from __future__ import annotations
@@ -17,25 +19,37 @@ PREFIX = "gpukiln-"
 ENDING_S = 5.0  # that the processes of a machine may take to leave their groups
 # The program that follows joins the groups first; 0 is whoever writes, whatever its number is elsewhere.
 JOIN = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit; shift; done; shift; exec "$@"'
+DELEGATED = ("cgroup.procs", "tasks", "cgroup.threads", "cgroup.subtree_control")
+"""What the owner of a group writes (kernel, cgroup-v2.rst, "Delegation"; of v1 systemd's cg_set_access)."""
 
 
 def hierarchies(proc: Path = Path("/proc")) -> dict[str, Path]:
-    """The group of this process in each controller of cgroup v1, by the controllers' names."""
+    """The group of this process in each hierarchy, by its controllers' names; empty: there is but one.
+
+    Systemd's own has the name `name=systemd`, that of cgroup v2 beside v1 (systemd's "hybrid") the name "".
+    """
     mounts: dict[str, Path] = {}
     for line in (proc / "mounts").read_text(encoding="utf-8").splitlines():
         _, where, kind, options, *_ = line.split()
         if kind == "cgroup":
             mounts |= dict.fromkeys(options.split(","), Path(where))
-    found = {}
+        elif kind == "cgroup2":
+            mounts[""] = Path(where)
+    if set(mounts) == {""}:
+        return {}
+    groups = {}
     for line in (proc / "self/cgroup").read_text(encoding="utf-8").splitlines():
         _, names, path = line.split(":", 2)
-        if names and not names.startswith("name=") and names.partition(",")[0] in mounts:
-            found[names] = mounts[names.partition(",")[0]] / path.lstrip("/")
-    return found
+        if (first := names.partition(",")[0]) in mounts:
+            groups[names] = mounts[first] / path.lstrip("/")
+    return groups
 
 
-def make(instance_id: str) -> list[str]:
+def make(instance_id: str, *, owner: int = 0) -> list[str]:
     """Make the groups of a machine.
+
+    Args:
+        owner: User id on this host of the machine's root.
 
     Returns:
         The beginning of the command line that starts it in them; empty where there is nothing to do.
@@ -47,6 +61,9 @@ def make(instance_id: str) -> list[str]:
         if "cpuset" in names.split(","):  # nothing may join it before it has both
             for what in ("cpuset.cpus", "cpuset.mems"):
                 (group / what).write_text((parent / what).read_text())
+        for path in (group, *(group / name for name in DELEGATED)):
+            if path.exists():
+                os.chown(path, owner, owner)
         joined.append(str(group / "cgroup.procs"))
     return ["sh", "-c", JOIN, "sh", *joined, "--"] if joined else []
 

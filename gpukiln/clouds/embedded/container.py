@@ -1,19 +1,30 @@
-"""A machine as a container (systemd-nspawn) on its mounted disk: fast."""
+"""A machine as a container (systemd-nspawn) on its mounted disk: fast.
+
+Root of a container is nobody on this computer: its user ids are others here (user_namespaces(7)), and its
+disk is mounted so that it does not notice (systemd-nspawn(1), --private-users-ownership=map). It makes no
+device nodes, so it has those alone that it was given. What needs more asks for a privileged container, whose
+root is this computer's: mounting a volume, a container engine, rules of a firewall.
+"""
 
 import contextlib
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpukiln.clouds.embedded import cgroups
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.container_devices import ContainerDevices
 from gpukiln.clouds.embedded.disk import fit_root, mount_root, run
 from gpukiln.clouds.embedded.gpus import machine_files
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
+from gpukiln.clouds.embedded.gpus.state import gpu_count
 from gpukiln.clouds.embedded.machine import Machine, MachineSpec, children
 from gpukiln.clouds.embedded.network import GATEWAY, GUEST, NAMESERVER, MachineNetwork
 from gpukiln.errors import UnavailableError
@@ -30,6 +41,31 @@ CONTAINER_UNITS = {
     # the root is mounted already, and its device can't be seen from inside
     "system/systemd-remount-fs.service.d/container.conf": "[Unit]\nConditionVirtualization=!container\n",
 }
+# The network belongs to this computer: who has no rights over it can't configure it, and need not.
+UNPRIVILEGED_UNITS = {
+    f"system/systemd-networkd{name}.d/container.conf": "[Unit]\nConditionVirtualization=!container\n"
+    for name in (".service", ".socket", "-wait-online.service")
+} | {
+    # nspawn leaves it no right to port 53; then its stub-resolv.conf names the servers themselves
+    "resolved.conf.d/no-stub.conf": "[Resolve]\nDNSStubListener=no\n",
+}
+NVIDIA_MAJOR = 195  # linux/Documentation/admin-guide/devices.txt
+UNPRIVILEGED_SETTINGS = {  # of its network: what root may do on a machine without rights over it
+    "net.ipv4.ip_unprivileged_port_start": "0",
+    "net.ipv4.ping_group_range": "0 2147483647",
+}
+USERS = 1 << 16  # user ids of a container
+FIRST_USER = 0x7000_0000  # behind those that systemd-nspawn takes by itself (systemd, UIDS-GIDS.md)
+RANGES = 4095
+
+
+def first_user(instance_id: str) -> int:
+    """User id on this computer of the root of a container without privileges.
+
+    Two containers may have the same, which gives neither a way to the other: processes, files and control
+    groups are in namespaces of their own.
+    """
+    return FIRST_USER + zlib.crc32(instance_id.encode()) % RANGES * USERS
 
 
 class Container(Machine):
@@ -37,7 +73,8 @@ class Container(Machine):
 
     def __init__(self, spec: MachineSpec, network: MachineNetwork) -> None:
         super().__init__(spec, network)
-        self._devices = ContainerDevices()
+        self._user = 0 if spec.kind == "privileged" else first_user(spec.instance_id)
+        self._devices = ContainerDevices(owner=self._user)
         self._joining: list[str] = []
 
     @property
@@ -45,36 +82,72 @@ class Container(Machine):
         return self.spec.folder / "root"
 
     def _mount(self) -> None:
-        mount_root(self.spec.root.file, self._root)
+        mount_root(self.spec.root.file, self._root, devices=not self._user)
 
     def _prepare(self) -> None:
-        self._joining = cgroups.make(self.spec.instance_id)
+        self._joining = cgroups.make(self.spec.instance_id, owner=self._user)
+        if self._user:
+            settings = (f"{name}={value}" for name, value in UNPRIVILEGED_SETTINGS.items())
+            run("nsenter", f"--net={self.network.path}", "sysctl", "--quiet", "--write", *settings)
         fit_root(self.spec.root.file)
         self._mount()
         if self.gpus:
             self.gpus.prepare(self._root)
+        units = self.spec.folder / "units"
+        if units.exists():  # its root could write there
+            shutil.rmtree(units)
         for name, text in self._units().items():
-            file = self.spec.folder / "units" / name
+            file = units / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
+        for path in (units, *units.rglob("*")):
+            os.chown(path, self._user, self._user)
+
+    def _environment(self) -> dict[str, str]:
+        # a privileged container's network settings are its own: Docker switches forwarding on
+        return {} if self._user else {"SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network"}
 
     def _units(self) -> dict[str, str]:
-        return {**CONTAINER_UNITS, **(machine_files.CONTAINER_UNITS if self.gpus else {})}
+        return {
+            **CONTAINER_UNITS,
+            **(UNPRIVILEGED_UNITS if self._user else {}),
+            **(machine_files.CONTAINER_UNITS if self.gpus else {}),
+        }
+
+    def _rights(self) -> list[str]:
+        """The command line up to nspawn's options that say what the container may."""
+        nspawn = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no"]
+        if not self._user:
+            return [
+                *nspawn,
+                *(f"--network-namespace-path={self.network.path}", "--capability=CAP_NET_ADMIN"),
+                # runc gives a container a keyring of its own, which nspawn's list of calls leaves out.
+                "--system-call-filter=add_key keyctl",
+            ]
+        # Who has a user namespace of its own can't enter the network's: nspawn begins there.
+        return [
+            *("nsenter", f"--net={self.network.path}", *nspawn),
+            *(f"--private-users={self._user}:{USERS}", "--private-users-ownership=map"),
+        ]
 
     def _command(self) -> list[str]:
         # Writes are not synced one by one: the disk is copied only after a clean stop or a freeze, and the
         # disk of a machine that died is thrown away.
         return [
             *self._joining,
-            *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no"),
+            *self._rights(),
             *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
             *(f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
-            *(f"--network-namespace-path={self.network.path}", "--capability=CAP_NET_ADMIN"),
-            # runc gives a container a keyring of its own, which nspawn's list of calls leaves out.
-            "--system-call-filter=add_key keyctl",
-            *(f"--bind-ro={self.spec.folder}/units/{name}:/run/systemd/{name}" for name in self._units()),
-            *([f"--bind={self.gpus.files.folder}:{machine_files.FOLDER}"] if self.gpus else []),
+            *self._unit_binds(),
         ]
+
+    def _unit_binds(self) -> list[str]:
+        units = self.spec.folder / "units"
+        if self._user:
+            # nspawn would make the folders above a file with an owner that is nobody in the container
+            # (systemd 252, mount_bind), and systemd writes there
+            return [f"--bind={units}:/run/systemd"]
+        return [f"--bind-ro={units}/{name}:/run/systemd/{name}" for name in self._units()]
 
     def _ask_to_shut_down(self) -> None:
         if self.process:
@@ -85,9 +158,9 @@ class Container(Machine):
         super().start()
         try:
             if self.gpus:
-                self.shown = self.gpus.files
-                self._namespace(self.shown)
-            self._open_cgroups()
+                self._put_gpus(self.gpus)
+            if not self._user:
+                self._open_cgroups()
             for disk in self.disks.values():
                 self._plug(disk)
         except BaseException:
@@ -113,28 +186,39 @@ class Container(Machine):
         Raises:
             UnavailableError: It failed; the details are the end of what it said.
         """
+        user = ["--user"] if self._user else []  # with it nsenter becomes the container's root
         return run(
-            *("nsenter", f"--target={self._init()}", "--mount", "--uts", "--ipc", "--net", "--pid"), *command
+            *("nsenter", f"--target={self._init()}", "--mount", "--uts", "--ipc", "--net", "--pid", *user),
+            *command,
         )
 
     def show_gpus(self, gpus: SimulatedGpus) -> None:
         """Give the running container its simulated GPUs now; its next starts have them from the beginning."""
         gpus.prepare(self._root)
-        there = Path(f"/proc/{self._init()}/root{machine_files.FOLDER}")
-        shutil.copytree(gpus.files.folder, there, dirs_exist_ok=True)
-        self.gpus, self.shown = gpus, machine_files.MachineFiles(there)
-        self._namespace(self.shown)
-        self.run_inside("sh", str(machine_files.FOLDER / "up"))
+        self._put_gpus(gpus)
+        self.run_inside("sh", str(machine_files.FOLDER / machine_files.UP))
+
+    def _put_gpus(self, gpus: SimulatedGpus) -> None:
+        """Give the running container a copy of what was prepared, the one thing that its root can change."""
+        files = [
+            (file.name, file.read_bytes(), stat.S_IMODE(file.stat().st_mode))
+            for file in gpus.files.folder.iterdir()
+        ]
+        files.sort(key=lambda file: file[0] == machine_files.UP)  # last: the unit waits for it
+        init = self._init()
+        root = Path(f"/proc/{init}/root")
+        if self._user:
+            self._devices.add_characters(init, _gpu_nodes(gpus.files))
+        self.gpus, self.shown = gpus, machine_files.MachineFiles(machine_files.FOLDER, root)
+        # Process ids of the container mean something in its own namespace alone.
+        namespace = str(Path(f"/proc/{init}/ns/pid").readlink())
+        gpus.files.state.change(lambda rows: rows.update(pid_namespace=namespace))
+        in_root(root, lambda: _write_files(machine_files.FOLDER, files, owner=self._user))
 
     def hide_gpus(self) -> None:
         """Take them away again; the image's own files are seen as they are."""
         self.run_inside("sh", "-c", machine_files.DOWN)
         self.gpus = self.shown = None
-
-    def _namespace(self, files: machine_files.MachineFiles) -> None:
-        """Process ids of the container mean something in its own namespace alone."""
-        name = str(Path(f"/proc/{self._init()}/ns/pid").readlink())
-        files.state.change(lambda rows: rows.update(pid_namespace=name))
 
     def _resize(self, disk: AttachedDisk) -> None:
         if (
@@ -180,3 +264,23 @@ class Container(Machine):
                 thaw.callback(run, "fsfreeze", "--unfreeze", str(mountpoint))
             self._devices.flush(volume_ids)
             yield
+
+
+def _gpu_nodes(files: machine_files.MachineFiles) -> dict[str, int]:
+    """Device numbers by name: null (1, 3) where this kernel has NVIDIA's driver, and they were real GPUs."""
+    real = Path("/proc/driver/nvidia").exists()
+    return {
+        name: os.makedev(*((1, 3) if real else (NVIDIA_MAJOR, minor)))
+        for name, minor in machine_files.device_nodes(gpu_count(files.state.rows()))
+    }
+
+
+def _write_files(folder: Path, files: Sequence[tuple[str, bytes, int]], *, owner: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content, mode in files:
+        part = folder / f"{name}.new"
+        part.write_bytes(content)
+        part.chmod(mode)
+        os.chown(part, owner, owner)
+        part.replace(folder / name)
+    os.chown(folder, owner, owner)

@@ -1,24 +1,31 @@
 """The block devices of a container: loop devices over volumes, with nodes in the container's /dev.
 
-The container needs no right beyond those that it has: it may make and mount devices (CAP_MKNOD and
-CAP_SYS_ADMIN are systemd-nspawn's defaults), and with --keep-unit no device policy is put on it.
+A container in a user namespace makes none itself, and mounts none (user_namespaces(7)): it reads and writes
+those that are made here. A privileged one may do both: CAP_MKNOD and CAP_SYS_ADMIN are systemd-nspawn's
+defaults, and with --keep-unit no device policy is put on it.
 """
 
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.loop import LoopDevice
 
 
 class ContainerDevices:
-    """The loop devices of one container, by volume id."""
+    """The devices of one container.
 
-    def __init__(self) -> None:
-        self._loops: dict[str, LoopDevice] = {}
+    Args:
+        owner: User id on this computer of the container's root.
+    """
+
+    def __init__(self, *, owner: int) -> None:
+        self._owner = owner
+        self._loops: dict[str, LoopDevice] = {}  # by volume id
 
     def add(self, init: int, disk: AttachedDisk) -> None:
         """Make a volume a device of a running container.
@@ -32,12 +39,24 @@ class ContainerDevices:
         """
         loop = LoopDevice(disk.file)
         try:
-            _remove_names(init, disk)
-            _make_names(init, disk, loop.device)
+            in_root(_root(init), lambda: _remove_names(disk))
+            in_root(_root(init), lambda: _make_names(disk, loop.device, self._owner))
         except BaseException:
             loop.close()
             raise
         self._loops[disk.volume_id] = loop
+
+    def add_characters(self, init: int, nodes: Mapping[str, int]) -> None:
+        """Make character devices in a running container, for everybody in it.
+
+        Args:
+            init: Process id of the container's first process.
+            nodes: Numbers of devices by their names below /dev; those that are there stay.
+
+        Raises:
+            OSError: The container's /dev can't be written.
+        """
+        in_root(_root(init), lambda: _make_nodes(nodes, 0o666 | stat.S_IFCHR, self._owner))
 
     def remove(self, init: int, disk: AttachedDisk, *, force: bool) -> bool:
         """Take a device away.
@@ -52,7 +71,7 @@ class ContainerDevices:
         loop = self._loops[disk.volume_id]
         if not force and loop.busy():
             return False
-        _remove_names(init, disk)
+        in_root(_root(init), lambda: _remove_names(disk))
         self._loops.pop(disk.volume_id).close()
         return True
 
@@ -91,37 +110,27 @@ class ContainerDevices:
             self._loops.popitem()[1].close()
 
 
-@contextlib.contextmanager
-def _folder(path: str, *names: str, make: bool = False) -> Iterator[int]:
-    """A folder below another one, by its descriptor; no link on the way is followed to another place."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    current = os.open(path, flags)
-    try:
-        for name in names:
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, 0o755, dir_fd=current)
-            below = os.open(name, flags, dir_fd=current)
-            os.close(current)
-            current = below
-        yield current
-    finally:
-        os.close(current)
+def _root(init: int) -> Path:
+    return Path(f"/proc/{init}/root")
 
 
-def _make_names(init: int, disk: AttachedDisk, device: int) -> None:
+def _make_nodes(nodes: Mapping[str, int], mode: int, owner: int) -> None:
+    before = os.umask(0)  # of this thread: `in_root`
+    for name, device in nodes.items():
+        with contextlib.suppress(FileExistsError):
+            os.mknod(f"/dev/{name}", mode, device)
+            os.chown(f"/dev/{name}", owner, owner, follow_symlinks=False)
+    os.umask(before)
+
+
+def _make_names(disk: AttachedDisk, device: int, owner: int) -> None:
     name = disk.device.removeprefix("/dev/")
-    with _folder(f"/proc/{init}/root/dev") as folder:
-        os.mknod(name, 0o660 | stat.S_IFBLK, device, dir_fd=folder)
-    with _folder(f"/proc/{init}/root/dev", "disk", "by-id", make=True) as folder:
-        os.symlink(f"../../{name}", disk.link, dir_fd=folder)
+    _make_nodes({name: device}, 0o660 | stat.S_IFBLK, owner)
+    links = Path("/dev/disk/by-id")
+    links.mkdir(parents=True, exist_ok=True)
+    (links / disk.link).symlink_to(f"../../{name}")
 
 
-def _remove_names(init: int, disk: AttachedDisk) -> None:
-    with contextlib.suppress(FileNotFoundError), _folder(f"/proc/{init}/root/dev") as folder:
-        os.unlink(disk.device.removeprefix("/dev/"), dir_fd=folder)
-    with (
-        contextlib.suppress(FileNotFoundError),
-        _folder(f"/proc/{init}/root/dev", "disk", "by-id") as folder,
-    ):
-        os.unlink(disk.link, dir_fd=folder)
+def _remove_names(disk: AttachedDisk) -> None:
+    Path(disk.device).unlink(missing_ok=True)
+    (Path("/dev/disk/by-id") / disk.link).unlink(missing_ok=True)

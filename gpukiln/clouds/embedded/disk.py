@@ -7,6 +7,7 @@ their root elsewhere: where it is, the partition table says.
 """
 
 import contextlib
+import os
 import re
 import shutil
 import struct
@@ -56,6 +57,7 @@ GRUB_MODULES = [
 BIOS_MODULES = [*GRUB_MODULES, "biosdisk"]
 EFI_MODULES = [*GRUB_MODULES, "fat", "all_video"]
 EFI_FILE = "EFI/BOOT/BOOTX64.EFI"  # what a firmware starts that was told nothing (UEFI 2.10, 3.5.1.1)
+OUTSIDE = "user.gpukiln.outside"  # extended attribute of a disk's file
 LAYOUT = (BIOS_BOOT_START, ESP_START, ROOT_START, *BIOS_MODULES, *EFI_MODULES)
 """What of this module can change a disk."""
 
@@ -276,7 +278,21 @@ def copy_disk(source: Path, target: Path) -> None:
         UnavailableError: The copy failed, for example because the disk is full.
     """
     with whole_or_not(target) as partial:
-        run("cp", "--sparse=auto", "--reflink=auto", str(source), str(partial))
+        run("cp", "--sparse=auto", "--reflink=auto", "--preserve=xattr", str(source), str(partial))
+
+
+def mark_outside(disk: Path) -> None:
+    """Note on a disk that its content comes from outside this cloud; every copy of it says so too.
+
+    Raises:
+        OSError: The file system has no extended attributes of users.
+    """
+    os.setxattr(disk, OUTSIDE, b"1")
+
+
+def is_outside(disk: Path) -> bool:
+    """Whether a disk, or one that it was copied from, was written from outside this cloud."""
+    return disk.exists() and OUTSIDE in os.listxattr(disk)
 
 
 def fit_root(disk: Path) -> None:
@@ -304,19 +320,20 @@ def fit_table(disk: Path) -> None:
         run("sgdisk", "--move-second-header", str(disk))
 
 
-def mount_root(disk: Path, mountpoint: Path) -> None:
+def mount_root(disk: Path, mountpoint: Path, *, devices: bool = False) -> None:
     """Mount the root file system of a disk.
 
     Args:
         disk: A raw disk.
         mountpoint: The folder to mount on; made when missing.
+        devices: Whether device nodes on it lead to this computer's devices.
 
     Raises:
         UnavailableError: It could not be mounted.
     """
     mountpoint.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(_device(root_partition(disk), disk)) as loop:
-        run("mount", str(loop.path), str(mountpoint))
+        run("mount", *([] if devices else ["--options=nodev"]), str(loop.path), str(mountpoint))
 
 
 def _device(part: Partition, disk: Path, *, read_only: bool = False) -> LoopDevice:
@@ -337,7 +354,7 @@ def mounted_root(disk: Path) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="gpukiln-") as folder:
         with contextlib.closing(_device(root_partition(disk), disk, read_only=True)) as loop:
-            run("mount", "-o", "ro,norecovery", str(loop.path), folder)
+            run("mount", "-o", "ro,norecovery,nodev", str(loop.path), folder)
         try:
             yield Path(folder)
         finally:

@@ -37,7 +37,7 @@ from gpukiln.clouds.embedded.images import extend_images
 from gpukiln.clouds.embedded.instance_types import extend_instance_types
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.lifecycle import Lifecycle
-from gpukiln.clouds.embedded.machines import Machines
+from gpukiln.clouds.embedded.machines import Machines, asked_kind
 from gpukiln.clouds.embedded.pointers import resolve_image
 from gpukiln.clouds.embedded.regions import read_region
 from gpukiln.clouds.embedded.request_checks import extend_requests
@@ -161,6 +161,10 @@ def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
             self.volumes.pop(launch_devices.create_volume(self, "", device["Ebs"]).id)
         kwargs["block_device_mappings"] = []  # moto would leave out the image's own
         tags = (kwargs.get("tags") or {}).get("volume", {})
+        try:
+            asked_kind((kwargs.get("tags") or {}).get("instance", {}))
+        except ValueError as error:
+            raise EC2ClientError("InvalidParameterValue", str(error)) from None
         if template.get("InstanceMarketOptions") and not kwargs.get("instance_market_options"):
             kwargs["instance_market_options"] = template["InstanceMarketOptions"].get("MarketType")
         asked = {"count": args[0] if args else kwargs["count"], **kwargs}

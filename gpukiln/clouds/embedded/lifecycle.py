@@ -12,7 +12,7 @@ from moto.core.utils import utcnow
 from moto.ec2.models.instances import InstanceState, StateReason
 
 from gpukiln.clouds.embedded.machine import Machine
-from gpukiln.clouds.embedded.machines import Machines, is_vm
+from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.errors import GpukilnError
 
 STATES = {
@@ -67,7 +67,7 @@ class Lifecycle:
             instance: moto's instance.
         """
         set_state(instance, "pending")
-        if not is_vm(instance):
+        if self._machines.kind(instance) != "vm":
             # cloud-init takes a token only where the firmware says EC2, and a container shows no firmware:
             # tokens work there but can't be required, and DescribeInstances says so
             instance.metadata_options.http_tokens = "optional"

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,8 @@ from gpukiln.clouds.embedded.network import MachineNetwork
 from gpukiln.errors import UnavailableError
 
 log = logging.getLogger(__name__)
-Kind = Literal["container", "vm"]
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\n\x20-\x7e]")  # ECMA-48 sequences, control characters
+Kind = Literal["container", "privileged", "vm"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class MachineSpec:
 
     Args:
         instance_id: The EC2 instance it stands for.
-        kind: Container or virtual machine.
+        kind: A container in a user namespace; a privileged one, whose root is this computer's; a virtual
+            machine.
         folder: The machine's own folder.
         root: The root volume.
         console: File that gets the console's output.
@@ -81,8 +84,7 @@ class Machine(ABC):
         with self.spec.console.open("ab") as console:
             self.process = subprocess.Popen(
                 self._command(),
-                # the container's own network settings are its own: Docker switches forwarding on
-                env={**os.environ, "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network"},
+                env={**os.environ, **self._environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -91,10 +93,15 @@ class Machine(ABC):
         if not self.running:
             code = self.process.returncode
             self.release()
-            tail = self.spec.console.read_text(errors="replace").splitlines()[-5:]
+            # an answer of EC2's is XML, which has no place for escapes
+            said = ESCAPES.sub("", self.spec.console.read_text(errors="replace"))
+            tail = [line for line in said.splitlines() if line][-5:]
             raise UnavailableError(
                 f"{self.spec.instance_id} ended at once, exit code {code}", details=tuple(tail)
             )
+
+    def _environment(self) -> dict[str, str]:
+        return {}
 
     def stop(self, timeout_s: float = 90) -> None:
         """Shut the system down cleanly, and pull the plug when it does not end in time.

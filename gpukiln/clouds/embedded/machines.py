@@ -4,8 +4,9 @@ import os
 import shutil
 import threading
 import zlib
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
-from typing import Any
+from typing import Any, get_args
 
 from werkzeug.exceptions import NotFound
 
@@ -13,33 +14,32 @@ from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.container import Container
-from gpukiln.clouds.embedded.disk import copy_disk, require_room, used_bytes
+from gpukiln.clouds.embedded.disk import copy_disk, is_outside, require_room, used_bytes
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.instance_metadata import describe_instance
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machine import Machine, MachineSpec, remove_folder
+from gpukiln.clouds.embedded.machine import Kind, Machine, MachineSpec, remove_folder
 from gpukiln.clouds.embedded.machine_api import Application, MachineApi
 from gpukiln.clouds.embedded.metadata import MetadataServer
 from gpukiln.clouds.embedded.network import API_PORT, MachineNetwork, free_ssh_port
 from gpukiln.clouds.embedded.virtual_machine import VirtualMachine
 from gpukiln.errors import UnavailableError
 
-MACHINE_TAG = "gpukiln:machine"  # "container" or "vm"
-IMPORT_TAG = "gpukiln:import"  # on an image; `gpukiln.instances.tags` is above this package
+MACHINE_TAG = "gpukiln:machine"  # a `Kind`
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def is_vm(instance: Any) -> bool:
-    """Whether an instance is a virtual machine: its tag says so, or its image is a disk that was imported.
+def asked_kind(tags: Mapping[str, str]) -> Kind:
+    """The kind of machine that an instance's tags ask for.
 
-    Root in a container can become root on this host, so that a stranger's disk boots as a container only
-    where the tag asks for one.
-
-    Args:
-        instance: moto's instance.
+    Raises:
+        ValueError: There is no such kind; the message names those that there are.
     """
-    tags = instance.ec2_backend.tags
-    asked = tags.get(instance.id, {}).get(MACHINE_TAG)
-    return asked == "vm" or (asked != "container" and IMPORT_TAG in tags.get(instance.image_id, {}))
+    asked = tags.get(MACHINE_TAG, "container")
+    for kind in KINDS:
+        if asked == kind:
+            return kind
+    raise ValueError(f"The tag {MACHINE_TAG} is {asked!r}, wanted one of {', '.join(KINDS)}")
 
 
 class Machines:
@@ -90,6 +90,22 @@ class Machines:
         file = self.layout.root / "consoles" / f"{instance_id}.log"
         return file.read_bytes()[-65536:] if file.exists() else b""
 
+    def kind(self, instance: Any) -> Kind:
+        """What kind of machine an instance is: a virtual one where its disk comes from outside.
+
+        A container shares this computer's kernel, which would also read the file systems of such a disk.
+
+        Args:
+            instance: moto's instance.
+        """
+        if machine := self.get(instance.id):
+            return machine.spec.kind
+        volumes = dict(instance.get_block_device_mapping)
+        root = instance.ec2_backend.volumes[volumes[instance.root_device_name].volume_id]
+        if root.snapshot_id and is_outside(self.layout.snapshot(root.snapshot_id)):
+            return "vm"
+        return asked_kind(instance.ec2_backend.tags.get(instance.id, {}))
+
     def create(self, instance: Any) -> Machine:
         """Make the disks of a new instance's volumes.
 
@@ -126,7 +142,7 @@ class Machines:
             consoles.mkdir(exist_ok=True)
             spec = MachineSpec(
                 instance_id=instance.id,
-                kind="vm" if is_vm(instance) else "container",
+                kind=self.kind(instance),
                 folder=self.layout.machines / instance.id,
                 root=root,
                 console=consoles / f"{instance.id}.log",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from gpukiln.clouds.embedded.disk import copy_disk
+from gpukiln.clouds.embedded.disk import copy_disk, mark_outside
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.refusals import SCOPE
 from gpukiln.parsing import is_whole, parse_json
@@ -33,6 +33,10 @@ BLOCK = 512 << 10  # bytes
 TOKEN_S = 7 * 86400  # seconds for which a block token is good
 FEWEST, MOST = 100, 10_000  # blocks a page
 LARGEST_GIB = 65536
+TRUST_TAG, TRUSTED = (
+    "gpukiln:trust",
+    "yes",
+)  # of StartSnapshot; `gpukiln.instances.tags` is above this package
 TIMEOUT_MIN = 60  # StartSnapshot$Timeout
 _PATHS = (
     ("POST", re.compile(r"/snapshots"), "StartSnapshot"),
@@ -224,6 +228,9 @@ class SnapshotBlocks:
                 copy_disk(source, file)
             with file.open("ab") as opened:
                 opened.truncate(size << 30)
+            tags = {tag["Key"]: tag["Value"] for tag in asked.get("Tags", ())}
+            if tags.get(TRUST_TAG) != TRUSTED:
+                mark_outside(file)
             snapshot = store.add_snapshot(
                 ec2,
                 snapshot_id,
@@ -232,7 +239,7 @@ class SnapshotBlocks:
                 encrypted=bool(asked.get("Encrypted") or asked.get("KmsKeyArn")),
                 kms_key_id=asked.get("KmsKeyArn"),
                 owner_id=ec2.account_id,
-                tags={tag["Key"]: tag["Value"] for tag in asked.get("Tags", ())},
+                tags=tags,
             )
             snapshot.status = "pending"
             self._unfinished[snapshot_id] = _Unfinished(file, size, timeout * 60)

@@ -1,7 +1,7 @@
 """The files by which one machine has simulated GPUs, and what of them is put on its disk.
 
-In the machine they are in FOLDER: of a container the folder is bound there, of a virtual machine shared
-by virtiofs. A unit binds the library over that of the image's driver and makes the device nodes before
+In the machine they are in FOLDER: a container gets a copy as soon as it runs, a virtual machine has the
+folder by virtiofs. A unit binds the library over that of the image's driver and makes the device nodes before
 anything else starts. The image's own files stay as they are.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.gpus.library import build, build_load, build_smi
 from gpukiln.clouds.embedded.gpus.start import start_state
 from gpukiln.clouds.embedded.gpus.state import State
@@ -19,6 +20,7 @@ FOLDER = Path("/run/gpukiln-simulated")
 MARKER = Path("/etc/gpukiln/simulated-gpus")
 SHARE = "gpukiln-gpus"  # the tag of a virtual machine's share
 UNIT = "gpukiln-simulated-gpus.service"
+UP = "up"  # script
 LIBRARY, SMI, LOAD = "libnvidia-ml.so", "nvidia-smi", "gpukiln-gpu-load"
 # Debian and Ubuntu, with its alternatives; RHEL, Amazon Linux and others; see ld.so(8) for the rest
 LIBRARY_FOLDERS = (
@@ -46,7 +48,9 @@ ExecStart=/bin/sh {script}
 """
 # below /run/systemd of a container
 CONTAINER_UNITS = {
-    f"system/{UNIT}": UNIT_TEXT.format(script=FOLDER / "up"),
+    f"system/{UNIT}": UNIT_TEXT.format(
+        script="-c 'until [ -e {0} ]; do sleep 0.05; done; . {0}'".format(FOLDER / UP)
+    ),
     "system/sysinit.target.d/simulated-gpus.conf": f"[Unit]\nWants={UNIT}\n",
 }
 # 0x1a is the number of virtio's file systems (virtio 1.2, 5 Device Types); 195 is NVIDIA's major number, 255
@@ -84,10 +88,7 @@ done < {FOLDER}/places
 while read -r node minor; do
   rm -f "/dev/$node"
 done < {FOLDER}/nodes
-if mountpoint -q {FOLDER}; then
-  umount {FOLDER}
-fi
-rm -rf {FOLDER}
+rm -r {FOLDER}
 """
 
 
@@ -96,15 +97,17 @@ class MachineFiles:
     """The files of one machine's simulated GPUs.
 
     Args:
-        folder: Where they are on this host.
+        folder: Where they are.
+        root: Where that path begins: on this host, or /proc/PID/root of a running container.
     """
 
     folder: Path
+    root: Path = Path("/")
 
     @property
     def state(self) -> State:
         """What its GPUs tell."""
-        return State(self.folder / LIBRARY)
+        return State(self.folder / LIBRARY, self.root)
 
     def make(self, root: Path, built: Path, document: dict[str, Any], *, branch: int) -> None:
         """Make them, in the state of a machine that has just started.
@@ -119,7 +122,9 @@ class MachineFiles:
         Raises:
             UnavailableError: Nothing can be compiled here.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder.exists():  # a virtual machine could write it, and put links there
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True)
         for name, source in (
             (LIBRARY, build(built, branch=branch)),
             (SMI, build_smi(built)),
@@ -127,39 +132,56 @@ class MachineFiles:
         ):
             shutil.copy(source, self.folder / name)
             (self.folder / name).chmod(0o755)
-        places = ((LIBRARY, _library_place(root)), (SMI, _smi_place(root)))
-        (self.folder / "places").write_text("".join(f"{name} /{place}\n" for name, place in places))
+        places = in_root(root, _make_places)
+        (self.folder / "places").write_text("".join(f"{name} {place}\n" for name, place in places))
         count = len(document["gpus"])
-        nodes = [(f"nvidia{n}", n) for n in range(count)] + [("nvidiactl", 255)]
+        nodes = device_nodes(count)
         (self.folder / "nodes").write_text("".join(f"{name} {minor}\n" for name, minor in nodes))
-        (self.folder / "up").write_text(SCRIPT)
+        (self.folder / UP).write_text(SCRIPT)
         start_state(self.state, document)
-        for place in (place for _name, place in places):
-            if not (root / place).exists():
-                (root / place).parent.mkdir(parents=True, exist_ok=True)
-                (root / place).touch(0o644)  # a program that is none must not seem to run
-        marker = root / MARKER.relative_to("/")
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_text(MARKER_TEXT)
 
     def put_unit(self, root: Path) -> None:
         """Let a virtual machine's own systemd start it; a container's unit is bound to its /run."""
-        script = root / "etc/gpukiln/simulated-gpus.sh"
-        script.write_text(SCRIPT)
-        unit = root / "etc/systemd/system" / UNIT
-        unit.parent.mkdir(parents=True, exist_ok=True)
-        unit.write_text(UNIT_TEXT.format(script="/" + str(script.relative_to(root))))
-        wanted = unit.parent / "sysinit.target.wants" / UNIT
-        wanted.parent.mkdir(exist_ok=True)
-        wanted.unlink(missing_ok=True)
-        wanted.symlink_to(f"../{UNIT}")
+        in_root(root, _put_unit)
+
+
+def device_nodes(count: int) -> list[tuple[str, int]]:
+    """The device nodes of GPUs: name below /dev, minor number (nvidia-modprobe, nvidia-modprobe-utils.h).
+
+    Args:
+        count: How many GPUs there are.
+    """
+    return [(f"nvidia{n}", n) for n in range(count)] + [("nvidiactl", 255)]
 
 
 def driver_version(root: Path) -> str | None:
     """The version of the image's driver by its library's name, None where it has none."""
-    place = root / _library_place(root)
-    version = place.name.partition(".so.")[2]
+    version = in_root(root, lambda: _library_place(Path("/"))).name.partition(".so.")[2]
     return version if "." in version else None
+
+
+def _make_places() -> list[tuple[str, Path]]:
+    """The files that are bound over, made where the image has none; the marker."""
+    top = Path("/")
+    places = [(LIBRARY, top / _library_place(top)), (SMI, top / _smi_place(top))]
+    for _name, place in places:
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch(0o644)  # a program that is none must not seem to run
+    MARKER.parent.mkdir(parents=True, exist_ok=True)
+    MARKER.write_text(MARKER_TEXT)
+    return places
+
+
+def _put_unit() -> None:
+    script, unit = MARKER.parent / "simulated-gpus.sh", Path("/etc/systemd/system") / UNIT
+    script.write_text(SCRIPT)
+    unit.parent.mkdir(parents=True, exist_ok=True)
+    unit.write_text(UNIT_TEXT.format(script=script))
+    wanted = unit.parent / "sysinit.target.wants" / UNIT
+    wanted.parent.mkdir(exist_ok=True)
+    wanted.unlink(missing_ok=True)
+    wanted.symlink_to(f"../{UNIT}")
 
 
 def _library_place(root: Path) -> Path:

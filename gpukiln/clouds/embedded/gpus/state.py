@@ -9,12 +9,14 @@ change goes to the other.
 import contextlib
 import fcntl
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.errors import UnavailableError
 
 MAGIC = b"gpukiln simulated GPUs 1".ljust(32, b"\0")
@@ -22,6 +24,7 @@ PAGE, SLOT = 4096, 512 * 1024
 REGION = PAGE + 2 * SLOT  # bytes
 HEADER = struct.Struct("<32sQQQ")
 LAST_EVENTS = 64
+LOCK_S = 10
 Rows = dict[str, str]
 
 
@@ -62,14 +65,15 @@ def encoded(rows: Rows) -> bytes:
 
 
 class State:
-    """The state of one machine's GPUs.
+    """The state of one machine's GPUs. Who is root on the machine may have put anything in its place.
 
     Args:
         path: The file; it has a region.
+        root: Where the path begins: /proc/PID/root of a running container.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, root: Path = Path("/")) -> None:
+        self.path, self._root = path, root
 
     def rows(self) -> Rows:
         """What holds now."""
@@ -95,9 +99,7 @@ class State:
             What holds then.
         """
         with self._opened(os.O_RDWR) as (file, start):
-            fcntl.flock(
-                file, fcntl.LOCK_EX
-            )  # not filelock: nvml/state.c locks the same file, and it empties none
+            self._lock(file)
             rows = self._read(file, start)
             edit(rows)
             text = encoded(rows)
@@ -110,11 +112,14 @@ class State:
 
     @contextlib.contextmanager
     def _opened(self, flags: int) -> Iterator[tuple[int, int]]:
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            file = os.open(self.path, flags | os.O_CLOEXEC)
+            file = in_root(self._root, lambda: os.open(self.path, flags))
         except OSError as error:
             raise self._damaged(str(error.strerror)) from error
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise self._damaged("it is no regular file")
             start = os.fstat(file).st_size - REGION
             if start < 0 or os.pread(file, len(MAGIC), start) != MAGIC:
                 raise self._damaged("it has no state of simulated GPUs")
@@ -124,17 +129,32 @@ class State:
         finally:
             os.close(file)
 
+    def _lock(self, file: int) -> None:
+        """Not by filelock: nvml/state.c locks the same file, and it empties none."""
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UnavailableError(
+                        f"{self.path} is locked for more than {LOCK_S} s by a program of the machine",
+                        hint="`lslocks` in the machine names it",
+                    ) from None
+                time.sleep(0.01)
+
     def _damaged(self, why: str) -> UnavailableError:
         return UnavailableError(
             f"{self.path} can't be read: {why}",
             hint="make it anew: invoke cloud.gpus MACHINE --off, then --on",
         )
 
-    @staticmethod
-    def _read(file: int, start: int) -> Rows:
+    def _read(self, file: int, start: int) -> Rows:
         while True:
             _magic, changes, *lengths = HEADER.unpack(os.pread(file, HEADER.size, start))
             slot = changes & 1
+            if lengths[slot] > SLOT:
+                raise self._damaged(f"it has {lengths[slot]} bytes of text, at most {SLOT} fit")
             text = os.pread(file, lengths[slot], start + PAGE + slot * SLOT)
             if HEADER.unpack(os.pread(file, HEADER.size, start))[1] == changes:
                 return dict(line.split(" ", 1) for line in text.decode().split("\n") if " " in line)

@@ -106,6 +106,23 @@ def test_what_stands_in_for_the_gpus_state_is_refused(here, machine):
         assert (done.returncode, words in done.stderr) == (4, True), done.stderr
 
 
+def test_no_node_leads_to_a_gpu_of_this_computer(here, machine):
+    """A privileged one makes its nodes itself, by its /proc/devices; for others that decides nothing."""
+    node = machine.instance["InstanceId"]
+    here.invoke("cloud.gpus", node, "--off")
+    machine.read(
+        "cat /proc/devices >/tmp/devices; sed -i '1a195 nvidia-frontend' /tmp/devices; "
+        "sudo mount --bind /tmp/devices /proc/devices"
+    )
+    here.invoke("cloud.gpus", node, "--on")
+    numbers = "stat -c %t:%T /dev/nvidia0"
+    assert machine.read(numbers).strip() == ("1:3" if machine.privileged else "c3:0")
+    here.invoke("cloud.gpus", node, "--off")
+    machine.read("sudo umount /proc/devices")
+    here.invoke("cloud.gpus", node, "--on")
+    assert machine.read(numbers).strip() == "c3:0"
+
+
 def test_only_a_privileged_one_mounts(machine, here):
     volume = here.aws("ec2", "create-volume", "--availability-zone", "us-west-2a", "--size", "1")["VolumeId"]
     here.aws("ec2", "wait", "volume-available", "--volume-ids", volume)

@@ -70,7 +70,8 @@ class Parts(Node):
         named = Capabilities(secrets={"A": NAMED, "B": self.secret})
         profile = rights.instance_profile(cloud, Workspace("parts", "ann", REGION, capabilities=named))
         (folder / "user-data").write_text(USER_DATA)
-        tags = f"ResourceType=instance,Tags=[{{Key={WORKSPACE_TAG},Value=parts}}]"
+        kind = "{Key=gpukiln:machine,Value=privileged}"  # it mounts volumes
+        tags = f"ResourceType=instance,Tags=[{{Key={WORKSPACE_TAG},Value=parts}},{kind}]"
         options = ["--iam-instance-profile", f"Name={profile}", "--tag-specifications", tags]
         options += ["--metadata-options", "InstanceMetadataTags=enabled"]
         options += ["--placement", f"AvailabilityZone={ZONE}", "--user-data", f"file://{folder}/user-data"]

@@ -42,7 +42,8 @@ MIG = {
 def machine(here, key, tmp_path_factory, request):
     """A machine of an instance type to which the role gpu_tools was applied, twice."""
     folder = tmp_path_factory.mktemp(request.param)
-    tags = f"ResourceType=instance,Tags=[{SIMULATED}]"
+    kind = "{Key=gpukiln:machine,Value=privileged}"  # it runs a container engine
+    tags = f"ResourceType=instance,Tags=[{SIMULATED},{kind}]"
     options = ["--instance-type", request.param, "--tag-specifications", tags]
     with Node(here, key, folder, options=options) as node:
         node.converge(ROLE, gpu_tools_users=["admin"], gpu_tools_health=True, gpu_tools_limits={"hours": 48})

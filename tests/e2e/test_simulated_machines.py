@@ -95,24 +95,6 @@ def test_they_are_taken_and_given_while_it_runs_and_stay_the_same(here, containe
     assert again.stdout == before
 
 
-def test_no_node_leads_to_a_gpu_of_this_host(here, container):
-    """Where the kernel has NVIDIA's driver: /proc/devices of the machine says so."""
-    gpus(here, container, "--off")
-    node = "stat -c %t:%T /dev/nvidia0"
-    connect = {"instance": container.instance, "key_file": container.key_file}
-    shown = (
-        "cat /proc/devices >/tmp/devices; sed -i '1a195 nvidia-frontend' /tmp/devices; "
-        "mount --bind /tmp/devices /proc/devices"
-    )
-    assert here.ssh(**connect, command=f"sudo sh -ec {shlex.quote(shown)}").returncode == 0
-    gpus(here, container, "--on")
-    assert here.ssh(**connect, command=node).stdout.strip() == "1:3"
-    gpus(here, container, "--off")
-    assert here.ssh(**connect, command="sudo umount /proc/devices").returncode == 0
-    gpus(here, container, "--on")
-    assert here.ssh(**connect, command=node).stdout.strip() == "c3:0"
-
-
 def test_a_virtual_machine_has_them_from_its_start_and_sees_changes(here, key, tmp_path):
     with Node(here, key, tmp_path, options=options("g4dn.xlarge", SIMULATED, VM)) as node:
         assert "Tesla T4" in node.read("nvidia-smi -L")

@@ -11,9 +11,11 @@ from moto import mock_aws
 from moto.backends import get_backend
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from gpukiln.clouds.embedded import snapshot_blocks, volume_files
+from gpukiln.clouds.embedded import container, snapshot_blocks, volume_files
 from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.disk import copy_disk, is_outside, mark_outside
+from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles
+from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import MACHINE_TAG, Machines, asked_kind
 from gpukiln.instances import tags
@@ -114,3 +116,18 @@ def test_a_link_on_a_disk_leads_to_the_disk(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="/none"):
         in_root(root, lambda: Path("/none").read_text())
     assert Path.cwd() != Path("/")  # other threads are where they were
+
+
+def test_nodes_are_null_where_this_kernel_has_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = MachineFiles(tmp_path)
+    monkeypatch.setattr(State, "rows", lambda _: {"gpus.count": "2"})
+    nodes = {"nvidia0": (195, 0), "nvidia1": (195, 1), "nvidiactl": (195, 255)}
+    for devices, wanted in (
+        ("Character devices:\n  1 mem\n\nBlock devices:\n  7 loop\n", nodes),
+        ("Character devices:\n  1 mem\n195 nvidia-frontend\n", dict.fromkeys(nodes, (1, 3))),
+    ):
+        monkeypatch.setattr(Path, "read_text", lambda _, devices=devices: devices)
+        found = container._gpu_nodes(files)
+        assert {name: (os.major(number), os.minor(number)) for name, number in found.items()} == wanted

@@ -268,9 +268,9 @@ class Container(Machine):
 
 def _gpu_nodes(files: machine_files.MachineFiles) -> dict[str, int]:
     """Device numbers by name: null (1, 3) where this kernel has NVIDIA's driver, and they were real GPUs."""
-    real = Path("/proc/driver/nvidia").exists()
+    taken = f"{NVIDIA_MAJOR} " in Path("/proc/devices").read_text()  # of this computer: a machine may lie
     return {
-        name: os.makedev(*((1, 3) if real else (NVIDIA_MAJOR, minor)))
+        name: os.makedev(*((1, 3) if taken else (NVIDIA_MAJOR, minor)))
         for name, minor in machine_files.device_nodes(gpu_count(files.state.rows()))
     }
 

@@ -106,7 +106,7 @@ def read_kernel(root: Path) -> Kernel:
     Raises:
         IncompatibleError: No entry of its grub.cfg leads to a kernel.
     """
-    config = root / "boot/grub/grub.cfg"
+    config = resolve(root, "/boot/grub/grub.cfg")
     text = config.read_text(encoding="utf-8") if config.is_file() else ""
     first = re.search(r"^\s*linux\s+(\S+)(.*)$", text, re.MULTILINE)
     file = resolve(root, first[1]) if first else root
@@ -116,9 +116,8 @@ def read_kernel(root: Path) -> Kernel:
             hint="`update-grub` on a machine of the image writes it; bake the image again with that",
         )
     version = file.name.removeprefix("vmlinuz-")
-    modules = resolve(root, f"/lib/modules/{version}")
     have = "".join(
-        (modules / name).read_text(encoding="utf-8").replace("-", "_")
+        resolve(root, f"/lib/modules/{version}/{name}").read_text(encoding="utf-8").replace("-", "_")
         for name in ("modules.dep", "modules.builtin")
     )
     lacks = tuple(name for name in SERVER_DRIVERS if f"/{name}.ko" not in have)

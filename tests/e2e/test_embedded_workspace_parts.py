@@ -131,7 +131,8 @@ def test_the_agents_calls_reach_the_api_with_the_machines_role(machine):
     assert (key, secret, tagged) == ("in SSM", "in Secrets Manager", None)
     assert "AccessDeniedException" in other
     assert "UnauthorizedOperation" in not_its_own
-    assert machine.tags() == {WORKSPACE_TAG: "parts", "gpukiln:stage": "home done"}
+    given = {WORKSPACE_TAG: "parts", "gpukiln:machine": "privileged"}
+    assert machine.tags() == {**given, "gpukiln:stage": "home done"}
 
 
 def test_the_api_inside_takes_no_other_keys(machine):

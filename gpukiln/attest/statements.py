@@ -20,7 +20,7 @@ from gpukiln.instances.tags import snapshots_of
 from gpukiln.typed import dump, load, strict
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner, SSlibKey
+    from securesystemslib.signer import Key, Signer
 
 VERDICT_TYPE, RELEASE_TYPE = "urn:gpukiln:verdict:v1", "urn:gpukiln:release:v1"
 ROOT = "/gpukiln-attestations"
@@ -142,7 +142,7 @@ def place_of(image: Mapping[str, Any], region: str) -> Place:
     return Place(str(image["ImageId"]), region, tuple(snapshots_of(image)))
 
 
-def signed(place: Place, claim: VerdictClaim | ReleaseClaim, signer: CryptoSigner) -> str:
+def signed(place: Place, claim: VerdictClaim | ReleaseClaim, signer: Signer) -> str:
     """A statement in its envelope, on one line: SSM takes 4096 characters without charge.
 
     Args:
@@ -188,7 +188,7 @@ def kept(ssm: Any, image_id: str) -> dict[tuple[str, str], str]:
     return found
 
 
-def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[SSlibKey]) -> Vouched:
+def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]) -> Vouched:
     """What trusted keys signed of an AMI; statements of others, and on other images, don't count.
 
     Args:
@@ -220,9 +220,7 @@ def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[SSlibKe
     return Vouched(place, verdicts, releases, envelopes, verified, tuple(refused))
 
 
-def opened(
-    kind: type[Claim], text: str, keys: Sequence[SSlibKey], places: Sequence[Place]
-) -> tuple[Claim, Place]:
+def opened(kind: type[Claim], text: str, keys: Sequence[Key], places: Sequence[Place]) -> tuple[Claim, Place]:
     """What a statement says, where a trusted key signed it and it is about one of these images.
 
     Args:

@@ -25,24 +25,26 @@ from gpukiln.instances.tags import tags_of
 from gpukiln.state import state_home
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner, SSlibKey
+    from securesystemslib.signer import Key, Signer
 
 UNSIGNED = "unsigned: trusts the tags of this account"
 SOURCE_TAG = "gpukiln:source-image"
 
 
-def keys_of(trust: Iterable[str], root: Path = ROOT) -> tuple[SSlibKey, ...]:
+def keys_of(trust: Iterable[str], cloud: Cloud, root: Path = ROOT) -> tuple[Key, ...]:
     """The keys of a channel, each once.
 
     Args:
         trust: As ami/channels.yaml names them.
+        cloud: Where KMS is asked for the public keys that it has.
 
     Raises:
         UsageError: One is no public key.
+        UnavailableError: KMS refused, or can't be reached.
     """
-    from gpukiln.attest.signing import load_public_key  # noqa: PLC0415 - slow to import
+    from gpukiln.attest.signing import public_key_of  # noqa: PLC0415 - slow to import
 
-    found = {key.keyid: key for key in (load_public_key(root / entry) for entry in trust)}
+    found = {key.keyid: key for key in (public_key_of(entry, cloud, root) for entry in trust)}
     return tuple(found.values())
 
 
@@ -51,12 +53,13 @@ def every_trust() -> tuple[str, ...]:
     return tuple(dict.fromkeys(entry for channel in load_channels().values() for entry in channel.trust))
 
 
-def require_signer(name: str, channel: Channel, signer: CryptoSigner | None) -> None:
+def require_signer(name: str, channel: Channel, signer: Signer | None, cloud: Cloud) -> None:
     """Refuse what a channel would not take afterwards, before anything is done.
 
     Args:
         name: The channel's name.
         signer: The key that would sign.
+        cloud: Where KMS is asked.
 
     Raises:
         RefusedError: The channel trusts keys, and this is none of them.
@@ -66,9 +69,9 @@ def require_signer(name: str, channel: Channel, signer: CryptoSigner | None) -> 
     where = f"channel {name} trusts {' or '.join(channel.trust)} alone"
     if signer is None:
         raise RefusedError(
-            f"{where}, and nobody signs", hint="--sign-key FILE, the private key of one of them"
+            f"{where}, and nobody signs", hint="--sign-key KEY, the private key of one of them"
         )
-    keys = [key.keyid for key in keys_of(channel.trust)]
+    keys = [key.keyid for key in keys_of(channel.trust, cloud)]
     if signer.public_key.keyid not in keys:
         raise RefusedError(
             f"{where}, and --sign-key is another one",
@@ -78,17 +81,18 @@ def require_signer(name: str, channel: Channel, signer: CryptoSigner | None) -> 
 
 
 def vouched(
-    ssm: Any, image: Mapping[str, Any], region: str, trust: Iterable[str]
-) -> tuple[Vouched, Sequence[SSlibKey]]:
+    cloud: Cloud, image: Mapping[str, Any], trust: Iterable[str], ssm: Any = None
+) -> tuple[Vouched, Sequence[Key]]:
     """What a channel's keys signed of an AMI, and the keys.
 
     Args:
-        ssm: A client of the image's region.
+        cloud: The cloud, in the image's region.
         image: As DescribeImages gives it.
         trust: As ami/channels.yaml names them.
+        ssm: A client of that region, where there is one already.
     """
-    keys = keys_of(trust)
-    return statements.look(ssm, image, region, keys), keys
+    keys = keys_of(trust, cloud)
+    return statements.look(ssm or cloud.client("ssm"), image, cloud.region, keys), keys
 
 
 def require_released(cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, ssm: Any = None) -> str:
@@ -113,7 +117,7 @@ def require_released(cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, s
     if rules is None or not rules.trust:
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
-        found, keys = vouched(ssm or cloud.client("ssm"), image, cloud.region, rules.trust)
+        found, keys = vouched(cloud, image, rules.trust, ssm)
     if wrong := list(_unreleased(found, pointer, rules)):
         raise RefusedError(
             f"{pointer.path} points at {found.place}, and no trusted key vouches for that: {wrong[0]}",
@@ -143,7 +147,7 @@ def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
     if not (trust := every_trust()):
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
-        found, keys = vouched(cloud.client("ssm"), image, cloud.region, trust)
+        found, keys = vouched(cloud, image, trust)
     failed = [name for name, claim in found.verdicts.items() if not _is_good(claim)]
     if failed or not found.verdicts:
         why = f"it failed on {', '.join(failed)}" if failed else "there is no signed verdict on it"
@@ -197,7 +201,7 @@ def _wanted_keys(trust: Sequence[str]) -> tuple[str, ...]:
     return (f"wanted: statements signed by {' or '.join(trust)} (trust, ami/channels.yaml)",)
 
 
-def _signed_by(keys: Sequence[SSlibKey]) -> str:
+def _signed_by(keys: Sequence[Key]) -> str:
     return f"signed: trusts {' and '.join(f'the key {key.keyid[:16]}' for key in keys)}"
 
 

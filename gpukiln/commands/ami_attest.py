@@ -14,9 +14,9 @@ STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 @command(
     help={
         "build": "build id, AMI id or `last`",
-        "sign_key": "private key (PEM) to sign the provenance with",
+        "sign_key": "private key to sign the provenance with: a PEM file, or awskms:KEY of AWS KMS",
         "verify": "check what was written instead of writing it",
-        "key": "public key (PEM) that must have signed it (with --verify)",
+        "key": "public key that must have signed it (with --verify): a PEM file, or awskms:KEY of AWS KMS",
         "profile": COMMON["profile"],
         "dry_run": "say what would be written",
         "json": COMMON["json"],
@@ -47,10 +47,11 @@ def attest(
         )
     if key and not verify:
         raise UsageError("--key is for --verify", hint="add --verify, or sign with --sign-key")
-    signer = signer_of(sign_key)
     folder = Builds(state_home()).find(build)
     record = folder.read()
     baked = attestation.baked_image(record)
+    cloud = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
+    signer = signer_of(sign_key, cloud)
     if dry_run:
         if json:
             print_json({"build": folder.id, "image_id": baked.image_id, "signed": signer is not None})
@@ -59,7 +60,6 @@ def attest(
             f"{f', sign with {sign_key}' if signer else ''}, and tag {baked.image_id} with their digests"
         )
         return 0
-    cloud = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
     if verify:
         return _verify(folder, record, cloud, key, json)
     clean_up_after_killed(cloud, Builds(state_home()), say, ask=False)
@@ -76,15 +76,13 @@ def attest(
 
 
 def _verify(folder: Any, record: Any, cloud: Any, key: str, json: bool) -> int:
-    from pathlib import Path
-
     from rich.text import Text
 
     from gpukiln.attest import attestation
-    from gpukiln.attest.signing import load_public_key
+    from gpukiln.attest.signing import public_key_of
     from gpukiln.errors import CheckFailedError
 
-    public = load_public_key(Path(key)) if key else None
+    public = public_key_of(key, cloud) if key else None
     found = attestation.verify_attestation(folder, record, cloud, public)
     console = results(json=json)
     for finding in found:

@@ -32,7 +32,8 @@ COMMON = {
         "yes_public": "the AMI's name, instead of typing it",
         "encrypt": "encrypt every region's copy with the account's default key",
         "kms_keys": "encrypt with these keys, REGION=KEY for every region, separated by commas",
-        "sign_key": "private key (PEM) to sign the release with, where the channel trusts keys",
+        "sign_key": "private key to sign the release with, where the channel trusts keys: a PEM file, or "
+        "awskms:KEY of AWS KMS",
         "after": "only when this channel points at the build in every one of the regions",
         "timeout": "minutes that a copy gets",
         "region": "where the image is, when this machine has no record of it",
@@ -77,9 +78,9 @@ def release(
     rules = load_channel(channel)
     if yes_public and not public:
         raise UsageError("--yes-public is for --public", hint="add --public, or leave it out")
-    signer = signer_of(sign_key)
     found = find(build, Builds(state_home()), cloud=cloud, region=region, profile=profile)
-    where, proof = found.cloud, found.proof(rules)
+    where, signer = found.cloud, signer_of(sign_key, found.cloud)
+    proof = found.proof(rules)
     excused = require_proven(channel, rules, proof, has_gpus=where.has_gpus)
     chosen = tuple(region_names(regions)) or rules.regions or (proof.region,)
     wish = publish.Wish(

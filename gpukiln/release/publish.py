@@ -40,7 +40,7 @@ from gpukiln.release.run import Run, retirement
 from gpukiln.verify.digest import suite_digest
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner
+    from securesystemslib.signer import Signer
 
 DEFAULT_KEY = "default"
 
@@ -67,7 +67,7 @@ class Wish:
     sharing: Sharing
     keys: Mapping[str, str]
     timeout_s: float
-    signer: CryptoSigner | None = None
+    signer: Signer | None = None
 
     @property
     def pointer(self) -> Pointer:
@@ -129,7 +129,7 @@ def release(
         BusyError: Another release runs on this machine.
     """
     if not dry_run:
-        trust.require_signer(wish.channel_name, wish.channel, wish.signer)
+        trust.require_signer(wish.channel_name, wish.channel, wish.signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
             source = source_image(cloud, wish.proof)
@@ -270,7 +270,7 @@ def _require_copy(site: Site, wish: Wish, source: Mapping[str, Any], image: Mapp
     """Refuse an image that says it is the copy, where only its tags do."""
     found = None
     if wish.channel.trust:
-        found, _ = trust.vouched(site.ssm, image, site.region, wish.channel.trust)
+        found, _ = trust.vouched(site.cloud, image, wish.channel.trust, site.ssm)
     place = statements.place_of(source, wish.proof.region)
     verified = wish.proof.vouched.verified.values() if wish.proof.vouched else ()
     trust.require_copy(site.cloud, image, place, wish.proof.build, found, verified)
@@ -301,7 +301,7 @@ def _sign(site: Site, wish: Wish, image: Mapping[str, Any]) -> None:
         instance_types=tuple(name for name in counted if vouched.verified[name] == verified),
         released_at=statements.now(),
     )
-    there, _ = trust.vouched(site.ssm, image, site.region, wish.channel.trust)
+    there, _ = trust.vouched(site.cloud, image, wish.channel.trust, site.ssm)
     before = there.releases.get(wish.channel_name)
     if before is None or replace(before, released_at=claim.released_at) != claim:
         site.go_on()

@@ -17,7 +17,7 @@ from gpukiln.offers.refresh import PRICING_REGION
 
 TAG_KEY = "${TagKey}"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/1"
-EVERYTHING = Scope(kms_keys=[KEY], module_cache="s3://modules/x")
+EVERYTHING = Scope(kms_keys=[KEY], module_cache="s3://modules/x", sign_key=KEY)
 
 
 service = cache(get_service_prefix_data)  # of the Service Authorization Reference
@@ -43,7 +43,7 @@ def known(call):
 
 def form(arn):
     """An ARN with a star for everything that is filled in."""
-    return "arn:*:kms:*:*:key/*" if arn == "{key}" else re.sub(r"\$?\{\w+\}", "*", arn)
+    return "arn:*:kms:*:*:key/*" if arn in ("{key}", "{sign_key}") else re.sub(r"\$?\{\w+\}", "*", arn)
 
 
 def keys_for(call, template):

@@ -200,8 +200,8 @@ def check_signature(envelope: str, key: Key) -> None:
         raise CheckFailedError(f"the signature of the key {key.keyid} is wrong") from error
 
 
-def trusted_payload(envelope: str, keys: Sequence[Key]) -> bytes:
-    """What an envelope holds, where one of these keys signed it.
+def trusted_payload(envelope: str, keys: Sequence[Key]) -> tuple[bytes, Key]:
+    """What an envelope holds, where one of these keys signed it, and that key.
 
     Args:
         envelope: A DSSE envelope as JSON.
@@ -218,7 +218,7 @@ def trusted_payload(envelope: str, keys: Sequence[Key]) -> bytes:
             f"trusted: {', '.join(key.keyid for key in keys)}"
         )
     check_signature(envelope, signers[0])
-    return read.payload
+    return read.payload, signers[0]
 
 
 def _read(envelope: str) -> Envelope:

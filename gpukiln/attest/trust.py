@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.attest import statements
+from gpukiln.attest import newest, statements
 from gpukiln.attest.statements import ReleaseClaim, VerdictClaim, Vouched
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
@@ -95,21 +95,24 @@ def vouched(
     return statements.look(ssm or cloud.client("ssm"), image, cloud.region, keys), keys
 
 
-def require_released(cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, ssm: Any = None) -> str:
-    """Refuse an AMI that a channel points at, where nothing shows that it was released there.
+def require_released(
+    cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, ssm: Any = None, *, pointed: bool = True
+) -> str:
+    """Refuse an AMI that a channel points at, where nothing shows that it was released there last.
 
     Args:
         cloud: The cloud, in the image's region.
         image: As DescribeImages gives it.
         pointer: The channel.
         ssm: A client of that region, where there is one already.
+        pointed: Whether the pointer shows it; False: it is going to, and may be an earlier release.
 
     Returns:
         By what it is trusted, in words.
 
     Raises:
-        RefusedError: No trusted key signed its release and its verdicts; or a record of this computer says
-            that its build made another image.
+        RefusedError: No trusted key signed its release and its verdicts; this computer has verified a newer
+            release; or a record of this computer says that its build made another image.
         UsageError: A key or a record can't be read.
     """
     require_own_record(cloud, image)
@@ -123,8 +126,12 @@ def require_released(cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, s
             f"{pointer.path} points at {found.place}, and no trusted key vouches for that: {wrong[0]}",
             details=(*wrong[1:], *found.refused, *_wanted(rules)),
             hint=f"`invoke ami.release BUILD --channel {pointer.channel} --sign-key KEY` points it at "
-            f"a proven image, `invoke ami.rollback --channel {pointer.channel} --to BUILD` at an earlier one",
+            f"a proven image, `invoke ami.rollback --channel {pointer.channel} --to BUILD --sign-key KEY` "
+            "at an earlier one",
         )
+    if pointed:
+        release = found.releases[pointer.channel]
+        newest.require_newest(cloud, pointer, release, [key.keyid for key in keys])
     return _signed_by(keys)
 
 
@@ -166,11 +173,11 @@ def _is_good(claim: VerdictClaim) -> bool:
 
 def _unreleased(found: Vouched, pointer: Pointer, rules: Channel) -> Iterator[str]:
     """What is lacking of a release to a channel, a line each."""
-    claim = found.releases.get(pointer.channel)
-    if claim is None:
+    release = found.releases.get(pointer.channel)
+    if release is None:
         yield f"there is no signed release of it to {pointer.channel}"
         return
-    image = claim.image
+    claim, image = release.claim, release.claim.image
     if (image.name, image.kubernetes) != (pointer.image, pointer.kubernetes):
         yield f"it was released as {image.name} for Kubernetes {image.kubernetes}"
     if not claim.instance_types:
@@ -285,7 +292,7 @@ def require_copy(
     if is_copy(image, source.image_id, source.region):
         return
     image_id = str(image["ImageId"])
-    if found and any(claim.source in (source, *verified) for claim in found.releases.values()):
+    if found and any(one.claim.source in (source, *verified) for one in found.releases.values()):
         return
     if found is None and image_id in _released(build, cloud):
         return

@@ -114,6 +114,8 @@ REGIONS = "regions to look at, separated by commas; they name the others of a re
         "image": "a folder of ami/",
         "kubernetes": "Kubernetes version; default: that of components.yaml",
         "to": "build or AMI id to go back to; default: the release before the current one",
+        "sign_key": "private key to sign the rollback with, where the channel trusts keys: a PEM file, or "
+        "awskms:KEY of AWS KMS",
     }
 )
 def rollback(
@@ -123,12 +125,14 @@ def rollback(
     image: str = "eks-gpu",
     kubernetes: str = "",
     to: str = "",
+    sign_key: str = "",
     cloud: str = "embedded",
     profile: str = "",
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Point a channel at the release before, in every region."""
+    from gpukiln.attest.signing import signer_of
     from gpukiln.images.channels import load_channel
     from gpukiln.images.pointer import Pointer
     from gpukiln.progress import Progress
@@ -138,7 +142,8 @@ def rollback(
     rules, records = load_channel(channel), _releases()
     where, chosen = _regions(cloud, regions, profile, records)
     pointer = Pointer(image, kubernetes or kubernetes_version(), channel)
-    done = go_back(pointer, rules, where, chosen, records, Progress(), to=to, dry_run=dry_run)
+    signer = signer_of(sign_key, where)
+    done = go_back(pointer, rules, where, chosen, records, Progress(), signer=signer, to=to, dry_run=dry_run)
     return _end(done, json=json)
 
 

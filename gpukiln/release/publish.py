@@ -37,6 +37,7 @@ from gpukiln.release.images import (
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.regions import Outcome, Site, each, make_sites
 from gpukiln.release.run import Run, retirement
+from gpukiln.release.signed import require_pointed, sign_release
 from gpukiln.verify.digest import suite_digest
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def release(
         return run.all_steps(
             "copy, share and protect",
             lambda site: _prepare(site, wish, source, progress.doing),
+            moved=lambda site, image_id: require_pointed(site, wish.pointer, wish.channel, image_id),
             retire=retirement(wish.channel),
         )
 
@@ -296,19 +298,16 @@ def _sign(site: Site, wish: Wish, image: Mapping[str, Any]) -> None:
     claim = ReleaseClaim(
         image=wish.proof.about,
         channel=wish.channel_name,
+        number=0,  # it is given one when it is signed
         source=verified,
         suite=suite_digest() if wish.channel.suite == "current" else "",
         instance_types=tuple(name for name in counted if vouched.verified[name] == verified),
         released_at=statements.now(),
     )
-    there, _ = trust.vouched(site.cloud, image, wish.channel.trust, site.ssm)
-    before = there.releases.get(wish.channel_name)
-    if before is None or replace(before, released_at=claim.released_at) != claim:
-        site.go_on()
-        envelope = statements.signed(there.place, claim, signer)
-        statements.keep(site.ssm, there.place.image_id, statements.RELEASE, wish.channel_name, envelope)
+    there, keys = trust.vouched(site.cloud, image, wish.channel.trust, site.ssm)
+    sign_release(site, wish.pointer, claim, there, keys, signer)
     for name, envelope in vouched.envelopes.items():
         if there.envelopes.get(name) != envelope:
             site.go_on()
             statements.keep(site.ssm, there.place.image_id, statements.VERDICT, name, envelope)
-    trust.require_released(site.cloud, image, wish.pointer, site.ssm)
+    trust.require_released(site.cloud, image, wish.pointer, site.ssm, pointed=False)

@@ -91,7 +91,7 @@ def test_kms_signs_what_its_public_key_verifies(spec, cloud, tmp_path):
         load_der_public_key(der).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     )
     for named in (reference, by_alias(reference), str(exported)):
-        assert signing.trusted_payload(envelope, [signing.public_key_of(named, cloud)]) == b"{}"
+        assert signing.trusted_payload(envelope, [signing.public_key_of(named, cloud)])[0] == b"{}"
     # by the words of DSSE's protocol, without the library that signed
     text, how = b"DSSEv1 28 application/vnd.in-toto+json 2 {}", SPECS[spec]
     signature = base64.b64decode(json.loads(envelope)["signatures"][0]["sig"])

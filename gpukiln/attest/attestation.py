@@ -236,7 +236,7 @@ def _signature(build: Build, statement: bytes, key: Key | None) -> Finding:
             return Finding(step, "failed", f"what was signed is not {STATEMENT}")
     except (CheckFailedError, UnicodeDecodeError) as error:
         return Finding(step, "failed", str(error))
-    return Finding(step, "passed", f"signed by the key {key.keyid}")
+    return Finding(step, "passed", f"signed by {signing.name_of(key)}")
 
 
 def _compare(step: str, what: str, found: str, wanted: str | None) -> Finding:

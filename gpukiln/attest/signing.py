@@ -14,11 +14,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import Error as SecuresystemslibError
+from securesystemslib.exceptions import UnverifiedSignatureError
 from securesystemslib.signer import AWSSigner, CryptoSigner, Key, Signature, Signer, SSlibKey
 
+from gpukiln.attest.keyless import IdentityKey, KeylessSigner, signed_by
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import CheckFailedError, UsageError
-from gpukiln.images.keys import KmsKey, kms_key
+from gpukiln.images.keys import SIGSTORE, KmsKey, kms_key
 from gpukiln.parsing import parse_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"  # in-toto attestation spec, v1/envelope.md
@@ -79,7 +81,8 @@ def signer_of(reference: str, cloud: Cloud) -> Signer | None:
     """What `--sign-key` names.
 
     Args:
-        reference: A file, a key of KMS, or an empty string.
+        reference: A file, a key of KMS, `sigstore:` for the identity of a CI job, which a file of another
+            instance of Sigstore may follow, or an empty string.
         cloud: Where KMS is asked.
 
     Returns:
@@ -87,10 +90,13 @@ def signer_of(reference: str, cloud: Cloud) -> Signer | None:
 
     Raises:
         UsageError: It is no key that can sign, see `load_signer`.
-        UnavailableError: KMS refused, or can't be reached.
+        UnavailableError: KMS refused, or can't be reached; or this is no job with an identity.
     """
     if not reference:
         return None
+    if reference.startswith(SIGSTORE):
+        config = reference.removeprefix(SIGSTORE)
+        return KeylessSigner(Path(config) if config else None)
     if key := kms_key(reference):
         return KmsSigner(key.name, _public_key_of(key, cloud), _kms(key, cloud))
     return load_signer(Path(reference))
@@ -192,12 +198,23 @@ def check_signature(envelope: str, key: Key) -> None:
     if read.payload_type != PAYLOAD_TYPE:
         raise CheckFailedError(f"the envelope holds {read.payload_type}, wanted {PAYLOAD_TYPE}")
     if key.keyid not in read.signatures:
-        signers = ", ".join(read.signatures) or "nobody"
-        raise CheckFailedError(f"signed by the key {signers}, wanted {key.keyid}")
+        raise CheckFailedError(f"signed by {_signers(read)}, wanted {name_of(key)}")
     try:
-        read.verify([key], threshold=1)
+        key.verify_signature(read.signatures[key.keyid], read.pae())
+    except UnverifiedSignatureError as error:
+        why = f": {error}" if isinstance(key, IdentityKey) else ""
+        raise CheckFailedError(f"the signature of {name_of(key)} is wrong{why}") from error
     except SecuresystemslibError as error:
-        raise CheckFailedError(f"the signature of the key {key.keyid} is wrong") from error
+        raise CheckFailedError(f"the signature of {name_of(key)} can't be verified: {error}") from error
+
+
+def name_of(key: Key) -> str:
+    """A key or an identity, for a message."""
+    return str(key) if isinstance(key, IdentityKey) else f"the key {key.keyid}"
+
+
+def _signers(envelope: Envelope) -> str:
+    return ", ".join(map(signed_by, envelope.signatures.values())) or "nobody"
 
 
 def trusted_payload(envelope: str, keys: Sequence[Key]) -> tuple[bytes, Key]:
@@ -213,10 +230,7 @@ def trusted_payload(envelope: str, keys: Sequence[Key]) -> tuple[bytes, Key]:
     read = _read(envelope)
     signers = [key for key in keys if key.keyid in read.signatures]
     if not signers:
-        raise CheckFailedError(
-            f"signed by the key {', '.join(read.signatures) or 'nobody'}, "
-            f"trusted: {', '.join(key.keyid for key in keys)}"
-        )
+        raise CheckFailedError(f"signed by {_signers(read)}, trusted: {', '.join(map(name_of, keys))}")
     check_signature(envelope, signers[0])
     return read.payload, signers[0]
 

@@ -27,6 +27,9 @@ VERDICT_TYPE, RELEASE_TYPE = "urn:gpukiln:verdict:v1", "urn:gpukiln:release:v1"
 ROOT = "/gpukiln-attestations"
 """Outside of /gpukiln, which is listed whole to find the channels."""
 VERDICT, RELEASE = "verdict", "release"
+LARGEST = 8192
+"""Characters of a parameter of the advanced tier (Systems Manager, PutParameter, Tier). An envelope with the
+certificate and the proof of an identity is longer, and kept in parts."""
 
 
 @strict
@@ -190,22 +193,39 @@ def keep(ssm: Any, image_id: str, kind: str, name: str, envelope: str) -> None:
         kind: VERDICT or RELEASE.
         name: The instance type, or the channel: a newer one takes the place of the one before.
     """
-    ssm.put_parameter(
-        Name=f"{ROOT}/{image_id}/{kind}/{name}",
-        Value=envelope,
-        Type="String",
-        Tier="Intelligent-Tiering",
-        Overwrite=True,
-    )
+    path = f"{ROOT}/{image_id}/{kind}/{name}"
+    texts = [envelope[start : start + LARGEST - 8] for start in range(0, len(envelope), LARGEST - 8)]
+    if len(texts) > 1:
+        texts[0] = f"{len(texts)}:{texts[0]}"
+    # the first one last: until it is there, it belongs to no whole envelope
+    for number, text in reversed(list(enumerate(texts, 1))):
+        ssm.put_parameter(
+            Name=path if number == 1 else f"{path}/{number}",
+            Value=text,
+            Type="String",
+            Tier="Intelligent-Tiering",
+            Overwrite=True,
+        )
 
 
 def kept(ssm: Any, image_id: str) -> dict[tuple[str, str], str]:
     """Every statement on an AMI, by kind and name; nothing of them is checked."""
-    root, found = f"{ROOT}/{image_id}/", {}
-    for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=root, Recursive=True):
-        for parameter in page["Parameters"]:
-            kind, _, name = parameter["Name"].removeprefix(root).partition("/")
-            found[kind, name] = str(parameter["Value"])
+    return {(kind, name): text for (_, kind, name), text in _below(ssm, f"{ROOT}/{image_id}").items()}
+
+
+def _below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
+    """The statements below a path, by AMI, kind and name, put together of their parts."""
+    values: dict[str, str] = {}
+    for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True):
+        values |= {one["Name"].removeprefix(f"{ROOT}/"): str(one["Value"]) for one in page["Parameters"]}
+    found = {}
+    for name, text in values.items():
+        match name.split("/"):
+            case [image_id, kind, what]:
+                count, _, first = text.partition(":")
+                numbers = range(2, int(count) + 1) if count.isdecimal() and len(count) == 1 else None
+                more = [values.get(f"{name}/{number}", "") for number in numbers or ()]
+                found[image_id, kind, what] = "".join([first, *more]) if numbers else text
     return found
 
 
@@ -253,17 +273,16 @@ def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedR
         keys: Those that are trusted.
     """
     found = []
-    for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=ROOT, Recursive=True):
-        for parameter in page["Parameters"]:
-            if not parameter["Name"].endswith(f"/{RELEASE}/{pointer.channel}"):
-                continue
-            try:
-                one = opened(ReleaseClaim, str(parameter["Value"]), keys)
-            except CheckFailedError:
-                continue
-            image = one.claim.image
-            if Pointer(image.name, image.kubernetes, one.claim.channel) == pointer:
-                found.append(one)
+    for (_, kind, name), text in _below(ssm, ROOT).items():
+        if (kind, name) != (RELEASE, pointer.channel):
+            continue
+        try:
+            one = opened(ReleaseClaim, text, keys)
+        except CheckFailedError:
+            continue
+        image = one.claim.image
+        if Pointer(image.name, image.kubernetes, one.claim.channel) == pointer:
+            found.append(one)
     return found
 
 

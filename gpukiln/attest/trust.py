@@ -19,6 +19,7 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import RefusedError
 from gpukiln.images.builds import Build, Builds
 from gpukiln.images.channels import Channel, load_channels
+from gpukiln.images.keys import Identity, in_words
 from gpukiln.images.pointer import Pointer
 from gpukiln.images.subject import BUILD_ID_TAG
 from gpukiln.instances.tags import tags_of
@@ -31,7 +32,7 @@ UNSIGNED = "unsigned: trusts the tags of this account"
 SOURCE_TAG = "gpukiln:source-image"
 
 
-def keys_of(trust: Iterable[str], cloud: Cloud, root: Path = ROOT) -> tuple[Key, ...]:
+def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) -> tuple[Key, ...]:
     """The keys of a channel, each once.
 
     Args:
@@ -42,13 +43,20 @@ def keys_of(trust: Iterable[str], cloud: Cloud, root: Path = ROOT) -> tuple[Key,
         UsageError: One is no public key.
         UnavailableError: KMS refused, or can't be reached.
     """
+    from gpukiln.attest.keyless import IdentityKey  # noqa: PLC0415 - slow to import
     from gpukiln.attest.signing import public_key_of  # noqa: PLC0415 - slow to import
 
-    found = {key.keyid: key for key in (public_key_of(entry, cloud, root) for entry in trust)}
+    def key_of(entry: str | Identity) -> Key:
+        if isinstance(entry, str):
+            return public_key_of(entry, cloud, root)
+        config = root / entry.trust_config if entry.trust_config else None
+        return IdentityKey(entry.identity, entry.issuer, config)
+
+    found = {key.keyid: key for key in map(key_of, trust)}
     return tuple(found.values())
 
 
-def every_trust() -> tuple[str, ...]:
+def every_trust() -> tuple[str | Identity, ...]:
     """The keys of all channels: those that count for an image that no channel points at."""
     return tuple(dict.fromkeys(entry for channel in load_channels().values() for entry in channel.trust))
 
@@ -66,22 +74,24 @@ def require_signer(name: str, channel: Channel, signer: Signer | None, cloud: Cl
     """
     if not channel.trust:
         return
-    where = f"channel {name} trusts {' or '.join(channel.trust)} alone"
+    where = f"channel {name} trusts {in_words(channel.trust)} alone"
     if signer is None:
         raise RefusedError(
             f"{where}, and nobody signs", hint="--sign-key KEY, the private key of one of them"
         )
-    keys = [key.keyid for key in keys_of(channel.trust, cloud)]
-    if signer.public_key.keyid not in keys:
+    from gpukiln.attest.signing import name_of  # noqa: PLC0415 - slow to import
+
+    keys = keys_of(channel.trust, cloud)
+    if signer.public_key.keyid not in [key.keyid for key in keys]:
         raise RefusedError(
             f"{where}, and --sign-key is another one",
-            details=(f"found: {signer.public_key.keyid}", f"wanted: {' or '.join(keys)}"),
+            details=(f"found: {name_of(signer.public_key)}", f"wanted: {' or '.join(map(name_of, keys))}"),
             hint="the private key of one of them; or add its public key to trust in ami/channels.yaml",
         )
 
 
 def vouched(
-    cloud: Cloud, image: Mapping[str, Any], trust: Iterable[str], ssm: Any = None
+    cloud: Cloud, image: Mapping[str, Any], trust: Iterable[str | Identity], ssm: Any = None
 ) -> tuple[Vouched, Sequence[Key]]:
     """What a channel's keys signed of an AMI, and the keys.
 
@@ -204,12 +214,15 @@ def _wanted(rules: Channel) -> tuple[str, ...]:
     return _wanted_keys(rules.trust)
 
 
-def _wanted_keys(trust: Sequence[str]) -> tuple[str, ...]:
-    return (f"wanted: statements signed by {' or '.join(trust)} (trust, ami/channels.yaml)",)
+def _wanted_keys(trust: Iterable[str | Identity]) -> tuple[str, ...]:
+    return (f"wanted: statements signed by {in_words(trust)} (trust, ami/channels.yaml)",)
 
 
 def _signed_by(keys: Sequence[Key]) -> str:
-    return f"signed: trusts {' and '.join(f'the key {key.keyid[:16]}' for key in keys)}"
+    from gpukiln.attest.keyless import IdentityKey  # noqa: PLC0415 - slow to import
+
+    names = (str(key) if isinstance(key, IdentityKey) else f"the key {key.keyid[:16]}" for key in keys)
+    return f"signed: trusts {' and '.join(names)}"
 
 
 def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:

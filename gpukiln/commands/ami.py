@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import SIGNERS, command, print_json, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def plan(
     help=_some(
         *COMMON,
         force="build even when a proven image has this digest",
-        sign_key="private key to sign provenance and verdict with: a PEM file, or awskms:KEY of AWS KMS",
+        sign_key=f"signs provenance and verdict: {SIGNERS}",
         dry_run="stop after the plan",
         module_cache="keeps compiled kernel modules: a folder, s3://BUCKET/PREFIX or none",
         stages="on: go on from the last stage that is unchanged, and keep new ones; off: every role runs; "

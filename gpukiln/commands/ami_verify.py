@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import SIGNERS, command, print_json, results, say, words
 from gpukiln.typed import dump
 
 
@@ -18,7 +18,7 @@ from gpukiln.typed import dump
         "for": "a channel: judge it on what this one still asks for; nothing when nothing is missing",
         "spot": "take a spot instance: cheaper, and EC2 may take it away",
         "simulated": "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing",
-        "sign_key": "private key to sign the verdict with: a PEM file, or awskms:KEY of AWS KMS",
+        "sign_key": f"signs the verdict: {SIGNERS}",
         "region": "where the image is, when this machine has no record of it",
         "cloud": "where the image is; default: as its record says",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say
+from gpukiln.commands.cli import SIGNERS, command, print_json, results, say
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ COMMON = {
         "yes_public": "the AMI's name, instead of typing it",
         "encrypt": "encrypt every region's copy with the account's default key",
         "kms_keys": "encrypt with these keys, REGION=KEY for every region, separated by commas",
-        "sign_key": "private key to sign the release with, where the channel trusts keys: a PEM file, or "
-        "awskms:KEY of AWS KMS",
+        "sign_key": f"signs the release, where the channel names keys: {SIGNERS}",
         "after": "only when this channel points at the build in every one of the regions",
         "timeout": "minutes that a copy gets",
         "region": "where the image is, when this machine has no record of it",
@@ -114,8 +113,7 @@ REGIONS = "regions to look at, separated by commas; they name the others of a re
         "image": "a folder of ami/",
         "kubernetes": "Kubernetes version; default: that of components.yaml",
         "to": "build or AMI id to go back to; default: the release before the current one",
-        "sign_key": "private key to sign the rollback with, where the channel trusts keys: a PEM file, or "
-        "awskms:KEY of AWS KMS",
+        "sign_key": f"signs the rollback, where the channel names keys: {SIGNERS}",
     }
 )
 def rollback(

@@ -9,7 +9,7 @@ from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
-from gpukiln.images.keys import KMS, kms_key
+from gpukiln.images.keys import KMS, Identity, kms_key
 from gpukiln.typed import load, strict, unknown
 from gpukiln.verify.checks import LAYERS
 
@@ -31,7 +31,7 @@ class Channel:
     keep: int
     deprecate_after_days: int
     regions: tuple[str, ...]
-    trust: tuple[str, ...] = ()
+    trust: tuple[str | Identity, ...] = ()
 
 
 def load_channels(root: Path = ROOT) -> dict[str, Channel]:
@@ -71,7 +71,15 @@ def _check_trust(where: str, channel: Channel, root: Path) -> None:
             f"`openssl pkey -in sign.pem -pubout -out {EXAMPLE_KEY}`",
         )
     for entry in channel.trust:
-        if key := kms_key(entry):
+        if isinstance(entry, Identity):
+            if not entry.identity or not entry.issuer.startswith("https://"):
+                raise UsageError(
+                    f"{where}: trust: {entry}: wanted: both identity and issuer, and the issuer as https://...",
+                    hint="of GitHub Actions: docs/attestation.md#keyless",
+                )
+            if entry.trust_config and not (root / entry.trust_config).is_file():
+                raise UsageError(f"{where}: trust: trust_config: {entry.trust_config!r} is no file of {root}")
+        elif key := kms_key(entry):
             if not key.is_fixed:
                 raise UsageError(
                     f"{where}: trust: {entry!r} is no ARN of a key: who may call kms:UpdateAlias "

@@ -265,7 +265,7 @@ def _prepare(site: Site, wish: Wish, source: Mapping[str, Any], say: Callable[[s
 def _trust(wish: Wish) -> str:
     if not wish.channel.trust:
         return trust.UNSIGNED
-    return f"signed: trusts {' and '.join(wish.channel.trust)}"
+    return f"signed: trusts {' and '.join(map(str, wish.channel.trust))}"
 
 
 def _require_copy(site: Site, wish: Wish, source: Mapping[str, Any], image: Mapping[str, Any]) -> None:

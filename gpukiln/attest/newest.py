@@ -35,7 +35,6 @@ class Seen:
     """The newest release of a channel that this computer has verified in a region.
 
     Args:
-        number: Its number.
         key: The id of the key that signed it. Where that is not trusted any more, its numbers say nothing.
     """
 

@@ -21,8 +21,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 VALID = {"validFor": {"start": "2020-01-01T00:00:00Z"}}
-USAGES = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-          "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")  # fmt: skip
+USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 ISSUER = ObjectIdentifier("1.3.6.1.4.1.57264.1.1")  # Fulcio, docs/oid-info.md
 TIMESTAMPS = ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")  # RFC 6962, 3.3
 NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "double")])
@@ -86,20 +88,20 @@ class SigstoreDouble:
     def enter(self, proposed):
         """An entry of the log, as Rekor answers."""
         body = rfc8785.dumps(proposed)
-        promised = {"body": _b64(body), "integratedTime": int(datetime.now(UTC).timestamp()),
-                    "logID": self.log.id.hex(), "logIndex": 0}  # fmt: skip
+        when, log = int(datetime.now(UTC).timestamp()), self.log.id.hex()
+        promised = {"body": _b64(body), "integratedTime": when, "logID": log, "logIndex": 0}
         root = hashlib.sha256(b"\0" + body).digest()
         note = f"double\n1\n{_b64(root)}\n"
         signed = _b64(self.log.id[:4] + self.log.sign(note.encode()))
-        proof = {"hashes": [], "logIndex": 0, "rootHash": root.hex(), "treeSize": 1,
-                 "checkpoint": f"{note}\n\N{EM DASH} double {signed}\n"}  # fmt: skip
+        proof = {"hashes": [], "logIndex": 0, "rootHash": root.hex(), "treeSize": 1}
+        proof["checkpoint"] = f"{note}\n\N{EM DASH} double {signed}\n"
         promise = _b64(self.log.sign(rfc8785.dumps(promised)))
         return {"0": {**promised, "verification": {"inclusionProof": proof, "signedEntryTimestamp": promise}}}
 
     def token(self):
         now = int(datetime.now(UTC).timestamp())
-        claims = {"iss": self.issuer, "sub": "repo:example/gpukiln:ref:refs/heads/main", "aud": "sigstore",
-                  "iat": now, "exp": now + 300, "job_workflow_ref": self.workflow}  # fmt: skip
+        claims = {"iss": self.issuer, "sub": "repo:example/gpukiln", "job_workflow_ref": self.workflow}
+        claims |= {"aud": "sigstore", "iat": now, "exp": now + 300}
         parts = (json.dumps(part).encode() for part in ({"alg": "RS256"}, claims, {}))
         return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
 
@@ -120,17 +122,21 @@ class SigstoreDouble:
             "application/vnd.dev.sigstore.",
             {"url": self.url, "majorApiVersion": 1, "operator": "d"},
         )
-        logs = [{"baseUrl": self.url, "hashAlgorithm": "SHA2_256", "logId": {"keyId": _b64(key.id)},
-                 "publicKey": {"rawBytes": _b64(key.der), "keyDetails": "PKIX_ECDSA_P256_SHA_256", **VALID}}
-                for key in (self.log, self.ct)]  # fmt: skip
+        logs = [
+            {
+                **{"baseUrl": self.url, "hashAlgorithm": "SHA2_256", "logId": {"keyId": _b64(key.id)}},
+                "publicKey": {"rawBytes": _b64(key.der), "keyDetails": "PKIX_ECDSA_P256_SHA_256", **VALID},
+            }
+            for key in (self.log, self.ct)
+        ]
         certificates = [{"rawBytes": _b64(self.root.public_bytes(Encoding.DER))}]
-        authority = {"subject": {"organization": "d", "commonName": "d"}, "uri": self.url,
-                     "certChain": {"certificates": certificates}, **VALID}  # fmt: skip
-        root = {"mediaType": f"{form}trustedroot+json;version=0.1", "tlogs": logs[:1], "ctlogs": logs[1:],
-                "certificateAuthorities": [authority], "timestampAuthorities": []}  # fmt: skip
+        authority = {"subject": {"organization": "d", "commonName": "d"}, "uri": self.url, **VALID}
+        authority["certChain"] = {"certificates": certificates}
+        root = {"mediaType": f"{form}trustedroot+json;version=0.1", "tlogs": logs[:1], "ctlogs": logs[1:]}
+        root |= {"certificateAuthorities": [authority], "timestampAuthorities": []}
         urls = {name: [{**service, **VALID}] for name in ("caUrls", "rekorTlogUrls")}
-        signing = {"mediaType": f"{form}signingconfig.v0.2+json", **urls, "oidcUrls": [], "tsaUrls": [],
-                   "rekorTlogConfig": {"selector": "ANY"}, "tsaConfig": {"selector": "ANY"}}  # fmt: skip
+        signing = {"mediaType": f"{form}signingconfig.v0.2+json", **urls, "oidcUrls": [], "tsaUrls": []}
+        signing |= {"rekorTlogConfig": {"selector": "ANY"}, "tsaConfig": {"selector": "ANY"}}
         named = {"mediaType": f"{form}clienttrustconfig.v0.1+json", "trustedRoot": root}
         return json.dumps({**named, "signingConfig": signing})
 

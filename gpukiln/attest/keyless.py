@@ -123,12 +123,14 @@ class KeylessSigner(Signer):
                 f"can't sign as {self._key}: {type(error).__name__}: {error}",
                 hint="look whether fulcio.sigstore.dev and rekor.sigstore.dev can be reached, and try again",
             ) from error
-        made = base64.b64decode(bundle["messageSignature"]["signature"]).hex()
-        signature = Signature(self._key.keyid, made, {BUNDLE: bundle})
+        signed = base64.b64decode(bundle["messageSignature"]["signature"]).hex()
+        signature = Signature(self._key.keyid, signed, {BUNDLE: bundle})
         try:
             self._key.verify_signature(signature, payload)
         except UnverifiedSignatureError as error:
-            raise UnavailableError(f"what Sigstore made is no signature of {self._key}: {error}") from error
+            raise UnavailableError(
+                f"what Sigstore answered is no signature of {self._key}: {error}"
+            ) from error
         return signature
 
 
@@ -139,7 +141,11 @@ def signed_by(signature: Signature) -> str:
         rows = material.get("x509CertificateChain", {}).get("certificates") or [material["certificate"]]
         certificate = x509.load_der_x509_certificate(base64.b64decode(rows[0]["rawBytes"]))
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        [issuer] = [one.value.value for one in certificate.extensions if one.oid.dotted_string == _ISSUER_OID]
+        [issuer] = [
+            extension.value.value
+            for extension in certificate.extensions
+            if extension.oid.dotted_string == _ISSUER_OID
+        ]
         return f"{', '.join(str(name.value) for name in names)} of {issuer.decode()}"
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, x509.ExtensionNotFound):
         return f"the key {signature.keyid}"

@@ -43,12 +43,12 @@ class Seen:
     key: str
 
 
-def require_newest(cloud: Cloud, pointer: Pointer, found: SignedRelease, keys: Collection[str]) -> None:
-    """Refuse a release that is older than one that this computer has verified, and remember it otherwise.
+def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys: Collection[str]) -> None:
+    """Refuse a release that is older than another that this computer has verified, and remember it otherwise.
 
     Args:
         cloud: The cloud, in the region of the pointer.
-        found: The release that the pointer shows.
+        release: The release that the pointer shows.
         keys: The ids of the keys that are trusted.
 
     Raises:
@@ -57,14 +57,14 @@ def require_newest(cloud: Cloud, pointer: Pointer, found: SignedRelease, keys: C
         UnavailableError: The cloud can't be asked whose account it is.
     """
     file, path = _file(cloud), pointer.path
-    if _is_newest(file, path, found, keys):
+    if _is_newest(file, path, release, keys):
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with locked(file.with_suffix(".lock")):
-            if not _is_newest(file, path, found, keys):  # as another process may have left it
-                kept = {**_read(file), path: Seen(found.claim.number, found.place.image_id, found.key)}
-                write_whole(file, json.dumps({name: dump(one) for name, one in kept.items()}, indent=1))
+            if not _is_newest(file, path, release, keys):  # as another process may have left it
+                kept = {**_read(file), path: Seen(release.claim.number, release.place.image_id, release.key)}
+                write_whole(file, json.dumps({name: dump(seen) for name, seen in kept.items()}, indent=1))
     except OSError as error:
         log.warning(
             "warning: %s can't be written (%s): here nobody notices when %s is put back",
@@ -72,20 +72,21 @@ def require_newest(cloud: Cloud, pointer: Pointer, found: SignedRelease, keys: C
         )
 
 
-def _is_newest(file: Path, path: str, found: SignedRelease, keys: Collection[str]) -> bool:
+def _is_newest(file: Path, path: str, release: SignedRelease, keys: Collection[str]) -> bool:
     """Whether this very release is remembered; False: none, or an older one."""
     seen = _read(file).get(path)
-    if seen is None or seen.key not in keys or seen.number < found.claim.number:
+    if seen is None or seen.key not in keys or seen.number < release.claim.number:
         return False
-    here = found.place
-    if (seen.number, seen.image_id) == (found.claim.number, here.image_id):
+    here = release.place
+    if (seen.number, seen.image_id) == (release.claim.number, here.image_id):
         return True
     raise RefusedError(
         f"{path} points at {here.image_id} in {here.region}, and that is not the newest release: it has the "
-        f"number {found.claim.number}, and this computer has verified number {seen.number}, {seen.image_id}",
+        f"number {release.claim.number}, and this computer has verified number {seen.number}, "
+        f"{seen.image_id}",
         details=(f"what is remembered: {file}",),
         hint="somebody put it back, or two released at once: look who wrote it (CloudTrail, PutParameter); "
-        f"`invoke ami.release BUILD --channel {found.claim.channel} --sign-key KEY` or `ami.rollback` on "
+        f"`invoke ami.release BUILD --channel {release.claim.channel} --sign-key KEY` or `ami.rollback` on "
         "this computer makes a newer one",
     )
 
@@ -104,12 +105,15 @@ def number_for(
         own: Its statement, where it has one that says the same; None: it needs a new one.
         keys: Those that are trusted.
     """
-    known = {(one.place.image_id, one.claim.number) for one in statements.releases_of(ssm, pointer, keys)}
+    known = {
+        (release.place.image_id, release.claim.number)
+        for release in statements.releases_of(ssm, pointer, keys)
+    }
     seen = _read(_file(cloud)).get(pointer.path)
     if seen and seen.key in {key.keyid for key in keys}:
         known.add((seen.image_id, seen.number))
     highest = max((number for _, number in known), default=0)
-    if own and {one for one in known if one[1] == highest} == {(image_id, own.claim.number)}:
+    if own and {release for release in known if release[1] == highest} == {(image_id, own.claim.number)}:
         return highest
     return highest + 1
 

@@ -217,16 +217,17 @@ def _below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
     """The statements below a path, by AMI, kind and name, put together of their parts."""
     values: dict[str, str] = {}
     for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True):
-        values |= {one["Name"].removeprefix(f"{ROOT}/"): str(one["Value"]) for one in page["Parameters"]}
-    found = {}
+        for parameter in page["Parameters"]:
+            values[parameter["Name"].removeprefix(f"{ROOT}/")] = str(parameter["Value"])
+    whole = {}
     for name, text in values.items():
         match name.split("/"):
             case [image_id, kind, what]:
                 count, _, first = text.partition(":")
                 numbers = range(2, int(count) + 1) if count.isdecimal() and len(count) == 1 else None
                 more = [values.get(f"{name}/{number}", "") for number in numbers or ()]
-                found[image_id, kind, what] = "".join([first, *more]) if numbers else text
-    return found
+                whole[image_id, kind, what] = "".join([first, *more]) if numbers else text
+    return whole
 
 
 def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]) -> Vouched:
@@ -254,11 +255,11 @@ def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]) -
     ]
     for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == VERDICT):
         try:
-            found = opened(VerdictClaim, text, keys, places)
-            verdict = found.claim
+            statement = opened(VerdictClaim, text, keys, places)
+            verdict = statement.claim
             if verdict.simulated:
                 raise CheckFailedError("verified on simulated GPUs, which proves nothing")
-            verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, found.place
+            verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, statement.place
         except CheckFailedError as error:
             refused.append(f"{VERDICT} {name}: {error.message}")
     envelopes = {name: texts[VERDICT, name] for name in verdicts if (VERDICT, name) in texts}
@@ -272,18 +273,18 @@ def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedR
         ssm: A client of the region.
         keys: Those that are trusted.
     """
-    found = []
+    releases = []
     for (_, kind, name), text in _below(ssm, ROOT).items():
         if (kind, name) != (RELEASE, pointer.channel):
             continue
         try:
-            one = opened(ReleaseClaim, text, keys)
+            release = opened(ReleaseClaim, text, keys)
         except CheckFailedError:
             continue
-        image = one.claim.image
-        if Pointer(image.name, image.kubernetes, one.claim.channel) == pointer:
-            found.append(one)
-    return found
+        image = release.claim.image
+        if Pointer(image.name, image.kubernetes, release.claim.channel) == pointer:
+            releases.append(release)
+    return releases
 
 
 def opened(
@@ -325,10 +326,11 @@ def _place_in(document: Mapping[str, Any]) -> Place:
         ValueError: Its subject has another form than that of ours.
     """
     image, *snapshots = document["subject"]
-    found = Place(image["name"], image["uri"].split(":")[3], tuple(one["name"] for one in snapshots))
-    if document["subject"] != _subjects(found):
+    names = tuple(snapshot["name"] for snapshot in snapshots)
+    place = Place(image["name"], image["uri"].split(":")[3], names)
+    if document["subject"] != _subjects(place):
         raise ValueError(f"its subject is no image with its snapshots: {document['subject']}")
-    return found
+    return place
 
 
 def _subjects(place: Place) -> list[dict[str, Any]]:

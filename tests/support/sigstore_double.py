@@ -55,7 +55,7 @@ class SigstoreDouble:
 
     def _certificate(self, subject, key, usage, lasts):
         begins, by = datetime.now(UTC) - timedelta(minutes=1), self.authority.private.public_key()
-        made = x509.CertificateBuilder(
+        builder = x509.CertificateBuilder(
             NAME, subject, key, x509.random_serial_number(), begins, begins + lasts
         )
         for critical, extension in (
@@ -63,27 +63,27 @@ class SigstoreDouble:
             (False, x509.AuthorityKeyIdentifier.from_issuer_public_key(by)),
             (True, x509.KeyUsage(**{name: name == usage for name in USAGES})),
         ):
-            made = made.add_extension(extension, critical)
-        return made
+            builder = builder.add_extension(extension, critical)
+        return builder
 
     def certify(self, key, claims):
         """A certificate for what a token claims."""
-        made = self._certificate(x509.Name([]), key, "digital_signature", timedelta(minutes=10))
+        builder = self._certificate(x509.Name([]), key, "digital_signature", timedelta(minutes=10))
         names = [x509.UniformResourceIdentifier(f"https://github.com/{claims['job_workflow_ref']}")]
         for critical, extension in (
             (True, x509.SubjectAlternativeName(names)),
             (False, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING])),
             (False, x509.UnrecognizedExtension(ISSUER, claims["iss"].encode())),
         ):
-            made = made.add_extension(extension, critical)
-        body = made.sign(self.authority.private, SHA256()).tbs_certificate_bytes
+            builder = builder.add_extension(extension, critical)
+        body = builder.sign(self.authority.private, SHA256()).tbs_certificate_bytes
         when = struct.pack("!Q", int(datetime.now(UTC).timestamp() * 1000))
         entry = b"\0\1" + self.authority.id + len(body).to_bytes(3) + body + b"\0\0"
         signature = self.ct.sign(b"\0\0" + when + entry)
         listed = _sized(_sized(b"\0" + self.ct.id + when + b"\0\0\4\3" + _sized(signature)))
         octets = b"\4" + bytes([len(listed)]) + listed  # DER; it is shorter than 128
-        made = made.add_extension(x509.UnrecognizedExtension(TIMESTAMPS, octets), critical=False)
-        return made.sign(self.authority.private, SHA256())
+        builder = builder.add_extension(x509.UnrecognizedExtension(TIMESTAMPS, octets), critical=False)
+        return builder.sign(self.authority.private, SHA256())
 
     def enter(self, proposed):
         """An entry of the log, as Rekor answers."""
@@ -112,8 +112,8 @@ class SigstoreDouble:
             return self.enter(body)
         claims = json.loads(base64.urlsafe_b64decode(authorization.split(".")[1] + "=="))
         request = x509.load_pem_x509_csr(base64.b64decode(body["certificateSigningRequest"]))
-        made = self.certify(request.public_key(), claims)
-        texts = [one.public_bytes(Encoding.PEM).decode() for one in (made, self.root)]
+        certificates = (self.certify(request.public_key(), claims), self.root)
+        texts = [certificate.public_bytes(Encoding.PEM).decode() for certificate in certificates]
         return {"signedCertificateEmbeddedSct": {"chain": {"certificates": texts}}}
 
     def trust_config(self):

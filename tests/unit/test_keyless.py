@@ -133,19 +133,19 @@ def bundle():
     return json.loads((ROOT / "tests/support/sigstore/github-actions.json").read_text())
 
 
-def wheel(made):
+def wheel(document):
     """SHA-256 of the wheel, as its bundle names it; the signature is over that."""
-    return base64.b64decode(made["messageSignature"]["messageDigest"]["digest"])
+    return base64.b64decode(document["messageSignature"]["messageDigest"]["digest"])
 
 
 RELEASE = "https://github.com/trailofbits/rfc8785.py/.github/workflows/release.yml@refs/tags/v0.1.2"
 
 
 def test_what_the_public_instance_signed_is_verified_by_the_root_of_the_library():
-    made = bundle()
+    document = bundle()
     # sha256sum of bundle_v3_github.whl, which lies beside the bundle in its source
-    assert wheel(made).hex() == "c4e92e9ecc828bef2aa7dba1de8ac983511f7532a0df11c770d39099a25cf201"
-    IdentityKey(RELEASE, GITHUB).verify_digest(made, wheel(made))
+    assert wheel(document).hex() == "c4e92e9ecc828bef2aa7dba1de8ac983511f7532a0df11c770d39099a25cf201"
+    IdentityKey(RELEASE, GITHUB).verify_digest(document, wheel(document))
 
 
 @pytest.mark.parametrize(
@@ -157,19 +157,19 @@ def test_what_the_public_instance_signed_is_verified_by_the_root_of_the_library(
     ],
 )
 def test_what_the_public_instance_signed_for_another_is_refused(identity, issuer, why):
-    made = bundle()
+    document = bundle()
     with pytest.raises(signing.UnverifiedSignatureError, match=why):
-        IdentityKey(identity, issuer).verify_digest(made, wheel(made))
+        IdentityKey(identity, issuer).verify_digest(document, wheel(document))
 
 
 def test_a_changed_bundle_of_the_public_instance_is_refused():
-    made, digest = bundle(), wheel(bundle())
+    document, digest = bundle(), wheel(bundle())
     key = IdentityKey(RELEASE, GITHUB)
     with pytest.raises(signing.UnverifiedSignatureError, match="digest mismatch"):
-        key.verify_digest(made, bytes(32))
-    entry = made["verificationMaterial"]["tlogEntries"][0]
+        key.verify_digest(document, bytes(32))
+    entry = document["verificationMaterial"]["tlogEntries"][0]
     for name, value in (("integratedTime", "1710887000"), ("logIndex", "1"), ("inclusionPromise", {})):
-        changed = json.loads(json.dumps(made))
+        changed = json.loads(json.dumps(document))
         changed["verificationMaterial"]["tlogEntries"][0] = {**entry, name: value}
         with pytest.raises(signing.UnverifiedSignatureError):
             key.verify_digest(changed, digest)

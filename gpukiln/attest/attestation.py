@@ -27,7 +27,7 @@ from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.parsing import parse_json
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner, SSlibKey
+    from securesystemslib.signer import Key, Signer
 
 SBOM, STATEMENT, ENVELOPE = "sbom.cdx.json", "provenance.intoto.json", "provenance.dsse.json"
 IN_IMAGE = "/etc/gpukiln/image.json"
@@ -85,7 +85,7 @@ def baked_image(record: Record) -> Bake:
 
 
 def write_attestation(
-    build: Build, record: Record, cloud: Cloud, signer: CryptoSigner | None = None
+    build: Build, record: Record, cloud: Cloud, signer: Signer | None = None
 ) -> Attestation:
     """Write SBOM and provenance of an image beside its record, and their digests on the AMI.
 
@@ -132,9 +132,7 @@ def is_written(build: Build) -> bool:
     return (build.folder / SBOM).exists() and (build.folder / STATEMENT).exists()
 
 
-def verify_attestation(
-    build: Build, record: Record, cloud: Cloud, key: SSlibKey | None = None
-) -> list[Finding]:
+def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | None = None) -> list[Finding]:
     """Check SBOM and provenance against each other, against the AMI and against a key.
 
     Args:
@@ -223,7 +221,7 @@ def _compare_statement(
         yield _compare("provenance.image-record", "image.json", digest, wanted)
 
 
-def _signature(build: Build, statement: bytes, key: SSlibKey | None) -> Finding:
+def _signature(build: Build, statement: bytes, key: Key | None) -> Finding:
     step, path = "provenance.signature", build.folder / ENVELOPE
     if key is None:
         return Finding(step, "not_run", f"no key was given; it is {'' if path.exists() else 'not '}signed")
@@ -238,7 +236,7 @@ def _signature(build: Build, statement: bytes, key: SSlibKey | None) -> Finding:
             return Finding(step, "failed", f"what was signed is not {STATEMENT}")
     except (CheckFailedError, UnicodeDecodeError) as error:
         return Finding(step, "failed", str(error))
-    return Finding(step, "passed", f"signed by the key {key.keyid}")
+    return Finding(step, "passed", f"signed by {signing.name_of(key)}")
 
 
 def _compare(step: str, what: str, found: str, wanted: str | None) -> Finding:

@@ -4,13 +4,23 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    load_der_public_key,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import Error as SecuresystemslibError
-from securesystemslib.signer import CryptoSigner, SSlibKey
+from securesystemslib.exceptions import UnverifiedSignatureError
+from securesystemslib.signer import AWSSigner, CryptoSigner, Key, Signature, Signer, SSlibKey
 
+from gpukiln.attest.keyless import IdentityKey, KeylessSigner, signed_by
+from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import CheckFailedError, UsageError
+from gpukiln.images.keys import SIGSTORE, KmsKey, kms_key
 from gpukiln.parsing import parse_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"  # in-toto attestation spec, v1/envelope.md
@@ -44,19 +54,90 @@ def load_signer(path: Path) -> CryptoSigner:
         ) from error
 
 
-def signer_of(option: str) -> CryptoSigner | None:
+class KmsSigner(AWSSigner):
+    """Signs with a key of AWS KMS, whose private half never leaves it.
+
+    Args:
+        client: Of the key's region.
+    """
+
+    def __init__(self, key_id: str, public_key: SSlibKey, client: Any) -> None:
+        # not the constructor of AWSSigner: its client is of boto3's default session, which knows neither
+        # --profile nor --cloud
+        self.aws_key_id, self._public_key, self.client = key_id, public_key, client
+        self.aws_algo = self.aws_algos[public_key.scheme]
+
+    def sign(self, payload: bytes) -> Signature:
+        """Sign.
+
+        Raises:
+            UnavailableError: KMS refused, or can't be reached.
+        """
+        with explain_aws_errors(f"sign with the key {self.aws_key_id}"):
+            return super().sign(payload)
+
+
+def signer_of(reference: str, cloud: Cloud) -> Signer | None:
     """What `--sign-key` names.
 
     Args:
-        option: The file, or an empty string.
+        reference: A file, a key of KMS, `sigstore:` for the identity of a CI job, which a file of another
+            instance of Sigstore may follow, or an empty string.
+        cloud: Where KMS is asked.
 
     Returns:
         What signs with it, or None.
 
     Raises:
-        UsageError: See `load_signer`.
+        UsageError: It is no key that can sign, see `load_signer`.
+        UnavailableError: KMS refused, or can't be reached; or this is no job with an identity.
     """
-    return load_signer(Path(option)) if option else None
+    if not reference:
+        return None
+    if reference.startswith(SIGSTORE):
+        config = reference.removeprefix(SIGSTORE)
+        return KeylessSigner(Path(config) if config else None)
+    if key := kms_key(reference):
+        return KmsSigner(key.name, _public_key_of(key, cloud), _kms(key, cloud))
+    return load_signer(Path(reference))
+
+
+def public_key_of(reference: str, cloud: Cloud, folder: Path = Path()) -> SSlibKey:
+    """The public key that `--key` or a channel's `trust` names.
+
+    Args:
+        reference: A file, or a key of KMS, whose public key KMS gives.
+        cloud: Where KMS is asked.
+        folder: What a file's path is relative to.
+
+    Raises:
+        UsageError: It is no public key.
+        UnavailableError: KMS refused, or can't be reached.
+    """
+    key = kms_key(reference)
+    return _public_key_of(key, cloud) if key else load_public_key(folder / reference)
+
+
+def _kms(key: KmsKey, cloud: Cloud) -> Any:
+    there = cloud.in_region(key.region) if key.region not in ("", cloud.region) else cloud
+    return there.client("kms")
+
+
+def _public_key_of(key: KmsKey, cloud: Cloud) -> SSlibKey:
+    with explain_aws_errors(f"get the public key of {key.name}"):
+        answer = _kms(key, cloud).get_public_key(KeyId=key.name)
+    algorithms = answer.get("SigningAlgorithms", [])
+    try:
+        public = SSlibKey.from_crypto(load_der_public_key(answer["PublicKey"]))
+        scheme = public.scheme
+    except (ValueError, UnsupportedAlgorithm, SecuresystemslibError):  # of a curve that nobody here knows
+        public, scheme = None, ""
+    if public is None or AWSSigner.aws_algos.get(scheme) not in algorithms:
+        raise UsageError(
+            f"{key.name} can't sign statements: KMS signs with {', '.join(algorithms) or 'nothing'} there",
+            hint="wanted: a key for SIGN_VERIFY of ECC_NIST_P256, ECC_NIST_P384 or RSA_2048 to RSA_4096",
+        )
+    return public
 
 
 def load_public_key(path: Path) -> SSlibKey:
@@ -77,7 +158,7 @@ def load_public_key(path: Path) -> SSlibKey:
         raise UsageError(f"{path} is no public key that can be used: {error}", hint=hint) from error
 
 
-def sign(payload: bytes, signer: CryptoSigner) -> str:
+def sign(payload: bytes, signer: Signer) -> str:
     """Sign a statement.
 
     Args:
@@ -103,7 +184,7 @@ def payload_of(envelope: str) -> bytes:
     return _read(envelope).payload
 
 
-def check_signature(envelope: str, key: SSlibKey) -> None:
+def check_signature(envelope: str, key: Key) -> None:
     """Check that a key signed an envelope.
 
     Args:
@@ -117,16 +198,27 @@ def check_signature(envelope: str, key: SSlibKey) -> None:
     if read.payload_type != PAYLOAD_TYPE:
         raise CheckFailedError(f"the envelope holds {read.payload_type}, wanted {PAYLOAD_TYPE}")
     if key.keyid not in read.signatures:
-        signers = ", ".join(read.signatures) or "nobody"
-        raise CheckFailedError(f"signed by the key {signers}, wanted {key.keyid}")
+        raise CheckFailedError(f"signed by {_signers(read)}, wanted {name_of(key)}")
     try:
-        read.verify([key], threshold=1)
+        key.verify_signature(read.signatures[key.keyid], read.pae())
+    except UnverifiedSignatureError as error:
+        why = f": {error}" if isinstance(key, IdentityKey) else ""
+        raise CheckFailedError(f"the signature of {name_of(key)} is wrong{why}") from error
     except SecuresystemslibError as error:
-        raise CheckFailedError(f"the signature of the key {key.keyid} is wrong") from error
+        raise CheckFailedError(f"the signature of {name_of(key)} can't be verified: {error}") from error
 
 
-def trusted_payload(envelope: str, keys: Sequence[SSlibKey]) -> bytes:
-    """What an envelope holds, where one of these keys signed it.
+def name_of(key: Key) -> str:
+    """A key or an identity, for a message."""
+    return str(key) if isinstance(key, IdentityKey) else f"the key {key.keyid}"
+
+
+def _signers(envelope: Envelope) -> str:
+    return ", ".join(map(signed_by, envelope.signatures.values())) or "nobody"
+
+
+def trusted_payload(envelope: str, keys: Sequence[Key]) -> tuple[bytes, Key]:
+    """What an envelope holds, where one of these keys signed it, and that key.
 
     Args:
         envelope: A DSSE envelope as JSON.
@@ -138,12 +230,9 @@ def trusted_payload(envelope: str, keys: Sequence[SSlibKey]) -> bytes:
     read = _read(envelope)
     signers = [key for key in keys if key.keyid in read.signatures]
     if not signers:
-        raise CheckFailedError(
-            f"signed by the key {', '.join(read.signatures) or 'nobody'}, "
-            f"trusted: {', '.join(key.keyid for key in keys)}"
-        )
+        raise CheckFailedError(f"signed by {_signers(read)}, trusted: {', '.join(map(name_of, keys))}")
     check_signature(envelope, signers[0])
-    return read.payload
+    return read.payload, signers[0]
 
 
 def _read(envelope: str) -> Envelope:

@@ -11,21 +11,25 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from gpukiln import __version__
 from gpukiln.attest.provenance import STATEMENT_TYPE, image_subject, snapshot_subject
 from gpukiln.errors import CheckFailedError, UsageError
+from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import snapshots_of
 from gpukiln.typed import dump, load, strict
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner, SSlibKey
+    from securesystemslib.signer import Key, Signer
 
 VERDICT_TYPE, RELEASE_TYPE = "urn:gpukiln:verdict:v1", "urn:gpukiln:release:v1"
 ROOT = "/gpukiln-attestations"
 """Outside of /gpukiln, which is listed whole to find the channels."""
 VERDICT, RELEASE = "verdict", "release"
+LARGEST = 8192
+"""Characters of a parameter of the advanced tier (Systems Manager, PutParameter, Tier). An envelope with the
+certificate and the proof of an identity is longer, and kept in parts."""
 
 
 @strict
@@ -93,15 +97,18 @@ class ReleaseClaim:
     """That an image met a channel's rules, and which image it is a copy of.
 
     Args:
+        number: Higher by one than that of the release or rollback before it, in the same region, beginning
+            at 1.
         source: The image that was verified; the subject itself where that is no copy.
         suite: SHA-256 of the suite that verdicts had to be of, or empty where the channel takes any.
         instance_types: Those whose verdicts counted.
-        released_at: ISO 8601 in UTC.
+        released_at: ISO 8601 in UTC; a rollback keeps it.
         gpukiln: The version that released.
     """
 
     image: About
     channel: str
+    number: int
     source: Place
     suite: str
     instance_types: tuple[str, ...]
@@ -110,6 +117,23 @@ class ReleaseClaim:
 
 
 Claim = TypeVar("Claim", VerdictClaim, ReleaseClaim)
+
+
+@dataclass(frozen=True)
+class Signed(Generic[Claim]):
+    """A statement that a trusted key signed.
+
+    Args:
+        place: The image that it is about.
+        key: The id of that key.
+    """
+
+    claim: Claim
+    place: Place
+    key: str
+
+
+SignedRelease = Signed[ReleaseClaim]
 
 
 @dataclass(frozen=True)
@@ -127,7 +151,7 @@ class Vouched:
 
     place: Place
     verdicts: Mapping[str, VerdictClaim]
-    releases: Mapping[str, ReleaseClaim]
+    releases: Mapping[str, SignedRelease]
     envelopes: Mapping[str, str]
     verified: Mapping[str, Place]
     refused: tuple[str, ...]
@@ -142,7 +166,7 @@ def place_of(image: Mapping[str, Any], region: str) -> Place:
     return Place(str(image["ImageId"]), region, tuple(snapshots_of(image)))
 
 
-def signed(place: Place, claim: VerdictClaim | ReleaseClaim, signer: CryptoSigner) -> str:
+def signed(place: Place, claim: VerdictClaim | ReleaseClaim, signer: Signer) -> str:
     """A statement in its envelope, on one line: SSM takes 4096 characters without charge.
 
     Args:
@@ -169,26 +193,44 @@ def keep(ssm: Any, image_id: str, kind: str, name: str, envelope: str) -> None:
         kind: VERDICT or RELEASE.
         name: The instance type, or the channel: a newer one takes the place of the one before.
     """
-    ssm.put_parameter(
-        Name=f"{ROOT}/{image_id}/{kind}/{name}",
-        Value=envelope,
-        Type="String",
-        Tier="Intelligent-Tiering",
-        Overwrite=True,
-    )
+    path = f"{ROOT}/{image_id}/{kind}/{name}"
+    texts = [envelope[start : start + LARGEST - 8] for start in range(0, len(envelope), LARGEST - 8)]
+    if len(texts) > 1:
+        texts[0] = f"{len(texts)}:{texts[0]}"
+    # the first one last: until it is there, it belongs to no whole envelope
+    for number, text in reversed(list(enumerate(texts, 1))):
+        ssm.put_parameter(
+            Name=path if number == 1 else f"{path}/{number}",
+            Value=text,
+            Type="String",
+            Tier="Intelligent-Tiering",
+            Overwrite=True,
+        )
 
 
 def kept(ssm: Any, image_id: str) -> dict[tuple[str, str], str]:
     """Every statement on an AMI, by kind and name; nothing of them is checked."""
-    root, found = f"{ROOT}/{image_id}/", {}
-    for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=root, Recursive=True):
+    return {(kind, name): text for (_, kind, name), text in _below(ssm, f"{ROOT}/{image_id}").items()}
+
+
+def _below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
+    """The statements below a path, by AMI, kind and name, put together of their parts."""
+    values: dict[str, str] = {}
+    for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True):
         for parameter in page["Parameters"]:
-            kind, _, name = parameter["Name"].removeprefix(root).partition("/")
-            found[kind, name] = str(parameter["Value"])
-    return found
+            values[parameter["Name"].removeprefix(f"{ROOT}/")] = str(parameter["Value"])
+    whole = {}
+    for name, text in values.items():
+        match name.split("/"):
+            case [image_id, kind, what]:
+                count, _, first = text.partition(":")
+                numbers = range(2, int(count) + 1) if count.isdecimal() and len(count) == 1 else None
+                more = [values.get(f"{name}/{number}", "") for number in numbers or ()]
+                whole[image_id, kind, what] = "".join([first, *more]) if numbers else text
+    return whole
 
 
-def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[SSlibKey]) -> Vouched:
+def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]) -> Vouched:
     """What trusted keys signed of an AMI; statements of others, and on other images, don't count.
 
     Args:
@@ -197,61 +239,98 @@ def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[SSlibKe
         keys: Those that are trusted.
     """
     place, texts = place_of(image, region), kept(ssm, str(image["ImageId"]))
-    releases: dict[str, ReleaseClaim] = {}
+    releases: dict[str, SignedRelease] = {}
     verdicts: dict[str, VerdictClaim] = {}
     refused: list[str] = []
     for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == RELEASE):
         try:
-            release, _ = opened(ReleaseClaim, text, keys, [place])
-            releases[release.channel] = release
+            release = opened(ReleaseClaim, text, keys, [place])
+            releases[release.claim.channel] = release
         except CheckFailedError as error:
             refused.append(f"{RELEASE} {name}: {error.message}")
     verified: dict[str, Place] = {}
-    places = [place, *dict.fromkeys(one.source for one in releases.values() if one.source != place)]
+    places = [
+        place,
+        *dict.fromkeys(one.claim.source for one in releases.values() if one.claim.source != place),
+    ]
     for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == VERDICT):
         try:
-            verdict, about = opened(VerdictClaim, text, keys, places)
+            statement = opened(VerdictClaim, text, keys, places)
+            verdict = statement.claim
             if verdict.simulated:
                 raise CheckFailedError("verified on simulated GPUs, which proves nothing")
-            verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, about
+            verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, statement.place
         except CheckFailedError as error:
             refused.append(f"{VERDICT} {name}: {error.message}")
     envelopes = {name: texts[VERDICT, name] for name in verdicts if (VERDICT, name) in texts}
     return Vouched(place, verdicts, releases, envelopes, verified, tuple(refused))
 
 
+def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedRelease]:
+    """Every release and rollback of a channel in a region that trusted keys signed, in no order.
+
+    Args:
+        ssm: A client of the region.
+        keys: Those that are trusted.
+    """
+    releases = []
+    for (_, kind, name), text in _below(ssm, ROOT).items():
+        if (kind, name) != (RELEASE, pointer.channel):
+            continue
+        try:
+            release = opened(ReleaseClaim, text, keys)
+        except CheckFailedError:
+            continue
+        image = release.claim.image
+        if Pointer(image.name, image.kubernetes, release.claim.channel) == pointer:
+            releases.append(release)
+    return releases
+
+
 def opened(
-    kind: type[Claim], text: str, keys: Sequence[SSlibKey], places: Sequence[Place]
-) -> tuple[Claim, Place]:
-    """What a statement says, where a trusted key signed it and it is about one of these images.
+    kind: type[Claim], text: str, keys: Sequence[Key], places: Sequence[Place] | None = None
+) -> Signed[Claim]:
+    """What a statement says, where a trusted key signed it.
 
     Args:
         kind: The claim that it must hold.
         text: The envelope.
-
-    Returns:
-        The claim, and which of the images it is about.
+        places: It must be about one of these images; None: about any.
 
     Raises:
         CheckFailedError: It does not count; the message says why.
     """
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
-    payload = signing.trusted_payload(text, keys)
+    payload, key = signing.trusted_payload(text, keys)
     try:
         document = json.loads(payload)
         found = document["_type"], document["predicateType"]
         wanted = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
         if found != wanted:
             raise CheckFailedError(f"it is a {' '.join(map(str, found))}, wanted {' '.join(wanted)}")
-        about = next((place for place in places if document["subject"] == _subjects(place)), None)
-        if about is None:
+        about = _place_in(document)
+        if places is not None and about not in places:
             names = ", ".join(str(one["uri"]) for one in document["subject"])
             raise CheckFailedError(f"it is about {names}, wanted {' or '.join(map(str, places))}")
         claim: Claim = load(kind, document["predicate"], where="the statement")
-    except (ValueError, KeyError, TypeError, UsageError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
         raise CheckFailedError(f"it is no such statement: {error}") from error
-    return claim, about
+    return Signed(claim, about, key.keyid)
+
+
+def _place_in(document: Mapping[str, Any]) -> Place:
+    """The image that a statement is about.
+
+    Raises:
+        ValueError: Its subject has another form than that of ours.
+    """
+    image, *snapshots = document["subject"]
+    names = tuple(snapshot["name"] for snapshot in snapshots)
+    place = Place(image["name"], image["uri"].split(":")[3], names)
+    if document["subject"] != _subjects(place):
+        raise ValueError(f"its subject is no image with its snapshots: {document['subject']}")
+    return place
 
 
 def _subjects(place: Place) -> list[dict[str, Any]]:

@@ -12,100 +12,117 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.attest import statements
+from gpukiln.attest import newest, statements
 from gpukiln.attest.statements import ReleaseClaim, VerdictClaim, Vouched
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import RefusedError
 from gpukiln.images.builds import Build, Builds
 from gpukiln.images.channels import Channel, load_channels
+from gpukiln.images.keys import Identity, in_words
 from gpukiln.images.pointer import Pointer
 from gpukiln.images.subject import BUILD_ID_TAG
 from gpukiln.instances.tags import tags_of
 from gpukiln.state import state_home
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner, SSlibKey
+    from securesystemslib.signer import Key, Signer
 
 UNSIGNED = "unsigned: trusts the tags of this account"
 SOURCE_TAG = "gpukiln:source-image"
 
 
-def keys_of(trust: Iterable[str], root: Path = ROOT) -> tuple[SSlibKey, ...]:
+def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) -> tuple[Key, ...]:
     """The keys of a channel, each once.
 
     Args:
         trust: As ami/channels.yaml names them.
+        cloud: Where KMS is asked for the public keys that it has.
 
     Raises:
         UsageError: One is no public key.
+        UnavailableError: KMS refused, or can't be reached.
     """
-    from gpukiln.attest.signing import load_public_key  # noqa: PLC0415 - slow to import
+    from gpukiln.attest.keyless import IdentityKey  # noqa: PLC0415 - slow to import
+    from gpukiln.attest.signing import public_key_of  # noqa: PLC0415 - slow to import
 
-    found = {key.keyid: key for key in (load_public_key(root / entry) for entry in trust)}
+    def key_of(entry: str | Identity) -> Key:
+        if isinstance(entry, str):
+            return public_key_of(entry, cloud, root)
+        config = root / entry.trust_config if entry.trust_config else None
+        return IdentityKey(entry.identity, entry.issuer, config)
+
+    found = {key.keyid: key for key in map(key_of, trust)}
     return tuple(found.values())
 
 
-def every_trust() -> tuple[str, ...]:
+def every_trust() -> tuple[str | Identity, ...]:
     """The keys of all channels: those that count for an image that no channel points at."""
     return tuple(dict.fromkeys(entry for channel in load_channels().values() for entry in channel.trust))
 
 
-def require_signer(name: str, channel: Channel, signer: CryptoSigner | None) -> None:
+def require_signer(name: str, channel: Channel, signer: Signer | None, cloud: Cloud) -> None:
     """Refuse what a channel would not take afterwards, before anything is done.
 
     Args:
         name: The channel's name.
         signer: The key that would sign.
+        cloud: Where KMS is asked.
 
     Raises:
         RefusedError: The channel trusts keys, and this is none of them.
     """
     if not channel.trust:
         return
-    where = f"channel {name} trusts {' or '.join(channel.trust)} alone"
+    where = f"channel {name} trusts {in_words(channel.trust)} alone"
     if signer is None:
         raise RefusedError(
-            f"{where}, and nobody signs", hint="--sign-key FILE, the private key of one of them"
+            f"{where}, and nobody signs", hint="--sign-key KEY, the private key of one of them"
         )
-    keys = [key.keyid for key in keys_of(channel.trust)]
-    if signer.public_key.keyid not in keys:
+    from gpukiln.attest.signing import name_of  # noqa: PLC0415 - slow to import
+
+    keys = keys_of(channel.trust, cloud)
+    if signer.public_key.keyid not in [key.keyid for key in keys]:
         raise RefusedError(
             f"{where}, and --sign-key is another one",
-            details=(f"found: {signer.public_key.keyid}", f"wanted: {' or '.join(keys)}"),
+            details=(f"found: {name_of(signer.public_key)}", f"wanted: {' or '.join(map(name_of, keys))}"),
             hint="the private key of one of them; or add its public key to trust in ami/channels.yaml",
         )
 
 
 def vouched(
-    ssm: Any, image: Mapping[str, Any], region: str, trust: Iterable[str]
-) -> tuple[Vouched, Sequence[SSlibKey]]:
+    cloud: Cloud, image: Mapping[str, Any], trust: Iterable[str | Identity], ssm: Any = None
+) -> tuple[Vouched, Sequence[Key]]:
     """What a channel's keys signed of an AMI, and the keys.
 
     Args:
-        ssm: A client of the image's region.
+        cloud: The cloud, in the image's region.
         image: As DescribeImages gives it.
         trust: As ami/channels.yaml names them.
+        ssm: A client of that region, where there is one already.
     """
-    keys = keys_of(trust)
-    return statements.look(ssm, image, region, keys), keys
+    keys = keys_of(trust, cloud)
+    return statements.look(ssm or cloud.client("ssm"), image, cloud.region, keys), keys
 
 
-def require_released(cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, ssm: Any = None) -> str:
-    """Refuse an AMI that a channel points at, where nothing shows that it was released there.
+def require_released(
+    cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, ssm: Any = None, *, pointed: bool = True
+) -> str:
+    """Refuse an AMI that a channel points at, where nothing shows that it was released there last.
 
     Args:
         cloud: The cloud, in the image's region.
         image: As DescribeImages gives it.
         pointer: The channel.
         ssm: A client of that region, where there is one already.
+        pointed: Whether the pointer shows it; False: it is going to, and may be an earlier release.
 
     Returns:
         By what it is trusted, in words.
 
     Raises:
-        RefusedError: No trusted key signed its release and its verdicts; or a record of this computer says
-            that its build made another image.
+        RefusedError: No trusted key signed its release and its verdicts; this computer has verified a newer
+            release; or a record of this computer says that its build made another image.
         UsageError: A key or a record can't be read.
     """
     require_own_record(cloud, image)
@@ -113,14 +130,18 @@ def require_released(cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, s
     if rules is None or not rules.trust:
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
-        found, keys = vouched(ssm or cloud.client("ssm"), image, cloud.region, rules.trust)
+        found, keys = vouched(cloud, image, rules.trust, ssm)
     if wrong := list(_unreleased(found, pointer, rules)):
         raise RefusedError(
             f"{pointer.path} points at {found.place}, and no trusted key vouches for that: {wrong[0]}",
             details=(*wrong[1:], *found.refused, *_wanted(rules)),
             hint=f"`invoke ami.release BUILD --channel {pointer.channel} --sign-key KEY` points it at "
-            f"a proven image, `invoke ami.rollback --channel {pointer.channel} --to BUILD` at an earlier one",
+            f"a proven image, `invoke ami.rollback --channel {pointer.channel} --to BUILD --sign-key KEY` "
+            "at an earlier one",
         )
+    if pointed:
+        release = found.releases[pointer.channel]
+        newest.require_newest(cloud, pointer, release, [key.keyid for key in keys])
     return _signed_by(keys)
 
 
@@ -143,7 +164,7 @@ def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
     if not (trust := every_trust()):
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
-        found, keys = vouched(cloud.client("ssm"), image, cloud.region, trust)
+        found, keys = vouched(cloud, image, trust)
     failed = [name for name, claim in found.verdicts.items() if not _is_good(claim)]
     if failed or not found.verdicts:
         why = f"it failed on {', '.join(failed)}" if failed else "there is no signed verdict on it"
@@ -162,11 +183,11 @@ def _is_good(claim: VerdictClaim) -> bool:
 
 def _unreleased(found: Vouched, pointer: Pointer, rules: Channel) -> Iterator[str]:
     """What is lacking of a release to a channel, a line each."""
-    claim = found.releases.get(pointer.channel)
-    if claim is None:
+    release = found.releases.get(pointer.channel)
+    if release is None:
         yield f"there is no signed release of it to {pointer.channel}"
         return
-    image = claim.image
+    claim, image = release.claim, release.claim.image
     if (image.name, image.kubernetes) != (pointer.image, pointer.kubernetes):
         yield f"it was released as {image.name} for Kubernetes {image.kubernetes}"
     if not claim.instance_types:
@@ -193,12 +214,15 @@ def _wanted(rules: Channel) -> tuple[str, ...]:
     return _wanted_keys(rules.trust)
 
 
-def _wanted_keys(trust: Sequence[str]) -> tuple[str, ...]:
-    return (f"wanted: statements signed by {' or '.join(trust)} (trust, ami/channels.yaml)",)
+def _wanted_keys(trust: Iterable[str | Identity]) -> tuple[str, ...]:
+    return (f"wanted: statements signed by {in_words(trust)} (trust, ami/channels.yaml)",)
 
 
-def _signed_by(keys: Sequence[SSlibKey]) -> str:
-    return f"signed: trusts {' and '.join(f'the key {key.keyid[:16]}' for key in keys)}"
+def _signed_by(keys: Sequence[Key]) -> str:
+    from gpukiln.attest.keyless import IdentityKey  # noqa: PLC0415 - slow to import
+
+    names = (str(key) if isinstance(key, IdentityKey) else f"the key {key.keyid[:16]}" for key in keys)
+    return f"signed: trusts {' and '.join(names)}"
 
 
 def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:
@@ -281,7 +305,7 @@ def require_copy(
     if is_copy(image, source.image_id, source.region):
         return
     image_id = str(image["ImageId"])
-    if found and any(claim.source in (source, *verified) for claim in found.releases.values()):
+    if found and any(one.claim.source in (source, *verified) for one in found.releases.values()):
         return
     if found is None and image_id in _released(build, cloud):
         return

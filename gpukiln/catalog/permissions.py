@@ -62,7 +62,7 @@ class Statement:
     has_tag: str = ""
     gets_tag: str = ""
     creating: tuple[str, ...] = ()
-    needs: Literal["", "kms_keys", "module_cache"] = ""
+    needs: Literal["", "kms_keys", "module_cache", "sign_key"] = ""
     region: str = ""
     through: str = ""
     tag_keys: tuple[str, ...] = ()

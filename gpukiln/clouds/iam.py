@@ -39,6 +39,7 @@ class Scope:
         kms_keys: ARNs of the keys that volumes and copies are encrypted with, but for AWS's own `aws/ebs`;
             without them the calls on keys are left out.
         module_cache: The s3://BUCKET/PREFIX of --module-cache; without it the calls of S3 are left out.
+        sign_key: ARN of the key of KMS that signs statements; without it the calls on it are left out.
     """
 
     account: str = ""
@@ -47,6 +48,7 @@ class Scope:
     repository: str = ""
     kms_keys: Sequence[str] = ()
     module_cache: str = ""
+    sign_key: str = ""
 
     @property
     def partition(self) -> str:
@@ -189,7 +191,8 @@ def _check(scope: Scope) -> None:
             f"{scope.repository!r} is no repository of ECR",
             hint="its name without the registry, for example --repository gpukiln/runner-gpu",
         )
-    if wrong := [key for key in scope.kms_keys if not re.fullmatch(r"arn:aws[\w-]*:kms:\S+:key/\S+", key)]:
+    keys = [*scope.kms_keys, *([scope.sign_key] if scope.sign_key else ())]
+    if wrong := [key for key in keys if not re.fullmatch(r"arn:aws[\w-]*:kms:\S+:key/\S+", key)]:
         raise UsageError(f"{wrong[0]!r} is no ARN of a key", hint="IAM takes the key's ARN, and no alias")
     if scope.module_cache and not re.fullmatch(r"s3://[a-z0-9.-]+(/.*)?", scope.module_cache):
         raise UsageError(f"--module-cache {scope.module_cache} is no bucket", hint="s3://BUCKET/PREFIX")
@@ -216,6 +219,8 @@ def _statement(statement: permissions.Statement, actions: list[str], scope: Scop
         suffix = "amazonaws.com.cn" if scope.partition == "aws-cn" else "amazonaws.com"
         services = [f"{statement.through}.{region}.{suffix}" for region in scope.regions or ("*",)]
         condition.setdefault("StringLike", {})["kms:ViaService"] = services
+    elif statement.needs == "sign_key":  # its ARN names its region, which need not be one of the images
+        pass
     elif scope.regions and not {action.partition(":")[0] for action in actions} <= GLOBAL_SERVICES:
         regions = [statement.region] if statement.region else list(scope.regions)
         condition.setdefault("StringEquals", {})["aws:RequestedRegion"] = regions
@@ -231,6 +236,8 @@ def _statement(statement: permissions.Statement, actions: list[str], scope: Scop
 def _arns(template: str, scope: Scope) -> list[str]:
     if template == "{key}":
         return list(scope.kms_keys)
+    if template == "{sign_key}":
+        return [scope.sign_key]
     bucket, _, prefix = scope.module_cache.removeprefix("s3://").partition("/")
     prefix = prefix.strip("/")
     values = {

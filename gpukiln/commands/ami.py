@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import SIGNERS, command, print_json, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner
+    from securesystemslib.signer import Signer
 
     from gpukiln.clouds.base import Cloud
     from gpukiln.images.builds import Builds
@@ -104,7 +104,7 @@ def plan(
     help=_some(
         *COMMON,
         force="build even when a proven image has this digest",
-        sign_key="private key (PEM) to sign provenance and verdict with",
+        sign_key=f"signs provenance and verdict: {SIGNERS}",
         dry_run="stop after the plan",
         module_cache="keeps compiled kernel modules: a folder, s3://BUCKET/PREFIX or none",
         stages="on: go on from the last stage that is unchanged, and keep new ones; off: every role runs; "
@@ -148,9 +148,10 @@ def build(
     from gpukiln.verify import report
     from gpukiln.verify.digest import suite_digest
 
-    progress, signer = Progress(), signer_of(sign_key)
+    progress = Progress()
     with progress.step("plan"):
         where = _cloud(cloud, region, profile, subnet_id, ssh_cidr)
+        signer = signer_of(sign_key, where)
         if dry_run:
             tell_killed(_builds(), say)
         else:
@@ -191,7 +192,7 @@ def build(
 
 
 def _proven(
-    proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, signer: CryptoSigner | None, json: bool
+    proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, signer: Signer | None, json: bool
 ) -> int:
     """End a build whose image is there: at once, or with a verdict of this suite."""
     from gpukiln.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import command, print_json, results, say
+from gpukiln.commands.cli import SIGNERS, command, print_json, results, say
 from gpukiln.typed import dump
 
 STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
@@ -14,9 +14,11 @@ STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 @command(
     help={
         "build": "build id, AMI id or `last`",
-        "sign_key": "private key (PEM) to sign the provenance with",
+        "sign_key": f"signs the provenance: {SIGNERS}",
         "verify": "check what was written instead of writing it",
-        "key": "public key (PEM) that must have signed it (with --verify)",
+        "key": "public key that must have signed it (with --verify): a PEM file, or awskms:KEY of AWS KMS",
+        "identity": "instead of --key, with --issuer: the identity of OIDC that must have signed it",
+        "issuer": "who vouches for --identity, for example https://token.actions.githubusercontent.com",
         "profile": COMMON["profile"],
         "dry_run": "say what would be written",
         "json": COMMON["json"],
@@ -28,13 +30,15 @@ def attest(
     sign_key: str = "",
     verify: bool = False,
     key: str = "",
+    identity: str = "",
+    issuer: str = "",
     profile: str = "",
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Write an image's SBOM and provenance beside its record and their digests on the AMI, or verify them."""
     from gpukiln.attest import attestation
-    from gpukiln.attest.signing import signer_of
+    from gpukiln.attest.signing import public_key_of, signer_of
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
     from gpukiln.images.builds import Builds
@@ -45,12 +49,17 @@ def attest(
         raise UsageError(
             "--verify changes nothing", hint="leave out --sign-key and --dry-run, or leave out --verify"
         )
-    if key and not verify:
-        raise UsageError("--key is for --verify", hint="add --verify, or sign with --sign-key")
-    signer = signer_of(sign_key)
+    if (key or identity or issuer) and not verify:
+        raise UsageError(
+            "--key, --identity and --issuer are for --verify", hint="add --verify, or sign with --sign-key"
+        )
+    if bool(identity) != bool(issuer) or (key and identity):
+        raise UsageError("wanted: --key, or both --identity and --issuer")
     folder = Builds(state_home()).find(build)
     record = folder.read()
     baked = attestation.baked_image(record)
+    cloud = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
+    signer = signer_of(sign_key, cloud)
     if dry_run:
         if json:
             print_json({"build": folder.id, "image_id": baked.image_id, "signed": signer is not None})
@@ -59,9 +68,12 @@ def attest(
             f"{f', sign with {sign_key}' if signer else ''}, and tag {baked.image_id} with their digests"
         )
         return 0
-    cloud = make_cloud(record.plan.cloud, record.plan.region, profile=profile or None)
     if verify:
-        return _verify(folder, record, cloud, key, json)
+        if identity:
+            from gpukiln.attest.keyless import IdentityKey
+
+            return _verify(folder, record, cloud, IdentityKey(identity, issuer), json)
+        return _verify(folder, record, cloud, public_key_of(key, cloud) if key else None, json)
     clean_up_after_killed(cloud, Builds(state_home()), say, ask=False)
     with folder.locked():
         written = attestation.write_attestation(folder, record, cloud, signer)
@@ -75,17 +87,13 @@ def attest(
     return 0
 
 
-def _verify(folder: Any, record: Any, cloud: Any, key: str, json: bool) -> int:
-    from pathlib import Path
-
+def _verify(folder: Any, record: Any, cloud: Any, key: Any, json: bool) -> int:
     from rich.text import Text
 
     from gpukiln.attest import attestation
-    from gpukiln.attest.signing import load_public_key
     from gpukiln.errors import CheckFailedError
 
-    public = load_public_key(Path(key)) if key else None
-    found = attestation.verify_attestation(folder, record, cloud, public)
+    found = attestation.verify_attestation(folder, record, cloud, key)
     console = results(json=json)
     for finding in found:
         outcome = finding.outcome.replace("_", " ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import SIGNERS, command, print_json, results, say, words
 from gpukiln.typed import dump
 
 
@@ -18,7 +18,7 @@ from gpukiln.typed import dump
         "for": "a channel: judge it on what this one still asks for; nothing when nothing is missing",
         "spot": "take a spot instance: cheaper, and EC2 may take it away",
         "simulated": "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing",
-        "sign_key": "private key (PEM) to sign the verdict with",
+        "sign_key": f"signs the verdict: {SIGNERS}",
         "region": "where the image is, when this machine has no record of it",
         "cloud": "where the image is; default: as its record says",
     }
@@ -59,9 +59,9 @@ def verify(
             f"--simulated proves nothing, and channel {for_} asks for proof", hint="leave one of the two out"
         )
     rules, builds = load_channel(for_) if for_ else None, Builds(state_home())
-    signer = signer_of(sign_key)
     account = {"profile": profile, "subnet_id": subnet_id, "ssh_cidr": ssh_cidr}
     found = find(build, builds, cloud=cloud, region=region, **account)
+    signer = signer_of(sign_key, found.cloud)
     subject, has_gpus = found.subject(), found.cloud.has_gpus
     if simulated and found.cloud.name != "embedded":
         raise UsageError(
@@ -76,7 +76,7 @@ def verify(
         if not tries:
             say(f"channel {for_} asks for no other verdict on {subject.image_id}: nothing to verify")
     if rules and tries:
-        require_signer(for_, rules, signer)
+        require_signer(for_, rules, signer, found.cloud)
     if tries:
         clean_up_after_killed(found.cloud, builds, say)
         say(access_line(found.cloud))

@@ -34,6 +34,7 @@ _OS_HINTS = {
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }
+SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the identity of this CI job"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 

@@ -24,6 +24,8 @@ ACCOUNT = "the account id, twelve digits"
         "repository": "the repository of ECR that may be pushed to; default: those below gpukiln/",
         "kms_keys": "ARNs of the keys of --kms-keys and of the account's default key, separated by commas",
         "module_cache": "the s3://BUCKET/PREFIX that ami.build gets with --module-cache",
+        "sign_key": "ARN of the key of AWS KMS that signs statements (--sign-key awskms:...), or that a "
+        "channel trusts by its ARN",
         "secrets": "with workspace-boundary: ARNs of secrets and names of parameters (/team/*), separated by "
         "commas, that workspaces may read; default: none",
         "artifact_cache": "with workspace-boundary: the s3://BUCKET/PREFIX of workspaces; default: none",
@@ -38,6 +40,7 @@ def policy(
     repository: str = "",
     kms_keys: str = "",
     module_cache: str = "",
+    sign_key: str = "",
     secrets: str = "",
     artifact_cache: str = "",
 ) -> None:
@@ -56,6 +59,7 @@ def policy(
         repository=repository,
         kms_keys=words(kms_keys),
         module_cache=module_cache,
+        sign_key=sign_key,
     )
     if BOUNDARY_JOB in words(for_):
         print_json(_boundary(words(for_), scope, words(secrets), artifact_cache))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say
+from gpukiln.commands.cli import SIGNERS, command, print_json, results, say
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ COMMON = {
         "yes_public": "the AMI's name, instead of typing it",
         "encrypt": "encrypt every region's copy with the account's default key",
         "kms_keys": "encrypt with these keys, REGION=KEY for every region, separated by commas",
-        "sign_key": "private key (PEM) to sign the release with, where the channel trusts keys",
+        "sign_key": f"signs the release, where the channel names keys: {SIGNERS}",
         "after": "only when this channel points at the build in every one of the regions",
         "timeout": "minutes that a copy gets",
         "region": "where the image is, when this machine has no record of it",
@@ -77,9 +77,9 @@ def release(
     rules = load_channel(channel)
     if yes_public and not public:
         raise UsageError("--yes-public is for --public", hint="add --public, or leave it out")
-    signer = signer_of(sign_key)
     found = find(build, Builds(state_home()), cloud=cloud, region=region, profile=profile)
-    where, proof = found.cloud, found.proof(rules)
+    where, signer = found.cloud, signer_of(sign_key, found.cloud)
+    proof = found.proof(rules)
     excused = require_proven(channel, rules, proof, has_gpus=where.has_gpus)
     chosen = tuple(region_names(regions)) or rules.regions or (proof.region,)
     wish = publish.Wish(
@@ -113,6 +113,7 @@ REGIONS = "regions to look at, separated by commas; they name the others of a re
         "image": "a folder of ami/",
         "kubernetes": "Kubernetes version; default: that of components.yaml",
         "to": "build or AMI id to go back to; default: the release before the current one",
+        "sign_key": f"signs the rollback, where the channel names keys: {SIGNERS}",
     }
 )
 def rollback(
@@ -122,12 +123,14 @@ def rollback(
     image: str = "eks-gpu",
     kubernetes: str = "",
     to: str = "",
+    sign_key: str = "",
     cloud: str = "embedded",
     profile: str = "",
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Point a channel at the release before, in every region."""
+    from gpukiln.attest.signing import signer_of
     from gpukiln.images.channels import load_channel
     from gpukiln.images.pointer import Pointer
     from gpukiln.progress import Progress
@@ -137,7 +140,8 @@ def rollback(
     rules, records = load_channel(channel), _releases()
     where, chosen = _regions(cloud, regions, profile, records)
     pointer = Pointer(image, kubernetes or kubernetes_version(), channel)
-    done = go_back(pointer, rules, where, chosen, records, Progress(), to=to, dry_run=dry_run)
+    signer = signer_of(sign_key, where)
+    done = go_back(pointer, rules, where, chosen, records, Progress(), signer=signer, to=to, dry_run=dry_run)
     return _end(done, json=json)
 
 

@@ -9,6 +9,7 @@ from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
+from gpukiln.images.keys import KMS, Identity, kms_key
 from gpukiln.typed import load, strict, unknown
 from gpukiln.verify.checks import LAYERS
 
@@ -30,7 +31,7 @@ class Channel:
     keep: int
     deprecate_after_days: int
     regions: tuple[str, ...]
-    trust: tuple[str, ...] = ()
+    trust: tuple[str | Identity, ...] = ()
 
 
 def load_channels(root: Path = ROOT) -> dict[str, Channel]:
@@ -62,7 +63,7 @@ def load_channels(root: Path = ROOT) -> dict[str, Channel]:
 
 
 def _check_trust(where: str, channel: Channel, root: Path) -> None:
-    """Every entry is a file of this checkout: what a key is good for is reviewed where the channel is."""
+    """Every entry means the same key for good: who is trusted is changed by a review of these files."""
     if channel.attestation == "signed" and not channel.trust:
         raise UsageError(
             f"{where}: attestation: signed, and trust names no key: a signature of any key would do",
@@ -70,10 +71,26 @@ def _check_trust(where: str, channel: Channel, root: Path) -> None:
             f"`openssl pkey -in sign.pem -pubout -out {EXAMPLE_KEY}`",
         )
     for entry in channel.trust:
-        if not (root / entry).is_file():
+        if isinstance(entry, Identity):
+            if not entry.identity or not entry.issuer.startswith("https://"):
+                raise UsageError(
+                    f"{where}: trust: {entry}: wanted: both identity and issuer, and the issuer as https://...",
+                    hint="of GitHub Actions: docs/attestation.md#keyless",
+                )
+            if entry.trust_config and not (root / entry.trust_config).is_file():
+                raise UsageError(f"{where}: trust: trust_config: {entry.trust_config!r} is no file of {root}")
+        elif key := kms_key(entry):
+            if not key.is_fixed:
+                raise UsageError(
+                    f"{where}: trust: {entry!r} is no ARN of a key: who may call kms:UpdateAlias "
+                    "chooses the key of an alias",
+                    hint=f"`aws kms describe-key --key-id {key.name}` shows the ARN; {KMS}ARN, or its public "
+                    "key as a file",
+                )
+        elif not (root / entry).is_file():
             raise UsageError(
                 f"{where}: trust: {entry!r} is no file of {root}; wanted: a public key as PEM",
-                hint=f"for example {EXAMPLE_KEY}; identities of OIDC and ARNs of KMS keys are not known",
+                hint=f"for example {EXAMPLE_KEY}; a key of AWS KMS is {KMS}ARN",
             )
 
 

@@ -23,7 +23,7 @@ from gpukiln.proof.tags import write_proof
 from gpukiln.verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner
+    from securesystemslib.signer import Signer
 
 FOLDER = "verify"
 
@@ -60,7 +60,7 @@ def judge(
     instance_types: Sequence[str] = (),
     spot: bool = False,
     simulated: bool = False,
-    signer: CryptoSigner | None = None,
+    signer: Signer | None = None,
 ) -> Judgement:
     """Judge an image on the first of these instance types that can be had.
 
@@ -91,7 +91,7 @@ def _judge_build(
     instance_types: Sequence[str],
     spot: bool,
     simulated: bool,
-    signer: CryptoSigner | None,
+    signer: Signer | None,
 ) -> Judgement:
     """The verdict is added to the record of the build."""
     with build.locked(), scratch(build):
@@ -126,7 +126,7 @@ def _judge_image(
     instance_types: Sequence[str],
     spot: bool,
     simulated: bool,
-    signer: CryptoSigner | None,
+    signer: Signer | None,
 ) -> Judgement:
     """Another machine built it: the verdict is in its tags and the report."""
     reports = home / FOLDER / subject.image_id

@@ -32,7 +32,7 @@ from gpukiln.verify.suite import run_suite
 from gpukiln.verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner
+    from securesystemslib.signer import Signer
 
 
 def why_build(plan: Plan, builds: Builds) -> list[str]:
@@ -63,7 +63,7 @@ def build_image(
     builds: Builds,
     progress: Progress,
     saved: Saved,
-    signer: CryptoSigner | None = None,
+    signer: Signer | None = None,
 ) -> tuple[Build, Record]:
     """Bake an image, verify it on a machine booted from it, and write its SBOM and provenance.
 
@@ -158,7 +158,7 @@ def _end_stages(saved: Saved, build: Build, baked: Bake, progress: Progress, *, 
 
 
 def attest(
-    build: Build, record: Record, cloud: Cloud, progress: Progress, signer: CryptoSigner | None = None
+    build: Build, record: Record, cloud: Cloud, progress: Progress, signer: Signer | None = None
 ) -> None:
     """Write SBOM and provenance of a judged image beside its record; what is there already stays.
 

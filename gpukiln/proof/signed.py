@@ -19,7 +19,7 @@ from gpukiln.proof.tags import judged_by
 from gpukiln.verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner
+    from securesystemslib.signer import Signer
 
 ENVELOPE = "verdict.dsse.json"
 
@@ -29,7 +29,7 @@ def sign_verdict(
     subject: Subject,
     verdict: Verdict,
     report: Path,
-    signer: CryptoSigner | None,
+    signer: Signer | None,
     build: Build | None = None,
 ) -> None:
     """Sign a verdict on an image; one on simulated GPUs is kept in its report alone.

@@ -52,7 +52,7 @@ class Found:
         if rules is None or not rules.trust:
             return proof
         with explain_aws_errors("read the signed statements"):
-            found, _ = trust.vouched(self.cloud.client("ssm"), image, self.cloud.region, rules.trust)
+            found, _ = trust.vouched(self.cloud, image, rules.trust)
         return signed(proof, found, self.build.read() if self.build else None)
 
 

@@ -10,6 +10,7 @@ from gpukiln.catalog.gpus import gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import DECLARED, Channel
+from gpukiln.images.keys import in_words
 from gpukiln.proof.tags import SHORT, Judged
 from gpukiln.release.channels import Proof
 from gpukiln.verify.digest import suite_digest
@@ -191,7 +192,7 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
     answer = judge(channel, proof, has_gpus=has_gpus)
     sign, unsigned = "", tuple[str, ...]()
     if channel.trust:
-        wanted = f"wanted: verdicts signed by {' or '.join(channel.trust)} (trust, ami/channels.yaml)"
+        wanted = f"wanted: verdicts signed by {in_words(channel.trust)} (trust, ami/channels.yaml)"
         sign, unsigned = " --sign-key KEY", (*(proof.vouched.refused if proof.vouched else ()), wanted)
         if proof.vouched is None or not proof.vouched.verdicts:
             raise RefusedError(

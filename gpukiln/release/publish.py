@@ -37,10 +37,11 @@ from gpukiln.release.images import (
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.regions import Outcome, Site, each, make_sites
 from gpukiln.release.run import Run, retirement
+from gpukiln.release.signed import require_pointed, sign_release
 from gpukiln.verify.digest import suite_digest
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner
+    from securesystemslib.signer import Signer
 
 DEFAULT_KEY = "default"
 
@@ -67,7 +68,7 @@ class Wish:
     sharing: Sharing
     keys: Mapping[str, str]
     timeout_s: float
-    signer: CryptoSigner | None = None
+    signer: Signer | None = None
 
     @property
     def pointer(self) -> Pointer:
@@ -129,7 +130,7 @@ def release(
         BusyError: Another release runs on this machine.
     """
     if not dry_run:
-        trust.require_signer(wish.channel_name, wish.channel, wish.signer)
+        trust.require_signer(wish.channel_name, wish.channel, wish.signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
             source = source_image(cloud, wish.proof)
@@ -157,6 +158,7 @@ def release(
         return run.all_steps(
             "copy, share and protect",
             lambda site: _prepare(site, wish, source, progress.doing),
+            moved=lambda site, image_id: require_pointed(site, wish.pointer, wish.channel, image_id),
             retire=retirement(wish.channel),
         )
 
@@ -263,14 +265,14 @@ def _prepare(site: Site, wish: Wish, source: Mapping[str, Any], say: Callable[[s
 def _trust(wish: Wish) -> str:
     if not wish.channel.trust:
         return trust.UNSIGNED
-    return f"signed: trusts {' and '.join(wish.channel.trust)}"
+    return f"signed: trusts {' and '.join(map(str, wish.channel.trust))}"
 
 
 def _require_copy(site: Site, wish: Wish, source: Mapping[str, Any], image: Mapping[str, Any]) -> None:
     """Refuse an image that says it is the copy, where only its tags do."""
     found = None
     if wish.channel.trust:
-        found, _ = trust.vouched(site.ssm, image, site.region, wish.channel.trust)
+        found, _ = trust.vouched(site.cloud, image, wish.channel.trust, site.ssm)
     place = statements.place_of(source, wish.proof.region)
     verified = wish.proof.vouched.verified.values() if wish.proof.vouched else ()
     trust.require_copy(site.cloud, image, place, wish.proof.build, found, verified)
@@ -296,19 +298,16 @@ def _sign(site: Site, wish: Wish, image: Mapping[str, Any]) -> None:
     claim = ReleaseClaim(
         image=wish.proof.about,
         channel=wish.channel_name,
+        number=0,  # it is given one when it is signed
         source=verified,
         suite=suite_digest() if wish.channel.suite == "current" else "",
         instance_types=tuple(name for name in counted if vouched.verified[name] == verified),
         released_at=statements.now(),
     )
-    there, _ = trust.vouched(site.ssm, image, site.region, wish.channel.trust)
-    before = there.releases.get(wish.channel_name)
-    if before is None or replace(before, released_at=claim.released_at) != claim:
-        site.go_on()
-        envelope = statements.signed(there.place, claim, signer)
-        statements.keep(site.ssm, there.place.image_id, statements.RELEASE, wish.channel_name, envelope)
+    there, keys = trust.vouched(site.cloud, image, wish.channel.trust, site.ssm)
+    sign_release(site, wish.pointer, claim, there, keys, signer)
     for name, envelope in vouched.envelopes.items():
         if there.envelopes.get(name) != envelope:
             site.go_on()
             statements.keep(site.ssm, there.place.image_id, statements.VERDICT, name, envelope)
-    trust.require_released(site.cloud, image, wish.pointer, site.ssm)
+    trust.require_released(site.cloud, image, wish.pointer, site.ssm, pointed=False)

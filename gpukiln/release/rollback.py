@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpukiln.attest import trust
 from gpukiln.clouds.base import Cloud
@@ -17,6 +18,10 @@ from gpukiln.release.images import find_images, make_live
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.regions import Site, each, make_sites
 from gpukiln.release.run import Run, retirement
+from gpukiln.release.signed import require_pointed, sign_release
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import Signer
 
 
 def rollback(
@@ -27,6 +32,7 @@ def rollback(
     records: ReleaseLog,
     progress: Progress,
     *,
+    signer: Signer | None = None,
     to: str = "",
     dry_run: bool = False,
 ) -> Release:
@@ -37,6 +43,7 @@ def rollback(
         cloud: The cloud, in any region.
         regions: Regions to look at; those that a pointer found there names are added.
         records: Where the record goes.
+        signer: The key that signs the rollback, where the channel trusts keys.
         to: Build or image id to go back to; an empty string: the release before the current one.
         dry_run: Only look.
 
@@ -50,6 +57,8 @@ def rollback(
         UsageError: The channel points at nothing.
         BusyError: Another release or rollback runs on this machine.
     """
+    if not dry_run:
+        trust.require_signer(pointer.channel, channel, signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
             histories = _histories(pointer, cloud, regions)
@@ -80,12 +89,18 @@ def rollback(
 
         def revive(site: Site) -> str:
             image_id = target[site.region].image_id
-            make_live(site, find_images(site, [image_id])[image_id])
+            image = find_images(site, [image_id])[image_id]
+            make_live(site, image)
+            if channel.trust and signer:
+                there, keys = trust.vouched(site.cloud, image, channel.trust, site.ssm)
+                claim = there.releases[pointer.channel].claim
+                sign_release(site, pointer, claim, there, keys, signer)
             return image_id
 
         return Run(started, records, progress, sites).all_steps(
             "protect the release before",
             revive,
+            moved=lambda site, image_id: require_pointed(site, pointer, channel, image_id),
             # an image that was rolled back from is not to be launched again
             retire=retirement(channel, at_once=frozenset(bad)),
         )
@@ -174,4 +189,4 @@ def _usable(site: Site, version: Version, pointer: Pointer) -> str:
             f"{image['State'] if image else 'gone'} in {site.region}",
             hint="--to BUILD goes further back; `invoke ami.release` publishes another image",
         )
-    return trust.require_released(site.cloud, image, pointer, site.ssm)
+    return trust.require_released(site.cloud, image, pointer, site.ssm, pointed=False)

@@ -46,6 +46,7 @@ class Run:
         title: str,
         prepare: Callable[[Site], str],
         *,
+        moved: Callable[[Site, str], None],
         retire: Callable[[str], timedelta],
     ) -> Release:
         """Make every region ready, then move every pointer, then retire what no channel points at any more.
@@ -55,6 +56,7 @@ class Run:
         Args:
             title: Of the first step.
             prepare: Makes the image of a region ready and returns its id.
+            moved: Looks at a region whose pointer shows the image with this id.
             retire: Says of an image id that is replaced when it is deprecated.
 
         Returns:
@@ -69,7 +71,7 @@ class Run:
                 )
                 and self._step(
                     f"point {pointer.channel} at {build}",
-                    self._point,
+                    lambda site: self._point(site, moved),
                     lambda result, _: replace(result, state="published", published=True),
                 )
                 and self._step(
@@ -85,7 +87,7 @@ class Run:
         all_failed = len(self._release.failures) == len(self._results)
         return self._keep("failed" if all_failed else "partial")
 
-    def _point(self, site: Site) -> None:
+    def _point(self, site: Site, moved: Callable[[Site, str], None]) -> None:
         """One PutParameter, unless the parameter says so already: the image, and every region of the release.
 
         Who knows one region finds the others through it, so one that is added is told to those before.
@@ -100,6 +102,7 @@ class Run:
             )
             pointers.write(site.ssm, pointer, version, pause=site.pause)
         pointers.ensure_tags(site.ssm, pointer)
+        moved(site, wanted)
 
     def _retire(self, site: Site, when: Callable[[str], timedelta]) -> None:
         """What this channel pointed at and no channel points at any more."""

@@ -5,7 +5,7 @@ import json
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from gpukiln.attest.signing import load_signer
+from gpukiln.attest.signing import signer_of
 from gpukiln.attest.statements import ROOT
 from gpukiln.images import channels
 from gpukiln.images.subject import subject_from_tags
@@ -30,13 +30,31 @@ def key_pair(folder, name):
     return private
 
 
+def kms_key(spec="ECC_NIST_P256", region="us-west-2", *, client=None, usage="SIGN_VERIFY"):
+    """A new key of KMS, as `--sign-key` and `trust` name it; it has an alias, too."""
+    kms = client or Cloud(region).client("kms")
+    arn = kms.create_key(KeySpec=spec, KeyUsage=usage)["KeyMetadata"]["Arn"]
+    kms.create_alias(AliasName=f"alias/{arn.rpartition('/')[2]}", TargetKeyId=arn)
+    return f"awskms:{arn}"
+
+
+def by_alias(reference):
+    """The same key, named by its alias."""
+    return f"awskms:alias/{reference.rpartition('/')[2]}"
+
+
+def public_part(key):
+    """What `trust` names: the public key of a private one, or the same key of KMS."""
+    return key if isinstance(key, str) else str(key.with_suffix(".pub"))
+
+
 def trusting(monkeypatch, *keys, **more):
     """Both channels trust the public keys of these private ones."""
 
     def read(path):
         document = READ_YAML(path)
         for rules in document["channels"].values():
-            rules.update(trust=[str(key.with_suffix(".pub")) for key in keys], **more)
+            rules.update(trust=[public_part(key) for key in keys], **more)
         return document
 
     monkeypatch.setattr(channels, "read_yaml", read)
@@ -47,7 +65,7 @@ def sign(image_id, key, folder, *, judged=None, region="us-west-2", build=None):
     cloud = Cloud(region)
     [image] = cloud.client("ec2").describe_images(ImageIds=[image_id])["Images"]
     subject = subject_from_tags(image_id, tags_of(image))
-    sign_verdict(cloud, subject, judged or verdict(), folder, load_signer(key), build)
+    sign_verdict(cloud, subject, judged or verdict(), folder, signer_of(str(key), cloud), build)
 
 
 def signed_wish(image_id, build, channel="candidate", *, key, regions=REGIONS, **more):
@@ -57,7 +75,7 @@ def signed_wish(image_id, build, channel="candidate", *, key, regions=REGIONS, *
     assert proof.build == build
     excused = require_proven(channel, rules, proof, has_gpus=False)
     options = {"sharing": Sharing(), "keys": {}, "timeout_s": 5.0, **more}
-    return Wish(proof, channel, rules, regions, excused, **options, signer=load_signer(key))
+    return Wish(proof, channel, rules, regions, excused, **options, signer=signer_of(str(key), Cloud()))
 
 
 def statements(image_id, region="us-west-2"):

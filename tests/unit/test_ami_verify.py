@@ -209,7 +209,7 @@ def test_a_verdict_is_signed_where_a_key_is_given(judge, tmp_path):
     verdict = build.read().verdicts[-1]
     assert name == f"/gpukiln-attestations/{BAKE.image_id}/verdict/{verdict.instance_type}"
     place = Place(BAKE.image_id, "us-west-2", ())
-    claim, _ = opened(VerdictClaim, text, trusted, [place])
+    claim = opened(VerdictClaim, text, trusted, [place]).claim
     assert (claim.suite, claim.verdict, claim.outcome) == ("a" * 64, verdict.digest, "passed")
     assert claim.provenance == sha256((build.folder / "provenance.intoto.json").read_bytes()).hexdigest()
     assert (build.folder / "provenance.dsse.json").exists()
@@ -217,7 +217,7 @@ def test_a_verdict_is_signed_where_a_key_is_given(judge, tmp_path):
     build.record_file.rename(build.folder / "away.json")  # known by its tags
     here = {"build": BAKE.image_id, "region": "us-west-2", "instance_types": "g5.xlarge"}
     assert judge(GOOD, BAD, **here, sign_key=str(key))[0] == 1
-    claim, _ = opened(VerdictClaim, judge.kept[f"{name.rpartition('/')[0]}/g5.xlarge"], trusted, [place])
+    claim = opened(VerdictClaim, judge.kept[f"{name.rpartition('/')[0]}/g5.xlarge"], trusted, [place]).claim
     assert (claim.outcome, claim.counts["failed"], claim.provenance) == ("failed", 1, "")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import cache
 
@@ -17,7 +18,7 @@ from gpukiln.offers.refresh import PRICING_REGION
 
 TAG_KEY = "${TagKey}"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/1"
-EVERYTHING = Scope(kms_keys=[KEY], module_cache="s3://modules/x")
+EVERYTHING = Scope(kms_keys=[KEY], module_cache="s3://modules/x", sign_key=KEY)
 
 
 service = cache(get_service_prefix_data)  # of the Service Authorization Reference
@@ -43,7 +44,7 @@ def known(call):
 
 def form(arn):
     """An ARN with a star for everything that is filled in."""
-    return "arn:*:kms:*:*:key/*" if arn == "{key}" else re.sub(r"\$?\{\w+\}", "*", arn)
+    return "arn:*:kms:*:*:key/*" if arn in ("{key}", "{sign_key}") else re.sub(r"\$?\{\w+\}", "*", arn)
 
 
 def keys_for(call, template):
@@ -153,11 +154,32 @@ def test_what_starts_machines_or_copies_may_use_the_key_of_their_volumes(job):
     ]
 
 
+@pytest.mark.parametrize(
+    ("job", "calls"),
+    [
+        ("build", ["kms:GetPublicKey", "kms:Sign"]),
+        ("verify", ["kms:GetPublicKey", "kms:Sign"]),
+        ("release", ["kms:GetPublicKey", "kms:Sign"]),
+        ("offer", ["kms:GetPublicKey"]),
+        ("workspace", ["kms:GetPublicKey"]),
+    ],
+)
+def test_statements_are_signed_with_one_key_wherever_it_is(job, calls):
+    [found] = [
+        one
+        for one in policy([job], Scope(sign_key=KEY, regions=["eu-west-1"]))["Statement"]
+        if one["Sid"] == "Sign"
+    ]
+    assert found == {"Sid": "Sign", "Effect": "Allow", "Action": calls, "Resource": [KEY]}
+    assert not [one for one in policy([job], Scope())["Statement"] if one["Sid"] == "Sign"]
+
+
 @pytest.mark.parametrize("jobs", [*([job] for job in permissions.jobs()), ["build", "release"]])
 def test_a_policy_fits_into_iam(jobs):
     """6,144 characters without white space for a managed policy (IAM user guide, IAM and AWS STS quotas)."""
     wide = Scope("111122223333", ["us-west-2", "us-east-1", "eu-central-1"], ["candidate", "stable"])
-    document = policy(jobs, wide)
+    signing = "arn:aws:kms:us-west-2:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+    document = policy(jobs, replace(wide, sign_key=signing))
     assert len(json.dumps(document, separators=(",", ":"))) < 6144
     sids = [one["Sid"] for one in document["Statement"]]
     assert len(set(sids)) == len(sids)

@@ -30,6 +30,7 @@ SCOPES = [
         ["", "gpukiln/runner-gpu"],
         [[], [KEY]],
         ["", "s3://modules/x", "s3://modules"],
+        ["", KEY],
     )
 ]
 # What IAM can't narrow further: these tag what has no tag of ours yet (permissions.yaml says why).

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpukiln.attest import sbom, signing
+from gpukiln.attest import newest, sbom, signing, statements
 from gpukiln.catalog.load import read_yaml
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.gpus.settings import read_scenario
@@ -25,7 +26,7 @@ from gpukiln.docker import repository
 from gpukiln.errors import CheckFailedError, GpukilnError, IncompatibleError, UsageError
 from gpukiln.exports import disk as disks
 from gpukiln.gpus import amd, config, engines, mig, text
-from gpukiln.images import pointer
+from gpukiln.images import keys, pointer
 from gpukiln.images.builds import Build
 from gpukiln.kubernetes.addons import sharing
 from gpukiln.kubernetes.check import judging, reading, rules, schema, telling
@@ -182,8 +183,17 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "YAML": (parse_yaml, (ValueError, yaml.YAMLError)),
     "limits of YAML": (check_yaml, (ValueError, yaml.YAMLError)),
     "signature": (signing._read, (CheckFailedError,)),
+    "statement in parts": (lambda word: statements.kept(parameter(word), "ami-1"), ()),
+    "--sign-key": (lambda word: keys.kms_key(f"awskms:{word}"), (UsageError,)),
 }
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def parameter(value: str) -> Any:
+    """A client of SSM that has one parameter."""
+    row = {"Name": "/gpukiln-attestations/ami-1/release/stable", "Value": value}
+    pages = SimpleNamespace(paginate=lambda **_: [{"Parameters": [row]}])
+    return SimpleNamespace(get_paginator=lambda _: pages)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -227,6 +237,7 @@ FILES: Mapping[str, Callable[[str, Path], Any]] = {
     "record": written(Build.read_file, ".json"),
     "undo": written(read_undo, ".json"),
     "osv": written(lambda file: load_osv([file]), ".json"),
+    "newest release": written(newest._read, ".json"),
 }
 KEYS = {
     "scenario": ("set",),
@@ -243,6 +254,7 @@ KEYS = {
     "contract": ("schema_version", "workspace_name", "compute_profile", "gpu_type", "gpu_count", "services"),
     "record": ("schema", "plan", "id", "state", "bake", "verdicts", "durations_s"),
     "undo": ("schema", "vm", "before", "after", "pve", "node"),
+    "newest release": ("number", "image_id", "key", "/gpukiln/eks-gpu/1.34/stable/image_id"),
     "osv": ("id", "modified", "affected", "package", "ranges", "events", "versions", "name", "ecosystem"),
 }
 

@@ -15,12 +15,13 @@ import pytest
 from botocore.client import BaseClient
 
 from gpukiln.attest import attestation
-from gpukiln.attest.signing import load_signer
+from gpukiln.attest.signing import signer_of
 from gpukiln.attest.trust import require_verified
 from gpukiln.catalog import permissions
 from gpukiln.catalog.bases import base
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.embedded import scarcity
+from gpukiln.clouds.embedded.signing_calls import extend_signing
 from gpukiln.clouds.iam import Scope, policy
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
@@ -52,7 +53,7 @@ from tests.support import release_cloud
 from tests.support.endpoint import serve
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
 from tests.support.release_cloud import HOME, REGIONS, fault, make_image, quiet, tell, verdict, wish
-from tests.support.signing import key_pair, sign, signed_wish, trusting
+from tests.support.signing import kms_key, sign, signed_wish, trusting
 
 # IAM's name, where it is none of service:Call (Service Authorization Reference)
 IAM_NAME = {
@@ -60,7 +61,11 @@ IAM_NAME = {
     "s3:HeadObject": "s3:GetObject",
     "service-quotas:GetServiceQuota": "servicequotas:GetServiceQuota",
 }
-EVERYTHING = Scope(kms_keys=["arn:aws:kms:us-west-2:111122223333:key/1"], module_cache="s3://modules/x")
+EVERYTHING = Scope(
+    kms_keys=["arn:aws:kms:us-west-2:111122223333:key/1"],
+    module_cache="s3://modules/x",
+    sign_key="arn:aws:kms:us-west-2:111122223333:key/2",
+)
 RUN = "ec2:RunInstances"
 TAG_KEY = "${TagKey}"
 TAGGED_BY_CALL = (
@@ -220,8 +225,11 @@ def verify(calls, endpoint, images, folder):
         patch.setattr(access, "_speaks_ssh", lambda *_: True)
         pipeline.verify_image(subject, endpoint, folder, quiet(), spot=True)
         proof.write_proof(endpoint, subject, verdict())
-        key = key_pair(folder, "sign")
-        sign_verdict(endpoint, subject, verdict(), folder, load_signer(key))
+        setting_up(calls)
+        extend_signing()
+        key = kms_key(client=endpoint.client("kms"))
+        calls.job = "verify"
+        sign_verdict(endpoint, subject, verdict(), folder, signer_of(key, endpoint))
         trusting(patch, key)
         require_verified(endpoint, attestation._describe(endpoint, images[1]))
         patch.setattr(access, "_speaks_ssh", lambda *_: False)
@@ -263,8 +271,8 @@ def release_twice(calls, records, folder):
 
 
 def release_signed(calls, records, folder):
-    key = key_pair(folder, "sign")
     setting_up(calls)
+    key = kms_key()
     sign(image := make_image("b3"), key, folder)
     calls.job = "release"
     with pytest.MonkeyPatch.context() as patch:
@@ -350,8 +358,12 @@ def offer(calls):
     release_cloud.Cloud().client("ec2").run_instances(**asked)
     pointer = Pointer("eks-gpu", "1.34", "stable")
     release_cloud.Cloud().client("ssm").put_parameter(Name=pointer.path, Value="ami-1", Type="String")
+    key = kms_key()
     calls.job = "offer"
     assert images_of(release_cloud.Cloud()).notes == ()
+    with pytest.MonkeyPatch.context() as patch:
+        trusting(patch, key)
+        assert images_of(release_cloud.Cloud(), fresh=True).proven == ()
     for spot in (True, False):
         assert availability(release_cloud.Cloud(), ["g5.xlarge", "g6.xlarge", "p5.48xlarge"], spot=spot)
     scarcity.clear(layout)

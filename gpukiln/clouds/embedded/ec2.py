@@ -41,6 +41,7 @@ from gpukiln.clouds.embedded.machines import Machines, asked_kind
 from gpukiln.clouds.embedded.pointers import resolve_image
 from gpukiln.clouds.embedded.regions import read_region
 from gpukiln.clouds.embedded.request_checks import extend_requests
+from gpukiln.clouds.embedded.signing_calls import extend_signing
 
 
 def install(machines: Machines) -> None:
@@ -60,6 +61,7 @@ def install(machines: Machines) -> None:
     extend_images(machines)
     extend_image_calls()
     extend_requests()
+    extend_signing()
 
     def create_default_vpc(self: Any) -> Any:
         vpc = self.create_vpc(cidr_block=machines.vpc_cidr(self.region_name), is_default=True)

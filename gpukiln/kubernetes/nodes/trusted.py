@@ -9,6 +9,7 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channels
+from gpukiln.images.keys import in_words
 from gpukiln.instances.tags import RECIPE_TAG, tags_of
 
 
@@ -33,7 +34,7 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
         if not named:
             return trust.UNSIGNED
         raise RefusedError(
-            f"{image} has to be signed by {' or '.join(named)}, and nobody said where to look it up",
+            f"{image} has to be signed by {in_words(named)}, and nobody said where to look it up",
             hint="--cloud aws --region REGION verifies what is there now",
         )
     if pointer is None:

@@ -1,0 +1,226 @@
+"""Signatures without a private key: Sigstore certifies an identity of OIDC for minutes, and logs signatures.
+
+A signature in an envelope then holds Sigstore's bundle: the certificate, the entry of the log and its proof.
+The bundle is over the bytes that DSSE signs, and is no envelope of its own: for those the library takes
+subjects with SHA-2 or SHA-3 digests alone, which an AMI does not have.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from securesystemslib.exceptions import UnverifiedSignatureError
+from securesystemslib.signer import Key, Signature, Signer, SigstoreKey, SigstoreSigner
+
+from gpukiln.errors import UnavailableError, UsageError
+
+GITHUB = "https://token.actions.githubusercontent.com"
+BUNDLE = "bundle"
+_ISSUER_OID = "1.3.6.1.4.1.57264.1.1"  # Fulcio, docs/oid-info.md
+
+
+class IdentityKey(SigstoreKey):
+    """Whom an issuer of OIDC vouches for; it stands where a public key does.
+
+    Args:
+        identity: What the certificate names, exactly.
+        issuer: Exactly, too.
+        trust_config: A file that names an instance of Sigstore (ClientTrustConfig); None: the public one.
+    """
+
+    def __init__(self, identity: str, issuer: str, trust_config: Path | None = None) -> None:
+        _, key = SigstoreSigner.import_(identity, issuer)
+        super().__init__(key.keyid, key.keytype, key.scheme, key.keyval)
+        self.trust_config = trust_config
+
+    def __str__(self) -> str:
+        return f"{self.keyval['identity']} of {self.keyval['issuer']}"
+
+    def verify_signature(self, signature: Signature, data: bytes) -> None:
+        """Verify a signature, and ask nobody.
+
+        Raises:
+            UnverifiedSignatureError: It is not of this identity, or not on this data; the message says why.
+            UnavailableError: The library is missing.
+            UsageError: The file that names the instance can't be read.
+        """
+        self.verify_digest(signature.unrecognized_fields.get(BUNDLE), hashlib.sha256(data).digest())
+
+    def verify_digest(self, bundle: Any, sha256: bytes) -> None:
+        """The same for a bundle's document and the SHA-256 of what was signed."""
+        _require_library()
+        from sigstore.errors import Error  # noqa: PLC0415 - optional, and slow to import
+        from sigstore.hashes import Hashed  # noqa: PLC0415
+        from sigstore.models import Bundle  # noqa: PLC0415
+        from sigstore.verify.policy import Identity  # noqa: PLC0415
+        from sigstore_models.common.v1 import HashAlgorithm  # noqa: PLC0415
+
+        wanted = Identity(identity=self.keyval["identity"], issuer=self.keyval["issuer"])
+        try:
+            digest = Hashed(algorithm=HashAlgorithm.SHA2_256, digest=sha256)
+            _verifier(_config(self.trust_config)).verify_artifact(
+                digest, Bundle.from_json(json.dumps(bundle)), wanted
+            )
+        except (Error, ValueError) as error:
+            raise UnverifiedSignatureError(str(error)) from error
+
+
+class KeylessSigner(Signer):
+    """Signs as the identity that CI gives to the job that runs this.
+
+    Args:
+        trust_config: A file that names another instance of Sigstore; None: the public one.
+
+    Raises:
+        UnavailableError: The library is missing, or there is no such identity here.
+    """
+
+    def __init__(self, trust_config: Path | None = None) -> None:
+        self._trust_config = trust_config
+        token = _token()
+        self._key = IdentityKey(_identity(token), str(token.federated_issuer), trust_config)
+
+    @property
+    def public_key(self) -> Key:
+        """The identity, which verifies what it signed."""
+        return self._key
+
+    @classmethod
+    def from_priv_key_uri(
+        cls,
+        priv_key_uri: str,  # noqa: ARG003 - the library's interface
+        public_key: Key,  # noqa: ARG003
+        secrets_handler: Any = None,  # noqa: ARG003
+    ) -> KeylessSigner:
+        """As the library has it: the scheme says all, the job says which identity it is."""
+        return cls()
+
+    def sign(self, payload: bytes) -> Signature:
+        """Sign with a certificate of this moment, and have it logged for everybody to see.
+
+        Raises:
+            UnavailableError: Sigstore can't be reached or refused, or certified another identity.
+        """
+        from sigstore.models import ClientTrustConfig  # noqa: PLC0415 - optional, and slow to import
+        from sigstore.sign import SigningContext  # noqa: PLC0415
+
+        token = _token()  # a new one: it is good for minutes, and a build takes longer
+        try:
+            text = _config(self._trust_config)
+            config = ClientTrustConfig.from_json(text) if text else ClientTrustConfig.production()
+            with SigningContext.from_trust_config(config).signer(token) as signer:
+                bundle = json.loads(signer.sign_artifact(payload).to_json())
+        except Exception as error:  # of Fulcio, Rekor, TUF and HTTP, without a base in common
+            raise UnavailableError(
+                f"can't sign as {self._key}: {type(error).__name__}: {error}",
+                hint="look whether fulcio.sigstore.dev and rekor.sigstore.dev can be reached, and try again",
+            ) from error
+        signed = base64.b64decode(bundle["messageSignature"]["signature"]).hex()
+        signature = Signature(self._key.keyid, signed, {BUNDLE: bundle})
+        try:
+            self._key.verify_signature(signature, payload)
+        except UnverifiedSignatureError as error:
+            raise UnavailableError(
+                f"what Sigstore answered is no signature of {self._key}: {error}"
+            ) from error
+        return signature
+
+
+def signed_by(signature: Signature) -> str:
+    """Who signed, for a message, not verified: what a bundle's certificate names, else the key's id."""
+    try:
+        material = signature.unrecognized_fields[BUNDLE]["verificationMaterial"]
+        rows = material.get("x509CertificateChain", {}).get("certificates") or [material["certificate"]]
+        certificate = x509.load_der_x509_certificate(base64.b64decode(rows[0]["rawBytes"]))
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        [issuer] = [
+            extension.value.value
+            for extension in certificate.extensions
+            if extension.oid.dotted_string == _ISSUER_OID
+        ]
+        return f"{', '.join(str(name.value) for name in names)} of {issuer.decode()}"
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, x509.ExtensionNotFound):
+        return f"the key {signature.keyid}"
+
+
+def _require_library() -> None:
+    try:
+        import sigstore  # noqa: F401, PLC0415 - optional
+    except ImportError as error:
+        raise UnavailableError(
+            "identities of OIDC are verified by the Python package sigstore, which is missing",
+            hint="pip install 'gpukiln[sigstore]'",
+        ) from error
+    logging.getLogger("sigstore").setLevel(logging.ERROR)  # that it asks nobody is wanted, and no warning
+
+
+def _config(file: Path | None) -> str:
+    """The document that names an instance; an empty string: the public one."""
+    try:
+        return file.read_text() if file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"can't read {file}: {error}", hint="wanted: Sigstore's ClientTrustConfig as JSON"
+        ) from error
+
+
+@cache
+def _verifier(config: str) -> Any:
+    from sigstore.errors import Error  # noqa: PLC0415 - optional, and slow to import
+    from sigstore.models import ClientTrustConfig  # noqa: PLC0415
+    from sigstore.verify import Verifier  # noqa: PLC0415
+
+    if not config:
+        return Verifier.production(offline=True)
+    try:
+        return Verifier(trusted_root=ClientTrustConfig.from_json(config).trusted_root)
+    except (Error, ValueError) as error:
+        raise UsageError(
+            f"a channel's trust_config names no instance of Sigstore: {error}",
+            hint="wanted: its ClientTrustConfig as JSON",
+        ) from error
+
+
+def _token() -> Any:
+    """The identity of the job that runs this.
+
+    Raises:
+        UnavailableError: There is none, or CI gives none.
+    """
+    _require_library()
+    from sigstore.oidc import IdentityError, IdentityToken, detect_credential  # noqa: PLC0415 - optional
+
+    hint = (
+        "GitHub Actions: give the job `permissions: {id-token: write}`; elsewhere sign with a file or AWS KMS"
+    )
+    try:
+        credential = detect_credential()
+        if credential is None:
+            raise UnavailableError("there is no identity of a CI job here to sign as", hint=hint)
+        return IdentityToken(credential)
+    except IdentityError as error:
+        raise UnavailableError(f"CI gives this job no identity: {error}", hint=hint) from error
+
+
+def _identity(token: Any) -> str:
+    """What the certificate will name: GitHub's workflow (Fulcio, docs/oidc.md), else as the library has it.
+
+    Raises:
+        UnavailableError: The token does not say it.
+    """
+    if token.issuer != GITHUB:
+        return str(token.identity)
+    try:
+        text = str(token).split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        return f"https://github.com/{claims['job_workflow_ref']}"
+    except (LookupError, ValueError, binascii.Error) as error:
+        raise UnavailableError(f"GitHub's token names no workflow: {error}") from error

@@ -1,0 +1,74 @@
+"""How options and a channel's `trust` name who signs: a PEM file, a key of AWS KMS, an identity of OIDC."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpukiln.errors import UsageError
+from gpukiln.typed import strict
+
+KMS, SIGSTORE = "awskms:", "sigstore:"  # the schemes of securesystemslib's AWSSigner and SigstoreSigner
+_KMS_ARN = re.compile(r"arn:aws[a-z-]*:kms:(?P<region>[a-z0-9-]+):\d{12}:(?P<kind>key|alias)/[A-Za-z0-9/_-]+")
+# AWS KMS developer guide, "Key identifiers": the id of a key, of a multi-Region key, the name of an alias
+_KMS_NAME = re.compile(r"alias/[A-Za-z0-9/_-]+|mrk-[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@strict
+class Identity:
+    """Whom an issuer of OIDC vouches for, as a channel trusts it.
+
+    Args:
+        identity: What the certificate of Sigstore names.
+        trust_config: A file of the checkout that names another instance of Sigstore; empty: the public one.
+    """
+
+    identity: str
+    issuer: str
+    trust_config: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.identity} of {self.issuer}"
+
+
+def in_words(trust: Iterable[str | Identity]) -> str:
+    """Whom a channel trusts, for a message."""
+    return " or ".join(map(str, trust))
+
+
+@dataclass(frozen=True)
+class KmsKey:
+    """A key of AWS KMS.
+
+    Args:
+        name: What KMS takes as KeyId.
+        region: Where it is; empty: in the region of the command.
+    """
+
+    name: str
+    region: str = ""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the name always means the same key, in whatever region it is used; an alias does not."""
+        return bool(self.region) and ":key/" in self.name
+
+
+def kms_key(reference: str) -> KmsKey | None:
+    """The key of KMS that a reference names; None: it names a file.
+
+    Raises:
+        UsageError: It begins like one, and is none.
+    """
+    if not reference.startswith(KMS):
+        return None
+    name = reference.removeprefix(KMS)
+    if match := _KMS_ARN.fullmatch(name):
+        return KmsKey(name, match["region"])
+    if _KMS_NAME.fullmatch(name):
+        return KmsKey(name)
+    raise UsageError(
+        f"{reference!r} names no key of AWS KMS",
+        hint=f"{KMS}alias/NAME, {KMS}KEY-ID, or {KMS}ARN of a key or an alias",
+    )

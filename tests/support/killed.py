@@ -32,6 +32,8 @@ VARYING = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(\+00:00|Z)?", "TIME"),
     (r"\b(ec2-)?\d+[.-]\d+[.-]\d+[.-]\d+\b", "ADDRESS"),
     (r'"(KeyFingerprint|ClientToken|MacAddress|ReservationId)": "[^"]*"', r'"\1": ""'),
+    (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
+    (r'"(resourceVersion|gpukiln.io/submission)": "[^"]*"', r'"\1": ""'),
 )
 """What two runs differ in: ids that EC2 gave, times, addresses."""
 

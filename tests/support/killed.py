@@ -1,7 +1,7 @@
 """Kills a command at any of its steps: a copy of this process runs it, and gets SIGKILL at one of them.
 
-A step is a call of a cloud or of a cluster that changes something, after its answer, and a change of a file
-in some folders, before it is made: what follows the last step is reached by killing nothing.
+A step is a call of a cloud or of a cluster that changes something or brings a block of a disk, after its
+answer, and a change of a file in some folders, before it is made.
 """
 
 import itertools
@@ -20,12 +20,14 @@ from typing import Any
 
 from botocore.client import BaseClient
 
+from gpukiln.exports import sparse
 from gpukiln.kubernetes.cluster import Cluster
 from tests.support.release_cloud import is_change
 
 Work = Callable[[], object]
 # Events of files, with the place of the path that changes (Python's manual, "Audit events table").
 FILE_EVENTS = {"open": 0, "os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "shutil.rmtree": 0}
+LARGE = 1 << 20  # bytes of a file that is a disk
 VARYING = (
     (r"\b(i|vol|sg|sgr|eni|key|r|iip-assoc|eipassoc|eni-attach|vol-attach)-[0-9a-f]{8,}", r"\1-ID"),
     (r"\b(ami|snap)-[0-9a-f]{17}\b", r"\1-ID"),
@@ -91,13 +93,17 @@ def masked(document: Any) -> str:
 
 
 def files_in(*folders: Path) -> dict[str, tuple[str, str]]:
-    """Mode and content of each file in some folders, without what two runs differ in."""
+    """Mode and content of each file in folders, without what two runs differ in; of a disk its digest."""
     found = {}
     for folder in folders:
         for file in sorted(folder.rglob("*")):
             status = file.lstat()
-            content = file.read_bytes() if file.is_file() else b""
-            text = masked(content.decode("latin-1"))
+            if not file.is_file():
+                text = ""
+            elif status.st_size > LARGE:
+                text = sparse.sha256(file)
+            else:
+                text = masked(file.read_bytes().decode("latin-1"))
             found[str(file.relative_to(folder.parent))] = (oct(status.st_mode), text)
     return found
 
@@ -146,7 +152,7 @@ def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
                 seen.add(id(client))
                 client._endpoint.http_session.close()
         answer = call(client, action, arguments)
-        if is_change(action):
+        if is_change(action) or action == "GetSnapshotBlock":
             step(action)
         return answer
 

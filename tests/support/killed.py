@@ -137,6 +137,7 @@ def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list
 def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
     """Let each step be counted in this process, and end it at one."""
     numbers, lock, seen = itertools.count(1), threading.Lock(), set()
+    before: list[tuple[str, Path]] = []
     call, send = BaseClient._make_api_call, Cluster._send
 
     def step(name: str) -> None:
@@ -170,7 +171,9 @@ def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
             if event in ("os.remove", "os.rmdir") and arguments[1] >= 0:  # relative to an open folder
                 path = Path(f"/proc/self/fd/{arguments[1]}").readlink() / path
             if any(path.is_relative_to(one) for one in folders) and _is_changed(path, event, arguments):
-                step(f"{event} {re.sub(r'[0-9a-f]{8,}', '*', path.name)}")
+                if before[-1:] != [(event, path)]:  # open() with an opener is told twice
+                    step(f"{event} {path.suffix or path.name}")
+                before.append((event, path))
 
     BaseClient._make_api_call = calling  # type: ignore[assignment]
     Cluster._send = sending  # type: ignore[method-assign]

@@ -156,16 +156,16 @@ def write_folder(disk, part, progress, url):  # noqa: ARG001 - as `Format.make` 
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "first"),
     [
-        ("a.qcow2", {}),
-        ("a.raw", {"direct": False}),
-        ("a.raw.zst", {"direct": False, "size_gib": 1, "force": True}),
-        ("netboot", {"to": "netboot", "force": True}),
+        ("a.qcow2", {"direct": False}, ""),
+        ("a.raw", {"direct": False}, "os.remove .journal"),  # before that it is as the one above, and slow
+        ("a.raw.zst", {"force": True}, ""),
+        ("netboot", {"to": "netboot", "force": True}, ""),
     ],
 )
 def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(
-    folder, proven, tmp_path, monkeypatch, name, options
+    folder, proven, tmp_path, monkeypatch, name, options, first
 ):
     """With `force` there is an older export, of which other files stand beside it."""
     monkeypatch.setitem(FORMATS, "netboot", replace(FORMATS["netboot"], make=write_folder))
@@ -194,8 +194,7 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(
     undisturbed = state(work())
     empty()
     steps = steps_of(work, folder, home)
-    assert steps
-    for number in chosen(steps):
+    for number in chosen(steps, first=1 + steps.index(first or steps[0])):
         empty()
         assert killed_at(number, work, folder, home)
         assert state(work()) == undisturbed, steps[number - 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -75,6 +76,12 @@ def remove_partial(*folders: Path) -> list[Path]:
     for path in found:
         remove(path)
     return found
+
+
+def remove_partial_of(path: Path) -> None:
+    """Remove what killed processes left of one file or folder, by `whole_or_not`; nobody may write it now."""
+    for found in path.parent.glob(f".{glob.escape(path.name)}.????????.partial*"):
+        remove(found)
 
 
 def remove(path: Path) -> None:

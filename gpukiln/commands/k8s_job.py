@@ -210,15 +210,18 @@ def job(
         if json:
             print_json(dump(document(made, cluster=cluster)))
         return 0
-    follow.submit(cluster, made, say, replace_ended=replace)
+    submission = follow.submit(cluster, made, say, replace_ended=replace)
     if detach:
         for line in follow.again(made.name, made.namespace or cluster.namespace, cluster.context):
             say(line)
         if json:
             print_json(dump(document(made, cluster=cluster)))
+        submission.end()
         return 0
     end = _follow(cluster, made.name, made.namespace, start_within, delete_on_interrupt, ours=True, json=json)
-    return _ended(end, document(made, cluster=cluster, end=end), json=json)
+    code = _ended(end, document(made, cluster=cluster, end=end), json=json)
+    submission.end()
+    return code
 
 
 def _attach(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, say, words
-from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, tell
+from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, find_or_gone, tell
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -166,8 +166,12 @@ def down(
     from gpukiln.workspaces.keys import key_file
     from gpukiln.workspaces.up import alone
 
-    where, found = find(name, cloud, region, profile)
-    if not owner and not key_file(where, found.name).exists():
+    where, found = find_or_gone(name, cloud, region, profile)
+    if found is None:  # a `down` that was killed had removed all of it
+        say(f"{name} is put away")
+        return
+    removes = found.machines or (found.homes and not keep_home)
+    if removes and not owner and not key_file(where, found.name).exists():
         raise RefusedError(
             f"{found.name} is {found.owner}'s, and this computer did not start it",
             hint=f"--owner {found.owner} says that you know",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpukiln.clouds.base import Cloud
+    from gpukiln.errors import UsageError
     from gpukiln.workspaces.lifecycle import Found
 
 HERE = "us-west-2"
@@ -26,12 +27,21 @@ PLACE = {
 
 def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found]:
     """A workspace where it was typed to be, or where this computer remembers it."""
+    where, found = find_or_gone(name, cloud, region, profile)
+    if found is None:
+        raise _missing(where, name)
+    return where, found
+
+
+def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found | None]:
+    """As `find`; None: this computer remembered one, and it is gone."""
     from gpukiln.errors import UsageError
     from gpukiln.workspaces import known, lifecycle
 
     if not name:
         raise UsageError("no workspace is named", hint="`invoke workspace.list` shows them")
-    places = [(one.cloud, one.region) for one in known.where(name) if cloud in ("", one.cloud)]
+    remembered = [(one.cloud, one.region) for one in known.where(name) if cloud in ("", one.cloud)]
+    places = remembered
     if region:
         places = [(cloud or (places[0][0] if places else "embedded"), region)]
     if len(places) > 1:
@@ -45,13 +55,21 @@ def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found
         )
     where = cloud_of(*places[0], profile)
     found = lifecycle.find(where, name)
-    if not found:
-        known.refresh(where)
-        raise UsageError(
-            f"{where.name} has no workspace {name} in {where.region}",
-            hint="`invoke workspace.list --refresh` says what there is",
-        )
-    return where, found[0]
+    if found:
+        return where, found[0]
+    known.refresh(where)
+    if places[0] not in remembered:
+        raise _missing(where, name)
+    return where, None
+
+
+def _missing(where: Cloud, name: str) -> UsageError:
+    from gpukiln.errors import UsageError
+
+    return UsageError(
+        f"{where.name} has no workspace {name} in {where.region}",
+        hint="`invoke workspace.list --refresh` says what there is",
+    )
 
 
 def tell(where: Cloud, found: Found, *, json: bool) -> None:

@@ -103,6 +103,11 @@ def beside_of(output: Path, ending: str) -> Path:
     return output.with_name(f"{output.name}{ending}")
 
 
+def files_of(output: Path) -> list[Path]:
+    """Everything that may stand beside the disk."""
+    return [beside_of(output, ending) for ending in (*KNOWN, DIGEST, ABOUT)]
+
+
 def files_in(path: Path) -> Iterator[Path]:
     """A file, or every file of a folder."""
     if path.is_dir():

@@ -20,7 +20,7 @@ from gpukiln.exports import disk as disks
 from gpukiln.exports import ebs, sparse
 from gpukiln.exports.beside import ABOUT, beside_of
 from gpukiln.exports.formats import convert
-from gpukiln.files import remove, remove_partial, whole_or_not
+from gpukiln.files import remove, remove_partial_of, whole_or_not
 from gpukiln.images.fit import refuse
 from gpukiln.images.subject import (
     BASE_TAG,
@@ -232,8 +232,11 @@ def bring(disk: Disk, cloud: Cloud, progress: Progress) -> Imported:
     raw, journal = work.with_suffix(".raw"), work.with_suffix(".journal")
     busy = BusyError(f"another process imports {disk.file}", hint="wait for it")
     with locked(work.with_suffix(".lock"), busy=busy):
-        remove_partial(home)
+        for file in (raw, journal):
+            remove_partial_of(file)
         if made := _made(cloud, disk):
+            remove(raw)  # of a run that was killed when it had registered the image
+            remove(journal)
             return made
         if disk.form == "qcow2" and not raw.exists():
             with progress.step("unpack the disk"), whole_or_not(raw) as partial:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from gpukiln.clouds.base import explain_aws_errors
 from gpukiln.errors import UnavailableError
 from gpukiln.exports.sparse import extents
-from gpukiln.files import write_whole
+from gpukiln.files import remove, write_whole
 
 BLOCK = 512 << 10  # bytes; EBS has no other size
 PAGE = 10_000  # blocks of a listing, the most
@@ -140,6 +140,7 @@ def read_snapshot(
     tokens = _Tokens(ebs, snapshot_id)
     journal = Journal(journal_file, {"snapshot": snapshot_id, "bytes": tokens.size})
     if not (journal.go_on() and disk.exists() and disk.stat().st_size == tokens.size):
+        remove(disk)  # a run that was killed may have it mounted still
         with disk.open("wb") as file:
             file.truncate(tokens.size)
         journal.begin()

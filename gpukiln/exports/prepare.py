@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import yaml
 
 from gpukiln.clouds.embedded.base import EC2_CONFIG
-from gpukiln.clouds.embedded.disk import fit_table, mount_root, mounted_root, run
+from gpukiln.clouds.embedded.disk import fit_table, mount_root, mounted_root, mountpoint
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.files import whole_or_not
 from gpukiln.parsing import parse_json
@@ -111,12 +110,9 @@ def _grow(disk: Path, size_gib: int) -> None:
 
 @contextlib.contextmanager
 def _root(disk: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="gpukiln-") as folder:
-        mount_root(disk, Path(folder))
-        try:
-            yield Path(folder)
-        finally:
-            run("umount", folder)
+    with mountpoint() as folder:
+        mount_root(disk, folder)
+        yield folder
 
 
 def _config(datasource: str, keys: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from gpukiln.exports.boots import BootsOn, boots_on
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.prepare import check_options, prepare
 from gpukiln.exports.source import Source, find_source, read_disk
-from gpukiln.files import FULL, remove
+from gpukiln.files import FULL, remove, remove_partial_of
 from gpukiln.images.builds import Build
 from gpukiln.instances.tags import IMAGE_TAG, NOT_PROVEN
 from gpukiln.locks import locked
@@ -116,9 +116,10 @@ class _Work:
     disk: Path
     journal: Path
 
-    def remove(self) -> None:
+    def remove(self, *, but: Path | None = None) -> None:
         for path in (self.part, self.disk, self.journal):
-            remove(path)
+            if path != but:
+                remove(path)
 
 
 def plan(wish: Wish, cloud: Cloud, image_id: str, build: Build | None) -> Planned:
@@ -154,6 +155,8 @@ def export(wish: Wish, cloud: Cloud, image_id: str, build: Build | None, progres
     source, to, work = _checked(wish, cloud, image_id, build)
     with _alone(wish.output), _room_told(wish.output.parent):
         remove(work.part)
+        for path in (work.part, work.journal, *beside.files_of(wish.output)):  # of a run that was killed
+            remove_partial_of(path)
         moved, disk = None, source.disk
         try:
             if disk is None:
@@ -186,9 +189,9 @@ def export(wish: Wish, cloud: Cloud, image_id: str, build: Build | None, progres
         if wish.force:
             beside.remove_disk(wish.output)
         files = beside.write(wish.output, digests, about, known)
-        made.replace(wish.output)
+        work.remove(but=made)
+        made.replace(wish.output)  # last: what is there is not written again, so nothing else may be left
         _sync(wish.output.parent)
-        work.remove()
     return Exported(
         image_id=image_id,
         output=wish.output,
@@ -272,6 +275,7 @@ def _prepared(wish: Wish, disk: Path, work: _Work, progress: Progress) -> Path:
     if disk != work.disk:
         _require_room(work.disk.parent, sparse.data_bytes(disk))
         meter = Meter(progress, sparse.data_bytes(disk))
+        remove(work.disk)  # a run that was killed may have it mounted still
         sparse.copy(disk, work.disk, meter.add)
     prepare(
         work.disk,

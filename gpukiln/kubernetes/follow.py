@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.jobs import state
 from gpukiln.kubernetes.jobs.render import CONTAINER, JOB_NAME
 from gpukiln.kubernetes.jobs.state import Attempt, End
+from gpukiln.kubernetes.jobs.submission import MARK, Submission, submission
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.progress import human_seconds
 from gpukiln.typed import unknown
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.jobs.request import GpuJob
 
 LOCAL_QUEUE, WORKLOAD = "kueue.x-k8s.io/v1beta2/LocalQueue", "kueue.x-k8s.io/v1beta2/Workload"
-MARK = "gpukiln.io/submission"
 POLL_S = 1.0
 LOST_S = 300.0  # for which the API may not answer before we stop
 STUCK_S = 120.0  # for which a container may not be startable: a registry that is down for a moment
@@ -42,18 +41,30 @@ T = TypeVar("T")
 Tell = Callable[[str], None]
 
 
-def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = False) -> None:
+def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = False) -> Submission:
     """Create a Job, and the Service of several pods, which goes when the Job goes.
+
+    One that an earlier run on this computer submitted, and whose end it did not see, is taken as it is.
 
     Args:
         replace_ended: Remove a Job of that name before, if it has ended.
+
+    Returns:
+        Its submission, which the caller ends when the end of the Job was reported.
 
     Raises:
         RefusedError: There is a Job of that name.
         IncompatibleError: Its queue is not there, or the server does not take it.
     """
     namespace = job.namespace or cluster.namespace
-    if there := cluster.get("Job", job.name, namespace):
+    *services, manifest = job.manifests()
+    ours, there = submission(cluster, namespace, manifest), cluster.get("Job", job.name, namespace)
+    if there and ours.is_of(there):
+        for service in services:
+            _create_service(cluster, service, there, namespace)
+        say(f"job {job.name}: an earlier run submitted it to {namespace} of {cluster.context}; it goes on")
+        return ours
+    if there:
         if not (replace_ended and state.has_ended(there)):
             ended = "ended" if state.has_ended(there) else "runs"
             raise RefusedError(
@@ -64,8 +75,7 @@ def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = Fa
         _remove(cluster, job.name, namespace)
         say(f"job {job.name}: the one that had ended is removed")
     _require_queue(cluster, job.queue, namespace)
-    *services, manifest = job.manifests()
-    made = _create_once(cluster, manifest, namespace)
+    made = _create_once(cluster, manifest, namespace, ours.begin(say))
     try:
         for service in services:
             _create_service(cluster, service, made, namespace)
@@ -73,11 +83,11 @@ def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = Fa
         cluster.delete("Job", job.name, namespace)
         raise
     say(f"job {job.name}: submitted to {namespace} of {cluster.context}")
+    return ours
 
 
-def _create_once(cluster: Cluster, manifest: Manifest, namespace: str) -> Manifest:
+def _create_once(cluster: Cluster, manifest: Manifest, namespace: str, mark: str) -> Manifest:
     """Create a Job; where the answer is lost, look whether it is there: it bears a mark of this call."""
-    mark = secrets.token_hex(8)
     meta = manifest["metadata"]
     marked = {**manifest, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), MARK: mark}}}
     try:
@@ -98,14 +108,23 @@ def rehearse(cluster: Cluster, job: GpuJob) -> None:
 
 
 def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namespace: str) -> None:
-    name = service["metadata"]["name"]
-    if there := cluster.get("Service", name, namespace):
-        if there["spec"].get("selector") == service["spec"]["selector"]:
-            return  # of a Job of that name, before: it does the same
-        raise RefusedError(
-            f"there is a Service {name} in {namespace} that selects other pods", hint="--name of another name"
-        )
-    meta = owner["metadata"]
+    name, meta = service["metadata"]["name"], owner["metadata"]
+    until = time.monotonic() + GONE_S
+    while there := cluster.get("Service", name, namespace):
+        if there["spec"].get("selector") != service["spec"]["selector"]:
+            raise RefusedError(
+                f"there is a Service {name} in {namespace} that selects other pods",
+                hint="--name of another name",
+            )
+        owners = [one["uid"] for one in there["metadata"].get("ownerReferences", ())]
+        if not owners or meta["uid"] in owners:
+            return  # it does the same
+        if time.monotonic() > until:  # of a Job of that name, before: the garbage collector removes it soon
+            raise BusyError(
+                f"the Service {name} is of another Job {meta['name']}, and is there after {GONE_S:.0f} s",
+                hint="the same again later",
+            )
+        time.sleep(0.2)
     mine = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     cluster.create({**service, "metadata": {**service["metadata"], "ownerReferences": [mine]}})
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpukiln.errors import BusyError, GpukilnError, PartialError, UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import remove_partial, write_whole
 from gpukiln.images.pointer import Pointer
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
@@ -95,6 +95,21 @@ class Release:
         return replace(self, regions=tuple(results[result.region] for result in self.regions))
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A rollback that was killed, or failed somewhere.
+
+    Args:
+        build: Where it goes back to.
+        images: Of that build, by region.
+        replaces: The image that each region's channel pointed at before.
+    """
+
+    build: str
+    images: dict[str, str]
+    replaces: dict[str, str]
+
+
 class ReleaseLog:
     """What this machine released and rolled back.
 
@@ -116,6 +131,23 @@ class ReleaseLog:
         file = self.folder / name
         write_whole(file, json.dumps(dump(release), indent=2) + "\n")
         return file
+
+    def unfinished_rollbacks(self, pointer: Pointer, cloud: str) -> list[Unfinished]:
+        """Rollbacks of a channel that this machine began and did not end, the last first."""
+        found: list[tuple[str, Unfinished]] = []
+        for file in self.folder.glob(f"{pointer.kubernetes}-{pointer.channel}-*-rollback.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                document = parse_json(file.read_text())
+                said = document["parameter"], document["cloud"], document["state"] != "done"
+                if said == (pointer.path, cloud, True):
+                    regions = {one["region"]: one for one in document["regions"]}
+                    images, replaces = (
+                        {region: str(one[key]) for region, one in regions.items()}
+                        for key in ("image_id", "replaces")
+                    )
+                    began = str(document["started_at"])
+                    found.append((began, Unfinished(str(document["build"]), images, replaces)))
+        return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
     def regions(self, cloud: str) -> list[str]:
         """Every region that this machine has released to on a cloud.
@@ -143,6 +175,7 @@ class ReleaseLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         busy = BusyError("another release, rollback or prune runs on this machine", hint="wait for its end")
         with locked(self.folder / "lock", busy=busy):
+            remove_partial(self.folder)
             yield
 
 

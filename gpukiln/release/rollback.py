@@ -15,7 +15,7 @@ from gpukiln.images.channels import Channel
 from gpukiln.images.pointer import Pointer, Version
 from gpukiln.progress import Progress
 from gpukiln.release.images import find_images, make_live
-from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
+from gpukiln.release.log import RegionResult, Release, ReleaseLog, Unfinished, now
 from gpukiln.release.regions import Site, each, make_sites
 from gpukiln.release.run import Run, retirement
 from gpukiln.release.signed import require_pointed, sign_release
@@ -63,12 +63,18 @@ def rollback(
         with progress.step("look at what is there"):
             histories = _histories(pointer, cloud, regions)
             releases = {region: pointers.releases(versions) for region, versions in histories.items()}
-            target, sites = _target(pointer, releases, to), make_sites(cloud, releases)
+            current = {region: stack[-1].image_id for region, stack in releases.items()}
+            begun = _begun(records.unfinished_rollbacks(pointer, cloud.name), current, to)
+            target = _target(pointer, releases, to or (begun.build if begun else ""))
+            sites = make_sites(cloud, releases)
             seen = each(sites, "look up the image", lambda site: _usable(site, target[site.region], pointer))
             trusts = [outcome.require() for outcome in seen.values()]
         build = next(iter(target.values())).build
-        current = {region: stack[-1].image_id for region, stack in releases.items()}
-        left = {stack[-1].build for stack in releases.values()} - {build}
+        if begun and begun.build == build:
+            current = begun.replaces
+        left = {v.build for region, vs in histories.items() for v in vs if v.image_id == current[region]} - {
+            build
+        }
         bad = {v.image_id for versions in histories.values() for v in versions if v.build in left}
         results = tuple(
             RegionResult(site.region, image_id=target[site.region].image_id, replaces=current[site.region])
@@ -127,6 +133,18 @@ def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, 
             hint="`invoke ami.channels --regions ...` shows every channel",
         )
     return histories
+
+
+def _begun(unfinished: list[Unfinished], current: Mapping[str, str], to: str) -> Unfinished | None:
+    """The rollback that was begun and is to be completed: every region is where it was, or where it goes."""
+    for one in unfinished:
+        known = all(
+            image_id and image_id in (one.images.get(region), one.replaces.get(region))
+            for region, image_id in current.items()
+        )
+        if known and to in ("", one.build, *one.images.values()):
+            return one
+    return None
 
 
 def _target(pointer: Pointer, releases: Mapping[str, list[Version]], to: str) -> dict[str, Version]:

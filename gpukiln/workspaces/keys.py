@@ -58,7 +58,7 @@ def key_pair(cloud: Cloud, wanted: Workspace) -> str:
 
 
 def remove_key_pair(cloud: Cloud, name: str) -> None:
-    """Remove the key pair of a workspace, here and there; none is fine.
+    """Remove the public half of a workspace's key; none is fine.
 
     Raises:
         UnavailableError: The cloud refused.
@@ -67,4 +67,8 @@ def remove_key_pair(cloud: Cloud, name: str) -> None:
     with explain_aws_errors("remove the workspace's key pair"):
         for one in ec2.describe_key_pairs(Filters=filters(PART, name))["KeyPairs"]:
             ec2.delete_key_pair(KeyName=one["KeyName"])
+
+
+def remove_key_file(cloud: Cloud, name: str) -> None:
+    """Remove the private half, where it is on this computer."""
     key_file(cloud, name).unlink(missing_ok=True)

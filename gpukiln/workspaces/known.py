@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import remove_partial_of, write_whole
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
@@ -73,6 +73,7 @@ def refresh(cloud: Cloud) -> Region:
     file = _file(cloud.name, cloud.region)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(file.with_suffix(".lock")):
+        remove_partial_of(file)
         before = _read(file)
         spans = merge(before.spans if before else (), cloud, found, now)
         region = Region(FORM, cloud.name, cloud.region, now, found, spans)

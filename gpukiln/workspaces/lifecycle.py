@@ -195,6 +195,7 @@ def down(
     if not keep_home:
         for one in volumes.homes(cloud, found.name):
             volumes.remove(cloud, one)
+    keys.remove_key_file(cloud, found.name)  # after the homes: without it this computer may not remove them
     network.remove_groups(cloud, found.name, sleep=sleep)  # last: by it the next `up` knows the old machine
 
 

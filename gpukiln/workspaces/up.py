@@ -308,6 +308,7 @@ def _whole(
                 lifecycle.down(cloud, wanted, found, keep_home=not made_home, force=True, sleep=sleep)
             rights.remove_profile(cloud, wanted)
             keys.remove_key_pair(cloud, name)
+            keys.remove_key_file(cloud, name)
         except GpukilnError as left:
             error.add_note(f"something is left: {left.message}; `invoke workspace.down {name}` removes it")
         raise

@@ -97,6 +97,7 @@ class Faulty:
             set_image_state(**asked)
         elif what == "reset":
             reset(self.application._layout)
+            self.application._blocks.__init__(self.application._layout)  # client tokens are unknown again
             self.faults, self.calls = [], []
         elif what == "end":
             threading.Thread(target=self.end, daemon=True).start()

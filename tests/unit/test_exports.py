@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import time
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -14,8 +16,10 @@ from gpukiln.errors import GpukilnError, RefusedError, UnavailableError, UsageEr
 from gpukiln.exports import beside, ebs, formats, run, sparse
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.netboot import Netboot
+from gpukiln.files import whole_or_not
 from gpukiln.images.builds import Record
-from tests.support.exports import BLOCK, INDEXES, image_with_disk, start_export
+from tests.support.exports import BIOS_TABLE, BLOCK, INDEXES, boot_disk, image_with_disk, start_export
+from tests.support.killed import chosen, files_in, killed_at, masked, steps_of
 from tests.support.release_cloud import HOME, Cloud, fault, fault_each, make_image, quiet, tell, verdict
 
 GET = "GetSnapshotBlock"
@@ -136,6 +140,64 @@ def test_killed_at_half_it_reads_only_the_rest(folder):
     assert gets().count("") == len(INDEXES) - had
     require_same(disk, folder / "a.qcow2")
     assert hidden(folder) == []
+
+
+def write_folder(disk, part, progress, url):  # noqa: ARG001 - as `Format.make` is called
+    """A form that is a folder, made as netboot and the installer make theirs."""
+    with whole_or_not(part) as partial:
+        tree = partial.with_name(f"{partial.name}-tree")
+        tree.mkdir()
+        (tree / "initrd.img").write_text("initrd")
+        partial.mkdir()
+        for name in ("vmlinuz", "filesystem.squashfs"):
+            (partial / name).write_text(name)
+        shutil.rmtree(tree)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "first"),
+    [
+        ("a.qcow2", {"direct": False}, ""),
+        ("a.raw", {"direct": False}, "os.remove .journal"),  # before that it is as the one above, and slow
+        ("a.raw.zst", {"force": True}, ""),
+        ("netboot", {"to": "netboot", "force": True}, ""),
+    ],
+)
+def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(
+    folder, proven, tmp_path, monkeypatch, name, options, first
+):
+    """With `force` there is an older export, of which other files stand beside it."""
+    monkeypatch.setitem(FORMATS, "netboot", replace(FORMATS["netboot"], make=write_folder))
+    [build] = proven.all()
+    image_id, disk = image_with_disk(build.id, mib=64)
+    boot_disk(disk, BIOS_TABLE)
+    output, home = folder / name, tmp_path / "home"
+
+    def empty():
+        shutil.rmtree(folder)
+        shutil.rmtree(home, ignore_errors=True)
+        folder.mkdir()
+        if "force" in options:
+            write_folder(disk, output, None, "") if "to" in options else output.write_text("of before")
+            for ending in beside.KNOWN:
+                beside.beside_of(output, ending).write_text("of before")
+
+    def work():
+        done = asdict(export(output, image_id, build, **options))
+        return [{**done, "durations_s": 0, "blocks_read": 0, "blocks_kept": 0}]
+
+    def state(done):
+        return masked(done), files_in(folder, home)
+
+    empty()
+    undisturbed = state(work())
+    empty()
+    steps = steps_of(work, folder, home)
+    for number in chosen(steps, first=1 + steps.index(first or steps[0])):
+        empty()
+        assert killed_at(number, work, folder, home)
+        assert state(work()) == undisturbed, steps[number - 1]
 
 
 @pytest.mark.parametrize("how", ["line cut", "block damaged", "another disk", "no disk", "garbage"])

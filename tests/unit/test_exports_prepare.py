@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from gpukiln.clouds.embedded.hardware import firmware_of
 from gpukiln.clouds.embedded.loop import LoopDevice
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.exports.boots import BOOT_CODE, BootsOn, boots_on
-from gpukiln.exports.prepare import CONFIG, RECORD, prepare
+from gpukiln.exports.prepare import CONFIG, RECORD, _root, prepare
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 
@@ -120,6 +121,35 @@ def test_a_disk_grows_and_its_table_with_it(disk):
     assert part.offset + part.size > (3 << 30) - (2 << 20)
     with mounted_root(disk) as root:
         assert int(run("stat", "-f", "-c", "%b", str(root))) * 4096 > 2.8 * (1 << 30)
+
+
+def mounts_of(disk: Path) -> list[str]:
+    """Where a disk is mounted."""
+    found = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        device, folder, *_ = line.split()
+        backing = Path("/sys/block", Path(device).name, "loop/backing_file")
+        if device.startswith("/dev/loop") and backing.exists() and backing.read_text().strip() == str(disk):
+            found.append(folder)
+    return found
+
+
+def test_what_a_killed_process_had_mounted_is_unmounted_by_the_next(disk, tmp_path):
+    def killed() -> None:
+        with _root(disk):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        killed()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    [folder] = mounts_of(disk)
+    with _root(disk) as used:  # what is used stays
+        copy_disk(disk, tmp_path / "other.raw")
+        with mounted_root(tmp_path / "other.raw"):
+            assert mounts_of(disk) == [str(used)] != [folder]
+    assert mounts_of(disk) == []
+    assert not Path(folder).exists()
 
 
 def test_a_disk_that_another_device_still_holds_is_mounted(disk):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,8 @@ from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
 from gpukiln.instances.tags import tags_of
 from gpukiln.proof.tags import judged_from_tags
 from tests.support.exports import boot_disk, image_with_disk
-from tests.support.release_cloud import HOME, Cloud, fault, fault_each, images, quiet, tell
+from tests.support.killed import chosen, files_in, killed_at, masked, steps_of
+from tests.support.release_cloud import HOME, Cloud, fault, fault_each, images, quiet, server, tell
 
 BIOS = "label: gpt\nstart=2048, size=2048, type=21686148-6449-6E6F-744E-656564454649\n"
 ROOT = "start=20480, type=4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709\n"
@@ -177,6 +179,35 @@ def test_interrupted_it_goes_on_with_the_rest(golden, tmp_path, monkeypatch):
     bring.bring(other, Cloud(), quiet())
     assert len(snapshots()) == len(images(HOME)) == 2
     assert puts() == []
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(golden, tmp_path, form):
+    file, home = tmp_path / f"disk.{form}", tmp_path / "home"
+    subprocess.run(["qemu-img", "convert", "-O", form, str(golden), str(file)], check=True)
+
+    def empty():
+        tell("reset")
+        shutil.rmtree(home, ignore_errors=True)
+
+    def state():
+        for snapshot_id in snapshots():
+            require_same(golden, snapshot_id)
+        there = Cloud().client("ec2").describe_snapshots(SnapshotIds=[*snapshots()])["Snapshots"]
+        folder = server()[1].snapshots
+        unfinished = sorted(one.name for one in folder.glob(".*"))
+        return masked([list(images(HOME).values()), there]), unfinished, files_in(home)
+
+    bring_in(file)
+    undisturbed = state()
+    empty()
+    steps = steps_of(lambda: bring_in(file), home)
+    assert {"StartSnapshot", PUT, "CompleteSnapshot", "RegisterImage"} <= set(steps)
+    for number in chosen(steps):
+        empty()
+        assert killed_at(number, lambda: bring_in(file), home)
+        bring_in(file)
+        assert state() == undisturbed, steps[number - 1]
 
 
 def test_a_snapshot_that_is_gone_is_begun_anew(golden, monkeypatch):

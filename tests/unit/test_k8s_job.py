@@ -6,6 +6,7 @@ The golden files are written anew with GPUKILN_GOLDEN=write in the environment.
 import inspect
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ from gpukiln.kubernetes.manifest import dump, load
 from gpukiln.kubernetes.rights import RIGHTS
 from tasks import namespace
 from tests.support.api_server import ApiServer, Fault, Outcome, node
+from tests.support.killed import files_in, killed_everywhere, masked
 
 GOLDEN = Path(__file__).parents[1] / "support/golden"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
@@ -375,6 +377,7 @@ def test_what_one_may_not_have_in_mind_is_told(options, said):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     server = ApiServer()
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     yield server
@@ -638,7 +641,7 @@ def test_a_name_is_taken_once(server):
     submit(cluster, job, lambda _: None, replace_ended=True)
     server_delete(server, "train")
     server.behave = lambda *_: Outcome(wait=threading.Event())
-    submit(cluster, job, lambda _: None)
+    submit(cluster, job, lambda _: None).end()
     with pytest.raises(RefusedError, match="which runs"):
         submit(cluster, job, lambda _: None, replace_ended=True)
 
@@ -755,6 +758,22 @@ def test_a_job_that_could_not_be_created_is_not_there(server):
     assert server.all("jobs") == []
 
 
+def test_a_service_that_goes_with_the_job_before_is_made_again(server):
+    """The garbage collector removes what a Job owned some time after the Job (propagation Background)."""
+    service, _ = gpu_job(IMAGE, nodes=2).manifests()
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "of-the-one-before"}
+    server.add({**service, "metadata": {**service["metadata"], "ownerReferences": [owner]}})
+
+    def collect():
+        with server.changed:
+            server.remove("services", "default", service["metadata"]["name"])
+
+    threading.Timer(0.3, collect).start()
+    submit(Cluster(), gpu_job(IMAGE, nodes=2), lambda _: None)
+    [job], [there] = server.all("jobs"), server.all("services")
+    assert [one["uid"] for one in there["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+
+
 def test_the_rights_are_enough_and_the_least(server):
     rights = [(right, one) for right in RIGHTS["job"] for one in right.resources]
     server.rules = [
@@ -843,6 +862,68 @@ def test_it_is_left_and_the_way_back_told(typed, server):
     done = typed(*WORDS, "--apply", "--detach")
     assert "follow it: invoke k8s.job --attach --name train --namespace default --context double" in done.err
     assert server.all("jobs")
+
+
+@pytest.mark.parametrize(("options", "runs_s"), [((), 0), ((), 0.3), (("--replace", "--detach"), 0)])
+def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(typed, server, tmp_path, options, runs_s):
+    """What is there when the command is typed again still runs, or has ended meanwhile."""
+    command = (*WORDS, "--nodes", "2", "--apply", *options)
+    home = tmp_path / "home"
+
+    def empty():
+        shutil.rmtree(home, ignore_errors=True)
+        with server.changed:
+            server.objects = {key: one for key, one in server.objects.items() if key[0] == "namespaces"}
+            server.granted.clear()
+        go = threading.Event()
+        server.behave = lambda *_: Outcome(log="hello\n", wait=go)
+        for number in range(2):
+            server.add(node(f"gpu-{number}"))
+        if "--replace" in options:
+            [job] = gpu_job(IMAGE).manifests()
+            failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": ""}
+            server.add({**job, "status": {"conditions": [failed]}})
+        threading.Timer(runs_s, go.set).start()
+
+    def state(shown):
+        until = time.monotonic() + 10
+        while not all(one["status"].get("conditions") for one in server.all("jobs")):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        pods = [one["status"] for one in server.all("pods")]
+        text = masked([server.all("jobs"), server.all("services"), pods])
+        return sorted(shown.out.splitlines()), text, files_in(home)
+
+    empty()
+    undisturbed = state(typed(*command))
+    assert len(json.loads(undisturbed[1])[0]) == 1
+    empty()
+    steps = []
+    for step in killed_everywhere(lambda: typed(*command), home):
+        if step != "not killed":
+            assert state(typed(*command)) == undisturbed, step
+        steps.append(step)
+        empty()
+    assert len(steps) > 7
+
+
+def test_a_job_that_an_earlier_run_submitted_is_continued_by_the_same_command_alone(typed, server):
+    server.add(node("gpu-1"))
+    go = threading.Event()
+    server.behave = lambda *_: Outcome(log="hello\n", wait=go)
+    submit(Cluster(), gpu_job(IMAGE, gpu_model="T4", cpu="3500m", memory="14Gi"), lambda _: None)
+    assert "which runs" in typed(*WORDS, "--retries", "1", "--apply", code=6).err
+    go.set()
+    done = typed(*WORDS, "--apply")
+    assert (done.out, "an earlier run submitted it" in done.err) == ("hello\n", True)
+    assert "which ended" in typed(*WORDS, "--apply", code=6).err
+
+
+def test_a_job_is_submitted_where_nothing_can_be_written(typed, server, monkeypatch, tmp_path):
+    server.add(node("gpu-1"))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path / "file"))
+    assert "can't be continued: " in typed(*WORDS, "--apply").err
 
 
 @pytest.mark.parametrize("delete", [False, True])

@@ -4,16 +4,22 @@ The release replaces another one in two regions. Each call that changes somethin
 done with its answer lost in the other. Of the calls that only read each kind fails once.
 """
 
+import json
+import shutil
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 
 from gpukiln.errors import GpukilnError
+from gpukiln.images.channels import load_channel
 from gpukiln.images.pointer import Pointer, history
 from gpukiln.instances.tags import tags_of
 from gpukiln.release.images import SOURCE_TAG
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.publish import release
+from gpukiln.release.rollback import rollback
+from tests.support.killed import chosen, killed_at, masked, steps_of
 from tests.support.release_cloud import (
     HOME,
     POINTER,
@@ -122,3 +128,67 @@ def test_every_call_may_fail_once(records, before):
     )
     assert outcomes[5] > 15
     assert set(outcomes) == {4, 5}
+
+
+def everything():
+    """Images with their snapshots, who may launch them, and pointers with their history, in each region."""
+    found = {}
+    for region in REGIONS:
+        ec2, ssm = Cloud(region).client("ec2"), Cloud(region).client("ssm")
+        there = images(region)
+        ids = [device["Ebs"]["SnapshotId"] for one in there.values() for device in one["BlockDeviceMappings"]]
+        found[region] = {
+            "images": sorted(masked(one) for one in there.values()),
+            "snapshots": sorted(masked(one) for one in ec2.describe_snapshots(SnapshotIds=ids)["Snapshots"]),
+            "permissions": sorted(
+                masked(
+                    ec2.describe_image_attribute(ImageId=one, Attribute="launchPermission")[
+                        "LaunchPermissions"
+                    ]
+                )
+                for one in there
+            ),
+            "pointer": ssm.get_parameter(Name=POINTER.format("candidate"))["Parameter"]["Version"],
+            "history": masked([asdict(one) for one in history(ssm, CANDIDATE)]),
+            "tags": ssm.list_tags_for_resource(
+                ResourceType="Parameter", ResourceId=POINTER.format("candidate")
+            )["TagList"],
+        }
+    return found
+
+
+@pytest.mark.parametrize("command", ["release", "rollback"])
+def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(before, tmp_path, command):
+    _, new = before
+
+    def work(folder=tmp_path):
+        log = ReleaseLog(folder)
+        if command == "release":
+            run(log, new, "b2")
+        else:
+            require_complete(
+                rollback(CANDIDATE, load_channel("candidate"), Cloud(), [*REGIONS], log, quiet())
+            )
+
+    def empty():
+        tell("restore")
+        shutil.rmtree(tmp_path / "releases", ignore_errors=True)
+        if command == "rollback":
+            run(ReleaseLog(tmp_path), new, "b2")
+
+    def state():
+        files = sorted((tmp_path / "releases").iterdir())
+        kept = {one.name: {**json.loads(one.read_text() or "{}"), "durations_s": 0} for one in files}
+        return everything(), masked(kept)
+
+    empty()
+    work()
+    undisturbed = state()
+    empty()
+    steps = steps_of(work, tmp_path)
+    assert {"PutParameter", "EnableImageDeprecation"} <= set(steps)
+    for number in chosen(steps):
+        empty()
+        assert killed_at(number, work, tmp_path)
+        work()
+        assert state() == undisturbed, f"killed at step {number}"

@@ -2,19 +2,17 @@
 
 import functools
 import itertools
-import json
-import os
-import re
-import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import date
 
 import pytest
-from botocore.client import BaseClient
+from invoke.context import Context
 
 from gpukiln.clouds.embedded import scarcity
+from gpukiln.commands import workspace as commands
+from gpukiln.commands import workspace_place
 from gpukiln.errors import (
     BusyError,
     CheckFailedError,
@@ -24,12 +22,14 @@ from gpukiln.errors import (
     UsageError,
 )
 from gpukiln.instances.tags import tag_list
-from gpukiln.workspaces import lifecycle, raise_up, up, volumes
+from gpukiln.workspaces import known, lifecycle, raise_up, reach, up, volumes
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
 from gpukiln.workspaces.keys import key_file
 from gpukiln.workspaces.outputs import outputs
 from gpukiln.workspaces.plan import plan
 from gpukiln.workspaces.up import Extras, alone, there
+from tests.support.exit_codes import code_of
+from tests.support.killed import chosen, files_in, killed_at, killed_everywhere, masked, steps_of
 from tests.support.release_cloud import Cloud, fault, is_change, make_image, running, server, tell
 
 TODAY = date(2026, 11, 23)
@@ -259,73 +259,96 @@ def test_every_call_of_up_may_fail_once(wanted):
 
 
 def written(wanted):
-    """Everything that is there of a workspace with its tags, without the ids that EC2 gave and times."""
+    """Everything that is there of a workspace by its tags and names, without what two runs differ in."""
     ec2, iam, name = Cloud().client("ec2"), Cloud().client("iam"), wanted.workspace_name
     ours = [{"Name": "tag:gpukiln:workspace", "Values": [name]}]
     pages = ec2.describe_instances(Filters=[*ours, {"Name": "instance-state-name", "Values": ["running"]}])
     role = f"gpukiln-workspace-us-west-2-{name}"
-    rights = {key: iam.get_role(RoleName=role)["Role"][key] for key in ("Path", "AssumeRolePolicyDocument")}
-    inline = iam.list_role_policies(RoleName=role)["PolicyNames"]
-    profile = iam.get_instance_profile(InstanceProfileName=role)["InstanceProfile"]
-    things = {
-        "found": asdict(there(Cloud(), wanted)),
-        "machines": [one for page in pages["Reservations"] for one in page["Instances"]],
-        "volumes": ec2.describe_volumes(Filters=ours)["Volumes"],
-        "groups": ec2.describe_security_groups(Filters=ours)["SecurityGroups"],
-        "keys": ec2.describe_key_pairs(Filters=ours)["KeyPairs"],
-        "rights": rights,
-        "policies": [iam.get_role_policy(RoleName=role, PolicyName=one)["PolicyDocument"] for one in inline],
-        "profile": [one["RoleName"] for one in profile["Roles"]],
-        "key": key_file(Cloud(), name).stat().st_mode,
-    }
-    text = json.dumps(things, default=str, indent=1, sort_keys=True)
-    for told, word in (
-        (r"\b(i|vol|sg|sgr|eni|key|r|iip-assoc|eipassoc|eni-attach|vol-attach)-[0-9a-f]{8,}", r"\1-ID"),
-        (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(\+00:00|Z)?", "TIME"),
-        (r"\b(ec2-)?\d+[.-]\d+[.-]\d+[.-]\d+\b", "ADDRESS"),
-        (r'"(KeyFingerprint|ClientToken|MacAddress|ReservationId)": "[^"]*"', r'"\1": ""'),
-    ):
-        text = re.sub(told, word, text)
-    return text
+    return masked(
+        {
+            "found": [asdict(one) for one in lifecycle.find(Cloud(), name)],
+            "machines": [one for page in pages["Reservations"] for one in page["Instances"]],
+            "volumes": ec2.describe_volumes(Filters=ours)["Volumes"],
+            "groups": ec2.describe_security_groups(Filters=ours)["SecurityGroups"],
+            "keys": ec2.describe_key_pairs(Filters=ours)["KeyPairs"],
+            "rights": [rights_of(one) for one in iam.list_roles()["Roles"] if one["RoleName"] == role],
+            "profiles": [
+                [role["RoleName"] for role in one["Roles"]]
+                for one in iam.list_instance_profiles()["InstanceProfiles"]
+                if one["InstanceProfileName"] == role
+            ],
+        }
+    )
 
 
-def killed_after(wanted, number):
-    """Start a workspace in a process that is killed once so many of its calls changed something."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            counted = itertools.count(1)
-            call = BaseClient._make_api_call
-
-            def counting(client, action, arguments):
-                answer = call(client, action, arguments)
-                if is_change(action) and next(counted) == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return answer
-
-            BaseClient._make_api_call = counting
-            start(wanted)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def rights_of(role):
+    """A role with its policies."""
+    iam, name = Cloud().client("iam"), role["RoleName"]
+    inline = iam.list_role_policies(RoleName=name)["PolicyNames"]
+    policies = [iam.get_role_policy(RoleName=name, PolicyName=one)["PolicyDocument"] for one in inline]
+    return role["Path"], role["AssumeRolePolicyDocument"], policies
 
 
-def test_killed_after_any_call_and_typed_again_it_is_as_if_never_killed(wanted):
+def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(wanted, tmp_path):
     start(wanted)
-    undisturbed = written(wanted)
-    assert "g4dn.2xlarge on-demand in us-west-2" in undisturbed
+    undisturbed = written(wanted), modes(tmp_path)
+    assert "g4dn.2xlarge on-demand in us-west-2" in undisturbed[0]
     down(wanted)
-    for number in itertools.count(1):
-        status = killed_after(wanted, number)
+    runs = 0
+    for step in killed_everywhere(lambda: start(wanted), tmp_path):
         found = start(wanted)
-        assert written(wanted) == undisturbed, f"killed after change {number}"
+        assert (written(wanted), modes(tmp_path)) == undisturbed, step
         down(wanted)
         assert left(wanted) == []
-        if status == 0:
-            break
-        assert status == -signal.SIGKILL
-    assert number > 8
+        runs += 1
+    assert runs > 8
     assert found.machines[0].usd_hour == "0.752"
+
+
+def modes(folder):
+    """The files of a folder with their modes: a key is another one each time."""
+    return {name: mode for name, (mode, _) in files_in(folder).items()}
+
+
+@pytest.fixture
+def put_away(monkeypatch):
+    """Type `workspace.down`, which must end well."""
+    for module in (commands, workspace_place):
+        monkeypatch.setattr(module, "cloud_of", lambda _, region, __: Cloud(region))
+    monkeypatch.setattr(reach, "busy", lambda *_: None)
+
+    def run(wanted, **options):
+        assert code_of(commands.down, Context(), wanted.workspace_name, **options) == 0
+
+    return run
+
+
+@pytest.mark.parametrize("options", [{"force": True}, {"keep_home": True}])
+def test_down_killed_anywhere_and_typed_again_it_is_as_if_never_killed(wanted, tmp_path, put_away, options):
+    def raise_again():
+        (tmp_path / "workspaces/known/embedded-us-west-2.json").unlink(missing_ok=True)  # machines before
+        found = start(wanted)
+        if options.get("force"):
+            busy = tag_list({"gpukiln:busy": "ann is there"})
+            Cloud().client("ec2").create_tags(Resources=[found.machines[0].instance_id], Tags=busy)
+        known.refresh(Cloud())
+
+    def state():
+        return written(wanted), files_in(tmp_path)
+
+    raise_again()
+    put_away(wanted, **options)
+    undisturbed = state()
+    assert ("vol-ID" in undisturbed[0]) is ("keep_home" in options)
+    raise_again()
+    steps = steps_of(lambda: put_away(wanted, **options), tmp_path)
+    first = steps.index("DeleteKeyPair") if "keep_home" in options else 0  # before that it is the same
+    for number in chosen(steps, first=first + 1):
+        raise_again()
+        assert killed_at(number, lambda: put_away(wanted, **options), tmp_path)
+        put_away(wanted, **options)
+        assert state() == undisturbed, f"killed at step {number}"
+    down(wanted)
 
 
 def test_every_call_of_down_may_fail_once(wanted):

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.embedded.loop import LoopDevice
-from gpukiln.errors import UnavailableError
+from gpukiln.errors import BusyError, UnavailableError
 from gpukiln.files import whole_or_not
+from gpukiln.locks import hold, locked
 from gpukiln.parsing import parse_json
 
+MOUNTS = Path("/run/gpukiln-mounts")  # only root mounts, and a boot empties it
 SECTOR = 512  # bytes
 BIOS_BOOT_START = 2048  # sectors
 ESP_START = 4096  # sectors
@@ -352,13 +354,46 @@ def mounted_root(disk: Path) -> Iterator[Path]:
     Yields:
         The folder it is mounted on.
     """
-    with tempfile.TemporaryDirectory(prefix="gpukiln-") as folder:
+    with mountpoint() as folder:
         with contextlib.closing(_device(root_partition(disk), disk, read_only=True)) as loop:
-            run("mount", "-o", "ro,norecovery,nodev", str(loop.path), folder)
+            run("mount", "-o", "ro,norecovery,nodev", str(loop.path), str(folder))
+        yield folder
+
+
+@contextlib.contextmanager
+def mountpoint() -> Iterator[Path]:
+    """A folder to mount on. Its end unmounts it, or the next process does, where this one is killed.
+
+    Raises:
+        UnavailableError: It can't be made, or unmounted.
+    """
+    try:
+        MOUNTS.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(f"no folder to mount on: {error}", hint="mounting needs root") from error
+    with locked(MOUNTS / "lock"):
+        for lock in MOUNTS.glob("*.lock"):
+            with contextlib.suppress(BusyError, UnavailableError), locked(lock, busy=BusyError("it is used")):
+                _unmount(lock)
+        folder = Path(tempfile.mkdtemp(dir=MOUNTS))
+        held = hold(folder.with_suffix(".lock"))
+    try:
+        yield folder
+    finally:
         try:
-            yield Path(folder)
+            _unmount(folder.with_suffix(".lock"))
         finally:
-            run("umount", folder)
+            held.release()
+
+
+def _unmount(lock: Path) -> None:
+    """Give back a folder of MOUNTS and its lock, which the caller holds."""
+    folder = lock.with_suffix("")
+    if folder.is_mount():
+        run("umount", str(folder))
+    with contextlib.suppress(FileNotFoundError):
+        folder.rmdir()
+    lock.unlink(missing_ok=True)
 
 
 def used_bytes(disk: Path) -> int:

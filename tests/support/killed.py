@@ -1,0 +1,188 @@
+"""Kills a command at any of its steps: a copy of this process runs it, and gets SIGKILL at one of them.
+
+A step is a call of a cloud or of a cluster that changes something or brings a block of a disk, after its
+answer, and a change of a file in some folders, before it is made.
+"""
+
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from botocore.client import BaseClient
+
+from gpukiln.exports import sparse
+from gpukiln.kubernetes.cluster import Cluster
+from tests.support.release_cloud import is_change
+
+Work = Callable[[], object]
+# Events of files, with the place of the path that changes (Python's manual, "Audit events table").
+FILE_EVENTS = {"open": 0, "os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "shutil.rmtree": 0}
+LARGE = 1 << 20  # bytes of a file that is a disk
+VARYING = (
+    (r"\b(i|vol|sg|sgr|eni|key|r|iip-assoc|eipassoc|eni-attach|vol-attach)-[0-9a-f]{8,}", r"\1-ID"),
+    (r"\b(ami|snap)-[0-9a-f]{17}\b", r"\1-ID"),
+    (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(\+00:00|Z)?", "TIME"),
+    (r"\b(ec2-)?\d+[.-]\d+[.-]\d+[.-]\d+\b", "ADDRESS"),
+    (r'"(KeyFingerprint|ClientToken|MacAddress|ReservationId)": "[^"]*"', r'"\1": ""'),
+    (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
+    (r'"(resourceVersion|gpukiln.io/submission)": "[^"]*"', r'"\1": ""'),
+)
+"""What two runs differ in: ids that EC2 gave, times, addresses."""
+
+
+def steps_of(work: Work, *folders: Path) -> list[str]:
+    """Let a copy of this process do some work to its end; the name of each of its steps."""
+    status, steps = _copy(work, folders, 0)
+    assert status == 0
+    return steps
+
+
+def killed_at(number: int, work: Work, *folders: Path) -> bool:
+    """Do some work in a copy of this process that is killed at a step, counted from 1.
+
+    Returns:
+        Whether it was: False, it has fewer steps.
+    """
+    status, _ = _copy(work, folders, number)
+    assert status in (0, -signal.SIGKILL), f"the work ended with {status}"
+    return status != 0
+
+
+def killed_everywhere(work: Work, *folders: Path) -> Iterator[str]:
+    """Kill some work at its first step, its second, and so on, until it ends by itself.
+
+    Yields:
+        The step, after each time; what the work did is undone by then, or continued.
+    """
+    for number in itertools.count(1):
+        killed = killed_at(number, work, *folders)
+        yield f"killed at step {number}" if killed else "not killed"
+        if not killed:
+            return
+
+
+def chosen(steps: list[str], *, first: int = 1, every: int = 0) -> list[int]:
+    """Numbers of steps: the first and the last of each name, and each of so many.
+
+    Args:
+        first: The number that they begin with.
+        every: 0: no others.
+    """
+    numbers = range(first, len(steps) + 1)
+    earliest = {steps[number - 1]: number for number in reversed(numbers)}
+    latest = {steps[number - 1]: number for number in numbers}
+    return sorted({*earliest.values(), *latest.values(), *(numbers[::every] if every else ())})
+
+
+def masked(document: Any) -> str:
+    """A document as text, without what two runs differ in."""
+    text = json.dumps(document, default=str, indent=1, sort_keys=True)
+    for pattern, word in VARYING:
+        text = re.sub(pattern, word, text)
+    return text
+
+
+def files_in(*folders: Path) -> dict[str, tuple[str, str]]:
+    """Mode and content of each file in folders, without what two runs differ in; of a disk its digest."""
+    found = {}
+    for folder in folders:
+        for file in sorted(folder.rglob("*")):
+            status = file.lstat()
+            if not file.is_file():
+                text = ""
+            elif status.st_size > LARGE:
+                text = sparse.sha256(file)
+            else:
+                text = masked(file.read_bytes().decode("latin-1"))
+            found[str(file.relative_to(folder.parent))] = (oct(status.st_mode), text)
+    return found
+
+
+def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list[str]]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(read)
+            _count(folders, number, write)
+            work()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read) as opened:
+        steps = opened.read().splitlines()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), steps
+
+
+def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
+    """Let each step be counted in this process, and end it at one."""
+    numbers, lock, seen = itertools.count(1), threading.Lock(), set()
+    before: list[tuple[str, Path]] = []
+    call, send = BaseClient._make_api_call, Cluster._send
+
+    def step(name: str) -> None:
+        with lock:
+            os.write(write, f"{name}\n".encode())
+            if next(numbers) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)  # until it is dead
+
+    def calling(client: Any, action: str, arguments: Any) -> Any:
+        with lock:  # connections that this copy shares with its parent would mix their answers
+            if id(client) not in seen:
+                seen.add(id(client))
+                client._endpoint.http_session.close()
+        answer = call(client, action, arguments)
+        if is_change(action) or action == "GetSnapshotBlock":
+            step(action)
+        return answer
+
+    def sending(cluster: Cluster, method: str, path: str, *more: Any, **options: Any) -> Any:
+        answer = send(cluster, method, path, *more, **options)
+        if method != "GET":
+            step(f"{method} {path.rsplit('/', 2)[-1 if method == 'POST' else -2]}")
+        return answer
+
+    def changing(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in FILE_EVENTS:
+            return
+        with suppress(TypeError):  # a number of an open file
+            path = Path(os.fsdecode(arguments[FILE_EVENTS[event]]))
+            if event in ("os.remove", "os.rmdir") and arguments[1] >= 0:  # relative to an open folder
+                path = Path(f"/proc/self/fd/{arguments[1]}").readlink() / path
+            if any(path.is_relative_to(one) for one in folders) and _is_changed(path, event, arguments):
+                if before[-1:] != [(event, path)]:  # open() with an opener is told twice
+                    step(f"{event} {path.suffix or path.name}")
+                before.append((event, path))
+
+    BaseClient._make_api_call = calling  # type: ignore[assignment]
+    Cluster._send = sending  # type: ignore[method-assign]
+    sys.addaudithook(changing)
+
+
+def _is_changed(path: Path, event: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether something becomes different: a lock that is there is opened only, a folder only asked for."""
+    if event == "open":
+        flags = arguments[2]
+        return bool(flags & os.O_TRUNC) or (bool(flags & os.O_CREAT) and not path.exists())
+    return path.exists() is (event != "os.mkdir") or event == "os.rename"

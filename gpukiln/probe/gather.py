@@ -43,6 +43,7 @@ from gpukiln.probe.cuda import cuda
 from gpukiln.probe.desktop import desktop
 from gpukiln.probe.gpus import gpus
 from gpukiln.probe.leftovers import identity, keys, leftovers, secrets
+from gpukiln.probe.libraries import libraries
 from gpukiln.probe.monitoring import monitoring
 from gpukiln.probe.nodeadm import nodeadm
 from gpukiln.probe.nvml import name_gpus, nvlink_facts, nvml_facts
@@ -133,25 +134,25 @@ def packages() -> dict[str, Any]:
 
 
 def driver() -> dict[str, Any]:
-    """Versions of the driver's user space: {nvidia_smi, libraries: {name: [version]}, persistenced}.
+    """Versions of the driver's user space: {nvidia_smi, libraries, library_files, persistenced}.
 
-    `nvidia-smi -h` works with neither module nor GPU; its first line ends in the version. What a tool that
-    hangs would have told is {_not_reached: why}.
+    libraries: {name: [version]} of the driver's own; library_files: every copy that the linker finds, see
+    `libraries.libraries`. `nvidia-smi -h` works with neither module nor GPU; its first line ends in the
+    version. What a tool that hangs would have told is {_not_reached: why}.
     """
     smi = unless_hung("nvidia-smi", "-h", timeout=20)
     if NOT_REACHED not in smi:
         first = smi["out"].splitlines()[0] if smi["out"].strip() else ""
         smi = {"rc": smi["rc"], "first_line": first or smi["err"], "version": driver_version(first)}
-    cache = need("ldconfig", "-p")
-    libraries: dict[str, list[str]] = {}
-    for name in ("libnvidia-ml.so", "libcuda.so"):
-        paths = re.findall(rf"^\s*{re.escape(name)}\.1 .*=> (\S+)$", cache, re.M)
-        real = {os.path.basename(os.path.realpath(p)) for p in paths}
-        libraries[name] = sorted(r[len(name) + 1 :] for r in real)
+    files = libraries()
     daemon = unless_hung("nvidia-persistenced", "--version", timeout=20)
     return {
         "nvidia_smi": smi,
-        "libraries": libraries,
+        "libraries": {
+            name: sorted({one["version"] for one in copies if one["version"] and not one["stands_in"]})
+            for name, copies in files.items()
+        },
+        "library_files": files,
         "persistenced": daemon if NOT_REACHED in daemon else driver_version(daemon["out"]),
     }
 

@@ -237,6 +237,7 @@ def _gpukiln_facts(request: pytest.FixtureRequest) -> None:
     if declaration(request.function) is not None:
         found = request.getfixturevalue("facts")
         found.take_note()
+        found.take_remedy()
         found.take_read()
 
 
@@ -307,13 +308,14 @@ def pytest_runtest_makereport(
         found = run.facts.get(host_of(item))
         note = found.take_note() if found is not None else ""
         reason = note if report.passed else _reason(call).removeprefix(NOT_RUN).removeprefix(NOT_REACHED)
+        fix = (found.take_remedy() if found is not None else "") or check.fix
         result = CheckResult(
             id=check.id,
             title=check.title,
             layer=check.layer,
             outcome=outcome,
             reason=reason,
-            fix="" if report.passed else check.fix,
+            fix="" if report.passed else presentable(fix),
             causes=check.causes if report.failed else (),
             evidence=found.take_read() if found is not None else (),
             duration_s=round(call.duration, 3),
@@ -321,7 +323,7 @@ def pytest_runtest_makereport(
         if report.failed and isinstance(
             call.excinfo and call.excinfo.value, AssertionError | pytest.fail.Exception
         ):
-            report.longrepr = f"{check.id}: {reason}\n  fix: {check.fix}"
+            report.longrepr = f"{check.id}: {reason}\n  fix: {presentable(fix)}"
         run.results.setdefault(host_of(item), []).append(result)
         run.emit("check_end", host=host_of(item), **asdict(result))
     return report

@@ -1,6 +1,7 @@
 """What is installed is what the image's record says, and its parts agree with each other."""
 
 import re
+from typing import Any
 
 from gpukiln.probe.base import NOT_REACHED, known
 from gpukiln.verify.checks import check
@@ -158,6 +159,50 @@ def test_driver_branch(facts):
 
 
 @check(
+    id="versions.library-path",
+    title="Programs load the driver's own libraries, and no stub or compat library in their place",
+    layer="versions",
+    profiles=ALL,
+    causes=(
+        "a file in /etc/ld.so.conf.d names CUDA's folder stubs or compat",
+        "LD_LIBRARY_PATH is set for every login or service, and names such a folder",
+    ),
+    after=INSTALLED,
+    fix="Take the folder named out of the file named, and run `ldconfig`. The driver is not to be changed.",
+)
+def test_library_path(facts):
+    """CUDA Compatibility guide: compat libraries are for one application, on a driver that they support."""
+    copies = [copy for files in facts["driver"]["library_files"].values() for copy in files]
+    wrong = [copy for copy in copies if copy["stands_in"]]
+    if wrong:
+        facts.remedy(_out_of_the_path(wrong))
+    assert not wrong, (
+        f"found {'; '.join(_located(copy) for copy in wrong)}; wanted the driver's own libraries "
+        "alone in the linker's path"
+    )
+
+
+def _located(copy: dict[str, Any]) -> str:
+    """A copy of a library, for people."""
+    link = "" if copy["path"] == copy["file"] else f" -> {copy['file']}"
+    kind = f"a {copy['stands_in']} library, " if copy["stands_in"] else ""
+    by = f", by {' and '.join(copy['named_in'])}" if copy["named_in"] else ""
+    return f"{copy['path']}{link} ({kind}version {copy['version'] or 'unknown'}{by})"
+
+
+def _out_of_the_path(copies: list[dict[str, Any]]) -> str:
+    steps = []
+    for folder in sorted({copy["path"].rpartition("/")[0] for copy in copies}):
+        files = {by for copy in copies if copy["path"].startswith(f"{folder}/") for by in copy["named_in"]}
+        if files:
+            steps.append(f"take {folder} out of {' and '.join(sorted(files))}")
+        else:
+            steps.append(f"move the library out of {folder}, which the linker looks through by itself")
+    said = "; ".join(steps)
+    return f"{said[:1].upper()}{said[1:]}; then run `ldconfig`. The driver is not to be changed."
+
+
+@check(
     id="versions.driver-agrees",
     title="Kernel module, libraries and nvidia-smi have one version, the recorded one",
     layer="versions",
@@ -173,8 +218,13 @@ def test_driver_branch(facts):
 def test_driver_agrees(facts):
     found = {f"module for {k}": (m["nvidia"] or {}).get("version") for k, m in facts["modules"].items()}
     found["nvidia-smi"] = smi_version(facts)
-    for name, versions in facts["driver"]["libraries"].items():
-        found[name] = versions[0] if len(versions) == 1 else " and ".join(versions) or None
+    for name, copies in facts["driver"]["library_files"].items():
+        own = [copy for copy in copies if not copy["stands_in"]]
+        if not own:
+            found[name] = None
+        for copy in own:  # one without a version in its name is of an unknown one, and agrees with any
+            if copy["version"]:
+                found[f"{name} ({copy['path']})"] = copy["version"]
     if facts["gpus"]["module"]:
         found["loaded module"] = facts["gpus"]["module"]
     recorded = facts.component("nvidia_driver").get("version")

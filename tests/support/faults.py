@@ -28,7 +28,12 @@ FAULTS = {
     "versions.driver-agrees": (
         f"l={LIBRARY} && d=$(dirname $l) && mv $l $d/libcuda.so.535.309.02"
         " && ln -sfn libcuda.so.535.309.02 $d/libcuda.so.1 && ldconfig",
-        "libcuda.so: 535.309.02",
+        "libcuda.so.1): 535.309.02",
+    ),
+    "versions.library-path": (
+        f"s=/usr/local/cuda-12.2/lib64/stubs && mkdir -p $s && cp {LIBRARY} $s/libcuda.so"
+        " && echo $s >/etc/ld.so.conf.d/zz-cuda.conf && ldconfig",
+        "by /etc/ld.so.conf.d/zz-cuda.conf",
     ),
     "versions.holds": ("apt-mark unhold nvidia-smi", "nvidia-smi"),
     "modules.vermagic": (

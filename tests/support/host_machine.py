@@ -59,6 +59,15 @@ def serve_by_vllm(data: Data) -> None:
     ]
 
 
+def library(
+    name: str, folder: str = "/usr/lib/x86_64-linux-gnu", version: str | None = DRIVER, **more: Any
+) -> Data:
+    """A copy of one of the driver's libraries, as gpukiln/probe/libraries.py finds it."""
+    file = f"{folder}/{name}.{version}" if version else f"{folder}/{name}"
+    copy = {"path": f"{folder}/{name}.1", "file": file, "version": version}
+    return {**copy, "stands_in": None, "named_in": [], **more}
+
+
 def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
     """Facts of a machine without a fault, as gpukiln/probe/gather.py prints them."""
     packages = {
@@ -172,6 +181,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             "nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER},
             "persistenced": "535.171.04",
             "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]},
+            "library_files": {name: [library(name)] for name in ("libnvidia-ml.so", "libcuda.so")},
         },
         "hung": {"tools": [], "kernel": []},
         "modules": {KERNEL: modules},

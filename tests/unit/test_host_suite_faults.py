@@ -9,7 +9,7 @@ import pytest
 
 from gpukiln.probe.simulated import NOTE
 from tests.support.host_gpu_faults import GPU_FAULTS
-from tests.support.host_judge import CHECKS, judge
+from tests.support.host_judge import CHECKS, judge, remedy
 from tests.support.host_machine import (
     BOOT,
     DRIVER,
@@ -17,6 +17,7 @@ from tests.support.host_machine import (
     TOOLKIT,
     Data,
     answer,
+    library,
     machine,
     serve_by_vllm,
 )
@@ -67,6 +68,18 @@ def no_driver(data: Data) -> None:
     data["modules"] = {kernel: dict.fromkeys(found) for kernel, found in data["modules"].items()}
 
 
+def stands_in(copy: Data) -> Callable[[Data], None]:
+    """A fault: a copy of a library that is not the driver's comes first in the linker's path."""
+
+    def inject(data: Data) -> None:
+        name = copy["path"].rpartition("/")[2].removesuffix(".1")
+        data["driver"]["library_files"][name].insert(0, copy)
+
+    return inject
+
+
+STUBS, COMPAT = "/usr/local/cuda-12.4/lib64/stubs", "/usr/local/cuda-12.4/compat"
+CUDA_CONF, PROFILE = "/etc/ld.so.conf.d/cuda.conf", "/etc/profile.d/cuda.sh"
 HANGS = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "told": "no answer in 20 s; process 3 is D"}
 NO_RECORD = put("record", {"data": None, "error": "/etc/gpukiln/image.json is missing"})
 HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
@@ -127,12 +140,34 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (module("nvidia", "version", "580.178.04"), "580.178.04"),
     ],
     "versions.driver-agrees": [
-        (put("driver/libraries/libcuda.so", ["535.309.02"]), "libcuda.so: 535.309.02"),
-        (put("driver/libraries/libnvidia-ml.so", []), "libnvidia-ml.so: missing"),
-        (put("driver/libraries/libcuda.so", [DRIVER, "550.1.1"]), "and 550.1.1"),
+        (
+            put("driver/library_files/libcuda.so", [library("libcuda.so", version="535.309.02")]),
+            "libcuda.so (/usr/lib/x86_64-linux-gnu/libcuda.so.1): 535.309.02",
+        ),
+        (put("driver/library_files/libnvidia-ml.so", []), "libnvidia-ml.so: missing"),
+        (
+            lambda d: d["driver"]["library_files"]["libcuda.so"].append(
+                library("libcuda.so", "/usr/local/lib", "550.1.1")
+            ),
+            "found libcuda.so (/usr/local/lib/libcuda.so.1): 550.1.1; wanted 535.309.01",
+        ),
         (module("nvidia", "version", "535.261.03"), "535.261.03"),
         (put("gpus/module", "535.261.03"), "loaded module"),
         (put("driver/nvidia_smi/version", None), "nvidia-smi: missing"),
+    ],
+    "versions.library-path": [
+        (
+            stands_in(library("libcuda.so", STUBS, None, stands_in="stub", named_in=[CUDA_CONF])),
+            f"{STUBS}/libcuda.so.1 -> {STUBS}/libcuda.so (a stub library, version unknown, by {CUDA_CONF})",
+        ),
+        (
+            stands_in(library("libcuda.so", COMPAT, "550.54.15", stands_in="compat", named_in=[PROFILE])),
+            f"{COMPAT}/libcuda.so.550.54.15 (a compat library, version 550.54.15, by {PROFILE})",
+        ),
+        (
+            stands_in(library("libnvidia-ml.so", STUBS, None, stands_in="stub", named_in=[])),
+            f"{STUBS}/libnvidia-ml.so.1",
+        ),
     ],
     "versions.persistenced": [
         (put("driver/persistenced", None), "missing"),
@@ -437,3 +472,37 @@ def test_missing_record_is_a_failure_of_an_image_and_not_of_a_node() -> None:
     NO_RECORD(data)
     assert judge("versions.packages", data, profile="image")[0] == "failed"
     assert judge("versions.packages", data, profile="node")[0] == "not_run"
+
+
+@pytest.mark.parametrize(
+    ("copy_", "step"),
+    [
+        (
+            library("libcuda.so", STUBS, None, stands_in="stub", named_in=[CUDA_CONF]),
+            f"Take {STUBS} out of {CUDA_CONF}",
+        ),
+        (
+            library("libcuda.so", COMPAT, "550.54.15", stands_in="compat", named_in=[PROFILE]),
+            f"Take {COMPAT} out of {PROFILE}",
+        ),
+        (library("libcuda.so", COMPAT, "550.54.15", stands_in="compat"), f"Move the library out of {COMPAT}"),
+    ],
+)
+def test_a_stub_or_compat_library_is_no_reason_to_change_the_driver(copy_: Data, step: str) -> None:
+    data = machine()
+    stands_in(copy_)(data)
+    assert judge("versions.driver-agrees", data)[0] == "passed"
+    said = remedy("versions.library-path", data)
+    assert (
+        said == f"{step}{SYSTEM_FOLDER if not copy_['named_in'] else ''}; then run `ldconfig`. " + UNCHANGED
+    )
+
+
+SYSTEM_FOLDER = ", which the linker looks through by itself"
+UNCHANGED = "The driver is not to be changed."
+
+
+def test_an_unknown_version_of_a_library_is_not_compared() -> None:
+    data = machine()
+    data["driver"]["library_files"]["libcuda.so"].append(library("libcuda.so", "/opt/lib", None))
+    assert judge("versions.driver-agrees", data) == ("passed", DRIVER)

@@ -107,9 +107,29 @@ def os_release() -> dict[str, Any]:
 
 
 def kernel() -> dict[str, Any]:
-    """{running, installed: kernels that have a module tree of their own and not just DKMS leftovers}."""
+    """{running, installed: kernels that have a module tree of their own, images: {kernel: its file or null}}.
+
+    What headers and DKMS leave in /lib/modules is no tree of its own.
+    """
     installed = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob("/lib/modules/*/kernel"))
-    return {"running": os.uname().release, "installed": installed}
+    return {
+        "running": os.uname().release,
+        "installed": installed,
+        "images": {release: kernel_image(release) for release in installed},
+    }
+
+
+def kernel_image(release: str) -> str | None:
+    """The file that a boot loader starts; None where none is in the usual places.
+
+    Debian, Ubuntu and RHEL have it in /boot, RHEL in the tree too, kernel-install(8) below the machine's id.
+    """
+    places = (
+        *("/boot/vmlinu[xz]-{}", "/boot/Image-{}", "/lib/modules/{}/vmlinu[xz]"),
+        *("/boot/*/{}/linux", "/efi/*/{}/linux", "/boot/efi/*/{}/linux"),
+    )
+    found = [path for place in places for path in sorted(glob.glob(place.format(glob.escape(release))))]
+    return next(iter(found), None)
 
 
 def packages() -> dict[str, Any]:
@@ -164,7 +184,7 @@ def driver_version(text: str) -> str | None:
 
 
 def modules() -> dict[str, Any]:
-    """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version, vermagic} or null}}.
+    """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version or null, vermagic} or null}}.
 
     Debian names the modules nvidia-current*, everybody else nvidia*.
     """
@@ -180,14 +200,14 @@ def modules() -> dict[str, Any]:
     return found
 
 
-def _modinfo(release: str, name: str) -> dict[str, str] | None:
+def _modinfo(release: str, name: str) -> dict[str, Any] | None:
     info = run("modinfo", "-k", release, name)
     if info["rc"] != 0:
         return None
     values = dict(re.findall(r"(?m)^(\w+):\s*(.*?)\s*$", info["out"]))
     return {
         "file": values.get("filename", ""),
-        "version": values.get("version", ""),
+        "version": values.get("version") or None,
         "vermagic": values.get("vermagic", "").split(" ")[0],
     }
 

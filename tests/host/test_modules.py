@@ -1,5 +1,7 @@
 """Every kernel that can boot has the driver's modules, and nouveau can't take the GPU first."""
 
+from collections.abc import Iterable, Mapping
+
 from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node", "workspace")
@@ -15,7 +17,8 @@ ALL = ("image", "node", "eks-node", "workspace")
         "a newer kernel was installed and the boot loader takes the newest",
         "another kernel was chosen in the boot loader",
     ),
-    fix="Set the default kernel, and hold it: the modules were built for the recorded one.",
+    fix="Make sure that the recorded kernel is installed and has the driver's modules (modules.present); "
+    "then make it the boot loader's default, hold it and reboot.",
 )
 def test_running_kernel(facts):
     found, wanted = facts["kernel"]["running"], facts.record.get("kernel")
@@ -32,10 +35,16 @@ def test_running_kernel(facts):
         "unattended upgrades installed a kernel",
         "an old kernel was not removed",
     ),
-    fix="Remove the kernel that was added, or bake again with it: its modules were never checked.",
+    fix="Bake again with the kernel that was added, or remove it where another one runs: its modules were "
+    "never checked.",
 )
 def test_installed_kernels(facts):
     found, wanted = facts["kernel"]["installed"], sorted(facts.record.get("kernels", []))
+    if facts["kernel"]["running"] in set(found) - set(wanted):
+        facts.remedy(
+            f"{facts['kernel']['running']} was added, and runs: do not remove it. Boot a recorded kernel "
+            "first, or bake again with this one."
+        )
     assert found == wanted, f"found {', '.join(found) or 'none'}, wanted {', '.join(wanted) or 'none'}"
 
 
@@ -50,16 +59,53 @@ def test_installed_kernels(facts):
         "a new kernel came without its precompiled modules",
     ),
     after=("versions.driver-installed",),
-    fix="Install the headers of the kernel named and run `dkms autoinstall -k KERNEL`, or remove the kernel.",
+    fix="Install the headers of the kernel named and run `dkms autoinstall -k KERNEL`. Do not reboot into a "
+    "kernel without the modules, and do not remove the one that runs.",
 )
 def test_present(facts):
-    missing = [
-        f"{m} for {k}" for k, found in facts["modules"].items() for m, info in found.items() if not info
+    missing = {
+        kernel: [module for module, info in found.items() if not info]
+        for kernel, found in facts["modules"].items()
+        if not all(found.values())
+    }
+    images = facts["kernel"]["images"]
+    said = [
+        f"{', '.join(f'{module} for {kernel}' for module in modules)}{'' if images.get(kernel) else NO_IMAGE}"
+        for kernel, modules in missing.items()
     ]
+    if missing:
+        facts.remedy(_with_modules(missing, facts["kernel"]["running"], images))
     assert facts["modules"], (
         "no kernel is installed here (nothing in /lib/modules), wanted the one that runs: is it a container?"
     )
-    assert not missing, f"missing {', '.join(missing)}; wanted three modules for every installed kernel"
+    assert not said, f"missing: {'; '.join(said)}; wanted three modules for every installed kernel"
+
+
+NO_IMAGE = " (no image of this kernel was found: a tree that nothing boots?)"
+
+
+def _with_modules(missing: Iterable[str], running: str, images: Mapping[str, str | None]) -> str:
+    """How kernels get the driver's modules, without a reboot into one that has none."""
+    steps = []
+    for kernel in missing:
+        build = (
+            f"install the headers of {kernel} and run `dkms autoinstall -k {kernel}`, or install its "
+            "precompiled modules"
+        )
+        if kernel == running:
+            steps.append(f"{kernel} runs: {build}; do not remove it")
+        elif images.get(kernel):
+            steps.append(
+                f"do not reboot into {kernel}, which would have no driver: {build}, or remove that kernel's "
+                "packages"
+            )
+        else:
+            steps.append(
+                f"/lib/modules/{kernel} belongs to no kernel that was found: when `dpkg -S` or `rpm -qf` "
+                f"names no package of it, remove the folder; otherwise {build}"
+            )
+    said = ". ".join(f"{step[:1].upper()}{step[1:]}" for step in steps)
+    return f"{said}. The packages of the driver are not to be changed for this."
 
 
 @check(
@@ -69,7 +115,8 @@ def test_present(facts):
     profiles=ALL,
     causes=("a module of an older driver was left in the tree",),
     after=("modules.present",),
-    fix="Remove the old version (`dkms remove`) and build the wanted one for every kernel.",
+    fix="Build the wanted version for every kernel first (`dkms install nvidia/VERSION -k KERNEL`), and only "
+    "then remove the other one (`dkms remove`).",
 )
 def test_version(facts):
     found = {
@@ -78,11 +125,14 @@ def test_version(facts):
         for module, info in modules.items()
         if info
     }
+    known = {what: version for what, version in found.items() if version}
     recorded = facts.component("nvidia_driver").get("version")
-    wanted = recorded.split("-")[0] if recorded else next(iter(found.values()), None)
-    wrong = [f"{what} {version}" for what, version in found.items() if version != wanted]
+    wanted = recorded.split("-")[0].rpartition(":")[2] if recorded else next(iter(known.values()), None)
+    wrong = [f"{what} {version}" for what, version in known.items() if version != wanted]
     assert found, "found no module of the driver"
     assert not wrong, f"found {', '.join(wrong)}, wanted {wanted}"
+    if unknown := sorted(set(found) - set(known)):
+        facts.note(f"version unknown: {', '.join(unknown)}")
 
 
 @check(
@@ -151,7 +201,10 @@ def test_dkms(facts):
             f"DKMS says {', '.join(states) or 'nothing'} for {kernel}, wanted installed"
         )
     # "installed (WARNING! Diff between built and installed module!)": what loads is not what was built.
-    odd = [f"{r['kernel']}: {r['state']}" for r in rows if r["kernel"] and r["state"] != "installed"]
+    installed = facts["kernel"]["installed"]  # DKMS builds for trees of headers alone, too
+    odd = [
+        f"{r['kernel']}: {r['state']}" for r in rows if r["kernel"] in installed and r["state"] != "installed"
+    ]
     assert not odd, f"DKMS says {'; '.join(odd)}, wanted installed"
 
 

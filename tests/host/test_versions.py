@@ -40,7 +40,13 @@ def driver_packages(facts: Facts, version: str) -> list[str]:
 
 
 def module_versions(facts: Facts) -> set[str]:
-    return {m["nvidia"]["version"] for m in facts["modules"].values() if m["nvidia"]}
+    """Those that the modules of all kernels name; one that names none is of an unknown version."""
+    return {m["nvidia"]["version"] for m in facts["modules"].values() if m["nvidia"]} - {None}
+
+
+def driver_version(facts: Facts) -> str | None:
+    """Of what is installed, or of the loaded module where nvidia-smi is missing."""
+    return smi_version(facts) or facts["gpus"]["module"] or next(iter(sorted(module_versions(facts))), None)
 
 
 def smi_version(facts: Facts) -> str | None:
@@ -125,14 +131,18 @@ def test_record(facts):
 def test_packages(facts):
     installed = facts["packages"]["installed"]
     wanted = facts.record.get("packages", {})
-    wrong = [
-        f"{name} {installed.get(name, 'is missing')}, wanted {version}"
+    missing = sorted(set(wanted) - set(installed))
+    other = [
+        f"{name} {installed[name]}, wanted {version}"
         for name, version in sorted(wanted.items())
-        if installed.get(name) != version
+        if name in installed and installed[name] != version
     ]
+    said = [f"missing: {', '.join(missing[:10])}"] if missing else []
+    said += [f"of another version: {'; '.join(other[:10])}"] if other else []
     assert wanted, "the record names no package, wanted all that are installed"
-    assert not wrong, (
-        f"{len(wrong)} of {len(wanted)} packages differ from the record: {'; '.join(wrong[:10])}"
+    assert not said, (
+        f"{len(missing)} of {len(wanted)} recorded packages missing, {len(other)} of another version; "
+        f"{'; '.join(said)}"
     )
     facts.note(f"{len(wanted)} packages")
 
@@ -152,7 +162,7 @@ def test_packages(facts):
 )
 def test_driver_branch(facts):
     branch = facts.component("nvidia_driver").get("branch")
-    found = module_versions(facts) | {smi_version(facts) or "none"}
+    found = (module_versions(facts) | {smi_version(facts)}) - {None}
     assert branch, "the record names no driver branch"
     other = sorted(v for v in found if v.split(".")[0] != str(branch))
     assert not other, f"found driver {', '.join(other)}, wanted branch {branch}"
@@ -203,6 +213,33 @@ def _out_of_the_path(copies: list[dict[str, Any]]) -> str:
 
 
 @check(
+    id="versions.driver-complete",
+    title="nvidia-smi, libcuda and libnvidia-ml are installed",
+    layer="versions",
+    profiles=ALL,
+    causes=(
+        "the package was removed, or left out at the installation",
+        "the linker's cache is older than the library: `ldconfig` was not run",
+    ),
+    after=INSTALLED,
+    fix="Run `ldconfig`; where that does not help, install the missing package in the version of the driver "
+    "that is there, and of no other. That needs no reboot.",
+)
+def test_driver_complete(facts):
+    """What is missing has no version that could differ."""
+    missing = [] if smi_version(facts) else ["nvidia-smi"]
+    missing += [
+        f"{name}.1"
+        for name, copies in facts["driver"]["library_files"].items()
+        if all(copy["stands_in"] for copy in copies)
+    ]
+    assert not missing, (
+        f"missing: {', '.join(missing)}; wanted them in version {driver_version(facts) or 'unknown'}, the "
+        "driver's"
+    )
+
+
+@check(
     id="versions.driver-agrees",
     title="Kernel module, libraries and nvidia-smi have one version, the recorded one",
     layer="versions",
@@ -212,32 +249,41 @@ def _out_of_the_path(copies: list[dict[str, Any]]) -> str:
         "two sources of the driver are mixed: distribution, NVIDIA's repository, .run file",
     ),
     after=INSTALLED,
-    fix="Install user space and module in one transaction in the same version; after an upgrade of the user "
-    "space reboot, so that the new module is loaded.",
+    fix="Install user space and modules in one transaction in the same version. Reboot only when every "
+    "installed kernel has the modules of that version.",
 )
 def test_driver_agrees(facts):
-    found = {f"module for {k}": (m["nvidia"] or {}).get("version") for k, m in facts["modules"].items()}
-    found["nvidia-smi"] = smi_version(facts)
+    """What is missing does not differ: versions.driver-complete and modules.present look for that."""
+    disk = {
+        f"module for {kernel}": modules["nvidia"]["version"]
+        for kernel, modules in facts["modules"].items()
+        if modules["nvidia"]
+    }
+    disk["nvidia-smi"] = smi_version(facts)
     for name, copies in facts["driver"]["library_files"].items():
-        own = [copy for copy in copies if not copy["stands_in"]]
-        if not own:
-            found[name] = None
-        for copy in own:  # one without a version in its name is of an unknown one, and agrees with any
-            if copy["version"]:
-                found[f"{name} ({copy['path']})"] = copy["version"]
-    if facts["gpus"]["module"]:
-        found["loaded module"] = facts["gpus"]["module"]
+        disk |= {f"{name} ({copy['path']})": copy["version"] for copy in copies if not copy["stands_in"]}
+    disk = {what: version for what, version in disk.items() if version}
+    loaded = facts["gpus"]["module"]
     recorded = facts.component("nvidia_driver").get("version")
     # Distributions add a revision to the version, in the record too.
-    wanted = upstream(recorded) if recorded else found["nvidia-smi"]
-    wrong = [
-        f"{what}: {version or 'missing'}"
-        for what, version in found.items()
-        if version != wanted or not wanted
-    ]
-    assert facts["modules"], "no kernel is installed here, wanted one to look for the driver's module of"
+    wanted = upstream(recorded) if recorded else disk.get("nvidia-smi") or loaded
+    found = {**disk, **({"loaded module": loaded} if loaded else {})}
+    wrong = [f"{what}: {version}" for what, version in found.items() if version != wanted]
+    if set(disk.values()) == {wanted} and wrong:
+        facts.remedy(_load_what_is_installed(facts, wanted))
     assert not wrong, f"found {', '.join(wrong)}; wanted {wanted or 'one version'} everywhere"
     facts.note(str(wanted))
+
+
+def _load_what_is_installed(facts: Facts, version: str) -> str:
+    """What to do where the loaded module alone is of another version than all that is on the disk."""
+    lacking = [kernel for kernel, found in facts["modules"].items() if not found["nvidia"]]
+    if lacking:
+        return (
+            f"Do not reboot yet: {' and '.join(lacking)} has no module of the driver (modules.present). When "
+            f"every kernel that can boot has one, a reboot loads {version}."
+        )
+    return f"Everything on the disk is {version}: reboot when no job runs, and the kernel loads it."
 
 
 @check(
@@ -253,9 +299,9 @@ def test_driver_agrees(facts):
     fix="Install nvidia-persistenced from the source that the driver comes from.",
 )
 def test_persistenced(facts):
-    found, driver = known(facts["driver"]["persistenced"]), smi_version(facts)
+    found, driver = known(facts["driver"]["persistenced"]), driver_version(facts)
     assert found, "nvidia-persistenced is missing, wanted it installed"
-    assert driver, "nvidia-smi names no version to compare with"
+    assert driver, "nothing of the driver names a version to compare with"
     # Debian packages 535.171.04 beside driver 535.309.01: the protocol is stable within a branch.
     assert found.split(".")[0] == driver.split(".")[0], f"found {found}, wanted branch {driver.split('.')[0]}"
     facts.note(found)
@@ -300,13 +346,13 @@ def test_toolkit(facts):
     "reboots. Update by baking a new image.",
 )
 def test_holds(facts):
-    version = smi_version(facts)
-    assert version, "nvidia-smi names no version by which the driver's packages are known"
+    version = driver_version(facts)
+    assert version, "nothing names a version by which the driver's packages are known"
     driver = driver_packages(facts, version)
     kernels = [f"linux-image-{k}" for k in facts["kernel"]["installed"]]
     wanted = driver + [k for k in kernels if k in facts["packages"]["installed"]]
     free = [name for name in wanted if name not in facts["packages"]["holds"]]
-    assert driver, f"no installed package is of version {version}, which nvidia-smi names"
+    assert driver, f"no installed package is of version {version}, the driver's"
     assert not free, f"{len(free)} of {len(wanted)} packages not on hold: {', '.join(free)}"
 
 
@@ -316,7 +362,8 @@ def test_holds(facts):
     layer="versions",
     profiles=ALL,
     causes=("an old playbook or user data installs it",),
-    fix="Purge nvidia-docker2: it owns daemon.json, and was replaced by nvidia-container-toolkit in 2023.",
+    fix="Copy /etc/docker/daemon.json, which it owns and takes along, then purge it and put the settings "
+    "back: nvidia-container-toolkit replaced it in 2023.",
 )
 def test_nvidia_docker2(facts):
     assert not facts.has_package("nvidia-docker2"), "found nvidia-docker2, wanted it purged"

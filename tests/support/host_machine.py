@@ -172,7 +172,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         },
         "expected": {"mig": "disabled", "bandwidth_share": None},
         "os": {"id": "debian", "version": "12", "family": "debian"},
-        "kernel": {"running": KERNEL, "installed": [KERNEL]},
+        "kernel": {"running": KERNEL, "installed": [KERNEL], "images": {KERNEL: f"/boot/vmlinuz-{KERNEL}"}},
         "packages": {
             "installed": dict(packages),
             "holds": [f"linux-image-{KERNEL}", "nvidia-kernel-dkms", "nvidia-smi", "libcuda1"],

@@ -236,3 +236,24 @@ def test_the_file_of_a_process_that_ends_meanwhile_is_a_missing_one(monkeypatch:
         process.wait()
         monkeypatch.setattr(base, "open", lambda *_: file, raising=False)
         assert base.read(f"/proc/{process.pid}/stat") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "image"),
+    [
+        ("boot/vmlinuz-6.1.0", True),
+        ("lib/modules/6.1.0/vmlinuz", True),
+        ("boot/0123abc/6.1.0/linux", True),
+        ("boot/vmlinuz-6.1.0-1", False),
+        ("boot/System.map-6.1.0", False),
+    ],
+)
+def test_the_image_of_a_kernel(
+    file: str, image: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.touch()
+    real = gather.glob.glob
+    monkeypatch.setattr(gather.glob, "glob", lambda pattern: real(f"{tmp_path}{pattern}"))
+    assert gather.kernel_image("6.1.0") == (str(path) if image else None)

@@ -80,6 +80,24 @@ def stands_in(copy: Data) -> Callable[[Data], None]:
 
 STUBS, COMPAT = "/usr/local/cuda-12.4/lib64/stubs", "/usr/local/cuda-12.4/compat"
 CUDA_CONF, PROFILE = "/etc/ld.so.conf.d/cuda.conf", "/etc/profile.d/cuda.sh"
+OTHER = "6.1.0-99-amd64"
+
+
+def another_kernel(
+    *, image: str | None = f"/boot/vmlinuz-{OTHER}", running: bool = False
+) -> Callable[[Data], None]:
+    """A fault: a second kernel, for which nothing of the driver was built."""
+
+    def inject(data: Data) -> None:
+        data["kernel"]["installed"].append(OTHER)
+        data["kernel"]["images"][OTHER] = image
+        data["modules"][OTHER] = dict.fromkeys(data["modules"][KERNEL])
+        if running:
+            data["kernel"]["running"] = OTHER
+
+    return inject
+
+
 HANGS = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "told": "no answer in 20 s; process 3 is D"}
 NO_RECORD = put("record", {"data": None, "error": "/etc/gpukiln/image.json is missing"})
 HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
@@ -127,7 +145,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     ],
     "versions.packages": [
         (put("packages/installed/nvidia-smi", "535.309.02-1"), "nvidia-smi 535.309.02-1"),
-        (lambda d: d["packages"]["installed"].pop("libcuda1"), "libcuda1 is missing"),
+        (lambda d: d["packages"]["installed"].pop("libcuda1"), "missing: libcuda1"),
         (put("record/data/packages", {}), "names no package"),
     ],
     "versions.answers": [
@@ -144,7 +162,6 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
             put("driver/library_files/libcuda.so", [library("libcuda.so", version="535.309.02")]),
             "libcuda.so (/usr/lib/x86_64-linux-gnu/libcuda.so.1): 535.309.02",
         ),
-        (put("driver/library_files/libnvidia-ml.so", []), "libnvidia-ml.so: missing"),
         (
             lambda d: d["driver"]["library_files"]["libcuda.so"].append(
                 library("libcuda.so", "/usr/local/lib", "550.1.1")
@@ -153,7 +170,17 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         ),
         (module("nvidia", "version", "535.261.03"), "535.261.03"),
         (put("gpus/module", "535.261.03"), "loaded module"),
-        (put("driver/nvidia_smi/version", None), "nvidia-smi: missing"),
+    ],
+    "versions.driver-complete": [
+        (
+            put("driver/library_files/libnvidia-ml.so", []),
+            "missing: libnvidia-ml.so.1; wanted them in version",
+        ),
+        (put("driver/nvidia_smi/version", None), "missing: nvidia-smi"),
+        (
+            put("driver/library_files/libcuda.so", [library("libcuda.so", STUBS, None, stands_in="stub")]),
+            "missing: libcuda.so.1",
+        ),
     ],
     "versions.library-path": [
         (
@@ -186,8 +213,10 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "modules.running-kernel": [(put("kernel/running", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
     "modules.installed-kernels": [(put("kernel/installed", [KERNEL, "6.1.0-45-cloud-amd64"]), "6.1.0-45")],
     "modules.present": [
-        (module("nvidia_uvm", "", None), f"nvidia_uvm for {KERNEL}"),
+        (module("nvidia_uvm", "", None), f"nvidia_uvm for {KERNEL}; wanted three"),
         (put("modules", {}), "no kernel is installed here"),
+        (another_kernel(), f"missing: nvidia for {OTHER}, nvidia_uvm for {OTHER}, nvidia_modeset for"),
+        (another_kernel(image=None), f"nvidia_modeset for {OTHER} (no image of this kernel was found"),
     ],
     "modules.version": [(module("nvidia_uvm", "version", "535.261.03"), "535.261.03")],
     "modules.vermagic": [(module("nvidia", "vermagic", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
@@ -506,3 +535,65 @@ def test_an_unknown_version_of_a_library_is_not_compared() -> None:
     data = machine()
     data["driver"]["library_files"]["libcuda.so"].append(library("libcuda.so", "/opt/lib", None))
     assert judge("versions.driver-agrees", data) == ("passed", DRIVER)
+
+
+def test_a_kernel_without_the_module_is_missing_it_and_does_not_differ() -> None:
+    """`mkdir -p /lib/modules/6.1.0-99-amd64/kernel; depmod -a 6.1.0-99-amd64`, and a kernel with an image."""
+    for image in (None, f"/boot/vmlinuz-{OTHER}"):
+        data = machine()
+        another_kernel(image=image)(data)
+        assert judge("versions.driver-agrees", data) == ("passed", DRIVER)
+        assert judge("modules.version", data)[0] == "passed"
+        assert judge("modules.present", data)[0] == "failed"
+        assert not re.search(r"reinstall|(?<!not )reboot", remedy("modules.present", data), re.IGNORECASE)
+
+
+def test_the_remedy_for_a_missing_module_takes_no_node_into_a_kernel_without_a_driver() -> None:
+    data = machine()
+    another_kernel()(data)
+    assert remedy("modules.present", data).startswith(
+        f"Do not reboot into {OTHER}, which would have no driver: "
+    )
+    data = machine()
+    another_kernel(running=True)(data)
+    assert remedy("modules.present", data).startswith(f"{OTHER} runs: install the headers of {OTHER}")
+    assert "do not remove it" in remedy("modules.present", data)
+    assert remedy("modules.installed-kernels", data).startswith(
+        f"{OTHER} was added, and runs: do not remove it"
+    )
+    data["gpus"]["module"] = "535.261.03"
+    said = remedy("versions.driver-agrees", data)
+    assert said.startswith(f"Do not reboot yet: {OTHER} has no module of the driver")
+    data = machine()
+    data["gpus"]["module"] = "535.261.03"
+    assert remedy("versions.driver-agrees", data).startswith(
+        f"Everything on the disk is {DRIVER}: reboot when"
+    )
+
+
+def test_what_is_missing_is_no_other_version() -> None:
+    data = machine()
+    data["driver"]["nvidia_smi"].update(version=None, rc=127)
+    data["driver"]["library_files"]["libnvidia-ml.so"] = []
+    failed = [i for i in CHECKS if i not in INSIDE and judge(i, data)[0] == "failed"]
+    assert failed == ["versions.driver-complete"]
+    data = machine()
+    del data["packages"]["installed"]["nvidia-smi"]
+    assert judge("versions.packages", data)[1] == (
+        "1 of 12 recorded packages missing, 0 of another version; missing: nvidia-smi"
+    )
+
+
+def test_a_module_that_names_no_version_is_not_compared() -> None:
+    data = machine()
+    data["modules"][KERNEL]["nvidia_uvm"]["version"] = None
+    assert judge("modules.version", data) == ("passed", f"version unknown: nvidia_uvm for {KERNEL}")
+    data["modules"][KERNEL]["nvidia"]["version"] = None
+    assert judge("versions.driver-agrees", data)[0] == "passed"
+    assert judge("versions.driver-branch", data)[0] == "passed"
+
+
+def test_what_dkms_says_of_headers_without_a_kernel_is_no_fault() -> None:
+    data = machine()
+    data["dkms"]["rows"].append({**data["dkms"]["rows"][0], "kernel": "6.1.0-40-amd64", "state": "built"})
+    assert judge("modules.dkms", data)[0] == "passed"

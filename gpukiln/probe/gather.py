@@ -44,6 +44,7 @@ from gpukiln.probe.desktop import desktop
 from gpukiln.probe.gpus import gpus
 from gpukiln.probe.leftovers import identity, keys, leftovers, secrets
 from gpukiln.probe.libraries import libraries
+from gpukiln.probe.loading import DRIVER_MODULE, loading, modules_in
 from gpukiln.probe.monitoring import monitoring
 from gpukiln.probe.nodeadm import nodeadm
 from gpukiln.probe.nvml import name_gpus, nvlink_facts, nvml_facts
@@ -229,7 +230,10 @@ def signatures() -> dict[str, Any]:
 
 
 def nouveau() -> dict[str, Any]:
-    """{loaded, blacklisted, files: modprobe files that say so, initramfs: {kernel: {path, ...}}}."""
+    """{loaded, blacklisted, files: modprobe files that say so, initramfs: {kernel: {path, ...}}}.
+
+    Of an initramfs driver is {file: version} of NVIDIA's modules in it.
+    """
     config = need("modprobe", "--showconfig")
     files = []
     for path in sorted(glob.glob("/etc/modprobe.d/*.conf") + glob.glob("/lib/modprobe.d/*.conf")):
@@ -252,6 +256,7 @@ def nouveau() -> dict[str, Any]:
             "mtime": mtime(path),
             "files": [f for f in files if os.path.basename(f) in names],
             "module": any(n.startswith("nouveau.ko") for n in names),
+            "driver": _driver_in(path) if any(map(DRIVER_MODULE.fullmatch, names)) else {},
         }
     return {
         "loaded": os.path.exists("/sys/module/nouveau"),
@@ -259,6 +264,14 @@ def nouveau() -> dict[str, Any]:
         "files": {f: mtime(f) for f in files},
         "initramfs": images,
     }
+
+
+def _driver_in(image: str) -> dict[str, str | None]:
+    """The driver's modules in an initramfs; empty where it can't be read."""
+    try:
+        return modules_in(image)
+    except (OSError, ValueError):
+        return {}
 
 
 def dkms() -> dict[str, Any]:
@@ -463,6 +476,7 @@ SECTIONS = (
     modules,
     signatures,
     nouveau,
+    loading,
     dkms,
     identity,
     keys,

@@ -36,6 +36,15 @@ FAULTS = {
         "by /etc/ld.so.conf.d/zz-cuda.conf",
     ),
     "versions.holds": ("apt-mark unhold nvidia-smi", "nvidia-smi"),
+    "modules.loads": (
+        # of several commands for a module, modprobe takes that of the first file
+        "echo 'install nvidia-modeset /bin/false' >/etc/modprobe.d/aa-blocked.conf",
+        "`/bin/false` is run in its place",
+    ),
+    "modules.rivals": (
+        "echo 'softdep nvidia pre: vfio-pci' >/etc/modprobe.d/zz-passthrough.conf",
+        "loads vfio-pci first",
+    ),
     "modules.vermagic": (
         f"sed -i 's/vermagic=6\\.1\\.0-../vermagic=6.1.0-00/' {MODULES}/nvidia-current-uvm.ko",
         "6.1.0-00",

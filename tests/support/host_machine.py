@@ -68,6 +68,11 @@ def library(
     return {**copy, "stands_in": None, "named_in": [], **more}
 
 
+def loads(*files: str, command: str = "", error: str | None = None) -> Data:
+    """What modprobe would do for a name, as gpukiln/probe/loading.py finds it."""
+    return {"files": [*files], "commands": [command] if command else [], "error": error}
+
+
 def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
     """Facts of a machine without a fault, as gpukiln/probe/gather.py prints them."""
     packages = {
@@ -198,8 +203,24 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                     "mtime": BOOT - 8000,
                     "files": [blacklist],
                     "module": False,
+                    "driver": {},
                 }
             },
+        },
+        "loading": {
+            "modalias": "pci:v000010DEd000020B0sv000010DEsd0000134Fbc03sc02i00",
+            "kernels": {
+                KERNEL: {
+                    **{name: loads(info["file"]) for name, info in modules.items()},
+                    "gpu": loads(modules["nvidia"]["file"]),
+                }
+            },
+            "copies": {KERNEL: {}},
+            "blacklist": ["nouveau"],
+            "softdeps": [],
+            "vfio_ids": [],
+            "boot_options": {},
+            "nova": False,
         },
         "dkms": {
             "installed": True,

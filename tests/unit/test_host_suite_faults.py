@@ -18,6 +18,7 @@ from tests.support.host_machine import (
     Data,
     answer,
     library,
+    loads,
     machine,
     serve_by_vllm,
 )
@@ -58,6 +59,11 @@ def unit(name: str, **values: str) -> Callable[[Data], None]:
 
 def initramfs(**values: Any) -> Callable[[Data], None]:
     return lambda data: data["nouveau"]["initramfs"][KERNEL].update(values)
+
+
+def asked(name: str, answer_: Data) -> Callable[[Data], None]:
+    """A fault of what modprobe would load for a name."""
+    return lambda data: data["loading"]["kernels"][KERNEL].update({name: answer_})
 
 
 def no_driver(data: Data) -> None:
@@ -219,6 +225,75 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (another_kernel(image=None), f"nvidia_modeset for {OTHER} (no image of this kernel was found"),
     ],
     "modules.version": [(module("nvidia_uvm", "version", "535.261.03"), "535.261.03")],
+    "modules.loads": [
+        (
+            asked("nvidia", loads(command="/bin/false")),
+            f"nvidia for {KERNEL}: `/bin/false` is run in its place",
+        ),
+        (asked("nvidia_uvm", loads(command="exit 1")), "nvidia_uvm for"),
+        (asked("nvidia", loads()), "loads nothing and reports success, as after `alias ... off`"),
+        (
+            asked("nvidia", loads(f"/lib/modules/{KERNEL}/extra/nvidia.ko")),
+            f"modprobe loads /lib/modules/{KERNEL}/extra/nvidia.ko, wanted /lib/modules/{KERNEL}/nvidia.ko",
+        ),
+        (
+            asked(
+                "nvidia_modeset", loads(error="modprobe: FATAL: Module nvidia-modeset not found in directory")
+            ),
+            "FATAL: Module nvidia-modeset not found",
+        ),
+        (
+            put("loading/boot_options", {"/proc/cmdline": {"module_blacklist": ["nouveau", "nvidia"]}}),
+            "/proc/cmdline has module_blacklist=nvidia: the kernel refuses it",
+        ),
+        (
+            put("loading/boot_options", {"/boot/grub/grub.cfg": {"modprobe.blacklist": ["nvidia_uvm"]}}),
+            "/boot/grub/grub.cfg has modprobe.blacklist=nvidia_uvm",
+        ),
+        (
+            lambda d: (d["loading"].update(blacklist=["nouveau", "nvidia"]), d["gpus"].update(module=None)),
+            "blacklist nvidia: nothing loads it",
+        ),
+        (put("modules", {}), "no kernel is installed here"),
+    ],
+    "modules.rivals": [
+        (
+            asked("gpu", loads(f"/lib/modules/{KERNEL}/kernel/drivers/gpu/nova-core/nova_core.ko.xz")),
+            f"{KERNEL} would load nova_core for a GPU",
+        ),
+        (asked("gpu", loads("/lib/modules/6.1/nvidiafb.ko")), "would load nvidiafb"),
+        (put("loading/nova", True), "nova_core is loaded"),
+        (put("loading/vfio_ids", ["10de:10f8", "10de:20b0"]), "gives 10de:20b0, 0000:00:1e.0, to vfio-pci"),
+        (
+            put("loading/boot_options", {"/proc/cmdline": {"vfio-pci.ids": ["10DE:20B0"]}}),
+            "/proc/cmdline gives 10de:20b0",
+        ),
+        (
+            put("loading/softdeps", ["nvidia pre: vfio-pci"]),
+            "`softdep nvidia pre: vfio-pci` loads vfio-pci first",
+        ),
+        (put("loading/softdeps", ["nvidia_uvm pre: drm nouveau post: x"]), "loads nouveau first"),
+    ],
+    "modules.copies": [
+        (
+            put(
+                f"loading/copies/{KERNEL}",
+                {
+                    "nvidia": [
+                        {"file": "/lib/modules/k/extra/nvidia.ko", "version": "535.261.03"},
+                        {"file": "/lib/modules/k/updates/nvidia.ko", "version": DRIVER},
+                    ]
+                },
+            ),
+            f"extra/nvidia.ko 535.261.03 and /lib/modules/k/updates/nvidia.ko {DRIVER}",
+        )
+    ],
+    "modules.initramfs": [
+        (
+            initramfs(driver={"lib/modules/k/nvidia.ko": "535.261.03", "lib/modules/k/nvidia-drm.ko": None}),
+            f"carries lib/modules/k/nvidia.ko of version 535.261.03, wanted {DRIVER}, that of {KERNEL}",
+        )
+    ],
     "modules.vermagic": [(module("nvidia", "vermagic", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
     "modules.signature": [
         (put(f"signatures/{KERNEL}", {"rc": 1, "out": "Found no signature on nvidia"}), "no signature"),
@@ -597,3 +672,40 @@ def test_what_dkms_says_of_headers_without_a_kernel_is_no_fault() -> None:
     data = machine()
     data["dkms"]["rows"].append({**data["dkms"]["rows"][0], "kernel": "6.1.0-40-amd64", "state": "built"})
     assert judge("modules.dkms", data)[0] == "passed"
+
+
+def test_what_healthy_nodes_configure_for_their_modules_is_no_fault() -> None:
+    """Options of RHEL's installer for NVIDIA, a copy of the same version, and the driver in the initramfs."""
+    data = machine()
+    nouveau = {"modprobe.blacklist": ["nouveau", "nova_core"], "module_blacklist": ["nouveau", "nvidiafb"]}
+    data["loading"].update(
+        boot_options={"/proc/cmdline": nouveau, "/boot/grub2/grubenv": nouveau},
+        blacklist=["nouveau", "nova_core", "nvidiafb"],
+        softdeps=["nvidia post: nvidia-uvm nvidia-drm"],
+        vfio_ids=["10de:1eb8", "8086:1572"],
+    )
+    twice = [
+        {"file": f"/lib/modules/{KERNEL}/{folder}/nvidia.ko", "version": DRIVER} for folder in ("a", "b")
+    ]
+    data["loading"]["copies"][KERNEL] = {"nvidia": twice}
+    data["nouveau"]["initramfs"][KERNEL]["driver"] = {"lib/modules/nvidia.ko": DRIVER}
+    for check_id in ("modules.loads", "modules.rivals", "modules.copies", "modules.initramfs"):
+        assert judge(check_id, data)[0] == "passed", check_id
+
+
+def test_a_blacklist_of_a_driver_that_is_loaded_all_the_same_is_noted() -> None:
+    """modprobe.d(5): a blacklist hides a module's aliases; who asks for it by name, such as "
+    "nvidia-modprobe, gets it."""
+    data = machine()
+    data["loading"]["blacklist"] = ["nvidia"]
+    outcome, note = judge("modules.loads", data)
+    assert (outcome, "it is loaded now" in note) == ("passed", True)
+
+
+def test_an_install_command_of_somebody_s_is_noted_and_not_judged() -> None:
+    data = machine()
+    asked("nvidia", loads(command="/usr/local/sbin/load-nvidia"))(data)
+    assert judge("modules.loads", data) == (
+        "passed",
+        "own command, not followed: /usr/local/sbin/load-nvidia",
+    )

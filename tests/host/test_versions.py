@@ -15,6 +15,16 @@ TOOLKIT = (
     "libnvidia-container1",
 )
 INSTALLED = ("versions.driver-installed",)
+# Programs and libraries that must be of the driver's exact version (NVIDIA's user guides of Fabric Manager
+# and IMEX), by their names in NVIDIA's repositories and Ubuntu's archive.
+IN_STEP = re.compile(
+    r"(nvidia-fabric-?manager|cuda-drivers-fabricmanager|libnvidia-nscq|libnvsdm|nvidia-imex)(-.*)?"
+)
+# GSP firmware: Debian's package, and Ubuntu's, which has the version in its name so that several stay.
+FIRMWARE = re.compile(r"firmware-nvidia(-tesla)?(-\d{3})?-gsp|nvidia-firmware-\d{3}(-.*)?")
+# Canonical's modules have the kernel's version, and the driver's branch in their name.
+PRECOMPILED = re.compile(r"linux-(modules|objects|signatures)-nvidia-(\d{3})-.*")
+OWN_VERSION = ("nvlsm",)  # NVLink's subnet manager goes with the fabric manager, and has versions of its own
 RECORD_KEYS = ("schema", "image", "digest", "built_at", "base", "components", "kernel", "kernels", "packages")
 
 
@@ -37,6 +47,11 @@ def driver_packages(facts: Facts, version: str) -> list[str]:
         )
         and upstream(found) == version
     )
+
+
+def upstreams(versions: str) -> set[str]:
+    """Of one version of a package, or of several that are installed at once."""
+    return {upstream(version) for version in versions.split(", ")}
 
 
 def module_versions(facts: Facts) -> set[str]:
@@ -308,6 +323,40 @@ def test_persistenced(facts):
 
 
 @check(
+    id="versions.companions",
+    title="Fabric manager, IMEX, NSCQ, NVSDM, firmware and precompiled modules go with the driver",
+    layer="versions",
+    profiles=ALL,
+    causes=(
+        "the driver was upgraded and they were not, or the other way round",
+        "they come from another source than the driver",
+    ),
+    after=INSTALLED,
+    fix="Install the package named in the driver's version, from the source that the driver comes from, and "
+    "hold it. Restart its service when no job runs: on machines with NVSwitches the fabric manager is what "
+    "jobs depend on.",
+)
+def test_companions(facts):
+    version = driver_version(facts)
+    assert version, "nothing of the driver names a version to compare with"
+    installed, branch = facts["packages"]["installed"], version.partition(".")[0]
+    wrong = [
+        f"{name} {found}, wanted {version}"
+        for name, found in sorted(installed.items())
+        if IN_STEP.fullmatch(name) and upstreams(found) != {version}
+    ]
+    firmware = {name: found for name, found in installed.items() if FIRMWARE.fullmatch(name)}
+    if firmware and not any(version in upstreams(found) for found in firmware.values()):
+        listed = ", ".join(f"{name} {found}" for name, found in sorted(firmware.items()))
+        wrong.append(f"{listed}, wanted the firmware of {version}")
+    for name in sorted(installed):
+        built = PRECOMPILED.fullmatch(name)
+        if built and built.group(2) != branch:
+            wrong.append(f"{name}, wanted branch {branch}")
+    assert not wrong, f"found {'; '.join(wrong)}, the driver's"
+
+
+@check(
     id="versions.toolkit",
     title="The container toolkit's four packages have one version, at least the recorded one",
     layer="versions",
@@ -350,7 +399,12 @@ def test_holds(facts):
     assert version, "nothing names a version by which the driver's packages are known"
     driver = driver_packages(facts, version)
     kernels = [f"linux-image-{k}" for k in facts["kernel"]["installed"]]
-    wanted = driver + [k for k in kernels if k in facts["packages"]["installed"]]
+    beside = [
+        name
+        for name in sorted(facts["packages"]["installed"])
+        if name not in driver and (IN_STEP.fullmatch(name) or name in OWN_VERSION)
+    ]
+    wanted = driver + beside + [k for k in kernels if k in facts["packages"]["installed"]]
     free = [name for name in wanted if name not in facts["packages"]["holds"]]
     assert driver, f"no installed package is of version {version}, the driver's"
     assert not free, f"{len(free)} of {len(wanted)} packages not on hold: {', '.join(free)}"

@@ -66,6 +66,11 @@ def asked(name: str, answer_: Data) -> Callable[[Data], None]:
     return lambda data: data["loading"]["kernels"][KERNEL].update({name: answer_})
 
 
+def installed(name: str, version: str) -> Callable[[Data], None]:
+    """A fault: a package beside the others."""
+    return lambda data: data["packages"]["installed"].update({name: version})
+
+
 def no_driver(data: Data) -> None:
     """Nothing of it, as on a fresh machine."""
     data["driver"].update(nvidia_smi={"rc": 127, "first_line": "", "version": None}, persistenced=None)
@@ -206,6 +211,20 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("driver/persistenced", None), "missing"),
         (put("driver/persistenced", "525.1.1"), "525.1.1"),
     ],
+    "versions.companions": [
+        (installed("nvidia-fabricmanager-535", "535.104.05-1"), f"535 535.104.05-1, wanted {DRIVER}"),
+        (installed("libnvidia-nscq-535", "535.104.05-1"), "libnvidia-nscq-535 535.104.05-1"),
+        (installed("nvidia-imex-535", "535.104.05-1"), "nvidia-imex-535 535.104.05-1"),
+        (installed("libnvsdm-535", "535.104.05-1"), "libnvsdm-535 535.104.05-1"),
+        (installed("nvidia-fabric-manager", "3:535.104.05-1.el9"), "nvidia-fabric-manager 3:535.104.05"),
+        (installed("firmware-nvidia-gsp", "535.261.03-1~deb12u1"), f"wanted the firmware of {DRIVER}"),
+        (installed("nvidia-firmware-535-server-535.104.05", "535.104.05-0ubuntu1"), "535-server-535.104.05"),
+        (
+            installed("linux-modules-nvidia-470-server-5.15.0-100-generic", "5.15.0-100.110+1"),
+            "linux-modules-nvidia-470-server-5.15.0-100-generic, wanted branch 535",
+        ),
+        (no_driver, "nothing of the driver names a version"),
+    ],
     "versions.toolkit": [
         (lambda d: d["packages"]["installed"].pop(TOOLKIT[2]), TOOLKIT[2]),
         (put("packages/installed/libnvidia-container1", "1.18.0-1"), "one version"),
@@ -214,6 +233,9 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "versions.holds": [
         (put("packages/holds", []), "nvidia-kernel-dkms"),
         (lambda d: d["packages"]["holds"].remove(f"linux-image-{KERNEL}"), f"linux-image-{KERNEL}"),
+        (installed("nvidia-fabricmanager-535", "535.104.05-1"), "not on hold: nvidia-fabricmanager-535"),
+        (installed("nvidia-imex", f"{DRIVER}-1"), "not on hold: nvidia-imex"),
+        (installed("nvlsm", "2025.03.1-1"), "not on hold: nvlsm"),
     ],
     "versions.nvidia-docker2": [(put("packages/installed/nvidia-docker2", "2.13.0-1"), "nvidia-docker2")],
     "modules.running-kernel": [(put("kernel/running", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
@@ -709,3 +731,20 @@ def test_an_install_command_of_somebody_s_is_noted_and_not_judged() -> None:
         "passed",
         "own command, not followed: /usr/local/sbin/load-nvidia",
     )
+
+
+def test_companions_of_the_driver_s_version_are_no_fault() -> None:
+    """Of Ubuntu's firmware and of RPM's packages several versions are installed at once."""
+    data = machine()
+    data["packages"]["installed"] |= {
+        "nvidia-fabricmanager-535": f"{DRIVER}-1",
+        "libnvidia-nscq-535": f"{DRIVER}-0ubuntu0.22.04.1",
+        "nvidia-fabric-manager": f"3:{DRIVER}-1.el9",
+        "nvlsm": "2025.03.1-1",
+        "nvidia-firmware-535-server-535.261.03": "535.261.03-0ubuntu1",
+        f"nvidia-firmware-535-server-{DRIVER}": f"{DRIVER}-0ubuntu1",
+        "linux-modules-nvidia-535-server-open-5.15.0-100-generic": "5.15.0-100.110+1",
+        "nvidia-settings": "535.171.04-1~deb12u1",
+        "nvidia-modprobe": "535.161.07-1",
+    }
+    assert judge("versions.companions", data)[0] == "passed"

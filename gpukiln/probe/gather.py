@@ -41,6 +41,7 @@ from gpukiln.probe.base import (
 from gpukiln.probe.container import container, runtimes_after_join, runtimes_in
 from gpukiln.probe.cuda import cuda
 from gpukiln.probe.desktop import desktop
+from gpukiln.probe.firmware import firmware
 from gpukiln.probe.gpus import gpus
 from gpukiln.probe.leftovers import identity, keys, leftovers, secrets
 from gpukiln.probe.libraries import libraries
@@ -185,9 +186,10 @@ def driver_version(text: str) -> str | None:
 
 
 def modules() -> dict[str, Any]:
-    """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version or null, vermagic} or null}}.
+    """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version, vermagic, firmware} or null}}.
 
-    Debian names the modules nvidia-current*, everybody else nvidia*.
+    version is null where the module names none. firmware: the files that the module names, see
+    `firmware.firmware`. Debian names the modules nvidia-current*, everybody else nvidia*.
     """
     found: dict[str, Any] = {}
     for release in kernel()["installed"]:
@@ -210,6 +212,7 @@ def _modinfo(release: str, name: str) -> dict[str, Any] | None:
         "file": values.get("filename", ""),
         "version": values.get("version") or None,
         "vermagic": values.get("vermagic", "").split(" ")[0],
+        "firmware": firmware(release, re.findall(r"(?m)^firmware:\s*(\S+)", info["out"])),
     }
 
 

@@ -48,7 +48,7 @@ COMPRESSED = (
 
 
 def loading() -> dict[str, Any]:
-    """{modalias, kernels, copies, blacklist, softdeps, vfio_ids, boot_options, nova}.
+    """{modalias, kernels, copies, blacklist, softdeps, vfio_ids, boot_options, gsp_off, nova}.
 
     - kernels: {kernel: {nvidia, nvidia_uvm, nvidia_modeset, gpu: {files, commands, error}}}: what modprobe
       would load for each name and, as udev asks it, for the GPU with that modalias; commands are those of
@@ -57,6 +57,7 @@ def loading() -> dict[str, Any]:
     - blacklist, softdeps, vfio_ids: of modprobe's configuration, which has the running kernel's command line
       in it.
     - boot_options: {file: {option: [value]}} of the running kernel and of those that the boot loader starts.
+    - gsp_off: whether an option of the module keeps it from using GSP firmware.
     - nova: whether the kernel's nova_core is loaded.
     """
     config = need("modprobe", "--showconfig")
@@ -80,6 +81,7 @@ def loading() -> dict[str, Any]:
             for pair in values.lower().split(",")
         ],
         "boot_options": boot_options(),
+        "gsp_off": re.search(r"(?m)^options nvidia\S* .*\bNVreg_EnableGpuFirmware=0\b", config) is not None,
         "nova": os.path.exists("/sys/module/nova_core"),
     }
 

@@ -214,6 +214,49 @@ def _not_loaded(answer: Mapping[str, Any], file: str) -> str:
 
 
 @check(
+    id="modules.firmware",
+    title="The GSP firmware that the driver's module names is there, in the module's version",
+    layer="modules",
+    profiles=ALL,
+    causes=(
+        "the firmware's package is not installed: it is a recommendation of the module's, or a package of "
+        "its own",
+        "the driver was upgraded and the firmware was not, or the disk was full meanwhile",
+    ),
+    after=("modules.present",),
+    fix="Install the firmware in the module's version: firmware-nvidia-gsp on Debian, nvidia-firmware-BRANCH "
+    "on Ubuntu, nvidia-kmod-common on RHEL and Amazon Linux; where that is installed, install the same "
+    "version again. It counts when the module is loaded the next time: reload it or reboot when no job runs.",
+)
+def test_firmware(facts):
+    """NVIDIA's driver README, "GSP Firmware". Without it GPUs with a GSP do not start (Turing and later)."""
+    wrong, named = [], 0
+    for kernel, modules in facts["modules"].items():
+        module = modules["nvidia"]
+        for file in module["firmware"] if module else ():
+            named += 1
+            if why := _not_usable(file, module["version"]):
+                wrong.append(f"{file['name']}, which the module of {kernel} names, {why}")
+    if wrong and facts["loading"]["gsp_off"]:
+        facts.note(f"GSP is off (NVreg_EnableGpuFirmware=0): {'; '.join(wrong)}")
+        return
+    assert not wrong, "; ".join(wrong)
+    facts.note(f"{named} files" if named else "the module names no firmware")
+
+
+def _not_usable(file: Mapping[str, Any], version: str | None) -> str:
+    """What is wrong with a firmware file; empty where nothing is."""
+    if not file["path"]:
+        others = f" (there is one for {', '.join(file['others'])})" if file["others"] else ""
+        return f"is missing{others}"
+    if not file["size"]:
+        return f"is empty: {file['path']}"
+    if file["version"] and version and file["version"] != version:
+        return f"is of version {file['version']}, wanted {version}: {file['path']}"
+    return ""
+
+
+@check(
     id="modules.rivals",
     title="No other driver takes the GPUs first",
     layer="modules",

@@ -68,6 +68,13 @@ def library(
     return {**copy, "stands_in": None, "named_in": [], **more}
 
 
+def gsp(name: str, **more: Any) -> Data:
+    """A firmware file that the driver's module names, as gpukiln/probe/firmware.py finds it."""
+    file = f"nvidia/{DRIVER}/{name}.bin"
+    found = {"path": f"/lib/firmware/{file}", "size": 30_000_000, "version": DRIVER, "others": [DRIVER]}
+    return {"name": file, **found, **more}
+
+
 def loads(*files: str, command: str = "", error: str | None = None) -> Data:
     """What modprobe would do for a name, as gpukiln/probe/loading.py finds it."""
     return {"files": [*files], "commands": [command] if command else [], "error": error}
@@ -113,7 +120,12 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
     if not gpus:
         units["nvidia-persistenced.service"] |= {"ActiveState": "inactive", "ConditionResult": "no"}
     modules = {
-        m: {"file": f"/lib/modules/{KERNEL}/{m}.ko", "version": DRIVER, "vermagic": KERNEL}
+        m: {
+            "file": f"/lib/modules/{KERNEL}/{m}.ko",
+            "version": DRIVER,
+            "vermagic": KERNEL,
+            "firmware": [gsp(name) for name in ("gsp_ga10x", "gsp_tu10x") if m == "nvidia"],
+        }
         for m in ("nvidia", "nvidia_uvm", "nvidia_modeset")
     }
     row = {
@@ -220,6 +232,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             "softdeps": [],
             "vfio_ids": [],
             "boot_options": {},
+            "gsp_off": False,
             "nova": False,
         },
         "dkms": {

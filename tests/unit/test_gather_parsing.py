@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.probe import base, gather, libraries
+from gpukiln.probe import base, firmware, gather, libraries
 from gpukiln.probe.gather import driver_version, startup_s
 
 
@@ -113,6 +113,7 @@ esac
 echo "filename: /lib/modules/$2/$3.ko"
 echo "version:  535.309.01"
 echo "vermagic: $2 SMP mod_unload"
+case "$3" in nvidia-current) echo "firmware:       nvidia/535.309.01/gsp_tu10x.bin" ;; esac
 """
 
 
@@ -120,12 +121,22 @@ def test_modules_are_found_under_debians_name_and_under_nvidias(
     says: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says("modinfo", MODINFO)
+    monkeypatch.setattr(firmware, "FOLDERS", ())
     monkeypatch.setattr(gather, "kernel", lambda: {"installed": ["6.1", "6.2"]})
     found = gather.modules()
     assert found["6.1"]["nvidia"] == {
         "file": "/lib/modules/6.1/nvidia-current.ko",
         "version": "535.309.01",
         "vermagic": "6.1",
+        "firmware": [
+            {
+                "name": "nvidia/535.309.01/gsp_tu10x.bin",
+                "path": None,
+                "size": None,
+                "version": None,
+                "others": [],
+            }
+        ],
     }
     assert found["6.1"]["nvidia_uvm"]["file"] == "/lib/modules/6.1/nvidia-uvm.ko"
     assert found["6.2"]["nvidia_uvm"] is None

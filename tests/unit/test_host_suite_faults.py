@@ -17,6 +17,7 @@ from tests.support.host_machine import (
     TOOLKIT,
     Data,
     answer,
+    gsp,
     library,
     loads,
     machine,
@@ -277,6 +278,25 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
             "blacklist nvidia: nothing loads it",
         ),
         (put("modules", {}), "no kernel is installed here"),
+    ],
+    "modules.firmware": [
+        (
+            module(
+                "nvidia",
+                "firmware",
+                [gsp("gsp_ga10x", path=None, size=None, version=None, others=["535.261.03"])],
+            ),
+            f"nvidia/{DRIVER}/gsp_ga10x.bin, which the module of {KERNEL} names, is missing (there is one "
+            "for 535.261",
+        ),
+        (
+            module("nvidia", "firmware", [gsp("gsp_tu10x", size=0, version=None)]),
+            "is empty: /lib/firmware/nvidia/",
+        ),
+        (
+            module("nvidia", "firmware", [gsp("gsp_tu10x"), gsp("gsp_ga10x", version="535.261.03")]),
+            f"is of version 535.261.03, wanted {DRIVER}: /lib/firmware/nvidia/{DRIVER}/gsp_ga10x.bin",
+        ),
     ],
     "modules.rivals": [
         (
@@ -748,3 +768,15 @@ def test_companions_of_the_driver_s_version_are_no_fault() -> None:
         "nvidia-modprobe": "535.161.07-1",
     }
     assert judge("versions.companions", data)[0] == "passed"
+
+
+def test_firmware_that_says_no_version_is_not_compared_and_a_gsp_that_is_off_needs_none() -> None:
+    data = machine()
+    nvidia = data["modules"][KERNEL]["nvidia"]
+    nvidia["firmware"] = [gsp("gsp_ga10x", path="/lib/firmware/gsp_ga10x.bin.zst", version=None)]
+    assert judge("modules.firmware", data) == ("passed", "1 files")
+    nvidia["firmware"] = []
+    assert judge("modules.firmware", data) == ("passed", "the module names no firmware")
+    nvidia["firmware"] = [gsp("gsp_ga10x", path=None)]
+    data["loading"]["gsp_off"] = True
+    assert judge("modules.firmware", data)[0] == "passed"

@@ -118,6 +118,7 @@ JUDGED = {
     "expect_gpus": "GPUs that each must have; without it one at least, 0 where there is none to expect",
     "forks": "hosts that are judged at the same time",
     "max_seconds": "end within so many seconds, whatever hangs: what was not looked at is not reached",
+    "simulated": "judge simulated GPUs too, as far as that makes sense; such a verdict proves nothing",
 }
 
 
@@ -126,7 +127,6 @@ JUDGED = {
         **JUDGED,
         "layer": "only these layers of docs/checks.md, separated by commas",
         "require": "layers in which a check that is not run counts as failed, separated by commas",
-        "simulated": "judge simulated GPUs too, as far as that makes sense; such a verdict proves nothing",
     }
 )
 def verify(
@@ -168,11 +168,12 @@ def doctor(
     hosts: str = "",
     profile: str = "node",
     expect_gpus: int = -1,
+    simulated: bool = False,
     forks: int = 4,
     max_seconds: int = 300,
     json: bool = False,
 ) -> int:
-    """Find what is wrong with a sick node: how it stands, and the first broken layer. Changes nothing."""
+    """Find all that is wrong with a sick node, what keeps its GPUs from working first. Changes nothing."""
     return _judge(
         "doctor",
         hosts,
@@ -183,7 +184,7 @@ def doctor(
         as_json=json,
         profile=profile,
         expect_gpus=None if expect_gpus < 0 else expect_gpus,
-        first_broken=True,
+        simulated=simulated,
     )
 
 

@@ -73,7 +73,6 @@ def judge(
     require: Sequence[str] = (),
     expect_gpus: int | None = None,
     simulated: bool = False,
-    first_broken: bool = False,
     forks: int = 1,
     max_seconds: float = MAX_SECONDS,
     on_host: Callable[[str, str], None],
@@ -88,7 +87,6 @@ def judge(
         require: Layers in which a check that is not run counts as failed.
         expect_gpus: GPUs that each must have; None takes the profile's number.
         simulated: Whether simulated GPUs are judged too, as far as that makes sense.
-        first_broken: Whether no layer is reached after the first one with a failure.
         forks: Hosts that are judged at the same time.
         max_seconds: Seconds within which all of them are: what was not looked at by then is not reached, and
             a host whose turn had not come is not judged.
@@ -119,7 +117,6 @@ def judge(
                 require=require,
                 expect_gpus=expect_gpus,
                 simulated=simulated,
-                first_broken=first_broken,
                 max_seconds=left,
                 on_start=live.start if live else None,
                 on_check=live.check if live else None,

@@ -41,8 +41,11 @@ from gpukiln.probe.base import (
 from gpukiln.probe.container import container, runtimes_after_join, runtimes_in
 from gpukiln.probe.cuda import cuda
 from gpukiln.probe.desktop import desktop
+from gpukiln.probe.firmware import firmware
 from gpukiln.probe.gpus import gpus
 from gpukiln.probe.leftovers import identity, keys, leftovers, secrets
+from gpukiln.probe.libraries import libraries
+from gpukiln.probe.loading import DRIVER_MODULE, loading, modules_in
 from gpukiln.probe.monitoring import monitoring
 from gpukiln.probe.nodeadm import nodeadm
 from gpukiln.probe.nvml import name_gpus, nvlink_facts, nvml_facts
@@ -106,9 +109,29 @@ def os_release() -> dict[str, Any]:
 
 
 def kernel() -> dict[str, Any]:
-    """{running, installed: kernels that have a module tree of their own and not just DKMS leftovers}."""
+    """{running, installed: kernels that have a module tree of their own, images: {kernel: its file or null}}.
+
+    What headers and DKMS leave in /lib/modules is no tree of its own.
+    """
     installed = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob("/lib/modules/*/kernel"))
-    return {"running": os.uname().release, "installed": installed}
+    return {
+        "running": os.uname().release,
+        "installed": installed,
+        "images": {release: kernel_image(release) for release in installed},
+    }
+
+
+def kernel_image(release: str) -> str | None:
+    """The file that a boot loader starts; None where none is in the usual places.
+
+    Debian, Ubuntu and RHEL have it in /boot, RHEL in the tree too, kernel-install(8) below the machine's id.
+    """
+    places = (
+        *("/boot/vmlinu[xz]-{}", "/boot/Image-{}", "/lib/modules/{}/vmlinu[xz]"),
+        *("/boot/*/{}/linux", "/efi/*/{}/linux", "/boot/efi/*/{}/linux"),
+    )
+    found = [path for place in places for path in sorted(glob.glob(place.format(glob.escape(release))))]
+    return next(iter(found), None)
 
 
 def packages() -> dict[str, Any]:
@@ -133,25 +156,25 @@ def packages() -> dict[str, Any]:
 
 
 def driver() -> dict[str, Any]:
-    """Versions of the driver's user space: {nvidia_smi, libraries: {name: [version]}, persistenced}.
+    """Versions of the driver's user space: {nvidia_smi, libraries, library_files, persistenced}.
 
-    `nvidia-smi -h` works with neither module nor GPU; its first line ends in the version. What a tool that
-    hangs would have told is {_not_reached: why}.
+    libraries: {name: [version]} of the driver's own; library_files: every copy that the linker finds, see
+    `libraries.libraries`. `nvidia-smi -h` works with neither module nor GPU; its first line ends in the
+    version. What a tool that hangs would have told is {_not_reached: why}.
     """
     smi = unless_hung("nvidia-smi", "-h", timeout=20)
     if NOT_REACHED not in smi:
         first = smi["out"].splitlines()[0] if smi["out"].strip() else ""
         smi = {"rc": smi["rc"], "first_line": first or smi["err"], "version": driver_version(first)}
-    cache = need("ldconfig", "-p")
-    libraries: dict[str, list[str]] = {}
-    for name in ("libnvidia-ml.so", "libcuda.so"):
-        paths = re.findall(rf"^\s*{re.escape(name)}\.1 .*=> (\S+)$", cache, re.M)
-        real = {os.path.basename(os.path.realpath(p)) for p in paths}
-        libraries[name] = sorted(r[len(name) + 1 :] for r in real)
+    files = libraries()
     daemon = unless_hung("nvidia-persistenced", "--version", timeout=20)
     return {
         "nvidia_smi": smi,
-        "libraries": libraries,
+        "libraries": {
+            name: sorted({one["version"] for one in copies if one["version"] and not one["stands_in"]})
+            for name, copies in files.items()
+        },
+        "library_files": files,
         "persistenced": daemon if NOT_REACHED in daemon else driver_version(daemon["out"]),
     }
 
@@ -163,9 +186,10 @@ def driver_version(text: str) -> str | None:
 
 
 def modules() -> dict[str, Any]:
-    """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version, vermagic} or null}}.
+    """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version, vermagic, firmware} or null}}.
 
-    Debian names the modules nvidia-current*, everybody else nvidia*.
+    version is null where the module names none. firmware: the files that the module names, see
+    `firmware.firmware`. Debian names the modules nvidia-current*, everybody else nvidia*.
     """
     found: dict[str, Any] = {}
     for release in kernel()["installed"]:
@@ -179,15 +203,16 @@ def modules() -> dict[str, Any]:
     return found
 
 
-def _modinfo(release: str, name: str) -> dict[str, str] | None:
+def _modinfo(release: str, name: str) -> dict[str, Any] | None:
     info = run("modinfo", "-k", release, name)
     if info["rc"] != 0:
         return None
     values = dict(re.findall(r"(?m)^(\w+):\s*(.*?)\s*$", info["out"]))
     return {
         "file": values.get("filename", ""),
-        "version": values.get("version", ""),
+        "version": values.get("version") or None,
         "vermagic": values.get("vermagic", "").split(" ")[0],
+        "firmware": firmware(release, re.findall(r"(?m)^firmware:\s*(\S+)", info["out"])),
     }
 
 
@@ -208,7 +233,10 @@ def signatures() -> dict[str, Any]:
 
 
 def nouveau() -> dict[str, Any]:
-    """{loaded, blacklisted, files: modprobe files that say so, initramfs: {kernel: {path, ...}}}."""
+    """{loaded, blacklisted, files: modprobe files that say so, initramfs: {kernel: {path, ...}}}.
+
+    Of an initramfs driver is {file: version} of NVIDIA's modules in it.
+    """
     config = need("modprobe", "--showconfig")
     files = []
     for path in sorted(glob.glob("/etc/modprobe.d/*.conf") + glob.glob("/lib/modprobe.d/*.conf")):
@@ -231,6 +259,7 @@ def nouveau() -> dict[str, Any]:
             "mtime": mtime(path),
             "files": [f for f in files if os.path.basename(f) in names],
             "module": any(n.startswith("nouveau.ko") for n in names),
+            "driver": _driver_in(path) if any(map(DRIVER_MODULE.fullmatch, names)) else {},
         }
     return {
         "loaded": os.path.exists("/sys/module/nouveau"),
@@ -238,6 +267,14 @@ def nouveau() -> dict[str, Any]:
         "files": {f: mtime(f) for f in files},
         "initramfs": images,
     }
+
+
+def _driver_in(image: str) -> dict[str, str | None]:
+    """The driver's modules in an initramfs; empty where it can't be read."""
+    try:
+        return modules_in(image)
+    except (OSError, ValueError):
+        return {}
 
 
 def dkms() -> dict[str, Any]:
@@ -442,6 +479,7 @@ SECTIONS = (
     modules,
     signatures,
     nouveau,
+    loading,
     dkms,
     identity,
     keys,

@@ -69,7 +69,7 @@ def bus() -> dict[str, Any]:
     return {
         "pci": [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()],
         "container": in_container(),
-        "module": loaded.strip() if loaded else None,
+        "module": (loaded or "").strip() or None,
         "nouveau": os.path.exists("/sys/module/nouveau"),
     }
 

@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 ATTRIBUTE = "__gpukiln_check__"
 
-# Order in which layers run: each says little when one before it is broken.
+# Order in which layers run.
 LAYERS: dict[str, str] = {
     "hygiene": "nothing of the build is left in the image",
     "versions": "packages, libraries and kernel module agree with each other and with the image's record",

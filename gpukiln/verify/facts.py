@@ -40,7 +40,7 @@ class Facts(Mapping[str, Any]):
     def __init__(self, data: Mapping[str, Any], profile: str = "", *, asked_simulated: bool = False) -> None:
         self.profile, self.asked_simulated = profile, asked_simulated
         self._data = data
-        self._note = ""
+        self._note = self._remedy = ""
         self._read: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -60,6 +60,15 @@ class Facts(Mapping[str, Any]):
     def take_note(self) -> str:
         """Return the note of the last check, and forget it."""
         text, self._note = self._note, ""
+        return text
+
+    def remedy(self, text: str) -> None:
+        """Keep what to do about what is found, where that depends on it: it replaces the check's `fix`."""
+        self._remedy = text
+
+    def take_remedy(self) -> str:
+        """Return the remedy of the last check, and forget it."""
+        text, self._remedy = self._remedy, ""
         return text
 
     def take_read(self) -> tuple[str, ...]:

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 SIMULATED = "GPUs are simulated"
 RECORD_PATH = "/etc/gpukiln/image.json"
+FEWER_GPUS = (
+    "`lspci -d 10de:` lists what the bus has. On bare metal look whether the firmware of the machine lists "
+    "the missing GPU, then at its power cables and seat; of a virtual machine look at its type or at what is "
+    "passed through to it. Where fewer are right, say so with `--expect-gpus`."
+)
 # systemd-detect-virt(1), "container"
 CONTAINERS = frozenset(
     ("openvz", "lxc", "lxc-libvirt", "systemd-nspawn", "docker", "podman", "rkt", "wsl", "proot", "pouch")
@@ -28,10 +33,12 @@ class Applies:
     Args:
         answer: `run`; `not_run` with a reason; or `fail`: what it needs is missing and should be there.
         reason: Empty for `run`.
+        remedy: What to do about `fail`; empty where the check's own fix says it.
     """
 
     answer: Literal["run", "not_run", "fail"]
     reason: str = ""
+    remedy: str = ""
 
 
 RUN = Applies("run")
@@ -62,10 +69,16 @@ def _gpu(machine: Machine) -> Applies:
     if facts.has_simulated_gpus and not facts.asked_simulated:
         return _not_run(SIMULATED)
     if facts.asked_simulated and not facts.has_simulated_gpus:
-        return Applies("fail", "found no simulated GPUs on this machine, which `--simulated` asks for")
+        return Applies(
+            "fail",
+            "found no simulated GPUs on this machine, which `--simulated` asks for",
+            "Leave out `--simulated`, or give the machine simulated GPUs: docs/simulated-gpus.md.",
+        )
     count, where = facts.gpu_count, "simulated" if facts.has_simulated_gpus else "on the PCI bus"
     if count < wanted:
-        return Applies("fail", f"{count} GPUs {where}, at least {wanted} expected on this machine")
+        return Applies(
+            "fail", f"{count} GPUs {where}, at least {wanted} expected on this machine", FEWER_GPUS
+        )
     return RUN if count else _not_run("no GPU")
 
 

@@ -56,20 +56,17 @@ class Run:
     report_dir: Path | None = None
     started: float = field(default_factory=time.time)
 
-    def what_broke(self, host: str, check: Check, *, first_layer_only: bool) -> str:
-        """Which failure makes a check meaningless; empty where none does.
+    def what_broke(self, host: str, check: Check) -> str:
+        """Which failure makes a check meaningless, by its `after`; empty where none does.
 
         Args:
             host: Id of the host.
             check: The check that would be next.
-            first_layer_only: Whether every layer after one with a failure is meaningless.
         """
         results = self.results.get(host, [])
         for before in results:
             if before.id in check.after and before.outcome in ("failed", "not_reached"):
                 return f"{before.id} {'failed' if before.outcome == 'failed' else 'was not reached'}"
-            if first_layer_only and before.outcome == "failed" and before.layer != check.layer:
-                return f"layer {before.layer} is broken"
         return ""
 
     def emit(self, event: str, **values: Any) -> None:
@@ -111,9 +108,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--simulated", action="store_true", help="judge simulated GPUs, as far as that makes sense"
-    )
-    group.addoption(
-        "--first-broken", action="store_true", help="reach no layer after the first one with a failure"
     )
     group.addoption(
         "--gpukiln-report", type=Path, metavar="DIR", help="write results and facts into this folder"
@@ -237,6 +231,7 @@ def _gpukiln_facts(request: pytest.FixtureRequest) -> None:
     if declaration(request.function) is not None:
         found = request.getfixturevalue("facts")
         found.take_note()
+        found.take_remedy()
         found.take_read()
 
 
@@ -254,9 +249,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 def _leave_out(item: pytest.Item, check: Check) -> None:
     run = item.config.stash[RUN_KEY]
-    if broken := run.what_broke(
-        host_of(item), check, first_layer_only=item.config.getoption("--first-broken")
-    ):
+    if broken := run.what_broke(host_of(item), check):
         pytest.skip(f"{NOT_REACHED}{broken}")
     answer = applies(
         check.needs,
@@ -265,6 +258,7 @@ def _leave_out(item: pytest.Item, check: Check) -> None:
         expect_gpus=item.config.getoption("--expect-gpus"),
     )
     if answer.answer == "fail":
+        run.facts[host_of(item)].remedy(answer.remedy)
         pytest.fail(answer.reason, pytrace=False)
     if answer.answer == "not_run":
         pytest.skip(f"{NOT_RUN}{answer.reason}")
@@ -307,21 +301,24 @@ def pytest_runtest_makereport(
         found = run.facts.get(host_of(item))
         note = found.take_note() if found is not None else ""
         reason = note if report.passed else _reason(call).removeprefix(NOT_RUN).removeprefix(NOT_REACHED)
+        # What a check needs is missing: its own causes are of something else (see `_leave_out`).
+        unmet = isinstance(call.excinfo and call.excinfo.value, pytest.fail.Exception)
+        fix = (found.take_remedy() if found is not None else "") or check.fix
         result = CheckResult(
             id=check.id,
             title=check.title,
             layer=check.layer,
             outcome=outcome,
             reason=reason,
-            fix="" if report.passed else check.fix,
-            causes=check.causes if report.failed else (),
+            fix="" if report.passed else presentable(fix),
+            causes=check.causes if report.failed and not unmet else (),
             evidence=found.take_read() if found is not None else (),
             duration_s=round(call.duration, 3),
         )
         if report.failed and isinstance(
             call.excinfo and call.excinfo.value, AssertionError | pytest.fail.Exception
         ):
-            report.longrepr = f"{check.id}: {reason}\n  fix: {check.fix}"
+            report.longrepr = f"{check.id}: {reason}\n  fix: {presentable(fix)}"
         run.results.setdefault(host_of(item), []).append(result)
         run.emit("check_end", host=host_of(item), **asdict(result))
     return report

@@ -73,18 +73,20 @@ def _some_counts(checks: Iterable[CheckResult]) -> str:
 
 
 def fixes(verdict: Verdict) -> Text:
-    """What failed, each with its fix; empty when nothing did."""
+    """What failed and its fix, what keeps the GPUs from working first; empty when nothing failed."""
     shown = Text()
-    said: dict[str, str] = {}  # one broken thing fails many checks with the same words
+    same: dict[str, list[CheckResult]] = {}  # one broken thing fails many checks with the same words
     for check in verdict.failures:
-        shown.append(f"\n{check.id}: ", style="bold red")
-        shown.append(f"{check.title}\n")
-        first = said.setdefault(check.reason, check.id)
-        found = check.reason.removeprefix("found ") if first == check.id else f"the same as {first}"
-        shown.append(f"  found: {found}\n")
-        for cause in check.causes:
+        same.setdefault(check.reason, []).append(check)
+    for reason, (first, *others) in same.items():
+        shown.append(f"\n{first.id}: ", style="bold red")
+        shown.append(f"{first.title}\n")
+        shown.append(f"  found: {reason.removeprefix('found ')}\n")
+        for cause in first.causes:
             shown.append(f"  cause? {cause}\n")
-        shown.append(f"  fix:   {check.fix}\n")
+        shown.append(f"  fix:   {first.fix}\n")
+        if others:
+            shown.append(f"  also:  {', '.join(check.id for check in others)}\n")
     return shown
 
 

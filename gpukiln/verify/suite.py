@@ -45,7 +45,6 @@ def run_suite(
     expect_gpus: int | None = None,
     instance_type: str = "",
     simulated: bool = False,
-    first_broken: bool = False,
     max_seconds: float = MAX_SECONDS,
 ) -> Verdict:
     """Judge a machine.
@@ -63,7 +62,6 @@ def run_suite(
         instance_type: EC2's type of the machine, for the verdict.
         simulated: Whether simulated GPUs are judged too, as far as that makes sense: a verdict that proves
             nothing.
-        first_broken: Whether no layer is reached after the first one with a failure.
         max_seconds: Seconds within which this returns, whatever hangs: what was not looked at by then is not
             reached.
 
@@ -114,7 +112,6 @@ def run_suite(
             *([f"--gpukiln-instance-type={instance_type}"] if instance_type else []),
             *([] if expect_gpus is None else [f"--expect-gpus={expect_gpus}"]),
             *(["--simulated"] if simulated else []),
-            *(["--first-broken"] if first_broken else []),
             f"--gpukiln-until={time.time() + max_seconds - reserve_s:.3f}",
         ]
         status, last = _run(command, log, _Follow(events, on_check, on_start), max_seconds - STOP_S)

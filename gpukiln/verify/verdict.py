@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from gpukiln.typed import dump
+from gpukiln.verify.order import most_urgent_first
 
 Outcome = Literal["passed", "failed", "not_run", "not_reached"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
@@ -116,8 +117,8 @@ class Verdict:
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:
-        """The checks that failed."""
-        return tuple(c for c in self.checks if c.outcome == "failed")
+        """The checks that failed, what keeps the GPUs from working first."""
+        return most_urgent_first(self.checks)
 
     @property
     def not_run(self) -> tuple[CheckResult, ...]:

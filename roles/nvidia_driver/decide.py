@@ -537,6 +537,7 @@ def _unheld(case: Case, gone: Sequence[str]) -> list[str]:
         return []
     there = case.packages
     names = packages.driver_packages(there, case.version)
+    names += [name for name in there if name in packages.OWN_VERSION]
     if case.apt:
         kernels = {*case.kernel_names, case.precompiled} - {*gone}
         names += [name for name in there if name in kernels]

@@ -16,6 +16,9 @@ OWN_PACE = frozenset(
 )
 """Packages that a distribution builds apart: of the branch, in a release of their own."""
 
+OWN_VERSION = frozenset(("nvlsm",))
+"""Packages that go with the driver and have versions of their own: NVLink's subnet manager."""
+
 Packages = dict[str, list[dict[str, Any]]]
 """Name to installed versions, as the module node_facts tells of them."""
 

@@ -25,13 +25,15 @@ BEFORE = ("gpu.driver-loaded", "gpu.nvml")
         "The driver's branch or kind of module does not know this GPU.",
         "Secure Boot refuses an unsigned module.",
     ),
-    fix="`modprobe nvidia` and `dmesg` show why it does not load; after an upgrade of the driver reboot.",
+    fix="`modprobe nvidia` and `dmesg` show why it does not load. After an upgrade of the driver reboot, "
+    "once the kernel that boots then has the module (modules.present).",
 )
 def test_driver_loaded(facts):
     loaded = facts["gpus"]["module"]
     assert loaded, "/sys/module/nvidia/version is missing: the module is not loaded"
     wanted = known(facts["driver"]["nvidia_smi"])["version"]
-    assert loaded == wanted, f"module {loaded} is loaded, wanted {wanted}, the user space's version"
+    # Without nvidia-smi there is nothing to compare with, and versions.driver-complete says so.
+    assert wanted in (loaded, None), f"module {loaded} is loaded, wanted {wanted}, the user space's version"
 
 
 @check(
@@ -43,7 +45,7 @@ def test_driver_loaded(facts):
     causes=("The module is not loaded.", "A GPU fell off the bus.", "Libraries and module differ."),
     after=("gpu.driver-loaded",),
     fix="Exit 9: driver not loaded; 12: library missing; 15: a GPU fell off the bus, reset or replace it; "
-    "18: module and libraries differ, reboot.",
+    "18: module and libraries differ, see versions.driver-agrees.",
 )
 def test_nvidia_smi(facts):
     smi, rows = known(facts["gpus"]["smi"]), known(facts["gpus"]["rows"])

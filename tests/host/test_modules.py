@@ -1,5 +1,9 @@
 """Every kernel that can boot has the driver's modules, and nouveau can't take the GPU first."""
 
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node", "workspace")
@@ -15,7 +19,8 @@ ALL = ("image", "node", "eks-node", "workspace")
         "a newer kernel was installed and the boot loader takes the newest",
         "another kernel was chosen in the boot loader",
     ),
-    fix="Set the default kernel, and hold it: the modules were built for the recorded one.",
+    fix="Make sure that the recorded kernel is installed and has the driver's modules (modules.present); "
+    "then make it the boot loader's default, hold it and reboot.",
 )
 def test_running_kernel(facts):
     found, wanted = facts["kernel"]["running"], facts.record.get("kernel")
@@ -32,10 +37,16 @@ def test_running_kernel(facts):
         "unattended upgrades installed a kernel",
         "an old kernel was not removed",
     ),
-    fix="Remove the kernel that was added, or bake again with it: its modules were never checked.",
+    fix="Bake again with the kernel that was added, or remove it where another one runs: its modules were "
+    "never checked.",
 )
 def test_installed_kernels(facts):
     found, wanted = facts["kernel"]["installed"], sorted(facts.record.get("kernels", []))
+    if facts["kernel"]["running"] in set(found) - set(wanted):
+        facts.remedy(
+            f"{facts['kernel']['running']} was added, and runs: do not remove it. Boot a recorded kernel "
+            "first, or bake again with this one."
+        )
     assert found == wanted, f"found {', '.join(found) or 'none'}, wanted {', '.join(wanted) or 'none'}"
 
 
@@ -50,16 +61,53 @@ def test_installed_kernels(facts):
         "a new kernel came without its precompiled modules",
     ),
     after=("versions.driver-installed",),
-    fix="Install the headers of the kernel named and run `dkms autoinstall -k KERNEL`, or remove the kernel.",
+    fix="Install the headers of the kernel named and run `dkms autoinstall -k KERNEL`. Do not reboot into a "
+    "kernel without the modules, and do not remove the one that runs.",
 )
 def test_present(facts):
-    missing = [
-        f"{m} for {k}" for k, found in facts["modules"].items() for m, info in found.items() if not info
+    missing = {
+        kernel: [module for module, info in found.items() if not info]
+        for kernel, found in facts["modules"].items()
+        if not all(found.values())
+    }
+    images = facts["kernel"]["images"]
+    said = [
+        f"{', '.join(f'{module} for {kernel}' for module in modules)}{'' if images.get(kernel) else NO_IMAGE}"
+        for kernel, modules in missing.items()
     ]
+    if missing:
+        facts.remedy(_with_modules(missing, facts["kernel"]["running"], images))
     assert facts["modules"], (
         "no kernel is installed here (nothing in /lib/modules), wanted the one that runs: is it a container?"
     )
-    assert not missing, f"missing {', '.join(missing)}; wanted three modules for every installed kernel"
+    assert not said, f"missing: {'; '.join(said)}; wanted three modules for every installed kernel"
+
+
+NO_IMAGE = " (no image of this kernel was found: a tree that nothing boots?)"
+
+
+def _with_modules(missing: Iterable[str], running: str, images: Mapping[str, str | None]) -> str:
+    """How kernels get the driver's modules, without a reboot into one that has none."""
+    steps = []
+    for kernel in missing:
+        build = (
+            f"install the headers of {kernel} and run `dkms autoinstall -k {kernel}`, or install its "
+            "precompiled modules"
+        )
+        if kernel == running:
+            steps.append(f"{kernel} runs: {build}; do not remove it")
+        elif images.get(kernel):
+            steps.append(
+                f"do not reboot into {kernel}, which would have no driver: {build}, or remove that kernel's "
+                "packages"
+            )
+        else:
+            steps.append(
+                f"/lib/modules/{kernel} belongs to no kernel that was found: when `dpkg -S` or `rpm -qf` "
+                f"names no package of it, remove the folder; otherwise {build}"
+            )
+    said = ". ".join(f"{step[:1].upper()}{step[1:]}" for step in steps)
+    return f"{said}. The packages of the driver are not to be changed for this."
 
 
 @check(
@@ -69,7 +117,8 @@ def test_present(facts):
     profiles=ALL,
     causes=("a module of an older driver was left in the tree",),
     after=("modules.present",),
-    fix="Remove the old version (`dkms remove`) and build the wanted one for every kernel.",
+    fix="Build the wanted version for every kernel first (`dkms install nvidia/VERSION -k KERNEL`), and only "
+    "then remove the other one (`dkms remove`).",
 )
 def test_version(facts):
     found = {
@@ -78,11 +127,242 @@ def test_version(facts):
         for module, info in modules.items()
         if info
     }
+    known = {what: version for what, version in found.items() if version}
     recorded = facts.component("nvidia_driver").get("version")
-    wanted = recorded.split("-")[0] if recorded else next(iter(found.values()), None)
-    wrong = [f"{what} {version}" for what, version in found.items() if version != wanted]
+    wanted = recorded.split("-")[0].rpartition(":")[2] if recorded else next(iter(known.values()), None)
+    wrong = [f"{what} {version}" for what, version in known.items() if version != wanted]
     assert found, "found no module of the driver"
     assert not wrong, f"found {', '.join(wrong)}, wanted {wanted}"
+    if unknown := sorted(set(found) - set(known)):
+        facts.note(f"version unknown: {', '.join(unknown)}")
+
+
+@check(
+    id="modules.loads",
+    title="modprobe loads the driver's modules on every installed kernel",
+    layer="modules",
+    profiles=ALL,
+    causes=(
+        "a file in /etc/modprobe.d has `install nvidia /bin/false`, `alias nvidia off` or `blacklist nvidia`",
+        "the kernel's command line has module_blacklist=nvidia or modprobe.blacklist=nvidia",
+        "a virtual machine was to have the GPUs once, and the host's driver was kept from them",
+    ),
+    after=("modules.present",),
+    fix="`modprobe --showconfig | grep nvidia` shows the line and `grep -r nvidia /etc/modprobe.d "
+    "/lib/modprobe.d` its file: take that line out. An option of the kernel is taken out of the boot "
+    "loader's configuration. Then run `update-initramfs -u -k all` or `dracut -f --regenerate-all`.",
+)
+def test_loads(facts):
+    """modprobe.d(5), modprobe(8), and kernel-parameters.txt of the kernel for module_blacklist."""
+    found, modules = facts["loading"], facts["modules"]
+    wrong = [
+        f"{name} for {kernel}: {why}"
+        for kernel, asked in modules.items()
+        for name, info in asked.items()
+        if info and (why := _not_loaded(found["kernels"][kernel][name], info["file"]))
+    ]
+    for source, options in found["boot_options"].items():
+        wrong += [
+            f"{source} has module_blacklist={name}: the kernel refuses it"
+            for name in options.get("module_blacklist", ())
+            if _is_driver(name)
+        ]
+        wrong += [
+            f"{source} has modprobe.blacklist={name}"
+            for name in options.get("modprobe.blacklist", ())
+            if _is_driver(name) and source != "/proc/cmdline"  # modprobe's configuration has that one
+        ]
+    blocked = [name for name in found["blacklist"] if _is_driver(name)]
+    said = f"blacklist {', '.join(blocked)}: nothing loads it for a GPU that is found at boot"
+    # What is asked for by name is loaded all the same, by nvidia-modprobe or by hand.
+    if blocked and not facts["gpus"]["module"]:
+        wrong.append(said)
+    assert modules, "no kernel is installed here, wanted one to ask modprobe about"
+    assert not wrong, "; ".join(wrong)
+    own = {
+        command
+        for asked in found["kernels"].values()
+        for one in asked.values()
+        for command in one["commands"]
+    }
+    notes = [f"{said}; it is loaded now"] if blocked else []
+    facts.note("; ".join(notes + [f"own command, not followed: {command}" for command in sorted(own)]))
+
+
+NOTHING = re.compile(r"^(\S*/)?(true|false|:|exit|echo|logger)\b")
+
+
+def _is_driver(name: str) -> bool:
+    """Whether a name is of NVIDIA's modules; nvidiafb is the kernel's own."""
+    return re.fullmatch(r"nvidia([-_].*)?", name) is not None
+
+
+def _not_loaded(answer: Mapping[str, Any], file: str) -> str:
+    """Why modprobe would not load a module; empty where it would, or where a command of somebody's "
+    "decides."""
+    if answer["error"]:
+        return str(answer["error"])
+    if file in answer["files"]:
+        return ""
+    if idle := [command for command in answer["commands"] if NOTHING.match(command)]:
+        return f"`{idle[0]}` is run in its place"
+    if answer["commands"]:
+        return ""
+    if not answer["files"]:
+        return "modprobe loads nothing and reports success, as after `alias ... off`"
+    return f"modprobe loads {answer['files'][-1]}, wanted {file}"
+
+
+@check(
+    id="modules.firmware",
+    title="The GSP firmware that the driver's module names is there, in the module's version",
+    layer="modules",
+    profiles=ALL,
+    causes=(
+        "the firmware's package is not installed: it is a recommendation of the module's, or a package of "
+        "its own",
+        "the driver was upgraded and the firmware was not, or the disk was full meanwhile",
+    ),
+    after=("modules.present",),
+    fix="Install the firmware in the module's version: firmware-nvidia-gsp on Debian, nvidia-firmware-BRANCH "
+    "on Ubuntu, nvidia-kmod-common on RHEL and Amazon Linux; where that is installed, install the same "
+    "version again. It counts when the module is loaded the next time: reload it or reboot when no job runs.",
+)
+def test_firmware(facts):
+    """NVIDIA's driver README, "GSP Firmware". Without it GPUs with a GSP do not start (Turing and later)."""
+    wrong, named = [], 0
+    for kernel, modules in facts["modules"].items():
+        module = modules["nvidia"]
+        for file in module["firmware"] if module else ():
+            named += 1
+            if why := _not_usable(file, module["version"]):
+                wrong.append(f"{file['name']}, which the module of {kernel} names, {why}")
+    if wrong and facts["loading"]["gsp_off"]:
+        facts.note(f"GSP is off (NVreg_EnableGpuFirmware=0): {'; '.join(wrong)}")
+        return
+    assert not wrong, "; ".join(wrong)
+    facts.note(f"{named} files" if named else "the module names no firmware")
+
+
+def _not_usable(file: Mapping[str, Any], version: str | None) -> str:
+    """What is wrong with a firmware file; empty where nothing is."""
+    if not file["path"]:
+        others = f" (there is one for {', '.join(file['others'])})" if file["others"] else ""
+        return f"is missing{others}"
+    if not file["size"]:
+        return f"is empty: {file['path']}"
+    if file["version"] and version and file["version"] != version:
+        return f"is of version {file['version']}, wanted {version}: {file['path']}"
+    return ""
+
+
+@check(
+    id="modules.rivals",
+    title="No other driver takes the GPUs first",
+    layer="modules",
+    profiles=ALL,
+    causes=(
+        "the GPUs were to be passed through to virtual machines: `options vfio-pci ids=`, `softdep nvidia "
+        "pre:`",
+        "a newer kernel has nova_core, its own driver for GPUs with a GSP",
+    ),
+    fix="Blacklist the module named in /etc/modprobe.d, or take the line that names it out; then run "
+    "`update-initramfs -u -k all` or `dracut -f --regenerate-all`. Where a virtual machine uses the GPU, "
+    "leave it.",
+)
+def test_rivals(facts):
+    """nouveau has checks of its own."""
+    found = facts["loading"]
+    wrong = [
+        f"{kernel} would load {name} for a GPU"
+        for kernel, asked in found["kernels"].items()
+        for name in map(_module_of, asked["gpu"]["files"])
+        if name in RIVALS
+    ]
+    if found["nova"]:
+        wrong.append("nova_core is loaded")
+    ids = {
+        source: options.get("vfio-pci.ids", []) + options.get("vfio_pci.ids", [])
+        for source, options in found["boot_options"].items()
+    }
+    ids["modprobe's configuration"] = found["vfio_ids"]
+    for gpu in facts["gpus"]["pci"]:
+        mine = f"10de:{gpu['device'].lower().removeprefix('0x')}"
+        wrong += [
+            f"{source} gives {mine}, {gpu['address']}, to vfio-pci"
+            for source, pairs in ids.items()
+            if any(_same_device(pair, mine) for pair in pairs)
+        ]
+    for softdep in found["softdeps"]:
+        before = softdep.partition(" pre:")[2].partition(" post:")[0].split()
+        wrong += [
+            f"`softdep {softdep}` loads {name} first"
+            for name in before
+            if name.replace("-", "_") in {*RIVALS, "nouveau", "vfio_pci", "pci_stub"}
+        ]
+    assert not wrong, "; ".join(wrong)
+
+
+# The kernel's own drivers for NVIDIA's display controllers: its drivers/gpu/nova-core, drivers/video/fbdev.
+RIVALS = ("nova_core", "nova_drm", "nvidiafb", "rivafb")
+
+
+def _module_of(path: str) -> str:
+    return path.rpartition("/")[2].partition(".ko")[0].replace("-", "_")
+
+
+def _same_device(pair: str, mine: str) -> bool:
+    """Whether an entry of vfio-pci's ids, `vendor:device[:...]` in hexadecimal, is of that device."""
+    parts = pair.lower().split(":")
+    return len(parts) > 1 and [part.zfill(4) for part in parts[:2]] == mine.split(":")
+
+
+@check(
+    id="modules.copies",
+    title="No kernel has copies of a module in other versions",
+    layer="modules",
+    profiles=ALL,
+    causes=(
+        "an installer's module was left beside the package's",
+        "DKMS and a package of precompiled modules were both used",
+    ),
+    after=("modules.present",),
+    fix="`modinfo -k KERNEL nvidia` names the copy that is loaded now. Where that one is right, remove the "
+    "other's package, or its file where no package owns it, and run `depmod -a KERNEL`; where it is not, put "
+    "the right one first with `override` in depmod.d(5).",
+)
+def test_copies(facts):
+    wrong = [
+        f"{module} for {kernel}: "
+        + " and ".join(f"{copy['file']} {copy['version'] or 'unknown'}" for copy in copies)
+        for kernel, found in facts["loading"]["copies"].items()
+        for module, copies in found.items()
+        if len({copy["version"] for copy in copies if copy["version"]}) > 1
+    ]
+    assert not wrong, f"{'; '.join(wrong)}; wanted one version of each"
+
+
+@check(
+    id="modules.initramfs",
+    title="An initramfs that carries the driver's modules has those of its kernel",
+    layer="modules",
+    profiles=ALL,
+    causes=("the driver was upgraded, and the initramfs was not made again",),
+    after=("modules.present",),
+    fix="`update-initramfs -u -k KERNEL` (or `dracut -f --kver KERNEL`) for the kernel named, when all of "
+    "its modules are of the wanted version; the initramfs counts from the next boot on.",
+)
+def test_initramfs(facts):
+    """The kernel loads what is in the initramfs before it has seen the disk."""
+    wrong = [
+        f"{image['path']} carries {file} of version {version}, wanted {wanted}, that of {kernel}"
+        for kernel, image in facts["nouveau"]["initramfs"].items()
+        for file, version in image.get("driver", {}).items()
+        if version
+        and (wanted := ((facts["modules"].get(kernel) or {}).get("nvidia") or {}).get("version"))
+        and version != wanted
+    ]
+    assert not wrong, "; ".join(wrong)
 
 
 @check(
@@ -151,7 +431,10 @@ def test_dkms(facts):
             f"DKMS says {', '.join(states) or 'nothing'} for {kernel}, wanted installed"
         )
     # "installed (WARNING! Diff between built and installed module!)": what loads is not what was built.
-    odd = [f"{r['kernel']}: {r['state']}" for r in rows if r["kernel"] and r["state"] != "installed"]
+    installed = facts["kernel"]["installed"]  # DKMS builds for trees of headers alone, too
+    odd = [
+        f"{r['kernel']}: {r['state']}" for r in rows if r["kernel"] in installed and r["state"] != "installed"
+    ]
     assert not odd, f"DKMS says {'; '.join(odd)}, wanted installed"
 
 

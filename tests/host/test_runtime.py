@@ -152,6 +152,7 @@ def test_containerd_nvidia(facts):
         "nvidia-cdi-refresh did not run at boot",
         "nvidia-uvm was not loaded yet when it was made: nvidia-ctk writes the nodes that it finds",
     ),
+    after=("versions.driver-installed",),
     fix="`nvidia-modprobe -u -c 0`, then `systemctl restart nvidia-cdi-refresh`, or "
     "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`.",
 )

@@ -74,7 +74,7 @@ def test_answers(facts):
     layer="services",
     profiles=WORKSPACE,
     needs=("gpu", "real-gpu", "ollama"),
-    after=("services.answers",),
+    after=("services.answers", "gpu.driver-loaded", "gpu.nvml"),
     causes=(
         "The model is larger than the memory of the GPU that is free.",
         "The driver is older than the release needs: it falls back to the processor in silence.",
@@ -120,7 +120,7 @@ def why(facts, one, size):
     layer="services",
     profiles=WORKSPACE,
     needs=("gpu", "real-gpu", "vllm"),
-    after=("services.answers",),
+    after=("services.answers", "gpu.driver-loaded", "gpu.nvml"),
     causes=("Its model could not be fetched or loaded.", "It runs on another device than the GPU."),
     fix="`docker logs CONTAINER` on the machine; `gpukiln-gpu procs` shows who holds GPU memory.",
 )

@@ -1,6 +1,7 @@
 """What is installed is what the image's record says, and its parts agree with each other."""
 
 import re
+from typing import Any
 
 from gpukiln.probe.base import NOT_REACHED, known
 from gpukiln.verify.checks import check
@@ -14,6 +15,16 @@ TOOLKIT = (
     "libnvidia-container1",
 )
 INSTALLED = ("versions.driver-installed",)
+# Programs and libraries that must be of the driver's exact version (NVIDIA's user guides of Fabric Manager
+# and IMEX), by their names in NVIDIA's repositories and Ubuntu's archive.
+IN_STEP = re.compile(
+    r"(nvidia-fabric-?manager|cuda-drivers-fabricmanager|libnvidia-nscq|libnvsdm|nvidia-imex)(-.*)?"
+)
+# GSP firmware: Debian's package, and Ubuntu's, which has the version in its name so that several stay.
+FIRMWARE = re.compile(r"firmware-nvidia(-tesla)?(-\d{3})?-gsp|nvidia-firmware-\d{3}(-.*)?")
+# Canonical's modules have the kernel's version, and the driver's branch in their name.
+PRECOMPILED = re.compile(r"linux-(modules|objects|signatures)-nvidia-(\d{3})-.*")
+OWN_VERSION = ("nvlsm",)  # NVLink's subnet manager goes with the fabric manager, and has versions of its own
 RECORD_KEYS = ("schema", "image", "digest", "built_at", "base", "components", "kernel", "kernels", "packages")
 
 
@@ -38,8 +49,19 @@ def driver_packages(facts: Facts, version: str) -> list[str]:
     )
 
 
+def upstreams(versions: str) -> set[str]:
+    """Of one version of a package, or of several that are installed at once."""
+    return {upstream(version) for version in versions.split(", ")}
+
+
 def module_versions(facts: Facts) -> set[str]:
-    return {m["nvidia"]["version"] for m in facts["modules"].values() if m["nvidia"]}
+    """Those that the modules of all kernels name; one that names none is of an unknown version."""
+    return {m["nvidia"]["version"] for m in facts["modules"].values() if m["nvidia"]} - {None}
+
+
+def driver_version(facts: Facts) -> str | None:
+    """Of what is installed, or of the loaded module where nvidia-smi is missing."""
+    return smi_version(facts) or facts["gpus"]["module"] or next(iter(sorted(module_versions(facts))), None)
 
 
 def smi_version(facts: Facts) -> str | None:
@@ -124,14 +146,18 @@ def test_record(facts):
 def test_packages(facts):
     installed = facts["packages"]["installed"]
     wanted = facts.record.get("packages", {})
-    wrong = [
-        f"{name} {installed.get(name, 'is missing')}, wanted {version}"
+    missing = sorted(set(wanted) - set(installed))
+    other = [
+        f"{name} {installed[name]}, wanted {version}"
         for name, version in sorted(wanted.items())
-        if installed.get(name) != version
+        if name in installed and installed[name] != version
     ]
+    said = [f"missing: {', '.join(missing[:10])}"] if missing else []
+    said += [f"of another version: {'; '.join(other[:10])}"] if other else []
     assert wanted, "the record names no package, wanted all that are installed"
-    assert not wrong, (
-        f"{len(wrong)} of {len(wanted)} packages differ from the record: {'; '.join(wrong[:10])}"
+    assert not said, (
+        f"{len(missing)} of {len(wanted)} recorded packages missing, {len(other)} of another version; "
+        f"{'; '.join(said)}"
     )
     facts.note(f"{len(wanted)} packages")
 
@@ -151,10 +177,81 @@ def test_packages(facts):
 )
 def test_driver_branch(facts):
     branch = facts.component("nvidia_driver").get("branch")
-    found = module_versions(facts) | {smi_version(facts) or "none"}
+    found = (module_versions(facts) | {smi_version(facts)}) - {None}
     assert branch, "the record names no driver branch"
     other = sorted(v for v in found if v.split(".")[0] != str(branch))
     assert not other, f"found driver {', '.join(other)}, wanted branch {branch}"
+
+
+@check(
+    id="versions.library-path",
+    title="Programs load the driver's own libraries, and no stub or compat library in their place",
+    layer="versions",
+    profiles=ALL,
+    causes=(
+        "a file in /etc/ld.so.conf.d names CUDA's folder stubs or compat",
+        "LD_LIBRARY_PATH is set for every login or service, and names such a folder",
+    ),
+    after=INSTALLED,
+    fix="Take the folder named out of the file named, and run `ldconfig`. The driver is not to be changed.",
+)
+def test_library_path(facts):
+    """CUDA Compatibility guide: compat libraries are for one application, on a driver that they support."""
+    copies = [copy for files in facts["driver"]["library_files"].values() for copy in files]
+    wrong = [copy for copy in copies if copy["stands_in"]]
+    if wrong:
+        facts.remedy(_out_of_the_path(wrong))
+    assert not wrong, (
+        f"found {'; '.join(_located(copy) for copy in wrong)}; wanted the driver's own libraries "
+        "alone in the linker's path"
+    )
+
+
+def _located(copy: dict[str, Any]) -> str:
+    """A copy of a library, for people."""
+    link = "" if copy["path"] == copy["file"] else f" -> {copy['file']}"
+    kind = f"a {copy['stands_in']} library, " if copy["stands_in"] else ""
+    by = f", by {' and '.join(copy['named_in'])}" if copy["named_in"] else ""
+    return f"{copy['path']}{link} ({kind}version {copy['version'] or 'unknown'}{by})"
+
+
+def _out_of_the_path(copies: list[dict[str, Any]]) -> str:
+    steps = []
+    for folder in sorted({copy["path"].rpartition("/")[0] for copy in copies}):
+        files = {by for copy in copies if copy["path"].startswith(f"{folder}/") for by in copy["named_in"]}
+        if files:
+            steps.append(f"take {folder} out of {' and '.join(sorted(files))}")
+        else:
+            steps.append(f"move the library out of {folder}, which the linker looks through by itself")
+    said = "; ".join(steps)
+    return f"{said[:1].upper()}{said[1:]}; then run `ldconfig`. The driver is not to be changed."
+
+
+@check(
+    id="versions.driver-complete",
+    title="nvidia-smi, libcuda and libnvidia-ml are installed",
+    layer="versions",
+    profiles=ALL,
+    causes=(
+        "the package was removed, or left out at the installation",
+        "the linker's cache is older than the library: `ldconfig` was not run",
+    ),
+    after=INSTALLED,
+    fix="Run `ldconfig`; where that does not help, install the missing package in the version of the driver "
+    "that is there, and of no other. That needs no reboot.",
+)
+def test_driver_complete(facts):
+    """What is missing has no version that could differ."""
+    missing = [] if smi_version(facts) else ["nvidia-smi"]
+    missing += [
+        f"{name}.1"
+        for name, copies in facts["driver"]["library_files"].items()
+        if all(copy["stands_in"] for copy in copies)
+    ]
+    assert not missing, (
+        f"missing: {', '.join(missing)}; wanted them in version {driver_version(facts) or 'unknown'}, the "
+        "driver's"
+    )
 
 
 @check(
@@ -167,27 +264,41 @@ def test_driver_branch(facts):
         "two sources of the driver are mixed: distribution, NVIDIA's repository, .run file",
     ),
     after=INSTALLED,
-    fix="Install user space and module in one transaction in the same version; after an upgrade of the user "
-    "space reboot, so that the new module is loaded.",
+    fix="Install user space and modules in one transaction in the same version. Reboot only when every "
+    "installed kernel has the modules of that version.",
 )
 def test_driver_agrees(facts):
-    found = {f"module for {k}": (m["nvidia"] or {}).get("version") for k, m in facts["modules"].items()}
-    found["nvidia-smi"] = smi_version(facts)
-    for name, versions in facts["driver"]["libraries"].items():
-        found[name] = versions[0] if len(versions) == 1 else " and ".join(versions) or None
-    if facts["gpus"]["module"]:
-        found["loaded module"] = facts["gpus"]["module"]
+    """What is missing does not differ: versions.driver-complete and modules.present look for that."""
+    disk = {
+        f"module for {kernel}": modules["nvidia"]["version"]
+        for kernel, modules in facts["modules"].items()
+        if modules["nvidia"]
+    }
+    disk["nvidia-smi"] = smi_version(facts)
+    for name, copies in facts["driver"]["library_files"].items():
+        disk |= {f"{name} ({copy['path']})": copy["version"] for copy in copies if not copy["stands_in"]}
+    disk = {what: version for what, version in disk.items() if version}
+    loaded = facts["gpus"]["module"]
     recorded = facts.component("nvidia_driver").get("version")
     # Distributions add a revision to the version, in the record too.
-    wanted = upstream(recorded) if recorded else found["nvidia-smi"]
-    wrong = [
-        f"{what}: {version or 'missing'}"
-        for what, version in found.items()
-        if version != wanted or not wanted
-    ]
-    assert facts["modules"], "no kernel is installed here, wanted one to look for the driver's module of"
+    wanted = upstream(recorded) if recorded else disk.get("nvidia-smi") or loaded
+    found = {**disk, **({"loaded module": loaded} if loaded else {})}
+    wrong = [f"{what}: {version}" for what, version in found.items() if version != wanted]
+    if set(disk.values()) == {wanted} and wrong:
+        facts.remedy(_load_what_is_installed(facts, wanted))
     assert not wrong, f"found {', '.join(wrong)}; wanted {wanted or 'one version'} everywhere"
     facts.note(str(wanted))
+
+
+def _load_what_is_installed(facts: Facts, version: str) -> str:
+    """What to do where the loaded module alone is of another version than all that is on the disk."""
+    lacking = [kernel for kernel, found in facts["modules"].items() if not found["nvidia"]]
+    if lacking:
+        return (
+            f"Do not reboot yet: {' and '.join(lacking)} has no module of the driver (modules.present). When "
+            f"every kernel that can boot has one, a reboot loads {version}."
+        )
+    return f"Everything on the disk is {version}: reboot when no job runs, and the kernel loads it."
 
 
 @check(
@@ -203,12 +314,46 @@ def test_driver_agrees(facts):
     fix="Install nvidia-persistenced from the source that the driver comes from.",
 )
 def test_persistenced(facts):
-    found, driver = known(facts["driver"]["persistenced"]), smi_version(facts)
+    found, driver = known(facts["driver"]["persistenced"]), driver_version(facts)
     assert found, "nvidia-persistenced is missing, wanted it installed"
-    assert driver, "nvidia-smi names no version to compare with"
+    assert driver, "nothing of the driver names a version to compare with"
     # Debian packages 535.171.04 beside driver 535.309.01: the protocol is stable within a branch.
     assert found.split(".")[0] == driver.split(".")[0], f"found {found}, wanted branch {driver.split('.')[0]}"
     facts.note(found)
+
+
+@check(
+    id="versions.companions",
+    title="Fabric manager, IMEX, NSCQ, NVSDM, firmware and precompiled modules go with the driver",
+    layer="versions",
+    profiles=ALL,
+    causes=(
+        "the driver was upgraded and they were not, or the other way round",
+        "they come from another source than the driver",
+    ),
+    after=INSTALLED,
+    fix="Install the package named in the driver's version, from the source that the driver comes from, and "
+    "hold it. Restart its service when no job runs: on machines with NVSwitches the fabric manager is what "
+    "jobs depend on.",
+)
+def test_companions(facts):
+    version = driver_version(facts)
+    assert version, "nothing of the driver names a version to compare with"
+    installed, branch = facts["packages"]["installed"], version.partition(".")[0]
+    wrong = [
+        f"{name} {found}, wanted {version}"
+        for name, found in sorted(installed.items())
+        if IN_STEP.fullmatch(name) and upstreams(found) != {version}
+    ]
+    firmware = {name: found for name, found in installed.items() if FIRMWARE.fullmatch(name)}
+    if firmware and not any(version in upstreams(found) for found in firmware.values()):
+        listed = ", ".join(f"{name} {found}" for name, found in sorted(firmware.items()))
+        wrong.append(f"{listed}, wanted the firmware of {version}")
+    for name in sorted(installed):
+        built = PRECOMPILED.fullmatch(name)
+        if built and built.group(2) != branch:
+            wrong.append(f"{name}, wanted branch {branch}")
+    assert not wrong, f"found {'; '.join(wrong)}, the driver's"
 
 
 @check(
@@ -250,13 +395,18 @@ def test_toolkit(facts):
     "reboots. Update by baking a new image.",
 )
 def test_holds(facts):
-    version = smi_version(facts)
-    assert version, "nvidia-smi names no version by which the driver's packages are known"
+    version = driver_version(facts)
+    assert version, "nothing names a version by which the driver's packages are known"
     driver = driver_packages(facts, version)
     kernels = [f"linux-image-{k}" for k in facts["kernel"]["installed"]]
-    wanted = driver + [k for k in kernels if k in facts["packages"]["installed"]]
+    beside = [
+        name
+        for name in sorted(facts["packages"]["installed"])
+        if name not in driver and (IN_STEP.fullmatch(name) or name in OWN_VERSION)
+    ]
+    wanted = driver + beside + [k for k in kernels if k in facts["packages"]["installed"]]
     free = [name for name in wanted if name not in facts["packages"]["holds"]]
-    assert driver, f"no installed package is of version {version}, which nvidia-smi names"
+    assert driver, f"no installed package is of version {version}, the driver's"
     assert not free, f"{len(free)} of {len(wanted)} packages not on hold: {', '.join(free)}"
 
 
@@ -266,7 +416,8 @@ def test_holds(facts):
     layer="versions",
     profiles=ALL,
     causes=("an old playbook or user data installs it",),
-    fix="Purge nvidia-docker2: it owns daemon.json, and was replaced by nvidia-container-toolkit in 2023.",
+    fix="Copy /etc/docker/daemon.json, which it owns and takes along, then purge it and put the settings "
+    "back: nvidia-container-toolkit replaced it in 2023.",
 )
 def test_nvidia_docker2(facts):
     assert not facts.has_package("nvidia-docker2"), "found nvidia-docker2, wanted it purged"

@@ -28,9 +28,23 @@ FAULTS = {
     "versions.driver-agrees": (
         f"l={LIBRARY} && d=$(dirname $l) && mv $l $d/libcuda.so.535.309.02"
         " && ln -sfn libcuda.so.535.309.02 $d/libcuda.so.1 && ldconfig",
-        "libcuda.so: 535.309.02",
+        "libcuda.so.1): 535.309.02",
+    ),
+    "versions.library-path": (
+        f"s=/usr/local/cuda-12.2/lib64/stubs && mkdir -p $s && cp {LIBRARY} $s/libcuda.so"
+        " && echo $s >/etc/ld.so.conf.d/zz-cuda.conf && ldconfig",
+        "by /etc/ld.so.conf.d/zz-cuda.conf",
     ),
     "versions.holds": ("apt-mark unhold nvidia-smi", "nvidia-smi"),
+    "modules.loads": (
+        # of several commands for a module, modprobe takes that of the first file
+        "echo 'install nvidia-modeset /bin/false' >/etc/modprobe.d/aa-blocked.conf",
+        "`/bin/false` is run in its place",
+    ),
+    "modules.rivals": (
+        "echo 'softdep nvidia pre: vfio-pci' >/etc/modprobe.d/zz-passthrough.conf",
+        "loads vfio-pci first",
+    ),
     "modules.vermagic": (
         f"sed -i 's/vermagic=6\\.1\\.0-../vermagic=6.1.0-00/' {MODULES}/nvidia-current-uvm.ko",
         "6.1.0-00",

@@ -7,6 +7,7 @@ Log, kernel and units are the host's. NVML lists what the container may open.
 from typing import Any
 
 from tests.doubles.nvml_machine import made_up_gpu
+from tests.support.host_machine import library
 from tests.support.host_runner_faults import container
 
 Data = dict[str, Any]
@@ -71,6 +72,9 @@ def one_of_eight() -> Data:
             "nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER},
             "persistenced": None,
             "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]},
+            "library_files": {
+                name: [library(name, version=DRIVER)] for name in ("libnvidia-ml.so", "libcuda.so")
+            },
         },
         "gpus": {
             "pci": [{"address": ADDRESS, "device": "0x2330", "driver": "nvidia", "lost": False}],

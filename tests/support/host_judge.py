@@ -41,3 +41,12 @@ def judge(
     except NotReachedError as reason:
         return "not_reached", str(reason)
     return "passed", facts.take_note()
+
+
+def remedy(check_id: str, data: Data, *, profile: str = "image") -> str:
+    """What the report of a check that fails says is to be done."""
+    check, function = CHECKS[check_id]
+    facts = Facts(data, profile)
+    with pytest.raises(AssertionError):
+        function(facts)
+    return facts.take_remedy() or check.fix

@@ -59,6 +59,27 @@ def serve_by_vllm(data: Data) -> None:
     ]
 
 
+def library(
+    name: str, folder: str = "/usr/lib/x86_64-linux-gnu", version: str | None = DRIVER, **more: Any
+) -> Data:
+    """A copy of one of the driver's libraries, as gpukiln/probe/libraries.py finds it."""
+    file = f"{folder}/{name}.{version}" if version else f"{folder}/{name}"
+    copy = {"path": f"{folder}/{name}.1", "file": file, "version": version}
+    return {**copy, "stands_in": None, "named_in": [], **more}
+
+
+def gsp(name: str, **more: Any) -> Data:
+    """A firmware file that the driver's module names, as gpukiln/probe/firmware.py finds it."""
+    file = f"nvidia/{DRIVER}/{name}.bin"
+    found = {"path": f"/lib/firmware/{file}", "size": 30_000_000, "version": DRIVER, "others": [DRIVER]}
+    return {"name": file, **found, **more}
+
+
+def loads(*files: str, command: str = "", error: str | None = None) -> Data:
+    """What modprobe would do for a name, as gpukiln/probe/loading.py finds it."""
+    return {"files": [*files], "commands": [command] if command else [], "error": error}
+
+
 def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
     """Facts of a machine without a fault, as gpukiln/probe/gather.py prints them."""
     packages = {
@@ -99,7 +120,12 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
     if not gpus:
         units["nvidia-persistenced.service"] |= {"ActiveState": "inactive", "ConditionResult": "no"}
     modules = {
-        m: {"file": f"/lib/modules/{KERNEL}/{m}.ko", "version": DRIVER, "vermagic": KERNEL}
+        m: {
+            "file": f"/lib/modules/{KERNEL}/{m}.ko",
+            "version": DRIVER,
+            "vermagic": KERNEL,
+            "firmware": [gsp(name) for name in ("gsp_ga10x", "gsp_tu10x") if m == "nvidia"],
+        }
         for m in ("nvidia", "nvidia_uvm", "nvidia_modeset")
     }
     row = {
@@ -163,7 +189,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         },
         "expected": {"mig": "disabled", "bandwidth_share": None},
         "os": {"id": "debian", "version": "12", "family": "debian"},
-        "kernel": {"running": KERNEL, "installed": [KERNEL]},
+        "kernel": {"running": KERNEL, "installed": [KERNEL], "images": {KERNEL: f"/boot/vmlinuz-{KERNEL}"}},
         "packages": {
             "installed": dict(packages),
             "holds": [f"linux-image-{KERNEL}", "nvidia-kernel-dkms", "nvidia-smi", "libcuda1"],
@@ -172,6 +198,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             "nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER},
             "persistenced": "535.171.04",
             "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]},
+            "library_files": {name: [library(name)] for name in ("libnvidia-ml.so", "libcuda.so")},
         },
         "hung": {"tools": [], "kernel": []},
         "modules": {KERNEL: modules},
@@ -188,8 +215,25 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                     "mtime": BOOT - 8000,
                     "files": [blacklist],
                     "module": False,
+                    "driver": {},
                 }
             },
+        },
+        "loading": {
+            "modalias": "pci:v000010DEd000020B0sv000010DEsd0000134Fbc03sc02i00",
+            "kernels": {
+                KERNEL: {
+                    **{name: loads(info["file"]) for name, info in modules.items()},
+                    "gpu": loads(modules["nvidia"]["file"]),
+                }
+            },
+            "copies": {KERNEL: {}},
+            "blacklist": ["nouveau"],
+            "softdeps": [],
+            "vfio_ids": [],
+            "boot_options": {},
+            "gsp_off": False,
+            "nova": False,
         },
         "dkms": {
             "installed": True,

@@ -76,6 +76,7 @@ def test_an_unchanged_node_is_left_alone_and_no_archive_is_asked() -> None:
     [
         ({"hold": True}, {"packages": {"nvidia-smi": OLD + RELEASE}}, ["hold nvidia-smi"]),
         ({"hold": False}, {"packages": {"nvidia-smi": OLD + RELEASE}}, []),
+        ({"hold": True}, {"packages": {"nvlsm": "2025.03.1-1"}}, ["hold nvlsm"]),
         ({"module_options": {"NVreg_X": 0}}, {}, [f"rebuild the initramfs of {KERNEL}"]),
         ({"keep_build_tools": False}, {"compilers": ["gcc-12"]}, ["-gcc-12"]),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.probe import base, gather
+from gpukiln.probe import base, firmware, gather, libraries
 from gpukiln.probe.gather import driver_version, startup_s
 
 
@@ -113,6 +113,7 @@ esac
 echo "filename: /lib/modules/$2/$3.ko"
 echo "version:  535.309.01"
 echo "vermagic: $2 SMP mod_unload"
+case "$3" in nvidia-current) echo "firmware:       nvidia/535.309.01/gsp_tu10x.bin" ;; esac
 """
 
 
@@ -120,28 +121,91 @@ def test_modules_are_found_under_debians_name_and_under_nvidias(
     says: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says("modinfo", MODINFO)
+    monkeypatch.setattr(firmware, "FOLDERS", ())
     monkeypatch.setattr(gather, "kernel", lambda: {"installed": ["6.1", "6.2"]})
     found = gather.modules()
     assert found["6.1"]["nvidia"] == {
         "file": "/lib/modules/6.1/nvidia-current.ko",
         "version": "535.309.01",
         "vermagic": "6.1",
+        "firmware": [
+            {
+                "name": "nvidia/535.309.01/gsp_tu10x.bin",
+                "path": None,
+                "size": None,
+                "version": None,
+                "others": [],
+            }
+        ],
     }
     assert found["6.1"]["nvidia_uvm"]["file"] == "/lib/modules/6.1/nvidia-uvm.ko"
     assert found["6.2"]["nvidia_uvm"] is None
     assert found["6.2"]["nvidia_modeset"] is None
 
 
-def test_versions_of_the_drivers_user_space(says: Callable[..., None], tmp_path: Path) -> None:
+def test_versions_of_the_drivers_user_space(
+    says: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = tmp_path / "libcuda.so.535.309.01"
     library.touch()
     (tmp_path / "libcuda.so.1").symlink_to(library)
     says("nvidia-smi", "echo 'NVIDIA System Management Interface -- v535.309.01'")
     says("ldconfig", rf"printf '\tlibcuda.so.1 (libc6,x86-64) => {tmp_path}/libcuda.so.1\n'")
+    monkeypatch.setattr(libraries, "LINKER_FILES", ())
+    monkeypatch.setattr(libraries, "ENVIRONMENT_FILES", ())
     found = gather.driver()
     assert (found["nvidia_smi"]["rc"], found["nvidia_smi"]["version"]) == (0, "535.309.01")
     assert found["libraries"] == {"libnvidia-ml.so": [], "libcuda.so": ["535.309.01"]}
     assert found["persistenced"] is None
+
+
+def test_every_copy_of_a_library_that_programs_load_is_found_with_what_leads_to_it(
+    says: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's stubs have the name without a version, and ldconfig(8) links the soname to it."""
+    lib, stubs, compat = (tmp_path / name for name in ("lib", "cuda/lib64/stubs", "cuda/compat"))
+    for folder, file in (
+        (lib, "libcuda.so.535.309.01"),
+        (stubs, "libcuda.so"),
+        (compat, "libcuda.so.550.54.15"),
+    ):
+        folder.mkdir(parents=True)
+        (folder / file).touch()
+        (folder / "libcuda.so.1").symlink_to(file)
+    (tmp_path / "cuda.conf").write_text(f"# CUDA\n{stubs}  # to link\n")
+    (tmp_path / "cuda.sh").write_text(
+        f'# LD_LIBRARY_PATH=/none\nexport LD_LIBRARY_PATH="{compat}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"\n'
+    )
+    monkeypatch.setattr(libraries, "LINKER_FILES", (f"{tmp_path}/*.conf",))
+    monkeypatch.setattr(libraries, "ENVIRONMENT_FILES", (f"{tmp_path}/*.sh", "/nonexistent"))
+    rows = "".join(rf"\tlibcuda.so.1 (libc6,x86-64) => {folder}/libcuda.so.1\n" for folder in (stubs, lib))
+    says("ldconfig", f"printf '{rows}'")
+    says("nvidia-smi", "exit 1")
+    found = gather.driver()
+    assert found["library_files"]["libcuda.so"] == [
+        {
+            "path": f"{compat}/libcuda.so.1",
+            "file": f"{compat}/libcuda.so.550.54.15",
+            "version": "550.54.15",
+            "stands_in": "compat",
+            "named_in": [f"{tmp_path}/cuda.sh"],
+        },
+        {
+            "path": f"{stubs}/libcuda.so.1",
+            "file": f"{stubs}/libcuda.so",
+            "version": None,
+            "stands_in": "stub",
+            "named_in": [f"{tmp_path}/cuda.conf"],
+        },
+        {
+            "path": f"{lib}/libcuda.so.1",
+            "file": f"{lib}/libcuda.so.535.309.01",
+            "version": "535.309.01",
+            "stands_in": None,
+            "named_in": [],
+        },
+    ]
+    assert found["libraries"] == {"libnvidia-ml.so": [], "libcuda.so": ["535.309.01"]}
 
 
 @pytest.mark.parametrize(
@@ -183,3 +247,24 @@ def test_the_file_of_a_process_that_ends_meanwhile_is_a_missing_one(monkeypatch:
         process.wait()
         monkeypatch.setattr(base, "open", lambda *_: file, raising=False)
         assert base.read(f"/proc/{process.pid}/stat") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "image"),
+    [
+        ("boot/vmlinuz-6.1.0", True),
+        ("lib/modules/6.1.0/vmlinuz", True),
+        ("boot/0123abc/6.1.0/linux", True),
+        ("boot/vmlinuz-6.1.0-1", False),
+        ("boot/System.map-6.1.0", False),
+    ],
+)
+def test_the_image_of_a_kernel(
+    file: str, image: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.touch()
+    real = gather.glob.glob
+    monkeypatch.setattr(gather.glob, "glob", lambda pattern: real(f"{tmp_path}{pattern}"))
+    assert gather.kernel_image("6.1.0") == (str(path) if image else None)

@@ -9,7 +9,7 @@ import pytest
 
 from gpukiln.probe.simulated import NOTE
 from tests.support.host_gpu_faults import GPU_FAULTS
-from tests.support.host_judge import CHECKS, judge
+from tests.support.host_judge import CHECKS, judge, remedy
 from tests.support.host_machine import (
     BOOT,
     DRIVER,
@@ -17,6 +17,9 @@ from tests.support.host_machine import (
     TOOLKIT,
     Data,
     answer,
+    gsp,
+    library,
+    loads,
     machine,
     serve_by_vllm,
 )
@@ -59,12 +62,52 @@ def initramfs(**values: Any) -> Callable[[Data], None]:
     return lambda data: data["nouveau"]["initramfs"][KERNEL].update(values)
 
 
+def asked(name: str, answer_: Data) -> Callable[[Data], None]:
+    """A fault of what modprobe would load for a name."""
+    return lambda data: data["loading"]["kernels"][KERNEL].update({name: answer_})
+
+
+def installed(name: str, version: str) -> Callable[[Data], None]:
+    """A fault: a package beside the others."""
+    return lambda data: data["packages"]["installed"].update({name: version})
+
+
 def no_driver(data: Data) -> None:
     """Nothing of it, as on a fresh machine."""
     data["driver"].update(nvidia_smi={"rc": 127, "first_line": "", "version": None}, persistenced=None)
     data["driver"]["libraries"] = {"libnvidia-ml.so": [], "libcuda.so": []}
     data["gpus"]["module"] = None
     data["modules"] = {kernel: dict.fromkeys(found) for kernel, found in data["modules"].items()}
+
+
+def stands_in(copy: Data) -> Callable[[Data], None]:
+    """A fault: a copy of a library that is not the driver's comes first in the linker's path."""
+
+    def inject(data: Data) -> None:
+        name = copy["path"].rpartition("/")[2].removesuffix(".1")
+        data["driver"]["library_files"][name].insert(0, copy)
+
+    return inject
+
+
+STUBS, COMPAT = "/usr/local/cuda-12.4/lib64/stubs", "/usr/local/cuda-12.4/compat"
+CUDA_CONF, PROFILE = "/etc/ld.so.conf.d/cuda.conf", "/etc/profile.d/cuda.sh"
+OTHER = "6.1.0-99-amd64"
+
+
+def another_kernel(
+    *, image: str | None = f"/boot/vmlinuz-{OTHER}", running: bool = False
+) -> Callable[[Data], None]:
+    """A fault: a second kernel, for which nothing of the driver was built."""
+
+    def inject(data: Data) -> None:
+        data["kernel"]["installed"].append(OTHER)
+        data["kernel"]["images"][OTHER] = image
+        data["modules"][OTHER] = dict.fromkeys(data["modules"][KERNEL])
+        if running:
+            data["kernel"]["running"] = OTHER
+
+    return inject
 
 
 HANGS = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "told": "no answer in 20 s; process 3 is D"}
@@ -114,7 +157,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     ],
     "versions.packages": [
         (put("packages/installed/nvidia-smi", "535.309.02-1"), "nvidia-smi 535.309.02-1"),
-        (lambda d: d["packages"]["installed"].pop("libcuda1"), "libcuda1 is missing"),
+        (lambda d: d["packages"]["installed"].pop("libcuda1"), "missing: libcuda1"),
         (put("record/data/packages", {}), "names no package"),
     ],
     "versions.answers": [
@@ -127,16 +170,61 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (module("nvidia", "version", "580.178.04"), "580.178.04"),
     ],
     "versions.driver-agrees": [
-        (put("driver/libraries/libcuda.so", ["535.309.02"]), "libcuda.so: 535.309.02"),
-        (put("driver/libraries/libnvidia-ml.so", []), "libnvidia-ml.so: missing"),
-        (put("driver/libraries/libcuda.so", [DRIVER, "550.1.1"]), "and 550.1.1"),
+        (
+            put("driver/library_files/libcuda.so", [library("libcuda.so", version="535.309.02")]),
+            "libcuda.so (/usr/lib/x86_64-linux-gnu/libcuda.so.1): 535.309.02",
+        ),
+        (
+            lambda d: d["driver"]["library_files"]["libcuda.so"].append(
+                library("libcuda.so", "/usr/local/lib", "550.1.1")
+            ),
+            "found libcuda.so (/usr/local/lib/libcuda.so.1): 550.1.1; wanted 535.309.01",
+        ),
         (module("nvidia", "version", "535.261.03"), "535.261.03"),
         (put("gpus/module", "535.261.03"), "loaded module"),
-        (put("driver/nvidia_smi/version", None), "nvidia-smi: missing"),
+    ],
+    "versions.driver-complete": [
+        (
+            put("driver/library_files/libnvidia-ml.so", []),
+            "missing: libnvidia-ml.so.1; wanted them in version",
+        ),
+        (put("driver/nvidia_smi/version", None), "missing: nvidia-smi"),
+        (
+            put("driver/library_files/libcuda.so", [library("libcuda.so", STUBS, None, stands_in="stub")]),
+            "missing: libcuda.so.1",
+        ),
+    ],
+    "versions.library-path": [
+        (
+            stands_in(library("libcuda.so", STUBS, None, stands_in="stub", named_in=[CUDA_CONF])),
+            f"{STUBS}/libcuda.so.1 -> {STUBS}/libcuda.so (a stub library, version unknown, by {CUDA_CONF})",
+        ),
+        (
+            stands_in(library("libcuda.so", COMPAT, "550.54.15", stands_in="compat", named_in=[PROFILE])),
+            f"{COMPAT}/libcuda.so.550.54.15 (a compat library, version 550.54.15, by {PROFILE})",
+        ),
+        (
+            stands_in(library("libnvidia-ml.so", STUBS, None, stands_in="stub", named_in=[])),
+            f"{STUBS}/libnvidia-ml.so.1",
+        ),
     ],
     "versions.persistenced": [
         (put("driver/persistenced", None), "missing"),
         (put("driver/persistenced", "525.1.1"), "525.1.1"),
+    ],
+    "versions.companions": [
+        (installed("nvidia-fabricmanager-535", "535.104.05-1"), f"535 535.104.05-1, wanted {DRIVER}"),
+        (installed("libnvidia-nscq-535", "535.104.05-1"), "libnvidia-nscq-535 535.104.05-1"),
+        (installed("nvidia-imex-535", "535.104.05-1"), "nvidia-imex-535 535.104.05-1"),
+        (installed("libnvsdm-535", "535.104.05-1"), "libnvsdm-535 535.104.05-1"),
+        (installed("nvidia-fabric-manager", "3:535.104.05-1.el9"), "nvidia-fabric-manager 3:535.104.05"),
+        (installed("firmware-nvidia-gsp", "535.261.03-1~deb12u1"), f"wanted the firmware of {DRIVER}"),
+        (installed("nvidia-firmware-535-server-535.104.05", "535.104.05-0ubuntu1"), "535-server-535.104.05"),
+        (
+            installed("linux-modules-nvidia-470-server-5.15.0-100-generic", "5.15.0-100.110+1"),
+            "linux-modules-nvidia-470-server-5.15.0-100-generic, wanted branch 535",
+        ),
+        (no_driver, "nothing of the driver names a version"),
     ],
     "versions.toolkit": [
         (lambda d: d["packages"]["installed"].pop(TOOLKIT[2]), TOOLKIT[2]),
@@ -146,15 +234,108 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "versions.holds": [
         (put("packages/holds", []), "nvidia-kernel-dkms"),
         (lambda d: d["packages"]["holds"].remove(f"linux-image-{KERNEL}"), f"linux-image-{KERNEL}"),
+        (installed("nvidia-fabricmanager-535", "535.104.05-1"), "not on hold: nvidia-fabricmanager-535"),
+        (installed("nvidia-imex", f"{DRIVER}-1"), "not on hold: nvidia-imex"),
+        (installed("nvlsm", "2025.03.1-1"), "not on hold: nvlsm"),
     ],
     "versions.nvidia-docker2": [(put("packages/installed/nvidia-docker2", "2.13.0-1"), "nvidia-docker2")],
     "modules.running-kernel": [(put("kernel/running", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
     "modules.installed-kernels": [(put("kernel/installed", [KERNEL, "6.1.0-45-cloud-amd64"]), "6.1.0-45")],
     "modules.present": [
-        (module("nvidia_uvm", "", None), f"nvidia_uvm for {KERNEL}"),
+        (module("nvidia_uvm", "", None), f"nvidia_uvm for {KERNEL}; wanted three"),
         (put("modules", {}), "no kernel is installed here"),
+        (another_kernel(), f"missing: nvidia for {OTHER}, nvidia_uvm for {OTHER}, nvidia_modeset for"),
+        (another_kernel(image=None), f"nvidia_modeset for {OTHER} (no image of this kernel was found"),
     ],
     "modules.version": [(module("nvidia_uvm", "version", "535.261.03"), "535.261.03")],
+    "modules.loads": [
+        (
+            asked("nvidia", loads(command="/bin/false")),
+            f"nvidia for {KERNEL}: `/bin/false` is run in its place",
+        ),
+        (asked("nvidia_uvm", loads(command="exit 1")), "nvidia_uvm for"),
+        (asked("nvidia", loads()), "loads nothing and reports success, as after `alias ... off`"),
+        (
+            asked("nvidia", loads(f"/lib/modules/{KERNEL}/extra/nvidia.ko")),
+            f"modprobe loads /lib/modules/{KERNEL}/extra/nvidia.ko, wanted /lib/modules/{KERNEL}/nvidia.ko",
+        ),
+        (
+            asked(
+                "nvidia_modeset", loads(error="modprobe: FATAL: Module nvidia-modeset not found in directory")
+            ),
+            "FATAL: Module nvidia-modeset not found",
+        ),
+        (
+            put("loading/boot_options", {"/proc/cmdline": {"module_blacklist": ["nouveau", "nvidia"]}}),
+            "/proc/cmdline has module_blacklist=nvidia: the kernel refuses it",
+        ),
+        (
+            put("loading/boot_options", {"/boot/grub/grub.cfg": {"modprobe.blacklist": ["nvidia_uvm"]}}),
+            "/boot/grub/grub.cfg has modprobe.blacklist=nvidia_uvm",
+        ),
+        (
+            lambda d: (d["loading"].update(blacklist=["nouveau", "nvidia"]), d["gpus"].update(module=None)),
+            "blacklist nvidia: nothing loads it",
+        ),
+        (put("modules", {}), "no kernel is installed here"),
+    ],
+    "modules.firmware": [
+        (
+            module(
+                "nvidia",
+                "firmware",
+                [gsp("gsp_ga10x", path=None, size=None, version=None, others=["535.261.03"])],
+            ),
+            f"nvidia/{DRIVER}/gsp_ga10x.bin, which the module of {KERNEL} names, is missing (there is one "
+            "for 535.261",
+        ),
+        (
+            module("nvidia", "firmware", [gsp("gsp_tu10x", size=0, version=None)]),
+            "is empty: /lib/firmware/nvidia/",
+        ),
+        (
+            module("nvidia", "firmware", [gsp("gsp_tu10x"), gsp("gsp_ga10x", version="535.261.03")]),
+            f"is of version 535.261.03, wanted {DRIVER}: /lib/firmware/nvidia/{DRIVER}/gsp_ga10x.bin",
+        ),
+    ],
+    "modules.rivals": [
+        (
+            asked("gpu", loads(f"/lib/modules/{KERNEL}/kernel/drivers/gpu/nova-core/nova_core.ko.xz")),
+            f"{KERNEL} would load nova_core for a GPU",
+        ),
+        (asked("gpu", loads("/lib/modules/6.1/nvidiafb.ko")), "would load nvidiafb"),
+        (put("loading/nova", True), "nova_core is loaded"),
+        (put("loading/vfio_ids", ["10de:10f8", "10de:20b0"]), "gives 10de:20b0, 0000:00:1e.0, to vfio-pci"),
+        (
+            put("loading/boot_options", {"/proc/cmdline": {"vfio-pci.ids": ["10DE:20B0"]}}),
+            "/proc/cmdline gives 10de:20b0",
+        ),
+        (
+            put("loading/softdeps", ["nvidia pre: vfio-pci"]),
+            "`softdep nvidia pre: vfio-pci` loads vfio-pci first",
+        ),
+        (put("loading/softdeps", ["nvidia_uvm pre: drm nouveau post: x"]), "loads nouveau first"),
+    ],
+    "modules.copies": [
+        (
+            put(
+                f"loading/copies/{KERNEL}",
+                {
+                    "nvidia": [
+                        {"file": "/lib/modules/k/extra/nvidia.ko", "version": "535.261.03"},
+                        {"file": "/lib/modules/k/updates/nvidia.ko", "version": DRIVER},
+                    ]
+                },
+            ),
+            f"extra/nvidia.ko 535.261.03 and /lib/modules/k/updates/nvidia.ko {DRIVER}",
+        )
+    ],
+    "modules.initramfs": [
+        (
+            initramfs(driver={"lib/modules/k/nvidia.ko": "535.261.03", "lib/modules/k/nvidia-drm.ko": None}),
+            f"carries lib/modules/k/nvidia.ko of version 535.261.03, wanted {DRIVER}, that of {KERNEL}",
+        )
+    ],
     "modules.vermagic": [(module("nvidia", "vermagic", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
     "modules.signature": [
         (put(f"signatures/{KERNEL}", {"rc": 1, "out": "Found no signature on nvidia"}), "no signature"),
@@ -437,3 +618,165 @@ def test_missing_record_is_a_failure_of_an_image_and_not_of_a_node() -> None:
     NO_RECORD(data)
     assert judge("versions.packages", data, profile="image")[0] == "failed"
     assert judge("versions.packages", data, profile="node")[0] == "not_run"
+
+
+@pytest.mark.parametrize(
+    ("copy_", "step"),
+    [
+        (
+            library("libcuda.so", STUBS, None, stands_in="stub", named_in=[CUDA_CONF]),
+            f"Take {STUBS} out of {CUDA_CONF}",
+        ),
+        (
+            library("libcuda.so", COMPAT, "550.54.15", stands_in="compat", named_in=[PROFILE]),
+            f"Take {COMPAT} out of {PROFILE}",
+        ),
+        (library("libcuda.so", COMPAT, "550.54.15", stands_in="compat"), f"Move the library out of {COMPAT}"),
+    ],
+)
+def test_a_stub_or_compat_library_is_no_reason_to_change_the_driver(copy_: Data, step: str) -> None:
+    data = machine()
+    stands_in(copy_)(data)
+    assert judge("versions.driver-agrees", data)[0] == "passed"
+    said = remedy("versions.library-path", data)
+    assert (
+        said == f"{step}{SYSTEM_FOLDER if not copy_['named_in'] else ''}; then run `ldconfig`. " + UNCHANGED
+    )
+
+
+SYSTEM_FOLDER = ", which the linker looks through by itself"
+UNCHANGED = "The driver is not to be changed."
+
+
+def test_an_unknown_version_of_a_library_is_not_compared() -> None:
+    data = machine()
+    data["driver"]["library_files"]["libcuda.so"].append(library("libcuda.so", "/opt/lib", None))
+    assert judge("versions.driver-agrees", data) == ("passed", DRIVER)
+
+
+def test_a_kernel_without_the_module_is_missing_it_and_does_not_differ() -> None:
+    """`mkdir -p /lib/modules/6.1.0-99-amd64/kernel; depmod -a 6.1.0-99-amd64`, and a kernel with an image."""
+    for image in (None, f"/boot/vmlinuz-{OTHER}"):
+        data = machine()
+        another_kernel(image=image)(data)
+        assert judge("versions.driver-agrees", data) == ("passed", DRIVER)
+        assert judge("modules.version", data)[0] == "passed"
+        assert judge("modules.present", data)[0] == "failed"
+        assert not re.search(r"reinstall|(?<!not )reboot", remedy("modules.present", data), re.IGNORECASE)
+
+
+def test_the_remedy_for_a_missing_module_takes_no_node_into_a_kernel_without_a_driver() -> None:
+    data = machine()
+    another_kernel()(data)
+    assert remedy("modules.present", data).startswith(
+        f"Do not reboot into {OTHER}, which would have no driver: "
+    )
+    data = machine()
+    another_kernel(running=True)(data)
+    assert remedy("modules.present", data).startswith(f"{OTHER} runs: install the headers of {OTHER}")
+    assert "do not remove it" in remedy("modules.present", data)
+    assert remedy("modules.installed-kernels", data).startswith(
+        f"{OTHER} was added, and runs: do not remove it"
+    )
+    data["gpus"]["module"] = "535.261.03"
+    said = remedy("versions.driver-agrees", data)
+    assert said.startswith(f"Do not reboot yet: {OTHER} has no module of the driver")
+    data = machine()
+    data["gpus"]["module"] = "535.261.03"
+    assert remedy("versions.driver-agrees", data).startswith(
+        f"Everything on the disk is {DRIVER}: reboot when"
+    )
+
+
+def test_what_is_missing_is_no_other_version() -> None:
+    data = machine()
+    data["driver"]["nvidia_smi"].update(version=None, rc=127)
+    data["driver"]["library_files"]["libnvidia-ml.so"] = []
+    failed = [i for i in CHECKS if i not in INSIDE and judge(i, data)[0] == "failed"]
+    assert failed == ["versions.driver-complete"]
+    data = machine()
+    del data["packages"]["installed"]["nvidia-smi"]
+    assert judge("versions.packages", data)[1] == (
+        "1 of 12 recorded packages missing, 0 of another version; missing: nvidia-smi"
+    )
+
+
+def test_a_module_that_names_no_version_is_not_compared() -> None:
+    data = machine()
+    data["modules"][KERNEL]["nvidia_uvm"]["version"] = None
+    assert judge("modules.version", data) == ("passed", f"version unknown: nvidia_uvm for {KERNEL}")
+    data["modules"][KERNEL]["nvidia"]["version"] = None
+    assert judge("versions.driver-agrees", data)[0] == "passed"
+    assert judge("versions.driver-branch", data)[0] == "passed"
+
+
+def test_what_dkms_says_of_headers_without_a_kernel_is_no_fault() -> None:
+    data = machine()
+    data["dkms"]["rows"].append({**data["dkms"]["rows"][0], "kernel": "6.1.0-40-amd64", "state": "built"})
+    assert judge("modules.dkms", data)[0] == "passed"
+
+
+def test_what_healthy_nodes_configure_for_their_modules_is_no_fault() -> None:
+    """Options of RHEL's installer for NVIDIA, a copy of the same version, and the driver in the initramfs."""
+    data = machine()
+    nouveau = {"modprobe.blacklist": ["nouveau", "nova_core"], "module_blacklist": ["nouveau", "nvidiafb"]}
+    data["loading"].update(
+        boot_options={"/proc/cmdline": nouveau, "/boot/grub2/grubenv": nouveau},
+        blacklist=["nouveau", "nova_core", "nvidiafb"],
+        softdeps=["nvidia post: nvidia-uvm nvidia-drm"],
+        vfio_ids=["10de:1eb8", "8086:1572"],
+    )
+    twice = [
+        {"file": f"/lib/modules/{KERNEL}/{folder}/nvidia.ko", "version": DRIVER} for folder in ("a", "b")
+    ]
+    data["loading"]["copies"][KERNEL] = {"nvidia": twice}
+    data["nouveau"]["initramfs"][KERNEL]["driver"] = {"lib/modules/nvidia.ko": DRIVER}
+    for check_id in ("modules.loads", "modules.rivals", "modules.copies", "modules.initramfs"):
+        assert judge(check_id, data)[0] == "passed", check_id
+
+
+def test_a_blacklist_of_a_driver_that_is_loaded_all_the_same_is_noted() -> None:
+    """modprobe.d(5): a blacklist hides a module's aliases; who asks for it by name, such as "
+    "nvidia-modprobe, gets it."""
+    data = machine()
+    data["loading"]["blacklist"] = ["nvidia"]
+    outcome, note = judge("modules.loads", data)
+    assert (outcome, "it is loaded now" in note) == ("passed", True)
+
+
+def test_an_install_command_of_somebody_s_is_noted_and_not_judged() -> None:
+    data = machine()
+    asked("nvidia", loads(command="/usr/local/sbin/load-nvidia"))(data)
+    assert judge("modules.loads", data) == (
+        "passed",
+        "own command, not followed: /usr/local/sbin/load-nvidia",
+    )
+
+
+def test_companions_of_the_driver_s_version_are_no_fault() -> None:
+    """Of Ubuntu's firmware and of RPM's packages several versions are installed at once."""
+    data = machine()
+    data["packages"]["installed"] |= {
+        "nvidia-fabricmanager-535": f"{DRIVER}-1",
+        "libnvidia-nscq-535": f"{DRIVER}-0ubuntu0.22.04.1",
+        "nvidia-fabric-manager": f"3:{DRIVER}-1.el9",
+        "nvlsm": "2025.03.1-1",
+        "nvidia-firmware-535-server-535.261.03": "535.261.03-0ubuntu1",
+        f"nvidia-firmware-535-server-{DRIVER}": f"{DRIVER}-0ubuntu1",
+        "linux-modules-nvidia-535-server-open-5.15.0-100-generic": "5.15.0-100.110+1",
+        "nvidia-settings": "535.171.04-1~deb12u1",
+        "nvidia-modprobe": "535.161.07-1",
+    }
+    assert judge("versions.companions", data)[0] == "passed"
+
+
+def test_firmware_that_says_no_version_is_not_compared_and_a_gsp_that_is_off_needs_none() -> None:
+    data = machine()
+    nvidia = data["modules"][KERNEL]["nvidia"]
+    nvidia["firmware"] = [gsp("gsp_ga10x", path="/lib/firmware/gsp_ga10x.bin.zst", version=None)]
+    assert judge("modules.firmware", data) == ("passed", "1 files")
+    nvidia["firmware"] = []
+    assert judge("modules.firmware", data) == ("passed", "the module names no firmware")
+    nvidia["firmware"] = [gsp("gsp_ga10x", path=None)]
+    data["loading"]["gsp_off"] = True
+    assert judge("modules.firmware", data)[0] == "passed"

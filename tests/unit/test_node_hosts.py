@@ -71,31 +71,44 @@ def test_an_option_that_would_be_ignored_is_refused(inventory, hosts, with_inven
     assert f"--hosts {hosts},ansible://all" in caught.value.hint
 
 
-def test_the_doctor_stops_at_the_first_broken_layer(tmp_path):
-    """This computer may be anything: with a thousand GPUs expected something is broken on it."""
+def doctor(home, *options):
     done = subprocess.run(
-        [
-            *(Path(sys.executable).parent / "invoke", "node.doctor", "--hosts", "local://"),
-            *("--expect-gpus", "1000", "--json"),
-        ],
+        [*(Path(sys.executable).parent / "invoke", "node.doctor", "--hosts", "local://"), *options, "--json"],
         cwd=ROOT,
-        env={**os.environ, "GPUKILN_HOME": str(tmp_path)},
+        env={**os.environ, "GPUKILN_HOME": str(home)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1, done.stderr
     [judged] = json.loads(done.stdout)
+    return done, judged
+
+
+def test_the_doctor_names_all_that_is_wrong_and_the_gpus_first(tmp_path):
+    """This computer may be anything: with a thousand GPUs expected something is broken on it."""
+    done, judged = doctor(tmp_path, "--expect-gpus", "1000")
     checks = judged["verdict"]["checks"]
     failed = [check for check in checks if check["outcome"] == "failed"]
-    assert len({check["layer"] for check in failed}) == 1
-    later = checks[checks.index(failed[-1]) + 1 :]
-    assert later[-1]["outcome"] == "not_reached"
-    assert {check["outcome"] for check in later} <= {"not_reached", "passed", "not_run"}
-    assert f"\n{failed[0]['id']}: " in done.stderr
+    without = [check for check in failed if " GPUs on the PCI bus, at least 1000 expected" in check["reason"]]
+    assert {"gpu.driver-loaded"} <= {check["id"] for check in without}
+    assert not [check["id"] for check in checks if check["reason"].startswith("layer ")]
     # the first thing that it says of the machine is how it stands
     assert judged["situation"].endswith(".")
     lines = done.stderr.splitlines()
     [says] = [number for number, line in enumerate(lines) if line.startswith("localhost: ")]
-    assert says < lines.index(f"{failed[0]['id']}: {failed[0]['title']}")
-    assert "  fix:   " in done.stderr
+    shown = [
+        line.partition(": ")[0]
+        for line in lines[says:]
+        if line.partition(": ")[0] in {c["id"] for c in failed}
+    ]
+    assert set(shown[:2]) & {"versions.driver-installed", "gpu.driver-loaded"} == set(shown[:2])
+    assert done.stderr.count("at least 1000 expected") == 1
+    assert "  fix:   `lspci -d 10de:` lists what the bus has." in done.stderr
+
+
+def test_the_doctor_looks_at_simulated_gpus_where_it_is_asked_to(tmp_path):
+    _, judged = doctor(tmp_path, "--simulated")
+    assert judged["verdict"]["simulated"]
+    reasons = {check["id"]: check["reason"] for check in judged["verdict"]["checks"]}
+    assert reasons["gpu.driver-loaded"].startswith("found no simulated GPUs on this machine")

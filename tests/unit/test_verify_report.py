@@ -116,7 +116,8 @@ def test_the_ending_says_the_same_thing_once() -> None:
     Console(file=out, width=140).print(report.ending(replace(VERDICT, checks=twice)))
     text = out.getvalue()
     assert text.count("found: [degraded]") == 1
-    assert "found: the same as boot.state" in text
+    assert text.count("fix:   look at [bold]") == 1
+    assert "also:  boot.other\n" in text
     assert "hygiene.history" not in text
     assert "FAILED - 0 passed, 2 failed" in text
 

@@ -249,15 +249,6 @@ def test_what_a_failure_makes_meaningless_is_not_reached(make: Make) -> None:
     }
 
 
-def test_only_the_first_broken_layer_is_judged_when_asked_for(make: Make) -> None:
-    verdict = suite.run_suite(TARGET, profile="image", out_dir=make(), first_broken=True)
-    assert [(c.id, c.outcome, c.reason) for c in verdict.checks[1:]] == [
-        ("versions.record", "failed", "gone"),
-        ("boot.bad", "not_reached", "layer versions is broken"),
-        ("gpu.there", "not_reached", "layer versions is broken"),
-    ]
-
-
 def test_expected_gpus_are_a_failure_when_missing(make: Make) -> None:
     verdict = suite.run_suite(TARGET, profile="image", out_dir=make(), layers=["gpu"], expect_gpus=1)
     assert verdict.checks[0].outcome == "failed"

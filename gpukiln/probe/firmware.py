@@ -1,0 +1,81 @@
+"""Finds the firmware that a kernel module asks for, as the kernel would.
+
+Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+"""
+
+# ruff: noqa: PTH119, PTH120, PTH123, PTH202, PTH207
+# See gpukiln/probe/gather.py.
+
+from __future__ import annotations
+
+import glob
+import os
+import struct
+from typing import Any, BinaryIO
+
+from gpukiln.probe.base import read
+
+CUSTOM = "/sys/module/firmware_class/parameters/path"
+# fw_search_path.rst of the kernel's documentation, and the suffixes of drivers/base/firmware_loader/main.c.
+FOLDERS = ("/lib/firmware/updates/{}", "/lib/firmware/updates", "/lib/firmware/{}", "/lib/firmware")
+SUFFIXES = ("", ".zst", ".xz")
+# The driver compares it with its own version: src/nvidia/src/kernel/gpu/gsp/kernel_gsp.c of
+# NVIDIA/open-gpu-kernel-modules, GSP_VERSION_SECTION_NAME.
+VERSION_SECTION = b".fwversion"
+MOST, MOST_NAMES = 64, 4096  # characters of a version, and of the names of all sections
+
+
+def firmware(release: str, names: list[str]) -> list[dict[str, Any]]:
+    """[{name, path, size, version, others}]: the file that a kernel would load for each name.
+
+    path and size are null where there is none; version is what the file itself says, null where it is
+    compressed or says nothing. others: the versions of the driver for which a file of that name is there.
+    """
+    custom = (read(CUSTOM) or "").strip()
+    folders = [custom] if custom else []
+    folders += [folder.format(release) for folder in FOLDERS]
+    found = []
+    for name in names:
+        paths = (f"{folder}/{name}{suffix}" for suffix in SUFFIXES for folder in folders)
+        path = next(filter(os.path.isfile, paths), None)
+        base = os.path.basename(name)
+        beside = [one for folder in folders for one in glob.glob(f"{folder}/nvidia/[0-9]*/{base}*")]
+        found.append(
+            {
+                "name": name,
+                "path": path,
+                "size": os.path.getsize(path) if path else None,
+                "version": version_in(path) if path else None,
+                "others": sorted({os.path.basename(os.path.dirname(one)) for one in beside}),
+            }
+        )
+    return found
+
+
+def version_in(path: str) -> str | None:
+    """The text of a file's section .fwversion, by elf(5) for 64 bits; None where it has none."""
+    with open(path, "rb") as file:
+        try:
+            return _section(file)
+        except (ValueError, OverflowError, struct.error):  # no ELF file, or a damaged one
+            return None
+
+
+def _section(file: BinaryIO) -> str | None:
+    head = file.read(64)
+    if len(head) < 64 or head[:5] != b"\x7fELF\x02":
+        return None
+    (start,) = struct.unpack_from("<Q", head, 40)
+    size, count, names_at = struct.unpack_from("<HHH", head, 58)
+    file.seek(start)
+    table = file.read(size * count)
+    sections = [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
+    if names_at >= count:
+        return None
+    file.seek(sections[names_at][4])
+    names = file.read(min(sections[names_at][5], MOST_NAMES))
+    for name, _kind, _flags, _address, offset, length in sections:
+        if names[name:].partition(b"\0")[0] == VERSION_SECTION:
+            file.seek(offset)
+            return file.read(min(length, MOST)).rstrip(b"\0").decode("ascii", "replace") or None
+    return None

@@ -1,0 +1,65 @@
+"""The order in which failures are shown: first what keeps the GPUs from working, last what merely differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpukiln.verify.verdict import CheckResult
+
+# Why the driver does not load on the kernel that runs. Where it is loaded, they count at the next boot.
+LOADING = (
+    "modules.present",
+    "modules.vermagic",
+    "modules.signature",
+    "modules.loads",
+    "modules.rivals",
+    "modules.nouveau-blocked",
+    "modules.firmware",
+    "modules.initramfs",
+    "modules.version",
+)
+# While one of these fails, no work is done on a GPU: what explains others comes before them.
+BLOCKING = (
+    "versions.answers",
+    "versions.driver-installed",
+    "gpu.driver-loaded",
+    *LOADING,
+    "versions.driver-complete",
+    "versions.library-path",
+    "gpu.nvml",
+    "gpu.nvidia-smi",
+    "versions.driver-agrees",
+    "gpu.confidential",
+    "multi-gpu.fabric",
+    "compute.kernel",
+)
+SICK = ("gpu", "multi-gpu", "compute")  # layers: a GPU works, and reports damage or less than it could do
+USED_BY = ("boot", "runtime", "cluster", "container", "services")  # layers: what hands GPUs to jobs
+LATER = ("versions.companions", "versions.holds", *LOADING)  # breaks at the next boot, start or upgrade
+
+
+def most_urgent_first(checks: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
+    """The checks that failed, what keeps the GPUs from working first.
+
+    Args:
+        checks: All results, in the order of the layers, which those of equal weight keep.
+    """
+    found = tuple(checks)
+    not_loaded = any(check.id == "gpu.driver-loaded" and check.outcome == "failed" for check in found)
+    weight = _weight(not_loaded=not_loaded)
+    return tuple(sorted((check for check in found if check.outcome == "failed"), key=weight))
+
+
+def _weight(*, not_loaded: bool) -> Callable[[CheckResult], tuple[int, int]]:
+    def weight(check: CheckResult) -> tuple[int, int]:
+        if check.id in BLOCKING and (not_loaded or check.id not in LOADING):
+            return 0, BLOCKING.index(check.id)
+        if check.layer in SICK:
+            return 1, 0
+        if check.layer in USED_BY:
+            return 2, 0
+        return (3 if check.layer == "modules" or check.id in LATER else 4), 0
+
+    return weight

@@ -145,6 +145,8 @@ start.first = "name"
         "keep_home": "its home stays: `workspace.up` of that name finds it again",
         "owner": "whose it is, where this computer did not start it",
         "force": "although somebody works there",
+        "yes": "remove what is in the home without a question; needed where there is no terminal",
+        "dry_run": "only show what would be removed",
         **{key: PLACE[key] for key in ("region", "cloud", "profile")},
     }
 )
@@ -154,15 +156,19 @@ def down(
     keep_home: bool = False,
     owner: str = "",
     force: bool = False,
+    yes: bool = False,
+    dry_run: bool = False,
     region: str = "",
     cloud: str = "",
     profile: str = "",
 ) -> None:
     """Put a workspace away: machine, network, rights, key, and the home unless it is kept."""
     from dataclasses import replace
+    from datetime import UTC, datetime
 
+    from gpukiln.commands.consent import require_consent
     from gpukiln.errors import RefusedError
-    from gpukiln.workspaces import known, lifecycle, reach
+    from gpukiln.workspaces import known, lifecycle, reach, view
     from gpukiln.workspaces.keys import key_file
     from gpukiln.workspaces.up import alone
 
@@ -172,8 +178,20 @@ def down(
             f"{found.name} is {found.owner}'s, and this computer did not start it",
             hint=f"--owner {found.owner} says that you know",
         )
-    if not keep_home and found.homes:
-        _ask_for_name(found)
+    removed = view.removed_lines(found, datetime.now(UTC), keep_home=keep_home)
+    if dry_run:
+        for line in removed:
+            results().tell(f"would remove {line}")
+        say("dry run: nothing was removed")
+        return
+    if view.loses_work(found, keep_home=keep_home):
+        require_consent(
+            f"removing {found.name} for good",
+            removed,
+            yes=yes,
+            answer=found.name,
+            keeps="--keep-home keeps the home" if found.homes else "",
+        )
     with alone(where, found.name):
         known.refresh(where)
         wanted = replace(_named(found), owner=owner or found.owner)
@@ -320,15 +338,3 @@ def _named(found: Found) -> Workspace:
     from gpukiln.workspaces.contract import Workspace
 
     return Workspace(found.name, found.owner, found.region)
-
-
-def _ask_for_name(found: Found) -> None:
-    from gpukiln.errors import RefusedError
-
-    if not sys.stdin.isatty():
-        return
-    sizes = " and ".join(f"{one.volume_id} of {one.size_gib} GiB" for one in found.homes)
-    sys.stderr.write(f"this removes the home of {found.name}, {sizes}, for good; type its name: ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip() != found.name:
-        raise RefusedError("another name was typed: nothing is removed", hint="--keep-home keeps the home")

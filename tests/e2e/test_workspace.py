@@ -54,7 +54,7 @@ def workspace(here, built):
     found = json.loads(here.invoke(*UP, "--json").stdout)
     assert found["workspace"]["machines"][0]["image_id"] == built[0]["bake"]["image_id"]
     yield found
-    here.invoke("workspace.down", "vision", "--force", ok=False)
+    here.invoke("workspace.down", "vision", "--force", "--yes", ok=False)
 
 
 def test_the_commands_in_order(here, workspace):
@@ -112,7 +112,9 @@ def test_the_commands_in_order(here, workspace):
     assert ssh(here, "cat file") == "kept\n"
     [used] = json.loads(here.invoke("workspace.usage", "--json").stdout)["owners"]
     assert used["owner"] == UP[4]
-    here.invoke("workspace.down", "vision")
+    refused = here.invoke("workspace.down", "vision", ok=False)
+    assert (refused.returncode, "there is no terminal" in refused.stderr) == (6, True)
+    here.invoke("workspace.down", "vision", "--yes")
     assert ours(here, "volumes", "Volumes") == []
     assert not any(here.leftovers().values())
 

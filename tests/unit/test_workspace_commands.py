@@ -64,8 +64,7 @@ def typed(
     yield run
     for one in ("us-west-2", "eu-west-1"):
         for found in find(Cloud(one)):
-            monkeypatch.setattr(commands, "_ask_for_name", lambda _: None)
-            run("down", found.name, "--force", "--owner", found.owner, "--region", one)
+            run("down", found.name, "--force", "--yes", "--owner", found.owner, "--region", one)
 
 
 def tag(stage: str, name: str = "gpukiln:stage") -> None:
@@ -112,7 +111,7 @@ def test_a_workspace_is_listed_shown_and_put_away(typed: Typed) -> None:
     assert "home " in typed("list").stdout
     assert typed("show", "vision").stdout.splitlines()[-1].endswith("kept")
     assert "has no machine now" in typed("status", "vision", code=4).stderr
-    typed("down", "vision", "--owner", "ann")
+    typed("down", "vision", "--owner", "ann", "--yes")
     assert "this computer knows no workspace" in typed("show", "vision", code=2).stderr
     used = json.loads(typed("usage", "--json").stdout)
     assert [(one["owner"], one["running"]) for one in used["owners"]] == [("ann", False)]
@@ -158,24 +157,62 @@ def test_nobody_has_capacity(typed: Typed) -> None:
 def test_somebody_elses_is_not_put_away_by_mistake(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     tag("ann is there", "gpukiln:busy")
-    assert "somebody works on vision" in typed("down", "vision", code=6).stderr
+    assert "somebody works on vision" in typed("down", "vision", "--yes", code=6).stderr
     monkeypatch.setattr("gpukiln.workspaces.keys.state_home", lambda: Path("/nowhere"))
     assert "this computer did not start it" in typed("down", "vision", code=6).stderr
     assert "not on this computer" in typed("ssh", "vision", code=6).stderr
 
 
+class Terminal(io.StringIO):
+    """Standard input of somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_home_is_removed_when_its_name_is_typed(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    raised(typed)
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    home = raised(typed)["workspace"]["homes"][0]["volume_id"]
     monkeypatch.setattr("sys.stdin", Terminal("visions\n"))
-    assert "another name was typed" in typed("down", "vision", code=6).stderr
+    refused = typed("down", "vision", code=6).stderr
+    assert f"home {home} of 5 GiB in us-west-2" in refused
+    assert "made less than a minute ago" in refused
+    assert "'visions' was typed, wanted 'vision'" in refused
+    assert "--keep-home keeps the home" in refused
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    assert "nothing was typed" in typed("down", "vision", code=6).stderr
     assert running()
     monkeypatch.setattr("sys.stdin", Terminal("vision\n"))
     assert "is removed" in typed("down", "vision").stderr
+
+
+def test_off_a_terminal_a_home_is_removed_with_yes_alone(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = raised(typed)["workspace"]["homes"][0]["volume_id"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("vision\n"))
+    refused = typed("down", "vision", code=6).stderr
+    assert "there is no terminal to ask on" in refused
+    assert f"home {home} of 5 GiB" in refused
+    assert "--yes consents" in refused
+    monkeypatch.setattr("sys.stdin", None)  # as a service has it
+    assert "there is no terminal to ask on" in typed("down", "vision", code=6).stderr
+    assert f"would remove home {home}" in typed("down", "vision", "--dry-run").stdout
+    assert [one.volume_id for one in find(Cloud())[0].homes] == [home]
+    assert running()
+    assert "is kept" in typed("down", "vision", "--keep-home").stderr
+    assert "would remove home" in typed("down", "vision", "--owner", "ann", "--yes", "--dry-run").stdout
+    assert "is removed" in typed("down", "vision", "--owner", "ann", "--yes").stderr
+
+
+def test_a_machine_without_a_home_volume_is_removed_with_consent(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised(typed, "--set", "capabilities.persistent_home=false")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert "with all files on it: it has no home volume" in typed("down", "vision", code=6).stderr
+    assert "there is no terminal" in typed("down", "vision", "--keep-home", code=6).stderr
+    typed("down", "vision", "--yes")
+    assert running() == {}
 
 
 def test_what_is_left_over_is_listed(typed: Typed) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,26 @@ def test_a_workspace_is_listed_shown_and_put_away(typed: Typed) -> None:
     used = json.loads(typed("usage", "--json").stdout)
     assert [(one["owner"], one["running"]) for one in used["owners"]] == [("ann", False)]
     assert "ann" in typed("usage").stdout
+
+
+def test_a_command_on_a_workspace_is_given_to_ssh_word_by_word(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised(typed)
+    said = tmp_path / "said"
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{said}\nexit 7\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    for words in (["echo", "a", "b"], ["echo", "reboot"], ["-v", "a  b", "$HOME", "--", "c"], ["uptime"]):
+        typed("ssh", "vision", "--", *words, code=7)
+        mark, host, *given = said.read_text().splitlines()[-len(words) - 2 :]
+        assert (mark, host[:4], given) == ("--", "ann@", words)
+    typed("ssh", "vision", "--command", "echo a b", code=7)
+    assert said.read_text().splitlines()[-1] == "echo a b"
+    typed("ssh", "vision", code=7)
+    assert said.read_text().splitlines()[-1].startswith("ann@")
 
 
 def test_what_is_typed_wrong_is_told_before_anything_is_done(typed: Typed) -> None:

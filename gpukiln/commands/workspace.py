@@ -47,6 +47,7 @@ ASKED = {
     help={
         **ASKED,
         "no_wait": "do not wait until its stages are done",
+        "keep": "Ctrl-C keeps a machine that is not usable yet, too; without it, that is removed",
         "replace_unhealthy": "look deep when it is up, and try the next machine where this one is unhealthy",
     },
     iterable=["set"],
@@ -71,6 +72,7 @@ def up(
     simulated: bool = False,
     roles: str = "",
     no_wait: bool = False,
+    keep: bool = False,
     replace_unhealthy: bool = False,
     cloud: str = "embedded",
     profile: str = "",
@@ -82,7 +84,7 @@ def up(
 
     wanted = _wanted(typed)
     clouds = [cloud_of(cloud, one, profile) for one in words(region) or [wanted.region]]
-    wish = Wish(wanted, image=image, ssh_from=ssh_from, roles=roles, simulated=simulated)
+    wish = Wish(wanted, image=image, ssh_from=ssh_from, roles=roles, simulated=simulated, keep=keep)
     where, found = raise_up(clouds, wish, say, wait=not no_wait, replace_unhealthy=replace_unhealthy)
     tell(where, found, json=json)
 
@@ -120,17 +122,22 @@ def start(
     from gpukiln.errors import CheckFailedError
     from gpukiln.workspaces import health, lifecycle
     from gpukiln.workspaces.keys import key_file
+    from gpukiln.workspaces.raise_up import note_what_runs
     from gpukiln.workspaces.up import alone, wait_until_done
 
     where, found = find(name, cloud, region, profile)
     looked = None
     with alone(where, found.name):
-        if not lifecycle.start(where, found):
-            say(f"{found.name} ran")
-        elif not no_wait:
-            wait_until_done(where, _named(found), say=say)
-            if key_file(where, found.name).exists():  # else nobody here can look
-                looked = health.look(where, _again(where, found))
+        try:
+            if not lifecycle.start(where, found):
+                say(f"{found.name} ran")
+            elif not no_wait:
+                wait_until_done(where, _named(found), say=say)
+                if key_file(where, found.name).exists():  # else nobody here can look
+                    looked = health.look(where, _again(where, found))
+        except KeyboardInterrupt as interrupt:
+            note_what_runs(where, _again(where, found), interrupt)
+            raise
     tell(where, _again(where, found), json=json)
     if looked and not looked.good:
         raise CheckFailedError(f"{found.name} is {looked.words}", hint=f"the report is in {looked.folder}")

@@ -25,7 +25,7 @@ from gpukiln.workspaces.desktop import require_desktop
 from gpukiln.workspaces.images import image_id_of
 from gpukiln.workspaces.lifecycle import Found
 from gpukiln.workspaces.plan import Plan, plan
-from gpukiln.workspaces.up import Extras, alone, resume, start, there, wait_until_done
+from gpukiln.workspaces.up import DONE, Extras, alone, resume, start, there, wait_until_done
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -39,6 +39,7 @@ class Wish:
         ssh_from: A network, `me`, or empty.
         roles: https://REPOSITORY@COMMIT, for an image that is not ours; empty: none.
         simulated: Whether the machine gets simulated GPUs.
+        keep: Whether Ctrl-C leaves a machine that this call started and that is not usable yet.
     """
 
     wanted: Workspace
@@ -46,6 +47,7 @@ class Wish:
     ssh_from: str = ""
     roles: str = ""
     simulated: bool = False
+    keep: bool = False
 
 
 def raise_up(
@@ -100,22 +102,76 @@ def _in_region(
     with alone(cloud, wanted.workspace_name):
         made: Plan | None = None
         found = there(cloud, wanted)
-        if found and found.machines:
-            resume(cloud, wanted, found, say=say)
-        else:
-            made, extras = prepared(cloud, _planned(cloud, wanted, wish, say), wish, say)
-            start(cloud, made, extras, say=say)
-        known.refresh(cloud)  # it is there now, however its boot goes on
-        while wait:
-            try:
-                return _good(cloud, wanted, say, deep=replace_unhealthy)
-            except CheckFailedError as error:
-                if not replace_unhealthy:
-                    raise
-                made = _next(cloud, made or _planned(cloud, wanted, wish, say), error, say)
-            made, extras = prepared(cloud, made, wish, say)
-            start(cloud, made, extras, say=say)
-        return _again(cloud, wanted)
+        started = False
+        try:
+            if found and found.machines:
+                resume(cloud, wanted, found, say=say)
+            else:
+                made, extras = prepared(cloud, _planned(cloud, wanted, wish, say), wish, say)
+                start(cloud, made, extras, say=say)
+                started = True
+            known.refresh(cloud)  # it is there now, however its boot goes on
+            while wait:
+                try:
+                    return _good(cloud, wanted, say, deep=replace_unhealthy)
+                except CheckFailedError as error:
+                    if not replace_unhealthy:
+                        raise
+                    made = _next(cloud, made or _planned(cloud, wanted, wish, say), error, say)
+                made, extras = prepared(cloud, made, wish, say)
+                start(cloud, made, extras, say=say)
+                started = True
+            return _again(cloud, wanted)
+        except KeyboardInterrupt as interrupt:
+            mine = started and not wish.keep
+            _interrupted(cloud, wanted, interrupt, mine=mine, keep_home=bool(found and found.homes))
+            raise
+
+
+def _interrupted(
+    cloud: Cloud, wanted: Workspace, interrupt: KeyboardInterrupt, *, mine: bool, keep_home: bool
+) -> None:
+    """Remove what this call started and nobody can use yet; note what runs, what it costs, and what to type.
+
+    Args:
+        mine: Whether the machine goes where it is not usable yet.
+        keep_home: Whether the home was there before.
+    """
+    name = wanted.workspace_name
+    try:
+        for found in lifecycle.find(cloud, name):
+            usable = any(one.stage.startswith(DONE) for one in found.machines)
+            if not found.machines or usable or not mine:
+                note_what_runs(cloud, found, interrupt)
+                continue
+            lifecycle.down(cloud, wanted, found, keep_home=keep_home, force=True)
+            ids = ", ".join(one.instance_id for one in found.machines)
+            interrupt.add_note(
+                f"{ids} was not usable yet and is removed; the home stays"
+                if keep_home
+                else f"{ids} was not usable yet and is removed, and all that was made with it"
+            )
+        known.refresh(cloud)
+    except (GpukilnError, KeyboardInterrupt) as error:
+        what = error.message if isinstance(error, GpukilnError) else "interrupted again"
+        interrupt.add_note(
+            f"{name} may still run and cost money ({what}); `invoke workspace.down {name}` removes it"
+        )
+
+
+def note_what_runs(cloud: Cloud, found: Found, interrupt: KeyboardInterrupt) -> None:
+    """Note what goes on running after Ctrl-C, what it costs, and the commands that go on or remove it."""
+    place = f"--region {cloud.region} --cloud {cloud.name}"
+    for machine in found.machines:
+        price = f"{machine.usd_hour} USD/hour" if machine.usd_hour else "at a price that is not known"
+        interrupt.add_note(
+            f"{found.name} runs: {machine.instance_id}, {machine.instance_type} in {machine.zone}, {price}, "
+            f"stage {machine.stage or 'none yet'}"
+        )
+        interrupt.add_note(
+            f"`invoke workspace.up --name {found.name} --owner {found.owner} {place}` goes on, "
+            f"`invoke workspace.down {found.name} {place}` removes it"
+        )
 
 
 def _planned(cloud: Cloud, wanted: Workspace, wish: Wish, say: Callable[[str], None]) -> Plan:

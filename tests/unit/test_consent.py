@@ -27,6 +27,7 @@ OTHERWISE = {
     "gpu.release": "the lease that is named",
     "k8s.job": "--replace: a Job that has ended",
     "workspace.move": "the old volume, after everything in it was copied",
+    "workspace.up": "Ctrl-C: what the same call made, while nobody can use it",
 }
 REMOVES = re.compile(
     r"\b(remov\w*|delet\w*|put\w* .* away|goes then|wipe\w*|eras\w*|end (a|the|with))\b", re.IGNORECASE

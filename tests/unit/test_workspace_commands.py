@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces import health, raise_up, reach, up
 from gpukiln.workspaces.lifecycle import find
 from tasks import namespace
-from tests.support.release_cloud import Cloud, make_image, running, server, tell, verdict
+from tests.support.release_cloud import Cloud, fault, make_image, running, server, tell, verdict
 
 ROOT = Path(__file__).parents[2]
 VISION = ("--name", "vision", "--owner", "ann")
@@ -182,6 +183,77 @@ def test_somebody_elses_is_not_put_away_by_mistake(typed: Typed, monkeypatch: py
     monkeypatch.setattr("gpukiln.workspaces.keys.state_home", lambda: Path("/nowhere"))
     assert "this computer did not start it" in typed("down", "vision", code=6).stderr
     assert "not on this computer" in typed("ssh", "vision", code=6).stderr
+
+
+def interrupt_after(stage: str) -> Callable[..., None]:
+    """A wait in which somebody presses Ctrl-C when the machine has reached a stage."""
+
+    def wait(*_: object, **__: object) -> None:
+        tag(stage)
+        raise KeyboardInterrupt
+
+    return wait
+
+
+def test_ctrl_c_removes_what_is_not_usable_yet(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    said = typed("up", *VISION, *T4, code=130).stderr
+    assert "was not usable yet and is removed, and all that was made with it" in said
+    assert running() == {}
+    assert find(Cloud(), "vision") == ()
+    assert "vision" not in typed("list").stdout
+
+
+def test_ctrl_c_keeps_a_home_that_was_there(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = raised(typed)["workspace"]["homes"][0]["volume_id"]
+    typed("down", "vision", "--keep-home")
+    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    assert "is removed; the home stays" in typed("up", *VISION, *T4, code=130).stderr
+    [left] = find(Cloud(), "vision")
+    assert (left.machines, [one.volume_id for one in left.homes]) == ((), [home])
+
+
+@pytest.mark.parametrize(("more", "stage"), [(("--keep",), "home"), ((), "done, 3 stages")])
+def test_ctrl_c_says_what_runs_and_what_it_costs(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], stage: str
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(raise_up, "wait_until_done", interrupt_after(stage))
+        said = typed("up", *VISION, *T4, *more, code=130).stderr
+    [machine] = running()
+    assert f"vision runs: {machine}, g4dn.2xlarge in us-west-2" in said
+    assert "0.752 USD/hour" in said
+    on, away = re.findall(r"`invoke ([^`]*)`", said)
+    assert (on.split()[0], away.split()[0]) == ("workspace.up", "workspace.down")
+    monkeypatch.setattr(raise_up, "wait_until_done", lambda *_, **__: None)
+    assert f"has a machine already: {machine}" in typed(*on.removeprefix("workspace.").split()).stderr
+    typed(*away.removeprefix("workspace.").split(), "--yes")
+    assert running() == {}
+
+
+def test_ctrl_c_never_removes_a_machine_that_was_there(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised(typed)
+    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    assert "vision runs: i-" in typed("up", *VISION, *T4, code=130).stderr
+    assert running()
+
+
+def test_ctrl_c_that_can_not_remove_it_says_so(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    tell("faults", [fault("TerminateInstances", "denied")])
+    try:
+        said = typed("up", *VISION, *T4, code=130).stderr
+    finally:
+        tell("faults", [])
+    assert "vision may still run and cost money" in said
+    assert "`invoke workspace.down vision` removes it" in said
+
+
+def test_ctrl_c_while_it_starts_again_says_what_runs(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised(typed)
+    typed("stop", "vision")
+    monkeypatch.setattr(up, "wait_until_done", interrupt_after("home"))
+    assert "vision runs: i-" in typed("start", "vision", code=130).stderr
 
 
 class Terminal(io.StringIO):

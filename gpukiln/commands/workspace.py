@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, say, words
-from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, tell
+from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, show_parts, tell
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ ASKED = {
         "no_wait": "do not wait until its stages are done",
         "keep": "Ctrl-C keeps a machine that is not usable yet, too; without it, that is removed",
         "replace_unhealthy": "look deep when it is up, and try the next machine where this one is unhealthy",
+        "max_price": "USD an hour that the machine costs at most",
+        "budget": "USD a month that machine, home and address cost at most; exit 6 where all cost more",
+        "yes": "start it without a question; needed where there is no terminal",
+        "dry_run": "only show which machines and which image it would be, and what they cost",
     },
     iterable=["set"],
 )
@@ -74,18 +78,56 @@ def up(
     no_wait: bool = False,
     keep: bool = False,
     replace_unhealthy: bool = False,
+    max_price: str = "",
+    budget: str = "",
+    yes: bool = False,
+    dry_run: bool = False,
     cloud: str = "embedded",
     profile: str = "",
     json: bool = False,
 ) -> None:
     """Start a workspace on the best machine that can be had, with its home; again: complete or show it."""
     typed = dict(locals())
-    from gpukiln.workspaces.raise_up import Wish, raise_up
+    from datetime import UTC, datetime
+
+    from gpukiln.commands.consent import require_consent
+    from gpukiln.offers.request import money
+    from gpukiln.workspaces import preview
+    from gpukiln.workspaces.plan import Limits, Plan
+    from gpukiln.workspaces.raise_up import Wish, look_ahead, raise_up
 
     wanted = _wanted(typed)
+    limits = Limits(
+        money(max_price, "--max-price") if max_price else None,
+        money(budget, "--budget") if budget else None,
+    )
     clouds = [cloud_of(cloud, one, profile) for one in words(region) or [wanted.region]]
-    wish = Wish(wanted, image=image, ssh_from=ssh_from, roles=roles, simulated=simulated, keep=keep)
-    where, found = raise_up(clouds, wish, say, wait=not no_wait, replace_unhealthy=replace_unhealthy)
+    wish = Wish(
+        wanted,
+        image=image,
+        ssh_from=ssh_from,
+        roles=roles,
+        simulated=simulated,
+        keep=keep,
+        limits=limits,
+    )
+    if dry_run:
+        ahead = look_ahead(clouds, wish, say)
+        if json:
+            print_json(dump(ahead))
+        else:
+            show_parts(preview.parts(ahead))
+        say("dry run: nothing was started")
+        return
+
+    def consent(where: Cloud, plan: Plan) -> None:
+        """Show what it costs, and ask."""
+        show_parts(preview.parts(preview.preview(where, plan, datetime.now(UTC).date())), notices=True)
+        require_consent(f"starting {plan.wanted.workspace_name}", (), yes=yes)
+
+    where, found = raise_up(
+        clouds, wish, say, consent=consent, wait=not no_wait, replace_unhealthy=replace_unhealthy
+    )
     tell(where, found, json=json)
 
 

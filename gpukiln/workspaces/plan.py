@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 from gpukiln.attest import trust
@@ -14,6 +15,7 @@ from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.subject import Subject
 from gpukiln.instances.tags import VERDICT_TAG, VERIFIED_TAG, tags_of
 from gpukiln.offers import image as images
+from gpukiln.offers.cost import Use, month, within
 from gpukiln.offers.fit import fit, of_ami
 from gpukiln.offers.model import Choice, Offer, Request
 from gpukiln.offers.request import mebibytes, parse
@@ -21,6 +23,23 @@ from gpukiln.offers.select import nothing, select
 from gpukiln.workspaces.contract import Workspace
 
 DIGEST_TAG = "gpukiln:digest"
+MACHINE_ALONE = Use()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine may cost, in USD; None: anything.
+
+    Args:
+        hour: Of the machine.
+        month: Of machine, home and public address.
+    """
+
+    hour: Decimal | None = None
+    month: Decimal | None = None
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,7 @@ class Plan:
         subject: What is in the image; None: it is none of ours.
         image: As DescribeImages gives it.
         gpus: How many the machine has to show; 0: none.
+        use: What counts in a month's price.
     """
 
     wanted: Workspace
@@ -41,6 +61,7 @@ class Plan:
     subject: Subject | None
     image: dict[str, Any]
     gpus: int
+    use: Use = MACHINE_ALONE
 
     @property
     def digest(self) -> str:
@@ -56,19 +77,29 @@ class Plan:
         return f"{tags[VERDICT_TAG]} {tags.get(VERIFIED_TAG, '')}".strip()
 
 
-def plan(cloud: Cloud, wanted: Workspace, today: date, *, simulated: bool = False) -> Plan:
+def plan(
+    cloud: Cloud,
+    wanted: Workspace,
+    today: date,
+    *,
+    simulated: bool = False,
+    limits: Limits = NO_LIMITS,
+    use: Use = MACHINE_ALONE,
+) -> Plan:
     """What a workspace gets in a region. Nothing is made.
 
     Args:
         simulated: Whether the embedded cloud gives the machine simulated GPUs.
+        use: What counts in a month's price.
 
     Raises:
+        OverBudgetError: All that fits costs more a month.
         RefusedError: Nothing vouches for the image that was named.
         UsageError: The image is not there, or a type is unknown.
         IncompatibleError: No machine satisfies it, or none of them fits the image.
         UnavailableError: The cloud can't be asked.
     """
-    offers = _offers(cloud, wanted, today)
+    offers = _offers(cloud, wanted, today, limits.hour)
     choices = _choices(cloud, wanted, offers, today)
     fitting = [offer for offer, choice in choices if not _wrong(choice)]
     if not fitting:
@@ -78,7 +109,10 @@ def plan(cloud: Cloud, wanted: Workspace, today: date, *, simulated: bool = Fals
             details=rows,
             hint="another --image, or another --gpu; `invoke offer.list --image auto` says more",
         )
-    best = next(choice for _, choice in choices if not _wrong(choice))
+    if limits.month is not None:
+        costs = [(one, month(one, use, today, cloud=cloud.name)) for one in fitting]
+        fitting = [one for one, _ in within(limits.month, costs)]
+    best = next(choice for offer, choice in choices if offer in fitting)
     if best.kind == "base":
         raise IncompatibleError(
             f"{cloud.region} has no image that a workspace can be started from",
@@ -95,6 +129,7 @@ def plan(cloud: Cloud, wanted: Workspace, today: date, *, simulated: bool = Fals
         subject,
         image,
         has if wanted.capabilities.gpu_support else 0,
+        use,
     )
 
 
@@ -105,7 +140,7 @@ def offline(wanted: Workspace, today: date) -> Plan:
         UsageError: There is no such GPU.
         IncompatibleError: No machine satisfies it.
     """
-    offers = _satisfying(wanted, wanted.region, "aws", today)
+    offers = _satisfying(wanted, wanted.region, "aws", today, None)
     image_id = wanted.image_id or ""
     choice = Choice(image_id, "given", image_id, ("it was named",), "", ())
     gpus = offers[0].gpus if wanted.capabilities.gpu_support else 0
@@ -132,15 +167,23 @@ def request_of(wanted: Workspace) -> Request:
     return replace(request, arch="any") if named else request
 
 
-def _offers(cloud: Cloud, wanted: Workspace, today: date) -> tuple[Offer, ...]:
-    if not wanted.capabilities.gpu_support or not wanted.compute_profile.gpu_count:
-        return _without_gpus(cloud, wanted)
-    return _satisfying(wanted, cloud.region, cloud.name, today)
+def _offers(cloud: Cloud, wanted: Workspace, today: date, most: Decimal | None) -> tuple[Offer, ...]:
+    if wanted.capabilities.gpu_support and wanted.compute_profile.gpu_count:
+        return _satisfying(wanted, cloud.region, cloud.name, today, most)
+    offers = _without_gpus(cloud, wanted)
+    if most is not None:
+        raise IncompatibleError(
+            f"the price of {offers[0].instance_type} is not known, wanted at most {most} USD/hour",
+            hint="the catalogue has prices of machines with GPUs; leave out --max-price",
+        )
+    return offers
 
 
-def _satisfying(wanted: Workspace, region: str, source: str, today: date) -> tuple[Offer, ...]:
-    """Machines of the catalogue that satisfy it, with the prices of a source."""
-    request = request_of(wanted)
+def _satisfying(
+    wanted: Workspace, region: str, source: str, today: date, most: Decimal | None
+) -> tuple[Offer, ...]:
+    """Machines of the catalogue that satisfy it, with the prices of a source; `most` USD an hour."""
+    request = replace(request_of(wanted), max_price=most)
     found = select(request, [region], today, cloud=source)
     if not found.offers:
         raise nothing(request, found, [region])

@@ -17,6 +17,7 @@ from gpukiln.errors import (
     UnavailableError,
     UsageError,
 )
+from gpukiln.offers.cost import OverBudgetError
 from gpukiln.offers.model import Offer
 from gpukiln.parsing import refuse_credentials
 from gpukiln.workspaces import health, known, lifecycle, network, services, userdata
@@ -24,7 +25,8 @@ from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.desktop import require_desktop
 from gpukiln.workspaces.images import image_id_of
 from gpukiln.workspaces.lifecycle import Found
-from gpukiln.workspaces.plan import Plan, plan
+from gpukiln.workspaces.plan import NO_LIMITS, Limits, Plan, plan
+from gpukiln.workspaces.preview import Preview, preview, running, use_of
 from gpukiln.workspaces.up import DONE, Extras, alone, resume, start, there, wait_until_done
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -40,6 +42,7 @@ class Wish:
         roles: https://REPOSITORY@COMMIT, for an image that is not ours; empty: none.
         simulated: Whether the machine gets simulated GPUs.
         keep: Whether Ctrl-C leaves a machine that this call started and that is not usable yet.
+        limits: What the machine may cost.
     """
 
     wanted: Workspace
@@ -48,6 +51,15 @@ class Wish:
     roles: str = ""
     simulated: bool = False
     keep: bool = False
+    limits: Limits = NO_LIMITS
+
+
+Consent = Callable[[Cloud, Plan], None]
+"""Asked before money is spent: it returns, or raises RefusedError."""
+
+
+def consented(_: Cloud, __: Plan) -> None:
+    """Nobody is asked."""
 
 
 def raise_up(
@@ -55,6 +67,7 @@ def raise_up(
     wish: Wish,
     say: Callable[[str], None],
     *,
+    consent: Consent = consented,
     wait: bool = True,
     replace_unhealthy: bool = False,
 ) -> tuple[Cloud, Found]:
@@ -62,6 +75,7 @@ def raise_up(
 
     Args:
         clouds: The same cloud in each region, the best first.
+        consent: Asked in each region before a machine is started there.
         wait: Whether it is waited for until its stages are done.
         replace_unhealthy: Whether a machine that is unhealthy is put away, and the next offer is taken.
 
@@ -73,15 +87,46 @@ def raise_up(
     refusals: list[GpukilnError] = []
     for cloud in _where_it_is(clouds, wish.wanted):
         try:
-            return cloud, _in_region(cloud, wish, say, wait=wait, replace_unhealthy=replace_unhealthy)
-        except (BusyError, IncompatibleError) as error:
+            return cloud, _in_region(
+                cloud, wish, say, consent, wait=wait, replace_unhealthy=replace_unhealthy
+            )
+        except (BusyError, IncompatibleError, OverBudgetError) as error:
             if len(clouds) == 1:
                 raise
             say(f"{cloud.region}: {error.message}")
             refusals.append(error)
-    kind = BusyError if any(isinstance(one, BusyError) for one in refusals) else IncompatibleError
+    raise _nowhere(clouds, refusals)
+
+
+def look_ahead(clouds: Sequence[Cloud], wish: Wish, say: Callable[[str], None]) -> Preview:
+    """What `raise_up` would start, in the first region that has a machine for it. Nothing is made.
+
+    Raises:
+        IncompatibleError: No region can have it.
+        RefusedError: See `raise_up`.
+    """
+    refusals: list[GpukilnError] = []
+    for cloud in _where_it_is(clouds, wish.wanted):
+        wanted = _placed(cloud, wish)
+        found = there(cloud, wanted)
+        if found and found.machines:
+            return running(cloud, found)
+        try:
+            made, _ = prepared(cloud, _planned(cloud, wanted, wish, found), wish, say)
+            return preview(cloud, made, datetime.now(UTC).date())
+        except (IncompatibleError, OverBudgetError) as error:
+            if len(clouds) == 1:
+                raise
+            say(f"{cloud.region}: {error.message}")
+            refusals.append(error)
+    raise _nowhere(clouds, refusals)
+
+
+def _nowhere(clouds: Sequence[Cloud], refusals: Sequence[GpukilnError]) -> GpukilnError:
+    kinds = (BusyError, OverBudgetError, IncompatibleError)
+    kind = next(kind for kind in kinds if any(isinstance(one, kind) for one in refusals))
     details = tuple(line for one in refusals for line in (one.message, *one.details))
-    raise kind(
+    return kind(
         f"none of {', '.join(one.region for one in clouds)} has a machine for it",
         details=details,
         hint="try later, ask for less, or name another region",
@@ -96,7 +141,13 @@ def _where_it_is(clouds: Sequence[Cloud], wanted: Workspace) -> Sequence[Cloud]:
 
 
 def _in_region(
-    cloud: Cloud, wish: Wish, say: Callable[[str], None], *, wait: bool, replace_unhealthy: bool
+    cloud: Cloud,
+    wish: Wish,
+    say: Callable[[str], None],
+    consent: Consent,
+    *,
+    wait: bool,
+    replace_unhealthy: bool,
 ) -> Found:
     wanted = _placed(cloud, wish)
     with alone(cloud, wanted.workspace_name):
@@ -107,7 +158,8 @@ def _in_region(
             if found and found.machines:
                 resume(cloud, wanted, found, say=say)
             else:
-                made, extras = prepared(cloud, _planned(cloud, wanted, wish, say), wish, say)
+                made, extras = prepared(cloud, _planned(cloud, wanted, wish, found), wish, say)
+                consent(cloud, made)
                 start(cloud, made, extras, say=say)
                 started = True
             known.refresh(cloud)  # it is there now, however its boot goes on
@@ -117,8 +169,13 @@ def _in_region(
                 except CheckFailedError as error:
                     if not replace_unhealthy:
                         raise
-                    made = _next(cloud, made or _planned(cloud, wanted, wish, say), error, say)
-                made, extras = prepared(cloud, made, wish, say)
+                    rest, extras = prepared(
+                        cloud, _rest(cloud, made or _planned(cloud, wanted, wish, found), error), wish, say
+                    )
+                    if made is None:  # it ran already, so that nobody was asked yet
+                        consent(cloud, rest)
+                    _put_away(cloud, wanted, error, say, started=started)
+                made = rest
                 start(cloud, made, extras, say=say)
                 started = True
             return _again(cloud, wanted)
@@ -174,12 +231,10 @@ def note_what_runs(cloud: Cloud, found: Found, interrupt: KeyboardInterrupt) -> 
         )
 
 
-def _planned(cloud: Cloud, wanted: Workspace, wish: Wish, say: Callable[[str], None]) -> Plan:
-    made = plan(cloud, wanted, datetime.now(UTC).date(), simulated=wish.simulated)
-    say(f"{made.offers[0].instance_type}, image {made.choice.image_id}: {made.choice.why[0]}")
-    if made.choice.trust:
-        say(f"note: {made.choice.trust}")
-    return made
+def _planned(cloud: Cloud, wanted: Workspace, wish: Wish, found: Found | None) -> Plan:
+    use = use_of(wanted, found.homes if found else ())
+    today = datetime.now(UTC).date()
+    return plan(cloud, wanted, today, simulated=wish.simulated, limits=wish.limits, use=use)
 
 
 def _good(cloud: Cloud, wanted: Workspace, say: Callable[[str], None], *, deep: bool) -> Found:
@@ -208,21 +263,41 @@ def _again(cloud: Cloud, wanted: Workspace) -> Found:
     return found
 
 
-def _next(cloud: Cloud, made: Plan, reason: CheckFailedError, say: Callable[[str], None]) -> Plan:
-    """What is left to try, once the unhealthy machine is put away.
+def _rest(cloud: Cloud, made: Plan, reason: CheckFailedError) -> Plan:
+    """What is left to try instead of the unhealthy machine.
 
     Raises:
         CheckFailedError: Nothing.
     """
-    found = _again(cloud, made.wanted)
-    machine = lifecycle.only(found)
+    machine = lifecycle.only(_again(cloud, made.wanted))
     rest = tuple(one for one in made.offers if one.instance_type != machine.instance_type)
     if not rest:
         reason.add_note("no other machine satisfies the request; this one is left, to be looked at")
         raise reason
-    say(f"{machine.instance_id} ({machine.instance_type}) is put away: {reason.message}")
-    lifecycle.down(cloud, made.wanted, found, keep_home=True, force=True)
     return replace(made, offers=rest)
+
+
+def _put_away(
+    cloud: Cloud, wanted: Workspace, reason: CheckFailedError, say: Callable[[str], None], *, started: bool
+) -> None:
+    """End the unhealthy machine; its home stays.
+
+    Args:
+        started: Whether this call started it, so that nobody has worked on it.
+
+    Raises:
+        CheckFailedError: It has no home volume, and files of its user may be on it.
+    """
+    found = _again(cloud, wanted)
+    machine = lifecycle.only(found)
+    if not started and not machine.home_id:
+        reason.add_note(
+            f"it has no home volume, so that its user's files are on it: it is left; "
+            f"`invoke workspace.down {found.name}` removes it"
+        )
+        raise reason
+    say(f"{machine.instance_id} ({machine.instance_type}) is put away: {reason.message}")
+    lifecycle.down(cloud, wanted, found, keep_home=True, force=True)
 
 
 def _placed(cloud: Cloud, wish: Wish) -> Workspace:

@@ -11,7 +11,7 @@ from tests.support.harness import ROOT
 pytestmark = pytest.mark.e2e
 
 REGION = "us-west-2"
-UP = ("workspace.up", "--name", "vision", "--owner", os.environ.get("USER", "root"), "--gpu", "T4:1")
+UP = ("workspace.up", "--yes", "--name", "vision", "--owner", os.environ.get("USER", "root"), "--gpu", "T4:1")
 UP = (*UP, "--cpu", "8", "--memory", "32GiB", "--region", REGION)
 
 
@@ -111,7 +111,7 @@ def test_the_commands_in_order(here, workspace):
     assert again["workspace"]["homes"][0]["volume_id"] == home["volume_id"]
     assert ssh(here, "cat file") == "kept\n"
     [used] = json.loads(here.invoke("workspace.usage", "--json").stdout)["owners"]
-    assert used["owner"] == UP[4]
+    assert used["owner"] == UP[5]
     refused = here.invoke("workspace.down", "vision", ok=False)
     assert (refused.returncode, "there is no terminal" in refused.stderr) == (6, True)
     here.invoke("workspace.down", "vision", "--yes")

@@ -22,7 +22,7 @@ from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces import health, raise_up, reach, up
 from gpukiln.workspaces.lifecycle import find
 from tasks import namespace
-from tests.support.release_cloud import Cloud, fault, make_image, running, server, tell, verdict
+from tests.support.release_cloud import Cloud, changes, fault, make_image, running, server, tell, verdict
 
 ROOT = Path(__file__).parents[2]
 VISION = ("--name", "vision", "--owner", "ann")
@@ -75,7 +75,9 @@ def tag(stage: str, name: str = "gpukiln:stage") -> None:
 
 
 def raised(typed: Typed, *more: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(typed("up", *VISION, *T4, "--no-wait", "--json", *more).stdout)
+    document: dict[str, Any] = json.loads(
+        typed("up", "--yes", *VISION, *T4, "--no-wait", "--json", *more).stdout
+    )
     tag("done")
     return document
 
@@ -141,15 +143,22 @@ def test_a_command_on_a_workspace_is_given_to_ssh_word_by_word(
 
 
 def test_what_is_typed_wrong_is_told_before_anything_is_done(typed: Typed) -> None:
-    assert "--name is missing" in typed("up", "--owner", "ann", code=2).stderr
-    assert "--owner is missing" in typed("up", "--name", "vision", code=2).stderr
+    assert "--name is missing" in typed("up", "--yes", "--owner", "ann", code=2).stderr
+    assert "--owner is missing" in typed("up", "--yes", "--name", "vision", code=2).stderr
     assert "no workspace is named" in typed("show", code=2).stderr
-    assert "small letters" in typed("up", "--name", "V", "--owner", "ann", code=2).stderr
-    assert "unknown service 'olama'" in typed("up", *VISION, *T4, "--service", "olama", code=2).stderr
-    assert "no machine in us-west-2 has" in typed("up", *VISION, "--gpu", "A100:1", code=3).stderr
-    assert "desktop" in typed("up", *VISION, *T4, "--set", "capabilities.gui_vnc=true", code=3).stderr
-    assert "everybody" in typed("up", *VISION, *T4, "--ssh-from", "0.0.0.0/0", code=2).stderr
-    assert "for Windows" in typed("up", *VISION, *T4, "--set", "capabilities.gui_rdp=true", code=2).stderr
+    assert "small letters" in typed("up", "--yes", "--name", "V", "--owner", "ann", code=2).stderr
+    assert (
+        "unknown service 'olama'" in typed("up", "--yes", *VISION, *T4, "--service", "olama", code=2).stderr
+    )
+    assert "no machine in us-west-2 has" in typed("up", "--yes", *VISION, "--gpu", "A100:1", code=3).stderr
+    assert (
+        "desktop" in typed("up", "--yes", *VISION, *T4, "--set", "capabilities.gui_vnc=true", code=3).stderr
+    )
+    assert "everybody" in typed("up", "--yes", *VISION, *T4, "--ssh-from", "0.0.0.0/0", code=2).stderr
+    assert (
+        "for Windows"
+        in typed("up", "--yes", *VISION, *T4, "--set", "capabilities.gui_rdp=true", code=2).stderr
+    )
     assert running() == {}
 
 
@@ -158,10 +167,12 @@ def test_a_file_is_the_contract(typed: Typed, tmp_path: Path) -> None:
     file.write_text(
         "workspace_name: vision\nowner: ann\nregion: us-west-2\ncompute_profile: {storage: 5Gi}\n"
     )
-    done = json.loads(typed("up", "--from", str(file), "--gpu", "T4:1", "--no-wait", "--json").stdout)
+    done = json.loads(
+        typed("up", "--yes", "--from", str(file), "--gpu", "T4:1", "--no-wait", "--json").stdout
+    )
     assert done["workspace"]["homes"][0]["size_gib"] == 5
     file.write_text("workspace_name: vision\nowner: ann\nsubnet_id: subnet-1\n")
-    assert "subnet_ids: [" in typed("up", "--from", str(file), code=2).stderr
+    assert "subnet_ids: [" in typed("up", "--yes", "--from", str(file), code=2).stderr
 
 
 def test_nobody_has_capacity(typed: Typed) -> None:
@@ -169,7 +180,7 @@ def test_nobody_has_capacity(typed: Typed) -> None:
     for zone in "abcd":
         scarcity.add(layout, f"us-west-2{zone}:*")
     try:
-        done = typed("up", *VISION, *T4, code=75)
+        done = typed("up", "--yes", *VISION, *T4, code=75)
     finally:
         scarcity.clear(layout)
     assert "InsufficientInstanceCapacity" in done.stderr
@@ -197,7 +208,7 @@ def interrupt_after(stage: str) -> Callable[..., None]:
 
 def test_ctrl_c_removes_what_is_not_usable_yet(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
-    said = typed("up", *VISION, *T4, code=130).stderr
+    said = typed("up", "--yes", *VISION, *T4, code=130).stderr
     assert "was not usable yet and is removed, and all that was made with it" in said
     assert running() == {}
     assert find(Cloud(), "vision") == ()
@@ -208,7 +219,7 @@ def test_ctrl_c_keeps_a_home_that_was_there(typed: Typed, monkeypatch: pytest.Mo
     home = raised(typed)["workspace"]["homes"][0]["volume_id"]
     typed("down", "vision", "--keep-home")
     monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
-    assert "is removed; the home stays" in typed("up", *VISION, *T4, code=130).stderr
+    assert "is removed; the home stays" in typed("up", "--yes", *VISION, *T4, code=130).stderr
     [left] = find(Cloud(), "vision")
     assert (left.machines, [one.volume_id for one in left.homes]) == ((), [home])
 
@@ -219,7 +230,7 @@ def test_ctrl_c_says_what_runs_and_what_it_costs(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(raise_up, "wait_until_done", interrupt_after(stage))
-        said = typed("up", *VISION, *T4, *more, code=130).stderr
+        said = typed("up", "--yes", *VISION, *T4, *more, code=130).stderr
     [machine] = running()
     assert f"vision runs: {machine}, g4dn.2xlarge in us-west-2" in said
     assert "0.752 USD/hour" in said
@@ -234,7 +245,7 @@ def test_ctrl_c_says_what_runs_and_what_it_costs(
 def test_ctrl_c_never_removes_a_machine_that_was_there(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
-    assert "vision runs: i-" in typed("up", *VISION, *T4, code=130).stderr
+    assert "vision runs: i-" in typed("up", "--yes", *VISION, *T4, code=130).stderr
     assert running()
 
 
@@ -242,7 +253,7 @@ def test_ctrl_c_that_can_not_remove_it_says_so(typed: Typed, monkeypatch: pytest
     monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
     tell("faults", [fault("TerminateInstances", "denied")])
     try:
-        said = typed("up", *VISION, *T4, code=130).stderr
+        said = typed("up", "--yes", *VISION, *T4, code=130).stderr
     finally:
         tell("faults", [])
     assert "vision may still run and cost money" in said
@@ -254,6 +265,71 @@ def test_ctrl_c_while_it_starts_again_says_what_runs(typed: Typed, monkeypatch: 
     typed("stop", "vision")
     monkeypatch.setattr(up, "wait_until_done", interrupt_after("home"))
     assert "vision runs: i-" in typed("start", "vision", code=130).stderr
+
+
+def test_the_price_is_shown_before_anything_is_started(
+    typed: Typed, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
+    refused = typed("up", *VISION, *T4, code=6).stderr
+    rows = [line.split() for line in refused.splitlines() if line.startswith("g4dn.")]
+    # us-west-2 of catalog/data/prices.yaml; a month: 730 h of machine and address (0.005), 5 GB at 0.08
+    assert (len(rows), rows[0][0]) == (3, "g4dn.2xlarge")
+    assert rows[0][-2:] == ["0.752", "553.01"]
+    assert re.search(r"and where these have no capacity \d+ more", refused)
+    assert f"image {image}: it was named" in typed("up", *VISION, *T4, "--image", image, code=6).stderr
+    assert "; passed 20" in refused
+    assert "starting vision needs consent" in refused
+    assert running() == {}
+    monkeypatch.setattr("sys.stdin", Terminal("no\n"))
+    assert "'no' was typed" in typed("up", *VISION, *T4, code=6).stderr
+    assert find(Cloud()) == ()
+    monkeypatch.setattr("sys.stdin", Terminal("yes\n"))
+    typed("up", *VISION, *T4, "--no-wait")
+    assert running()
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    typed("up", *VISION, *T4, "--no-wait")  # it runs: nothing more is spent
+
+
+def test_a_dry_run_of_up_starts_nothing(typed: Typed) -> None:
+    tell("calls")
+    ahead = json.loads(typed("up", *VISION, *T4, "--dry-run", "--json").stdout)
+    jsonschema.Draft202012Validator(workspace_schema.schema()).validate(ahead)
+    assert (ahead["schema"], ahead["runs"], ahead["home_gib"]) == ("workspace.plan/1", "", 5)
+    assert ahead["offers"][0]["usd_hour"] == "0.752"
+    assert "553.01" in typed("up", *VISION, *T4, "--dry-run").stdout
+    assert changes() == []
+    machine = raised(typed)["workspace"]["machines"][0]["instance_id"]
+    assert f"has a machine already, {machine}" in typed("up", *VISION, *T4, "--dry-run").stdout
+
+
+def test_what_a_machine_may_cost_is_a_limit(typed: Typed) -> None:
+    dry = ("up", *VISION, *T4, "--dry-run", "--json")
+    cheap = json.loads(typed(*dry, "--max-price", "0.8").stdout)["offers"]
+    assert [one["instance_type"] for one in cheap] == ["g4dn.2xlarge"]
+    assert "wanted at most 0.5" in typed(*dry, "--max-price", "0.5", code=3).stderr
+    fit = json.loads(typed(*dry, "--budget", "600").stdout)["offers"]
+    assert [one["instance_type"] for one in fit] == ["g4dn.2xlarge"]
+    assert "costs 553.01" in typed(*dry, "--budget", "553", code=6).stderr
+    two = (*VISION, *T4[:-1], "us-west-2,eu-west-1", "--budget", "9")
+    assert "none of us-west-2, eu-west-1" in typed("up", "--yes", *two, code=6).stderr
+    assert "none of us-west-2, eu-west-1" in typed("up", "--dry-run", *two, code=6).stderr
+    assert "is no price" in typed(*dry, "--max-price", "x", code=2).stderr
+    without = ("--gpu", "0", "--instance-types", "m5.large", "--region", "us-west-2", "--max-price", "1")
+    assert "m5.large is not known" in typed("up", *VISION, *without, "--dry-run", code=3).stderr
+    assert running() == {}
+
+
+def test_a_machine_that_holds_its_users_files_is_not_replaced(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homeless = ("--set", "capabilities.persistent_home=false")
+    raised(typed, *homeless)
+    bad = verdict(failed=[("gpu.xid", "Xid 79")])
+    monkeypatch.setattr(health, "run_suite", Suite([bad]))
+    said = typed("up", "--yes", *VISION, *T4, *homeless, "--replace-unhealthy", code=1).stderr
+    assert "it has no home volume, so that its user's files are on it" in said
+    assert running()
 
 
 class Terminal(io.StringIO):
@@ -373,7 +449,7 @@ def test_an_unhealthy_machine_is_replaced_by_the_next(typed: Typed, monkeypatch:
     bad = verdict(failed=[("gpu.xid", "Xid 79")])
     monkeypatch.setattr(health, "run_suite", Suite([bad, verdict()]))
     monkeypatch.setattr(raise_up, "wait_until_done", lambda *_, **__: tag("done"))
-    done = typed("up", *VISION, *T4, "--replace-unhealthy", "--json")
+    done = typed("up", "--yes", *VISION, *T4, "--replace-unhealthy", "--json")
     assert "g4dn.2xlarge) is put away: vision is unhealthy: gpu.xid" in done.stderr
     answer = json.loads(done.stdout)
     assert answer["workspace"]["machines"][0]["instance_type"] != "g4dn.2xlarge"

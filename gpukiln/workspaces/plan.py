@@ -210,15 +210,9 @@ def _without_gpus(cloud: Cloud, wanted: Workspace) -> tuple[Offer, ...]:
         )
     with explain_aws_errors("look up the instance types"):
         rows = cloud.client("ec2").describe_instance_types(InstanceTypes=list(wanted.instance_types))
-    profile, offers = wanted.compute_profile, []
-    least = mebibytes(f"{profile.memory.removesuffix('B')}B", "memory") if profile.memory else 0
+    offers = []
     for row in rows["InstanceTypes"]:
-        vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
-        if vcpu < profile.cpu or memory < least:
-            raise IncompatibleError(
-                f"{row['InstanceType']} has {vcpu} vCPU and {memory} MiB, wanted {profile.cpu} and {least}",
-                hint="name a larger one",
-            )
+        vcpu, memory = _require_large(row, wanted)
         offers.append(
             Offer(
                 instance_type=row["InstanceType"],
@@ -240,6 +234,31 @@ def _without_gpus(cloud: Cloud, wanted: Workspace) -> tuple[Offer, ...]:
             )
         )
     return tuple(sorted(offers, key=lambda one: wanted.instance_types.index(one.instance_type)))
+
+
+def require_size(cloud: Cloud, wanted: Workspace, name: str) -> None:
+    """Refuse a machine without a GPU that has fewer vCPUs or less memory than is wanted.
+
+    Raises:
+        IncompatibleError: It has.
+        UnavailableError: The cloud can't be asked.
+    """
+    with explain_aws_errors("look up the instance types"):
+        rows = cloud.client("ec2").describe_instance_types(InstanceTypes=[name])
+    _require_large(rows["InstanceTypes"][0], wanted)
+
+
+def _require_large(row: dict[str, Any], wanted: Workspace) -> tuple[int, int]:
+    """The vCPUs and the memory of a type, which are as large as is wanted."""
+    profile = wanted.compute_profile
+    least = mebibytes(f"{profile.memory.removesuffix('B')}B", "memory") if profile.memory else 0
+    vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
+    if vcpu < profile.cpu or memory < least:
+        raise IncompatibleError(
+            f"{row['InstanceType']} has {vcpu} vCPU and {memory} MiB, wanted {profile.cpu} and {least}",
+            hint="name a larger one",
+        )
+    return vcpu, memory
 
 
 def _choices(

@@ -23,6 +23,7 @@ from gpukiln.parsing import refuse_credentials
 from gpukiln.workspaces import health, known, lifecycle, network, services, userdata
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.desktop import require_desktop
+from gpukiln.workspaces.differs import require_same
 from gpukiln.workspaces.images import image_id_of
 from gpukiln.workspaces.lifecycle import Found
 from gpukiln.workspaces.plan import NO_LIMITS, Limits, Plan, plan
@@ -110,6 +111,7 @@ def look_ahead(clouds: Sequence[Cloud], wish: Wish, say: Callable[[str], None]) 
         wanted = _placed(cloud, wish)
         found = there(cloud, wanted)
         if found and found.machines:
+            _require_same(cloud, wanted, wish, found)
             return running(cloud, found)
         try:
             made, _ = prepared(cloud, _planned(cloud, wanted, wish, found), wish, say)
@@ -156,6 +158,7 @@ def _in_region(
         started = False
         try:
             if found and found.machines:
+                _require_same(cloud, wanted, wish, found)
                 resume(cloud, wanted, found, say=say)
             else:
                 made, extras = prepared(cloud, _planned(cloud, wanted, wish, found), wish, say)
@@ -229,6 +232,12 @@ def note_what_runs(cloud: Cloud, found: Found, interrupt: KeyboardInterrupt) -> 
             f"`invoke workspace.up --name {found.name} --owner {found.owner} {place}` goes on, "
             f"`invoke workspace.down {found.name} {place}` removes it"
         )
+
+
+def _require_same(cloud: Cloud, wanted: Workspace, wish: Wish, found: Found) -> None:
+    simulated, roles, limits = wish.simulated, wish.roles, wish.limits
+    refuse_credentials(roles, "--roles", where="a message")
+    require_same(cloud, wanted, found, simulated=simulated, roles=roles, limits=limits)
 
 
 def _planned(cloud: Cloud, wanted: Workspace, wish: Wish, found: Found | None) -> Plan:
@@ -340,7 +349,7 @@ def prepared(cloud: Cloud | None, made: Plan, wish: Wish, say: Callable[[str], N
     if made.wanted.services:
         # A simulated GPU is a double of NVML's answers: no container can be given one.
         made, compose = _with_services(made, say, has_gpus=made.gpus > 0 and not wish.simulated)
-    return made, Extras(compose, repository, commit, wish.simulated)
+    return made, Extras(compose, repository, commit, wish.simulated, wish.roles)
 
 
 def _with_services(made: Plan, say: Callable[[str], None], *, has_gpus: bool) -> tuple[Plan, str]:

@@ -1,5 +1,6 @@
 """What people type after `invoke workspace.`, against a cloud without machines: answer, error, exit code."""
 
+import inspect
 import io
 import json
 import os
@@ -289,6 +290,63 @@ def test_the_price_is_shown_before_anything_is_started(
     assert running()
     monkeypatch.setattr("sys.stdin", io.StringIO())
     typed("up", *VISION, *T4, "--no-wait")  # it runs: nothing more is spent
+
+
+DIFFERENT = [
+    (("--gpu", "L4:1"), "it has 1 T4, wanted L4"),
+    (("--gpu", "T4:4"), "it has 1 T4, wanted 4"),
+    (("--gpu", "0"), "it has 1 T4, wanted none"),
+    (("--cpu", "16"), "it has 8 vCPU, wanted 16"),
+    (("--memory", "64GiB"), "it has 32768 MiB of memory, wanted 65536"),
+    (("--instance-types", "g4dn.4xlarge"), "it is a g4dn.2xlarge, wanted g4dn.4xlarge"),
+    (("--image", "ami-1"), "wanted ami-1"),
+    (("--spot",), "it is on demand, wanted spot"),
+    (("--service", "jupyter"), "services: it was started without, wanted jupyter"),
+    (("--ssh-from", "203.0.113.0/24"), "ssh_from: it was started without, wanted 203.0.113.0/24"),
+    (("--idle-minutes", "30"), "idle_minutes: it was started with another one, wanted 30"),
+    (("--set", "capabilities.network_egress=open"), "network_egress: it was started without, wanted open"),
+    (("--set", "agent_init_script=reboot"), "agent_init_script: it was started without, wanted reboot"),
+    (("--simulated",), "it has no simulated GPUs, wanted --simulated"),
+    (("--roles", "https://example.org/r@" + "0" * 40), "roles: it was started without, wanted https://"),
+    (("--max-price", "0.5"), "it costs 0.752 USD/hour, wanted at most 0.5"),
+    (("--budget", "500"), "its machine alone costs 548.96 USD a month, wanted at most 500"),
+]
+
+
+def test_a_machine_that_differs_is_not_taken_for_what_is_asked_for(typed: Typed) -> None:
+    raised(typed, "--idle-minutes", "60")
+    [before] = running()
+    for more, difference in DIFFERENT:
+        for dry in ((), ("--dry-run",)):
+            said = typed("up", "--yes", *VISION, "--region", "us-west-2", *more, *dry, code=6).stderr
+            assert difference in said, more
+            assert "`invoke workspace.down vision --keep-home`" in said
+    two = typed("up", "--yes", *VISION, "--gpu", "L4:1", "--spot", "--region", "us-west-2", code=6).stderr
+    assert [line for line in two.splitlines() if line.startswith("  ")] == [
+        "  it has 1 T4, wanted L4",
+        "  it is on demand, wanted spot",
+    ]
+    same = ("--gpu", "T4:1", "--cpu", "4", "--idle-minutes", "60", "--max-price", "0.752", "--no-wait")
+    typed("up", *VISION, "--region", "us-west-2", *same)
+    typed("up", *VISION, "--region", "us-west-2", "--no-wait")  # nothing is asked for
+    assert list(running()) == [before]
+
+
+def test_options_of_up_are_all_compared() -> None:
+    fields = set(inspect.signature(commands.up.body).parameters) - {"_"}
+    typed_ = {word[2:].replace("-", "_") for more, _ in DIFFERENT for word in more if word.startswith("--")}
+    how = {"yes", "dry_run", "json", "keep", "no_wait", "replace_unhealthy"}  # how it is done
+    where = {"name", "owner", "region", "cloud", "profile"}  # which workspace it is
+    assert fields - typed_ == how | where | {"from_", "storage"}  # a home grows
+
+
+def test_a_machine_without_a_gpu_that_differs(typed: Typed, image: str) -> None:
+    small = ("--gpu", "0", "--instance-types", "m5.large", "--image", image, "--region", "us-west-2")
+    typed("up", "--yes", *VISION, *small, "--no-wait")
+    assert "it has no GPU, wanted 1 T4" in typed("up", *VISION, *T4[:2], *T4[-2:], code=6).stderr
+    assert "m5.large has 2 vCPU" in typed("up", *VISION, *small, "--cpu", "4", code=6).stderr
+    priced = typed("up", *VISION, *small, "--max-price", "1", code=6).stderr
+    assert "its price is not known" in priced
 
 
 def test_a_dry_run_of_up_starts_nothing(typed: Typed) -> None:

@@ -20,7 +20,7 @@ from gpukiln.offers.select import lacks_of
 from gpukiln.typed import dump
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
 from gpukiln.workspaces.lifecycle import Found, Machine, only
-from gpukiln.workspaces.plan import Limits, request_of, require_size
+from gpukiln.workspaces.plan import Limits, request_of, require_size, wants_gpus
 
 TAG_CHARACTERS = 256  # EC2's limit of a value
 MARK_CHARACTERS = 4
@@ -35,7 +35,6 @@ BY_MACHINE = {
     "image_id",
     "instance_types",
     "spot",
-    "gpu_support",
 }
 
 
@@ -83,7 +82,7 @@ def require_same(
 def _machine_rows(cloud: Cloud, wanted: Workspace, machine: Machine) -> Iterator[str]:
     profile, name = wanted.compute_profile, machine.instance_type
     type_ = instance_types().get(name)
-    gpus = wanted.capabilities.gpu_support and profile.gpu_count
+    gpus = wants_gpus(wanted)
     if wanted.instance_types and name not in wanted.instance_types:
         yield f"it is a {name}, wanted {' or '.join(wanted.instance_types)}"
     if type_ and gpus:
@@ -91,7 +90,7 @@ def _machine_rows(cloud: Cloud, wanted: Workspace, machine: Machine) -> Iterator
         if not profile.gpu_type and profile.gpu_count == ComputeProfile().gpu_count:
             request = replace(request, count=Span(1), fractions=True)
         yield from lacks_of(request, name)
-    elif type_:
+    elif type_ and not machine.lacks_gpus:
         yield f"it has {type_.gpus} {gpu(type_.gpu).name}, wanted none"
     elif gpus and (profile.gpu_type or profile.gpu_count != ComputeProfile().gpu_count):
         yield f"it has no GPU, wanted {profile.gpu_count} {profile.gpu_type}".rstrip()
@@ -125,7 +124,7 @@ def _marked_rows(wanted: Workspace, roles: str, machine: Machine) -> Iterator[st
     entries = dict(one.split("=", 1) for one in machine.asked.split() if "=" in one)
     cut = machine.asked.endswith(CUT)
     for name, value in _chosen(wanted, roles).items():
-        if name not in entries and cut:
+        if (name not in entries and cut) or name == "gpu_support":
             continue
         if entries.get(name) != _mark(value):
             how = "with another one" if name in entries else "without"
@@ -142,7 +141,7 @@ def _chosen(wanted: Workspace, roles: str) -> dict[str, Any]:
 
 def _flat(wanted: Workspace) -> dict[str, Any]:
     document = dump(wanted)
-    fields = {**document, **document.pop("capabilities")}
+    fields = {**document, **document.pop("capabilities"), "gpu_support": wants_gpus(wanted)}
     return {name: value for name, value in fields.items() if name not in {*BY_MACHINE, "capabilities"}}
 
 

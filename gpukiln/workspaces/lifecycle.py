@@ -67,6 +67,11 @@ class Machine:
     image_verdict: str
     asked: str | None = None
 
+    @property
+    def lacks_gpus(self) -> bool:
+        """Whether it was asked for without GPUs, whatever its type has."""
+        return any(one.startswith(tags.NO_GPUS) for one in (self.asked or "").split())
+
 
 @dataclass(frozen=True)
 class Found:

@@ -82,14 +82,12 @@ def plan(
     wanted: Workspace,
     today: date,
     *,
-    simulated: bool = False,
     limits: Limits = NO_LIMITS,
     use: Use = MACHINE_ALONE,
 ) -> Plan:
     """What a workspace gets in a region. Nothing is made.
 
     Args:
-        simulated: Whether the embedded cloud gives the machine simulated GPUs.
         use: What counts in a month's price.
 
     Raises:
@@ -121,14 +119,13 @@ def plan(
         )
     same = {offer.instance_type for offer, choice in choices if choice.image_id == best.image_id}
     subject, image = _subject(cloud, best.image_id)
-    has = fitting[0].gpus if cloud.has_gpus or simulated else 0
     return Plan(
         replace(wanted, image_id=best.image_id),
         tuple(offer for offer in fitting if offer.instance_type in same),
         best,
         subject,
         image,
-        has if wanted.capabilities.gpu_support else 0,
+        fitting[0].gpus if wants_gpus(wanted) else 0,
         use,
     )
 
@@ -143,8 +140,13 @@ def offline(wanted: Workspace, today: date) -> Plan:
     offers = _satisfying(wanted, wanted.region, "aws", today, None)
     image_id = wanted.image_id or ""
     choice = Choice(image_id, "given", image_id, ("it was named",), "", ())
-    gpus = offers[0].gpus if wanted.capabilities.gpu_support else 0
+    gpus = offers[0].gpus if wants_gpus(wanted) else 0
     return Plan(wanted, offers, choice, None, {"ImageId": image_id, "RootDeviceName": ""}, gpus)
+
+
+def wants_gpus(wanted: Workspace) -> bool:
+    """Whether the machine of a workspace has to have GPUs."""
+    return wanted.capabilities.gpu_support and wanted.compute_profile.gpu_count > 0
 
 
 def plan_words(offer: Offer, zone: str) -> str:
@@ -168,7 +170,7 @@ def request_of(wanted: Workspace) -> Request:
 
 
 def _offers(cloud: Cloud, wanted: Workspace, today: date, most: Decimal | None) -> tuple[Offer, ...]:
-    if wanted.capabilities.gpu_support and wanted.compute_profile.gpu_count:
+    if wants_gpus(wanted):
         return _satisfying(wanted, cloud.region, cloud.name, today, most)
     offers = _without_gpus(cloud, wanted)
     if most is not None:

@@ -26,7 +26,7 @@ from gpukiln.workspaces.desktop import require_desktop
 from gpukiln.workspaces.differs import require_same
 from gpukiln.workspaces.images import image_id_of
 from gpukiln.workspaces.lifecycle import Found
-from gpukiln.workspaces.plan import NO_LIMITS, Limits, Plan, plan
+from gpukiln.workspaces.plan import NO_LIMITS, Limits, Plan, plan, wants_gpus
 from gpukiln.workspaces.preview import Preview, preview, running, use_of
 from gpukiln.workspaces.up import DONE, Extras, alone, resume, start, there, wait_until_done
 
@@ -241,9 +241,15 @@ def _require_same(cloud: Cloud, wanted: Workspace, wish: Wish, found: Found) -> 
 
 
 def _planned(cloud: Cloud, wanted: Workspace, wish: Wish, found: Found | None) -> Plan:
+    if wants_gpus(wanted) and not (cloud.has_gpus or wish.simulated):
+        gpus = f"{wanted.compute_profile.gpu_count} {wanted.compute_profile.gpu_type}".rstrip()
+        raise UsageError(
+            f"machines of --cloud {cloud.name} have no GPUs, wanted {gpus}",
+            hint="--simulated gives them simulated ones, for a rehearsal; --cloud aws has real ones; --gpu 0 "
+            "wants none",
+        )
     use = use_of(wanted, found.homes if found else ())
-    today = datetime.now(UTC).date()
-    return plan(cloud, wanted, today, simulated=wish.simulated, limits=wish.limits, use=use)
+    return plan(cloud, wanted, datetime.now(UTC).date(), limits=wish.limits, use=use)
 
 
 def _good(cloud: Cloud, wanted: Workspace, say: Callable[[str], None], *, deep: bool) -> Found:

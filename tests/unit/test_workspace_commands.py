@@ -27,7 +27,10 @@ from tests.support.release_cloud import Cloud, changes, fault, make_image, runni
 
 ROOT = Path(__file__).parents[2]
 VISION = ("--name", "vision", "--owner", "ann")
-T4 = ("--gpu", "T4:1", "--cpu", "8", "--memory", "32GiB", "--storage", "5Gi", "--region", "us-west-2")
+T4 = (
+    *("--gpu", "T4:1", "--simulated", "--cpu", "8", "--memory", "32GiB", "--storage", "5Gi"),
+    *("--region", "us-west-2"),
+)
 
 
 class Said(NamedTuple):
@@ -151,7 +154,9 @@ def test_what_is_typed_wrong_is_told_before_anything_is_done(typed: Typed) -> No
     assert (
         "unknown service 'olama'" in typed("up", "--yes", *VISION, *T4, "--service", "olama", code=2).stderr
     )
-    assert "no machine in us-west-2 has" in typed("up", "--yes", *VISION, "--gpu", "A100:1", code=3).stderr
+    assert (
+        "no machine in us-west-2 has" in typed("up", *VISION, "--gpu", "A100:1", "--simulated", code=3).stderr
+    )
     assert (
         "desktop" in typed("up", "--yes", *VISION, *T4, "--set", "capabilities.gui_vnc=true", code=3).stderr
     )
@@ -169,7 +174,9 @@ def test_a_file_is_the_contract(typed: Typed, tmp_path: Path) -> None:
         "workspace_name: vision\nowner: ann\nregion: us-west-2\ncompute_profile: {storage: 5Gi}\n"
     )
     done = json.loads(
-        typed("up", "--yes", "--from", str(file), "--gpu", "T4:1", "--no-wait", "--json").stdout
+        typed(
+            "up", "--yes", "--from", str(file), "--gpu", "T4:1", "--simulated", "--no-wait", "--json"
+        ).stdout
     )
     assert done["workspace"]["homes"][0]["size_gib"] == 5
     file.write_text("workspace_name: vision\nowner: ann\nsubnet_id: subnet-1\n")
@@ -306,7 +313,6 @@ DIFFERENT = [
     (("--idle-minutes", "30"), "idle_minutes: it was started with another one, wanted 30"),
     (("--set", "capabilities.network_egress=open"), "network_egress: it was started without, wanted open"),
     (("--set", "agent_init_script=reboot"), "agent_init_script: it was started without, wanted reboot"),
-    (("--simulated",), "it has no simulated GPUs, wanted --simulated"),
     (("--roles", "https://example.org/r@" + "0" * 40), "roles: it was started without, wanted https://"),
     (("--max-price", "0.5"), "it costs 0.752 USD/hour, wanted at most 0.5"),
     (("--budget", "500"), "its machine alone costs 548.96 USD a month, wanted at most 500"),
@@ -337,16 +343,49 @@ def test_options_of_up_are_all_compared() -> None:
     typed_ = {word[2:].replace("-", "_") for more, _ in DIFFERENT for word in more if word.startswith("--")}
     how = {"yes", "dry_run", "json", "keep", "no_wait", "replace_unhealthy"}  # how it is done
     where = {"name", "owner", "region", "cloud", "profile"}  # which workspace it is
-    assert fields - typed_ == how | where | {"from_", "storage"}  # a home grows
+    elsewhere = {"from_", "storage", "simulated"}  # a home grows; the last is in the test below
+    assert fields - typed_ == how | where | elsewhere
 
 
 def test_a_machine_without_a_gpu_that_differs(typed: Typed, image: str) -> None:
     small = ("--gpu", "0", "--instance-types", "m5.large", "--image", image, "--region", "us-west-2")
     typed("up", "--yes", *VISION, *small, "--no-wait")
+    simulated = typed("up", *VISION, *small, "--simulated", code=6).stderr
+    assert "it has no simulated GPUs, wanted --simulated" in simulated
     assert "it has no GPU, wanted 1 T4" in typed("up", *VISION, *T4[:2], *T4[-2:], code=6).stderr
     assert "m5.large has 2 vCPU" in typed("up", *VISION, *small, "--cpu", "4", code=6).stderr
     priced = typed("up", *VISION, *small, "--max-price", "1", code=6).stderr
     assert "its price is not known" in priced
+
+
+def test_a_cloud_without_gpus_has_none_to_give(typed: Typed) -> None:
+    for more in (("--gpu", "T4:1"), (), ("--gpu", "T4:1", "--dry-run")):
+        said = typed("up", "--yes", *VISION, "--region", "us-west-2", "--no-wait", *more, code=2).stderr
+        assert "machines of --cloud embedded have no GPUs, wanted 1" in said
+        assert "--simulated gives them simulated ones" in said
+    assert running() == {}
+
+
+@pytest.mark.parametrize(("gpus", "wanted"), [("1", 1), ("0", 0)])
+def test_a_deep_look_expects_the_gpus_of_the_contract(
+    typed: Typed, image: str, monkeypatch: pytest.MonkeyPatch, gpus: str, wanted: int
+) -> None:
+    one = ("--gpu", gpus, "--instance-types", "g4dn.xlarge", "--image", image, "--region", "us-west-2")
+    up_ = ("up", "--yes", *VISION, *one, *(["--simulated"] if wanted else []), "--no-wait")
+    typed(*up_)
+    typed(*up_)  # it is what is asked for
+    if wanted:  # as machines of the embedded cloud were started before
+        Cloud().client("ec2").delete_tags(Resources=list(running()), Tags=[{"Key": "gpukiln:gpus"}])
+    asked: list[object] = []
+
+    def suite(*_: object, **options: object) -> Verdict:
+        asked.append(options["expect_gpus"])
+        return verdict()
+
+    monkeypatch.setattr(health, "run_suite", suite)
+    tag("done")
+    typed("status", "vision", "--deep")
+    assert asked == [wanted]
 
 
 def test_a_dry_run_of_up_starts_nothing(typed: Typed) -> None:

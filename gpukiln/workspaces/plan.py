@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from gpukiln.attest import trust
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.images.subject import Subject
+from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import VERDICT_TAG, VERIFIED_TAG, tags_of
 from gpukiln.offers import image as images
 from gpukiln.offers.cost import Use, month, within
-from gpukiln.offers.fit import fit, of_ami
+from gpukiln.offers.fit import fit
 from gpukiln.offers.model import Choice, Offer, Request
 from gpukiln.offers.request import mebibytes, parse
 from gpukiln.offers.select import nothing, select
 from gpukiln.workspaces.contract import Workspace
 
 DIGEST_TAG = "gpukiln:digest"
+Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
 MACHINE_ALONE = Use()
 
 
@@ -98,7 +100,8 @@ def plan(
         UnavailableError: The cloud can't be asked.
     """
     offers = _offers(cloud, wanted, today, limits.hour)
-    choices = _choices(cloud, wanted, offers, today)
+    looked = cache(lambda image_id: _subject(cloud, image_id))  # asked once, for however many machines
+    choices = _choices(cloud, wanted, offers, today, looked)
     fitting = [offer for offer, choice in choices if not _wrong(choice)]
     if not fitting:
         rows = tuple(f"{offer.instance_type}: {_wrong(choice)}" for offer, choice in choices[:6])
@@ -118,7 +121,7 @@ def plan(
             hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves one",
         )
     same = {offer.instance_type for offer, choice in choices if choice.image_id == best.image_id}
-    subject, image = _subject(cloud, best.image_id)
+    subject, image = looked(best.image_id)
     return Plan(
         replace(wanted, image_id=best.image_id),
         tuple(offer for offer in fitting if offer.instance_type in same),
@@ -264,10 +267,10 @@ def _require_large(row: dict[str, Any], wanted: Workspace) -> tuple[int, int]:
 
 
 def _choices(
-    cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], today: date
+    cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], today: date, looked: Looked
 ) -> list[tuple[Offer, Choice]]:
     if wanted.image_id:
-        return [(offer, _given(cloud, wanted.image_id, offer, today)) for offer in offers]
+        return _given(cloud, wanted.image_id, offers, today, looked)
     found = images.images_of(cloud, fresh=True)
     return [(offer, _chosen(found, cloud, offer, today)) for offer in offers]
 
@@ -280,11 +283,17 @@ def _chosen(found: images.Images, cloud: Cloud, offer: Offer, today: date) -> Ch
     )
 
 
-def _given(cloud: Cloud, image_id: str, offer: Offer, today: date) -> Choice:
-    subject, image = _subject(cloud, image_id)
-    findings = fit(offer.instance_type, image=subject, workload=None, today=today) if offer.gpus else ()
+def _given(
+    cloud: Cloud, image_id: str, offers: Sequence[Offer], today: date, looked: Looked
+) -> list[tuple[Offer, Choice]]:
+    subject, image = looked(image_id)
     words = trust.require_verified(cloud, image) if subject else ""
-    return Choice(image_id, "given", image_id, ("it was named",), "", findings, words)
+    choices = []
+    for offer in offers:
+        findings = fit(offer.instance_type, image=subject, workload=None, today=today) if offer.gpus else ()
+        choice = Choice(image_id, "given", image_id, ("it was named",), "", findings, words)
+        choices.append((offer, choice))
+    return choices
 
 
 def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any]]:
@@ -296,7 +305,7 @@ def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any
             f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint="--region says where to look"
         )
     try:
-        return of_ami(cloud, image_id), found[0]
+        return subject_from_tags(image_id, tags_of(found[0])), found[0]
     except UsageError:  # it has no tags of ours
         return None, found[0]
 

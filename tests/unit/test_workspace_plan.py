@@ -72,6 +72,16 @@ def test_an_image_that_does_not_fit_is_refused(proven):
         plan(Cloud(), replace(ASKED, image_id="ami-none"), TODAY)
 
 
+@pytest.mark.parametrize("gpu", ["", "T4"])
+def test_an_image_that_was_named_is_looked_up_once(proven, gpu):
+    tell("calls")
+    found = plan(
+        Cloud(), replace(ASKED, image_id=proven, compute_profile=ComputeProfile(gpu_type=gpu)), TODAY
+    )
+    assert len(found.offers) > 3
+    assert [action for _, action, _ in tell("calls")] == ["DescribeImages"]
+
+
 def test_a_machine_without_a_gpu_has_to_be_named(proven):
     without = replace(
         ASKED,

@@ -103,8 +103,10 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
         if isinstance(error, streams.OutputError):
             streams.forget_output()
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
+        for note in getattr(interrupt, "__notes__", ()):
+            print(note, file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `| head`: who reads has enough
         streams.forget_output()

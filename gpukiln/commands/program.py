@@ -130,7 +130,7 @@ class Program(invoke.program.Program):
         return found
 
     def _pass_on(self, rest: list[str]) -> None:
-        """Give what follows `--` to the command that runs it."""
+        """Give what follows `--` to the command that runs it, whose option is a list of words."""
         context = self.tasks[-1] if self.tasks else None
         if context is None or COMMAND not in context.args:
             name = context.name if context is not None else "invoke"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import command, print_json, results, say, words
-from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, find_or_gone, tell
+from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, find_or_gone, show_parts, tell
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -47,7 +47,12 @@ ASKED = {
     help={
         **ASKED,
         "no_wait": "do not wait until its stages are done",
+        "keep": "Ctrl-C keeps a machine that is not usable yet, too; without it, that is removed",
         "replace_unhealthy": "look deep when it is up, and try the next machine where this one is unhealthy",
+        "max_price": "USD an hour that the machine costs at most",
+        "budget": "USD a month that machine, home and address cost at most; exit 6 where all cost more",
+        "yes": "start it without a question; needed where there is no terminal",
+        "dry_run": "only show which machines and which image it would be, and what they cost",
     },
     iterable=["set"],
 )
@@ -71,19 +76,58 @@ def up(
     simulated: bool = False,
     roles: str = "",
     no_wait: bool = False,
+    keep: bool = False,
     replace_unhealthy: bool = False,
+    max_price: str = "",
+    budget: str = "",
+    yes: bool = False,
+    dry_run: bool = False,
     cloud: str = "embedded",
     profile: str = "",
     json: bool = False,
 ) -> None:
     """Start a workspace on the best machine that can be had, with its home; again: complete or show it."""
     typed = dict(locals())
-    from gpukiln.workspaces.raise_up import Wish, raise_up
+    from datetime import UTC, datetime
+
+    from gpukiln.commands.consent import require_consent
+    from gpukiln.offers.request import money
+    from gpukiln.workspaces import preview
+    from gpukiln.workspaces.plan import Limits, Plan
+    from gpukiln.workspaces.raise_up import Wish, look_ahead, raise_up
 
     wanted = _wanted(typed)
+    limits = Limits(
+        money(max_price, "--max-price") if max_price else None,
+        money(budget, "--budget") if budget else None,
+    )
     clouds = [cloud_of(cloud, one, profile) for one in words(region) or [wanted.region]]
-    wish = Wish(wanted, image=image, ssh_from=ssh_from, roles=roles, simulated=simulated)
-    where, found = raise_up(clouds, wish, say, wait=not no_wait, replace_unhealthy=replace_unhealthy)
+    wish = Wish(
+        wanted,
+        image=image,
+        ssh_from=ssh_from,
+        roles=roles,
+        simulated=simulated,
+        keep=keep,
+        limits=limits,
+    )
+    if dry_run:
+        ahead = look_ahead(clouds, wish, say)
+        if json:
+            print_json(dump(ahead))
+        else:
+            show_parts(preview.parts(ahead))
+        say("dry run: nothing was started")
+        return
+
+    def consent(where: Cloud, plan: Plan) -> None:
+        """Show what it costs, and ask."""
+        show_parts(preview.parts(preview.preview(where, plan, datetime.now(UTC).date())), notices=True)
+        require_consent(f"starting {plan.wanted.workspace_name}", (), yes=yes)
+
+    where, found = raise_up(
+        clouds, wish, say, consent=consent, wait=not no_wait, replace_unhealthy=replace_unhealthy
+    )
     tell(where, found, json=json)
 
 
@@ -120,17 +164,22 @@ def start(
     from gpukiln.errors import CheckFailedError
     from gpukiln.workspaces import health, lifecycle
     from gpukiln.workspaces.keys import key_file
+    from gpukiln.workspaces.raise_up import note_what_runs
     from gpukiln.workspaces.up import alone, wait_until_done
 
     where, found = find(name, cloud, region, profile)
     looked = None
     with alone(where, found.name):
-        if not lifecycle.start(where, found):
-            say(f"{found.name} ran")
-        elif not no_wait:
-            wait_until_done(where, _named(found), say=say)
-            if key_file(where, found.name).exists():  # else nobody here can look
-                looked = health.look(where, _again(where, found))
+        try:
+            if not lifecycle.start(where, found):
+                say(f"{found.name} ran")
+            elif not no_wait:
+                wait_until_done(where, _named(found), say=say)
+                if key_file(where, found.name).exists():  # else nobody here can look
+                    looked = health.look(where, _again(where, found))
+        except KeyboardInterrupt as interrupt:
+            note_what_runs(where, _again(where, found), interrupt)
+            raise
     tell(where, _again(where, found), json=json)
     if looked and not looked.good:
         raise CheckFailedError(f"{found.name} is {looked.words}", hint=f"the report is in {looked.folder}")
@@ -145,6 +194,8 @@ start.first = "name"
         "keep_home": "its home stays: `workspace.up` of that name finds it again",
         "owner": "whose it is, where this computer did not start it",
         "force": "although somebody works there",
+        "yes": "remove what is in the home without a question; needed where there is no terminal",
+        "dry_run": "only show what would be removed",
         **{key: PLACE[key] for key in ("region", "cloud", "profile")},
     }
 )
@@ -154,15 +205,19 @@ def down(
     keep_home: bool = False,
     owner: str = "",
     force: bool = False,
+    yes: bool = False,
+    dry_run: bool = False,
     region: str = "",
     cloud: str = "",
     profile: str = "",
 ) -> None:
     """Put a workspace away: machine, network, rights, key, and the home unless it is kept."""
     from dataclasses import replace
+    from datetime import UTC, datetime
 
+    from gpukiln.commands.consent import require_consent
     from gpukiln.errors import RefusedError
-    from gpukiln.workspaces import known, lifecycle, reach
+    from gpukiln.workspaces import known, lifecycle, reach, view
     from gpukiln.workspaces.keys import key_file
     from gpukiln.workspaces.up import alone
 
@@ -176,8 +231,20 @@ def down(
             f"{found.name} is {found.owner}'s, and this computer did not start it",
             hint=f"--owner {found.owner} says that you know",
         )
-    if not keep_home and found.homes:
-        _ask_for_name(found)
+    removed = view.removed_lines(found, datetime.now(UTC), keep_home=keep_home)
+    if dry_run:
+        for line in removed:
+            results().tell(f"would remove {line}")
+        say("dry run: nothing was removed")
+        return
+    if view.loses_work(found, keep_home=keep_home):
+        require_consent(
+            f"removing {found.name} for good",
+            removed,
+            yes=yes,
+            answer=found.name,
+            keeps="--keep-home keeps the home" if found.homes else "",
+        )
     with alone(where, found.name):
         known.refresh(where)
         wanted = replace(_named(found), owner=owner or found.owner)
@@ -324,15 +391,3 @@ def _named(found: Found) -> Workspace:
     from gpukiln.workspaces.contract import Workspace
 
     return Workspace(found.name, found.owner, found.region)
-
-
-def _ask_for_name(found: Found) -> None:
-    from gpukiln.errors import RefusedError
-
-    if not sys.stdin.isatty():
-        return
-    sizes = " and ".join(f"{one.volume_id} of {one.size_gib} GiB" for one in found.homes)
-    sys.stderr.write(f"this removes the home of {found.name}, {sizes}, for good; type its name: ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip() != found.name:
-        raise RefusedError("another name was typed: nothing is removed", hint="--keep-home keeps the home")

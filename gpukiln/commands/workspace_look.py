@@ -61,12 +61,13 @@ show.first = "name"
         "command": "what is run there; without it a session opens",
         "print": "only print the command of SSH",
         **{key: PLACE[key] for key in ("region", "cloud", "profile")},
-    }
+    },
+    iterable=["command"],
 )
 def ssh(
     _: Any,
     name: str = "",
-    command: str = "",
+    command: Any = None,
     print: bool = False,
     region: str = "",
     cloud: str = "",
@@ -80,7 +81,7 @@ def ssh(
     from gpukiln.workspaces.reach import ssh_command
 
     where, found = find(name, cloud, region, profile)
-    typed = ssh_command(where, found, command)
+    typed = ssh_command(where, found, command or ())
     if print:
         results().tell(shlex.join(typed))
         return 0

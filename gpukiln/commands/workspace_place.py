@@ -90,8 +90,9 @@ def cloud_of(name: str, region: str, profile: str) -> Cloud:
     return make_cloud(name, region, profile=profile or None)
 
 
-def show_parts(parts: Iterable[RenderableType]) -> None:
-    console = results()
+def show_parts(parts: Iterable[RenderableType], *, notices: bool = False) -> None:
+    """Show a document for people; `notices`: on standard error."""
+    console = results(json=notices)
     for part in parts:
         if isinstance(part, str):
             console.tell(part)

@@ -15,10 +15,11 @@ from typing import Any
 
 from gpukiln.commands.forms import of_documents
 from gpukiln.workspaces.contract import Outputs, Workspace
+from gpukiln.workspaces.preview import PLAN, Preview
 from gpukiln.workspaces.usage import USAGE, Usage
 from gpukiln.workspaces.view import LIST, SHOW, STATUS, Listing, Shown, Status
 
-DOCUMENTS = {LIST: Listing, SHOW: Shown, STATUS: Status, USAGE: Usage}
+DOCUMENTS = {LIST: Listing, PLAN: Preview, SHOW: Shown, STATUS: Status, USAGE: Usage}
 
 
 def schema() -> dict[str, Any]:

@@ -17,6 +17,10 @@ HOURS_MOST = 31 * 24
 CENT = Decimal("0.01")
 
 
+class OverBudgetError(RefusedError):
+    """Everything that satisfies a request costs more than the budget."""
+
+
 @dataclass(frozen=True)
 class Use:
     """How a machine is used.
@@ -87,7 +91,7 @@ def within(budget: Decimal, offers: Sequence[tuple[Offer, Month]]) -> tuple[tupl
     """The offers that cost no more than a budget a month.
 
     Raises:
-        RefusedError: None of them does; names the cheapest.
+        OverBudgetError: None of them does; names the cheapest.
     """
     fitting = tuple(row for row in offers if row[1].usd is not None and row[1].usd <= budget)
     if offers and not fitting:
@@ -98,7 +102,7 @@ def within(budget: Decimal, offers: Sequence[tuple[Offer, Month]]) -> tuple[tupl
             if cheapest
             else "no price is known"
         )
-        raise RefusedError(
+        raise OverBudgetError(
             f"no machine costs at most {budget} USD a month: {least}",
             hint="--hours says how long it runs a month, --spot auto takes spot prices, too",
         )

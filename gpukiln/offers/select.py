@@ -89,6 +89,18 @@ def offers_of(
     return tuple(_offer(name, machine, region, request, today, cloud) for region in regions)
 
 
+def lacks_of(request: Request, name: str) -> tuple[str, ...]:
+    """What a machine lacks of a request wherever it is, a line each; empty: it satisfies it.
+
+    Raises:
+        UsageError: The catalogue does not know it.
+    """
+    from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
+
+    machine = instance_type(name)
+    return tuple(one.text for one in _lacks(request, machine, gpu(machine.gpu)) if one.of != "retired")
+
+
 def nothing(request: Request, answer: Answer, regions: Sequence[str]) -> IncompatibleError:
     """Why nothing satisfies a request: the nearest machines, one for each GPU, and what they lack."""
     nearest: dict[tuple[str, int], NearMiss] = {}

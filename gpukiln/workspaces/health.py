@@ -61,7 +61,6 @@ def look(cloud: Cloud, found: Found, *, live: Live | None = None) -> Health:
     folder = reports(cloud, found.name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     type_ = instance_types().get(machine.instance_type)
-    has_gpus = type_ is not None and (cloud.has_gpus or machine.simulated)
     verdict: Verdict | None = None
     try:
         verdict = run_suite(
@@ -70,7 +69,7 @@ def look(cloud: Cloud, found: Found, *, live: Live | None = None) -> Health:
             out_dir=folder,
             on_start=live.start if live else None,
             on_check=live.check if live else None,
-            expect_gpus=type_.gpus if type_ and has_gpus else 0,
+            expect_gpus=type_.gpus if type_ and not machine.lacks_gpus else 0,
             instance_type=machine.instance_type,
             simulated=machine.simulated,
         )

@@ -38,6 +38,7 @@ class Machine:
         plan: The offer that was taken, in words.
         usd_hour: The price at launch; empty: not known.
         ended_at: ISO 8601, where it is stopped and EC2 says since when.
+        asked: The options that it was started with, a hash of each; None: not known.
     """
 
     instance_id: str
@@ -64,6 +65,12 @@ class Machine:
     usd_hour: str
     image_digest: str
     image_verdict: str
+    asked: str | None = None
+
+    @property
+    def lacks_gpus(self) -> bool:
+        """Whether it was asked for without GPUs, whatever its type has."""
+        return any(one.startswith(tags.NO_GPUS) for one in (self.asked or "").split())
 
 
 @dataclass(frozen=True)
@@ -276,6 +283,7 @@ def _machine(cloud: Cloud, instance: dict[str, Any]) -> Machine:
         usd_hour=told.get(tags.PRICE_TAG, ""),
         image_digest=told.get(tags.IMAGE_DIGEST_TAG, ""),
         image_verdict=told.get(tags.IMAGE_VERDICT_TAG, ""),
+        asked=told.get(tags.ASKED_TAG),
     )
 
 

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from gpukiln.attest import trust
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.images.subject import Subject
+from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import VERDICT_TAG, VERIFIED_TAG, tags_of
 from gpukiln.offers import image as images
-from gpukiln.offers.fit import fit, of_ami
+from gpukiln.offers.cost import Use, month, within
+from gpukiln.offers.fit import fit
 from gpukiln.offers.model import Choice, Offer, Request
 from gpukiln.offers.request import mebibytes, parse
 from gpukiln.offers.select import nothing, select
 from gpukiln.workspaces.contract import Workspace
 
 DIGEST_TAG = "gpukiln:digest"
+Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
+MACHINE_ALONE = Use()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine may cost, in USD; None: anything.
+
+    Args:
+        hour: Of the machine.
+        month: Of machine, home and public address.
+    """
+
+    hour: Decimal | None = None
+    month: Decimal | None = None
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -33,6 +54,7 @@ class Plan:
         subject: What is in the image; None: it is none of ours.
         image: As DescribeImages gives it.
         gpus: How many the machine has to show; 0: none.
+        use: What counts in a month's price.
     """
 
     wanted: Workspace
@@ -41,6 +63,7 @@ class Plan:
     subject: Subject | None
     image: dict[str, Any]
     gpus: int
+    use: Use = MACHINE_ALONE
 
     @property
     def digest(self) -> str:
@@ -56,20 +79,29 @@ class Plan:
         return f"{tags[VERDICT_TAG]} {tags.get(VERIFIED_TAG, '')}".strip()
 
 
-def plan(cloud: Cloud, wanted: Workspace, today: date, *, simulated: bool = False) -> Plan:
+def plan(
+    cloud: Cloud,
+    wanted: Workspace,
+    today: date,
+    *,
+    limits: Limits = NO_LIMITS,
+    use: Use = MACHINE_ALONE,
+) -> Plan:
     """What a workspace gets in a region. Nothing is made.
 
     Args:
-        simulated: Whether the embedded cloud gives the machine simulated GPUs.
+        use: What counts in a month's price.
 
     Raises:
+        OverBudgetError: All that fits costs more a month.
         RefusedError: Nothing vouches for the image that was named.
         UsageError: The image is not there, or a type is unknown.
         IncompatibleError: No machine satisfies it, or none of them fits the image.
         UnavailableError: The cloud can't be asked.
     """
-    offers = _offers(cloud, wanted, today)
-    choices = _choices(cloud, wanted, offers, today)
+    offers = _offers(cloud, wanted, today, limits.hour)
+    looked = cache(lambda image_id: _subject(cloud, image_id))  # asked once, for however many machines
+    choices = _choices(cloud, wanted, offers, today, looked)
     fitting = [offer for offer, choice in choices if not _wrong(choice)]
     if not fitting:
         rows = tuple(f"{offer.instance_type}: {_wrong(choice)}" for offer, choice in choices[:6])
@@ -78,7 +110,10 @@ def plan(cloud: Cloud, wanted: Workspace, today: date, *, simulated: bool = Fals
             details=rows,
             hint="another --image, or another --gpu; `invoke offer.list --image auto` says more",
         )
-    best = next(choice for _, choice in choices if not _wrong(choice))
+    if limits.month is not None:
+        costs = [(one, month(one, use, today, cloud=cloud.name)) for one in fitting]
+        fitting = [one for one, _ in within(limits.month, costs)]
+    best = next(choice for offer, choice in choices if offer in fitting)
     if best.kind == "base":
         raise IncompatibleError(
             f"{cloud.region} has no image that a workspace can be started from",
@@ -86,15 +121,15 @@ def plan(cloud: Cloud, wanted: Workspace, today: date, *, simulated: bool = Fals
             hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves one",
         )
     same = {offer.instance_type for offer, choice in choices if choice.image_id == best.image_id}
-    subject, image = _subject(cloud, best.image_id)
-    has = fitting[0].gpus if cloud.has_gpus or simulated else 0
+    subject, image = looked(best.image_id)
     return Plan(
         replace(wanted, image_id=best.image_id),
         tuple(offer for offer in fitting if offer.instance_type in same),
         best,
         subject,
         image,
-        has if wanted.capabilities.gpu_support else 0,
+        fitting[0].gpus if wants_gpus(wanted) else 0,
+        use,
     )
 
 
@@ -105,11 +140,16 @@ def offline(wanted: Workspace, today: date) -> Plan:
         UsageError: There is no such GPU.
         IncompatibleError: No machine satisfies it.
     """
-    offers = _satisfying(wanted, wanted.region, "aws", today)
+    offers = _satisfying(wanted, wanted.region, "aws", today, None)
     image_id = wanted.image_id or ""
     choice = Choice(image_id, "given", image_id, ("it was named",), "", ())
-    gpus = offers[0].gpus if wanted.capabilities.gpu_support else 0
+    gpus = offers[0].gpus if wants_gpus(wanted) else 0
     return Plan(wanted, offers, choice, None, {"ImageId": image_id, "RootDeviceName": ""}, gpus)
+
+
+def wants_gpus(wanted: Workspace) -> bool:
+    """Whether the machine of a workspace has to have GPUs."""
+    return wanted.capabilities.gpu_support and wanted.compute_profile.gpu_count > 0
 
 
 def plan_words(offer: Offer, zone: str) -> str:
@@ -132,15 +172,23 @@ def request_of(wanted: Workspace) -> Request:
     return replace(request, arch="any") if named else request
 
 
-def _offers(cloud: Cloud, wanted: Workspace, today: date) -> tuple[Offer, ...]:
-    if not wanted.capabilities.gpu_support or not wanted.compute_profile.gpu_count:
-        return _without_gpus(cloud, wanted)
-    return _satisfying(wanted, cloud.region, cloud.name, today)
+def _offers(cloud: Cloud, wanted: Workspace, today: date, most: Decimal | None) -> tuple[Offer, ...]:
+    if wants_gpus(wanted):
+        return _satisfying(wanted, cloud.region, cloud.name, today, most)
+    offers = _without_gpus(cloud, wanted)
+    if most is not None:
+        raise IncompatibleError(
+            f"the price of {offers[0].instance_type} is not known, wanted at most {most} USD/hour",
+            hint="the catalogue has prices of machines with GPUs; leave out --max-price",
+        )
+    return offers
 
 
-def _satisfying(wanted: Workspace, region: str, source: str, today: date) -> tuple[Offer, ...]:
-    """Machines of the catalogue that satisfy it, with the prices of a source."""
-    request = request_of(wanted)
+def _satisfying(
+    wanted: Workspace, region: str, source: str, today: date, most: Decimal | None
+) -> tuple[Offer, ...]:
+    """Machines of the catalogue that satisfy it, with the prices of a source; `most` USD an hour."""
+    request = replace(request_of(wanted), max_price=most)
     found = select(request, [region], today, cloud=source)
     if not found.offers:
         raise nothing(request, found, [region])
@@ -167,15 +215,9 @@ def _without_gpus(cloud: Cloud, wanted: Workspace) -> tuple[Offer, ...]:
         )
     with explain_aws_errors("look up the instance types"):
         rows = cloud.client("ec2").describe_instance_types(InstanceTypes=list(wanted.instance_types))
-    profile, offers = wanted.compute_profile, []
-    least = mebibytes(f"{profile.memory.removesuffix('B')}B", "memory") if profile.memory else 0
+    offers = []
     for row in rows["InstanceTypes"]:
-        vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
-        if vcpu < profile.cpu or memory < least:
-            raise IncompatibleError(
-                f"{row['InstanceType']} has {vcpu} vCPU and {memory} MiB, wanted {profile.cpu} and {least}",
-                hint="name a larger one",
-            )
+        vcpu, memory = _require_large(row, wanted)
         offers.append(
             Offer(
                 instance_type=row["InstanceType"],
@@ -199,11 +241,36 @@ def _without_gpus(cloud: Cloud, wanted: Workspace) -> tuple[Offer, ...]:
     return tuple(sorted(offers, key=lambda one: wanted.instance_types.index(one.instance_type)))
 
 
+def require_size(cloud: Cloud, wanted: Workspace, name: str) -> None:
+    """Refuse a machine without a GPU that has fewer vCPUs or less memory than is wanted.
+
+    Raises:
+        IncompatibleError: It has.
+        UnavailableError: The cloud can't be asked.
+    """
+    with explain_aws_errors("look up the instance types"):
+        rows = cloud.client("ec2").describe_instance_types(InstanceTypes=[name])
+    _require_large(rows["InstanceTypes"][0], wanted)
+
+
+def _require_large(row: dict[str, Any], wanted: Workspace) -> tuple[int, int]:
+    """The vCPUs and the memory of a type, which are as large as is wanted."""
+    profile = wanted.compute_profile
+    least = mebibytes(f"{profile.memory.removesuffix('B')}B", "memory") if profile.memory else 0
+    vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
+    if vcpu < profile.cpu or memory < least:
+        raise IncompatibleError(
+            f"{row['InstanceType']} has {vcpu} vCPU and {memory} MiB, wanted {profile.cpu} and {least}",
+            hint="name a larger one",
+        )
+    return vcpu, memory
+
+
 def _choices(
-    cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], today: date
+    cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], today: date, looked: Looked
 ) -> list[tuple[Offer, Choice]]:
     if wanted.image_id:
-        return [(offer, _given(cloud, wanted.image_id, offer, today)) for offer in offers]
+        return _given(cloud, wanted.image_id, offers, today, looked)
     found = images.images_of(cloud, fresh=True)
     return [(offer, _chosen(found, cloud, offer, today)) for offer in offers]
 
@@ -216,11 +283,17 @@ def _chosen(found: images.Images, cloud: Cloud, offer: Offer, today: date) -> Ch
     )
 
 
-def _given(cloud: Cloud, image_id: str, offer: Offer, today: date) -> Choice:
-    subject, image = _subject(cloud, image_id)
-    findings = fit(offer.instance_type, image=subject, workload=None, today=today) if offer.gpus else ()
+def _given(
+    cloud: Cloud, image_id: str, offers: Sequence[Offer], today: date, looked: Looked
+) -> list[tuple[Offer, Choice]]:
+    subject, image = looked(image_id)
     words = trust.require_verified(cloud, image) if subject else ""
-    return Choice(image_id, "given", image_id, ("it was named",), "", findings, words)
+    choices = []
+    for offer in offers:
+        findings = fit(offer.instance_type, image=subject, workload=None, today=today) if offer.gpus else ()
+        choice = Choice(image_id, "given", image_id, ("it was named",), "", findings, words)
+        choices.append((offer, choice))
+    return choices
 
 
 def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any]]:
@@ -232,7 +305,7 @@ def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any
             f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint="--region says where to look"
         )
     try:
-        return of_ami(cloud, image_id), found[0]
+        return subject_from_tags(image_id, tags_of(found[0])), found[0]
     except UsageError:  # it has no tags of ours
         return None, found[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Sequence
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import GpukilnError, RefusedError, UnavailableError
@@ -49,8 +50,11 @@ def target(cloud: Cloud, found: Found, *, user: str = "") -> Target:
     )
 
 
-def ssh_command(cloud: Cloud, found: Found, words: str = "") -> list[str]:
+def ssh_command(cloud: Cloud, found: Found, words: Sequence[str] = ()) -> list[str]:
     """The command that opens a session on a workspace, or runs something there.
+
+    Args:
+        words: What is run, as SSH takes it: SSH joins the words with spaces, for the shell of the user there.
 
     Raises:
         RefusedError: Its key is on another computer.
@@ -70,13 +74,14 @@ def ssh_command(cloud: Cloud, found: Found, words: str = "") -> list[str]:
     command = ["ssh", "-i", str(reached.private_key), "-p", str(reached.port)]
     for name, value in options.items():
         command += ["-o", f"{name}={value}"]
-    return [*command, f"{reached.user}@{reached.host}", *([words] if words else [])]
+    # ssh.c parses options behind the host as well, unless `--` stands before it.
+    return [*command, "--", f"{reached.user}@{reached.host}", *words]
 
 
 def busy(cloud: Cloud, found: Found) -> str | None:
     """What somebody does on the machine of a workspace now; None where it can't be asked."""
     try:
-        command = ssh_command(cloud, found, f"sudo -n python3 {AGENT} busy")
+        command = ssh_command(cloud, found, [f"sudo -n python3 {AGENT} busy"])
     except GpukilnError:
         return None
     try:

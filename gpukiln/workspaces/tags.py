@@ -24,6 +24,8 @@ USER_TAG, SSH_USER_TAG = "gpukiln:user", "gpukiln:ssh-user"
 REACH_TAG, BY_SESSION_MANAGER = "gpukiln:reach", "session-manager"
 PLAN_TAG, PRICE_TAG = "gpukiln:plan", "gpukiln:usd-hour"
 IMAGE_DIGEST_TAG, IMAGE_VERDICT_TAG = "gpukiln:image-digest", "gpukiln:image-verdict"
+ASKED_TAG = "gpukiln:asked"  # which options the machine was started with, see differs.py
+NO_GPUS = "gpu_support="  # an entry of it: no GPU was asked for
 MACHINE_TAG = "gpukiln:machine"  # on the security group: the machine that it had last
 
 

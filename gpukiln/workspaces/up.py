@@ -16,6 +16,7 @@ from gpukiln.locks import locked
 from gpukiln.state import state_home
 from gpukiln.workspaces import keys, lifecycle, network, rights, tags, userdata, volumes
 from gpukiln.workspaces.contract import Workspace
+from gpukiln.workspaces.differs import marks
 from gpukiln.workspaces.launch import launch
 from gpukiln.workspaces.lifecycle import Found, Machine
 from gpukiln.workspaces.plan import Plan
@@ -36,12 +37,14 @@ class Extras:
         compose: Its services, as a Compose file; empty: none.
         roles_url: Where a foreign image has the roles from; roles_commit: which.
         simulated: Whether the embedded cloud gives it simulated GPUs.
+        roles: Both, as they were typed.
     """
 
     compose: str = ""
     roles_url: str = ""
     roles_commit: str = ""
     simulated: bool = False
+    roles: str = ""
 
 
 @contextmanager
@@ -227,6 +230,7 @@ def _told(cloud: Cloud, plan: Plan, extras: Extras) -> dict[str, str]:
         tags.REACH_TAG: "ssh" if direct else tags.BY_SESSION_MANAGER,
         tags.IMAGE_DIGEST_TAG: plan.digest,
         tags.IMAGE_VERDICT_TAG: plan.verdict,
+        tags.ASKED_TAG: marks(plan.wanted, extras.roles),
         **({GPUS_TAG: SIMULATED} if extras.simulated else {}),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from rich.console import RenderableType
 
@@ -156,6 +157,44 @@ def status_parts(answer: Status) -> Iterator[RenderableType]:
         yield f"in use: {answer.busy}"
     if answer.report:
         yield f"report: {answer.report}/report.html"
+
+
+def loses_work(found: Found, *, keep_home: bool) -> bool:
+    """Whether removing a workspace removes files of its user: a home, or a machine without one."""
+    return (bool(found.homes) and not keep_home) or any(not one.home_id for one in found.machines)
+
+
+def removed_lines(found: Found, now: datetime, *, keep_home: bool) -> list[str]:
+    """What removing a workspace removes, a line each; homes with their size and age."""
+    lines = [
+        f"machine {one.instance_id}, {one.instance_type} in {one.zone}, {one.state}, "
+        f"started {age_words(one.created_at, now)}"
+        + ("" if one.home_id else ", with all files on it: it has no home volume")
+        for one in found.machines
+    ]
+    if not keep_home:
+        lines += [
+            f"home {one.volume_id} of {one.size_gib} GiB in {one.zone}, "
+            f"made {age_words(one.created_at, now)}, with all files in it"
+            for one in found.homes
+        ]
+    return [*lines, f"network, rights and key of {found.name}"]
+
+
+def age_words(since: str, now: datetime) -> str:
+    """How long ago something was, in its largest unit.
+
+    Args:
+        since: ISO 8601; empty: not known.
+    """
+    if not since:
+        return "at a time that is not known"
+    minutes = max(int((now - datetime.fromisoformat(since)).total_seconds()) // 60, 0)
+    for name, size in (("day", 24 * 60), ("hour", 60), ("minute", 1)):
+        if minutes >= size:
+            count = minutes // size
+            return f"{count} {name}{'s' * (count > 1)} ago"
+    return "less than a minute ago"
 
 
 def usage_parts(answer: Usage) -> Iterator[RenderableType]:

@@ -32,6 +32,7 @@ class Home:
         name: Of the workspace.
         instance_id: Of the machine that has it attached; empty: none has.
         made: Whether it was made by this call.
+        created_at: ISO 8601; empty: not known.
     """
 
     volume_id: str
@@ -42,6 +43,7 @@ class Home:
     size_gib: int
     instance_id: str = ""
     made: bool = False
+    created_at: str = ""
 
 
 def gibibytes(text: str) -> int:
@@ -234,6 +236,7 @@ def _home(cloud: Cloud, volume: dict[str, Any]) -> Home:
         volume["AvailabilityZone"],
         int(volume["Size"]),
         attached[0] if attached else "",
+        created_at=volume["CreateTime"].isoformat(timespec="seconds"),
     )
 
 

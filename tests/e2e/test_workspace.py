@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
@@ -11,8 +12,8 @@ from tests.support.harness import ROOT
 pytestmark = pytest.mark.e2e
 
 REGION = "us-west-2"
-UP = ("workspace.up", "--name", "vision", "--owner", os.environ.get("USER", "root"), "--gpu", "T4:1")
-UP = (*UP, "--cpu", "8", "--memory", "32GiB", "--region", REGION)
+UP = ("workspace.up", "--yes", "--name", "vision", "--owner", os.environ.get("USER", "root"), "--gpu", "T4:1")
+UP = (*UP, "--simulated", "--cpu", "8", "--memory", "32GiB", "--region", REGION)
 
 
 # Of an image that is made on the machine: none can be pulled here.
@@ -54,7 +55,7 @@ def workspace(here, built):
     found = json.loads(here.invoke(*UP, "--json").stdout)
     assert found["workspace"]["machines"][0]["image_id"] == built[0]["bake"]["image_id"]
     yield found
-    here.invoke("workspace.down", "vision", "--force", ok=False)
+    here.invoke("workspace.down", "vision", "--force", "--yes", ok=False)
 
 
 def test_the_commands_in_order(here, workspace):
@@ -64,7 +65,8 @@ def test_the_commands_in_order(here, workspace):
     assert out["instance_type"] == "g4dn.2xlarge"
     assert out["metadata"]["verdict"].startswith("passed")
     assert out["metadata"]["image_digest"]
-    assert (out["gpu_count"], out["driver_version"]) == (0, "")  # this cloud's machines have none
+    assert out["gpu_count"] == 1
+    assert re.fullmatch(r"[0-9.]+", out["driver_version"])
     assert out["volume_mounts"] == [
         {
             "volume_id": home["volume_id"],
@@ -111,8 +113,10 @@ def test_the_commands_in_order(here, workspace):
     assert again["workspace"]["homes"][0]["volume_id"] == home["volume_id"]
     assert ssh(here, "cat file") == "kept\n"
     [used] = json.loads(here.invoke("workspace.usage", "--json").stdout)["owners"]
-    assert used["owner"] == UP[4]
-    here.invoke("workspace.down", "vision")
+    assert used["owner"] == UP[5]
+    refused = here.invoke("workspace.down", "vision", ok=False)
+    assert (refused.returncode, "there is no terminal" in refused.stderr) == (6, True)
+    here.invoke("workspace.down", "vision", "--yes")
     assert ours(here, "volumes", "Volumes") == []
     assert not any(here.leftovers().values())
 

@@ -118,6 +118,9 @@ class Cloud:
     def snapshot_disk(self, snapshot_id):
         return server()[1].snapshot(snapshot_id)
 
+    def environment(self):
+        return {"AWS_ENDPOINT_URL": server()[0], "AWS_REGION": self.region}
+
     def client(self, service, *, attempts=0):
         return _client(service, self.region, attempts or self.attempts)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.program import Program
+from gpukiln.commands.program import COMMAND, Program
 from tasks import namespace
 
 
@@ -40,6 +40,16 @@ def test_the_commands_of_one_noun_bear_their_names(typed):
     _, out, _ = typed("--list docker")
     names = [line.split()[0] for line in out.splitlines() if line]
     assert names == sorted(name for name in namespace.task_names if name.startswith("docker."))
+
+
+def test_every_command_that_takes_words_behind_two_dashes_takes_all_of_them():
+    takes = {}
+    for name in namespace.task_names:
+        for argument in namespace[name].get_arguments():
+            if argument.name == COMMAND:
+                takes[name] = argument.kind
+    assert set(takes) == {"gpu.run", "k8s.job", "workspace.ssh"}
+    assert set(takes.values()) == {list}
 
 
 WITH_A_LETTER = ("gpu.env", "gpu.lease", "gpu.run")  # -n, how many GPUs

@@ -1,7 +1,10 @@
 """What people type after `invoke workspace.`, against a cloud without machines: answer, error, exit code."""
 
+import inspect
 import io
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +23,14 @@ from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces import health, raise_up, reach, up
 from gpukiln.workspaces.lifecycle import find
 from tasks import namespace
-from tests.support.release_cloud import Cloud, make_image, running, server, tell, verdict
+from tests.support.release_cloud import Cloud, changes, fault, make_image, running, server, tell, verdict
 
 ROOT = Path(__file__).parents[2]
 VISION = ("--name", "vision", "--owner", "ann")
-T4 = ("--gpu", "T4:1", "--cpu", "8", "--memory", "32GiB", "--storage", "5Gi", "--region", "us-west-2")
+T4 = (
+    *("--gpu", "T4:1", "--simulated", "--cpu", "8", "--memory", "32GiB", "--storage", "5Gi"),
+    *("--region", "us-west-2"),
+)
 
 
 class Said(NamedTuple):
@@ -64,8 +70,7 @@ def typed(
     yield run
     for one in ("us-west-2", "eu-west-1"):
         for found in find(Cloud(one)):
-            monkeypatch.setattr(commands, "_ask_for_name", lambda _: None)
-            run("down", found.name, "--force", "--owner", found.owner, "--region", one)
+            run("down", found.name, "--force", "--yes", "--owner", found.owner, "--region", one)
 
 
 def tag(stage: str, name: str = "gpukiln:stage") -> None:
@@ -74,7 +79,9 @@ def tag(stage: str, name: str = "gpukiln:stage") -> None:
 
 
 def raised(typed: Typed, *more: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(typed("up", *VISION, *T4, "--no-wait", "--json", *more).stdout)
+    document: dict[str, Any] = json.loads(
+        typed("up", "--yes", *VISION, *T4, "--no-wait", "--json", *more).stdout
+    )
     tag("done")
     return document
 
@@ -112,23 +119,52 @@ def test_a_workspace_is_listed_shown_and_put_away(typed: Typed) -> None:
     assert "home " in typed("list").stdout
     assert typed("show", "vision").stdout.splitlines()[-1].endswith("kept")
     assert "has no machine now" in typed("status", "vision", code=4).stderr
-    typed("down", "vision", "--owner", "ann")
+    typed("down", "vision", "--owner", "ann", "--yes")
     assert "this computer knows no workspace" in typed("show", "vision", code=2).stderr
     used = json.loads(typed("usage", "--json").stdout)
     assert [(one["owner"], one["running"]) for one in used["owners"]] == [("ann", False)]
     assert "ann" in typed("usage").stdout
 
 
+def test_a_command_on_a_workspace_is_given_to_ssh_word_by_word(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised(typed)
+    said = tmp_path / "said"
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{said}\nexit 7\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    for words in (["echo", "a", "b"], ["echo", "reboot"], ["-v", "a  b", "$HOME", "--", "c"], ["uptime"]):
+        typed("ssh", "vision", "--", *words, code=7)
+        mark, host, *given = said.read_text().splitlines()[-len(words) - 2 :]
+        assert (mark, host[:4], given) == ("--", "ann@", words)
+    typed("ssh", "vision", "--command", "echo a b", code=7)
+    assert said.read_text().splitlines()[-1] == "echo a b"
+    typed("ssh", "vision", code=7)
+    assert said.read_text().splitlines()[-1].startswith("ann@")
+
+
 def test_what_is_typed_wrong_is_told_before_anything_is_done(typed: Typed) -> None:
-    assert "--name is missing" in typed("up", "--owner", "ann", code=2).stderr
-    assert "--owner is missing" in typed("up", "--name", "vision", code=2).stderr
+    assert "--name is missing" in typed("up", "--yes", "--owner", "ann", code=2).stderr
+    assert "--owner is missing" in typed("up", "--yes", "--name", "vision", code=2).stderr
     assert "no workspace is named" in typed("show", code=2).stderr
-    assert "small letters" in typed("up", "--name", "V", "--owner", "ann", code=2).stderr
-    assert "unknown service 'olama'" in typed("up", *VISION, *T4, "--service", "olama", code=2).stderr
-    assert "no machine in us-west-2 has" in typed("up", *VISION, "--gpu", "A100:1", code=3).stderr
-    assert "desktop" in typed("up", *VISION, *T4, "--set", "capabilities.gui_vnc=true", code=3).stderr
-    assert "everybody" in typed("up", *VISION, *T4, "--ssh-from", "0.0.0.0/0", code=2).stderr
-    assert "for Windows" in typed("up", *VISION, *T4, "--set", "capabilities.gui_rdp=true", code=2).stderr
+    assert "small letters" in typed("up", "--yes", "--name", "V", "--owner", "ann", code=2).stderr
+    assert (
+        "unknown service 'olama'" in typed("up", "--yes", *VISION, *T4, "--service", "olama", code=2).stderr
+    )
+    assert (
+        "no machine in us-west-2 has" in typed("up", *VISION, "--gpu", "A100:1", "--simulated", code=3).stderr
+    )
+    assert (
+        "desktop" in typed("up", "--yes", *VISION, *T4, "--set", "capabilities.gui_vnc=true", code=3).stderr
+    )
+    assert "everybody" in typed("up", "--yes", *VISION, *T4, "--ssh-from", "0.0.0.0/0", code=2).stderr
+    assert (
+        "for Windows"
+        in typed("up", "--yes", *VISION, *T4, "--set", "capabilities.gui_rdp=true", code=2).stderr
+    )
     assert running() == {}
 
 
@@ -137,10 +173,14 @@ def test_a_file_is_the_contract(typed: Typed, tmp_path: Path) -> None:
     file.write_text(
         "workspace_name: vision\nowner: ann\nregion: us-west-2\ncompute_profile: {storage: 5Gi}\n"
     )
-    done = json.loads(typed("up", "--from", str(file), "--gpu", "T4:1", "--no-wait", "--json").stdout)
+    done = json.loads(
+        typed(
+            "up", "--yes", "--from", str(file), "--gpu", "T4:1", "--simulated", "--no-wait", "--json"
+        ).stdout
+    )
     assert done["workspace"]["homes"][0]["size_gib"] == 5
     file.write_text("workspace_name: vision\nowner: ann\nsubnet_id: subnet-1\n")
-    assert "subnet_ids: [" in typed("up", "--from", str(file), code=2).stderr
+    assert "subnet_ids: [" in typed("up", "--yes", "--from", str(file), code=2).stderr
 
 
 def test_nobody_has_capacity(typed: Typed) -> None:
@@ -148,7 +188,7 @@ def test_nobody_has_capacity(typed: Typed) -> None:
     for zone in "abcd":
         scarcity.add(layout, f"us-west-2{zone}:*")
     try:
-        done = typed("up", *VISION, *T4, code=75)
+        done = typed("up", "--yes", *VISION, *T4, code=75)
     finally:
         scarcity.clear(layout)
     assert "InsufficientInstanceCapacity" in done.stderr
@@ -158,24 +198,287 @@ def test_nobody_has_capacity(typed: Typed) -> None:
 def test_somebody_elses_is_not_put_away_by_mistake(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     tag("ann is there", "gpukiln:busy")
-    assert "somebody works on vision" in typed("down", "vision", code=6).stderr
+    assert "somebody works on vision" in typed("down", "vision", "--yes", code=6).stderr
     monkeypatch.setattr("gpukiln.workspaces.keys.state_home", lambda: Path("/nowhere"))
     assert "this computer did not start it" in typed("down", "vision", code=6).stderr
     assert "not on this computer" in typed("ssh", "vision", code=6).stderr
 
 
-def test_a_home_is_removed_when_its_name_is_typed(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt_after(stage: str) -> Callable[..., None]:
+    """A wait in which somebody presses Ctrl-C when the machine has reached a stage."""
+
+    def wait(*_: object, **__: object) -> None:
+        tag(stage)
+        raise KeyboardInterrupt
+
+    return wait
+
+
+def test_ctrl_c_removes_what_is_not_usable_yet(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    said = typed("up", "--yes", *VISION, *T4, code=130).stderr
+    assert "was not usable yet and is removed, and all that was made with it" in said
+    assert running() == {}
+    assert find(Cloud(), "vision") == ()
+    assert "vision" not in typed("list").stdout
+
+
+def test_ctrl_c_keeps_a_home_that_was_there(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = raised(typed)["workspace"]["homes"][0]["volume_id"]
+    typed("down", "vision", "--keep-home")
+    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    assert "is removed; the home stays" in typed("up", "--yes", *VISION, *T4, code=130).stderr
+    [left] = find(Cloud(), "vision")
+    assert (left.machines, [one.volume_id for one in left.homes]) == ((), [home])
+
+
+@pytest.mark.parametrize(("more", "stage"), [(("--keep",), "home"), ((), "done, 3 stages")])
+def test_ctrl_c_says_what_runs_and_what_it_costs(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], stage: str
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(raise_up, "wait_until_done", interrupt_after(stage))
+        said = typed("up", "--yes", *VISION, *T4, *more, code=130).stderr
+    [machine] = running()
+    assert f"vision runs: {machine}, g4dn.2xlarge in us-west-2" in said
+    assert "0.752 USD/hour" in said
+    on, away = re.findall(r"`invoke ([^`]*)`", said)
+    assert (on.split()[0], away.split()[0]) == ("workspace.up", "workspace.down")
+    monkeypatch.setattr(raise_up, "wait_until_done", lambda *_, **__: None)
+    assert f"has a machine already: {machine}" in typed(*on.removeprefix("workspace.").split()).stderr
+    typed(*away.removeprefix("workspace.").split(), "--yes")
+    assert running() == {}
+
+
+def test_ctrl_c_never_removes_a_machine_that_was_there(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
+    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    assert "vision runs: i-" in typed("up", "--yes", *VISION, *T4, code=130).stderr
+    assert running()
 
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
 
+def test_ctrl_c_that_can_not_remove_it_says_so(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    tell("faults", [fault("TerminateInstances", "denied")])
+    try:
+        said = typed("up", "--yes", *VISION, *T4, code=130).stderr
+    finally:
+        tell("faults", [])
+    assert "vision may still run and cost money" in said
+    assert "`invoke workspace.down vision` removes it" in said
+
+
+def test_ctrl_c_while_it_starts_again_says_what_runs(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised(typed)
+    typed("stop", "vision")
+    monkeypatch.setattr(up, "wait_until_done", interrupt_after("home"))
+    assert "vision runs: i-" in typed("start", "vision", code=130).stderr
+
+
+def test_the_price_is_shown_before_anything_is_started(
+    typed: Typed, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
+    refused = typed("up", *VISION, *T4, code=6).stderr
+    rows = [line.split() for line in refused.splitlines() if line.startswith("g4dn.")]
+    # us-west-2 of catalog/data/prices.yaml; a month: 730 h of machine and address (0.005), 5 GB at 0.08
+    assert (len(rows), rows[0][0]) == (3, "g4dn.2xlarge")
+    assert rows[0][-2:] == ["0.752", "553.01"]
+    assert re.search(r"and where these have no capacity \d+ more", refused)
+    assert f"image {image}: it was named" in typed("up", *VISION, *T4, "--image", image, code=6).stderr
+    assert "; passed 20" in refused
+    assert "starting vision needs consent" in refused
+    assert running() == {}
+    monkeypatch.setattr("sys.stdin", Terminal("no\n"))
+    assert "'no' was typed" in typed("up", *VISION, *T4, code=6).stderr
+    assert find(Cloud()) == ()
+    monkeypatch.setattr("sys.stdin", Terminal("yes\n"))
+    typed("up", *VISION, *T4, "--no-wait")
+    assert running()
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    typed("up", *VISION, *T4, "--no-wait")  # it runs: nothing more is spent
+
+
+DIFFERENT = [
+    (("--gpu", "L4:1"), "it has 1 T4, wanted L4"),
+    (("--gpu", "T4:4"), "it has 1 T4, wanted 4"),
+    (("--gpu", "0"), "it has 1 T4, wanted none"),
+    (("--cpu", "16"), "it has 8 vCPU, wanted 16"),
+    (("--memory", "64GiB"), "it has 32768 MiB of memory, wanted 65536"),
+    (("--instance-types", "g4dn.4xlarge"), "it is a g4dn.2xlarge, wanted g4dn.4xlarge"),
+    (("--image", "ami-1"), "wanted ami-1"),
+    (("--spot",), "it is on demand, wanted spot"),
+    (("--service", "jupyter"), "services: it was started without, wanted jupyter"),
+    (("--ssh-from", "203.0.113.0/24"), "ssh_from: it was started without, wanted 203.0.113.0/24"),
+    (("--idle-minutes", "30"), "idle_minutes: it was started with another one, wanted 30"),
+    (("--set", "capabilities.network_egress=open"), "network_egress: it was started without, wanted open"),
+    (("--set", "agent_init_script=reboot"), "agent_init_script: it was started without, wanted reboot"),
+    (("--roles", "https://example.org/r@" + "0" * 40), "roles: it was started without, wanted https://"),
+    (("--max-price", "0.5"), "it costs 0.752 USD/hour, wanted at most 0.5"),
+    (("--budget", "500"), "its machine alone costs 548.96 USD a month, wanted at most 500"),
+]
+
+
+def test_a_machine_that_differs_is_not_taken_for_what_is_asked_for(typed: Typed) -> None:
+    raised(typed, "--idle-minutes", "60")
+    [before] = running()
+    for more, difference in DIFFERENT:
+        for dry in ((), ("--dry-run",)):
+            said = typed("up", "--yes", *VISION, "--region", "us-west-2", *more, *dry, code=6).stderr
+            assert difference in said, more
+            assert "`invoke workspace.down vision --keep-home`" in said
+    two = typed("up", "--yes", *VISION, "--gpu", "L4:1", "--spot", "--region", "us-west-2", code=6).stderr
+    assert [line for line in two.splitlines() if line.startswith("  ")] == [
+        "  it has 1 T4, wanted L4",
+        "  it is on demand, wanted spot",
+    ]
+    same = ("--gpu", "T4:1", "--cpu", "4", "--idle-minutes", "60", "--max-price", "0.752", "--no-wait")
+    typed("up", *VISION, "--region", "us-west-2", *same)
+    typed("up", *VISION, "--region", "us-west-2", "--no-wait")  # nothing is asked for
+    assert list(running()) == [before]
+
+
+def test_options_of_up_are_all_compared() -> None:
+    fields = set(inspect.signature(commands.up.body).parameters) - {"_"}
+    typed_ = {word[2:].replace("-", "_") for more, _ in DIFFERENT for word in more if word.startswith("--")}
+    how = {"yes", "dry_run", "json", "keep", "no_wait", "replace_unhealthy"}  # how it is done
+    where = {"name", "owner", "region", "cloud", "profile"}  # which workspace it is
+    elsewhere = {"from_", "storage", "simulated"}  # a home grows; the last is in the test below
+    assert fields - typed_ == how | where | elsewhere
+
+
+def test_a_machine_without_a_gpu_that_differs(typed: Typed, image: str) -> None:
+    small = ("--gpu", "0", "--instance-types", "m5.large", "--image", image, "--region", "us-west-2")
+    typed("up", "--yes", *VISION, *small, "--no-wait")
+    simulated = typed("up", *VISION, *small, "--simulated", code=6).stderr
+    assert "it has no simulated GPUs, wanted --simulated" in simulated
+    assert "it has no GPU, wanted 1 T4" in typed("up", *VISION, *T4[:2], *T4[-2:], code=6).stderr
+    assert "m5.large has 2 vCPU" in typed("up", *VISION, *small, "--cpu", "4", code=6).stderr
+    priced = typed("up", *VISION, *small, "--max-price", "1", code=6).stderr
+    assert "its price is not known" in priced
+
+
+def test_a_cloud_without_gpus_has_none_to_give(typed: Typed) -> None:
+    for more in (("--gpu", "T4:1"), (), ("--gpu", "T4:1", "--dry-run")):
+        said = typed("up", "--yes", *VISION, "--region", "us-west-2", "--no-wait", *more, code=2).stderr
+        assert "machines of --cloud embedded have no GPUs, wanted 1" in said
+        assert "--simulated gives them simulated ones" in said
+    assert running() == {}
+
+
+@pytest.mark.parametrize(("gpus", "wanted"), [("1", 1), ("0", 0)])
+def test_a_deep_look_expects_the_gpus_of_the_contract(
+    typed: Typed, image: str, monkeypatch: pytest.MonkeyPatch, gpus: str, wanted: int
+) -> None:
+    one = ("--gpu", gpus, "--instance-types", "g4dn.xlarge", "--image", image, "--region", "us-west-2")
+    up_ = ("up", "--yes", *VISION, *one, *(["--simulated"] if wanted else []), "--no-wait")
+    typed(*up_)
+    typed(*up_)  # it is what is asked for
+    if wanted:  # as machines of the embedded cloud were started before
+        Cloud().client("ec2").delete_tags(Resources=list(running()), Tags=[{"Key": "gpukiln:gpus"}])
+    asked: list[object] = []
+
+    def suite(*_: object, **options: object) -> Verdict:
+        asked.append(options["expect_gpus"])
+        return verdict()
+
+    monkeypatch.setattr(health, "run_suite", suite)
+    tag("done")
+    typed("status", "vision", "--deep")
+    assert asked == [wanted]
+
+
+def test_a_dry_run_of_up_starts_nothing(typed: Typed) -> None:
+    tell("calls")
+    ahead = json.loads(typed("up", *VISION, *T4, "--dry-run", "--json").stdout)
+    jsonschema.Draft202012Validator(workspace_schema.schema()).validate(ahead)
+    assert (ahead["schema"], ahead["runs"], ahead["home_gib"]) == ("workspace.plan/1", "", 5)
+    assert ahead["offers"][0]["usd_hour"] == "0.752"
+    assert "553.01" in typed("up", *VISION, *T4, "--dry-run").stdout
+    assert changes() == []
+    machine = raised(typed)["workspace"]["machines"][0]["instance_id"]
+    assert f"has a machine already, {machine}" in typed("up", *VISION, *T4, "--dry-run").stdout
+
+
+def test_what_a_machine_may_cost_is_a_limit(typed: Typed) -> None:
+    dry = ("up", *VISION, *T4, "--dry-run", "--json")
+    cheap = json.loads(typed(*dry, "--max-price", "0.8").stdout)["offers"]
+    assert [one["instance_type"] for one in cheap] == ["g4dn.2xlarge"]
+    assert "wanted at most 0.5" in typed(*dry, "--max-price", "0.5", code=3).stderr
+    fit = json.loads(typed(*dry, "--budget", "600").stdout)["offers"]
+    assert [one["instance_type"] for one in fit] == ["g4dn.2xlarge"]
+    assert "costs 553.01" in typed(*dry, "--budget", "553", code=6).stderr
+    two = (*VISION, *T4[:-1], "us-west-2,eu-west-1", "--budget", "9")
+    assert "none of us-west-2, eu-west-1" in typed("up", "--yes", *two, code=6).stderr
+    assert "none of us-west-2, eu-west-1" in typed("up", "--dry-run", *two, code=6).stderr
+    assert "is no price" in typed(*dry, "--max-price", "x", code=2).stderr
+    without = ("--gpu", "0", "--instance-types", "m5.large", "--region", "us-west-2", "--max-price", "1")
+    assert "m5.large is not known" in typed("up", *VISION, *without, "--dry-run", code=3).stderr
+    assert running() == {}
+
+
+def test_a_machine_that_holds_its_users_files_is_not_replaced(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homeless = ("--set", "capabilities.persistent_home=false")
+    raised(typed, *homeless)
+    bad = verdict(failed=[("gpu.xid", "Xid 79")])
+    monkeypatch.setattr(health, "run_suite", Suite([bad]))
+    said = typed("up", "--yes", *VISION, *T4, *homeless, "--replace-unhealthy", code=1).stderr
+    assert "it has no home volume, so that its user's files are on it" in said
+    assert running()
+
+
+class Terminal(io.StringIO):
+    """Standard input of somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_home_is_removed_when_its_name_is_typed(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = raised(typed)["workspace"]["homes"][0]["volume_id"]
     monkeypatch.setattr("sys.stdin", Terminal("visions\n"))
-    assert "another name was typed" in typed("down", "vision", code=6).stderr
+    refused = typed("down", "vision", code=6).stderr
+    assert f"home {home} of 5 GiB in us-west-2" in refused
+    assert "made less than a minute ago" in refused
+    assert "'visions' was typed, wanted 'vision'" in refused
+    assert "--keep-home keeps the home" in refused
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    assert "nothing was typed" in typed("down", "vision", code=6).stderr
     assert running()
     monkeypatch.setattr("sys.stdin", Terminal("vision\n"))
     assert "is removed" in typed("down", "vision").stderr
+
+
+def test_off_a_terminal_a_home_is_removed_with_yes_alone(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = raised(typed)["workspace"]["homes"][0]["volume_id"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("vision\n"))
+    refused = typed("down", "vision", code=6).stderr
+    assert "there is no terminal to ask on" in refused
+    assert f"home {home} of 5 GiB" in refused
+    assert "--yes consents" in refused
+    monkeypatch.setattr("sys.stdin", None)  # as a service has it
+    assert "there is no terminal to ask on" in typed("down", "vision", code=6).stderr
+    assert f"would remove home {home}" in typed("down", "vision", "--dry-run").stdout
+    assert [one.volume_id for one in find(Cloud())[0].homes] == [home]
+    assert running()
+    assert "is kept" in typed("down", "vision", "--keep-home").stderr
+    assert "would remove home" in typed("down", "vision", "--owner", "ann", "--yes", "--dry-run").stdout
+    assert "is removed" in typed("down", "vision", "--owner", "ann", "--yes").stderr
+
+
+def test_a_machine_without_a_home_volume_is_removed_with_consent(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised(typed, "--set", "capabilities.persistent_home=false")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert "with all files on it: it has no home volume" in typed("down", "vision", code=6).stderr
+    assert "there is no terminal" in typed("down", "vision", "--keep-home", code=6).stderr
+    typed("down", "vision", "--yes")
+    assert running() == {}
 
 
 def test_what_is_left_over_is_listed(typed: Typed) -> None:
@@ -243,7 +546,7 @@ def test_an_unhealthy_machine_is_replaced_by_the_next(typed: Typed, monkeypatch:
     bad = verdict(failed=[("gpu.xid", "Xid 79")])
     monkeypatch.setattr(health, "run_suite", Suite([bad, verdict()]))
     monkeypatch.setattr(raise_up, "wait_until_done", lambda *_, **__: tag("done"))
-    done = typed("up", *VISION, *T4, "--replace-unhealthy", "--json")
+    done = typed("up", "--yes", *VISION, *T4, "--replace-unhealthy", "--json")
     assert "g4dn.2xlarge) is put away: vision is unhealthy: gpu.xid" in done.stderr
     answer = json.loads(done.stdout)
     assert answer["workspace"]["machines"][0]["instance_type"] != "g4dn.2xlarge"

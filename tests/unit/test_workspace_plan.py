@@ -32,8 +32,7 @@ def test_the_best_machine_and_the_image_of_ours_that_was_proven_last(proven):
     assert found.subject
     assert found.subject.driver == "535.309.01"
     assert found.verdict.startswith("passed 2026-11-21")
-    assert found.gpus == 0  # this cloud has none, and nobody asked for doubles
-    assert plan(Cloud(), ASKED, TODAY, simulated=True).gpus == 1
+    assert found.gpus == 1  # on every cloud: the machine has to show what was asked for
 
 
 def test_an_image_that_failed_is_none(proven, monkeypatch):
@@ -71,6 +70,16 @@ def test_an_image_that_does_not_fit_is_refused(proven):
         plan(Cloud(), wants, TODAY)
     with pytest.raises(UsageError, match="has no AMI ami-none"):
         plan(Cloud(), replace(ASKED, image_id="ami-none"), TODAY)
+
+
+@pytest.mark.parametrize("gpu", ["", "T4"])
+def test_an_image_that_was_named_is_looked_up_once(proven, gpu):
+    tell("calls")
+    found = plan(
+        Cloud(), replace(ASKED, image_id=proven, compute_profile=ComputeProfile(gpu_type=gpu)), TODAY
+    )
+    assert len(found.offers) > 3
+    assert [action for _, action, _ in tell("calls")] == ["DescribeImages"]
 
 
 def test_a_machine_without_a_gpu_has_to_be_named(proven):

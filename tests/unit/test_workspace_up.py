@@ -396,7 +396,7 @@ def test_the_next_region_is_tried(wanted):
         scarcity.add(layout, f"us-west-2{zone}:*")
     said = []
     try:
-        wish = raise_up.Wish(replace(wanted, image_id=None))
+        wish = raise_up.Wish(replace(wanted, image_id=None), simulated=True)
         cloud, found = raise_up.raise_up([Cloud(), Cloud("eu-west-1")], wish, said.append, wait=False)
     finally:
         scarcity.clear(layout)

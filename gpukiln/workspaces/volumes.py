@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
@@ -93,8 +94,9 @@ def home(
     token = hashlib.sha256(f"{wanted.workspace_name} {machine_id} {zone} {size}".encode()).hexdigest()[:32]
     with explain_aws_errors("make the home volume"):
         made = cloud.client("ec2").create_volume(**asked, AvailabilityZone=zone, ClientToken=token)
-    _wait(cloud, made["VolumeId"], sleep)
-    return Home(made["VolumeId"], wanted.workspace_name, wanted.owner, cloud.region, zone, size, made=True)
+    made_at = _wait(cloud, made["VolumeId"], sleep)
+    name, owner = wanted.workspace_name, wanted.owner
+    return Home(made["VolumeId"], name, owner, cloud.region, zone, size, made=True, created_at=made_at)
 
 
 def volume_request(wanted: Workspace) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def move(
                 Encrypted=True,
                 TagSpecifications=tag_specifications(marks, "volume"),
             )["VolumeId"]
-        _wait(cloud, new, sleep)
+        made_at = _wait(cloud, new, sleep)
         with explain_aws_errors("move the home volume"):
             ec2.delete_tags(Resources=[one.volume_id], Tags=[{"Key": WORKSPACE_TAG}])
             tags = [{"Key": key, "Value": value} for key, value in tags_of(said).items()]
@@ -209,7 +211,7 @@ def move(
     with explain_aws_errors("remove the old home volume"):
         ec2.delete_volume(VolumeId=one.volume_id)
         ec2.delete_snapshot(SnapshotId=snapshot)
-    return Home(new, one.name, one.owner, one.region, zone, one.size_gib, made=True)
+    return Home(new, one.name, one.owner, one.region, zone, one.size_gib, made=True, created_at=made_at)
 
 
 def remove(cloud: Cloud, one: Home) -> None:
@@ -236,18 +238,24 @@ def _home(cloud: Cloud, volume: dict[str, Any]) -> Home:
         volume["AvailabilityZone"],
         int(volume["Size"]),
         attached[0] if attached else "",
-        created_at=volume["CreateTime"].isoformat(timespec="seconds"),
+        created_at=_created_at(volume),
     )
 
 
-def _wait(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> None:
+def _created_at(volume: dict[str, Any]) -> str:
+    created: datetime = volume["CreateTime"]
+    return created.isoformat(timespec="seconds")
+
+
+def _wait(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> str:
+    """Wait until a volume is available; when it was made, ISO 8601."""
     ec2 = cloud.client("ec2")
     for _ in range(int(WAIT_S / POLL_S)):
         with explain_aws_errors("wait for the home volume"):
             found = ec2.describe_volumes(Filters=[{"Name": "volume-id", "Values": [volume_id]}])["Volumes"]
         state = found[0]["State"] if found else "creating"  # EC2 shows it after a moment
         if state == "available":
-            return
+            return _created_at(found[0])
         if state not in LIVING:
             raise UnavailableError(f"the home volume {volume_id} is {state}, wanted available")
         sleep(POLL_S)

@@ -13,6 +13,7 @@ from typing import Any
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, CheckFailedError, RefusedError, UnavailableError, UsageError
 from gpukiln.instances.tags import OWNER_TAG, tag_specifications, tags_of
+from gpukiln.typed import unknown
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG, filters, workspace_tags
 
@@ -170,12 +171,17 @@ def move(
     Interrupted, the old home is as it was: the new one gets its tags last.
 
     Raises:
-        BusyError: A machine has it.
+        UsageError: The region has no such zone.
+        BusyError: A machine has it, be it stopped.
         CheckFailedError: The snapshot failed.
         UnavailableError: The cloud refused.
     """
     if one.instance_id:
-        raise BusyError(f"{one.volume_id} is attached to {one.instance_id}", hint="stop the workspace first")
+        raise BusyError(
+            f"{one.volume_id} is attached to {one.instance_id}, whose zone it can't leave",
+            hint=f"`invoke workspace.down {one.name} --keep-home` ends the machine, and keeps the home",
+        )
+    zone = _zone_name(cloud, zone)
     if one.zone == zone:
         return one
     ec2 = cloud.client("ec2")
@@ -212,6 +218,20 @@ def move(
         ec2.delete_volume(VolumeId=one.volume_id)
         ec2.delete_snapshot(SnapshotId=snapshot)
     return Home(new, one.name, one.owner, one.region, zone, one.size_gib, made=True, created_at=made_at)
+
+
+def _zone_name(cloud: Cloud, zone: str) -> str:
+    """The name that the account has for a zone, of its name or its id: other calls take names alone.
+
+    Raises:
+        UsageError: The region has no such zone; names those that it has.
+    """
+    with explain_aws_errors("look up the region's zones"):
+        rows = cloud.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    for row in rows:
+        if zone in (row["ZoneName"], row.get("ZoneId")):
+            return str(row["ZoneName"])
+    raise unknown("zone", zone, [row["ZoneName"] for row in rows])
 
 
 def remove(cloud: Cloud, one: Home) -> None:

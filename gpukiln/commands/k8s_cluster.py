@@ -100,7 +100,8 @@ def _pushed(home: Any) -> str:
     if not pushed:
         raise UsageError(
             "no image to test with: --image is missing, and no runner image was pushed from here",
-            hint="`invoke docker.push runner-gpu` pushes ours; any with bash and python3 will do",
+            hint="`invoke docker.push --image runner-gpu --repository REPOSITORY` pushes ours; any with bash "
+            "and python3 will do",
         )
     newest = max(pushed, key=lambda one: one.at)
     say(f"the pods run {newest.reference}")

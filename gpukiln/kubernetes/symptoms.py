@@ -79,7 +79,7 @@ CONTAINER = (
         r"NCCL.*(/dev/shm|shared memory)",
         "shm-too-small",
         "the memory that processes share has 64 MiB unless the pod mounts more",
-        "mount an emptyDir of medium Memory with a sizeLimit at /dev/shm; `invoke k8s.job --shm` does",
+        "mount an emptyDir of medium Memory with a sizeLimit at /dev/shm; `invoke k8s.job --shm SIZE` does",
     ),
     Symptom(
         r"(?i)Failed to initialize NVML: Unknown Error",

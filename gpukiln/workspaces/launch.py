@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpukiln.catalog.quotas import quota_of
@@ -47,11 +47,13 @@ def launch(
         RefusedError: The same machine was asked for before, but otherwise.
         UnavailableError: Not permitted, or the cloud refused for a reason that no other place cures.
     """
-    tries = list(_tries(cloud, wanted, offers, home))
+    places = _places(cloud, wanted, offers)
+    tries = [one for one in places if home is None or one.zone == home.zone]
+    others = list(dict.fromkeys(one.zone for one in places if home and one.zone != home.zone))
     if not tries:
         names = " or ".join(dict.fromkeys(offer.instance_type for offer in offers)) or "no type"
         where = f"{home.zone}, where its home is" if home else f"a zone of {cloud.region} with a subnet"
-        hint = _move(wanted, offers, home) if home else "name subnets of other zones, or another region"
+        hint = _move(wanted, others) if home else "name subnets of other zones, or another region"
         raise IncompatibleError(f"{names} is not offered in {where}", hint=hint)
 
     def token(one: Try) -> str:
@@ -60,7 +62,7 @@ def launch(
 
     launched, refusals = walk(cloud, request, tries, say=say, token=token)
     if launched is None:
-        raise _nobody(wanted, offers, home, refusals)
+        raise _nobody(wanted, home, others, refusals)
     return launched
 
 
@@ -73,27 +75,28 @@ def offer_tags(offer: Offer, zone: str) -> dict[str, str]:
     return {tags.PLAN_TAG: plan_words(offer, zone), tags.PRICE_TAG: price}
 
 
-def _tries(cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], home: Home | None) -> Iterator[Try]:
-    """Each offer in each zone that has it and a subnet; with a home its zone alone."""
+def _places(cloud: Cloud, wanted: Workspace, offers: Sequence[Offer]) -> list[Try]:
+    """Each offer in each zone that has it and a subnet, by the names that the account has for zones."""
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for zones that have the machine"):
         subnets = subnets_by_zone(ec2, wanted.subnet_ids)
         zones = {name: zones_of(ec2, name) for name in dict.fromkeys(one.instance_type for one in offers)}
-    for offer in offers:
-        for zone in zones[offer.instance_type]:
-            if zone in subnets and (home is None or zone == home.zone):
-                spot = offer.market == "spot"
-                yield Try(offer.instance_type, zone, subnets[zone], spot, offer_tags(offer, zone))
+    return [
+        Try(offer.instance_type, zone, subnets[zone], offer.market == "spot", offer_tags(offer, zone))
+        for offer in offers
+        for zone in zones[offer.instance_type]
+        if zone in subnets
+    ]
 
 
 def _nobody(
-    wanted: Workspace, offers: Sequence[Offer], home: Home | None, refusals: Sequence[Refusal]
+    wanted: Workspace, home: Home | None, others: Sequence[str], refusals: Sequence[Refusal]
 ) -> GpukilnError:
     names = " or ".join(dict.fromkeys(one.instance_type for one in refusals))
     details = tuple(map(str, refusals))
     if any(one.code in CAPACITY for one in refusals):
         where = f" in {home.zone}, where its home is" if home else ""
-        hint = _move(wanted, offers, home) if home else "try later, ask for less, or name another region"
+        hint = _move(wanted, others) if home else "try later, ask for less, or name another region"
         return BusyError(f"no capacity now for {names}{where}", hint=hint, details=details)
     quotas = [quota_of(one.instance_type, "spot" if one.spot else "on-demand") for one in refusals]
     codes = dict.fromkeys(f"{one.code}, {one.name}" for one in quotas if one)
@@ -104,7 +107,9 @@ def _nobody(
     )
 
 
-def _move(wanted: Workspace, offers: Sequence[Offer], home: Home | None) -> str:
-    others = [zone for offer in offers for zone in offer.zones or () if home is None or zone != home.zone]
-    zone = others[0] if others else "ZONE"
-    return f"`invoke workspace.move {wanted.workspace_name} --zone {zone}` takes the home to another zone"
+def _move(wanted: Workspace, others: Sequence[str]) -> str:
+    if not others:
+        return "no other zone with a subnet of yours has such a machine: try later, or ask for another one"
+    return (
+        f"`invoke workspace.move {wanted.workspace_name} --zone {others[0]}` takes the home to another zone"
+    )

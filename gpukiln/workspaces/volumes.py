@@ -7,11 +7,13 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, CheckFailedError, RefusedError, UnavailableError, UsageError
 from gpukiln.instances.tags import OWNER_TAG, tag_specifications, tags_of
+from gpukiln.typed import unknown
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG, filters, workspace_tags
 
@@ -93,8 +95,9 @@ def home(
     token = hashlib.sha256(f"{wanted.workspace_name} {machine_id} {zone} {size}".encode()).hexdigest()[:32]
     with explain_aws_errors("make the home volume"):
         made = cloud.client("ec2").create_volume(**asked, AvailabilityZone=zone, ClientToken=token)
-    _wait(cloud, made["VolumeId"], sleep)
-    return Home(made["VolumeId"], wanted.workspace_name, wanted.owner, cloud.region, zone, size, made=True)
+    made_at = _wait(cloud, made["VolumeId"], sleep)
+    name, owner = wanted.workspace_name, wanted.owner
+    return Home(made["VolumeId"], name, owner, cloud.region, zone, size, made=True, created_at=made_at)
 
 
 def volume_request(wanted: Workspace) -> dict[str, Any]:
@@ -168,12 +171,17 @@ def move(
     Interrupted, the old home is as it was: the new one gets its tags last.
 
     Raises:
-        BusyError: A machine has it.
+        UsageError: The region has no such zone.
+        BusyError: A machine has it, be it stopped.
         CheckFailedError: The snapshot failed.
         UnavailableError: The cloud refused.
     """
     if one.instance_id:
-        raise BusyError(f"{one.volume_id} is attached to {one.instance_id}", hint="stop the workspace first")
+        raise BusyError(
+            f"{one.volume_id} is attached to {one.instance_id}, whose zone it can't leave",
+            hint=f"`invoke workspace.down {one.name} --keep-home` ends the machine, and keeps the home",
+        )
+    zone = _zone_name(cloud, zone)
     if one.zone == zone:
         return one
     ec2 = cloud.client("ec2")
@@ -194,7 +202,7 @@ def move(
                 Encrypted=True,
                 TagSpecifications=tag_specifications(marks, "volume"),
             )["VolumeId"]
-        _wait(cloud, new, sleep)
+        made_at = _wait(cloud, new, sleep)
         with explain_aws_errors("move the home volume"):
             ec2.delete_tags(Resources=[one.volume_id], Tags=[{"Key": WORKSPACE_TAG}])
             tags = [{"Key": key, "Value": value} for key, value in tags_of(said).items()]
@@ -209,7 +217,21 @@ def move(
     with explain_aws_errors("remove the old home volume"):
         ec2.delete_volume(VolumeId=one.volume_id)
         ec2.delete_snapshot(SnapshotId=snapshot)
-    return Home(new, one.name, one.owner, one.region, zone, one.size_gib, made=True)
+    return Home(new, one.name, one.owner, one.region, zone, one.size_gib, made=True, created_at=made_at)
+
+
+def _zone_name(cloud: Cloud, zone: str) -> str:
+    """The name that the account has for a zone, of its name or its id: other calls take names alone.
+
+    Raises:
+        UsageError: The region has no such zone; names those that it has.
+    """
+    with explain_aws_errors("look up the region's zones"):
+        rows = cloud.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    for row in rows:
+        if zone in (row["ZoneName"], row.get("ZoneId")):
+            return str(row["ZoneName"])
+    raise unknown("zone", zone, [row["ZoneName"] for row in rows])
 
 
 def remove(cloud: Cloud, one: Home) -> None:
@@ -236,18 +258,24 @@ def _home(cloud: Cloud, volume: dict[str, Any]) -> Home:
         volume["AvailabilityZone"],
         int(volume["Size"]),
         attached[0] if attached else "",
-        created_at=volume["CreateTime"].isoformat(timespec="seconds"),
+        created_at=_created_at(volume),
     )
 
 
-def _wait(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> None:
+def _created_at(volume: dict[str, Any]) -> str:
+    created: datetime = volume["CreateTime"]
+    return created.isoformat(timespec="seconds")
+
+
+def _wait(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> str:
+    """Wait until a volume is available; when it was made, ISO 8601."""
     ec2 = cloud.client("ec2")
     for _ in range(int(WAIT_S / POLL_S)):
         with explain_aws_errors("wait for the home volume"):
             found = ec2.describe_volumes(Filters=[{"Name": "volume-id", "Values": [volume_id]}])["Volumes"]
         state = found[0]["State"] if found else "creating"  # EC2 shows it after a moment
         if state == "available":
-            return
+            return _created_at(found[0])
         if state not in LIVING:
             raise UnavailableError(f"the home volume {volume_id} is {state}, wanted available")
         sleep(POLL_S)

@@ -492,11 +492,41 @@ def test_what_is_left_over_is_listed(typed: Typed) -> None:
     assert "vision" not in typed("list", "--refresh").stdout
 
 
+def hint(said: str) -> list[str]:
+    """The words of the command that an error's hint names, without the noun."""
+    return re.findall(r"`invoke workspace\.([^`]*)`", said)[-1].split()
+
+
+def test_a_home_without_a_machine_in_its_zone_is_moved_as_the_hint_says(typed: Typed) -> None:
+    zone = raised(typed)["workspace"]["homes"][0]["zone"]
+    typed("down", "vision", "--keep-home")
+    layout = server()[1]
+    scarcity.add(layout, f"{zone}:*")
+    try:
+        refused = typed("up", "--yes", *VISION, *T4, "--no-wait", code=75).stderr
+        assert "--zone us-west-2" in refused
+        typed(*hint(refused))
+        typed("up", "--yes", *VISION, *T4, "--no-wait")
+    finally:
+        scarcity.clear(layout)
+    assert set(running().values()) != {zone}
+
+
+def test_a_zone_is_known_by_its_id_too(typed: Typed) -> None:
+    zone = raised(typed)["workspace"]["homes"][0]["zone"]
+    typed("down", "vision", "--keep-home")
+    rows = Cloud().client("ec2").describe_availability_zones()["AvailabilityZones"]
+    other = next(row for row in rows if row["ZoneName"] != zone)
+    assert f"in {other['ZoneName']}" in typed("move", "vision", "--zone", other["ZoneId"]).stdout
+
+
 def test_a_home_is_moved(typed: Typed) -> None:
     zone = raised(typed)["workspace"]["homes"][0]["zone"]
     other = "us-west-2b" if zone != "us-west-2b" else "us-west-2a"
-    assert "stop the workspace first" in typed("move", "vision", "--zone", other, code=75).stderr
-    typed("down", "vision", "--keep-home")
+    typed("stop", "vision")
+    busy = typed("move", "vision", "--zone", other, code=75).stderr
+    typed(*hint(busy))
+    assert "unknown zone 'us-west-2x'" in typed("move", "vision", "--zone", "us-west-2x", code=2).stderr
     assert f"in {other}" in typed("move", "vision", "--zone", other).stdout
     again = raised(typed)
     assert again["workspace"]["machines"][0]["zone"] == other

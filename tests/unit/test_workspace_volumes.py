@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import boto3
@@ -94,6 +95,7 @@ def test_a_home_that_another_machine_has_is_refused():
     volume = {
         "VolumeId": "vol-1",
         "State": "in-use",
+        "CreateTime": datetime(2026, 11, 20, 10, tzinfo=UTC),
         "AvailabilityZone": ZONE,
         "Size": 20,
         "Tags": tags,

@@ -81,7 +81,7 @@ def _checked(settings: Settings) -> Runners:
     if not re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", runners.image):
         raise UsageError(
             f"the runners' image is {runners.image!r}, wanted one with its digest: a tag can move",
-            hint="`invoke docker.push runner-gpu` prints it",
+            hint="`invoke docker.push --image runner-gpu --repository REPOSITORY` prints it",
         )
     known = [one.name for one in settings.flavors]
     if runners.flavor and runners.flavor not in known:

@@ -231,7 +231,7 @@ OLDEST_KUBERNETES = (
     title="Documents name a Kubernetes that is still to be had",
     reason="no EKS image is built for it, and today's Kueue and DRA need more",
     source="awslabs/amazon-eks-ami:CHANGELOG.md; kubernetes-sigs/kueue:README.md",
-    fix="the versions that `invoke k8s.check --kubernetes` judges by",
+    fix="the versions that `invoke k8s.check --kubernetes VERSION` judges by",
 )
 def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Fault]:
     for line, text in _lines(prose):

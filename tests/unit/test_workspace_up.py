@@ -318,7 +318,7 @@ def put_away(monkeypatch):
     monkeypatch.setattr(reach, "busy", lambda *_: None)
 
     def run(wanted, **options):
-        assert code_of(commands.down, Context(), wanted.workspace_name, **options) == 0
+        assert code_of(commands.down, Context(), wanted.workspace_name, yes=True, **options) == 0
 
     return run
 

@@ -22,6 +22,7 @@ GPUS_TAG, SIMULATED = (
 STAGE_TAG = "gpukiln:stage"
 IMPORT_TAG = "gpukiln:import"
 """On an image that was made of somebody's disk, and on its snapshot: the SHA-256 of the file."""
+BUILD_ID_TAG = "gpukiln:build-id"  # on what a build is for, its image and the snapshot; it outlives the build
 IMAGE_TAG, VERDICT_TAG, VERIFIED_TAG = "gpukiln:image", "gpukiln:verdict", "gpukiln:verified-at"
 NOT_PROVEN, PASSED = "not-proven", "passed"  # values of the first two
 RECIPE_TAG = "gpukiln:recipe"

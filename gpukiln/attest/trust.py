@@ -21,8 +21,7 @@ from gpukiln.images.builds import Build, Builds
 from gpukiln.images.channels import Channel, load_channels
 from gpukiln.images.keys import Identity, in_words
 from gpukiln.images.pointer import Pointer
-from gpukiln.images.subject import BUILD_ID_TAG
-from gpukiln.instances.tags import tags_of
+from gpukiln.instances.tags import BUILD_ID_TAG, tags_of
 from gpukiln.state import state_home
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ class ImageDefinition:
         profile: The verification profile.
         required_layers: The layers whose checks must have run before a release.
         components: The components that go into it.
+        encrypted: Whether its root volume is encrypted, with the account's default key.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ImageDefinition:
     profile: str
     required_layers: tuple[str, ...]
     components: tuple[str, ...]
+    encrypted: bool = True
 
 
 def image_names(root: Path = ROOT) -> list[str]:

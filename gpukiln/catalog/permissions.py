@@ -6,7 +6,7 @@ from typing import Literal
 from gpukiln.catalog.load import data
 from gpukiln.typed import load, strict
 
-Caller = Literal["gpukiln", "packer", "skopeo", "ec2"]
+Caller = Literal["gpukiln", "skopeo", "ec2"]
 
 
 @strict

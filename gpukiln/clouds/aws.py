@@ -124,15 +124,6 @@ class AwsCloud:
         refuse_this_computer(client.meta.endpoint_url, service)
         return client
 
-    def _private_endpoint(self) -> str:
-        """The address of EC2 that environment or config file name, or an empty string."""
-        from botocore.config import Config  # noqa: PLC0415 - slow to import
-
-        ignoring = Config(ignore_configured_endpoint_urls=True)  # type: ignore[call-arg]  # the stubs lack it
-        usual = self._session.client("ec2", region_name=self.region, config=ignoring).meta.endpoint_url
-        found = str(self.client("ec2").meta.endpoint_url)
-        return "" if found == usual else found
-
     def in_region(self, region: str) -> "AwsCloud":
         """The same account in another region; a login that asks for a code is asked for once.
 
@@ -144,17 +135,8 @@ class AwsCloud:
         return other
 
     def environment(self) -> dict[str, str]:
-        """Environment in which Packer talks to this account."""
+        """Environment in which AWS's tools talk to this account."""
         return {"AWS_REGION": self.region, **({"AWS_PROFILE": self.profile} if self.profile else {})}
-
-    def packer_variables(self) -> dict[str, Any]:
-        """Values of the template's variables that say which cloud it is.
-
-        The SDK of Packer 1.6.6 (aws-sdk-go 1) reads no endpoint from environment or config file
-        (aws/aws-sdk-go issue 4942), that of newer plugins (aws-sdk-go-v2) does: told, both take this one.
-        """
-        endpoint = self._private_endpoint()
-        return {"ec2_endpoint": endpoint} if endpoint else {}
 
     def address(self, instance: dict[str, Any]) -> str:
         """Where SSH reaches an instance.

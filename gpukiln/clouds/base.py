@@ -106,9 +106,6 @@ class Cloud(Protocol):
     def environment(self) -> dict[str, str]:
         """Environment in which AWS's tools talk to this cloud."""
 
-    def packer_variables(self) -> dict[str, Any]:
-        """Values of the template's variables that say which cloud it is."""
-
     def snapshot_disk(self, snapshot_id: str) -> Path | None:
         """Where a snapshot's disk lies on this machine; None: it is read by the EBS direct APIs."""
 

@@ -14,7 +14,7 @@ from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.exports.source import Source
 from gpukiln.files import write_whole
 from gpukiln.images.builds import Build
-from gpukiln.images.subject import BUILD_ID_TAG
+from gpukiln.instances.tags import BUILD_ID_TAG
 
 DIGEST, ABOUT = ".sha256", ".json"
 KNOWN = {  # ending beside FILE: the file of the build's folder, what it is

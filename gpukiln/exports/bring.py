@@ -24,7 +24,6 @@ from gpukiln.files import remove, remove_partial_of, whole_or_not
 from gpukiln.images.fit import refuse
 from gpukiln.images.subject import (
     BASE_TAG,
-    BUILD_ID_TAG,
     CUDA_TAG,
     DRIVER_TAG,
     KUBERNETES_TAG,
@@ -34,6 +33,7 @@ from gpukiln.images.subject import (
     subject_from_tags,
 )
 from gpukiln.instances.tags import (
+    BUILD_ID_TAG,
     IMAGE_TAG,
     IMPORT_TAG,
     NOT_PROVEN,
@@ -278,13 +278,14 @@ def _written(
     cloud: Cloud, disk: Disk, source: Path, journal: Path, progress: Progress
 ) -> tuple[str, ebs.Moved]:
     meters: list[Meter] = []
+    tags = {name: value for name, value in disk.tags.items() if name != IMAGE_TAG}  # an image's alone
     try:
         return ebs.write_snapshot(
             (cloud.client("ebs", attempts=1), cloud.client("ec2")),
             source,
             journal,
             size_gib=disk.size_gib,
-            tags={**disk.tags, OWNER_TAG: owner()},
+            tags={**tags, OWNER_TAG: owner()},
             description=f"gpukiln import of {disk.file.name}"[:255],
             token=f"gpukiln-import-{disk.sha256}{'-trusted' if disk.trusted else ''}",
             begin=lambda count: meters.append(Meter(progress, count)),

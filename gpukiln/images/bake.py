@@ -1,4 +1,4 @@
-"""Bake: Packer starts a machine from the base, Ansible configures it, Packer captures its disk."""
+"""Bake: start a machine from the base, let Packer and Ansible configure it, make an image of its disk."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,12 +21,16 @@ from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan
 from gpukiln.images.stages import StageKeeper, Stages, stage_line, stage_variables
 from gpukiln.images.subject import BASE_TAG, DESKTOP_TAG, KUBERNETES_TAG, subject_of, subject_tags
-from gpukiln.instances.access import SshAccess, ssh_access
-from gpukiln.instances.deadline import shutdown_user_data
-from gpukiln.instances.tags import BUILD_TAG, PRIVILEGED, PURPOSE_TAG, build_tags, tag_list
+from gpukiln.instances.access import machine_to_bake, ssh_access
+from gpukiln.instances.tags import BUILD_TAG, PURPOSE_TAG, tag_specifications
 from gpukiln.parsing import parse_json
 from gpukiln.progress import Progress
 from gpukiln.sources.available import Decision
+from gpukiln.verify.target import Target
+
+POLL_S = 2
+STOPS_S = 900  # the longest that is waited
+CAPTURED_S = 7200  # a snapshot takes the longer the more was written
 
 
 def tool_versions() -> dict[str, str]:
@@ -102,23 +106,23 @@ def bake(
         }
         extra_vars.write_text(json.dumps(variables, indent=2))
         events = build.folder / "events.jsonl"
-        manifest = build.folder / "manifest.json"
         tell = lambda text: progress.show(Text(text))  # noqa: E731 - one line of one call
         with ssh_access(cloud, build.id, purpose="bake", say=tell) as access:
+            target = machine_to_bake(
+                cloud,
+                access,
+                stage.image_id if stage else plan.base.id,
+                build_id=build.id,
+                instance_type=plan.builder_instance_type,
+                user=plan.base.ssh_user,
+                root_volume=root_volume(plan),
+                say=progress.say,
+            )
             with collected(cache, build, progress) as uses:
                 Packer(
                     packer_folder,
-                    packer_variables(
-                        plan,
-                        cloud,
-                        build,
-                        access,
-                        stage.image_id if stage else plan.base.id,
-                        extra_vars=extra_vars,
-                        manifest=manifest,
-                    ),
+                    packer_variables(target, extra_vars),
                     environment={
-                        **cloud.environment(),
                         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                         "GPUKILN_EVENTS": str(events),
                         "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
@@ -130,7 +134,7 @@ def bake(
                 ).build()
             installed = parse_json((build.folder / "image.json").read_text())
             baked = Bake(
-                image_id=parse_json(manifest.read_text())["builds"][-1]["artifact_id"].split(":")[-1],
+                image_id=capture(cloud, plan, build, target.name, installed["kernel"], progress.say),
                 name=image_name(plan, build),
                 region=plan.region,
                 kernel=installed["kernel"],
@@ -181,23 +185,72 @@ def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> It
                 progress.show(Text(f"the compiled modules were not kept: {error}"))
 
 
-def finish(cloud: Cloud, plan: Plan, baked: Bake) -> None:
-    """Give an image what Packer 1.6.6 has no option for; a second time changes nothing.
+def root_volume(plan: Plan) -> dict[str, Any]:
+    """The disk of the machine that is baked, which is the image's: an element of BlockDeviceMappings."""
+    ebs = {
+        "VolumeType": "gp3",
+        "VolumeSize": plan.volume_size_gib,
+        "Iops": 3000,
+        "Throughput": 250,
+        "Encrypted": plan.encrypted,
+        "DeleteOnTermination": True,
+    }
+    return {"DeviceName": plan.base.root_device, "Ebs": ebs}
 
-    Packer would give the description before the tags, and the policy of `cloud.policy` lets only what
-    is tagged be changed.
+
+def capture(
+    cloud: Cloud, plan: Plan, build: Build, instance_id: str, kernel: str, say: Callable[[str], None]
+) -> str:
+    """Stop a machine and make an image of its disk, which has its tags from its first moment on.
+
+    Packer is not asked for it: it tags images after it made them (1.6.6 and packer-plugin-amazon 1.8.2,
+    common/step_create_tags.go). Whoever may do that may tag any image of the account: IAM can't tell a new
+    one from another one without tags.
+
+    Args:
+        instance_id: The machine.
+        kernel: What the image boots.
+        say: Told what is being waited for.
+
+    Returns:
+        The AMI, available.
+
+    Raises:
+        UnavailableError: The cloud refused, or did not finish it.
+    """
+    name = image_name(plan, build)
+    tags = {"Name": name, **image_tags(plan, build), "gpukiln:kernel": kernel}
+    with explain_aws_errors("make the image"):
+        ec2 = cloud.client("ec2")
+        say("stopping the machine")
+        ec2.stop_instances(InstanceIds=[instance_id])
+        ec2.get_waiter("instance_stopped").wait(InstanceIds=[instance_id], WaiterConfig=_waiting(STOPS_S))
+        say(f"making {name} of its disk")
+        image_id = ec2.create_image(
+            InstanceId=instance_id,
+            Name=name,
+            Description=(
+                f"{plan.image} with NVIDIA {plan.component('nvidia_driver').version} on {plan.base.name}"
+            ),
+            TagSpecifications=tag_specifications(tags, "image", "snapshot"),
+        )["ImageId"]
+        ec2.get_waiter("image_available").wait(ImageIds=[image_id], WaiterConfig=_waiting(CAPTURED_S))
+    return str(image_id)
+
+
+def _waiting(longest_s: int) -> dict[str, int]:
+    return {"Delay": POLL_S, "MaxAttempts": longest_s // POLL_S}
+
+
+def finish(cloud: Cloud, image_id: str) -> None:
+    """Give an image what CreateImage has no argument for; a second time changes nothing.
 
     Raises:
         UnavailableError: The cloud refused.
     """
     with explain_aws_errors("finish the AMI"):
-        ec2 = cloud.client("ec2")
         # machines from this AMI take IMDSv2 only
-        ec2.modify_image_attribute(ImageId=baked.image_id, ImdsSupport={"Value": "v2.0"})
-        driver = plan.component("nvidia_driver").version
-        described = f"{plan.image} with NVIDIA {driver} on {plan.base.name}"
-        ec2.modify_image_attribute(ImageId=baked.image_id, Description={"Value": described})
-        ec2.create_tags(Resources=[baked.image_id], Tags=tag_list({"gpukiln:kernel": baked.kernel}))
+        cloud.client("ec2").modify_image_attribute(ImageId=image_id, ImdsSupport={"Value": "v2.0"})
 
 
 def image_name(plan: Plan, build: Build) -> str:
@@ -228,44 +281,20 @@ def _tag_of(decision: Decision | None) -> str:
     return decision.version or "" if decision.status == "install" else decision.status
 
 
-def packer_variables(
-    plan: Plan,
-    cloud: Cloud,
-    build: Build,
-    access: SshAccess,
-    source_ami: str,
-    *,
-    extra_vars: Path,
-    manifest: Path,
-) -> dict[str, Any]:
+def packer_variables(target: Target, extra_vars: Path) -> dict[str, Any]:
     """Values of the template's variables.
 
     Args:
-        access: How Packer logs in.
-        source_ami: What the machine is started from: the base, or a stage.
+        target: The machine.
         extra_vars: JSON file for Ansible.
-        manifest: File for the result.
     """
-    name = image_name(plan, build)
     return {
-        "region": plan.region,
-        "source_ami": source_ami,
-        "ami_name": name,
-        "instance_type": plan.builder_instance_type,
-        "ssh_username": plan.base.ssh_user,
-        "ssh_keypair_name": access.key_name,
-        "ssh_private_key_file": str(access.private_key),
-        "security_group_id": access.group_id,
-        "subnet_id": cloud.subnet_id or "",
-        "root_device": plan.base.root_device,
-        "volume_size_gib": plan.volume_size_gib,
-        "tags": {"Name": name, **image_tags(plan, build)},
-        "run_tags": {**build_tags(build.id, "bake", access.deadline), **PRIVILEGED},
-        "user_data": shutdown_user_data(access.deadline),
+        "ssh_host": target.host,
+        "ssh_port": target.port,
+        "ssh_username": target.user,
+        "ssh_private_key_file": str(target.private_key),
         "playbook": str(ROOT / "ansible" / "image.yml"),
         "extra_vars_file": str(extra_vars),
-        "manifest": str(manifest),
-        **cloud.packer_variables(),
     }
 
 

@@ -69,6 +69,7 @@ def image_inputs(
         "image": image.name,
         "architecture": image.architecture,
         "volume size": f"{image.volume_size_gib} GiB",
+        **({} if image.encrypted else {"volume encryption": "off"}),
         "base": f"{base.name} {base.id}",
     }
     plain = as_plain(components)

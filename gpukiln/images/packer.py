@@ -22,7 +22,9 @@ from gpukiln.redact import Lines
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
 INIT_AGAIN_S = (5, 20)  # seconds before it is tried again
-CLEAN_UP_S = 180  # seconds that Packer gets to remove what it started after Ctrl-C
+CLEAN_UP_S = 180  # seconds that Packer and Ansible get to end after Ctrl-C
+# Left out of what is shown: the builder `null` says that it makes no image, which is right.
+UNSAID = ("Provisioning", "Did not export anything", "Builds finished")
 
 
 def packer_version() -> str:
@@ -138,7 +140,7 @@ class Packer:
         Raises:
             CheckFailedError: A task of Ansible failed; the message is the task's.
             UnavailableError: Packer failed otherwise.
-            KeyboardInterrupt: After Packer has removed what it started.
+            KeyboardInterrupt: After Packer and Ansible have ended.
         """
         self._events.touch()
         process = subprocess.Popen(
@@ -161,9 +163,7 @@ class Packer:
             code = process.wait()
             reader.join()
         except KeyboardInterrupt:
-            self._say(
-                "stopping: Packer removes what it started (Ctrl-C again to leave it to the next command)"
-            )
+            self._say("stopping: Ansible ends first (Ctrl-C again to leave it to the next command)")
             _interrupt(process)
             raise
         finally:
@@ -191,7 +191,7 @@ class Packer:
                     self._log_error = error
                 if kind == "error":
                     self._errors.append(text)
-                elif kind == "say" and "Provisioning" not in text:
+                elif kind == "say" and not any(words in text for words in UNSAID):
                     self._say(re.sub(r"^==> [\w.-]+: ", "", text).splitlines()[0])
 
     def _follow_events(self, ended: threading.Event) -> None:
@@ -242,7 +242,7 @@ def _parse(line: str) -> tuple[str, str]:
 
 
 def _kill_group_when_we_die(group: int) -> "subprocess.Popen[bytes]":
-    """Watch this process: nobody would record the image of a Packer whose gpukiln was killed.
+    """Watch this process: without gpukiln nobody makes an image of what Ansible goes on to configure.
 
     Packer's own parent signal would not do: it runs as two processes, and Ansible is a third.
     """

@@ -58,6 +58,7 @@ class Plan:
         git_commit: The commit of the checkout, with -dirty when files differ from it; None: no commit.
         resolved: Every component as components.yaml and the overrides say it, with the kind of the driver's
             modules chosen: what the roles get.
+        encrypted: Whether the root volume is encrypted.
     """
 
     image: str
@@ -79,6 +80,7 @@ class Plan:
     created_at: str
     git_commit: str | None
     resolved: dict[str, Any]
+    encrypted: bool = True
 
     def component(self, name: str) -> Decision:
         """What happens to one component.
@@ -207,6 +209,7 @@ def make_plan(
         created_at=moment.astimezone(UTC).isoformat(timespec="seconds"),
         git_commit=git_commit(root),
         resolved=as_plain(components),
+        encrypted=definition.encrypted,
     )
 
 

@@ -11,9 +11,9 @@ from gpukiln.catalog.instance_types import gpus_of, instance_type
 from gpukiln.errors import UsageError
 from gpukiln.images.fit import check_types, refuse
 from gpukiln.images.plan import Plan
-from gpukiln.instances.tags import RECIPE_TAG
+from gpukiln.instances.tags import BUILD_ID_TAG, RECIPE_TAG
 
-BUILD_ID_TAG, TYPES_TAG = "gpukiln:build-id", "gpukiln:instance-types"
+TYPES_TAG = "gpukiln:instance-types"
 DRIVER_TAG, MODULES_TAG = "gpukiln:driver", "gpukiln:modules"
 KUBERNETES_TAG = "gpukiln:kubernetes"
 CUDA_TAG, BASE_TAG = "gpukiln:cuda", "gpukiln:base"

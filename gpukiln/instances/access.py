@@ -16,7 +16,7 @@ from gpukiln.instances.deadline import deadline_of, deadline_text, shutdown_user
 from gpukiln.instances.launch import Launched, launch, lost
 from gpukiln.instances.leftovers import sweep
 from gpukiln.instances.rehearsal import node_config
-from gpukiln.instances.tags import GONE, GPUS_TAG, SIMULATED, build_tags, tag_specifications
+from gpukiln.instances.tags import GONE, GPUS_TAG, PRIVILEGED, SIMULATED, build_tags, tag_specifications
 from gpukiln.state import state_home
 from gpukiln.verify.target import Target
 
@@ -191,17 +191,10 @@ def machine_from_image(
         tags = {**build_tags(build_id, "verify", access.deadline), "gpukiln:machine": "vm"}
         if simulated:
             tags[GPUS_TAG] = SIMULATED
+        user_data = shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else []))
         launched = launch(
             cloud,
-            {
-                "ImageId": image_id,
-                "KeyName": access.key_name,
-                "SecurityGroupIds": [access.group_id],
-                "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
-                "InstanceInitiatedShutdownBehavior": "terminate",
-                "UserData": shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else [])),
-                "TagSpecifications": tag_specifications(tags, "instance", "volume"),
-            },
+            _request(access, image_id, tags, user_data),
             instance_types=instance_types,
             spot=spot,
             say=say,
@@ -210,6 +203,67 @@ def machine_from_image(
             cloud, launched.instance_id, user=user, key=access.private_key, say=say, timeout_s=timeout_s
         )
         yield target, launched
+
+
+def machine_to_bake(
+    cloud: Cloud,
+    access: SshAccess,
+    image_id: str,
+    *,
+    build_id: str,
+    instance_type: str,
+    user: str,
+    root_volume: dict[str, Any],
+    say: Callable[[str], None],
+    timeout_s: float = 600,
+) -> Target:
+    """A machine to configure and capture, reachable by SSH; it ends with what `ssh_access` made.
+
+    Args:
+        access: Of the build, made to bake.
+        image_id: The base, or a stage.
+        build_id: On the machine and its volume, as a tag.
+        user: Who logs in.
+        root_volume: An element of BlockDeviceMappings of RunInstances.
+        say: Told what is being waited for.
+        timeout_s: Seconds until SSH must answer.
+
+    Returns:
+        How to reach it; its name is the instance's id.
+
+    Raises:
+        BusyError: There is no capacity for the type now.
+        IncompatibleError: The account's quota is too low, or the region does not have the type.
+        UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
+    """
+    tags = {**build_tags(build_id, "bake", access.deadline), **PRIVILEGED}
+    launched = launch(
+        cloud,
+        {
+            **_request(access, image_id, tags, shutdown_user_data(access.deadline)),
+            "BlockDeviceMappings": [root_volume],
+        },
+        instance_types=[instance_type],
+        spot=False,
+        say=say,
+        named_by="builder_instance_type in the image's image.yaml",
+    )
+    return _wait_until_reachable(
+        cloud, launched.instance_id, user=user, key=access.private_key, say=say, timeout_s=timeout_s
+    )
+
+
+def _request(access: SshAccess, image_id: str, tags: dict[str, str], user_data: str) -> dict[str, Any]:
+    """Arguments of RunInstances but type, subnet and market."""
+    return {
+        "ImageId": image_id,
+        "KeyName": access.key_name,
+        "SecurityGroupIds": [access.group_id],
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "UserData": user_data,
+        "TagSpecifications": tag_specifications(tags, "instance", "volume"),
+    }
 
 
 def _vpc(ec2: Any, subnet_id: str | None) -> str:

@@ -104,6 +104,7 @@ def launch(
     instance_types: Sequence[str],
     spot: bool,
     say: Callable[[str], None],
+    named_by: str = "--instance-types",
 ) -> Launched:
     """Start one machine, of the first type and zone that has capacity.
 
@@ -112,6 +113,7 @@ def launch(
         instance_types: What to try, the best first.
         spot: Whether it may be taken away, for a lower price.
         say: Told what is tried next.
+        named_by: Where the types are named, for the hint of an error.
 
     Returns:
         The machine.
@@ -129,12 +131,12 @@ def launch(
         raise IncompatibleError(
             f"{cloud.region} has no zone with {' or '.join(instance_types)}"
             + (f" and the subnet {cloud.subnet_id}" if cloud.subnet_id else ""),
-            hint="name other types with --instance-types, or another subnet or region",
+            hint=f"name other types with {named_by}, or another subnet or region",
         )
     tries = [Try(name, zone, subnets[zone], spot) for name, zones in offers.items() for zone in zones]
     launched, refusals = walk(cloud, request, tries, say=say)
     if launched is None:
-        raise _nowhere(refusals, spot)
+        raise _nowhere(refusals, spot, named_by)
     return launched
 
 
@@ -266,21 +268,22 @@ def _not_permitted(refusal: Refusal, spot: bool) -> UnavailableError:
     return UnavailableError(f"not permitted to start {refusal}", hint=hint)
 
 
-def _nowhere(refusals: Sequence[Refusal], spot: bool) -> GpukilnError:
+def _nowhere(refusals: Sequence[Refusal], spot: bool, named_by: str) -> GpukilnError:
     details = tuple(map(str, refusals))
     names = list(dict.fromkeys(refusal.instance_type for refusal in refusals))
+    ask = "ask for more vCPUs in Service Quotas"
     market = "spot " if spot else ""
     without = " or leave out --spot" if spot else ""
     if any(refusal.code in CAPACITY for refusal in refusals):
         return BusyError(
             f"no {market}capacity now for {' or '.join(names)}",
-            hint=f"try later, name more --instance-types{without}",
+            hint=f"try later, name more types with {named_by}{without}",
             details=details,
         )
     quotas = filter(None, (quota_of(name, "spot" if spot else "on-demand") for name in names))
     codes = " and ".join(dict.fromkeys(quota.code for quota in quotas))
     return IncompatibleError(
         f"the account's {market}quota is too low for {' and '.join(names)}",
-        hint=f"ask for more vCPUs in Service Quotas ({codes or 'service ec2'}), name smaller types{without}",
+        hint=f"{ask} ({codes or 'service ec2'}), name smaller types with {named_by}{without}",
         details=details,
     )

@@ -10,20 +10,18 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import PartialError, UnavailableError
 from gpukiln.instances.deadline import deadline_text
 from gpukiln.instances.tags import (
+    BUILD_ID_TAG,
     BUILD_TAG,
     DEADLINE_TAG,
     IMPORT_TAG,
     OWNER_TAG,
-    RECIPE_TAG,
     STAGE_TAG,
     remove_image,
-    snapshots_of,
-    tag_list,
     tags_of,
 )
 from gpukiln.records import build_started
 
-SNAPSHOT_TAG = "gpukiln:digest"  # Packer gives it to the snapshot of every image
+SNAPSHOT_TAG = "gpukiln:digest"  # on the snapshot of every image that was baked
 # a machine with GPUs or of bare metal takes minutes to end; nothing is paid for it then
 ENDS_S = 900
 POLL_S = 2
@@ -159,16 +157,14 @@ def builds_with_leftovers(cloud: Cloud) -> set[str]:
 def unrecorded_images(cloud: Cloud, build_id: str) -> list[dict[str, Any]]:
     """The AMIs of a build whose record knows none: it was killed while or after its AMI was made.
 
-    Packer tags an AMI only when it is made (1.6.6), so its name has to do.
-
     Returns:
         As DescribeImages gives them; stages are not among them.
     """
     with explain_aws_errors(f"look for the image of build {build_id}"):
-        images = cloud.client("ec2").describe_images(
-            Owners=["self"], Filters=[{"Name": "name", "Values": [f"gpukiln-*-{build_id}"]}]
+        images: list[dict[str, Any]] = cloud.client("ec2").describe_images(
+            Owners=["self"], Filters=[{"Name": f"tag:{BUILD_ID_TAG}", "Values": [build_id]}]
         )["Images"]
-    return [image for image in images if STAGE_TAG not in tags_of(image)]
+    return images
 
 
 def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
@@ -181,20 +177,13 @@ def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
         UnavailableError: The cloud refused.
     """
     removed = []
-    mine = {RECIPE_TAG: "unrecorded", BUILD_TAG: build_id}
     with explain_aws_errors(f"remove the image of build {build_id}"):
         ec2 = cloud.client("ec2")
         for image in unrecorded_images(cloud, build_id):
-            image_id = image["ImageId"]
-            # while an AMI is pending it names no snapshot; EC2 describes those of CreateImage so
-            made_for = [{"Name": "description", "Values": [f"Created by CreateImage(*) for {image_id}*"]}]
-            found = ec2.describe_snapshots(OwnerIds=["self"], Filters=made_for)["Snapshots"]
-            snapshots = {*snapshots_of(image), *(one["SnapshotId"] for one in found)}
-            # the policy of `cloud.policy` lets only what is tagged be removed; and they are found again by it
-            ec2.create_tags(Resources=[image_id, *sorted(snapshots)], Tags=tag_list(mine))
-            ec2.deregister_image(ImageId=image_id)
-            removed.append(image_id)
-        of_build = [{"Name": f"tag:{BUILD_TAG}", "Values": [build_id]}]
+            ec2.deregister_image(ImageId=image["ImageId"])
+            removed.append(image["ImageId"])
+        # by their own tag: an AMI that is pending names no snapshot yet
+        of_build = [{"Name": f"tag:{BUILD_ID_TAG}", "Values": [build_id]}]
         for one in ec2.describe_snapshots(OwnerIds=["self"], Filters=of_build)["Snapshots"]:
             ec2.delete_snapshot(SnapshotId=one["SnapshotId"])
     return removed

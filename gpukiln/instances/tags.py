@@ -24,6 +24,7 @@ IMPORT_TAG = "gpukiln:import"
 """On an image that was made of somebody's disk, and on its snapshot: the SHA-256 of the file."""
 TRUST_TAG, TRUSTED = "gpukiln:trust", "yes"
 """On both of them: the embedded cloud may start it as a container (`clouds/embedded/snapshot_blocks.py`)."""
+BUILD_ID_TAG = "gpukiln:build-id"  # on what a build is for, its image and the snapshot; it outlives the build
 IMAGE_TAG, VERDICT_TAG, VERIFIED_TAG = "gpukiln:image", "gpukiln:verdict", "gpukiln:verified-at"
 NOT_PROVEN, PASSED = "not-proven", "passed"  # values of the first two
 RECIPE_TAG = "gpukiln:recipe"

@@ -97,7 +97,7 @@ def _judge_build(
     with build.locked(), scratch(build):
         record, subject = build.read(), subject_of_build(build)
         if record.bake:
-            finish(cloud, record.plan, record.bake)  # its build may have ended before
+            finish(cloud, record.bake.image_id)  # its build may have ended before
         progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
         verdict, machine = pipeline.verify_image(
             subject, cloud, folder, progress, instance_types=instance_types, spot=spot, simulated=simulated

@@ -93,7 +93,7 @@ def build_image(
 
         try:
             baked = bake(plan, cloud, build, progress, saved, stage, made=made)
-            finish(cloud, plan, baked)
+            finish(cloud, baked.image_id)
             record = replace(record, durations_s=dict(progress.durations))
             build.write(record)
             subject = subject_of(plan, baked.image_id, build.id)
@@ -137,7 +137,7 @@ def build_image(
 
 
 def _remove_unrecorded(cloud: Cloud, build: Build, error: BaseException) -> None:
-    """Packer may have ended while it made an AMI; what can't be removed is told beside the error."""
+    """The bake may have ended while its AMI was made; what can't be removed is told beside the error."""
     try:
         remove_unrecorded(cloud, build.id)
     except GpukilnError as left:

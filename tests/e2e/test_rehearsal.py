@@ -78,8 +78,8 @@ def second(here, recorder, typed, first, tmp_path_factory):  # noqa: ARG001 - it
 
     def boots():
         assert build.poll() is None, build.communicate()[0]
-        started = [call.by for call in recorder.calls if call.action == "ec2:RunInstances"]
-        return started == ["packer", "gpukiln"] and here.status()["server"]["machines"]
+        started = [call for call in recorder.calls if call.action == "ec2:RunInstances"]
+        return len(started) == 2 and here.status()["server"]["machines"]
 
     with recorder.during("build"):
         build = here.start("ami.build", "--region", HOME, cwd=checkout)
@@ -343,7 +343,7 @@ def test_every_call_is_allowed_by_the_policy_of_its_job(here, recorder, record_p
     print(f"\n{recorder.table()}")
     calls = {step: [call for call in recorder.calls if call.step == step] for step in JOBS}
     assert {call.step for call in recorder.calls} == set(JOBS), "ami.diff and ami.notes ask no cloud"
-    assert {call.by for call in calls["build"]} == {"gpukiln", "packer"}
+    assert {call.by for call in calls["build"]} == {"gpukiln"}, "Packer asks no cloud"
     policies = {job: policy(job, HOME) for job in ("build", "verify")}
     policies |= {job: policy(job) for job in ("release", "prune")}
     for step, job in JOBS.items():

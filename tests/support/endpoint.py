@@ -4,11 +4,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from typing import Any
 from urllib.parse import parse_qsl
 from urllib.request import urlopen
 
 import boto3
+import pytest
 from botocore.config import Config
+from moto.ec2.models import EC2Backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
@@ -74,8 +77,30 @@ class Endpoint:
 
 
 @contextmanager
+def tagged_snapshots() -> Iterator[None]:
+    """Have CreateImage take tags of the snapshot as EC2 does; moto's own raises NotImplementedError."""
+    without = EC2Backend.create_image
+
+    def create_image(self: EC2Backend, *args: str, tag_specifications: list[dict[str, Any]]) -> Any:
+        by_kind = {one["ResourceType"]: one for one in tag_specifications}
+        snapshot = by_kind.pop("snapshot", {"Tags": []})
+        image = without(self, *args, tag_specifications=[*by_kind.values()])
+        image.ebs_snapshot.add_tags({tag["Key"]: tag["Value"] for tag in snapshot["Tags"]})
+        return image
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EC2Backend, "create_image", create_image)
+        yield
+
+
+@contextmanager
 def serve() -> Iterator[Endpoint]:
     """Start an endpoint on a free port, with nothing of what this process's moto had before."""
+    with tagged_snapshots():
+        yield from _served()
+
+
+def _served() -> Iterator[Endpoint]:
     endpoint = Endpoint()
     server = make_server("127.0.0.1", 0, endpoint, threaded=True)
     endpoint.url = f"http://127.0.0.1:{server.port}"

@@ -17,8 +17,11 @@ from gpukiln.images.bake import Saved
 from gpukiln.images.builds import Builds
 from gpukiln.instances import access
 from gpukiln.instances.launch import Launched
+from gpukiln.instances.leftovers import builds_with_leftovers, sweep
+from gpukiln.instances.tags import tags_of
 from gpukiln.progress import Progress
 from gpukiln.proof import pipeline
+from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.verify.target import Target
 from tests.support.plans import VERDICT
 from tests.support.signing import key_pair
@@ -43,24 +46,17 @@ def build(endpoint, planned, tmp_path, monkeypatch):
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(access, "PAUSES_S", ())
-    monkeypatch.setattr(type(endpoint), "environment", lambda _: {}, raising=False)
-    monkeypatch.setattr(type(endpoint), "packer_variables", lambda _: {}, raising=False)
+    monkeypatch.setattr(access, "_speaks_ssh", lambda *_: True)
     monkeypatch.setattr(type(endpoint), "prepare", lambda *_: None, raising=False)
     builds, faults = Builds(tmp_path), {"packer": None}
 
     class Packer:
-        def __init__(self, folder, variables, **_):
-            self.folder, self.name = folder.parent, variables["ami_name"]
+        def __init__(self, folder, _variables, **_):
+            self.folder = folder.parent
 
         def build(self):
-            devices = [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 8}}]
-            image_id = endpoint.client("ec2").register_image(
-                Name=self.name, RootDeviceName="/dev/xvda", BlockDeviceMappings=devices
-            )["ImageId"]
             if faults["packer"]:
                 raise faults["packer"]
-            artifact = {"builds": [{"artifact_id": f"us-west-2:{image_id}"}]}
-            (self.folder / "manifest.json").write_text(json.dumps(artifact))
             installed = {"kernel": "6.1", "components": {}, "packages": {}}
             (self.folder / "image.json").write_text(json.dumps(installed))
 
@@ -92,12 +88,25 @@ def build(endpoint, planned, tmp_path, monkeypatch):
 
     yield run
     endpoint.forget()
+    for build_id in builds_with_leftovers(endpoint):
+        sweep(endpoint, build_id)
     for image in endpoint.client("ec2").describe_images(Owners=["self"])["Images"]:
         endpoint.client("ec2").deregister_image(ImageId=image["ImageId"])
 
 
 def images(endpoint):
     return [image["ImageId"] for image in endpoint.client("ec2").describe_images(Owners=["self"])["Images"]]
+
+
+def snapshots(endpoint):
+    return len(endpoint.client("ec2").describe_snapshots(OwnerIds=["self"])["Snapshots"])
+
+
+def running(endpoint):
+    found = endpoint.client("ec2").describe_instances(
+        Filters=[{"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}]
+    )["Reservations"]
+    return [one["InstanceId"] for reservation in found for one in reservation["Instances"]]
 
 
 def refusing(*actions):
@@ -133,7 +142,8 @@ def test_modules_that_cannot_be_kept_fail_no_build(build):
 
 @pytest.mark.parametrize("call", ["DeleteSecurityGroup", "DeleteKeyPair", "DescribeInstances"])
 def test_what_cannot_be_removed_after_the_bake_fails_no_build(build, endpoint, call):
-    endpoint.refuse = refusing(call)
+    refuse = refusing(call)
+    endpoint.refuse = lambda asked: refuse(asked) if endpoint.asked("CreateImage") else None
     raised, record, said = build()
     assert raised is None
     assert (record.state, [record.bake.image_id]) == ("verified", images(endpoint))
@@ -158,18 +168,68 @@ def test_an_image_that_cannot_be_finished_is_recorded_for_another_try(build, end
     assert (record.state, [record.bake.image_id]) == ("failed", images(endpoint))
 
 
-def test_an_image_that_packer_did_not_come_to_name_goes(build, endpoint):
+def test_a_bake_that_fails_makes_no_image_and_leaves_no_machine(build, endpoint):
     raised, record, _ = build(packer=UnavailableError("Packer ended with exit code 137"))
     assert "137" in raised.message
     assert (record.state, record.bake, images(endpoint)) == ("failed", None, [])
+    assert not endpoint.asked("CreateImage")
+    assert running(endpoint) == []
+
+
+@pytest.mark.parametrize("call", ["RunInstances", "StopInstances", "CreateImage"])
+def test_a_machine_that_cannot_be_captured_goes(build, endpoint, call):
+    endpoint.refuse = refusing(call)
+    raised, record, _ = build()
+    assert call in raised.message or "not permitted to start" in raised.message
+    assert (record.state, record.bake, images(endpoint)) == ("failed", None, [])
+    assert running(endpoint) == []
+
+
+def while_the_image_is_made(*actions):
+    """Refuse to say how far an image is, which `capture` alone asks by its id; and other calls."""
+    return lambda call: (
+        ("UnauthorizedOperation", "no") if "ImageId.1" in call or call.get("Action") in actions else None
+    )
+
+
+def test_an_image_that_was_not_waited_for_goes(build, endpoint):
+    before = snapshots(endpoint)
+    endpoint.refuse = while_the_image_is_made()
+    raised, record, _ = build()
+    assert "ImageAvailable" in raised.message
+    assert (record.state, record.bake, images(endpoint)) == ("failed", None, [])
+    assert snapshots(endpoint) == before
+    assert endpoint.asked("CreateImage")
 
 
 def test_where_that_is_refused_it_is_told_beside_the_reason(build, endpoint):
-    endpoint.refuse = refusing("DeregisterImage")
-    raised, record, _ = build(packer=UnavailableError("Packer ended with exit code 137"))
-    assert "137" in raised.message
+    endpoint.refuse = while_the_image_is_made("DeregisterImage")
+    raised, record, _ = build()
+    assert "ImageAvailable" in raised.message
     assert "an AMI that no record knows may be left" in "".join(raised.__notes__)
     assert record.state == "failed"
+
+
+def test_image_and_snapshot_have_their_tags_when_they_are_made(build, endpoint, planned):
+    """In the very call: the policy of `build` allows them at no other time."""
+    raised, record, _ = build()
+    assert raised is None
+    [call] = endpoint.asked("CreateImage")
+    names = {value for name, value in call.items() if name.endswith(".Key")}
+    kinds = {value for name, value in call.items() if name.endswith(".ResourceType")}
+    assert kinds == {"image", "snapshot"}
+    [image] = endpoint.client("ec2").describe_images(ImageIds=[record.bake.image_id])["Images"]
+    assert image["Description"] == "eks-gpu with NVIDIA 535.309.01 on debian-12"
+    tags = tags_of(image)
+    assert (tags["Name"], tags["gpukiln:kernel"], tags["gpukiln:digest"]) == (
+        record.bake.name,
+        "6.1",
+        planned.digest,
+    )
+    assert names == {name for name in tags if name not in proof_tags("eks-gpu", [judged_by(VERDICT)])}
+    [machine] = endpoint.asked("RunInstances")
+    disk = "BlockDeviceMapping.1.Ebs."
+    assert (machine[f"{disk}Encrypted"], machine[f"{disk}VolumeSize"]) == ("true", "30")
 
 
 def test_without_an_address_nothing_is_started(build, endpoint, monkeypatch, tmp_path):

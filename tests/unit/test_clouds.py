@@ -17,7 +17,6 @@ from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.commands import cloud as commands
 from gpukiln.errors import RefusedError, UsageError
-from gpukiln.images.packer import Packer
 
 PRIVATE = "https://vpce-0a1b-ec2.example.test"
 
@@ -44,7 +43,6 @@ def test_aws_is_aws(aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
     assert aws.client("ec2").meta.endpoint_url == "https://ec2.us-west-2.amazonaws.com"
-    assert aws.packer_variables() == {}
 
 
 def test_the_data_names_the_default_base(
@@ -67,14 +65,13 @@ def test_the_data_names_the_default_base(
         ({}, f"[default]\nservices = mine\n[services mine]\nec2 =\n  endpoint_url = {PRIVATE}\n"),
     ],
 )
-def test_a_private_endpoint_is_packers_too(
+def test_a_private_endpoint_of_the_users_is_taken(
     aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environment: dict[str, str], config: str
 ) -> None:
     (tmp_path / "config").write_text(config)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert aws.client("ec2").meta.endpoint_url == PRIVATE
-    assert aws.packer_variables() == {"ec2_endpoint": PRIVATE}
 
 
 @pytest.mark.parametrize(
@@ -84,10 +81,9 @@ def test_an_endpoint_on_this_computer_is_refused(
     aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-    for ask in (lambda: aws.client("ssm"), aws.packer_variables):
-        with pytest.raises(RefusedError, match="on this computer") as caught:
-            ask()
-        assert "--cloud embedded" in caught.value.hint
+    with pytest.raises(RefusedError, match="on this computer") as caught:
+        aws.client("ssm")
+    assert "--cloud embedded" in caught.value.hint
 
 
 def test_the_embedded_cloud_looks_at_nothing_of_the_users(
@@ -108,23 +104,10 @@ def test_the_embedded_cloud_looks_at_nothing_of_the_users(
 
 
 def test_tools_are_started_without_what_is_the_users(
-    embedded: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+    embedded: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL_STS"):
         monkeypatch.setenv(name, "nonsense")
-    packer = Packer(
-        tmp_path,
-        {},
-        environment=embedded.environment(),
-        log=tmp_path / "log",
-        events=tmp_path / "events",
-        say=lambda _: None,
-    )
-    settings = packer._whole_environment()
-    ours = {name for name in settings if name.startswith("AWS_")}
-    assert "nonsense" not in settings.values()
-    assert {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= ours
-
     monkeypatch.setattr("gpukiln.clouds.select.make_cloud", lambda *_: embedded)
     commands.env(Context())
     script = f"eval {capsys.readouterr().out!r}; env | grep ^AWS_"  # as a shell does

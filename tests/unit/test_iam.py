@@ -125,7 +125,7 @@ def test_a_policy_is_narrowed_to_account_region_channel_bucket_and_key():
         "StringEquals": {"aws:RequestedRegion": ["us-west-2"]}
     }
     several = policy(["release"], Scope(regions=["cn-north-1", "cn-northwest-1"]))
-    assert statement_of(several, "MakeImages")["Resource"] == [
+    assert statement_of(several, "CopyImages")["Resource"] == [
         "arn:aws-cn:ec2:*::image/*",
         "arn:aws-cn:ec2:*::snapshot/*",
     ]

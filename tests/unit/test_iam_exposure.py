@@ -10,13 +10,13 @@ from gpukiln.catalog import permissions
 from gpukiln.clouds.iam import Scope, policy
 from gpukiln.commands import cloud_policy
 from gpukiln.errors import UsageError
-from gpukiln.images.bake import image_tags
-from gpukiln.images.builds import Build
+from gpukiln.exports import bring
+from gpukiln.instances.tags import BUILD_ID_TAG, IMPORT_TAG, OWNER_TAG
 from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.workspaces import rights
 from gpukiln.workspaces.contract import Capabilities, Workspace
 from tests.support.iam_exposure import findings
-from tests.support.plans import VERDICT, ec2_with_a_base, plan
+from tests.support.plans import VERDICT
 from tests.support.recorder import Call, Touched, denied
 
 ACCOUNT, KEY = "111122223333", "arn:aws:kms:us-west-2:111122223333:key/1"
@@ -33,12 +33,8 @@ SCOPES = [
         ["", KEY],
     )
 ]
-# What IAM can't narrow further: these tag what has no tag of ours yet (permissions.yaml says why).
-KNOWN = {
-    "build": {("TagNewImages", "ec2:CreateTags")},
-    "sweep": {("TagUnrecorded", "ec2:CreateTags")},
-    "import": {("TagNewSnapshots", "ec2:CreateTags")},
-}
+# What IAM can't narrow further: it tags what has no tag of ours yet (permissions.yaml says why).
+KNOWN = {"import": {("TagNewSnapshots", "ec2:CreateTags")}}
 
 
 def allow(actions, resource, **condition):
@@ -52,6 +48,11 @@ def allow(actions, resource, **condition):
 def touching(action, *, given=(), had=(), within=""):
     touched = Touched("arn:aws:ec2:us-west-2::image/ami-1", frozenset(given), frozenset(had))
     return Call("", "", action, "us-west-2", (touched,), within)
+
+
+def snapshot(action, *, given=(), had=()):
+    touched = Touched("arn:aws:ec2:us-west-2::snapshot/snap-1", frozenset(given), frozenset(had))
+    return Call("", "", action, "us-west-2", (touched,))
 
 
 def tagging(within="", **tags):
@@ -190,12 +191,10 @@ def test_global_services_are_allowed_whatever_the_regions(job):
             assert asked == ["us-west-2"]
 
 
-def test_a_first_tag_is_every_tag_of_an_image_and_no_proof(tmp_path):
-    """So an image that has no tag of ours can't be made a proven one in one call."""
-    [new] = [one for one in permissions.statements() if one.sid == "TagNewImages"]
-    with ec2_with_a_base():
-        given = {"Name", "gpukiln:kasmvnc", *image_tags(plan(), Build(tmp_path))}
-    assert given == {*new.tag_keys}
+def test_who_imports_gives_a_snapshot_no_tag_of_a_proof():
+    """So a snapshot that has no tag of ours can't get those of a proof in one call."""
+    [new] = [one for one in permissions.statements() if one.sid == "TagNewSnapshots"]
+    assert set(new.tag_keys) == {*bring.SAID, IMPORT_TAG, BUILD_ID_TAG, OWNER_TAG, "Name"}
     for statement in permissions.statements():
         if statement.tag_keys:
             assert not {*proof_tags("eks-gpu", [judged_by(VERDICT)])} & {*statement.tag_keys}
@@ -205,13 +204,19 @@ def test_a_first_tag_is_every_tag_of_an_image_and_no_proof(tmp_path):
     ("step", "job", "allowed"),
     [
         (tagging("CreateImage", given={"gpukiln:recipe", "gpukiln:stage"}), "build", True),
-        (tagging(given={"gpukiln:recipe", "gpukiln:digest"}), "build", True),
-        (tagging(given={"gpukiln:recipe", "gpukiln:image"}), "build", False),
+        (tagging(given={"gpukiln:recipe", "gpukiln:digest"}), "build", False),
         (tagging(given={"gpukiln:image"}), "build", False),
         (tagging(given={"gpukiln:image"}, had={"gpukiln:recipe"}), "verify", True),
-        (tagging(given={"gpukiln:recipe", "gpukiln:build"}), "sweep", True),
-        (tagging(given={"gpukiln:recipe", "gpukiln:image"}), "sweep", False),
+        (touching("ec2:CreateImage"), "build", False),
+        (touching("ec2:CreateImage", given={"gpukiln:recipe"}), "build", True),
+        (tagging(given={"gpukiln:recipe", "gpukiln:build"}), "sweep", False),
         (tagging(given={"gpukiln:image"}, had={"gpukiln:recipe"}), "prune", False),
+        (snapshot("ec2:CreateTags", given={"gpukiln:recipe", "gpukiln:import"}), "import", True),
+        (snapshot("ec2:CreateTags", given={"gpukiln:import", "gpukiln:image"}), "import", False),
+        (snapshot("ec2:CreateTags", given={"gpukiln:recipe"}), "import", False),
+        (tagging(given={"gpukiln:recipe", "gpukiln:import"}), "import", False),
+        (snapshot("ec2:DeleteSnapshot", had={"gpukiln:recipe"}), "import", False),
+        (snapshot("ec2:DeleteSnapshot", had={"gpukiln:import"}), "import", True),
         (touching("ec2:ModifyImageAttribute"), "build", False),
         (touching("ec2:ModifyImageAttribute", had={"gpukiln:recipe"}), "build", True),
         (touching("ec2:DeregisterImage"), "prune", False),

@@ -18,7 +18,7 @@ from gpukiln.images.builds import Builds, Record
 from gpukiln.instances import access
 from gpukiln.instances.access import key_files
 from gpukiln.instances.leftovers import builds_with_leftovers, sweep, unrecorded_images
-from gpukiln.instances.tags import build_tags, tag_specifications
+from gpukiln.instances.tags import BUILD_ID_TAG, RECIPE_TAG, build_tags, tag_specifications
 from gpukiln.proof.tags import SHORT, Proven
 from gpukiln.verify.digest import suite_digest
 from tests.support.plans import BAKE
@@ -52,7 +52,7 @@ def planned(planned):
 
 @pytest.fixture
 def dead(ec2, home, planned):
-    """A build that was killed while Packer waited for its AMI."""
+    """A build that was killed while it waited for its AMI."""
     return die(ec2, home, planned)
 
 
@@ -73,10 +73,14 @@ def die(ec2, home, planned, state="running", bake=None):
         MaxCount=1,
         TagSpecifications=tag_specifications(tags, "instance"),
     )
-    devices = [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 8}}]
-    client.register_image(
-        Name=f"gpukiln-eks-gpu-535-{build.id}", RootDeviceName="/dev/xvda", BlockDeviceMappings=devices
+    machine = client.run_instances(ImageId="ami-0123456789abcdef0", MinCount=1, MaxCount=1)["Instances"][0]
+    mine = {RECIPE_TAG: "eks-gpu", BUILD_ID_TAG: build.id}
+    client.create_image(
+        InstanceId=machine["InstanceId"],
+        Name=f"gpukiln-eks-gpu-535-{build.id}",
+        TagSpecifications=tag_specifications(mine, "image", "snapshot"),
     )
+    client.terminate_instances(InstanceIds=[machine["InstanceId"]])
     return build
 
 
@@ -164,9 +168,7 @@ def test_what_belongs_to_another_computer_waits_for_its_deadline(ec2, home, plan
     assert other.id in builds_with_leftovers(ec2)
 
 
-@pytest.mark.parametrize(
-    "call", [*REMOVING, "DescribeImages", "CreateTags", "DeregisterImage", "DeleteSnapshot"]
-)
+@pytest.mark.parametrize("call", [*REMOVING, "DescribeImages", "DeregisterImage", "DeleteSnapshot"])
 def test_a_call_that_fails_once_loses_nothing_and_the_next_command_completes(ec2, home, dead, call):
     ec2.refuse = lambda asked: ("UnauthorizedOperation", "no") if asked.get("Action") == call else None
     said, before = [], snapshots(ec2)

@@ -13,17 +13,14 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.errors import CheckFailedError, UnavailableError
 from gpukiln.images import packer
 from gpukiln.images.bake import packer_variables
-from gpukiln.images.builds import Builds
 from gpukiln.images.packer import Packer, _parse
-from gpukiln.instances.access import SshAccess
-from gpukiln.instances.deadline import deadline_of
-from tests.support.plans import MotoCloud, plan
+from gpukiln.verify.target import Target
 
 
 def test_lines_are_unescaped():
-    line = "1700000000,,ui,say,==> amazon-ebs.node: one%!(PACKER_COMMA) two\\nthree\n"
-    assert _parse(line) == ("say", "==> amazon-ebs.node: one, two\nthree")
-    assert _parse("1700000000,amazon-ebs.node,error,it broke\n") == ("error", "it broke")
+    line = "1700000000,,ui,say,==> null.node: one%!(PACKER_COMMA) two\\nthree\n"
+    assert _parse(line) == ("say", "==> null.node: one, two\nthree")
+    assert _parse("1700000000,null.node,error,it broke\n") == ("error", "it broke")
     assert _parse("not machine readable\n") == ("text", "not machine readable")
 
 
@@ -47,7 +44,7 @@ def build(tmp_path, monkeypatch):
         folder.mkdir()
         made = Packer(
             folder,
-            {"region": "us-west-2"},
+            {"ssh_host": "192.0.2.1"},
             environment={},
             log=tmp_path / "packer.log",
             events=tmp_path / "events.jsonl",
@@ -69,21 +66,24 @@ def test_a_failed_task_is_the_error_not_a_page_of_packer(build, tmp_path):
 
 
 def test_another_failure_shows_packers_own_error(build):
-    made, _ = build(["1,x,error,AMI name is taken"], [], 1)
+    made, _ = build(["1,x,error,Timeout waiting for SSH."], [], 1)
     with pytest.raises(UnavailableError) as caught:
         made.build()
-    assert caught.value.details == ("AMI name is taken",)
+    assert caught.value.details == ("Timeout waiting for SSH.",)
 
 
 def test_steps_and_tasks_are_told_and_everything_is_logged(build, tmp_path):
     made, said = build(
-        ["1,,ui,say,==> amazon-ebs.node: Launching a source AWS instance..."],
+        [
+            "1,,ui,say,==> null.node: Waiting for SSH to become available...",
+            "1,,ui,say,--> null.node: Did not export anything. This is the null builder",
+        ],
         [{"event": "task_start", "task": "nvtop : Install"}],
         0,
     )
     made.build()
-    assert sorted(said) == ["Launching a source AWS instance...", "nvtop : Install"]
-    assert "Launching a source AWS instance..." in (tmp_path / "packer.log").read_text()
+    assert sorted(said) == ["Waiting for SSH to become available...", "nvtop : Install"]
+    assert "Waiting for SSH to become available..." in (tmp_path / "packer.log").read_text()
 
 
 def test_an_event_that_is_half_written_when_it_is_read_is_told_when_it_is_whole(build, tmp_path):
@@ -138,35 +138,14 @@ def test_the_limit_of_github_names_the_token_and_is_not_tried_again(packer_init,
     assert (tmp_path / "calls").read_text() == "again\n"
 
 
-class Embedded(MotoCloud):
-    """The variables that `gpukiln.clouds.embedded.cloud` fills, without a server."""
-
-    def packer_variables(self):
-        return {
-            "ec2_endpoint": "http://127.0.0.1:1",
-            "skip_aws_checks": True,
-            "ssh_interface": "private_ip",
-            "ssh_port": 22,
-            "poll_delay_s": 1,
-        }
-
-
 @pytest.fixture
-def variables(request, tmp_path):
+def variables(tmp_path):
     """Every variable of eks-gpu's template, as a build fills them."""
-    request.getfixturevalue("debian")
-    cloud = Embedded()
     key = tmp_path / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    return packer_variables(
-        plan(cloud),
-        cloud,
-        Builds(tmp_path / "builds").create("eks-gpu"),
-        SshAccess("key", key, "sg-0123", deadline_of("bake")),
-        "ami-0123456789abcdef0",
-        extra_vars=tmp_path / "vars.json",
-        manifest=tmp_path / "manifest.json",
-    )
+    (tmp_path / "vars.json").write_text("{}")
+    target = Target("192.0.2.1", port=2222, user="admin", private_key=key, name="i-1")
+    return packer_variables(target, tmp_path / "vars.json")
 
 
 def packer_validate(folder, variables):
@@ -190,9 +169,9 @@ def test_packer_finds_the_template_valid(tmp_path, variables):
 
 
 def test_packer_validate_can_fail(tmp_path, variables):
-    done = packer_validate(tmp_path, {**variables, "ssh_username": ""})
+    done = packer_validate(tmp_path, {**variables, "ssh_host": ""})
     assert done.returncode != 0
-    assert "ssh_username" in done.stdout + done.stderr
+    assert "a Host must be specified" in done.stdout + done.stderr
 
 
 def test_the_template_is_given_exactly_the_variables_it_declares(variables):
@@ -201,3 +180,11 @@ def test_the_template_is_given_exactly_the_variables_it_declares(variables):
     declared = re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', template, re.MULTILINE | re.DOTALL)
     assert {name for name, body in declared if "default" not in body} <= set(variables)
     assert set(variables) <= {name for name, _ in declared}
+
+
+def test_packer_is_given_no_way_to_a_cloud():
+    """gpukiln starts, stops and captures the machine, so that an image has its tags when it is made."""
+    texts = [file.read_text() for file in (ROOT / "ami").rglob("*.pkr.hcl")]
+    sources = re.findall(r'^source "([\w-]+)"', "\n".join(texts), re.MULTILINE)
+    assert sources == ["null"]
+    assert not [text for text in texts if re.search(r"amazon|aws_|access_key", text)]

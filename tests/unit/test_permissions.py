@@ -1,10 +1,6 @@
 """IAM policies hold what a rehearsal of every job calls, and nothing else: every call is recorded."""
 
-import json
-import os
 import re
-import shutil
-import subprocess
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +15,6 @@ from gpukiln.attest.signing import signer_of
 from gpukiln.attest.trust import require_verified
 from gpukiln.catalog import permissions
 from gpukiln.catalog.bases import base
-from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.signing_calls import extend_signing
 from gpukiln.clouds.iam import Scope, policy
@@ -31,6 +26,7 @@ from gpukiln.images.bases import resolve_base
 from gpukiln.images.channels import load_channel
 from gpukiln.images.module_store import S3Store
 from gpukiln.images.pointer import Pointer
+from gpukiln.images.stages import StageKeeper, Stages, waiting_task
 from gpukiln.instances import access, leftovers
 from gpukiln.instances import tags as machines
 from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
@@ -52,6 +48,8 @@ from gpukiln.workspaces.plan import plan
 from tests.support import release_cloud
 from tests.support.endpoint import serve
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
+from tests.support.plans import ec2_with_a_base
+from tests.support.plans import plan as made_plan
 from tests.support.release_cloud import HOME, REGIONS, fault, make_image, quiet, tell, verdict, wish
 from tests.support.signing import kms_key, sign, signed_wish, trusting
 
@@ -135,7 +133,7 @@ def make_images(calls, endpoint):
     return made
 
 
-def build(calls, endpoint, images, folder):
+def build(calls, endpoint, images, planned, folder):
     setting_up(calls)
     endpoint.client("s3").create_bucket(
         Bucket="modules", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
@@ -150,9 +148,9 @@ def build(calls, endpoint, images, folder):
     assert proof.find_proven(SimpleNamespace(digest="x"), endpoint, "suite") is None
     leftovers.builds_with_leftovers(endpoint)
     with access.ssh_access(endpoint, "b1", purpose="bake", say=print) as entry:
-        packer(calls, endpoint, images[0], entry, folder)
+        bake_and_capture(endpoint, images[0], entry, planned, folder)
     machines.remove_image(endpoint, images[2])
-    assert leftovers.remove_unrecorded(endpoint, "b1")  # Packer's, which no record knows here
+    assert leftovers.remove_unrecorded(endpoint, "b1")  # no record knows it here
     store = S3Store(endpoint.client("s3"), "modules", "x")
     (folder / "module").write_text("a")
     store.put(folder / "module", "535/module")
@@ -160,45 +158,26 @@ def build(calls, endpoint, images, folder):
     store.get("535/module", folder / "again")
 
 
-def packer(calls, endpoint, source, entry, folder):
-    """The image's own template, with nothing to log in to and nothing to do on the machine."""
-    if not shutil.which("packer"):
-        pytest.skip("missing packages: packer (scripts/run installs them as root)")
-    [template] = (ROOT / "ami" / "eks-gpu").glob("*.pkr.hcl")
-    text = re.sub(r'(communicator\s*=) "ssh"', r'\1 "none"', template.read_text())
-    text = re.sub(r'  provisioner "ansible" \{\n.*?\n  \}\n', "", text, flags=re.DOTALL)
-    where = folder / "packer"
-    where.mkdir()
-    (where / template.name).write_text(text)
-    tags = machines.build_tags("b1", "bake", entry.deadline)
-    variables = {
-        "region": endpoint.region,
-        "source_ami": source,
-        "ami_name": "gpukiln-eks-gpu-b1",
-        "instance_type": "m5.xlarge",
-        "ssh_username": "admin",
-        "ssh_keypair_name": entry.key_name,
-        "ssh_private_key_file": str(entry.private_key),
-        "security_group_id": entry.group_id,
-        "root_device": "/dev/xvda",
-        "volume_size_gib": 30,
-        "tags": {"gpukiln:recipe": "eks-gpu"},
-        "run_tags": tags,
-        "user_data": "#!/bin/sh",
-        **dict.fromkeys(("playbook", "extra_vars_file"), "none"),
-        "manifest": str(folder / "manifest.json"),
-        "ec2_endpoint": endpoint.url,
-        "poll_delay_s": 1,
-    }
-    (where / "variables.pkrvars.json").write_text(json.dumps(variables))
-    own = {**os.environ, "CHECKPOINT_DISABLE": "1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    command = ["packer", "build", f"-var-file={where / 'variables.pkrvars.json'}", str(where)]
-    endpoint.forget()
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for call in endpoint.calls:
-        given = {value for name, value in call.items() if re.search(r"\.?Tag\.\d+\.Key$", name)}
-        calls.note(f"ec2:{call['Action']}", "packer", given, [])
+def bake_and_capture(endpoint, source, entry, planned, folder):
+    """As a bake does it, but nothing is done on the machine: that asks no cloud."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(access, "_speaks_ssh", lambda *_: True)
+        target = access.machine_to_bake(
+            endpoint,
+            entry,
+            source,
+            build_id="b1",
+            instance_type=planned.builder_instance_type,
+            user="admin",
+            root_volume=bake.root_volume(planned),
+            say=print,
+        )
+    one = SimpleNamespace(id="b1", folder=folder)
+    keeper = StageKeeper(
+        Stages("eks-gpu", {"driver": "k"}, endpoint), one, {machines.BUILD_TAG: "b1"}, quiet()
+    )
+    keeper.on_task(f"{waiting_task()}driver")
+    assert bake.capture(endpoint, planned, one, target.name, "6.1", print)
 
 
 def verify(calls, endpoint, images, folder):
@@ -214,12 +193,7 @@ def verify(calls, endpoint, images, folder):
     )
     leftovers.builds_with_leftovers(endpoint)
     attestation._describe(endpoint, images[1])
-    planned = SimpleNamespace(
-        image="eks-gpu",
-        base=SimpleNamespace(name="eks-al2023"),
-        component=lambda _: SimpleNamespace(version="580.95.05"),
-    )
-    bake.finish(endpoint, planned, SimpleNamespace(image_id=images[1], kernel="6.1"))
+    bake.finish(endpoint, images[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "run_suite", lambda *_, **__: verdict())
         patch.setattr(access, "_speaks_ssh", lambda *_: True)
@@ -317,6 +291,8 @@ def sweep(calls, endpoint):
     )
     ec2.run_instances(ImageId="ami-00000001", MinCount=1, MaxCount=1, TagSpecifications=tagged["instance"])
     killed = ec2.register_image(Name="gpukiln-eks-gpu-b9", RootDeviceName="/dev/xvda")["ImageId"]
+    mine = machines.tag_list({"gpukiln:recipe": "eks-gpu", "gpukiln:build-id": "b9"})
+    ec2.create_tags(Resources=[killed], Tags=mine)
     calls.job = "sweep"
     assert leftovers.remove_unrecorded(endpoint, "b9") == [killed]
     found = find_leftovers(endpoint, now=datetime.now(UTC) + timedelta(days=2))
@@ -445,9 +421,11 @@ def rehearsed(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, recording(calls):
         patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
         patch.setenv("GPUKILN_HOME", str(tmp_path_factory.mktemp("home")))
+        with ec2_with_a_base():  # another moto than the endpoint's, which begins empty
+            planned = made_plan()
         with serve() as endpoint:
             images = make_images(calls, endpoint)
-            build(calls, endpoint, images, tmp_path_factory.mktemp("build"))
+            build(calls, endpoint, images, planned, tmp_path_factory.mktemp("build"))
             verify(calls, endpoint, images, tmp_path_factory.mktemp("verify"))
             sweep(calls, endpoint)
             push(calls, endpoint)
@@ -478,11 +456,9 @@ def test_a_policy_has_every_call_and_no_other(rehearsed, job):
     allowed = {
         action for statement in policy([job], EVERYTHING)["Statement"] for action in statement["Action"]
     }
-    made = rehearsed.by(job, "gpukiln", "packer")
+    made = rehearsed.by(job, "gpukiln")
     assert made - allowed == set(), "called, and the policy does not allow it"
-    assert rehearsed.by(job, "gpukiln") >= listed(job, "gpukiln"), "nothing calls these"
-    if job == "build":
-        assert rehearsed.by(job, "packer") >= listed(job, "packer"), "Packer calls none of these"
+    assert made >= listed(job, "gpukiln"), "nothing calls these"
     assert allowed - made == listed(job, "skopeo", "ec2"), "allowed, and nothing calls it"
 
 
@@ -493,7 +469,7 @@ def test_the_conditions_hold_for_every_call(rehearsed, job):
     for action, by, given, had in rehearsed.made[job]:
         if not action.startswith(("ec2:", "ebs:")):
             continue
-        if by not in ("gpukiln", "packer"):  # the tags of a call that makes something
+        if by != "gpukiln":  # the tags of a call that makes something
             assert by in {name for one in statements for name in one.creating}
             continue
         of_action = [one for one in statements if action in {call.action for call in one.calls}]
@@ -509,7 +485,7 @@ def test_the_conditions_hold_for_every_call(rehearsed, job):
                 f"{by} tags with {given} what has {had}"
             )
             tagged += 1
-        elif has and by == "gpukiln":
+        elif has:
             assert had, f"{action} names nothing"
             assert all(has <= tags for tags in had), f"{action} of what has no tag {has}"
             tagged += 1
@@ -520,7 +496,11 @@ def job_makes(job, call):
     return bool({job, permissions.jobs()[job].includes} & set(call.jobs))
 
 
-def test_the_machines_that_packer_stops_and_captures_are_tagged(rehearsed):
-    """It tags them in RunInstances, so `has_tag` holds for what it does with them later."""
-    [given] = [given for action, by, given, _ in rehearsed.made["build"] if (action, by) == (RUN, "packer")]
-    assert "gpukiln:build" in given
+def test_an_import_gives_its_snapshot_the_tags_that_the_policy_allows(rehearsed):
+    """StartSnapshot asks for CreateTags itself, which no recorded call shows."""
+    [new] = [one for one in permissions.statements() if one.sid == "TagNewSnapshots"]
+    begun = [given for action, _, given, _ in rehearsed.made["import"] if action == "ebs:StartSnapshot"]
+    assert begun
+    for given in begun:
+        assert given <= {*new.tag_keys}
+        assert {new.gets_tag, "gpukiln:recipe"} <= given

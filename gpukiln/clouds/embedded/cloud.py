@@ -122,16 +122,6 @@ class EmbeddedCloud:
             **dict.fromkeys(UNSET, ""),
         }
 
-    def packer_variables(self) -> dict[str, Any]:
-        """Values of the template's variables that say which cloud it is."""
-        return {
-            "ec2_endpoint": self._server["url"],
-            "skip_aws_checks": True,
-            "ssh_interface": "private_ip",
-            "ssh_port": self.ssh_port,
-            "poll_delay_s": 1,
-        }
-
     def address(self, instance: dict[str, Any]) -> str:
         """Where SSH reaches an instance.
 

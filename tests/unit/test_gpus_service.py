@@ -39,10 +39,12 @@ class Node:
     Args:
         folder: That everybody may enter.
         environment: Of root's programs.
+        service: Process of its service, once that runs.
     """
 
     folder: Path
     environment: dict[str, str]
+    service: int = 0
 
     @property
     def state(self) -> Path:
@@ -142,6 +144,7 @@ def serving(node: Node) -> Iterator[None]:
         [PYTHON, str(node.folder / "gpukiln-gpu"), "serve", "--socket", str(node.socket)],
         env=node.environment,
     )
+    node.service = job.pid
     until = time.monotonic() + 20
     while not node.socket.exists():
         assert job.poll() is None
@@ -229,6 +232,36 @@ def test_who_waits_is_served_and_one_who_left_waits_no_more(served: Node) -> Non
     out, err = waits.communicate(timeout=30)
     assert (waits.returncode, out) == (0, "ran\n"), err
     assert "waiting: " in err
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started: those of the service that are ready, while nobody calls."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_call_is_answered_though_the_processes_that_were_ready_are_killed(served: Node) -> None:
+    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    for pid in children(served.service):
+        os.kill(pid, signal.SIGKILL)
+    assert served.member(ANN, "lease").returncode == 0
+    assert soon(lambda: len(children(served.service)) == service.SPARES)
+
+
+def test_what_was_ready_ends_with_the_service(served: Node) -> None:
+    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    ready = children(served.service)
+    os.kill(served.service, signal.SIGKILL)
+    assert soon(lambda: not [pid for pid in ready if Path(f"/proc/{pid}/exe").exists()])
+
+
+def test_a_database_that_root_made_anew_is_the_one_that_a_call_is_answered_from(served: Node) -> None:
+    """The processes that are ready have the old one open."""
+    assert served.member(ANN, "lease", "-n", "2").returncode == 0
+    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    assert served.root("leases", "--rebuild").returncode == 0
+    assert served.member(BOB, "lease", "-n", "6").returncode == 0
+    assert served.member(BOB, "lease").returncode == 75
+    assert sorted((one["uid"], len(one["devices"])) for one in served.leases()) == [(ANN, 2), (BOB, 6)]
 
 
 def soon(holds: Callable[[], bool]) -> bool:

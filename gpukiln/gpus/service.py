@@ -2,7 +2,8 @@
 
 systemd starts it when somebody connects to its socket (role gpu_tools), which root and the group may open.
 Who asks is who the kernel says (SO_PEERCRED): no message names a user. One connection is one call, answered
-by a process of its own, so whoever waits or breaks something keeps nobody from the others.
+by a process of its own, so whoever waits or breaks something keeps nobody from the others. Such processes are
+started before there is a call: forking one and opening the database take longer than a grant does.
 
 A call is a line of JSON, `{"call": NAME, ...}`; the answers are lines too: `{"waiting": WHY}` and at last
 `{"answer": {...}}` with descriptors of locks, or `{"error": {...}}`.
@@ -23,7 +24,7 @@ import socket
 import struct
 import syslog
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,13 @@ from gpukiln.gpus.leases import CONTAINER, DETACHED, JOB, Granted, Leases, Who
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.processes import user_name
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Request
-from gpukiln.gpus.store import Lease, written
+from gpukiln.gpus.store import Lease, Store, written
 
 FIRST_DESCRIPTOR = 3  # of those that systemd passes (sd_listen_fds(3))
 MOST_BYTES, MOST_TEXT, MOST_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in it
 READ_S, IDLE_S = 10.0, 300.0  # for a call to arrive; without a call, until the service ends
 MOST_CALLS, MOST_CALLS_EACH = 256, 32  # at one time, of all users and of each
+SPARES = 2  # processes that are ready for a call
 GONE_S = 1.0  # between looks whether somebody still waits
 NOT_THEIRS = ("repair", "counts")  # of a request: root's alone, and the machine's
 Answer = dict[str, Any]
@@ -384,16 +386,39 @@ def _refuse(line: socket.socket, error: GpukilnError) -> None:
 # ---- the service
 
 
-def serve(listener: socket.socket, *, idle_s: float = IDLE_S, make: Callable[[], Leases] = Leases) -> None:
+@dataclasses.dataclass(frozen=True)
+class Spare:
+    """A process that is ready for a call, and ends where it gets none.
+
+    Args:
+        line: By which it gets the connection.
+    """
+
+    pid: int
+    line: socket.socket
+
+
+def serve(
+    listener: socket.socket,
+    *,
+    idle_s: float = IDLE_S,
+    store: Callable[[], Store] = Store,
+    make: Callable[[Store | None], Leases] = Leases,
+) -> None:
     """Answer calls until there were none for some time; systemd starts it again with the next one.
 
     Args:
         idle_s: How long nobody may call before it ends.
-        make: Opens the leases.
+        store: Opens the database, before there is a call.
+        make: The leases of a database, with root's configuration as it is when the call comes; None: it is
+            opened then.
     """
     calls: dict[int, int] = {}  # process to user
+    spares: list[Spare] = []
     last = time.monotonic()
     while calls or time.monotonic() - last < idle_s:
+        while len(spares) < SPARES:
+            spares.append(_spare([listener, *(one.line for one in spares)], store, make))
         ready = select.select([listener], [], [], 1.0)[0]
         for pid in [one for one in calls if os.waitpid(one, os.WNOHANG)[0]]:
             del calls[pid]
@@ -405,10 +430,14 @@ def serve(listener: socket.socket, *, idle_s: float = IDLE_S, make: Callable[[],
             if len(calls) >= MOST_CALLS or list(calls.values()).count(uid) >= MOST_CALLS_EACH:
                 _refuse(line, BusyError("too many calls wait for GPUs", hint="end some that wait"))
                 continue
-            pid = os.fork()
-            if pid == 0:
-                _be_call(listener, line, make)
-            calls[pid] = uid
+            pid = _handed(line, spares)
+            if not pid:  # those that were ready were killed
+                spares.append(_spare([listener, line], store, make))
+                pid = _handed(line, spares)
+            if pid:
+                calls[pid] = uid
+            else:
+                _refuse(line, UnavailableError("the service of leases could not start a process"))
 
 
 def _has_peer(line: socket.socket) -> bool:
@@ -420,17 +449,60 @@ def _has_peer(line: socket.socket) -> bool:
     return True
 
 
-def _be_call(listener: socket.socket, line: socket.socket, make: Callable[[], Leases]) -> None:
-    """Answer a call in this process, and end it."""
+def _handed(line: socket.socket, spares: list[Spare]) -> int:
+    """Give a connection to a process that is ready: its id, or 0 where none of them lives."""
+    while spares:
+        spare = spares.pop(0)
+        with spare.line:
+            try:
+                socket.send_fds(spare.line, [b"."], [line.fileno()])
+            except OSError:  # it was killed
+                os.waitpid(spare.pid, 0)
+            else:
+                return spare.pid
+    return 0
+
+
+def _spare(
+    inherited: Iterable[socket.socket],
+    store: Callable[[], Store],
+    make: Callable[[Store | None], Leases],
+) -> Spare:
+    """Start a process for the next call.
+
+    Args:
+        inherited: What is the service's alone: as long as another process has the end of a spare's line, the
+            spare would not see that the service is gone.
+    """
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Spare(pid, ours)
     code = 1
     try:
-        listener.close()
+        for one in (*inherited, ours):
+            one.close()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        answer(line, make)
+        _await_call(theirs, store, make)
         code = 0
     finally:
         os._exit(code)
+
+
+def _await_call(
+    service: socket.socket, store: Callable[[], Store], make: Callable[[Store | None], Leases]
+) -> None:
+    """Answer the one call that this process gets."""
+    opened = None
+    with contextlib.suppress(GpukilnError, OSError):  # who calls is told what is wrong
+        opened = store()
+        opened.leases()  # what was read once is read faster
+    _, descriptors, _, _ = socket.recv_fds(service, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    for number in descriptors:
+        with socket.socket(fileno=number) as line:
+            answer(line, lambda: make(opened if opened and opened.is_current() else None))
 
 
 @contextlib.contextmanager

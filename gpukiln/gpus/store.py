@@ -160,6 +160,15 @@ class Lease:
         return min(ends) if ends else None
 
 
+def _identity(file: Path | int) -> tuple[int, int] | None:
+    """Device and inode of a file, or of what a descriptor is of; None where there is none."""
+    try:
+        seen = os.fstat(file) if isinstance(file, int) else file.lstat()
+    except OSError:
+        return None
+    return seen.st_dev, seen.st_ino
+
+
 def boot_id() -> str:
     """Names this boot of the machine."""
     return Path(BOOT_ID).read_text(encoding="ascii").strip()
@@ -197,6 +206,7 @@ class Store:
         self.file = self.path / "leases.db"
         with self._told():
             self._folders = self._make()
+            before = _identity(self.file)
             self.db = sqlite3.connect(self.file, timeout=LOCKED_S, isolation_level=None)
             self.db.row_factory = sqlite3.Row
             version = self.db.execute("pragma user_version").fetchone()[0]
@@ -209,6 +219,17 @@ class Store:
             self.db.execute("pragma foreign_keys = on")
             if version == 0:
                 self._make_tables()
+        self._opened = before if before == _identity(self.file) else None
+
+    def is_current(self) -> bool:
+        """Whether its path still leads to the files that are open: `leases --rebuild` makes others."""
+        return (
+            self._opened is not None
+            and self._opened == _identity(self.file)
+            and all(
+                _identity(self.path / name) == _identity(number) for name, number in self._folders.items()
+            )
+        )
 
     def _make(self) -> dict[str, int]:
         """Descriptors of the folder and of those below it, made where they are missing."""

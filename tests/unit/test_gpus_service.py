@@ -8,9 +8,8 @@ import signal
 import stat
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,14 @@ import pytest
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.gpus import service, zipapp
+from gpukiln.gpus.client import MemberLeases
+from gpukiln.gpus.config import Config
+from gpukiln.gpus.leases import DETACHED, Leases, Who
 from gpukiln.gpus.selection import Request
 from gpukiln.gpus.store import Store, read_lifeline
 from gpukiln.gpus.text import printable
 from tests.support import nvml_double
-from tests.support.gpus import double
+from tests.support.gpus import double, snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 ANN, BOB, EVE, GROUP = 61001, 61002, 61003, 61010  # three users, and the group of ann and bob
@@ -37,10 +39,12 @@ class Node:
     Args:
         folder: That everybody may enter.
         environment: Of root's programs.
+        service: Process of its service, once that runs.
     """
 
     folder: Path
     environment: dict[str, str]
+    service: int = 0
 
     @property
     def state(self) -> Path:
@@ -52,28 +56,29 @@ class Node:
 
     def member(self, uid: int, *words: str, code: str = "", group: int = GROUP, **more: str) -> Any:
         """Run `gpukiln-gpu`, or a program, as a user."""
+        argv = [PYTHON, "-c", code, *words] if code else [*self.argv(), *words]
+        return self._run(argv, **self.credentials(uid, group, **more))
+
+    def shell(self, uid: int, command: str) -> Any:
+        """Run a command of a shell as a user."""
+        return self._run(["sh", "-c", command], **self.credentials(uid))
+
+    def root(self, *words: str) -> Any:
+        return self._run([*self.argv(), *words], env=self.environment, cwd="/")
+
+    def argv(self) -> list[str]:
+        """The program."""
+        return [PYTHON, str(self.folder / "gpukiln-gpu")]
+
+    def credentials(self, uid: int, group: int = GROUP, **more: str) -> dict[str, Any]:
+        """What makes a process that of a user, as subprocess takes it."""
         hidden = ("GPUKILN_GPUS_STATE", "GPUKILN_GPUS_CONFIG", "PYTHONPATH")
         environment = {name: value for name, value in self.environment.items() if name not in hidden}
         environment |= {"GPUKILN_GPUS_SOCKET": str(self.socket), "HOME": "/", **more}
-        argv = [PYTHON, "-c", code, *words] if code else [PYTHON, str(self.folder / "gpukiln-gpu"), *words]
-        return subprocess.run(
-            argv,
-            env=environment,
-            user=uid,
-            group=group,
-            extra_groups=[],
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return {"env": environment, "user": uid, "group": group, "extra_groups": [], "cwd": "/"}
 
-    def root(self, *words: str) -> Any:
-        argv = [PYTHON, str(self.folder / "gpukiln-gpu"), *words]
-        return subprocess.run(
-            argv, env=self.environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
-        )
+    def _run(self, argv: list[str], **more: Any) -> Any:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, **more)
 
     def leases(self) -> list[dict[str, Any]]:
         done = self.root("leases", "--json")
@@ -95,13 +100,19 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def node(place: Path) -> Iterator[Node]:
+    with made(place) as node:
+        yield node
+
+
+@contextlib.contextmanager
+def made(place: Path) -> Iterator[Node]:
     folder = Path(tempfile.mkdtemp(prefix="gpukiln-node-"))
     folder.chmod(0o755)
     (folder / "gpukiln-gpu").symlink_to(place / "gpukiln-gpu")
-    made = double(nvml_double.build(place, branch=535), folder, "p4d.24xlarge")
+    gpus = double(nvml_double.build(place, branch=535), folder, "p4d.24xlarge")
     (folder / "p4d.24xlarge.state").chmod(0o644)
     names = ("LD_LIBRARY_PATH", "GPUKILN_SIMULATED_GPUS", "PATH")
-    environment = {name: made.environment[name] for name in names}
+    environment = {name: gpus.environment[name] for name in names}
     environment |= {
         "GPUKILN_GPUS_STATE": str(folder / "state"),
         "GPUKILN_GPUS_CONFIG": str(folder / "gpus.toml"),
@@ -113,6 +124,19 @@ def node(place: Path) -> Iterator[Node]:
 @pytest.fixture
 def served(node: Node) -> Iterator[Node]:
     """The node, with its service."""
+    with serving(node):
+        yield node
+
+
+@pytest.fixture(scope="module")
+def unchanged(place: Path) -> Iterator[Node]:
+    """A node with its service, for tests that change nothing there."""
+    with made(place) as node, serving(node):
+        yield node
+
+
+@contextlib.contextmanager
+def serving(node: Node) -> Iterator[None]:
     node.socket.parent.mkdir()
     os.chown(node.socket.parent, 0, GROUP)
     node.socket.parent.chmod(0o2755)
@@ -120,12 +144,13 @@ def served(node: Node) -> Iterator[Node]:
         [PYTHON, str(node.folder / "gpukiln-gpu"), "serve", "--socket", str(node.socket)],
         env=node.environment,
     )
+    node.service = job.pid
     until = time.monotonic() + 20
     while not node.socket.exists():
         assert job.poll() is None
         assert time.monotonic() < until
         time.sleep(0.02)
-    yield node
+    yield
     job.terminate()
     job.wait(20)
 
@@ -185,17 +210,68 @@ def test_a_job_keeps_its_gpus_though_the_service_and_its_wrapper_are_killed(serv
 
 def test_who_waits_is_served_and_one_who_left_waits_no_more(served: Node) -> None:
     assert served.member(ANN, "lease", "-n", "8").returncode == 0
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        code = "import os, sys, signal, subprocess; p = subprocess.Popen(sys.argv[1:]); p.wait(2)"
-        served.member(
-            BOB, PYTHON, str(served.folder / "gpukiln-gpu"), "run", "--wait", "5m", "--", "true", code=code
-        )
-    timer = threading.Timer(1.0, served.member, (ANN, "release", "--mine"))
-    timer.start()
-    done = served.member(EVE, "run", "--wait", "30s", "--", "echo", "ran")
-    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
-    assert "waiting: " in done.stderr
-    timer.join()
+    leases = MemberLeases(served.socket)
+    with subprocess.Popen(
+        [*served.argv(), "run", "-n", "8", "--wait", "5m", "--", "true"],
+        **served.credentials(BOB),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as left:
+        assert soon(lambda: [one["user"] for one in leases.queue()] == [str(BOB)])
+        left.kill()
+    assert soon(lambda: leases.queue() == []), "the service waits for one who is gone"
+    waits = subprocess.Popen(
+        [*served.argv(), "run", "-n", "8", "--wait", "30s", "--", "echo", "ran"],
+        **served.credentials(EVE),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert soon(lambda: [one["user"] for one in leases.queue()] == [str(EVE)])
+    assert served.member(ANN, "release", "--mine").returncode == 0
+    out, err = waits.communicate(timeout=30)
+    assert (waits.returncode, out) == (0, "ran\n"), err
+    assert "waiting: " in err
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started: those of the service that are ready, while nobody calls."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_call_is_answered_though_the_processes_that_were_ready_are_killed(served: Node) -> None:
+    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    for pid in children(served.service):
+        os.kill(pid, signal.SIGKILL)
+    assert served.member(ANN, "lease").returncode == 0
+    assert soon(lambda: len(children(served.service)) == service.SPARES)
+
+
+def test_what_was_ready_ends_with_the_service(served: Node) -> None:
+    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    ready = children(served.service)
+    os.kill(served.service, signal.SIGKILL)
+    assert soon(lambda: not [pid for pid in ready if Path(f"/proc/{pid}/exe").exists()])
+
+
+def test_a_database_that_root_made_anew_is_the_one_that_a_call_is_answered_from(served: Node) -> None:
+    """The processes that are ready have the old one open."""
+    assert served.member(ANN, "lease", "-n", "2").returncode == 0
+    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    assert served.root("leases", "--rebuild").returncode == 0
+    assert served.member(BOB, "lease", "-n", "6").returncode == 0
+    assert served.member(BOB, "lease").returncode == 75
+    assert sorted((one["uid"], len(one["devices"])) for one in served.leases()) == [(ANN, 2), (BOB, 6)]
+
+
+def soon(holds: Callable[[], bool]) -> bool:
+    """Whether something holds within some seconds."""
+    until = time.monotonic() + 20
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def test_who_is_no_member_is_told_how_to_become_one(served: Node) -> None:
@@ -217,7 +293,9 @@ def test_without_the_service_only_root_leases(node: Node) -> None:
 
 def shared_folder(node: Node) -> None:
     """The state as it was made before: members may change what is in it."""
-    assert node.root("lease", "-n", "1").returncode == 0
+    leases = Leases(Store(node.state), look=snapshot, config=Config(Path("none")))
+    leases.acquire(Request(count=1), Who("root", 0), kind=DETACHED)
+    leases.close()
     for path in (node.state, node.state / "alive", node.state / "devices"):
         os.chown(path, 0, GROUP)
         path.chmod(0o2770)
@@ -256,14 +334,19 @@ LINKS = {
 }
 
 
+READS = (["health"], ["list"], ["leases"], ["usage"])
+
+
 @pytest.mark.parametrize("attack", LINKS)
 def test_what_a_member_left_in_the_folder_of_before_is_not_followed(
     node: Node, victim: Path, attack: str
 ) -> None:
     shared_folder(node)
     command = f"cd {node.state} && {LINKS[attack].format(victim=victim, folder=node.folder)}"
-    node.member(ANN, "-c", command, code="import os, sys; os.execv('/bin/sh', ['sh', '-c', sys.argv[2]])")
-    for words in (["health"], ["list"], ["leases"], ["lease", "-n", "1"], ["run", "--", "true"], ["usage"]):
+    node.shell(ANN, command)
+    # each of them opens the same folder, and the first one has it to itself: attacks meet them in turn
+    reads = READS[[*LINKS].index(attack) % len(READS)]
+    for words in (reads, ["lease", "-n", "1"], ["run", "--", "true"]):
         assert node.root(*words).returncode in (0, 1, 4, 5), words
     assert is_untouched(victim)
     assert list(node.folder.glob("L-*")) == []
@@ -271,10 +354,7 @@ def test_what_a_member_left_in_the_folder_of_before_is_not_followed(
         assert not path.is_symlink()
         assert (path.stat().st_uid, path.stat().st_gid, stat.S_IMODE(path.stat().st_mode)) == (0, 0, 0o700)
     # from now on nobody else gets in
-    done = node.member(
-        ANN, "-c", f"ls {node.state}", code="import os, sys; os.execv('/bin/sh', ['sh', '-c', sys.argv[2]])"
-    )
-    assert "Permission denied" in done.stderr
+    assert "Permission denied" in node.shell(ANN, f"ls {node.state}").stderr
 
 
 def test_a_database_that_a_member_has_open_is_not_the_one_that_root_goes_on_with(node: Node) -> None:
@@ -295,9 +375,9 @@ def test_a_folder_of_somebody_else_is_refused(node: Node) -> None:
 
 def test_a_lease_with_a_text_for_a_number_is_an_error_with_the_next_step(node: Node) -> None:
     assert node.root("lease").returncode == 0
-    made = Store(node.state)
-    made.db.execute("update leases set granted_boot = 'soon'")
-    made.close()
+    store = Store(node.state)
+    store.db.execute("update leases set granted_boot = 'soon'")
+    store.close()
     done = node.root("leases")
     assert (done.returncode, "L-1 has granted_boot 'soon'" in done.stderr) == (4, True)
     assert "--rebuild" in done.stderr
@@ -326,16 +406,17 @@ def test_a_rebuild_reads_everything_before_it_moves_anything(
 # ---- attacks on the service
 
 
-def ask(node: Node, uid: int, line: str) -> dict[str, Any]:
-    """What the service answers a program of a user's own."""
+def ask(node: Node, uid: int, *lines: str) -> list[dict[str, Any]]:
+    """What the service answers a program of a user's own to each line, in a connection of its own."""
     code = (
-        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
-        "s.sendall(sys.argv[2].encode() + b'\\n'); print(s.makefile().readline())"
+        "import socket, sys\n"
+        "for line in sys.argv[2:]:\n"
+        "    s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        "    s.sendall(line.encode() + b'\\n'); print(s.makefile().readline(), end='')\n"
     )
-    done = node.member(uid, str(node.socket), line, code=code)
+    done = node.member(uid, str(node.socket), *lines, code=code)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_no_message_makes_somebody_else_of_who_asks(served: Node) -> None:
@@ -347,17 +428,15 @@ def test_no_message_makes_somebody_else_of_who_asks(served: Node) -> None:
         "uid": 0,
         "who": {"user": "root", "uid": 0},
     }
-    said = ask(served, ANN, json.dumps(call))
-    assert read_lifeline(said["answer"]["lease"]).uid == ANN
+    began = json.dumps({"call": "began", "lease": 1, "pid": 1})
+    leased, refused = ask(served, ANN, json.dumps(call), began)
+    assert read_lifeline(leased["answer"]["lease"]).uid == ANN
     assert [one["uid"] for one in served.leases()] == [ANN]
-    assert (
-        "somebody else's"
-        in ask(served, BOB, json.dumps({"call": "began", "lease": 1, "pid": 1}))["error"]["message"]
-    )
-    said = ask(served, ANN, json.dumps({"call": "began", "lease": 1, "pid": 1}))
-    assert "somebody else's" in said["error"]["message"], "process 1 is root's"
-    assert ask(served, BOB, json.dumps({"call": "renew", "lease": 1}))["error"]["kind"] == "RefusedError"
-    assert ask(served, BOB, json.dumps({"call": "share", "lease": 1}))["error"]["kind"] == "RefusedError"
+    assert "somebody else's" in refused["error"]["message"], "process 1 is root's"
+    others = (json.dumps({"call": name, "lease": 1}) for name in ("renew", "share"))
+    said = [one["error"] for one in ask(served, BOB, began, *others)]
+    assert "somebody else's" in said[0]["message"]
+    assert {one["kind"] for one in said} == {"RefusedError"}
 
 
 @pytest.mark.parametrize(
@@ -382,9 +461,10 @@ def test_no_message_makes_somebody_else_of_who_asks(served: Node) -> None:
         '{"call": "release", "lease": ' + "9" * 5000 + "}",
     ],
 )
-def test_what_is_no_call_is_refused_and_the_service_goes_on(served: Node, line: str) -> None:
-    assert ask(served, ANN, line)["error"]["kind"] in ("UsageError", "UnavailableError")
-    assert ask(served, ANN, '{"call": "current"}') == {"answer": {"leases": []}}
+def test_what_is_no_call_is_refused_and_the_service_goes_on(unchanged: Node, line: str) -> None:
+    refused, current = ask(unchanged, ANN, line, '{"call": "current"}')
+    assert refused["error"]["kind"] in ("UsageError", "UnavailableError")
+    assert current == {"answer": {"leases": []}}
 
 
 def test_limits_are_the_service_s_whatever_a_member_sets(served: Node) -> None:

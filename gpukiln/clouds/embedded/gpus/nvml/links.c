@@ -67,8 +67,8 @@ static int remote(const char *function, void *device, unsigned link, pci_info *i
     if (status)
         return status;
     int peer = -1;
-    for (int gpu = 0; gpu < MAX_GPUS && peer < 0; gpu++)
-        if (look(its, "gpus.%d.bus_id", gpu) && !strcasecmp(its, value))
+    for (int gpu = 0; gpu < MAX_GPUS && peer < 0 && look(its, "gpus.%d.bus_id", gpu); gpu++)
+        if (!strcasecmp(its, value))
             peer = gpu;
     fill_pci(info, peer, value);
     return OK;

@@ -153,12 +153,14 @@ API int nvmlDeviceIsMigDeviceHandle(void *device, unsigned *result) {
 
 API int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **found) {
     unsigned at = 0;
+    char value[TEXT];
     int gpu, status = mig_gate(__func__, device, found, &gpu, 1);
-    for (int n = 0; !status && n < MAX_GI * MAX_CI; n++)
-        if (ci_exists(gpu, n / MAX_CI, n % MAX_CI) && at++ == index) {
-            *found = mig_handle(gpu, n / MAX_CI, n % MAX_CI);
-            return OK;
-        }
+    for (int gi = 0; !status && gi < MAX_GI; gi++)
+        for (int ci = 0; ci < MAX_CI && look(value, "gpus.%d.mig.gi.%d.profile", gpu, gi); ci++)
+            if (ci_exists(gpu, gi, ci) && at++ == index) {
+                *found = mig_handle(gpu, gi, ci);
+                return OK;
+            }
     return status ? status : NOT_FOUND;
 }
 

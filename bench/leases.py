@@ -203,7 +203,7 @@ def grants(how: str, taken: list[float], free: int = GPUS, *, barred: bool = Tru
     """Print how long grants took.
 
     Args:
-        barred: Whether there is a bar: calls that are more than the processors can answer wait for each other.
+        barred: Whether there is a bar: more calls than the processors can answer wait for each other.
     """
     cut = statistics.quantiles(taken, n=100)
     more = f"  p95 {cut[94]:.1f}, p99 {cut[98]:.1f}, worst {max(taken):.1f}; {len(taken)} grants"

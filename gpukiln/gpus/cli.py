@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from gpukiln import __version__
@@ -75,7 +76,13 @@ def read_options(argv: list[str]) -> tuple[Verb, Options]:
     else:
         rest, given = [], False
     name = next((word for word in argv if not word.startswith("-")), "")
-    typed = vars(parser(name).parse_args(argv))
+    if name and name not in verbs(name):
+        listed = f"`{PROGRAM} -h` lists them"
+        raise UsageError(f"there is no verb {name!r}", hint=_nearest(name, verbs()) or listed)
+    found, unknown = parser(name).parse_known_args(argv)
+    if unknown:
+        raise _unknown(name, unknown[0])
+    typed = vars(found)
     verb = verbs(name)[typed.pop("verb")]
     for option in verb.options:
         if option.first and (value := typed.pop(f"{option.name}_")) is not None:
@@ -91,6 +98,24 @@ def read_options(argv: list[str]) -> tuple[Verb, Options]:
     if given and not verb.takes_command:
         raise UsageError(f"{verb.name} takes no command, and -- {' '.join(rest)} is given")
     return verb, Options(command=tuple(rest), **typed)
+
+
+def _unknown(verb: str, word: str) -> UsageError:
+    help_of = f"`{PROGRAM} {verb} -h` shows what it takes"
+    if not word.startswith("-"):
+        hint = f"{help_of}; a command stands behind --" if verbs(verb)[verb].takes_command else help_of
+        return UsageError(f"{verb} takes no {word!r}", hint=hint)
+    option = word.partition("=")[0]
+    flags = ["--json", *(one.flag for one in verbs(verb)[verb].options)]
+    return UsageError(f"{verb} has no option {option}", hint=_nearest(option, flags) or help_of)
+
+
+def _nearest(word: str, choices: Iterable[str]) -> str:
+    """What may have been meant, as a question; empty where nothing is like it."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only where something is wrong
+
+    near = get_close_matches(word, list(choices), n=2)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def run(verb: Verb, options: Options) -> int:

@@ -298,8 +298,13 @@ def test_every_verb_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["lits"], "invalid choice: 'lits'"),
-        (["list", "--frree"], "unrecognized arguments: --frree"),
+        (["lits"], "there is no verb 'lits'\nnext: did you mean list"),
+        (["xyzzy"], "there is no verb 'xyzzy'\nnext: `gpukiln-gpu -h` lists them"),
+        (["list", "--frree"], "list has no option --frree\nnext: did you mean --free?"),
+        (["lease", "--cuont=2"], "lease has no option --cuont\nnext: did you mean --count"),
+        (["lease", "--xyzzy"], "next: `gpukiln-gpu lease -h` shows what it takes"),
+        (["run", "python3"], "run takes no 'python3'\nnext: `gpukiln-gpu run -h`"),
+        (["release", "all"], "'all' is no id of a lease\nnext: wanted: such as L-42"),
         (["list", "--", "x"], "list takes no command, and -- x is given"),
         (["lease", "--count", "two"], "--count 'two' is no whole number"),
         (["lease", "--memory", "lots"], "--memory 'lots' is no amount of memory"),

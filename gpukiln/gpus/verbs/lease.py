@@ -15,7 +15,7 @@ from gpukiln.gpus.client import AnyLeases, MemberLeases, leases_here
 from gpukiln.gpus.facts import version_key
 from gpukiln.gpus.leases import Leases, explained, mig_warning, whoami
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, Request, cuda_wanted
-from gpukiln.gpus.store import Lease, boot_clock
+from gpukiln.gpus.store import Lease, boot_clock, number_of
 from gpukiln.gpus.text import mebibytes, printable, seconds, span, table
 from gpukiln.gpus.verb import Option, Options, Verb
 
@@ -372,6 +372,11 @@ def _release(options: Options) -> Ended:
             "which lease is to be released?", hint="a lease such as L-42, --mine, or --holder USER"
         )
     if options.lease:
+        if number_of(options.lease) is None:
+            raise UsageError(
+                f"{options.lease!r} is no id of a lease",
+                hint="wanted: such as L-42; `gpukiln-gpu leases` lists them",
+            )
         found = [one for one in (leases.find(options.lease),) if one is not None]
     else:
         user = who.user if options.mine else options.holder

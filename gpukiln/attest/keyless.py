@@ -58,10 +58,10 @@ class IdentityKey(SigstoreKey):
         """The same for a bundle's document and the SHA-256 of what was signed."""
         _require_library()
         from sigstore.errors import Error  # noqa: PLC0415 - optional, and slow to import
-        from sigstore.hashes import Hashed  # noqa: PLC0415
-        from sigstore.models import Bundle  # noqa: PLC0415
-        from sigstore.verify.policy import Identity  # noqa: PLC0415
-        from sigstore_models.common.v1 import HashAlgorithm  # noqa: PLC0415
+        from sigstore.hashes import Hashed  # noqa: PLC0415 - optional
+        from sigstore.models import Bundle  # noqa: PLC0415 - optional
+        from sigstore.verify.policy import Identity  # noqa: PLC0415 - optional
+        from sigstore_models.common.v1 import HashAlgorithm  # noqa: PLC0415 - optional
 
         wanted = Identity(identity=self.keyval["identity"], issuer=self.keyval["issuer"])
         try:
@@ -97,8 +97,8 @@ class KeylessSigner(Signer):
     def from_priv_key_uri(
         cls,
         priv_key_uri: str,  # noqa: ARG003 - the library's interface
-        public_key: Key,  # noqa: ARG003
-        secrets_handler: Any = None,  # noqa: ARG003
+        public_key: Key,  # noqa: ARG003 - as in the library
+        secrets_handler: Any = None,  # noqa: ARG003 - as in the library
     ) -> KeylessSigner:
         """As the library has it: the scheme says all, the job says which identity it is."""
         return cls()
@@ -110,7 +110,7 @@ class KeylessSigner(Signer):
             UnavailableError: Sigstore can't be reached or refused, or certified another identity.
         """
         from sigstore.models import ClientTrustConfig  # noqa: PLC0415 - optional, and slow to import
-        from sigstore.sign import SigningContext  # noqa: PLC0415
+        from sigstore.sign import SigningContext  # noqa: PLC0415 - optional
 
         token = _token()  # a new one: it is good for minutes, and a build takes longer
         try:
@@ -175,8 +175,8 @@ def _config(file: Path | None) -> str:
 @cache
 def _verifier(config: str) -> Any:
     from sigstore.errors import Error  # noqa: PLC0415 - optional, and slow to import
-    from sigstore.models import ClientTrustConfig  # noqa: PLC0415
-    from sigstore.verify import Verifier  # noqa: PLC0415
+    from sigstore.models import ClientTrustConfig  # noqa: PLC0415 - optional
+    from sigstore.verify import Verifier  # noqa: PLC0415 - optional
 
     if not config:
         return Verifier.production(offline=True)

@@ -223,7 +223,7 @@ def down(
 
     where, found = find_or_gone(name, cloud, region, profile)
     if found is None:  # a `down` that was killed had removed all of it
-        say(f"{name} is put away")
+        say(f"{name} is removed")
         return
     removes = found.machines or (found.homes and not keep_home)
     if removes and not owner and not key_file(where, found.name).exists():
@@ -254,7 +254,7 @@ def down(
     for home in found.homes:
         what = "is kept" if keep_home else "is removed"
         say(f"its home {home.volume_id} of {home.size_gib} GiB in {home.zone} {what}")
-    say(f"{found.name} is put away")
+    say(f"{found.name} is removed")
 
 
 down.first = "name"
@@ -387,7 +387,7 @@ def _again(where: Cloud, found: Found) -> Found:
 
 
 def _named(found: Found) -> Workspace:
-    """What is known of a workspace by its tags, as far as it can be put away."""
+    """What is known of a workspace by its tags, as far as it can be removed."""
     from gpukiln.workspaces.contract import Workspace
 
     return Workspace(found.name, found.owner, found.region)

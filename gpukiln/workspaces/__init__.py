@@ -1,1 +1,1 @@
-"""From an offer to a machine on which somebody works: launched, watched, put away, its home kept."""
+"""From an offer to a machine on which somebody works: launched, watched, removed, its home kept."""

@@ -1,4 +1,4 @@
-"""Workspaces as the cloud knows them: found by their tags, stopped, started and put away."""
+"""Workspaces as the cloud knows them: found by their tags, stopped, started and removed."""
 
 from __future__ import annotations
 

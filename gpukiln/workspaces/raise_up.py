@@ -78,7 +78,7 @@ def raise_up(
         clouds: The same cloud in each region, the best first.
         consent: Asked in each region before a machine is started there.
         wait: Whether it is waited for until its stages are done.
-        replace_unhealthy: Whether a machine that is unhealthy is put away, and the next offer is taken.
+        replace_unhealthy: Whether a machine that is unhealthy is removed, and the next offer is taken.
 
     Raises:
         BusyError: No region has capacity now; the details are the whole walk.
@@ -311,7 +311,7 @@ def _put_away(
             f"`invoke workspace.down {found.name}` removes it"
         )
         raise reason
-    say(f"{machine.instance_id} ({machine.instance_type}) is put away: {reason.message}")
+    say(f"{machine.instance_id} ({machine.instance_type}) is removed: {reason.message}")
     lifecycle.down(cloud, wanted, found, keep_home=True, force=True)
 
 

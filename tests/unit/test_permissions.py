@@ -346,7 +346,7 @@ def offer(calls):
 
 
 def workspace(calls):
-    """A workspace's whole life: up, its rules changed, stopped, its home grown and moved, put away."""
+    """A workspace's whole life: up, its rules changed, stopped, its home grown and moved, removed."""
     setting_up(calls)
     tell("reset")
     image_id, cloud = make_image("b1"), release_cloud.Cloud()

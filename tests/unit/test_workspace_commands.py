@@ -577,7 +577,7 @@ def test_an_unhealthy_machine_is_replaced_by_the_next(typed: Typed, monkeypatch:
     monkeypatch.setattr(health, "run_suite", Suite([bad, verdict()]))
     monkeypatch.setattr(raise_up, "wait_until_done", lambda *_, **__: tag("done"))
     done = typed("up", "--yes", *VISION, *T4, "--replace-unhealthy", "--json")
-    assert "g4dn.2xlarge) is put away: vision is unhealthy: gpu.xid" in done.stderr
+    assert "g4dn.2xlarge) is removed: vision is unhealthy: gpu.xid" in done.stderr
     answer = json.loads(done.stdout)
     assert answer["workspace"]["machines"][0]["instance_type"] != "g4dn.2xlarge"
     assert answer["outputs"]["health"].startswith("healthy")

@@ -1,4 +1,4 @@
-"""A workspace is what its tags say; it is stopped, started, and put away whole."""
+"""A workspace is what its tags say; it is stopped, started, and removed whole."""
 
 import itertools
 from dataclasses import replace

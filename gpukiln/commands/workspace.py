@@ -218,15 +218,16 @@ def down(
     from gpukiln.commands.consent import require_consent
     from gpukiln.errors import RefusedError
     from gpukiln.workspaces import known, lifecycle, reach, view
-    from gpukiln.workspaces.keys import key_file
+    from gpukiln.workspaces.keys import owner_file, started_here
     from gpukiln.workspaces.up import alone
 
     where, found = find_or_gone(name, cloud, region, profile)
     if found is None:  # a `down` that was killed had removed all of it
+        owner_file(where, name).unlink(missing_ok=True)
         say(f"{name} is removed")
         return
     removes = found.machines or (found.homes and not keep_home)
-    if removes and not owner and not key_file(where, found.name).exists():
+    if removes and not owner and not started_here(where, found.name, found.owner):
         raise RefusedError(
             f"{found.name} is {found.owner}'s, and this computer did not start it",
             hint=f"--owner {found.owner} says that you know",
@@ -250,6 +251,8 @@ def down(
         wanted = replace(_named(found), owner=owner or found.owner)
         work = None if force else reach.busy(where, found)
         lifecycle.down(where, wanted, found, keep_home=keep_home, force=force, busy=work)
+        if not keep_home:
+            owner_file(where, found.name).unlink(missing_ok=True)
         known.refresh(where)
     for home in found.homes:
         what = "is kept" if keep_home else "is removed"

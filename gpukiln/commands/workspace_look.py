@@ -29,18 +29,59 @@ def list_(
     from gpukiln.workspaces import known, view
 
     found = known.regions()
+    failed: list[str] = []
     if refresh:
         pairs = [
             (cloud or one.cloud, one.region) for one in found if cloud in ("", one.cloud) and not regions
         ]
         pairs += [(cloud or "embedded", one) for one in words(regions)]
-        clouds = [cloud_of(where, one, profile) for where, one in dict.fromkeys(pairs)]
-        found = tuple(known.refresh(one) for one in clouds or [cloud_of(cloud or "embedded", HERE, profile)])
+        pairs = pairs or [(cloud or "embedded", HERE)]
+        found, failed = _refreshed(list(dict.fromkeys(pairs)), found, profile)
     answer = view.Listing(view.LIST, found)
     if json:
         print_json(dump(answer))
     else:
         show_parts(view.listing_parts(answer))
+    _require_all(failed)
+
+
+def _refreshed(
+    pairs: list[tuple[str, str]], remembered: tuple[Region, ...], profile: str
+) -> tuple[tuple[Region, ...], list[str]]:
+    """Regions as they answer now, or as they are remembered where they can't be asked.
+
+    Args:
+        pairs: Cloud and region of each.
+
+    Returns:
+        The regions, and a line for each that could not be asked.
+    """
+    from gpukiln.errors import GpukilnError
+    from gpukiln.workspaces import known
+
+    found: list[Region] = []
+    failed: list[str] = []
+    for cloud, region in pairs:
+        try:
+            found.append(known.refresh(cloud_of(cloud, region, profile)))
+        except GpukilnError as error:
+            if len(pairs) == 1:
+                raise
+            failed.append(f"{cloud} {region}: {error.message}")
+            found += [one for one in remembered if (one.cloud, one.region) == (cloud, region)]
+    return tuple(found), failed
+
+
+def _require_all(failed: list[str]) -> None:
+    """Raises PartialError where a region could not be asked."""
+    from gpukiln.errors import PartialError
+
+    if failed:
+        raise PartialError(
+            f"{len(failed)} of the regions could not be asked, and are shown as they are remembered",
+            details=tuple(failed),
+            hint="--cloud and --regions say which are asked",
+        )
 
 
 @command(help={"name": "of the workspace", **PLACE})
@@ -173,10 +214,12 @@ def usage(
     from gpukiln.workspaces import usage as used
 
     found: tuple[Region, ...] = known.regions()
+    failed: list[str] = []
     if refresh:
-        found = tuple(known.refresh(cloud_of(one.cloud, one.region, profile)) for one in found)
+        found, failed = _refreshed([(one.cloud, one.region) for one in found], found, profile)
     answer = used.usage([span for one in found for span in one.spans], since=since, owner=owner)
     if json:
         print_json(dump(answer))
     else:
         show_parts(view.usage_parts(answer))
+    _require_all(failed)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.files import write_whole
 from gpukiln.instances.tags import tag_specifications
 from gpukiln.state import state_home
 from gpukiln.workspaces.contract import Workspace
@@ -17,6 +18,19 @@ PART = "key"
 def key_file(cloud: Cloud, name: str) -> Path:
     """Where the private key of a workspace is on this computer, if it was started from here."""
     return state_home() / "workspaces" / "keys" / f"{cloud.name}-{cloud.region}-{name}"
+
+
+def owner_file(cloud: Cloud, name: str) -> Path:
+    """Where the owner of a workspace that this computer started is written; it outlives the key."""
+    return state_home() / "workspaces" / "started" / f"{cloud.name}-{cloud.region}-{name}"
+
+
+def started_here(cloud: Cloud, name: str, owner: str) -> bool:
+    """Whether this computer started a workspace of that owner, or has its key."""
+    try:
+        return owner_file(cloud, name).read_text() == owner or key_file(cloud, name).exists()
+    except OSError:
+        return key_file(cloud, name).exists()
 
 
 def key_pair(cloud: Cloud, wanted: Workspace) -> str:
@@ -44,6 +58,9 @@ def key_pair(cloud: Cloud, wanted: Workspace) -> str:
         file.unlink(missing_ok=True)  # of a workspace that is gone
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             opened.write(text)
+        started = owner_file(cloud, wanted.workspace_name)
+        started.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(started, wanted.owner)
         public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
         try:
             ec2.import_key_pair(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from rich.console import RenderableType
 
@@ -17,6 +17,7 @@ from gpukiln.workspaces.lifecycle import Found
 from gpukiln.workspaces.up import DONE
 from gpukiln.workspaces.usage import Usage, Used
 
+NOW = "less than a minute ago"
 LIST, SHOW, STATUS = "workspace.list/1", "workspace.show/1", "workspace.status/1"
 
 
@@ -113,7 +114,9 @@ def listing_parts(listing: Listing) -> Iterator[RenderableType]:
     yield table
     yield from orphans
     for region in listing.regions:
-        yield f"{region.cloud} {region.region} as of {region.at}"
+        age = age_words(region.at, datetime.now(UTC))
+        stale = "" if age == NOW else "; state and health may have changed, --refresh asks"
+        yield f"{region.cloud} {region.region} as of {region.at}, {age}{stale}"
     if not listing.regions:
         yield "no region was asked yet: --refresh asks"
 
@@ -194,7 +197,7 @@ def age_words(since: str, now: datetime) -> str:
         if minutes >= size:
             count = minutes // size
             return f"{count} {name}{'s' * (count > 1)} ago"
-    return "less than a minute ago"
+    return NOW
 
 
 def usage_parts(answer: Usage) -> Iterator[RenderableType]:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -427,6 +428,41 @@ def test_a_machine_that_holds_its_users_files_is_not_replaced(
     said = typed("up", "--yes", *VISION, *T4, *homeless, "--replace-unhealthy", code=1).stderr
     assert "it has no home volume, so that its user's files are on it" in said
     assert running()
+
+
+def test_a_region_that_can_not_be_asked_hides_no_other(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised(typed)
+    typed("list", "--refresh", "--regions", "us-west-2,eu-west-1")
+
+    def cloud_of(_: str, region: str, __: str) -> Cloud:
+        if region == "eu-west-1":
+            raise UnavailableError("no credentials")
+        return Cloud(region)
+
+    monkeypatch.setattr(workspace_look, "cloud_of", cloud_of)
+    for command in ("list", "usage"):
+        said = typed(command, "--refresh", code=5)
+        assert "vision" in said.stdout
+        assert "eu-west-1: no credentials" in said.stderr
+    assert "no credentials" in typed("list", "--refresh", "--regions", "eu-west-1", code=4).stderr
+
+
+def test_a_list_says_how_old_it_is(typed: Typed, tmp_path: Path) -> None:
+    raised(typed)
+    assert "ago; state and health may have changed" not in typed("list").stdout
+    [file] = (tmp_path / "workspaces" / "known").glob("*.json")
+    document = json.loads(file.read_text())
+    then = datetime.now(UTC) - timedelta(days=3, hours=1)
+    file.write_text(json.dumps({**document, "at": then.isoformat(timespec="seconds")}))
+    said = typed("list").stdout
+    assert "3 days ago; state and health may have changed, --refresh asks" in said
+
+
+def test_a_home_that_was_kept_is_of_this_computer(typed: Typed) -> None:
+    raised(typed)
+    typed("down", "vision", "--keep-home")
+    typed("down", "vision", "--yes")
+    assert find(Cloud()) == ()
 
 
 class Terminal(io.StringIO):

@@ -1,5 +1,6 @@
 """What a playbook did on each host, put together from Ansible's events."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,15 @@ ENDINGS = {
     "runner_item_on_failed": "item",
 }
 MESSAGE_LINES = 12
+# Ansible calls a host unreachable where it could not make its temporary folder there, though the host
+# answered (ansible-core, plugins/action/__init__.py, _make_tmp_path); ssh that reached nobody exits 255.
+NO_FOLDER = re.compile(r"Failed to create temporary directory\b.* exited with result (?!255\b)\d+", re.DOTALL)
+# errno(3): what no file can be written because of, and what to do first.
+UNWRITABLE = {
+    "No space left on device": "a file system is full, in bytes (`df -h`) or in inodes (`df -i`)",
+    "Disk quota exceeded": "the user's quota is used up (`quota`)",
+    "Read-only file system": "a file system is read-only; `dmesg | grep -i remount` says why",
+}
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,10 @@ class Collector:
             host.changes.append(Change(task, diff))
             said = host.name, f"changed: {task}"
         elif ending != "ok" and not data.get("ignore_errors"):
-            host.state = "unreachable" if ending == "unreachable" else "failed"
-            host.failure = f"{task}: {_message(redact_value(answer))}"
+            message = _message(redact_value(answer))
+            why = _unwritable(message) if ending == "unreachable" else ""
+            host.state = "unreachable" if ending == "unreachable" and not why else "failed"
+            host.failure = f"{task}: {why}{message}"
             said = host.name, f"{host.state}: {task}"
         return said
 
@@ -132,7 +144,8 @@ class Collector:
         """Only the end tells who went through: a rescued failure is none, a host in mid-run is not done."""
         for host in self.result.hosts.values():
             if host.name in stats.get("dark", {}):
-                host.state = "unreachable"
+                # `failed`: it answered, and could not take what Ansible sends.
+                host.state = "failed" if host.state == "failed" else "unreachable"
             elif host.name in stats.get("failures", {}):
                 host.state = "failed"
             elif host.name in stats.get("processed", {}):
@@ -151,6 +164,20 @@ def _message(answer: dict[str, Any]) -> str:
         parts = [str(item.get("msg", "")).strip() for item in failed_items]
     lines = [line for part in dict.fromkeys(filter(None, parts)) for line in part.splitlines()]
     return "\n".join(lines[-MESSAGE_LINES:]) or "no message"
+
+
+def _unwritable(message: str) -> str:
+    """Why a host that Ansible calls unreachable took nothing, as a line; empty where it is unreachable."""
+    for errno, why in UNWRITABLE.items():
+        if errno in message:
+            return f"the host answers, and {why}\n"
+    if NO_FOLDER.search(message):
+        return (
+            "the host answers, and Ansible can't make its temporary folder there: a full or read-only file "
+            "system, "
+            "or a home that its user can't write to\n"
+        )
+    return ""
 
 
 def _diff(answer: dict[str, Any]) -> str:

@@ -43,6 +43,11 @@ FAULTS = {
         f"printf '{UNIT}' >/etc/systemd/system/broken.service && ! systemctl start broken",
         "broken.service",
     ),
+    "boot.disk-space": (
+        "mkdir -p /var/lib/kubelet && mount -t tmpfs -o size=1M tmpfs /var/lib/kubelet"
+        " && ! dd if=/dev/zero of=/var/lib/kubelet/fill bs=1M count=2",
+        "/var/lib/kubelet has 0 of 1 MiB free",
+    ),
     "boot.state": (":", "degraded"),
     "boot.units-enabled": (
         "systemctl disable nvidia-persistenced",

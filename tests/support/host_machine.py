@@ -294,6 +294,28 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             if gpus
         },
         "services": {"ollama": ollama() if gpus else service("ollama", "")},
+        "storage": {
+            "file_systems": [
+                {
+                    "path": "/",
+                    "holds": ["/boot", "/var", "/var/lib/docker"],
+                    "size": 60 << 30,
+                    "free": 40 << 30,
+                    "inodes": 3_900_000,
+                    "inodes_free": 3_600_000,
+                },
+                # FAT has no inodes
+                {
+                    "path": "/boot/efi",
+                    "holds": [],
+                    "size": 124 << 20,
+                    "free": 110 << 20,
+                    "inodes": 0,
+                    "inodes_free": 0,
+                },
+            ],
+            "root": {"size": 60 << 30, "partition": 61 << 30, "after": 0},
+        },
         "boot": {
             "booted": True,
             "virtualization": "none",

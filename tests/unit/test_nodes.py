@@ -208,3 +208,57 @@ def test_the_diffs_of_a_loop_are_one_change():
     [change] = collector.result.hosts["a"].changes
     assert change.task == "r : Loop"
     assert change.diff.count("-x\n+y\n") == 2
+
+
+# ansible-core 2.18, plugins/action/__init__.py, _make_tmp_path; the first is mkdir's own stderr.
+FULL = "mkdir: cannot create directory \u2018/root/.ansible/tmp/x\u2019: No space left on device\n"
+NO_FOLDER = (
+    "Failed to create temporary directory. In some cases, you may have been able to authenticate and did not"
+    " have permissions on the target directory. Consider changing the remote tmp path in ansible.cfg to a"
+    ' path rooted in "/tmp", for more error information use -vvv. Failed command was: ( umask 77 && mkdir -p'
+    ' "` echo'
+    ' /root/.ansible/tmp `"&& mkdir ), exited with result 1'
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "state", "words"),
+    [
+        (
+            FULL,
+            "failed",
+            "the host answers, and a file system is full, in bytes (`df -h`)",
+        ),
+        (FULL.replace("No space left on device", "Read-only file system"), "failed", "is read-only"),
+        (NO_FOLDER, "failed", "the host answers, and Ansible can't make its temporary folder there"),
+        (NO_FOLDER.replace("result 1", "result 255"), "unreachable", "Failed to create"),
+        ("Failed to connect to the host via ssh: Connection refused", "unreachable", "Connection refused"),
+    ],
+)
+def test_a_host_that_answers_is_not_called_unreachable(message, state, words):
+    collector = Collector(["a"])
+    data = {"host": "a", "task": "Look", "res": {"msg": message, "unreachable": True}}
+    collector.take({"event": "runner_on_unreachable", "event_data": data})
+    collector.take({"event": "playbook_on_stats", "event_data": {"dark": {"a": 1}, "processed": {"a": 1}}})
+    host = collector.result.hosts["a"]
+    assert host.state == state
+    assert words in host.failure
+
+
+def test_a_home_that_can_not_be_written_to_is_named_by_ansible_itself(request_of, tmp_path, monkeypatch):
+    """Over a connection that is not `local`: Ansible makes its temporary folder on the host then."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "elsewhere.py").write_text(
+        "from ansible.plugins.connection.local import Connection as Local, DOCUMENTATION\n"
+        "class Connection(Local):\n"
+        "    transport = 'elsewhere'\n"
+        "    _remote_is_local = False\n"
+    )
+    request = request_of(
+        limit="good",
+        variables={"ansible_connection": "elsewhere", "ansible_remote_tmp": "/proc/no/tmp"},
+    )
+    monkeypatch.setenv("ANSIBLE_CONNECTION_PLUGINS", str(folder))
+    host = run(request, tmp_path / "run").hosts["good"]
+    assert (host.state, "the host answers" in host.failure) == ("failed", True), host.failure

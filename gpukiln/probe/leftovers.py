@@ -18,6 +18,7 @@ import re
 from typing import Any
 
 from gpukiln.probe.base import init_started, mtime, read, run
+from gpukiln.probe.scripts import IDENTITIES
 
 SECRET_DIRS = ("/root", "/home", "/etc/gpukiln", "/var/log")
 SECRET_PATTERNS = {
@@ -29,9 +30,10 @@ SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
 
 
 def identity() -> dict[str, Any]:
-    """What must be this machine's own: {host_keys: {path: mtime}, machine_id, born, cloud_init}.
+    """What must be this machine's own: {host_keys: {path: mtime}, owned, machine_id, born, cloud_init}.
 
-    born is when cloud-init first saw this instance, the oldest of its once-per-instance marks.
+    owned: as host_keys, of the files that `IDENTITIES` lists. born is when cloud-init first saw this
+    instance, the oldest of its once-per-instance marks.
     """
     marks = [mtime(p) for p in glob.glob("/var/lib/cloud/instance/sem/*")]
     status = run("cloud-init", "status", "--format", "json")
@@ -43,6 +45,7 @@ def identity() -> dict[str, Any]:
     path = "/etc/machine-id"
     return {
         "host_keys": {p: mtime(p) for p in sorted(glob.glob("/etc/ssh/ssh_host_*_key"))},
+        "owned": {p: mtime(p) for p in _owned()},
         "machine_id": {
             "length": len((read(path) or "").strip()),
             "mtime": mtime(path) if read(path) else 0,
@@ -56,6 +59,20 @@ def identity() -> dict[str, Any]:
             "errors": cloud.get("errors", []),
         },
     }
+
+
+def _owned() -> list[str]:
+    """Files of `IDENTITIES` that are there, but for an iSCSI name that is still to be made."""
+    found = (path for pattern in IDENTITIES for path in glob.glob(pattern))
+    return sorted(p for p in found if not re.search(r"(?m)^GenerateName=yes", _start_of(p)))
+
+
+def _start_of(path: str) -> str:
+    """The beginning of a file, in Latin-1; empty for a folder."""
+    if not os.path.isfile(path):
+        return ""
+    with open(path, encoding="latin-1") as file:
+        return file.read(4096)
 
 
 def _homes() -> dict[str, str]:

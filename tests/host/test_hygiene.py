@@ -45,6 +45,26 @@ def test_host_keys(facts):
 
 
 @check(
+    id="hygiene.identities",
+    title="What a machine is known by to others was made by this machine",
+    layer="hygiene",
+    profiles=BOOTED_FROM_IMAGE,
+    causes=(
+        "the build installed or started what makes it, after its last role",
+        "the image was captured without role image_hygiene",
+    ),
+    fix="Delete what is named at the end of the build (role image_hygiene, files/machine-identities.txt): "
+    "machines "
+    "of one image would share an iSCSI or NVMe name, an engine's id, or an agent's registration.",
+)
+def test_identities(facts):
+    owned = facts["identity"]["owned"]
+    earliest, what = first_boot(facts)
+    old = [f"{path} of {when(mtime)}" for path, mtime in owned.items() if mtime < earliest]
+    assert not old, f"found {', '.join(old)}, wanted none older than {what} ({when(earliest)})"
+
+
+@check(
     id="hygiene.machine-id",
     title="The machine id was made by this machine",
     layer="hygiene",

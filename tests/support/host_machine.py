@@ -201,6 +201,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         },
         "identity": {
             "host_keys": {"/etc/ssh/ssh_host_ed25519_key": BOOT + 15},
+            "owned": {"/etc/nvme/hostnqn": BOOT + 9, "/var/lib/docker/engine-id": BOOT + 20},
             "born": BOOT + 12,
             "machine_id": {"length": 32, "mtime": BOOT + 1, "dbus_agrees": True},
             "cloud_init": {"installed": True, "status": "done", "detail": "DataSourceEc2", "errors": []},

@@ -88,6 +88,13 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
             "this instance's first boot",
         ),
     ],
+    "hygiene.identities": [
+        (
+            put("identity/owned", {"/etc/iscsi/initiatorname.iscsi": BOOT - 600}),
+            "initiatorname.iscsi of 2025",
+        ),
+        (put("identity/owned", {"/var/lib/docker/engine-id": BOOT - 600}), "engine-id of 2025"),
+    ],
     "hygiene.machine-id": [
         (put("identity/machine_id/mtime", BOOT - 600), "baked in"),
         (put("identity/machine_id/length", 0), "0 characters"),

@@ -5,6 +5,8 @@ from pathlib import Path
 FILES = {
     "SIGNATURE": "scripts/bootstrap/nvidia-module-signature.sh",
     "IDENTITIES": "roles/image_hygiene/files/machine-identities.txt",
+    "CREDENTIALS": "roles/image_hygiene/files/credential-files.txt",
+    "SETTINGS": "roles/image_hygiene/files/settings-files.txt",
 }
 """By the constant that holds the text."""
 ROOT = Path(__file__).parents[2]
@@ -22,6 +24,10 @@ def _patterns(constant: str) -> tuple[str, ...]:
 SIGNATURE = _text("SIGNATURE")
 IDENTITIES = _patterns("IDENTITIES")
 """Shell patterns of what each machine has to make for itself; the role image_hygiene removes the same."""
+CREDENTIALS = _patterns("CREDENTIALS")
+"""Shell patterns of files of credentials, of which ~ is each user's home; the role removes the same."""
+SETTINGS = _patterns("SETTINGS")
+"""Shell patterns of files in which no line may hold a credential."""
 
 
 def constants() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.probe import leftovers
-from gpukiln.probe.scripts import IDENTITIES
+from gpukiln.probe.scripts import CREDENTIALS, IDENTITIES
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/image_hygiene"
 SCRIPT = (ROLE / "files/image-hygiene.sh").read_text()
@@ -82,8 +82,26 @@ def test_what_machines_of_one_image_would_share_is_removed(
     assert not (root / ISCSI).exists()
 
 
+def test_files_of_credentials_are_found_and_removed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = [str(root / "root"), str(root / "home/admin")]
+    monkeypatch.setattr(leftovers, "_homes", lambda: dict(enumerate(homes)))
+    monkeypatch.setattr(leftovers, "SECRET_DIRS", ())
+    monkeypatch.setattr(leftovers, "SETTINGS", ())
+    listed = [one if one.startswith("~") else f"{root}{one}" for one in CREDENTIALS]
+    monkeypatch.setattr(leftovers, "CREDENTIALS", listed)
+    made = {
+        str(write(Path(example(one.replace("~", home)))))
+        for one in listed
+        for home in (homes if one.startswith("~") else [""])
+    }
+    assert {row["path"] for row in leftovers.secrets()["found"]} == made
+    clean(root, *CREDENTIALS)
+    assert leftovers.secrets()["found"] == []
+    assert not [path for path in made if Path(path).exists()]
+
+
 def test_debian_makes_a_new_iscsi_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its startup-checks.sh refuses to start without the file, and makes a name where it says GenerateName."""
+    """Its startup-checks.sh does not start without the file, and makes a name where it says GenerateName."""
     write(root / "lib/open-iscsi/startup-checks.sh")
     write(root / ISCSI, "InitiatorName=iqn.1993-08.org.debian:01:abcdef\n")
     assert found_by_the_suite(root, monkeypatch) == [f"/{ISCSI}"]
@@ -101,5 +119,5 @@ def test_a_pattern_of_homes_is_removed_from_every_home(root: Path) -> None:
 
 def test_the_role_gives_the_script_the_lists_that_the_suite_reads() -> None:
     tasks = (ROLE / "tasks/install.yml").read_text()
-    lists = {path.name for path in (ROLE / "files").glob("*.txt")}
+    lists = {path.name for path in (ROLE / "files").glob("*.txt")} - {"settings-files.txt"}
     assert set(re.findall(r"[\w-]+\.txt", tasks)) == lists

@@ -4,7 +4,7 @@
 #   image-hygiene.sh [--dry-run] [--keep-authorized-keys] [PATTERN...]
 #
 # PATTERN: more absolute paths to remove, with shell patterns; ~/PATH is one of every user's home. The role gives
-# those of the lists machine-identities.txt beside this file, which the suite looks for too.
+# those of machine-identities.txt and credential-files.txt beside this file, which the suite looks for too.
 # It is one script, and the play's last task: what it removes is what a second connection would need.
 set -eu
 
@@ -72,13 +72,6 @@ remove_all "package lists" /var/cache/dnf/* /var/cache/yum/* /var/cache/libdnf5/
 # certificate that a machine's owner enrols; the private key must not be in two places.
 remove /var/lib/dkms/*/*/build /var/lib/dkms/mok.key /var/lib/dkms/mok.pub
 remove /etc/gpukiln/secure-boot/*.key /etc/dkms/framework.conf.d/gpukiln.conf /var/lib/shim-signed/mok/MOK.priv
-
-# Credentials of the mirror and of tools.
-remove /etc/apt/auth.conf /etc/apt/auth.conf.d/*
-for home in $homes; do
-  remove "$home/.aws" "$home/.docker/config.json" "$home/.netrc" "$home/.npmrc" "$home/.pypirc" \
-    "$home/.git-credentials" "$home/.config/pip" "$home/.kube"
-done
 
 # What the tools of the build and its people left. The payload of the running Ansible module removes itself.
 for home in $homes; do

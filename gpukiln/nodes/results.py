@@ -17,6 +17,24 @@ ENDINGS = {
     "runner_item_on_failed": "item",
 }
 MESSAGE_LINES = 12
+ERRORS = 5  # the first ones of a compiler: what follows comes of them
+ERROR = re.compile(r"(?<![\w-])(?:fatal )?error: ", re.IGNORECASE)
+# What apt and dpkg say, and what to do.
+STEPS = (
+    (
+        re.compile(r"dpkg was interrupted"),
+        "on the host: `dpkg --configure -a` ends what was interrupted, then run this again",
+    ),
+    (
+        re.compile(r"Failed to update apt cache after \d+ retries:\s*$", re.MULTILINE),
+        "apt gave no reason: `apt-get update` on the host names the source that does not answer",
+    ),
+    (
+        re.compile(r"Could not get lock|Failed to lock apt|dpkg frontend lock"),
+        "on the host: `fuser -v /var/lib/dpkg/lock-frontend /var/lib/apt/lists/lock` names the process that"
+        " holds the lock",
+    ),
+)
 # Ansible calls a host unreachable where it could not make its temporary folder there, though the host
 # answered (ansible-core, plugins/action/__init__.py, _make_tmp_path); ssh that reached nobody exits 255.
 NO_FOLDER = re.compile(r"Failed to create temporary directory\b.* exited with result (?!255\b)\d+", re.DOTALL)
@@ -112,7 +130,7 @@ class Collector:
         ending = ENDINGS.get(kind, "skipped")
         if host is None or ending == "skipped":
             return None
-        task, answer = _task_name(data), data.get("res") or {}
+        task, answer = task_name(data), data.get("res") or {}
         if ending == "item":
             # the diffs of a loop come with its items
             before = self._diffs.get((host.name, task), "")
@@ -152,7 +170,7 @@ class Collector:
                 host.state, host.failure = "changed" if host.changes else "ok", ""
 
 
-def _task_name(data: dict[str, Any]) -> str:
+def task_name(data: dict[str, Any]) -> str:
     role, task = data.get("role"), str(data.get("task", ""))
     return f"{role} : {task}" if role else task
 
@@ -163,7 +181,10 @@ def _message(answer: dict[str, Any]) -> str:
     if failed_items and not any(parts[1:]):
         parts = [str(item.get("msg", "")).strip() for item in failed_items]
     lines = [line for part in dict.fromkeys(filter(None, parts)) for line in part.splitlines()]
-    return "\n".join(lines[-MESSAGE_LINES:]) or "no message"
+    errors = [line for line in lines[:-MESSAGE_LINES] if ERROR.search(line)][:ERRORS]
+    text = "\n".join([*errors, *lines[-MESSAGE_LINES:]]) or "no message"
+    steps = [step for words, step in STEPS if words.search(text)]
+    return "\n".join([text, *steps])
 
 
 def _unwritable(message: str) -> str:

@@ -52,6 +52,10 @@ _FORMS = "|".join(
         r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # AWS access keys
         r"\bgh[pousr]_[A-Za-z0-9]{20,255}|\bgithub_pat_\w{20,255}|\bglpat-[\w-]{20,100}",
         r"\bxox[abeoprs]-[\w-]{10,255}|\bhf_[A-Za-z0-9]{20,100}|\bnvapi-[\w-]{20,255}",
+        # What begins in no other text; Yelp/detect-secrets, detect_secrets/plugins, and gitleaks,
+        # config/gitleaks.toml
+        r"\bgl(?:dt|ptt|rt|cbt|imt|ft|oas|agent|soat)-[\w-]{20,100}|\b[rs]k_live_[0-9A-Za-z]{24,99}",
+        r"\bSG\.[\w-]{22}\.[\w-]{43}|\bsq0csp-[\w-]{43}|\bAIza[\w-]{35}|\btskey-[\w-]{20,100}",
         r"\bnpm_[A-Za-z0-9]{30,60}|\bpypi-AgE[\w-]{40,1000}|\bdckr_pat_[\w-]{20,60}|\bsk-[\w-]{20,255}",
         r"(?<![\w.-])eyJ[\w-]{5,}(?:\.[\w-]+){2,4}",  # JSON web tokens
     )
@@ -134,6 +138,36 @@ _SECRET_NAME = re.compile(rf"(?i){_NAME}$|^(?:{_HEADER}|auth)$")
 _SECRET_OPTION = re.compile(rf"(?i)^--?[\w-]{{0,40}}{_NAME}$")
 _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+
+
+# What stands for a value that is elsewhere, or for none: $VAR, %i, <token>, {{ name }}, /run/secrets/x, xxx.
+_NO_VALUE = re.compile(
+    r"(?i)[$%<{/*@]|x{3,}|(?:true|false|yes|no|none|null|on|off|\d{1,4}|unset|default|auto)$"
+    r"|(?:your|my|change|example|dummy|insert|replace)"
+    r"|(?:user(?:name)?|pass(?:word|wd|phrase)?|secret|token|key)$"
+)
+_HELD = (
+    re.compile(rf"(?i){_NAME}(?:{_QUOTE})?\s{{0,20}}[=:]\s{{0,20}}(?:{_QUOTE})?(?P<held>[^\s\"'\\,;]{{4,}})"),
+    re.compile(r"://[^/\s:@\"']{0,200}:(?P<held>[^/\s@\"']{1,1000})@"),
+    re.compile(
+        rf"(?i)\b{_HEADER}\s{{0,20}}[:=]\s{{0,20}}(?:(?:basic|bearer|token)\s+)?(?P<held>[^\s\"']{{8,}})"
+    ),
+    re.compile(rf"(?i)\bauth{_QUOTE}\s{{0,20}}:\s{{0,20}}{_QUOTE}(?P<held>[\w+/=-]{{4,}})"),
+    re.compile(rf"(?P<held>{_FORMS})"),
+)
+FORMS = re.compile(_FORMS)
+"""What has a secret's form whatever stands beside it."""
+
+
+def holds_secret(line: str) -> bool:
+    """Whether a line of settings holds a credential.
+
+    Unlike `redact`, which rather hides too much, this takes no comment, no reference ($VAR, %i, a path) and
+    nothing that stands for no value (true, <token>).
+    """
+    if line.lstrip().startswith(("#", ";", "// ")):
+        return False
+    return any(not _NO_VALUE.match(one["held"]) for held in _HELD for one in held.finditer(line))
 
 
 def redact(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpukiln.attest import newest, statements
 from gpukiln.attest.statements import ReleaseClaim, VerdictClaim, Vouched
+from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import RefusedError
@@ -188,7 +189,12 @@ def _unreleased(found: Vouched, pointer: Pointer, rules: Channel) -> Iterator[st
         return
     claim, image = release.claim, release.claim.image
     if (image.name, image.kubernetes) != (pointer.image, pointer.kubernetes):
-        yield f"it was released as {image.name} for Kubernetes {image.kubernetes}"
+        version = (
+            "without Kubernetes"
+            if image.kubernetes == NO_KUBERNETES
+            else f"for Kubernetes {image.kubernetes}"
+        )
+        yield f"it was released as {image.name} {version}"
     if not claim.instance_types:
         yield "its release names no machine that verified it"
     for name in claim.instance_types:

@@ -13,6 +13,10 @@ from gpukiln.typed import load, strict, template, unknown
 Published = Annotated[str, template("kubernetes", "arch")]
 
 
+NO_KUBERNETES = "none"
+"""What stands in the version's place, in tags and in a channel's parameter, where a base has none."""
+
+
 @strict
 class Base:
     """A base image and where to find the newest one.

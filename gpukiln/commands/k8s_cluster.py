@@ -85,7 +85,7 @@ def prove_gpus(
         if not verdict.passed:
             progress.fail()
     shown = results(json=json)
-    shown.print(report.render(verdict))
+    shown.print(report.ending(verdict))  # `live` has shown each check
     shown.tell(f"report: {run.folder / 'report.html'}")
     if json:
         print_json(dump(verdict))

@@ -389,10 +389,11 @@ def _resumed(name: str, inventory: str) -> tuple[str, str]:
 
 
 def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
-    from gpukiln.nodes.playbook import list_hosts, run_playbook
+    from gpukiln.nodes.playbook import list_hosts, require_known_variables, run_playbook
     from gpukiln.progress import Progress
 
     hosts = list_hosts(request)
+    require_known_variables(request)
     run = _runs().create(purpose)
     progress = Progress()
     what = (
@@ -400,7 +401,11 @@ def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
     )
     with progress.step(what):
         result = run_playbook(
-            request, hosts, run.folder, lambda host, words: progress.say(f"{host}: {words}")
+            request,
+            hosts,
+            run.folder,
+            on_host=lambda host, words: progress.say(f"{host}: {words}"),
+            on_task=lambda host, task: progress.doing(f"{host}: {task}"),
         )
         if result.unfinished:
             progress.fail()

@@ -213,6 +213,7 @@ def _create(
     from dataclasses import replace
 
     from gpukiln.errors import RefusedError
+    from gpukiln.gpus.text import mebibytes
     from gpukiln.nodes.passthrough.api import connect
     from gpukiln.nodes.passthrough.create import can_be_read, make, plan, read_image, verify
     from gpukiln.nodes.passthrough.judge import judge
@@ -229,7 +230,7 @@ def _create(
         gpu, value = None, ""
         if wanted is not None:
             facts = look(pve, node, mapping=wanted.mapping, vm=None, ssh=ssh)
-            judged = judge(facts, wanted, None)
+            judged = judge(facts, wanted, None, memory=mebibytes(order.memory, "--memory"))
             value = judged.value
             gpu = Passthrough(
                 pve=way.pve,

@@ -111,7 +111,7 @@ REGIONS = "regions to look at, separated by commas; they name the others of a re
         **COMMON,
         "regions": f"{REGIONS}; default: where this machine has released, or built",
         "image": "a folder of ami/",
-        "kubernetes": "Kubernetes version; default: that of components.yaml",
+        "kubernetes": "Kubernetes version, or none; default: the only one there, or that of components.yaml",
         "to": "build or AMI id to go back to; default: the release before the current one",
         "sign_key": f"signs the rollback, where the channel names keys: {SIGNERS}",
     }
@@ -134,12 +134,13 @@ def rollback(
     from gpukiln.images.channels import load_channel
     from gpukiln.images.pointer import Pointer
     from gpukiln.progress import Progress
-    from gpukiln.release.options import kubernetes_version
+    from gpukiln.release.rollback import pointer_of
     from gpukiln.release.rollback import rollback as go_back
 
     rules, records = load_channel(channel), _releases()
     where, chosen = _regions(cloud, regions, profile, records)
-    pointer = Pointer(image, kubernetes or kubernetes_version(), channel)
+    named = Pointer(image, kubernetes, channel)
+    pointer = named if kubernetes else pointer_of(image, channel, where, chosen[0])
     signer = signer_of(sign_key, where)
     done = go_back(pointer, rules, where, chosen, records, Progress(), signer=signer, to=to, dry_run=dry_run)
     return _end(done, json=json)

@@ -151,7 +151,7 @@ def status(
 ) -> int:
     """Say how a workspace is: as its tags say, or --deep as it is. Exit 1: unhealthy."""
     from gpukiln.progress import Progress
-    from gpukiln.verify.report import Live, render
+    from gpukiln.verify.report import Live, ending
     from gpukiln.workspaces import health, lifecycle, view
 
     where, found = find(name, cloud, region, profile)
@@ -169,7 +169,7 @@ def status(
         print_json(dump(answer))
     else:
         if verdict:
-            results().print(render(verdict))
+            results().print(ending(verdict))  # `Live` has shown each check
         show_parts(view.status_parts(answer))
     return 0 if answer.good else 1
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpukiln import programs
 from gpukiln.catalog import compat
+from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.components import (
@@ -48,7 +49,7 @@ class Plan:
         volume_size_gib: Size of the root volume in GiB.
         profile: The verification profile.
         required_layers: The layers whose checks must have run before a release.
-        kubernetes: The Kubernetes version.
+        kubernetes: The Kubernetes version that the base has, or `NO_KUBERNETES`.
         components: What happens to each component.
         overrides: The `--set` values, as typed.
         warnings: What works today but should be looked at.
@@ -200,7 +201,7 @@ def make_plan(
         volume_size_gib=definition.volume_size_gib,
         profile=definition.profile,
         required_layers=definition.required_layers,
-        kubernetes=kubernetes,
+        kubernetes=kubernetes if base_facts.has_kubernetes else NO_KUBERNETES,
         components=decisions,
         overrides=tuple(overrides),
         warnings=tuple(finding for finding in findings if finding.level == "warning"),

@@ -33,7 +33,7 @@ class Pointer:
 
     Args:
         image: Name of the image.
-        kubernetes: Kubernetes version.
+        kubernetes: Kubernetes version, or `catalog.bases.NO_KUBERNETES`.
         channel: Name of the channel.
     """
 

@@ -1,5 +1,6 @@
 """Runs a playbook on an inventory through Ansible Runner."""
 
+import difflib
 import json
 import os
 import re
@@ -13,13 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gpukiln import programs
 from gpukiln.catalog.load import ROOT
+from gpukiln.catalog.roles import load_roles
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import open_private
-from gpukiln.nodes.results import Collector, RunResult
+from gpukiln.nodes.results import Collector, RunResult, task_name
+from gpukiln.parsing import parse_json
 from gpukiln.redact import redact, redact_value
 
+NEAR = 0.9  # of difflib: one or two letters of a name of twenty
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -86,6 +92,8 @@ def list_hosts(request: Request) -> list[str]:
         raise UsageError(
             f"{request.inventory} has no host", hint="ansible/inventory/example.yml shows the form"
         )
+    if slip := _yaml_slip(request.inventory):
+        raise UsageError(f"the inventory {request.inventory} is no YAML: {slip}")
     raise UsageError(
         f"Ansible can't read the inventory {request.inventory}",
         details=tuple(line for line in done.stderr.decode(errors="replace").splitlines() if line.strip())[
@@ -94,15 +102,64 @@ def list_hosts(request: Request) -> list[str]:
     )
 
 
+def _yaml_slip(inventory: Path) -> str:
+    """Where a file that is YAML by its name is none, and why; Ansible shows the INI parser's complaint."""
+    if inventory.suffix not in (".yml", ".yaml") or not inventory.is_file():
+        return ""
+    try:
+        # Without its tags, of which Ansible has its own (!vault): where the text can be parsed it is YAML.
+        for _ in yaml.parse(inventory.read_text(encoding="utf-8", errors="replace"), Loader=yaml.SafeLoader):
+            pass
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        return f"{where}{error.problem or error.context}"
+    except yaml.YAMLError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def require_known_variables(request: Request) -> None:
+    """Refuse a variable of the inventory that is a role's but for a slip: Ansible ignores it without a word.
+
+    Raises:
+        UsageError: One is not known, and nearly the name of one that is.
+    """
+    command = ["ansible-inventory", "-i", str(request.inventory), "--list"]
+    done = programs.run(
+        command, limit_s=programs.NETWORK_S, environment={**os.environ, **request.environment}
+    )
+    if done.returncode:
+        return  # `list_hosts` says why
+    hosts = parse_json(done.stdout).get("_meta", {}).get("hostvars", {})
+    roles = load_roles()
+    known = {variable.name for role in roles for variable in role.variables}
+    begin = tuple(f"{role.name.partition('_')[0]}_" for role in roles)
+    for host, values in hosts.items():
+        for name in values:
+            if name in known or not name.startswith(begin):
+                continue
+            if near := difflib.get_close_matches(name, known, 1, NEAR):
+                raise UsageError(
+                    f"{request.inventory}: {host} has the variable {name}, which no role has",
+                    hint=f"is {near[0]} meant? docs/roles.md has every variable",
+                )
+
+
 def run_playbook(
-    request: Request, hosts: list[str], folder: Path, on_host: Callable[[str, str], None]
+    request: Request,
+    hosts: list[str],
+    folder: Path,
+    on_host: Callable[[str, str], None],
+    on_task: Callable[[str, str], None] = lambda _host, _task: None,
 ) -> RunResult:
     """Run it to its end.
 
     Args:
         hosts: What `list_hosts` says of it.
         folder: For the logs: ansible.log, and one file a host in hosts/.
-        on_host: Told of a host that something was said about it.
+        on_host: Called with a host and what was said about it.
+        on_task: Called with a host and the task that begins there.
 
     Returns:
         What happened on each host.
@@ -121,6 +178,8 @@ def run_playbook(
             log.writelines(f"{line}\n" for line in lines)
             tail.extend(line for line in lines if line.strip())
         logs.write(event)
+        if event.get("event") == "runner_on_start":
+            on_task(event["event_data"].get("host", ""), task_name(event["event_data"]))
         said = collector.take(event)
         if said:
             on_host(*said)

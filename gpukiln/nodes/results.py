@@ -1,5 +1,6 @@
 """What a playbook did on each host, put together from Ansible's events."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,33 @@ ENDINGS = {
     "runner_item_on_failed": "item",
 }
 MESSAGE_LINES = 12
+ERRORS = 5  # the first ones of a compiler: what follows comes of them
+ERROR = re.compile(r"(?<![\w-])(?:fatal )?error: ", re.IGNORECASE)
+# What apt and dpkg say, and what to do.
+STEPS = (
+    (
+        re.compile(r"dpkg was interrupted"),
+        "on the host: `dpkg --configure -a` ends what was interrupted, then run this again",
+    ),
+    (
+        re.compile(r"Failed to update apt cache after \d+ retries:\s*$", re.MULTILINE),
+        "apt gave no reason: `apt-get update` on the host names the source that does not answer",
+    ),
+    (
+        re.compile(r"Could not get lock|Failed to lock apt|dpkg frontend lock"),
+        "on the host: `fuser -v /var/lib/dpkg/lock-frontend /var/lib/apt/lists/lock` names the process that"
+        " holds the lock",
+    ),
+)
+# Ansible calls a host unreachable where it could not make its temporary folder there, though the host
+# answered (ansible-core, plugins/action/__init__.py, _make_tmp_path); ssh that reached nobody exits 255.
+NO_FOLDER = re.compile(r"Failed to create temporary directory\b.* exited with result (?!255\b)\d+", re.DOTALL)
+# errno(3): what no file can be written because of, and what to do first.
+UNWRITABLE = {
+    "No space left on device": "a file system is full, in bytes (`df -h`) or in inodes (`df -i`)",
+    "Disk quota exceeded": "the user's quota is used up (`quota`)",
+    "Read-only file system": "a file system is read-only; `dmesg | grep -i remount` says why",
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +130,7 @@ class Collector:
         ending = ENDINGS.get(kind, "skipped")
         if host is None or ending == "skipped":
             return None
-        task, answer = _task_name(data), data.get("res") or {}
+        task, answer = task_name(data), data.get("res") or {}
         if ending == "item":
             # the diffs of a loop come with its items
             before = self._diffs.get((host.name, task), "")
@@ -115,8 +143,10 @@ class Collector:
             host.changes.append(Change(task, diff))
             said = host.name, f"changed: {task}"
         elif ending != "ok" and not data.get("ignore_errors"):
-            host.state = "unreachable" if ending == "unreachable" else "failed"
-            host.failure = f"{task}: {_message(redact_value(answer))}"
+            message = _message(redact_value(answer))
+            why = _unwritable(message) if ending == "unreachable" else ""
+            host.state = "unreachable" if ending == "unreachable" and not why else "failed"
+            host.failure = f"{task}: {why}{message}"
             said = host.name, f"{host.state}: {task}"
         return said
 
@@ -132,14 +162,15 @@ class Collector:
         """Only the end tells who went through: a rescued failure is none, a host in mid-run is not done."""
         for host in self.result.hosts.values():
             if host.name in stats.get("dark", {}):
-                host.state = "unreachable"
+                # `failed`: it answered, and could not take what Ansible sends.
+                host.state = "failed" if host.state == "failed" else "unreachable"
             elif host.name in stats.get("failures", {}):
                 host.state = "failed"
             elif host.name in stats.get("processed", {}):
                 host.state, host.failure = "changed" if host.changes else "ok", ""
 
 
-def _task_name(data: dict[str, Any]) -> str:
+def task_name(data: dict[str, Any]) -> str:
     role, task = data.get("role"), str(data.get("task", ""))
     return f"{role} : {task}" if role else task
 
@@ -150,7 +181,24 @@ def _message(answer: dict[str, Any]) -> str:
     if failed_items and not any(parts[1:]):
         parts = [str(item.get("msg", "")).strip() for item in failed_items]
     lines = [line for part in dict.fromkeys(filter(None, parts)) for line in part.splitlines()]
-    return "\n".join(lines[-MESSAGE_LINES:]) or "no message"
+    errors = [line for line in lines[:-MESSAGE_LINES] if ERROR.search(line)][:ERRORS]
+    text = "\n".join([*errors, *lines[-MESSAGE_LINES:]]) or "no message"
+    steps = [step for words, step in STEPS if words.search(text)]
+    return "\n".join([text, *steps])
+
+
+def _unwritable(message: str) -> str:
+    """Why a host that Ansible calls unreachable took nothing, as a line; empty where it is unreachable."""
+    for errno, why in UNWRITABLE.items():
+        if errno in message:
+            return f"the host answers, and {why}\n"
+    if NO_FOLDER.search(message):
+        return (
+            "the host answers, and Ansible can't make its temporary folder there: a full or read-only file "
+            "system, "
+            "or a home that its user can't write to\n"
+        )
+    return ""
 
 
 def _diff(answer: dict[str, Any]) -> str:

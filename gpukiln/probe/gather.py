@@ -54,6 +54,7 @@ from gpukiln.probe.scripts import SIGNATURE
 from gpukiln.probe.sections import gather
 from gpukiln.probe.services import services
 from gpukiln.probe.simulated import gpus_to_ask, simulated
+from gpukiln.probe.storage import storage
 from gpukiln.probe.xids import JOURNAL_S
 
 UNITS = (
@@ -498,6 +499,7 @@ SECTIONS = (
     desktop,
     monitoring,
     nvlinks,
+    storage,
     boot,
 )
 # Of a container: nothing booted there, and the host has the log and the driver.

@@ -15,23 +15,28 @@ import json
 import os
 import pwd
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from gpukiln.probe.base import init_started, mtime, read, run
+from gpukiln.probe.scripts import CREDENTIALS, IDENTITIES, SETTINGS
+from gpukiln.redact import FORMS, holds_secret
 
 SECRET_DIRS = ("/root", "/home", "/etc/gpukiln", "/var/log")
 SECRET_PATTERNS = {
     "AWS access key id": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
     "private key": rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
     "AWS secret access key": rb"(?i)aws_secret_access_key\s*[=:]\s*[\"']?[A-Za-z0-9/+]{40}\b",
+    "token": FORMS.pattern.encode(),
 }
 SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
 
 
 def identity() -> dict[str, Any]:
-    """What must be this machine's own: {host_keys: {path: mtime}, machine_id, born, cloud_init}.
+    """What must be this machine's own: {host_keys: {path: mtime}, owned, machine_id, born, cloud_init}.
 
-    born is when cloud-init first saw this instance, the oldest of its once-per-instance marks.
+    owned: as host_keys, of the files that `IDENTITIES` lists. born is when cloud-init first saw this
+    instance, the oldest of its once-per-instance marks.
     """
     marks = [mtime(p) for p in glob.glob("/var/lib/cloud/instance/sem/*")]
     status = run("cloud-init", "status", "--format", "json")
@@ -43,6 +48,7 @@ def identity() -> dict[str, Any]:
     path = "/etc/machine-id"
     return {
         "host_keys": {p: mtime(p) for p in sorted(glob.glob("/etc/ssh/ssh_host_*_key"))},
+        "owned": {p: mtime(p) for p in _owned()},
         "machine_id": {
             "length": len((read(path) or "").strip()),
             "mtime": mtime(path) if read(path) else 0,
@@ -56,6 +62,20 @@ def identity() -> dict[str, Any]:
             "errors": cloud.get("errors", []),
         },
     }
+
+
+def _owned() -> list[str]:
+    """Files of `IDENTITIES` that are there, but for an iSCSI name that is still to be made."""
+    found = (path for pattern in IDENTITIES for path in glob.glob(pattern))
+    return sorted(p for p in found if not re.search(r"(?m)^GenerateName=yes", _start_of(p)))
+
+
+def _start_of(path: str) -> str:
+    """The beginning of a file, in Latin-1; empty for a folder."""
+    if not os.path.isfile(path):
+        return ""
+    with open(path, encoding="latin-1") as file:
+        return file.read(4096)
 
 
 def _homes() -> dict[str, str]:
@@ -126,31 +146,62 @@ def leftovers() -> dict[str, list[str]]:
 
 
 def secrets() -> dict[str, Any]:
-    """{found: [{path, line, kind}], files: scanned, complete: false when a limit ended the scan}."""
+    """{found: [{path, line, kind}], files: read, complete: false when a limit ended the search}.
+
+    No text of a file is in it. Files of `CREDENTIALS` are found by their names, unless they are empty; in
+    files of `SETTINGS` each line is read; in `SECRET_DIRS` whatever has a secret's form.
+    """
     compiled = {kind: re.compile(pattern) for kind, pattern in SECRET_PATTERNS.items()}
     found: list[dict[str, Any]] = []
-    files = total = 0
+    seen: set[str] = set()
+    total = 0
     complete = True
+    for path, kind in _candidates():
+        if path in seen or not os.path.isfile(path) or os.path.islink(path):
+            continue
+        if len(seen) >= SCAN_FILES or total >= SCAN_BYTES:
+            return {"found": found, "files": len(seen), "complete": False}
+        try:
+            with open(path, "rb") as file:
+                data = file.read(SCAN_FILE_BYTES)
+        except FileNotFoundError:  # a log that was rotated away meanwhile
+            continue
+        seen.add(path)
+        total += len(data)
+        complete = complete and len(data) < SCAN_FILE_BYTES
+        if kind == "credentials":
+            found += [{"path": path, "line": 1, "kind": "file of credentials"}] if data.strip() else []
+            continue
+        hits: dict[int, str] = {}  # by line, each once
+        for name, pattern in compiled.items():
+            hit = pattern.search(data)
+            if hit:
+                hits.setdefault(data[: hit.start()].count(b"\n") + 1, name)
+        if kind == "settings":
+            lines = data.decode("utf-8", "replace").splitlines()
+            for number, line in enumerate(lines, 1):
+                if holds_secret(line):
+                    hits.setdefault(number, "password or token")
+        found += [{"path": path, "line": line, "kind": hits[line]} for line in sorted(hits)]
+    return {"found": found, "files": len(seen), "complete": complete}
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    """Paths to look at, with the kind: credentials, settings, or any. A path may come several times."""
+    homes = sorted(set(_homes().values()))
+    for kind, patterns in (("credentials", CREDENTIALS), ("settings", SETTINGS)):
+        for pattern in patterns:
+            places = [home + pattern[1:] for home in homes] if pattern.startswith("~/") else [pattern]
+            for path in sorted(path for place in places for path in glob.glob(place)):
+                yield from ((file, kind) for file in _files_in(path))
     for top in SECRET_DIRS:
-        for directory, folders, names in os.walk(top):
-            folders[:] = [f for f in folders if os.path.join(directory, f) != "/var/log/journal"]
-            for name in names:
-                path = os.path.join(directory, name)
-                if not os.path.isfile(path) or os.path.islink(path):
-                    continue
-                if files >= SCAN_FILES or total >= SCAN_BYTES:
-                    return {"found": found, "files": files, "complete": False}
-                try:
-                    with open(path, "rb") as file:
-                        data = file.read(SCAN_FILE_BYTES)
-                except FileNotFoundError:  # a log that was rotated away meanwhile
-                    continue
-                files, total = files + 1, total + len(data)
-                complete = complete and len(data) < SCAN_FILE_BYTES
-                for kind, pattern in compiled.items():
-                    hit = pattern.search(data)
-                    if hit:
-                        found.append(
-                            {"path": path, "line": data[: hit.start()].count(b"\n") + 1, "kind": kind}
-                        )
-    return {"found": found, "files": files, "complete": complete}
+        yield from ((file, "any") for file in _files_in(top))
+
+
+def _files_in(path: str) -> Iterator[str]:
+    """A file itself, and all files below a folder; without the journal, which is no text."""
+    if not os.path.isdir(path):
+        yield path
+    for directory, folders, names in os.walk(path):
+        folders[:] = [f for f in folders if os.path.join(directory, f) != "/var/log/journal"]
+        yield from (os.path.join(directory, name) for name in names)

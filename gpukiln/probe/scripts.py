@@ -1,7 +1,35 @@
-"""Scripts of this repository that the judged machine runs; `gpukiln.probe.packing` sends them as text."""
+"""Files of this repository that a judged machine runs or reads; `gpukiln.probe.packing` sends their text."""
 
 from pathlib import Path
 
-SIGNATURE = (Path(__file__).parents[2] / "scripts/bootstrap/nvidia-module-signature.sh").read_text(
-    encoding="utf-8"
-)
+FILES = {
+    "SIGNATURE": "scripts/bootstrap/nvidia-module-signature.sh",
+    "IDENTITIES": "roles/image_hygiene/files/machine-identities.txt",
+    "CREDENTIALS": "roles/image_hygiene/files/credential-files.txt",
+    "SETTINGS": "roles/image_hygiene/files/settings-files.txt",
+}
+"""By the constant that holds the text."""
+ROOT = Path(__file__).parents[2]
+
+
+def _text(constant: str) -> str:
+    return (ROOT / FILES[constant]).read_text(encoding="utf-8")
+
+
+def _patterns(constant: str) -> tuple[str, ...]:
+    lines = _text(constant).splitlines()
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+SIGNATURE = _text("SIGNATURE")
+IDENTITIES = _patterns("IDENTITIES")
+"""Shell patterns of what each machine has to make for itself; the role image_hygiene removes the same."""
+CREDENTIALS = _patterns("CREDENTIALS")
+"""Shell patterns of files of credentials, of which ~ is each user's home; the role removes the same."""
+SETTINGS = _patterns("SETTINGS")
+"""Shell patterns of files in which no line may hold a credential."""
+
+
+def constants() -> str:
+    """A module with the constants alone, for a machine that has no files of this repository."""
+    return "".join(f"{name} = {globals()[name]!r}\n" for name in FILES)

@@ -16,6 +16,7 @@ from gpukiln.images.pointer import Pointer, Version
 from gpukiln.progress import Progress
 from gpukiln.release.images import find_images, make_live
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, Unfinished, now
+from gpukiln.release.options import kubernetes_version
 from gpukiln.release.regions import Site, each, make_sites
 from gpukiln.release.run import Run, retirement
 from gpukiln.release.signed import require_pointed, sign_release
@@ -110,6 +111,18 @@ def rollback(
             # an image that was rolled back from is not to be launched again
             retire=retirement(channel, at_once=frozenset(bad)),
         )
+
+
+def pointer_of(image: str, channel: str, cloud: Cloud, region: str) -> Pointer:
+    """The pointer of a channel of which no Kubernetes version was named.
+
+    Returns:
+        That of the version of components.yaml; where the channel has one pointer alone, that one: an image
+        whose base has no Kubernetes is released to `NO_KUBERNETES`.
+    """
+    [site] = make_sites(cloud, [region])
+    there = [one for one in pointers.read_all(site.ssm) if (one.image, one.channel) == (image, channel)]
+    return there[0] if len(there) == 1 else Pointer(image, kubernetes_version(), channel)
 
 
 def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, list[Version]]:

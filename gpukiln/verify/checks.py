@@ -22,6 +22,7 @@ ATTRIBUTE = "__gpukiln_check__"
 
 # Order in which layers run.
 LAYERS: dict[str, str] = {
+    "hardware": "the machine has the GPUs that it should have",
     "hygiene": "nothing of the build is left in the image",
     "versions": "packages, libraries and kernel module agree with each other and with the image's record",
     "modules": "every installed kernel has the driver's modules, and nouveau is blocked",

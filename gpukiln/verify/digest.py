@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from gpukiln.probe.scripts import FILES
+
 ROOT = Path(__file__).resolve().parents[2]
 SHOWS_ONLY = ("gpukiln/verify/html.py", "gpukiln/verify/junit.py")
 """What the plugin imports only to show a verdict: another page is no other judgement."""
@@ -40,7 +42,8 @@ def suite_files(root: Path) -> list[Path]:
         root: A checkout.
     """
     ours, found = root / "gpukiln", set[Path]()
-    todo = [*root.glob("tests/host/*.py"), ours / "probe" / "gather.py", ours / "verify" / "plugin.py"]
+    todo = [root / name for name in FILES.values()]  # sent along too
+    todo += [*root.glob("tests/host/*.py"), ours / "probe" / "gather.py", ours / "verify" / "plugin.py"]
     while todo:
         path = todo.pop()
         if path in found or str(path.relative_to(root)) in SHOWS_ONLY:

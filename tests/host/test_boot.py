@@ -1,5 +1,7 @@
 """The machine came up whole."""
 
+from typing import Any
+
 import pytest
 
 from gpukiln.probe.base import known
@@ -7,6 +9,14 @@ from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
 ALL = ("image", "node", "eks-node", "workspace")
+MIB, GIB = 1 << 20, 1 << 30
+# Less than both is too little: of a small file system the share counts, of a large one the amount.
+LITTLE_SHARE, LITTLE = 0.05, 512 * MIB
+FEW_SHARE, FEW = 0.02, 10_000  # inodes
+# What ext4's own tables and journal take of a partition: mke2fs.conf(5), inode_size over inode_ratio, is
+# 1.6 %;
+# what is missing beyond this was never given to the file system.
+GROWN_SHARE, GROWN = 0.1, GIB
 ENABLED = ("enabled", "enabled-runtime", "alias")
 # Of EKS's Amazon Linux: none of them can do its work where there is no cluster.
 OF_A_CLUSTER = {"nodeadm-config.service", "nodeadm-run.service", "kubelet.service"}
@@ -160,3 +170,78 @@ def test_time(facts):
     found = facts["boot"]
     assert found["startup_s"] is not None, f"systemd-analyze says: {found['startup']}"
     facts.note(f"booted in {found['startup_s']:.1f} s")
+
+
+def too_full(row: dict[str, Any]) -> list[str]:
+    """What a file system lacks: bytes, inodes, or nothing."""
+    lacks = []
+    wanted = min(LITTLE, int(row["size"] * LITTLE_SHARE))
+    if row["free"] < wanted:
+        lacks.append(
+            f"{row['free'] // MIB} of {row['size'] // MIB} MiB free, wanted {max(wanted // MIB, 1)} or more"
+        )
+    wanted = min(FEW, int(row["inodes"] * FEW_SHARE))
+    if row["inodes_free"] < wanted:
+        lacks.append(f"{row['inodes_free']} of {row['inodes']} inodes free, wanted {wanted} or more")
+    return lacks
+
+
+@check(
+    id="boot.disk-space",
+    title="No file system that a node writes to is full, in bytes or in inodes",
+    layer="boot",
+    profiles=ALL,
+    causes=(
+        "logs, container images, caches or core dumps have filled it",
+        "old kernels fill /boot, and no initramfs can be written any more",
+        "a deleted file is still open",
+        "many small files took all inodes",
+    ),
+    fix="`du -xh --max-depth=2 PATH | sort -h | tail` says what takes the space, `du -x --inodes` what "
+    "takes the "
+    "inodes, `docker system df` what Docker holds, `lsof +L1` which deleted files are open. Remove what "
+    "nobody "
+    "needs, or make the disk larger.",
+)
+def test_disk_space(facts):
+    found = facts["storage"]["file_systems"]
+    full = []
+    for row in found:
+        holds = f" (with {', '.join(row['holds'])})" if row["holds"] else ""
+        full += [f"{row['path']}{holds} has {lack}" for lack in too_full(row)]
+    assert found, "no file system was looked at, wanted at least that of /"
+    assert not full, "; ".join(full)
+    facts.note(", ".join(f"{row['path']} {row['free'] // MIB} MiB free" for row in found))
+
+
+@check(
+    id="boot.root-grown",
+    title="The root file system has all of its partition, and the partition all of the disk",
+    layer="boot",
+    profiles=ALL,
+    needs=("own-kernel",),
+    causes=(
+        "growpart (cloud-guest-utils, cloud-utils-growpart) is missing, or cloud-init's module did not run",
+        "the disk was made larger while the machine ran",
+    ),
+    fix="`growpart DISK NUMBER`, then `resize2fs PARTITION` or `xfs_growfs /`; both work while it is "
+    "mounted. "
+    "`journalctl -b -u cloud-init` says what growpart and resizefs did.",
+)
+def test_root_grown(facts):
+    """Bare metal is partitioned as its owner wants: there the root partition alone is compared."""
+    found = facts["storage"]["root"]
+    if found is None:
+        pytest.skip("the root file system lies on no partition of a disk")
+    lost = found["partition"] - found["size"]
+    assert lost < max(GROWN, found["partition"] * GROWN_SHARE), (
+        f"the root file system has {found['size'] / GIB:.1f} GiB of its partition's "
+        f"{found['partition'] / GIB:.1f} GiB, wanted all"
+    )
+    unused, whole = found["after"], found["after"] + found["partition"]
+    assert facts.profile == "node" or unused < max(GROWN, whole * GROWN_SHARE), (
+        f"{unused / GIB:.1f} GiB of the disk after the root partition are unused, wanted none: the "
+        f"partition did "
+        "not grow"
+    )
+    facts.note(f"{found['size'] / GIB:.1f} GiB")

@@ -45,6 +45,26 @@ def test_host_keys(facts):
 
 
 @check(
+    id="hygiene.identities",
+    title="What a machine is known by to others was made by this machine",
+    layer="hygiene",
+    profiles=BOOTED_FROM_IMAGE,
+    causes=(
+        "the build installed or started what makes it, after its last role",
+        "the image was captured without role image_hygiene",
+    ),
+    fix="Delete what is named at the end of the build (role image_hygiene, files/machine-identities.txt): "
+    "machines "
+    "of one image would share an iSCSI or NVMe name, an engine's id, or an agent's registration.",
+)
+def test_identities(facts):
+    owned = facts["identity"]["owned"]
+    earliest, what = first_boot(facts)
+    old = [f"{path} of {when(mtime)}" for path, mtime in owned.items() if mtime < earliest]
+    assert not old, f"found {', '.join(old)}, wanted none older than {what} ({when(earliest)})"
+
+
+@check(
     id="hygiene.machine-id",
     title="The machine id was made by this machine",
     layer="hygiene",
@@ -140,14 +160,16 @@ def test_history(facts):
 
 @check(
     id="hygiene.credentials",
-    title="No credentials lie in homes, logs or the image's record",
+    title="No credentials lie in homes, logs, settings or the image's record",
     layer="hygiene",
     profiles=BOOTED_FROM_IMAGE,
     causes=(
         "a build step wrote credentials into a home or a log",
         "somebody worked on the build machine by hand",
     ),
-    fix="Remove the file from the build, and revoke the credential: whoever can launch the image has it.",
+    fix="Remove the file or the line from the build, and revoke the credential: whoever can launch the "
+    "image has it. "
+    "What role image_hygiene removes, and what is looked for, is in its files/credential-files.txt.",
 )
 def test_credentials(facts):
     found = facts["secrets"]
@@ -155,7 +177,7 @@ def test_credentials(facts):
     assert not hits, f"found {', '.join(hits)}, wanted none"
     assert found["complete"], (
         f"the scan stopped at its limit after {found['files']} files, wanted every file in /root, /home, "
-        "/etc/gpukiln and /var/log looked at"
+        "/etc/gpukiln and /var/log, and every file of settings, looked at"
     )
     facts.note(f"{found['files']} files read")
 

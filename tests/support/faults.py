@@ -11,6 +11,10 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
 # Check id -> (command, words that the failure must say).
 FAULTS = {
     "hygiene.host-keys": ("touch -d 2020-01-01 /etc/ssh/ssh_host_ed25519_key", "ssh_host_ed25519_key"),
+    "hygiene.identities": (
+        "mkdir -p /etc/nvme && touch -d 2020-01-01 /etc/nvme/hostnqn",
+        "/etc/nvme/hostnqn of 2020",
+    ),
     "hygiene.machine-id": ("touch -d 2020-01-01 /etc/machine-id", "baked in"),
     "hygiene.package-cache": ("touch /var/cache/apt/archives/x_1_amd64.deb", "x_1_amd64.deb"),
     "hygiene.authorized-keys": (f"echo {KEY} >>/home/admin/.ssh/authorized_keys", "builder"),
@@ -56,6 +60,11 @@ FAULTS = {
     "boot.failed-units": (
         f"printf '{UNIT}' >/etc/systemd/system/broken.service && ! systemctl start broken",
         "broken.service",
+    ),
+    "boot.disk-space": (
+        "mkdir -p /var/lib/kubelet && mount -t tmpfs -o size=1M tmpfs /var/lib/kubelet"
+        " && ! dd if=/dev/zero of=/var/lib/kubelet/fill bs=1M count=2",
+        "/var/lib/kubelet has 0 of 1 MiB free",
     ),
     "boot.state": (":", "degraded"),
     "boot.units-enabled": (

@@ -120,5 +120,18 @@ def one_of_eight() -> Data:
             "joined": {},
         },
         "nodeadm": {"installed": False},
+        "storage": {
+            "file_systems": [
+                {
+                    "path": "/",
+                    "holds": ["/var", "/var/log"],
+                    "size": 500 << 30,
+                    "free": 300 << 30,
+                    "inodes": 0,
+                    "inodes_free": 0,
+                }
+            ],
+            "root": None,
+        },
         "boot": {"booted": False, "virtualization": ""},
     }

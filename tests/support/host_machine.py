@@ -245,6 +245,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         },
         "identity": {
             "host_keys": {"/etc/ssh/ssh_host_ed25519_key": BOOT + 15},
+            "owned": {"/etc/nvme/hostnqn": BOOT + 9, "/var/lib/docker/engine-id": BOOT + 20},
             "born": BOOT + 12,
             "machine_id": {"length": 32, "mtime": BOOT + 1, "dbus_agrees": True},
             "cloud_init": {"installed": True, "status": "done", "detail": "DataSourceEc2", "errors": []},
@@ -338,6 +339,28 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
             if gpus
         },
         "services": {"ollama": ollama() if gpus else service("ollama", "")},
+        "storage": {
+            "file_systems": [
+                {
+                    "path": "/",
+                    "holds": ["/boot", "/var", "/var/lib/docker"],
+                    "size": 60 << 30,
+                    "free": 40 << 30,
+                    "inodes": 3_900_000,
+                    "inodes_free": 3_600_000,
+                },
+                # FAT has no inodes
+                {
+                    "path": "/boot/efi",
+                    "holds": [],
+                    "size": 124 << 20,
+                    "free": 110 << 20,
+                    "inodes": 0,
+                    "inodes_free": 0,
+                },
+            ],
+            "root": {"size": 60 << 30, "partition": 61 << 30, "after": 0},
+        },
         "boot": {
             "booted": True,
             "virtualization": "none",

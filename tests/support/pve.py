@@ -146,6 +146,7 @@ class Cluster:
 
     nodes: dict[str, str] = field(default_factory=lambda: {"pve1": "online"})
     version: str = "8.4.1"
+    memory: int = 64 << 30  # of each node
     pci: dict[str, dict[str, Any]] = field(default_factory=machine)
     vms: dict[int, dict[str, Any]] = field(default_factory=dict)
     mappings: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -209,8 +210,17 @@ class Cluster:
     def get_version(self, *_: Any) -> Any:
         return {"version": self.version, "release": self.version[:3], "repoid": "abcdef12"}
 
-    def get_nodes(self, *_: Any) -> Any:
-        return [{"node": name, "status": status, "type": "node"} for name, status in self.nodes.items()]
+    def get_nodes(self, _: dict[str, Any], user: str) -> Any:
+        """Without Sys.Audit only name and status (pve-manager, PVE/API2/Nodes.pm; PVE/API2Tools.pm)."""
+        return [
+            {
+                "node": name,
+                "status": status,
+                "type": "node",
+                **({"maxmem": self.memory} if self.may(user, f"/nodes/{name}", "Sys.Audit") else {}),
+            }
+            for name, status in self.nodes.items()
+        ]
 
     def get_resources(self, given: dict[str, Any], user: str) -> Any:
         del given

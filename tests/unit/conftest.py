@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,8 @@ def planned() -> Plan:
 
 @pytest.fixture
 def proven(planned: Plan, tmp_path: Path) -> Builds:
-    """Builds, one of them proven."""
+    """Builds, one of them proven; as of a base with Kubernetes, of whose channels the tests are."""
+    planned = replace(planned, kubernetes="1.34")
     builds = Builds(tmp_path)
     build = builds.create("eks-gpu")
     build.write(Record(build.id, "verified", planned, BAKE, (VERDICT,), {"bake": 5.0}))

@@ -16,6 +16,8 @@ PRIVATE = "-----BEGIN OPENSSH " + "PRIVATE KEY-----"  # in two parts: this file 
 @pytest.fixture
 def scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(leftovers, "SECRET_DIRS", (str(tmp_path),))
+    monkeypatch.setattr(leftovers, "SETTINGS", ())
+    monkeypatch.setattr(leftovers, "CREDENTIALS", ())
     return tmp_path
 
 
@@ -44,6 +46,77 @@ def test_a_search_that_a_limit_ended_says_so(scanned: Path, monkeypatch: pytest.
     monkeypatch.setattr(leftovers, "SCAN_FILES", 9)
     monkeypatch.setattr(leftovers, "SCAN_FILE_BYTES", 5)
     assert leftovers.secrets() == {"found": [], "files": 3, "complete": False}
+
+
+MADE_UP = "Zm9yLXRlc3RzLW9ubHk"  # made up, as every value here
+# A line of settings, and what must never be in the facts.
+SETTINGS = {
+    "proxy with a password": (f"http_proxy=http://bob:{MADE_UP}@proxy.example.com:3128", True),
+    "apt's proxy": (f'Acquire::http::Proxy "http://bob:{MADE_UP}@proxy.example.com:3128/";', True),
+    "exported token": (f"export HF_TOKEN={MADE_UP}", True),
+    "quoted": (f'WANDB_API_KEY="{MADE_UP}"', True),
+    "drop-in": (f"Environment=NGC_API_KEY={MADE_UP}", True),
+    "drop-in, quoted": (f'Environment="LANG=C" "DB_PASSWORD={MADE_UP}"', True),
+    "pip": (f"index-url = https://ann:{MADE_UP}@pypi.example.com/simple", True),
+    "npm": (f"//registry.example.com/:_authToken={MADE_UP}", True),
+    "docker": (f'{{"auths": {{"registry.example.com": {{"auth": "{MADE_UP}"}}}}}}', True),
+    "dnf": (f"password={MADE_UP}", True),
+    "git's header": (f"extraheader = AUTHORIZATION: basic {MADE_UP}", True),
+    "Hugging Face": ("x hf_" + "a" * 34, True),
+    "GitLab": ("x glpat-" + "a" * 20, True),
+    "Stripe": ("x sk_live_" + "a" * 24, True),
+    "comment": (f"# http_proxy=http://bob:{MADE_UP}@proxy.example.com", False),
+    "no password": ("http_proxy=http://proxy.example.com:3128", False),
+    "reference": ("export HF_TOKEN=$TOKEN", False),
+    "file": ("Environment=HF_TOKEN_PATH=/run/secrets/hf", False),
+    "by file": ("PASSWORD=/run/secrets/password", False),
+    "cloud-init's": ("    lock_passwd: True", False),
+    "empty": ("API_TOKEN=", False),
+    "placeholder": ("registry_password: <your password>", False),
+    "specifier": ("Environment=TOKEN=%i", False),
+    "option": ("ExecStart=/usr/bin/docker login --password-stdin", False),
+    "PAM's": ("password include common-password", False),
+    "credential of systemd": ("LoadCredential=token:/etc/secrets/token", False),
+}
+
+
+@pytest.mark.parametrize(("line", "found"), SETTINGS.values(), ids=SETTINGS)
+def test_a_credential_in_settings_is_found_and_its_value_is_not_kept(
+    scanned: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: bool
+) -> None:
+    file = scanned / "settings/x.conf"
+    file.parent.mkdir()
+    file.write_text(f"[x]\n{line}\n")
+    monkeypatch.setattr(leftovers, "SETTINGS", [f"{scanned}/settings/*"])
+    monkeypatch.setattr(leftovers, "SECRET_DIRS", ())
+    facts = leftovers.secrets()
+    assert [(row["path"], row["line"]) for row in facts["found"]] == ([(str(file), 2)] if found else [])
+    assert MADE_UP not in json.dumps(facts)
+
+
+def test_settings_of_this_machine_s_packages_hold_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a Debian as its packages leave it: what they ship is no finding."""
+    monkeypatch.setattr(leftovers, "SECRET_DIRS", ())
+    shipped = (
+        "/etc/default/*",
+        "/etc/bash.bashrc",
+        "/etc/profile",
+        "/etc/systemd/*.conf",
+        "/etc/cloud/cloud.cfg",
+    )
+    monkeypatch.setattr(leftovers, "SETTINGS", shipped)
+    monkeypatch.setattr(leftovers, "CREDENTIALS", ())
+    assert leftovers.secrets()["found"] == []
+
+
+def test_an_empty_file_of_credentials_is_none(scanned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (scanned / ".netrc").write_text("\n")
+    (scanned / ".kube").mkdir()
+    (scanned / ".kube/config").write_text("token: x\n")
+    monkeypatch.setattr(leftovers, "_homes", lambda: {"admin": str(scanned)})
+    monkeypatch.setattr(leftovers, "CREDENTIALS", ["~/.netrc", "~/.kube"])
+    rows = leftovers.secrets()["found"]
+    assert rows == [{"path": str(scanned / ".kube/config"), "line": 1, "kind": "file of credentials"}]
 
 
 def test_keys_are_told_apart_by_who_brought_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpukiln.probe.simulated import NOTE
+from gpukiln.verify.checks import LAYERS
 from tests.support.host_gpu_faults import GPU_FAULTS
 from tests.support.host_judge import CHECKS, judge, remedy
 from tests.support.host_machine import (
@@ -56,6 +57,11 @@ def loaded(**values: Any) -> Callable[[Data], None]:
 
 def unit(name: str, **values: str) -> Callable[[Data], None]:
     return lambda data: data["boot"]["units"][f"{name}.service"].update(values)
+
+
+def disk(number: int = 0, **values: int) -> Callable[[Data], None]:
+    """A fault of one file system."""
+    return lambda data: data["storage"]["file_systems"][number].update(values)
 
 
 def initramfs(**values: Any) -> Callable[[Data], None]:
@@ -124,6 +130,13 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
             lambda d: d["identity"].update(born=BOOT - 86400, host_keys={HOST_KEY: BOOT - 90000}),
             "this instance's first boot",
         ),
+    ],
+    "hygiene.identities": [
+        (
+            put("identity/owned", {"/etc/iscsi/initiatorname.iscsi": BOOT - 600}),
+            "initiatorname.iscsi of 2025",
+        ),
+        (put("identity/owned", {"/var/lib/docker/engine-id": BOOT - 600}), "engine-id of 2025"),
     ],
     "hygiene.machine-id": [
         (put("identity/machine_id/mtime", BOOT - 600), "baked in"),
@@ -382,6 +395,20 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "boot.time": [
         (lambda d: d["boot"].update(startup_s=None, startup="not yet finished"), "not yet finished")
     ],
+    "boot.disk-space": [
+        (disk(free=0), "/ (with /boot, /var, /var/lib/docker) has 0 of 61440 MiB free, wanted 512 or more"),
+        (
+            disk(inodes_free=9),
+            "has 9 of 3900000 inodes free, wanted 10000 or more",
+        ),
+        (disk(1, free=1 << 20), "/boot/efi has 1 of 124 MiB free, wanted 6 or more"),
+        (put("storage/file_systems", []), "no file system was looked at"),
+    ],
+    "boot.root-grown": [
+        (put("storage/root/size", 7 << 30), "has 7.0 GiB of its partition's 61.0 GiB"),
+        (put("storage/root/after", 40 << 30), "40.0 GiB of the disk after the root partition are unused"),
+    ],
+    "hardware.gpus": [(put("gpus/pci", []), "0 GPUs on the PCI bus, at least 1 expected")],
     "runtime.docker": [
         (unit("docker", ActiveState="failed"), "failed"),
         (put("docker/info/rc", 1), "exits 1"),
@@ -780,3 +807,19 @@ def test_firmware_that_says_no_version_is_not_compared_and_a_gsp_that_is_off_nee
     nvidia["firmware"] = [gsp("gsp_ga10x", path=None)]
     data["loading"]["gsp_off"] = True
     assert judge("modules.firmware", data)[0] == "passed"
+
+
+def test_a_missing_gpu_is_the_first_finding() -> None:
+    """Not the CDI specification, of which a machine without a GPU has none."""
+    assert next(iter(LAYERS)) == CHECKS["hardware.gpus"][0].layer
+    assert [i for i, (check, _) in CHECKS.items() if check.layer == "hardware"] == ["hardware.gpus"]
+    assert judge("hardware.gpus", machine(gpus=0), profile="node", expect_gpus=None)[0] == "failed"
+    assert judge("hardware.gpus", machine(gpus=0), profile="node", expect_gpus=0) == ("not_run", "no GPU")
+
+
+def test_the_owner_of_bare_metal_partitions_its_disk() -> None:
+    data = machine()
+    data["storage"]["root"]["after"] = 400 << 30
+    assert judge("boot.root-grown", data, profile="node") == ("passed", "60.0 GiB")
+    data["storage"]["root"] = None
+    assert judge("boot.root-grown", data)[0] == "not_run"

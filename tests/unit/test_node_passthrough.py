@@ -160,6 +160,12 @@ def other_vm(value: str, status: str = "stopped", node: str = "pve1") -> Callabl
     return change
 
 
+def others(**config: Any) -> Callable[[Rig], None]:
+    """Another VM that runs with this configuration."""
+    said = {"name": "infer", **config}
+    return lambda rig: rig.cluster.vms.update({121: {"node": "pve1", "status": "running", "config": said}})
+
+
 def off(rig: Rig) -> None:
     for one in rig.cluster.pci.values():
         one["iommugroup"] = -1
@@ -260,6 +266,76 @@ def elsewhere(rig: Rig) -> None:
             id="other-map",
         ),
         pytest.param(other_vm("01:00", node="pve2"), "01:00", 0, "gpu.free", "ok", "none of the 0", id="far"),
+        pytest.param(
+            others(args="-device vfio-pci,host=0000:01:00.0,multifunction=on"),
+            "01:00",
+            6,
+            "gpu.free",
+            "refused",
+            "VM 121 infer (running) has it by its args",
+            id="args",
+        ),
+        pytest.param(
+            others(args="-device vfio-pci,sysfsdev=/sys/bus/pci/devices/0000:01:00.0"),
+            "01:00",
+            6,
+            "gpu.free",
+            "refused",
+            "by its args",
+            id="args-sysfs",
+        ),
+        pytest.param(
+            others(args='-device \'{"driver":"vfio-pci","host":"0000:01:00.0"}\''),
+            "01:00",
+            6,
+            "gpu.free",
+            "refused",
+            "by its args",
+            id="args-json",
+        ),
+        pytest.param(
+            others(args="-device vfio-pci,host=03:00.0 -device e1000,mac=52:54:01:00:00:01"),
+            "01:00",
+            0,
+            "gpu.free",
+            "ok",
+            "none of the 1",
+            id="args-far",
+        ),
+        pytest.param(
+            edit(args="-device vfio-pci,host=01:00.0"),
+            "01:00",
+            6,
+            "vm.args",
+            "refused",
+            "have it already",
+            id="own-args",
+        ),
+        pytest.param(
+            edit(balloon="2048"), "01:00", 6, "vm.balloon", "refused", "2048 of its 16384 MiB", id="balloon"
+        ),
+        pytest.param(edit(balloon="0"), "01:00", 0, "vm.memory", "ok", "16384 of the 65536", id="no-balloon"),
+        pytest.param(
+            edit(memory="current=65536"),
+            "01:00",
+            6,
+            "vm.memory",
+            "refused",
+            "65536 of the 65536",
+            id="memory",
+        ),
+        pytest.param(
+            others(memory="57344", hostpci0="0000:03:00"),
+            "01:00",
+            6,
+            "vm.memory",
+            "refused",
+            "VM 121 infer holds 57344 MiB",
+            id="pinned",
+        ),
+        pytest.param(
+            others(memory="57344"), "01:00", 0, "vm.memory", "ok", "16384 of the 65536", id="not-pinned"
+        ),
         pytest.param(edit(lock="backup"), "01:00", 75, "vm.lock", "busy", "locked (backup)", id="locked"),
         pytest.param(edit(template=1), "01:00", 6, "vm.kind", "refused", "template", id="template"),
         pytest.param(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gpukiln.commands.node import _exit_code
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.nodes.playbook import Request, list_hosts, run_playbook
+from gpukiln.nodes.playbook import Request, list_hosts, require_known_variables, run_playbook
 from gpukiln.nodes.results import Collector, HostResult, RunResult
 from gpukiln.nodes.runs import Run, Runs
 from gpukiln.nodes.view import render, summary
@@ -208,3 +208,129 @@ def test_the_diffs_of_a_loop_are_one_change():
     [change] = collector.result.hosts["a"].changes
     assert change.task == "r : Loop"
     assert change.diff.count("-x\n+y\n") == 2
+
+
+# ansible-core 2.18, plugins/action/__init__.py, _make_tmp_path; the first is mkdir's own stderr.
+FULL = "mkdir: cannot create directory \u2018/root/.ansible/tmp/x\u2019: No space left on device\n"
+NO_FOLDER = (
+    "Failed to create temporary directory. In some cases, you may have been able to authenticate and did not"
+    " have permissions on the target directory. Consider changing the remote tmp path in ansible.cfg to a"
+    ' path rooted in "/tmp", for more error information use -vvv. Failed command was: ( umask 77 && mkdir -p'
+    ' "` echo'
+    ' /root/.ansible/tmp `"&& mkdir ), exited with result 1'
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "state", "words"),
+    [
+        (
+            FULL,
+            "failed",
+            "the host answers, and a file system is full, in bytes (`df -h`)",
+        ),
+        (FULL.replace("No space left on device", "Read-only file system"), "failed", "is read-only"),
+        (NO_FOLDER, "failed", "the host answers, and Ansible can't make its temporary folder there"),
+        (NO_FOLDER.replace("result 1", "result 255"), "unreachable", "Failed to create"),
+        ("Failed to connect to the host via ssh: Connection refused", "unreachable", "Connection refused"),
+    ],
+)
+def test_a_host_that_answers_is_not_called_unreachable(message, state, words):
+    collector = Collector(["a"])
+    data = {"host": "a", "task": "Look", "res": {"msg": message, "unreachable": True}}
+    collector.take({"event": "runner_on_unreachable", "event_data": data})
+    collector.take({"event": "playbook_on_stats", "event_data": {"dark": {"a": 1}, "processed": {"a": 1}}})
+    host = collector.result.hosts["a"]
+    assert host.state == state
+    assert words in host.failure
+
+
+def test_a_home_that_can_not_be_written_to_is_named_by_ansible_itself(request_of, tmp_path, monkeypatch):
+    """Over a connection that is not `local`: Ansible makes its temporary folder on the host then."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "elsewhere.py").write_text(
+        "from ansible.plugins.connection.local import Connection as Local, DOCUMENTATION\n"
+        "class Connection(Local):\n"
+        "    transport = 'elsewhere'\n"
+        "    _remote_is_local = False\n"
+    )
+    request = request_of(
+        limit="good",
+        variables={"ansible_connection": "elsewhere", "ansible_remote_tmp": "/proc/no/tmp"},
+    )
+    monkeypatch.setenv("ANSIBLE_CONNECTION_PLUGINS", str(folder))
+    host = run(request, tmp_path / "run").hosts["good"]
+    assert (host.state, "the host answers" in host.failure) == ("failed", True), host.failure
+
+
+def test_a_slip_in_a_yaml_inventory_is_shown_with_its_position(tmp_path):
+    """Not the complaint of the INI parser, which Ansible tries last."""
+    file = tmp_path / "hosts.yml"
+    file.write_text("all:\n  hosts:\n    gpu-1: {ansible_host: 192.0.2.1\n    gpu-2: {}\n")
+    with pytest.raises(UsageError, match=r"is no YAML: line 4, column 10: ") as caught:
+        list_hosts(Request(playbook="node.yml", inventory=file))
+    assert "INI" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("nvidia_drver_sign", "nvidia_driver_sign"),
+        ("nvidia_driver_singing_key", "nvidia_driver_signing_key"),
+        ("nvidia_driver_sign", ""),
+        ("site_of_this_machine", ""),
+    ],
+)
+def test_a_misspelt_variable_of_a_role_is_refused_with_the_nearest_name(tmp_path, name, near):
+    file = tmp_path / "hosts.yml"
+    file.write_text(f"all:\n  vars: {{{name}: true}}\n  hosts:\n    gpu-1: {{}}\n")
+    request = Request(playbook="node.yml", inventory=file)
+    if not near:
+        require_known_variables(request)
+        return
+    with pytest.raises(UsageError, match=f"gpu-1 has the variable {name}, which no role has") as caught:
+        require_known_variables(request)
+    assert f"is {near} meant?" in caught.value.hint
+
+
+def test_the_task_that_runs_is_named_with_its_host(request_of, tmp_path):
+    began = []
+    request = request_of(limit="good")
+    (tmp_path / "run").mkdir()
+    run_playbook(request, ["good"], tmp_path / "run", lambda *_: None, lambda *told: began.append(told))
+    assert began[:2] == [("good", "Write"), ("good", "Break")]
+
+
+# apt_pkg's and dpkg's words; the cache's: ansible-core, modules/apt.py
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a'",
+            "`dpkg --configure -a`",
+        ),
+        ("Failed to update apt cache after 5 retries: ", "`apt-get update` on the host names the source"),
+        ("Failed to update apt cache after 5 retries: no route", ""),
+        ("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)", "`fuser -v"),
+    ],
+)
+def test_what_apt_says_is_followed_by_what_to_do(message, words):
+    failure = failed({"msg": message})
+    assert failure.startswith(f"Install: {message.strip()}")
+    assert (words in failure) if words else (failure == f"Install: {message}")
+
+
+def test_the_first_errors_of_a_compiler_are_shown():
+    """What follows comes of them, and ends in the line with the caret."""
+    log = ["nv.c:12:5: error: implicit declaration of function 'x'", *["note"] * 40, "      |    ^~~"]
+    failure = failed({"msg": "non-zero return code", "stderr": "\n".join(log)})
+    assert log[0] in failure
+
+
+def failed(answer):
+    collector = Collector(["a"])
+    collector.take(
+        {"event": "runner_on_failed", "event_data": {"host": "a", "task": "Install", "res": answer}}
+    )
+    return collector.result.hosts["a"].failure

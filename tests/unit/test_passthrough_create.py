@@ -71,6 +71,13 @@ def test_nothing_is_made_without_apply(rig: Rig, create: Create) -> None:
     assert not any(call.startswith(("PUT", "POST", "DELETE")) for call in rig.cluster.calls)
 
 
+def test_more_memory_than_the_node_has_is_refused(rig: Rig, create: Create) -> None:
+    """Without a GPU it is Proxmox VE that decides: such memory is not pinned."""
+    shown = create("--gpu", "mapping:a10", "--accept-unseen", "--memory", "64GiB", "--apply")
+    assert (shown.code, "65536 of the 65536 MiB" in shown.out + shown.err) == (6, True), shown
+    assert as_before(rig)
+
+
 def test_made_over_https_with_a_gpu(rig: Rig, create: Create, image: Path) -> None:
     """The image goes to the storage, which verifies it, and away again; the VM is read back."""
     large = image.read_bytes() + bytes(11 * MIB)  # proxmoxer streams what is above 10 MiB

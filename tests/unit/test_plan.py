@@ -77,6 +77,12 @@ def test_a_plan_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("debian")
+def test_a_base_without_kubernetes_is_for_no_version_of_it() -> None:
+    assert plan().kubernetes == "none"
+    assert image_tags(plan(), Build(Path("b1")))["gpukiln:kubernetes"] == "none"
+
+
+@pytest.mark.usefixtures("debian")
 def test_what_nobody_judged_can_not_be_selected() -> None:
     tags = image_tags(plan(), Build(Path("b1")))
     assert "gpukiln:image" not in tags
@@ -176,6 +182,7 @@ def test_on_aws_a_source_must_be_reachable() -> None:
     MotoCloud().client("ec2").register_image(Name=NOBLE)
     made = plan(MotoCloud("aws"), probes=ONLINE)
     assert made.component("kubernetes").status == "preinstalled"
+    assert made.kubernetes == "1.34"
     with pytest.raises(UnavailableError, match="no route"):
         plan(MotoCloud("aws"))
 

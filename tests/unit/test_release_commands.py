@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from invoke.context import Context
 
+from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.clouds import select
 from gpukiln.commands import release as commands
 from gpukiln.errors import BusyError, UsageError
@@ -39,6 +40,16 @@ def typed(proven, monkeypatch, capsys, tmp_path):
         return code, shown.out, shown.err
 
     return run
+
+
+def test_an_image_without_kubernetes_has_no_version_in_its_pointer(typed, proven):
+    """Its base is Debian: whatever version components.yaml has, there is no kubelet in it."""
+    [build] = proven.all()
+    build.write(replace(build.read(), plan=replace(build.read().plan, kubernetes=NO_KUBERNETES)))
+    code, out, _ = typed("release", "last", judged=NO_GPU, json=True, channel="candidate", regions=HOME)
+    assert (code, json.loads(out)["parameter"]) == (0, "/gpukiln/eks-gpu/none/candidate/image_id")
+    code, out, err = typed("rollback", channel="candidate", regions=HOME)
+    assert (code, "/gpukiln/eks-gpu/none/candidate" in out + err) == (6, True), "found without --kubernetes"
 
 
 def test_the_whole_way_by_hand(typed):

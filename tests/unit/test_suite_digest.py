@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.probe.packing import sources
+from gpukiln.probe.scripts import FILES
 from gpukiln.verify.digest import ROOT, suite_digest, suite_files
 
 
@@ -22,6 +23,9 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for file in (ROOT / "gpukiln").glob("*.py"):
         shutil.copy(file, tmp_path / "gpukiln")
+    for name in FILES.values():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -38,6 +42,7 @@ def checkout(tmp_path: Path) -> Path:
         "gpukiln/verify/plugin.py",
         "gpukiln/catalog/xid.py",
         "gpukiln/catalog/data/xid.yaml",
+        "roles/image_hygiene/files/machine-identities.txt",
     ],
 )
 def test_another_check_or_way_to_look_is_another_suite(checkout: Path, before: str, name: str) -> None:

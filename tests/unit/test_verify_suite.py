@@ -314,7 +314,7 @@ def test_ctrl_c_leaves_no_process(make: Make) -> None:
 def test_unknown_profile_and_layer_name_the_choices(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="profile 'imagine' is unknown, wanted one of image"):
         suite.run_suite(TARGET, profile="imagine", out_dir=tmp_path)
-    with pytest.raises(UsageError, match="layer 'gqu' is unknown, wanted one of hygiene"):
+    with pytest.raises(UsageError, match="layer 'gqu' is unknown, wanted one of hardware, hygiene"):
         suite.run_suite(TARGET, profile="image", out_dir=tmp_path, require=["gqu"])
 
 

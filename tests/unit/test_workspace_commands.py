@@ -20,7 +20,7 @@ from gpukiln.commands import workspace_look, workspace_place, workspace_schema
 from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list
-from gpukiln.verify.verdict import Verdict
+from gpukiln.verify.verdict import CheckResult, Verdict
 from gpukiln.workspaces import health, raise_up, reach, up
 from gpukiln.workspaces.lifecycle import find
 from tasks import namespace
@@ -594,6 +594,23 @@ def test_a_deep_look_is_kept_with_the_workspace(typed: Typed, monkeypatch: pytes
     assert answer["health"].startswith("healthy: 1 checks passed")
     assert answer["verdict"]["passed"] is True
     assert "healthy" in typed("list", "--refresh").stdout
+
+
+def test_a_deep_look_shows_each_check_once(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is looked at; what is printed at the end is what failed, and the counts."""
+    raised(typed)
+    well = verdict()
+
+    def judged(*_: object, on_check: Callable[[CheckResult], None], **__: object) -> Verdict:
+        for result in well.checks:
+            on_check(result)
+        return well
+
+    monkeypatch.setattr(health, "run_suite", judged)
+    done = typed("status", "vision", "--deep")
+    lines = (done.stdout + done.stderr).splitlines()
+    assert [sum(one.id in line for line in lines) for one in well.checks] == [1] * len(well.checks)
+    assert "1 passed" in done.stdout
 
 
 def test_a_start_looks_whether_it_is_well(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:

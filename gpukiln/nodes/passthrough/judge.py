@@ -24,6 +24,8 @@ from gpukiln.nodes.passthrough.values import (
     device_of,
     hostpci,
     hostpcis,
+    memory_mib,
+    of_args,
     properties,
 )
 
@@ -99,11 +101,12 @@ def wish(gpu: str, *, primary: bool = False, hide_rom: bool = False, slot: int |
     return Wish(address=canonical(gpu), primary=primary, hide_rom=hide_rom, slot=slot)
 
 
-def judge(facts: Facts, wanted: Wish, vm: Guest | None) -> Judged:
+def judge(facts: Facts, wanted: Wish, vm: Guest | None, *, memory: int = 0) -> Judged:
     """Judge a GPU, and the VM that is to get it.
 
     Args:
         vm: None: one that is to be made, which is as it should be.
+        memory: Of a VM that is to be made, in MiB.
 
     Raises:
         UsageError: What was named is no GPU of the node, or there is no such mapping.
@@ -126,8 +129,10 @@ def judge(facts: Facts, wanted: Wish, vm: Guest | None) -> Judged:
         *_who(facts, wanted, vm, functions),
     ]
     change, as_is = None, False
+    checks += _memory(facts, vm, memory_mib(vm.config) if vm else memory)
     if vm is not None:
         checks += _vm(vm, wanted)
+        checks += _own_args(vm, addresses)
         change, as_is, slot = _change(facts, wanted, places, vm)
         checks.append(slot)
     return Judged(functions, tuple(checks), str(_value(wanted, places)), change, as_is)
@@ -418,6 +423,8 @@ def _others(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
         for key, there in hostpcis(guest.config).items():
             if own & set(_all_of(facts, there)):
                 using.append(f"{guest.id} {guest.name} ({guest.status}) has it as {key}")
+        if own & set(of_args(guest.config)):
+            using.append(f"{guest.id} {guest.name} ({guest.status}) has it by its args, as -device vfio-pci")
     if using:
         yield Check(
             "gpu.free",
@@ -434,6 +441,54 @@ def _others(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
             f"none of the {len(facts.guests)} VMs that {facts.user} sees has it, and it does not see all",
             "give the token VM.Audit on /vms: `pveum acl modify /vms --tokens 'USER@REALM!NAME' --roles"
             " PVEAuditor`",
+        )
+
+
+def _memory(facts: Facts, vm: Guest | None, wanted: int) -> Iterator[Check]:
+    """All memory of a VM with a PCI device is pinned at its start: the device may write anywhere in it.
+
+    So it can't be ballooned: QEMU inhibits the balloon while it has such a device (hw/vfio/common.c).
+    """
+    name = f"VM {vm.id}" if vm else "the VM"
+    balloon = str(vm.config.get("balloon", "") if vm else "")
+    if balloon.isdecimal() and 0 < int(balloon) < wanted:
+        yield Check(
+            "vm.balloon",
+            "refused",
+            f"{name} may shrink to {balloon} of its {wanted} MiB, and with a PCI device it can't",
+            f"`qm set {vm.id if vm else 'VM'} --balloon 0`",
+        )
+    if facts.memory is None:
+        yield Check(
+            "vm.memory",
+            "not seen",
+            f"{facts.user} does not see how much memory {facts.node} has",
+            f"give the token Sys.Audit on /nodes/{facts.node}",
+        )
+        return
+    pinned = {
+        f"{one.id} {one.name}": memory_mib(one.config)
+        for one in facts.guests
+        if one.status == "running" and (hostpcis(one.config) or of_args(one.config))
+    }
+    more = "".join(f", and VM {who} holds {held} MiB" for who, held in pinned.items())
+    told = f"{wanted} of the {facts.memory} MiB of {facts.node} are pinned while {name} runs{more}"
+    if wanted + sum(pinned.values()) >= facts.memory:
+        step = "less `--memory`" + ("" if vm is None else f": `qm set {vm.id} --memory MIB`")
+        yield Check(
+            "vm.memory", "refused", told, f"{step}, or stop what holds the rest; the host needs some too"
+        )
+    else:
+        yield Check("vm.memory", "ok", told)
+
+
+def _own_args(vm: Guest, addresses: list[str]) -> Iterator[Check]:
+    if set(addresses) & set(of_args(vm.config)):
+        yield Check(
+            "vm.args",
+            "refused",
+            f"the args of VM {vm.id} have it already: {vm.config['args']}",
+            f"take it out of them: `qm set {vm.id} --args ...`, or `--delete args`; QEMU can't open it twice",
         )
 
 

@@ -44,6 +44,7 @@ class Facts:
         mapping: The resource mapping asked for, None where an address was.
         host: What its kernel says; None where nobody could look.
         unseen: Why not.
+        memory: The node's, in MiB; None where who asks may not see it.
     """
 
     user: str
@@ -57,6 +58,7 @@ class Facts:
     mapping: dict[str, Any] | None
     host: Host | None
     unseen: str = ""
+    memory: int | None = None
 
 
 def find_vm(pve: Pve, number: int) -> tuple[str, Guest]:
@@ -138,7 +140,14 @@ def look(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> Fact
         mapping=mappings.get(mapping) if mapping else None,
         host=found,
         unseen=why,
+        memory=_memory(pve, node),
     )
+
+
+def _memory(pve: Pve, node: str) -> int | None:
+    """PVE/API2/Nodes.pm tells it to whom has Sys.Audit on the node."""
+    found = [one.get("maxmem") for one in pve.get("nodes") if one["node"] == node]
+    return int(found[0]) >> 20 if found and found[0] else None
 
 
 def rights_of(pve: Pve, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:

@@ -92,6 +92,24 @@ def hostpcis(config: Mapping[str, object]) -> dict[str, HostPci]:
     }
 
 
+# qemu(1), -device vfio-pci: host=ADDRESS or sysfsdev=PATH, also as JSON
+_OF_ARGS = re.compile(
+    r"(?:host|sysfsdev)[\"']?\s*[=:]\s*[\"']?(?:/sys/[^\s,\"']*/)?"
+    r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])"
+)
+
+
+def of_args(config: Mapping[str, object]) -> list[str]:
+    """The PCI functions that a VM's `args` hand to QEMU, past Proxmox VE's own `hostpciN`."""
+    return [canonical(found) for found in _OF_ARGS.findall(str(config.get("args") or ""))]
+
+
+def memory_mib(config: Mapping[str, object]) -> int:
+    """A VM's memory; Proxmox VE's default is 512 MiB (qemu-server, PVE/QemuServer/Memory.pm)."""
+    said = properties(str(config.get("memory") or "512"), default="current").get("current", "512")
+    return int(said) if said.isdecimal() else 512
+
+
 def properties(text: str, *, default: str = "") -> dict[str, str]:
     """Read a property string, `VALUE,NAME=VALUE`.
 

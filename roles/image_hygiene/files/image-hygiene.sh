@@ -3,7 +3,8 @@
 #
 #   image-hygiene.sh [--dry-run] [--keep-authorized-keys] [PATTERN...]
 #
-# PATTERN: more absolute paths to remove, with shell patterns
+# PATTERN: more absolute paths to remove, with shell patterns; ~/PATH is one of every user's home. The role gives
+# those of machine-identities.txt and credential-files.txt beside this file, which the suite looks for too.
 # It is one script, and the play's last task: what it removes is what a second connection would need.
 set -eu
 
@@ -20,8 +21,8 @@ while [ $# -gt 0 ]; do
 done
 for pattern; do
   case $pattern in
-    /?*/?*) ;;
-    *) echo "image-hygiene: '$pattern' is no absolute path below a folder of /" >&2; exit 2 ;;
+    /?*/?* | '~'/?*) ;;
+    *) echo "image-hygiene: '$pattern' is no absolute path below a folder of /, and none of ~" >&2; exit 2 ;;
   esac
 done
 
@@ -72,13 +73,6 @@ remove_all "package lists" /var/cache/dnf/* /var/cache/yum/* /var/cache/libdnf5/
 remove /var/lib/dkms/*/*/build /var/lib/dkms/mok.key /var/lib/dkms/mok.pub
 remove /etc/gpukiln/secure-boot/*.key /etc/dkms/framework.conf.d/gpukiln.conf /var/lib/shim-signed/mok/MOK.priv
 
-# Credentials of the mirror and of tools.
-remove /etc/apt/auth.conf /etc/apt/auth.conf.d/*
-for home in $homes; do
-  remove "$home/.aws" "$home/.docker/config.json" "$home/.netrc" "$home/.npmrc" "$home/.pypirc" \
-    "$home/.git-credentials" "$home/.config/pip" "$home/.kube"
-done
-
 # What the tools of the build and its people left. The payload of the running Ansible module removes itself.
 for home in $homes; do
   remove "$home/.ansible" "$home/.ansible_async" "$home/.cache" "$home/.bash_history" "$home/.zsh_history" \
@@ -93,16 +87,24 @@ for path in /tmp/* /tmp/.[!.]* /var/tmp/* /var/tmp/.[!.]*; do
   esac
 done
 remove /usr/sbin/policy-rc.d /usr/local/sbin/policy-rc.d
-# shellcheck disable=SC2048,SC2086 # the patterns are there to be expanded
-remove $*
+# Debian's open-iscsi does not start without this file, and makes a name where it says so (startup-checks.sh);
+# elsewhere a unit makes the whole file where there is none.
+iscsi=/etc/iscsi/initiatorname.iscsi
+new_initiator=
+if [ -f "$iscsi" ] && [ -e /lib/open-iscsi/startup-checks.sh ]; then new_initiator=yes; fi
+# shellcheck disable=SC2086 # the patterns are there to be expanded
+for pattern; do
+  case $pattern in
+    '~'/*) for home in $homes; do remove "$home"/${pattern#'~'/}; done ;;
+    *) remove $pattern ;;
+  esac
+done
+if [ -n "$new_initiator" ] && [ -z "$dry" ]; then echo GenerateName=yes >"$iscsi"; fi
 
 # Identity: each machine makes its own.
 remove /etc/ssh/ssh_host_*
-remove /var/lib/systemd/random-seed /var/lib/systemd/credential.secret /var/lib/urandom/random-seed
-remove /var/lib/dhcp/*.leases /var/lib/dhcp/*.lease /var/lib/dhclient/* /var/lib/NetworkManager/*lease*
-remove /var/lib/NetworkManager/secret_key /var/lib/NetworkManager/seen-bssids /var/lib/NetworkManager/timestamps
-# A subscription's, and the folder that Amazon's agent names after its instance.
-remove /etc/pki/consumer/*.pem /etc/pki/entitlement/*.pem /etc/insights-client/machine-id /var/lib/amazon/ssm/i-*
+remove /var/lib/systemd/random-seed /var/lib/urandom/random-seed
+remove /var/lib/NetworkManager/*lease* /var/lib/NetworkManager/seen-bssids
 remove /etc/udev/rules.d/70-persistent-net.rules /etc/udev/rules.d/70-persistent-cd.rules
 remove /etc/netplan/50-cloud-init.yaml /etc/network/interfaces.d/50-cloud-init* /etc/systemd/network/10-cloud-init-*
 remove /etc/NetworkManager/system-connections/cloud-init-*

@@ -70,8 +70,9 @@ for kernel; do
     tail -n 5 "$work/$kernel.log"
     if [[ -n $log ]]; then
       cp "$log" "/var/log/dkms-$kernel.log"
-      echo "The end of its make.log, which is kept as /var/log/dkms-$kernel.log:"
-      tail -n 20 "$log"
+      # The first errors: what a compiler says after them comes of them.
+      echo "Its make.log is kept as /var/log/dkms-$kernel.log, and begins to fail with:"
+      grep -m 5 -E '(^|[^[:alnum:]_-])error: ' "$log" || tail -n 6 "$log"
     fi
   } >&2
 done

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.instances.console import console_text, find_stop, plain, require_booting
 from gpukiln.instances.deadline import deadline_of, deadline_text, shutdown_user_data
 from gpukiln.instances.launch import Launched, launch, lost
 from gpukiln.instances.leftovers import sweep
@@ -22,6 +23,7 @@ from gpukiln.verify.target import Target
 
 POLL_S = 1.0
 PAUSES_S = (2.0, 10.0)  # a group that EC2 still takes for used can be removed soon after
+SAY_S = 10.0
 AGAIN_S = 60.0  # who waited longer for a machine to end does not wait for it again
 KEYS = "keys"
 EVERYBODY = "0.0.0.0/0"
@@ -202,7 +204,13 @@ def machine_from_image(
         target = _wait_until_reachable(
             cloud, launched.instance_id, user=user, key=access.private_key, say=say, timeout_s=timeout_s
         )
-        yield target, launched
+        try:
+            yield target, launched
+        except UnavailableError as error:
+            if stopped := find_stop(cloud, launched.instance_id):
+                lines = "".join(f"\n  {line}" for line in stopped.lines)
+                error.add_note(f"the console of {launched.instance_id} shows {stopped.state}:{lines}")
+            raise
 
 
 def machine_to_bake(
@@ -300,16 +308,14 @@ def _wait_until_reachable(
                 name=instance_id,
             )
         if waited > timeout_s:
-            with explain_aws_errors("read the machine's console"):
-                answer = cloud.client("ec2").get_console_output(InstanceId=instance_id)
-            console = str(answer.get("Output", ""))
             raise UnavailableError(
                 f"{instance_id} is {state}, but SSH does not answer after {timeout_s:.0f} s",
                 hint="the end of its console is above",
-                details=tuple(console.splitlines()[-15:]),
+                details=tuple(plain(console_text(cloud, instance_id)).splitlines()[-15:]),
             )
-        if waited - said >= 10:
+        if waited - said >= SAY_S:
             said = waited
+            require_booting(cloud, instance_id)
             say(f"{instance_id} is {state}, waiting for SSH")
         time.sleep(POLL_S)
 

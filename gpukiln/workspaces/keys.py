@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.files import write_whole
 from gpukiln.instances.tags import tag_specifications
 from gpukiln.state import state_home
 from gpukiln.workspaces.contract import Workspace
@@ -60,7 +59,7 @@ def key_pair(cloud: Cloud, wanted: Workspace) -> str:
             opened.write(text)
         started = owner_file(cloud, wanted.workspace_name)
         started.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(started, wanted.owner)
+        started.write_text(wanted.owner)  # half of a name is nobody's, and the key says the same
         public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
         try:
             ec2.import_key_pair(

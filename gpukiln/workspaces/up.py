@@ -10,6 +10,7 @@ from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, RefusedError, UnavailableError
+from gpukiln.instances.console import require_booting
 from gpukiln.instances.launch import Launched
 from gpukiln.instances.tags import GPUS_TAG, SIMULATED, tag_list, tags_of
 from gpukiln.locks import locked
@@ -25,6 +26,7 @@ from gpukiln.workspaces.volumes import Home
 
 LOCK_WAIT_S = 1800.0  # another `up` of the same workspace
 PROFILE_WAIT_S, POLL_S = 90.0, 3.0  # IAM shows what is new only after a while
+CONSOLE_POLLS = 4  # until the agent has written its first stage
 BOOT_WAIT_S = 3600.0  # with its driver's deadline, its services' images and the user's script
 DONE, FAILED = "done", "failed"
 
@@ -118,14 +120,16 @@ def wait_until_done(
 
     Raises:
         CheckFailedError: A stage failed; the machine stays, to be looked at.
-        UnavailableError: It was not done in time, or the machine has ended.
+        UnavailableError: It was not done in time, or the machine has ended or can't boot.
     """
     told, name = "", wanted.workspace_name
-    for _ in range(int(timeout_s / POLL_S)):
+    for count in range(int(timeout_s / POLL_S)):
         found = there(cloud, wanted)
         if found is None or not found.machines:
             raise UnavailableError(f"the machine of {name} has ended", hint="run the same command again")
         machine = lifecycle.only(found)
+        if machine.stage in ("", lifecycle.STARTS) and count % CONSOLE_POLLS == CONSOLE_POLLS - 1:
+            require_booting(cloud, machine.instance_id)
         if machine.stage != told:
             told = machine.stage
             say(f"{machine.instance_id}: {told}")

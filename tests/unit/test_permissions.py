@@ -29,6 +29,7 @@ from gpukiln.images.pointer import Pointer
 from gpukiln.images.stages import StageKeeper, Stages, waiting_task
 from gpukiln.instances import access, leftovers
 from gpukiln.instances import tags as machines
+from gpukiln.instances.console import require_booting
 from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
 from gpukiln.offers.availability import availability
 from gpukiln.offers.image import images_of
@@ -361,6 +362,7 @@ def workspace(calls):
     other = replace(wanted, ssh_from="", capabilities=Capabilities(network_egress="open"))
     network.security_group(cloud, other, up._placed(cloud, wanted)[1])
     found = up.there(cloud, wanted)
+    require_booting(cloud, found.machines[0].instance_id)
     lifecycle.stop(cloud, found, sleep=lambda _: None)
     lifecycle.start(cloud, up.there(cloud, wanted), sleep=lambda _: None)
     lifecycle.down(cloud, wanted, found, keep_home=True, sleep=lambda _: None)

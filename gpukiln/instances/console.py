@@ -1,0 +1,156 @@
+"""What a machine's console says of a boot that waits for a person at a prompt, or has ended."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.redact import redact
+
+CAUSES = 8
+# ECMA-48 sequences; systemd colours its "[FAILED]"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\n\t\x20-\x7e]")
+BOOT = re.compile(r"^(?:\[ *0\.0+\] )?Linux version \d", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A state in which a boot stays.
+
+    Args:
+        name: The state's name.
+        shown: What stands on the console then.
+        cause: The lines that say why.
+    """
+
+    name: str
+    shown: re.Pattern[str]
+    cause: re.Pattern[str]
+
+
+def _lines(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.MULTILINE)
+
+
+# Texts of systemd (src/sulogin-shell), dracut (dracut-lib.sh), initramfs-tools (scripts/local), Linux
+# (kernel/panic.c, init/do_mounts.c), GRUB (kern/rescue_reader.c, normal/main.c) and cloud-init
+# (sources/DataSourceNone.py, config/cc_final_message.py).
+STOPS = (
+    Stop(
+        "kernel panic",
+        _lines(r"Kernel panic - not syncing"),
+        _lines(r"Kernel panic - not syncing|Cannot open root device|unable to mount root|No working init"),
+    ),
+    Stop(
+        "a shell of the initramfs",
+        _lines(
+            r"^ *\(initramfs\)|Dropping to a shell|^(?:dracut|switch_root):/.*#"
+            r"|^Entering emergency mode\. Exit"
+        ),
+        _lines(
+            r"ALERT!|Gave up waiting|fsck|dracut-initqueue.*timeout|does not exist|Failed to mount"
+            r"|No root device"
+        ),
+    ),
+    Stop(
+        "emergency mode",
+        _lines(r"You are in (?:emergency|rescue) mode|Welcome to emergency mode"),
+        _lines(
+            r"FAILED|DEPEND|TIME|Timed out waiting for device|UNEXPECTED INCONSISTENCY|root account is locked"
+        ),
+    ),
+    Stop(
+        "the prompt of GRUB",
+        _lines(r"^ *grub(?: rescue)?>|Minimal BASH-like line editing"),
+        _lines(r"^ *error: "),
+    ),
+    Stop(
+        "no data source",
+        _lines(r"No instance datasource found|Used fallback datasource|Datasource DataSourceNone"),
+        _lines(r"datasource|DataSourceNone|ci-info: .*(?:eth|ens|enp).*False"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class StoppedBoot:
+    """A boot that does not go on by itself.
+
+    Args:
+        state: For example ``kernel panic``.
+        lines: Of the console, at most `CAUSES`: those that say why, without escape sequences and secrets.
+    """
+
+    state: str
+    lines: tuple[str, ...]
+
+
+def plain(console: str) -> str:
+    """Text of a console without escape sequences, control characters and secrets."""
+    return redact(ESCAPES.sub("", console.replace("\r", "\n")))
+
+
+def stopped_boot(console: str) -> StoppedBoot | None:
+    """The state in which the last boot on a console stopped.
+
+    Args:
+        console: Its text, as EC2's GetConsoleOutput gives it (the last 64 KiB).
+
+    Returns:
+        None: it goes on, or has ended well.
+    """
+    text = plain(console)
+    begins = [match.start() for match in BOOT.finditer(text)]
+    last = text[begins[-1] if begins else 0 :]
+    for stop in STOPS:
+        if not (shown := stop.shown.search(last)):
+            continue
+        causes = [line.strip() for line in last.splitlines() if stop.cause.search(line)]
+        unique = list(dict.fromkeys(causes)) or [shown.group().strip()]
+        return StoppedBoot(stop.name, tuple(unique[:CAUSES]))
+    return None
+
+
+def console_text(cloud: Cloud, instance_id: str) -> str:
+    """What a machine wrote on its console.
+
+    Raises:
+        UnavailableError: The cloud refused.
+    """
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - slow to import
+
+    ec2 = cloud.client("ec2")
+    with explain_aws_errors("read the machine's console"):
+        try:
+            # without `Latest` it is the state some minutes after the last boot
+            answer: dict[str, Any] = ec2.get_console_output(InstanceId=instance_id, Latest=True)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "UnsupportedOperation":  # of types that are not Nitro
+                raise
+            answer = ec2.get_console_output(InstanceId=instance_id)
+    return str(answer.get("Output", ""))
+
+
+def find_stop(cloud: Cloud, instance_id: str) -> StoppedBoot | None:
+    """The state in which a machine's boot stopped; None where it goes on or its console can't be read."""
+    try:
+        return stopped_boot(console_text(cloud, instance_id))
+    except GpukilnError:
+        return None
+
+
+def require_booting(cloud: Cloud, instance_id: str) -> None:
+    """Refuse to wait for a machine whose console says that it can't come up.
+
+    Raises:
+        UnavailableError: It stopped; the lines that say why are shown.
+    """
+    if stopped := find_stop(cloud, instance_id):
+        raise UnavailableError(
+            f"{instance_id} does not boot: its console shows {stopped.state}",
+            hint="waiting longer does not help; the lines above are of its console",
+            details=stopped.lines,
+        )

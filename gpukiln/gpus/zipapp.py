@@ -19,7 +19,7 @@ from pathlib import Path
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import whole_or_not, write_whole
 from gpukiln.gpus.manual import completion, man_page
-from gpukiln.probe.scripts import SIGNATURE
+from gpukiln.probe.scripts import constants
 
 PROGRAM = "gpukiln-gpu"
 SHEBANG = b"#!/usr/bin/python3\n"
@@ -113,7 +113,7 @@ def contents() -> dict[str, bytes]:
     found = {"__main__.py": MAIN.encode()}
     for path in _ours(root):
         found[f"gpukiln/{path.relative_to(root)}"] = path.read_bytes()
-    found["gpukiln/probe/scripts.py"] = f"SIGNATURE = {SIGNATURE!r}\n".encode()
+    found["gpukiln/probe/scripts.py"] = constants().encode()
     for name in LIBRARIES:
         for path, place in _library(name):
             found[place] = path.read_bytes()

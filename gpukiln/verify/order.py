@@ -22,6 +22,7 @@ LOADING = (
 )
 # While one of these fails, no work is done on a GPU: what explains others comes before them.
 BLOCKING = (
+    "hardware.gpus",
     "versions.answers",
     "versions.driver-installed",
     "gpu.driver-loaded",

@@ -61,6 +61,33 @@ def test_drift_hides_no_lost_gpu(judge: Callable[..., Verdict]) -> None:
     assert reasons <= {"gpu.nvml failed", "compute.kernel was not reached"}
 
 
+def full(data: Data) -> None:
+    """`fallocate` up to the last block of /."""
+    root = next(one for one in data["storage"]["file_systems"] if one["path"] == "/")
+    root["free"] = 0
+
+
+def test_of_three_faults_the_one_that_stops_the_gpu_comes_first(judge: Callable[..., Verdict]) -> None:
+    data = machine(gpus=2)
+    for fault in (drift, lost, full):
+        fault(data)
+    assert found(judge(data)) == [
+        "gpu.nvml",
+        "gpu.nvidia-smi",
+        "boot.disk-space",
+        "versions.holds",
+        "versions.packages",
+    ]
+
+
+def test_no_gpu_on_the_bus_comes_before_what_follows_of_it(judge: Callable[..., Verdict]) -> None:
+    data = machine(gpus=0)
+    drift(data)
+    data["gpus"]["module"] = None
+
+    assert found(judge(data))[0] == "hardware.gpus"
+
+
 def test_nor_a_lost_one_of_simulated_gpus(judge: Callable[..., Verdict]) -> None:
     data = simulated_machine()
     data["simulated"]["disk"] = []

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import yaml
 
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
+from gpukiln.kubernetes.addons import health_agent
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.machines import allocatable, labels
-from tests.support.control_plane import control_plane, has_scheduler, why_none
+from tests.support.control_plane import address, control_plane, credentials, has, why_none
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none() or "there is one")
@@ -43,16 +46,21 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with control_plane(tmp_path_factory.mktemp("cluster")) as kubeconfig:
-        there = Cluster(kubeconfig=str(kubeconfig))
-        every = [one for path in (*ADD_ONS, *POOLS, *JOBS) for one in objects(path)]
-        for definition in definitions(every):
-            there.create(definition)
-        for name in sorted({one["metadata"].get("namespace", "default") for one in every}):
-            ensure(there, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-        until(lambda: all_known(Cluster(kubeconfig=str(kubeconfig)), every))
-        yield Cluster(kubeconfig=str(kubeconfig))
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with control_plane(tmp_path_factory.mktemp("cluster")) as written:
+        yield written
+
+
+@pytest.fixture(scope="module")
+def cluster(kubeconfig: Path) -> Cluster:
+    there = Cluster(kubeconfig=str(kubeconfig))
+    every = [one for path in (*ADD_ONS, *POOLS, *JOBS) for one in objects(path)]
+    for definition in definitions(every):
+        there.create(definition)
+    for name in sorted({one["metadata"].get("namespace", "default") for one in every}):
+        ensure(there, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    until(lambda: all_known(Cluster(kubeconfig=str(kubeconfig)), every))
+    return Cluster(kubeconfig=str(kubeconfig))
 
 
 def definitions(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -99,7 +107,8 @@ def ensure(there: Cluster, one: dict[str, Any]) -> None:
     try:
         there.create(one)
     except RefusedError:
-        assert there.get(f"{one['apiVersion']}/{one['kind']}", one["metadata"]["name"])
+        about = one["metadata"]
+        assert there.get(f"{one['apiVersion']}/{one['kind']}", about["name"], about.get("namespace", ""))
 
 
 def until(true: Any) -> Any:
@@ -132,7 +141,7 @@ def test_the_server_takes_jobs(cluster: Cluster, path: Path) -> None:
                     {"name": "a", "image": "a:1", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
                 ]
             },
-            "nvidia.com/gpu",
+            "Limit must be set for non overcommitable resources",
         ),
     ],
     ids=["restart", "gpu in requests alone"],
@@ -144,7 +153,7 @@ def test_the_server_refuses_what_the_check_finds(cluster: Cluster, change: Any, 
         cluster.create(job, dry_run=True)
 
 
-@pytest.mark.skipif(not has_scheduler(), reason="KUBEBUILDER_ASSETS has no kube-scheduler")
+@pytest.mark.skipif(not has("kube-scheduler"), reason="KUBEBUILDER_ASSETS has no kube-scheduler")
 def test_pods_land_on_nodes_with_gpus(cluster: Cluster) -> None:
     for name in ("g4dn.xlarge", "p4d.24xlarge"):
         cluster.create(node(name))
@@ -165,6 +174,106 @@ def test_pods_land_on_nodes_with_gpus(cluster: Cluster) -> None:
         return [one["message"] for one in conditions if one.get("reason") == "Unschedulable"]
 
     assert "Insufficient nvidia.com/gpu" in until(refused)[0]
+
+
+HEALTH = ROOT / "examples/kubernetes-addons/rendered/health/gpu-health.yaml"
+POLICY = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
+PROBLEM = {"type": health_agent.CONDITION, "status": "True", "reason": "GPUsAreSick"}
+SICK = {"key": health_agent.TAINT, "value": "true", "effect": "NoSchedule"}
+OURS = "g4dn.2xlarge"
+
+
+@pytest.fixture(scope="module")
+def agent(
+    cluster: Cluster, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[health_agent.Api]:
+    """The agent of a node's health as its pod asks the API: with a token that names the pod's node."""
+    manifests = objects(HEALTH)
+    for one in manifests:
+        ensure(cluster, one)
+    for name in (OURS, "g4dn.4xlarge"):
+        cluster.create(node(name))
+    [namespace] = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "DaemonSet"}
+    spec = {
+        "containers": [{"name": "tell", "image": "a:1"}],
+        "nodeName": OURS,
+        "serviceAccountName": "gpu-health",
+    }
+    running = cluster.create({**pod("tell", spec), "metadata": {"name": "tell", "namespace": namespace}})
+    folder = credentials(
+        kubeconfig, tmp_path_factory.mktemp("account"), account="gpu-health", namespace=namespace, pod=running
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NODE_NAME", OURS)
+        yield health_agent.Api(address(kubeconfig), folder)
+
+
+def test_the_agent_of_node_health_reports_and_taints(agent: health_agent.Api) -> None:
+    teller = health_agent.Teller(agent)
+    for number, state in enumerate((health_agent.SICK, *[health_agent.WELL] * health_agent.WELL_LOOKS)):
+        teller.tell({"state": state, "message": state, "at": number}, time.time())
+        written = agent.get()
+        keys = [one["key"] for one in written["spec"]["taints"]]
+        assert (health_agent.TAINT in keys) == (number < health_agent.WELL_LOOKS)
+    [condition] = [one for one in written["status"]["conditions"] if one["type"] == health_agent.CONDITION]
+    assert condition["status"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("", {"metadata": {"finalizers": ["example.com/never"]}}),
+        (
+            "",
+            {
+                "metadata": {
+                    "ownerReferences": [
+                        {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "1-2"}
+                    ]
+                }
+            },
+        ),
+        ("", {"metadata": {"labels": {"a": "b"}}}),
+        ("", {"metadata": {"annotations": {"a": "b"}}}),
+        ("", {"spec": {"providerID": "aws:///us-west-2a/i-0123456789abcdef0"}}),
+        ("", {"spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]}}),
+        ("", {"spec": {"unschedulable": True}}),
+        ("", {"spec": {"taints": [{"key": "other", "effect": "NoExecute"}]}}),
+        ("", {"spec": {"taints": [{**SICK, "effect": "NoExecute"}]}}),
+        ("/status", {"metadata": {"finalizers": ["example.com/never"]}}),
+        ("/status", {"status": {"images": [{"names": ["a:1"], "sizeBytes": 1}]}}),
+        ("/status", {"status": {"capacity": {"nvidia.com/gpu": "9"}}}),
+        ("/status", {"status": {"addresses": [{"type": "InternalIP", "address": "203.0.113.1"}]}}),
+        ("/status", {"status": {"volumesInUse": ["a"]}}),
+        ("/status", {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}),
+    ],
+    ids=str,
+)
+def test_the_agent_of_node_health_changes_nothing_else(
+    agent: health_agent.Api, part: str, change: dict[str, Any]
+) -> None:
+    with pytest.raises(HTTPError) as refused:
+        agent.patch(part, change, "merge")
+    assert "ValidatingAdmissionPolicy 'gpu-health'" in json.load(refused.value)["message"]
+
+
+def test_nor_another_node(agent: health_agent.Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "node", agent.node.replace(OURS, "g4dn.4xlarge"))
+    with pytest.raises(HTTPError) as refused:
+        agent.patch("/status", {"status": {"conditions": [PROBLEM]}}, "strategic-merge")
+    assert "the node that it runs on" in json.load(refused.value)["message"]
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.skipif(
+    not has("kube-controller-manager"), reason="KUBEBUILDER_ASSETS has no kube-controller-manager"
+)
+def test_the_policy_of_node_health_has_no_error_of_types(cluster: Cluster) -> None:
+    def checked() -> Any:
+        status = (cluster.get(POLICY, "gpu-health") or {}).get("status", {})
+        return status if "observedGeneration" in status else None
+
+    assert "expressionWarnings" not in until(checked).get("typeChecking", {})
 
 
 def pod(name: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,14 @@ no kubelet: nodes are objects that say what a kubelet would, and pods on them ne
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,7 @@ import yaml
 
 from gpukiln.errors import GpukilnError
 from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.manifest import Manifest
 
 VARIABLE = "KUBEBUILDER_ASSETS"
 START_S = 90.0
@@ -34,8 +38,9 @@ def why_none() -> str:
     return f"{VARIABLE} is {folder}, which has no {' and no '.join(missing)}" if missing else ""
 
 
-def has_scheduler() -> bool:
-    return _scheduler() is not None
+def has(program: str) -> bool:
+    """Whether it is there, beside the two that have to be."""
+    return _program(program) is not None
 
 
 @contextlib.contextmanager
@@ -77,8 +82,12 @@ def control_plane(folder: Path) -> Iterator[Path]:
             f"--token-auth-file={folder / 'tokens.csv'}",
         ],
     ]
-    if scheduler := _scheduler():
-        commands.append([scheduler, f"--kubeconfig={kubeconfig}", "--leader-elect=false", "--secure-port=0"])
+    common = [f"--kubeconfig={kubeconfig}", "--leader-elect=false", "--secure-port=0"]
+    if scheduler := _program("kube-scheduler"):
+        commands.append([scheduler, *common])
+    if manager := _program("kube-controller-manager"):
+        # the types of admission policies are checked by a controller; the others would want kubelets
+        commands.append([manager, *common, "--controllers=validatingadmissionpolicy-status-controller"])
     with contextlib.ExitStack() as stack:
         for command in commands:
             _start(stack, folder, command)
@@ -87,8 +96,39 @@ def control_plane(folder: Path) -> Iterator[Path]:
         yield kubeconfig
 
 
-def _scheduler() -> str | None:
-    return shutil.which("kube-scheduler", path=os.environ.get(VARIABLE, ""))
+def credentials(kubeconfig: Path, folder: Path, *, account: str, namespace: str, pod: Manifest) -> Path:
+    """What a pod's projected volume holds: a token of an account that is bound to the pod, and the CA."""
+    bound = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod["metadata"]["name"],
+        "uid": pod["metadata"]["uid"],
+    }
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"boundObjectRef": bound},
+    }
+    server = address(kubeconfig)
+    asked = urllib.request.Request(  # noqa: S310 - https, on loopback
+        f"{server}/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
+        json.dumps(request).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN}"},
+    )
+    signed = kubeconfig.parent / "certificates/apiserver.crt"
+    trusted = ssl.create_default_context(cafile=signed)
+    with urllib.request.urlopen(asked, context=trusted) as answer:  # noqa: S310 - as above
+        (folder / "token").write_text(json.load(answer)["status"]["token"])
+    shutil.copy(signed, folder / "ca.crt")
+    return folder
+
+
+def address(kubeconfig: Path) -> str:
+    return str(yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=os.environ.get(VARIABLE, ""))
 
 
 def _start(stack: contextlib.ExitStack, folder: Path, command: list[str]) -> None:

@@ -358,6 +358,15 @@ SICK_CONDITION = {"type": "GPUProblem", "status": "True"}
         ({"status": {"addresses": [{"type": "InternalIP", "address": "203.0.113.1"}]}}, False),
         ({"metadata": {"labels": {}}}, False),
         ({"metadata": {"annotations": {"a": "b"}}}, False),
+        ({"metadata": {"finalizers": ["example.com/never"]}}, False),
+        ({"metadata": {"ownerReferences": [{"kind": "Node", "name": "gone", "uid": "1"}]}}, False),
+        ({"metadata": {"managedFields": [{"manager": "gpu-health"}]}}, True),
+        ({"spec": {"providerID": "aws:///us-west-2a/i-1"}}, False),
+        ({"spec": {"podCIDR": "10.0.0.0/8"}}, False),
+        ({"spec": {"taints": [THEIRS, {**OURS, "effect": "NoExecute"}]}}, False),
+        ({"status": {"images": [{"names": ["a:1"]}]}}, False),
+        ({"status": {"volumesInUse": ["a"]}}, False),
+        ({"status": {"aFieldOfALaterRelease": "a"}}, False),
     ],
 )
 def test_the_policy_allows_what_the_agent_does_and_nothing_else(objects, after, allowed):

@@ -75,24 +75,7 @@ def _rules() -> list[dict[str, Any]]:
 def _policy(namespace: str) -> dict[str, Any]:
     claim = "request.userInfo.extra"
     named = f"has({claim}) && '{NODE_CLAIM}' in {claim} ? {claim}['{NODE_CLAIM}'][0] : ''"
-    same = [
-        f"{_or(f'object.{field}', empty)} == {_or(f'oldObject.{field}', empty)}"
-        for field, empty in {
-            "metadata.labels": "{}",
-            "metadata.annotations": "{}",
-            "spec.unschedulable": "false",
-            "status.capacity": "{}",
-            "status.allocatable": "{}",
-            "status.addresses": "[]",  # where the API looks for the kubelet
-            "status.daemonEndpoints": "{}",
-        }.items()
-    ]
-    for field, key, ours in (
-        ("spec.taints", "key", health_agent.TAINT),
-        ("status.conditions", "type", health_agent.CONDITION),
-    ):
-        rest = f".filter(one, one.{key} != '{ours}')"
-        same.append(f"{_or(f'object.{field}', '[]')}{rest} == {_or(f'oldObject.{field}', '[]')}{rest}")
+    taint, condition = health_agent.TAINT, health_agent.CONDITION
     return {
         "failurePolicy": "Fail",
         "matchConstraints": {
@@ -111,24 +94,74 @@ def _policy(namespace: str) -> dict[str, Any]:
                 "expression": f"request.userInfo.username == 'system:serviceaccount:{namespace}:{NAME}'",
             }
         ],
-        "variables": [{"name": "node", "expression": named}],
+        "variables": [{"name": "node", "expression": named}, *_parts()],
         "validations": [
             {
                 "expression": "variables.node == object.metadata.name",
                 "message": "the agent may change the node that it runs on, and no other",
             },
+            *(
+                {
+                    "expression": _same(part, *changing),
+                    "message": f"the agent may not change the node's {what}",
+                }
+                for part, changing, what in (
+                    # what the API server itself changes with each write; a node has no generation yet
+                    ("metadata", ("managedFields", "resourceVersion", "generation"), "metadata"),
+                    ("spec", ("taints",), "specification, but for its taints"),
+                    ("status", ("conditions",), "status, but for its conditions"),
+                )
+            ),
             {
-                "expression": " &&\n".join(same),
-                "message": f"the agent may change the taint {health_agent.TAINT} and the condition "
-                f"{health_agent.CONDITION}, and nothing else",
+                "expression": _others("spec", "taints", "key", taint),
+                "message": f"the agent may change the taint {taint}, and no other",
+            },
+            {
+                # of any other effect it would evict pods
+                "expression": f"{_list('spec', 'taints')}.all(one, one.key != '{taint}' || "
+                "one.effect == 'NoSchedule')",
+                "message": f"the taint {taint} has the effect NoSchedule",
+            },
+            {
+                "expression": _others("status", "conditions", "type", condition),
+                "message": f"the agent may change the condition {condition}, and no other",
             },
         ],
     }
 
 
-def _or(field: str, empty: str) -> str:
-    """A field that may be absent, in CEL."""
-    return f"(has({field}) ? {field} : {empty})"
+def _parts() -> list[dict[str, str]]:
+    """Metadata, spec and status of the node as it is to be, and as it was, as maps with any keys.
+
+    Typed, a field that a server does not have yet could not be named: its policy would fail for every write.
+    """
+    return [
+        {"name": f"{part}{suffix}", "expression": f"has({of}.{part}) ? dyn({of}.{part}) : dyn({{}})"}
+        for part in ("metadata", "spec", "status")
+        for suffix, of in (("", "object"), ("Before", "oldObject"))
+    ]
+
+
+def _same(part: str, *changing: str) -> str:
+    """A part of the node has the fields that it had, each as it was, but for the named ones; in CEL."""
+    after, before = f"variables.{part}", f"variables.{part}Before"
+    names = "[" + ", ".join(f"'{name}'" for name in changing) + "]"
+    return (
+        f"{after}.all(key, key in {names} || (key in {before} && {after}[key] == {before}[key])) &&\n"
+        f"{before}.all(key, key in {names} || key in {after})"
+    )
+
+
+def _list(part: str, field: str, suffix: str = "") -> str:
+    """A list of the node, empty where it has none; in CEL."""
+    of = f"variables.{part}{suffix}"
+    return f"(has({of}.{field}) ? {of}.{field} : [])"
+
+
+def _others(part: str, field: str, key: str, ours: str) -> str:
+    """The entries of a list that are not the agent's are what they were; in CEL."""
+    rest = f".filter(one, one.{key} != '{ours}')"
+    return f"{_list(part, field)}{rest} == {_list(part, field, 'Before')}{rest}"
 
 
 def _daemon_set(program: str) -> dict[str, Any]:

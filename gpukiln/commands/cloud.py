@@ -207,9 +207,11 @@ def console(_: Any, instance: str) -> None:
 def ssh(_: Any, instance: str, key: str, user: str = "admin") -> None:
     """Log in to a machine of the embedded cloud."""
     import os
+    from pathlib import Path
 
     from gpukiln.clouds.embedded.client import server_status
     from gpukiln.errors import UsageError
+    from gpukiln.ssh import HostKeys, Ssh
 
     running = server_status(_layout())
     machines = [machine for machine in (running or {}).get("machines", ()) if machine["running"]]
@@ -221,13 +223,10 @@ def ssh(_: Any, instance: str, key: str, user: str = "admin") -> None:
             details=tuple(machine["instance_id"] for machine in machines),
         )
     target = chosen[-1]
-    os.execvp(  # noqa: S606 - ssh takes over this terminal
-        "ssh",
-        [
-            *("ssh", "-i", key, "-p", str(target["ssh_port"]), "-o", "StrictHostKeyChecking=no"),
-            *("-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", f"{user}@{target['address']}"),
-        ],
+    machine = Ssh(
+        target["address"], target["ssh_port"], user, private_key=Path(key), host_keys=HostKeys.NEW_MACHINE
     )
+    os.execvp("ssh", machine.command(batch=False))  # noqa: S606 - ssh takes over this terminal
 
 
 @command(help={"force": FORCE})

@@ -55,7 +55,7 @@ def prove_gpus(
     from gpukiln.state import state_home
     from gpukiln.verify import report
     from gpukiln.verify.suite import run_suite
-    from gpukiln.verify.target import UrlTarget
+    from gpukiln.verify.target import Target
 
     wish = prove.Wish(
         image or _pushed(state_home()),
@@ -76,7 +76,7 @@ def prove_gpus(
     live = report.Live(progress)
     with progress.step("judge"):
         verdict = run_suite(
-            UrlTarget(host="", name=cluster.context, url=f"facts://{quote(str(facts), safe='')}"),
+            Target(cluster.context, f"facts://{quote(str(facts), safe='')}"),
             profile="pod",
             out_dir=Path(run.folder),
             on_start=live.start,

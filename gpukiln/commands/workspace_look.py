@@ -119,10 +119,10 @@ def ssh(
     import shlex
     import subprocess
 
-    from gpukiln.workspaces.reach import ssh_command
+    from gpukiln.workspaces.reach import reached
 
     where, found = find(name, cloud, region, profile)
-    typed = ssh_command(where, found, command or ())
+    typed = reached(where, found).command(*(command or ()), batch=False)
     if print:
         results().tell(shlex.join(typed))
         return 0

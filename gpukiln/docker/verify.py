@@ -11,7 +11,7 @@ from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.progress import Progress
 from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
-from gpukiln.verify.target import UrlTarget
+from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import Verdict
 
 PROFILE = "runner"
@@ -45,7 +45,7 @@ def _verify(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord,
     name = f"{VERIFYING}{build.id}"
     with progress.step("verify"), engine.container(record.reference, name=name, gpus=gpus) as hostspec:
         verdict = run_suite(
-            UrlTarget(host="", name=record.reference, url=hostspec),
+            Target(record.reference, hostspec),
             profile=PROFILE,
             out_dir=build.folder / "verify",
             on_start=live.start,

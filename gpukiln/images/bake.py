@@ -26,7 +26,7 @@ from gpukiln.instances.tags import BUILD_TAG, PURPOSE_TAG, tag_specifications
 from gpukiln.parsing import parse_json
 from gpukiln.progress import Progress
 from gpukiln.sources.available import Decision
-from gpukiln.verify.target import Target
+from gpukiln.verify.target import SshTarget
 
 POLL_S = 2
 STOPS_S = 900  # the longest that is waited
@@ -281,7 +281,7 @@ def _tag_of(decision: Decision | None) -> str:
     return decision.version or "" if decision.status == "install" else decision.status
 
 
-def packer_variables(target: Target, extra_vars: Path) -> dict[str, Any]:
+def packer_variables(target: SshTarget, extra_vars: Path) -> dict[str, Any]:
     """Values of the template's variables.
 
     Args:
@@ -289,10 +289,10 @@ def packer_variables(target: Target, extra_vars: Path) -> dict[str, Any]:
         extra_vars: JSON file for Ansible.
     """
     return {
-        "ssh_host": target.host,
-        "ssh_port": target.port,
-        "ssh_username": target.user,
-        "ssh_private_key_file": str(target.private_key),
+        "ssh_host": target.ssh.host,
+        "ssh_port": target.ssh.port,
+        "ssh_username": target.ssh.user,
+        "ssh_private_key_file": str(target.ssh.private_key),
         "playbook": str(ROOT / "ansible" / "image.yml"),
         "extra_vars_file": str(extra_vars),
     }

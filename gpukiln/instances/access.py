@@ -19,7 +19,7 @@ from gpukiln.instances.leftovers import sweep
 from gpukiln.instances.rehearsal import node_config
 from gpukiln.instances.tags import GONE, GPUS_TAG, PRIVILEGED, SIMULATED, build_tags, tag_specifications
 from gpukiln.state import state_home
-from gpukiln.verify.target import Target
+from gpukiln.verify.target import SshTarget, new_machine
 
 POLL_S = 1.0
 PAUSES_S = (2.0, 10.0)  # a group that EC2 still takes for used can be removed soon after
@@ -166,7 +166,7 @@ def machine_from_image(
     simulated: bool = False,
     rehearse_node: bool = False,
     timeout_s: float = 900,
-) -> Iterator[tuple[Target, Launched]]:
+) -> Iterator[tuple[SshTarget, Launched]]:
     """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
 
     Args:
@@ -224,7 +224,7 @@ def machine_to_bake(
     root_volume: dict[str, Any],
     say: Callable[[str], None],
     timeout_s: float = 600,
-) -> Target:
+) -> SshTarget:
     """A machine to configure and capture, reachable by SSH; it ends with what `ssh_access` made.
 
     Args:
@@ -288,7 +288,7 @@ def _vpc(ec2: Any, subnet_id: str | None) -> str:
 
 def _wait_until_reachable(
     cloud: Cloud, instance_id: str, *, user: str, key: Path, say: Callable[[str], None], timeout_s: float
-) -> Target:
+) -> SshTarget:
     started, said = time.monotonic(), 0.0
     while True:
         instance = _describe(cloud, instance_id)
@@ -300,12 +300,8 @@ def _wait_until_reachable(
             reason = instance.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(f"{instance_id} is {state} instead of running: {reason}")
         if state == "running" and _speaks_ssh(cloud.address(instance), cloud.ssh_port):
-            return Target(
-                host=cloud.address(instance),
-                port=cloud.ssh_port,
-                user=user,
-                private_key=key,
-                name=instance_id,
+            return new_machine(
+                instance_id, cloud.address(instance), port=cloud.ssh_port, user=user, private_key=key
             )
         if waited > timeout_s:
             raise UnavailableError(

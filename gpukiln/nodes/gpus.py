@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
 from gpukiln.gpus.cli import failure
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.verb import Verb
-from gpukiln.nodes.hosts import CONNECT_S
 from gpukiln.parsing import parse_json
 from gpukiln.verify.asking import ask
-from gpukiln.verify.target import InventoryTarget, Target
+from gpukiln.verify.target import InventoryTarget, SshTarget, Target
 
 PROGRAM = "/usr/local/bin/gpukiln-gpu"  # the role gpu_tools puts it there
 TIMEOUT_S = 300.0  # for a look: a machine that hangs gives its own up long before
@@ -57,7 +55,7 @@ def ask_all(
         try:
             return _asked(target, verb, argv, sudo)
         except GpukilnError as error:
-            return Said((), (plain(failure(error, target.title)),), error.exit_code)
+            return Said((), (plain(failure(error, target.name)),), error.exit_code)
 
     with ThreadPoolExecutor(max_workers=forks) as pool:
         try:
@@ -75,7 +73,7 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
         try:
             code, out, err = ask(testinfra.get_host(target.hostspec), _command(words, sudo))
         except RuntimeError as error:
-            raise UnavailableError(f"{target.title} can't be reached: {error}") from error
+            raise UnavailableError(f"{target.name} can't be reached: {error}") from error
     else:
         try:
             done = subprocess.run(
@@ -88,7 +86,7 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
             )
         except subprocess.TimeoutExpired as late:
             raise UnavailableError(
-                f"{target.title} gave no answer in {TIMEOUT_S:.0f} s", hint="log in and look what hangs"
+                f"{target.name} gave no answer in {TIMEOUT_S:.0f} s", hint="log in and look what hangs"
             ) from late
         code, out, err = done.returncode, done.stdout, done.stderr
     try:
@@ -97,7 +95,7 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
         raise _no_answer(target, code, err or out) from None
     if document.get("schema") != verb.schema:
         raise UnavailableError(
-            f"{target.title} answers {document.get('schema')}, wanted {verb.schema}",
+            f"{target.name} answers {document.get('schema')}, wanted {verb.schema}",
             hint="its gpukiln-gpu is of another version: `invoke node.apply` brings it up to date",
         )
     return Said(tuple(document["nodes"]), tuple(document["failed"]), code)
@@ -107,15 +105,15 @@ def _no_answer(target: Target, code: int, said: str) -> UnavailableError:
     told = " ".join(said.split())[-300:]
     if code == NOT_FOUND or "not found" in told or "No such file" in told:
         return UnavailableError(
-            f"{target.title} has no {PROGRAM}",
+            f"{target.name} has no {PROGRAM}",
             hint="the role gpu_tools installs it: invoke node.apply, or bake the image again",
         )
     if code == SSH_FAILED:
         return UnavailableError(
-            f"{target.title} can't be reached: {told}",
+            f"{target.name} can't be reached: {told}",
             hint="try `ssh` by hand; a jump host belongs into ~/.ssh/config",
         )
-    return UnavailableError(f"{target.title}: gpukiln-gpu exits {code}: {told or 'without a word'}")
+    return UnavailableError(f"{target.name}: gpukiln-gpu exits {code}: {told or 'without a word'}")
 
 
 def take_over(target: Target, verb: Verb, argv: Sequence[str], command: Sequence[str], *, sudo: bool) -> int:
@@ -126,7 +124,7 @@ def take_over(target: Target, verb: Verb, argv: Sequence[str], command: Sequence
     """
     if isinstance(target, InventoryTarget):
         raise UsageError(
-            f"{verb.name} needs a terminal, and Ansible passes none on to {target.title}",
+            f"{verb.name} needs a terminal, and Ansible passes none on to {target.name}",
             hint="name it as ssh://USER@HOST",
         )
     words = [verb.name, *argv, *(["--", *command] if command else [])]
@@ -135,27 +133,9 @@ def take_over(target: Target, verb: Verb, argv: Sequence[str], command: Sequence
 
 def reach(target: Target, words: Sequence[str], sudo: bool, *, terminal: bool = False) -> list[str]:
     """The command line that runs gpukiln-gpu on a machine."""
-    if target.hostspec == "local://":
+    if not isinstance(target, SshTarget):
         return [sys.executable, "-m", "gpukiln.gpus", *words]
-    url = urlsplit(target.hostspec)
-    options = parse_qs(url.query)
-    more: list[str] = []
-    for name, flag in (("ssh_identity_file", "-i"), ("ssh_config", "-F")):
-        if name in options:
-            more += [flag, options[name][0]]
-    for name in options.get("ssh_extra_args", []):
-        more += shlex.split(name)
-    return [
-        "ssh",
-        *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15"),
-        *more,
-        *(["-t"] if terminal else ["-T"]),
-        *(["-p", str(url.port)] if url.port else []),
-        *(["-l", url.username] if url.username else []),
-        str(url.hostname),
-        "--",
-        _command(words, sudo),
-    ]
+    return target.ssh.command(_command(words, sudo), terminal=terminal)
 
 
 def _command(words: Sequence[str], sudo: bool) -> str:

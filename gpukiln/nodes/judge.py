@@ -102,7 +102,7 @@ def judge(
     until = time.monotonic() + max_seconds
 
     def one(target: Target) -> Judgement:
-        host, left = target.title, until - time.monotonic()
+        host, left = target.name, until - time.monotonic()
         if left < WORTHWHILE_S:
             on_host(host, "not reached")
             return Judgement(

@@ -106,7 +106,7 @@ def run_suite(
             f"--ssh-config={config}",
             f"--profile={profile}",
             f"--gpukiln-report={out_dir}",
-            f"--gpukiln-target={target.title}",
+            f"--gpukiln-target={target.name}",
             *(f"--layer={x}" for x in layers),
             *(f"--require={x}" for x in require),
             *([f"--gpukiln-instance-type={instance_type}"] if instance_type else []),
@@ -117,12 +117,12 @@ def run_suite(
         status, last = _run(command, log, _Follow(events, on_check, on_start), max_seconds - STOP_S)
     if last.get("event") == "unreachable":
         raise UnavailableError(
-            f"{target.title} can't be judged: {last['message']}",
+            f"{target.name} can't be judged: {last['message']}",
             hint=f"{target.address} needs python3 and passwordless sudo; see {log}",
         )
     if status is None:
         raise UnavailableError(
-            f"{target.title} can't be judged: the host suite did not end within {max_seconds:.0f} s; "
+            f"{target.name} can't be judged: the host suite did not end within {max_seconds:.0f} s; "
             f"last: {last.get('id', last.get('event', 'nothing'))}",
             hint=f"see {log}",
         )

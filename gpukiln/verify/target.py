@@ -6,88 +6,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from gpukiln.ssh import HostKeys, Ssh
+
 
 @dataclass(frozen=True)
 class Target:
-    """A machine reached over SSH.
+    """A machine, by what testinfra's `--hosts` takes: ``local://``, ``docker://NAME``, ``facts://FILE``.
 
     Args:
-        host: Address.
-        port: TCP port of sshd.
-        user: User with passwordless sudo, or root.
-        private_key: File with the private key.
         name: What reports call it, for example the instance's id.
-        proxy: Command that SSH speaks through instead of a connection of its own; empty: none.
+        hostspec: What testinfra's `--hosts` takes.
     """
 
-    host: str
-    port: int = 22
-    user: str = "admin"
-    private_key: Path | None = None
-    name: str = ""
-    proxy: str = ""
-
-    @property
-    def title(self) -> str:
-        """Name for people: the given one, else the address."""
-        return self.name or self.host
+    name: str
+    hostspec: str
 
     @property
     def address(self) -> str:
         """How it is reached, for people."""
-        return f"{self.user}@{self.host}:{self.port}"
-
-    @property
-    def hostspec(self) -> str:
-        """What testinfra's `--hosts` takes. No shared connection: nothing of it outlives the run."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"ssh://{self.user}@{host}:{self.port}?controlpersist=0&timeout=60"
+        return self.hostspec.partition("?")[0]
 
     def ssh_config(self) -> str:
-        """Return the text of an OpenSSH client configuration for this machine.
-
-        The host key is not checked: the machine made it at its first boot, a moment ago.
-        """
-        lines = [
-            "Host *",
-            "  BatchMode yes",
-            "  StrictHostKeyChecking no",
-            "  UserKnownHostsFile /dev/null",
-            "  GlobalKnownHostsFile /dev/null",
-            "  LogLevel ERROR",
-            "  ServerAliveInterval 15",
-            "  ServerAliveCountMax 8",
-        ]
-        if self.private_key is not None:
-            lines += ["  IdentitiesOnly yes", f'  IdentityFile "{self.private_key}"']
-        if self.proxy:
-            lines.append(f"  ProxyCommand {self.proxy}")
-        return "\n".join(lines) + "\n"
+        """The text of an OpenSSH client configuration; a question for a password would never be answered."""
+        return Ssh(self.name).config_text()
 
 
 @dataclass(frozen=True)
-class UrlTarget(Target):
-    """A machine as testinfra names it, reached with the user's own SSH configuration and known hosts.
+class SshTarget(Target):
+    """A machine reached over SSH by a user with passwordless sudo, or root."""
 
-    Args:
-        url: What testinfra's `--hosts` takes.
-    """
-
-    url: str = "local://"
+    ssh: Ssh
 
     @property
     def address(self) -> str:
         """How it is reached, for people."""
-        return self.url.partition("?")[0]
-
-    @property
-    def hostspec(self) -> str:
-        """What testinfra's `--hosts` takes."""
-        return self.url
+        return self.ssh.address
 
     def ssh_config(self) -> str:
-        """Nothing of ours; a question for a password would never be answered."""
-        return "Host *\n  BatchMode yes\nInclude ~/.ssh/config\nInclude /etc/ssh/ssh_config\n"
+        """The text of an OpenSSH client configuration for this machine."""
+        return self.ssh.config_text()
+
+
+def new_machine(name: str, host: str, *, port: int, user: str, private_key: Path) -> SshTarget:
+    """A machine that booted a moment ago, with a key that was made for it."""
+    return over_ssh(
+        name, Ssh(host, port=port, user=user, private_key=private_key, host_keys=HostKeys.NEW_MACHINE)
+    )
+
+
+def over_ssh(name: str, ssh: Ssh) -> SshTarget:
+    """A machine that SSH reaches."""
+    return SshTarget(name, ssh.url(), ssh)
 
 
 @dataclass(frozen=True)
@@ -98,14 +67,15 @@ class InventoryTarget(Target):
         inventory: A file or a folder.
     """
 
-    inventory: Path = Path()
+    inventory: Path
 
     @property
     def address(self) -> str:
         """How it is reached, for people."""
-        return f"{self.host} of {self.inventory}"
+        return f"{self.name} of {self.inventory}"
 
-    @property
-    def hostspec(self) -> str:
-        """What testinfra's `--hosts` takes."""
-        return f"ansible://{self.host}?ansible_inventory={quote(str(self.inventory))}&force_ansible=true"
+
+def of_inventory(name: str, inventory: Path) -> InventoryTarget:
+    """A host of an inventory."""
+    hostspec = f"ansible://{name}?ansible_inventory={quote(str(inventory))}&force_ansible=true"
+    return InventoryTarget(name, hostspec, inventory)

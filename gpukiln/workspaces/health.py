@@ -12,6 +12,7 @@ from gpukiln.instances.tags import tag_list
 from gpukiln.state import state_home
 from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
+from gpukiln.verify.target import over_ssh
 from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces import lifecycle, reach
 from gpukiln.workspaces.lifecycle import Found
@@ -57,7 +58,7 @@ def look(cloud: Cloud, found: Found, *, live: Live | None = None) -> Health:
         UnavailableError: It does not run, or the cloud refused.
     """
     machine = lifecycle.only(found)
-    target = reach.target(cloud, found, user=machine.ssh_user)
+    target = over_ssh(found.name, reach.reached(cloud, found, user=machine.ssh_user))
     folder = reports(cloud, found.name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     type_ = instance_types().get(machine.instance_type)

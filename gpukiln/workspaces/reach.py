@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Sequence
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import GpukilnError, RefusedError, UnavailableError
-from gpukiln.verify.target import Target
+from gpukiln.ssh import HostKeys, Ssh
 from gpukiln.workspaces.keys import key_file
 from gpukiln.workspaces.lifecycle import Found, Machine, only
 from gpukiln.workspaces.userdata import AGENT
@@ -18,7 +17,7 @@ DOCUMENT = "AWS-StartSSHSession"
 ASK_S = 60.0
 
 
-def target(cloud: Cloud, found: Found, *, user: str = "") -> Target:
+def reached(cloud: Cloud, found: Found, *, user: str = "") -> Ssh:
     """How the machine of a workspace is reached.
 
     Args:
@@ -40,53 +39,27 @@ def target(cloud: Cloud, found: Found, *, user: str = "") -> Target:
             f"the key of {found.name} is not on this computer: it was started from another one",
             hint=f"`{other}` needs none" if cloud.has_session_manager else "go on from there",
         )
-    return Target(
+    return Ssh(
         host=machine.instance_id if machine.by_session_manager else machine.ssh_address,
         port=22 if machine.by_session_manager else cloud.ssh_port,
         user=user or machine.user,
         private_key=key,
-        name=found.name,
+        host_keys=HostKeys.FIRST_SEEN,
+        known_hosts=key.with_suffix(".known_hosts"),
+        host_key_alias=machine.instance_id,
         proxy=_proxy(cloud, machine) if machine.by_session_manager else "",
     )
-
-
-def ssh_command(cloud: Cloud, found: Found, words: Sequence[str] = ()) -> list[str]:
-    """The command that opens a session on a workspace, or runs something there.
-
-    Args:
-        words: What is run, as SSH takes it: SSH joins the words with spaces, for the shell of the user there.
-
-    Raises:
-        RefusedError: Its key is on another computer.
-        UnavailableError: It does not run.
-    """
-    reached, machine = target(cloud, found), only(found)
-    known = key_file(cloud, found.name).with_suffix(".known_hosts")
-    options = {
-        "IdentitiesOnly": "yes",
-        "HostKeyAlias": machine.instance_id,  # an address may be another machine's tomorrow
-        "StrictHostKeyChecking": "accept-new",
-        "UserKnownHostsFile": f'"{known}"',
-        "LogLevel": "ERROR",
-        "ServerAliveInterval": "15",
-        **({"ProxyCommand": reached.proxy} if reached.proxy else {}),
-    }
-    command = ["ssh", "-i", str(reached.private_key), "-p", str(reached.port)]
-    for name, value in options.items():
-        command += ["-o", f"{name}={value}"]
-    # ssh.c parses options behind the host as well, unless `--` stands before it.
-    return [*command, "--", f"{reached.user}@{reached.host}", *words]
 
 
 def busy(cloud: Cloud, found: Found) -> str | None:
     """What somebody does on the machine of a workspace now; None where it can't be asked."""
     try:
-        command = ssh_command(cloud, found, [f"sudo -n python3 {AGENT} busy"])
+        command = reached(cloud, found).command(f"sudo -n python3 {AGENT} busy")
     except GpukilnError:
         return None
     try:
         ran = subprocess.run(
-            [command[0], "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *command[1:]],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

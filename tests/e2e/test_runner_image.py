@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.verify.suite import run_suite
-from gpukiln.verify.target import UrlTarget
+from gpukiln.verify.target import Target
 from tests.support.harness import Here
 
 BUILD = ("docker.build", "runner-gpu", "--base", "debian-12", "--engine", "buildah")
@@ -86,9 +86,7 @@ def test_what_is_broken_in_a_container_is_found(built: dict, tmp_path: Path) -> 
     for fault in FAULTS:
         shell = ["buildah", "run", "--isolation=chroot", "--user=root", container, "--", "sh", "-ec", fault]
         subprocess.run(shell, check=True)
-    verdict = run_suite(
-        UrlTarget(host="", name="broken", url=f"buildah://{container}"), profile="runner", out_dir=tmp_path
-    )
+    verdict = run_suite(Target("broken", f"buildah://{container}"), profile="runner", out_dir=tmp_path)
     assert {check.id for check in verdict.failures} == {name for names in FAULTS.values() for name in names}
     reasons = {check.id: check.reason for check in verdict.failures}
     assert "libcudnn.so.8" in reasons["versions.runner-cudnn"]

@@ -71,4 +71,4 @@ def machine(_cloud, _image_id, *, instance_types, **_):
     """A machine of the first type; none is to be had where TEST_BUSY says so."""
     if "TEST_BUSY" in os.environ:
         raise BusyError(f"no zone has {instance_types[0]} now")
-    yield Target("192.0.2.1", name="i-1"), Launched("i-1", instance_types[0], "us-west-2a", spot=True)
+    yield Target("i-1", "ssh://admin@192.0.2.1"), Launched("i-1", instance_types[0], "us-west-2a", spot=True)

@@ -51,7 +51,10 @@ def judge(proven, monkeypatch, capsys):
         @contextmanager
         def machine(*_args, instance_types, **machine_options):
             run.machine_options = machine_options
-            yield Target("192.0.2.1", name="i-1"), Launched("i-1", instance_types[0], "us-west-2a", False)
+            yield (
+                Target("i-1", "ssh://admin@192.0.2.1"),
+                Launched("i-1", instance_types[0], "us-west-2a", False),
+            )
 
         def describe(**_):
             image = {

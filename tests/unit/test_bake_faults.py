@@ -62,7 +62,7 @@ def build(endpoint, planned, tmp_path, monkeypatch):
 
     @contextmanager
     def machine(*_args, **_options):
-        yield Target("192.0.2.1", name="i-1"), Launched("i-1", "g4dn.xlarge", "us-west-2a", False)
+        yield Target("i-1", "ssh://admin@192.0.2.1"), Launched("i-1", "g4dn.xlarge", "us-west-2a", False)
 
     monkeypatch.setattr(baking, "Packer", Packer)
     monkeypatch.setattr(baking, "prepare_template", lambda _, folder: folder.mkdir())

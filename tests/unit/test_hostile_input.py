@@ -31,10 +31,11 @@ from gpukiln.kubernetes.addons.settings import Runners, Settings
 from gpukiln.kubernetes.check.reading import LONGEST, Reading
 from gpukiln.kubernetes.manifest import load
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.nodes.hosts import find_targets, ssh_command
+from gpukiln.nodes.hosts import find_targets
 from gpukiln.offers.request import parse
 from gpukiln.parsing import DEEPEST, check_yaml, parse_json, parse_yaml, read_text, refuse_credentials
 from gpukiln.sources.rpm import _streams
+from gpukiln.ssh import parse_ssh
 from gpukiln.workspaces import raise_up
 from gpukiln.workspaces.wish import _field
 from tests.support.disks import gpt
@@ -196,6 +197,7 @@ SLOW = {
 JUDGES = """
 import json, os, resource, sys, traceback
 from gpukiln.kubernetes.check import judging, reading, rules, telling
+from gpukiln.ssh import parse_ssh
 for line in sys.stdin:
     file, content, limit = json.loads(line)
     child = os.fork()
@@ -280,7 +282,7 @@ def test_a_quotation_goes_on_in_the_next_line(lines: str, commands: list[tuple[s
         lambda: find_targets("ssh://[::1", None),
         lambda: find_targets("ssh://[:::::]", None),
         lambda: find_targets("ssh://host:99999", None),
-        lambda: ssh_command(f"ssh://host:{LONG}", "true"),
+        lambda: parse_ssh(f"ssh://host:{LONG}"),
         lambda: _checked(Settings(runners=Runners("https://[::1", "image"))),
     ],
 )

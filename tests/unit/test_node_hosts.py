@@ -25,7 +25,7 @@ def inventory(tmp_path):
 def test_machines_of_every_kind_each_once(inventory):
     hosts = "ssh://admin@192.0.2.1:2222,ssh://[2001:db8::1],local://,ansible://gpus,ansible://a"
     found = find_targets(hosts, inventory)
-    assert [target.title for target in found] == [
+    assert [target.name for target in found] == [
         *("admin@192.0.2.1:2222", "[2001:db8::1]", "localhost", "a", "b"),
     ]
     assert found[0].hostspec == "ssh://admin@192.0.2.1:2222?controlpersist=0&timeout=60"
@@ -36,13 +36,13 @@ def test_machines_of_every_kind_each_once(inventory):
 
 def test_an_inventory_is_read_whatever_standard_input_is(inventory):
     with standard_input(blocking=False):
-        assert [target.title for target in find_targets("", inventory)] == ["a", "b", "c"]
+        assert [target.name for target in find_targets("", inventory)] == ["a", "b", "c"]
 
 
 def test_an_inventory_alone_is_all_of_it(inventory):
-    assert [target.title for target in find_targets("", inventory)] == ["a", "b", "c"]
-    assert [target.title for target in find_targets("", inventory, "others")] == ["c"]
-    assert [target.title for target in find_targets("ansible://gpus", inventory, "b")] == ["b"]
+    assert [target.name for target in find_targets("", inventory)] == ["a", "b", "c"]
+    assert [target.name for target in find_targets("", inventory, "others")] == ["c"]
+    assert [target.name for target in find_targets("ansible://gpus", inventory, "b")] == ["b"]
 
 
 @pytest.mark.parametrize("hosts", ["gpu-1", "ssh://", "ssh://a b", "docker://x", "local://x", "ssh://h:port"])

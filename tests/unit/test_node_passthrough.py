@@ -116,7 +116,7 @@ def test_over_ssh_the_kernel_is_seen_too(rig: Rig, programs: Path, monkeypatch: 
     ssh = programs / "ssh"
     ssh.write_text(
         "#!/bin/bash\n"
-        '[ "${@: -3:1}" != down ] || { echo "ssh: host down: Connection refused" >&2; exit 255; }\n'
+        '[ "${@: -2:1}" != root@down ] || { echo "ssh: host down: Connection refused" >&2; exit 255; }\n'
         "command=${@: -1}\n"
         f'[ "$command" != "python3 - /" ] || command="{sys.executable} - {root}"\n'
         "[[ $command != /usr/local/bin/gpukiln-gpu* ]] || exit 127\n"

@@ -33,7 +33,7 @@ from gpukiln.kubernetes.check import judging, reading, rules, schema, telling
 from gpukiln.kubernetes.nodes import hours
 from gpukiln.kubernetes.pools import pools_in
 from gpukiln.kubernetes.quantity import amount, quantity
-from gpukiln.nodes.hosts import find_targets, ssh_command
+from gpukiln.nodes.hosts import find_targets
 from gpukiln.nodes.passthrough.api import _place
 from gpukiln.nodes.passthrough.apply import read_undo
 from gpukiln.offers import request, size
@@ -42,6 +42,7 @@ from gpukiln.proof import tags
 from gpukiln.release.osv import load_osv
 from gpukiln.sources.rpm import _streams
 from gpukiln.sources.ubuntu import parse_index
+from gpukiln.ssh import parse_ssh
 from gpukiln.workspaces import read as contracts
 from gpukiln.workspaces import volumes
 from gpukiln.workspaces.wish import _field
@@ -163,7 +164,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "k8s.addons --sharing": (sharing.parse, (UsageError, IncompatibleError)),
     "k8s.nodes --hours": (hours.parse, (UsageError,)),
     "--hosts": (lambda word: find_targets(word.replace("ansible", "x") or "local://", None), (UsageError,)),
-    "ssh": (lambda word: ssh_command(f"ssh://{word}", "true"), (UsageError,)),
+    "ssh": (lambda word: parse_ssh(f"ssh://{word}"), (UsageError,)),
     "--pve": (_place, (UsageError,)),
     "docker.push": (repository.parse, (UsageError,)),
     "cloud.gpus --scarce": (scarcity._parse, (UsageError,)),

@@ -11,7 +11,7 @@ import pytest
 from gpukiln.verify import order
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.suite import run_suite
-from gpukiln.verify.target import UrlTarget
+from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
 from tests.doubles.nvml_machine import LOST
 from tests.support.host_gpu_faults import XID_79
@@ -27,9 +27,7 @@ def judge(tmp_path: Path) -> Callable[..., Verdict]:
     def run(data: Data, **how: bool) -> Verdict:
         (tmp_path / "facts.json").write_text(json.dumps(data))
         url = f"facts://{quote(str(tmp_path / 'facts.json'), safe='')}"
-        return run_suite(
-            UrlTarget(host="", name="n", url=url), profile="node", out_dir=tmp_path / "out", **how
-        )
+        return run_suite(Target("n", url), profile="node", out_dir=tmp_path / "out", **how)
 
     return run
 

@@ -14,12 +14,13 @@ import jsonschema
 import pytest
 
 from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.ssh import Ssh
 from gpukiln.verify import plugin, suite
 from gpukiln.verify.schema import verdict_schema
-from gpukiln.verify.target import Target
+from gpukiln.verify.target import Target, new_machine, over_ssh
 from gpukiln.verify.verdict import CheckResult
 
-TARGET = Target(host="192.0.2.1", name="i-1")
+TARGET = Target("i-1", "ssh://admin@192.0.2.1:22")
 CONFTEST = """
     import os
     from pathlib import Path
@@ -319,12 +320,11 @@ def test_unknown_profile_and_layer_name_the_choices(tmp_path: Path) -> None:
 
 
 def test_target_keeps_no_connection_and_no_host_key(tmp_path: Path) -> None:
-    target = Target(host="192.0.2.1", port=2222, user="ubuntu", private_key=tmp_path / "key")
+    target = new_machine("i-1", "192.0.2.1", port=2222, user="ubuntu", private_key=tmp_path / "key")
     assert target.hostspec.startswith("ssh://ubuntu@192.0.2.1:2222?controlpersist=0")
     assert f'IdentityFile "{tmp_path / "key"}"' in target.ssh_config()
     assert "UserKnownHostsFile /dev/null" in target.ssh_config()
-    assert "ssh://" in Target(host="2001:db8::1").hostspec
-    assert "[2001:db8::1]" in Target(host="2001:db8::1").hostspec
+    assert over_ssh("i-1", Ssh("2001:db8::1")).hostspec.startswith("ssh://[2001:db8::1]?")
 
 
 def test_a_check_knows_the_profile(make: Make) -> None:

@@ -11,9 +11,9 @@ from gpukiln import programs
 from gpukiln.errors import UnavailableError
 from gpukiln.gpus import store
 from gpukiln.nodes.gpus import NOT_FOUND, PROGRAM
-from gpukiln.nodes.hosts import ssh_command
 from gpukiln.parsing import parse_json
 from gpukiln.probe import passthrough
+from gpukiln.ssh import parse_ssh
 
 ROOT = "/"
 
@@ -52,9 +52,8 @@ def look(ssh: str) -> Host:
         found = passthrough.look(ROOT)
     else:
         source = inspect.getsource(passthrough)
-        done = programs.run(
-            ssh_command(ssh, f"python3 - {ROOT}"), limit_s=programs.QUICK_S, given=source.encode()
-        )
+        command = parse_ssh(ssh).command(f"python3 - {ROOT}", terminal=False)
+        done = programs.run(command, limit_s=programs.QUICK_S, given=source.encode())
         if done.returncode:
             told = " ".join(done.stderr.decode(errors="replace").split())[-300:]
             raise UnavailableError(
@@ -75,7 +74,7 @@ def look(ssh: str) -> Host:
 
 def _leases(ssh: str) -> tuple[dict[str, Any], ...]:
     if ssh:
-        command = ssh_command(ssh, f"{PROGRAM} leases --json")
+        command = parse_ssh(ssh).command(f"{PROGRAM} leases --json", terminal=False)
     elif (store.folder() / "leases.db").exists():
         command = [sys.executable, "-m", "gpukiln.gpus", "leases", "--json"]
     else:  # asking would make the database

@@ -11,7 +11,7 @@ from proxmoxer.backends.command_base import CommandBaseSession, Response
 
 from gpukiln import programs
 from gpukiln.errors import UnavailableError
-from gpukiln.nodes.hosts import ssh_command
+from gpukiln.ssh import parse_ssh
 
 SSH_FAILED, NOT_FOUND = 255, 127
 
@@ -34,7 +34,7 @@ class Pvesh(CommandBaseSession):  # type: ignore[misc]  # proxmoxer has no types
                 f"{cmd[0]} is not on this machine, which is no Proxmox VE then",
                 hint="--pve local is for the host itself; name another as HOST or ssh://root@HOST",
             )
-        words = ssh_command(self._ssh, shlex.join(cmd)) if self._ssh else [*cmd]
+        words = parse_ssh(self._ssh).command(shlex.join(cmd), terminal=False) if self._ssh else [*cmd]
         done = programs.run(words, limit_s=self.timeout)
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         if self._ssh and done.returncode == SSH_FAILED and not out:

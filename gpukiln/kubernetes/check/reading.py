@@ -7,10 +7,10 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path as File
-from typing import Any
+from typing import Any, TypeVar
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.kubernetes.check import yamltree
@@ -34,6 +34,7 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.kubernetes.pools import Pool
 from gpukiln.parsing import parse_json
 
+T = TypeVar("T")
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
 LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
 SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
@@ -193,15 +194,18 @@ class Reading:
         if sequence(value.get("items")) and str(value.get("kind", "")).endswith("List"):
             for number, item in enumerate(value["items"]):
                 if isinstance(item, dict):
-                    at = _below(document, ("items", number))
-                    self._thing(Thing(name, index, item, "object", line_of=at, twice=()))
+                    line_of = _below(document.line_of, ("items", number))
+                    written = _below(document.written, ("items", number))
+                    self._thing(Thing(name, index, item, line_of=line_of, written=written))
             return
         role, chart = _role(value, whole=whole)
         if role == "unknown":  # a document may show the settings of anything
             if whole:
                 self.unchecked.append((name, document.line_of(()), NEITHER))
             return
-        self._thing(Thing(name, index, value, role, chart, document.line_of, document.twice))
+        self._thing(
+            Thing(name, index, value, role, chart, document.line_of, document.twice, document.written)
+        )
 
     def _thing(self, thing: Thing) -> None:
         self.things.append(thing)
@@ -398,8 +402,8 @@ def options_of(words: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _below(document: yamltree.Document, where: Path) -> Any:
-    return lambda path: document.line_of((*where, *path))
+def _below(of: Callable[[Path], T], where: Path) -> Callable[[Path], T]:
+    return lambda path: of((*where, *path))
 
 
 def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
@@ -414,7 +418,8 @@ def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
     chart = "" if "kind" in value or "apiVersion" in value else chart_of(value)
     if "kind" in value or ("apiVersion" in value and "metadata" in value):
         role: Role = "object"
-    elif isinstance(value.get("jobs"), dict) and {"on", "name"} & value.keys():
+    elif isinstance(value.get("jobs"), dict) and {"true", "name"} & value.keys():
+        # `on`, as the readers of manifests take it
         role = "workflow"
     elif "panels" in value or "panels" in mapping(value.get("dashboard")):
         role = "dashboard"

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as File
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from gpukiln.kubernetes.pools import Pool
 from gpukiln.parsing import parse_json
 
 T = TypeVar("T")
+Gap = tuple[str, int, str]  # file, line and reason of what can't be judged
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
 LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
 SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
@@ -60,7 +62,7 @@ class Reading:
     """What was found in some files.
 
     Args:
-        unchecked: File, line and reason of what can't be judged.
+        unchecked: What can't be judged.
         pools: Node pools that a cluster has.
     """
 
@@ -71,7 +73,7 @@ class Reading:
     queries: list[Query] = field(default_factory=list)
     prose: list[Prose] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
-    unchecked: list[tuple[str, int, str]] = field(default_factory=list)
+    unchecked: list[Gap] = field(default_factory=list)
     pools: tuple[Pool, ...] = ()
 
     def text(self, text: str, name: str) -> None:
@@ -82,6 +84,10 @@ class Reading:
         """
         text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
+        with guarded(self.unchecked, name, 1, "the reader"):
+            self._text(text, name)
+
+    def _text(self, text: str, name: str) -> None:
         kind = _kind(text, File(name).suffix.lower())
         if kind == "yaml":
             self._yaml(text, name, 0, whole=True)
@@ -95,7 +101,8 @@ class Reading:
         """Take objects as an API gives them."""
         self.files.append(name)
         for index, one in enumerate(objects):
-            self._thing(Thing(name, index, one))
+            with guarded(self.unchecked, name, 1, "the reader"):
+                self._thing(Thing(name, index, one))
 
     def _document(self, text: str, name: str) -> None:
         lines, blocks = _blocks(text)
@@ -187,7 +194,8 @@ class Reading:
                 if whole:
                     self.unchecked.append((name, one.line_of(()), "no mapping: no object, no values"))
             else:
-                self._value(one, name, index, whole=whole)
+                with guarded(self.unchecked, name, one.above + 1, "the reader"):
+                    self._value(one, name, index, whole=whole)
 
     def _value(self, document: yamltree.Document, name: str, index: int, *, whole: bool) -> None:
         value = document.value
@@ -229,6 +237,22 @@ class Reading:
                 self.commands.append(Command(thing.file, line, tuple(one), thing, path))
         else:
             self.commands.append(Command(thing.file, line, tuple(words), thing, path))
+
+
+@contextmanager
+def guarded(gaps: list[Gap], file: str, line: int, what: str) -> Iterator[None]:
+    """Take an error that nobody expected for a gap: one document never hides what is found in others.
+
+    Args:
+        what: That reads the document, for example "rule schema".
+    """
+    try:
+        yield
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        gap = (file, line, f"{what} could not read this document; please report it with the document ({why})")
+        if gap not in gaps:
+            gaps.append(gap)
 
 
 def read(names: Iterable[str]) -> Reading:

@@ -157,12 +157,14 @@ class ApiServer:
         behave: What a pod does, given the pod and the UUIDs of the GPUs that it was granted.
         rules: What the caller may do, as RBAC's rules with `namespaced`; None: everything.
         calls: (verb, group, resource, namespace) of each call, as RBAC sees it.
+        minor: Of the version that it reports.
     """
 
     behave: Callable[[dict[str, Any], list[str]], Outcome] = lambda _pod, _gpus: Outcome()
     rules: list[dict[str, Any]] | None = None
     calls: list[tuple[str, str, str, str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    minor: str = MINOR
 
     def __post_init__(self) -> None:
         self.kinds = deepcopy(KINDS)
@@ -681,11 +683,12 @@ class _Handler(BaseHTTPRequestHandler):
                 raise StatusError(401, "Unauthorized", "Unauthorized")
             parts = url.path.strip("/").split("/")
             if parts == ["version"]:
-                return self._send(200, {"major": "1", "minor": MINOR, "gitVersion": f"v1.{MINOR}.2"})
+                minor = self.cluster.minor
+                return self._send(200, {"major": "1", "minor": minor, "gitVersion": f"v1.{minor}.2"})
             length = 2 if parts[0] == "api" else 3
             api_version = "/".join(parts[1:length])
             if api_version not in self.cluster.kinds:
-                raise StatusError(404, "NotFound", "the server could not find the requested resource")
+                return self._page_not_found()
             if len(parts) == length:
                 return self._discover(api_version)
             return self._resource(api_version, parts[length:], query, body)
@@ -696,6 +699,14 @@ class _Handler(BaseHTTPRequestHandler):
             )
         except ConnectionError:
             self.close_connection = True
+
+    def _page_not_found(self) -> None:
+        """What kube-apiserver answers below a group that it does not serve (Go's http.NotFound)."""
+        self.send_response(404)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", "19")
+        self.end_headers()
+        self.wfile.write(b"404 page not found\n")
 
     def _discover(self, api_version: str) -> None:
         kinds = self.cluster.kinds[api_version]

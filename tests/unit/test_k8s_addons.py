@@ -713,6 +713,12 @@ def test_a_file_of_settings_that_does_not_fit_is_refused(typed, tmp_path, text, 
         assert said in typed("--values", str(path), *more, code=2).err
 
 
+def test_a_team_whose_name_a_reader_takes_for_something_else_is_in_quotes(typed):
+    out = typed("--only", "queue", "--flavor", "g5.xlarge", "--team", "y=4", "--team", "1e3=2").out
+    assert "name: 'y'\n" in out
+    assert "clusterQueue: '1e3'\n" in out
+
+
 def test_options_fill_in_what_a_file_leaves_open(typed, tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("runners: {most: 9, labels: [cuda]}\n")

@@ -109,17 +109,21 @@ spec: {template: {spec: {taints: [{effect: NoSchedule}], requirements: []}}}
 """
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        POD % (AFFINITY % "{key: karpenter.k8s.aws/instance-cpu, operator: In, values: [8, 16]}"),
-        POD % (AFFINITY % "{key: a, operator: Equals, values: [b]}"),
-        POD % (AFFINITY % "{key: a, operator: In, values: b}"),
-        POD % "nodeSelector: [a]",
-        POD % "overhead: {cpu: 1000000000000000000000000000000}",
-        POOL,
-    ],
-)
+FORMS = [
+    POD % (AFFINITY % "{key: karpenter.k8s.aws/instance-cpu, operator: In, values: [8, 16]}"),
+    POD % (AFFINITY % "{key: a, operator: Equals, values: [b]}"),
+    POD % (AFFINITY % "{key: a, operator: In, values: b}"),
+    POD % "nodeSelector: [a]",
+]
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_a_pod_that_is_not_placed_is_a_note(text: str) -> None:
+    [note] = checked(text).unchecked
+    assert note.reason == "Pod p: no machine is looked for: what it selects nodes by has another form"
+
+
+@pytest.mark.parametrize("text", [*FORMS, POD % "overhead: {cpu: 1000000000000000000000000000000}", POOL])
 def test_what_people_write_wrong_leaves_the_others_their_findings(text: str) -> None:
     report = checked(text, POD % "restartPolicy: Sometimes")
     assert not [one for one in report.unchecked if "could not read" in one.reason]

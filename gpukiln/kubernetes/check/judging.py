@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpukiln.kubernetes.check.fit import Placed, placed
+from gpukiln.kubernetes.check.fit import Placed, has_form, placed
 from gpukiln.kubernetes.check.reading import Reading, guarded
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, Fault, Rule, Severity
@@ -155,6 +155,11 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
     for workload in reading.workloads:
         with guarded(gaps, workload.file, workload.line, "the search for machines"):
             fits += placed([workload], context.places)
+            if workload.whole and workload.gpus and not has_form(workload.pod):
+                what = (
+                    f"{workload.label}: no machine is looked for: what it selects nodes by has another form"
+                )
+                gaps.append((workload.file, workload.line, what))
     order = {name: number for number, name in enumerate(reading.files)}
     findings = sorted(
         dict.fromkeys(findings),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         "nothing is kept)",
         "context": "context of the kubeconfig instead of its current one",
         "namespace": "of --cluster, instead of the context's; `all`: every one",
-        "kubernetes": "versions to judge by, for example 1.34..1.36",
+        "kubernetes": "versions to judge by, for example 1.34..1.36, instead of the cluster's own (with "
+        "--cluster or --server) or 1.37",
         "types": "instance types that pods may land on, separated by commas; without it node pools among the "
         "files count, then the nodes of --cluster, then every type that is sold",
         "pools": "files with node pools that pods may land on, which are not judged themselves",
@@ -44,7 +45,7 @@ def check(
     server: bool = False,
     context: str = "",
     namespace: str = "",
-    kubernetes: str = "1.37",
+    kubernetes: str = "",
     types: str = "",
     pools: str = "",
     driver: str = "",
@@ -60,7 +61,7 @@ def check(
     from gpukiln.kubernetes.check import telling
     from gpukiln.kubernetes.check.judging import choose, judge
     from gpukiln.kubernetes.check.reading import read
-    from gpukiln.kubernetes.check.rules import Context
+    from gpukiln.kubernetes.check.rules import NEWEST, Context
     from gpukiln.kubernetes.check.schema import minors
 
     if rules:
@@ -69,11 +70,12 @@ def check(
         raise UsageError("nothing to judge", hint="name files or folders, `-`, or give --cluster")
     if (context or namespace) and not (cluster or server):
         raise UsageError("--context and --namespace belong to --cluster and --server")
-    versions, skipped = minors(kubernetes), _skipped(skip)
+    versions, skipped = minors(kubernetes or f"1.{NEWEST}"), _skipped(skip)
     choose(words(rule), skipped)
     reading = read(words(files))
     if cluster or server:
-        _ask(reading, context, namespace, cluster=cluster, server=server)
+        said = _ask(reading, context, namespace, cluster=cluster, server=server, version=not kubernetes)
+        versions = minors(said) if said else versions
     told = Context(
         minors=versions,
         pools=_pools(words(pools), driver) or reading.pools,
@@ -130,9 +132,11 @@ def _pools(names: list[str], driver: str) -> tuple[Pool, ...]:
     return found
 
 
-def _ask(reading: Reading, context: str, namespace: str, *, cluster: bool, server: bool) -> None:
-    """What only a cluster can say: what it has, and what it would refuse."""
-    from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster
+def _ask(
+    reading: Reading, context: str, namespace: str, *, cluster: bool, server: bool, version: bool
+) -> str:
+    """What only a cluster can say: what it has, what it would refuse and, if asked for, its version."""
+    from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster, versions
     from gpukiln.kubernetes.cluster import Cluster
 
     api = Cluster(context)
@@ -143,6 +147,7 @@ def _ask(reading: Reading, context: str, namespace: str, *, cluster: bool, serve
     if cluster:
         read_cluster(reading, api, "" if everywhere else namespace, everywhere=everywhere)
         reading.pools = live_pools(reading, api)
+    return versions(reading, api) if version else ""
 
 
 def _rules(*, json: bool) -> int:

@@ -68,6 +68,9 @@ MANY = (
         "label": "KEY=VALUE of Job and pods; several times",
         "resource": "NAME=AMOUNT more of the node, for example vpc.amazonaws.com/efa=4; several times",
         "arguments": "give the command to the image's entrypoint instead of replacing it",
+        "security": "restricted: pods that Pod Security of that level admits; with --apply also where the "
+        "namespace enforces it",
+        "run_as": "UID or UID:GID instead of the image's user",
         "allow_latest": "take an image without a tag, or with the tag latest",
         "output": "a folder that NAME.yaml is written to",
         "apply": "submit it, follow it, print its log, exit as it does",
@@ -122,6 +125,8 @@ def job(
     label: Any = None,
     resource: Any = None,
     arguments: bool = False,
+    security: str = "",
+    run_as: str = "",
     allow_latest: bool = False,
     output: str = "",
     apply: bool = False,
@@ -137,6 +142,7 @@ def job(
     command: Any = None,
 ) -> int:
     """Render a GPU Job that is right, checked by the catalogue; with --apply run it and exit as it does."""
+    from gpukiln.kubernetes.jobs.admission import admitted
     from gpukiln.kubernetes.jobs.document import document
     from gpukiln.kubernetes.jobs.request import gpu_job
     from gpukiln.typed import dump
@@ -189,19 +195,23 @@ def job(
         label=label or (),
         resource=resource or (),
         arguments=arguments,
+        security=security,
+        run_as=run_as,
         allow_latest=allow_latest,
     )
+    cluster = _cluster(context, kubeconfig) if apply else None
+    if cluster:
+        made = admitted(cluster, made, say)
     for note in made.notes():
         say(f"note: {note}")
     if output:
         _write(made, output)
-    if not apply:
+    if not cluster:
         if json:
             print_json(dump(document(made)))
         elif not output:
             _print(made)
         return 0
-    cluster = _cluster(context, kubeconfig)
     from gpukiln.kubernetes import follow
 
     if dry_run:

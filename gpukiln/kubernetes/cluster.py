@@ -92,7 +92,7 @@ class Cluster:
         what = f"get {kind} {name}"
         try:
             found: Manifest = self._call("GET", self._path(kind, namespace, name), what)
-        except _MissingError:
+        except MissingError:
             return None
         return found
 
@@ -116,7 +116,7 @@ class Cluster:
                 query["continue"] = answer["metadata"].get("continue", "")
                 if not query["continue"]:
                     break
-        except _MissingError:
+        except MissingError:
             return []
         plain = kind.rpartition("/")
         api_version = plain[0] or API_VERSIONS[plain[2]]
@@ -134,7 +134,7 @@ class Cluster:
         """
         kind = f"{manifest['apiVersion']}/{manifest['kind']}"
         name = manifest["metadata"].get("name") or manifest["metadata"].get("generateName", "")
-        path = self._path(kind, manifest["metadata"].get("namespace", ""))
+        path = self._path(kind, str(manifest["metadata"].get("namespace") or ""))
         query = {"fieldValidation": "Strict", "fieldManager": "gpukiln", "dryRun": "All" if dry_run else ""}
         made: Manifest = self._call("POST", path, f"create {manifest['kind']} {name}", query, manifest)
         return made
@@ -144,7 +144,7 @@ class Cluster:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
             self._call("DELETE", self._path(kind, namespace, name), f"delete {kind} {name}", body=options)
-        except _MissingError:
+        except MissingError:
             return False
         return True
 
@@ -176,7 +176,7 @@ class Cluster:
             answer = self._send("GET", path, what, query, None, endless=follow)
         except IncompatibleError as error:  # 400: "container ... is waiting to start: ContainerCreating"
             raise BusyError(error.message, hint="ask again when it has started") from error
-        except _MissingError as error:
+        except MissingError as error:
             raise UnavailableError(error.message) from error
         rest = b""
         with contextlib.closing(answer), self._told(what):
@@ -203,13 +203,19 @@ class Cluster:
         """What discovery says of a kind: its plural `name` and whether it is `namespaced`."""
         if api_version not in self._resources:
             root = "/api/v1" if api_version == "v1" else f"/apis/{api_version}"
-            said = self._call("GET", root, f"ask for the kinds of {api_version}")
+            try:
+                said = self._call("GET", root, f"ask for the kinds of {api_version}")
+            except MissingError:  # the server's own answer is "404 page not found"
+                raise MissingError(
+                    f"{self.context} does not serve {api_version}",
+                    hint="`kubectl api-versions` lists what it serves; others come with a CRD or an add-on",
+                ) from None
             self._resources[api_version] = {
                 one["kind"]: one for one in said["resources"] if "/" not in one["name"]
             }
         known = self._resources[api_version]
         if kind not in known:
-            raise _MissingError(f"{self.context} has no kind {kind} of {api_version}")
+            raise MissingError(f"{self.context} has no kind {kind} of {api_version}")
         return known[kind]
 
     def _call(
@@ -267,14 +273,18 @@ class Cluster:
             ) from error
 
 
-class _MissingError(UnavailableError):
-    """404: the object, or the kind."""
+class AnswerError(UnavailableError):
+    """The server answered, and could not or may not do what was asked; asked for something else, it may."""
+
+
+class MissingError(AnswerError):
+    """404: the object, its namespace, or the kind."""
 
 
 STATUSES: dict[int, tuple[type[GpukilnError], str]] = {
     400: (IncompatibleError, ""),
-    403: (UnavailableError, "`invoke k8s.rbac` prints the rights that each command needs, to be applied"),
-    404: (_MissingError, ""),
+    403: (AnswerError, "`invoke k8s.rbac` prints the rights that each command needs, to be applied"),
+    404: (MissingError, ""),
     409: (RefusedError, "another name, or remove it first"),
     422: (IncompatibleError, ""),
     429: (BusyError, "the API server is busy: the same again later"),
@@ -296,7 +306,7 @@ def _refused(error: ApiException, what: str, cluster: Cluster) -> GpukilnError:
             f"can't {what}: {cluster.server} does not accept who context {cluster.context} says you are",
             hint="sign in again; on EKS: `aws eks update-kubeconfig --name CLUSTER --region REGION`",
         )
-    kind, hint = STATUSES.get(error.status or 0, (UnavailableError, ""))
+    kind, hint = STATUSES.get(error.status or 0, (AnswerError, ""))
     return kind(f"can't {what}: {said}", hint=hint)
 
 

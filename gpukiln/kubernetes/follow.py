@@ -6,6 +6,7 @@ What the API does not answer is asked again: the Job goes on without us. Nothing
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -218,6 +219,10 @@ class _Follower:
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.readers: dict[str, threading.Thread] = {}
         self.stuck_since: float | None = None
+        self.refused, self.refused_since = (
+            "",
+            0.0,
+        )  # why the server admits no pod of it, in the controller's words
         self.lost_since: float | None = None
         self.begun = time.monotonic()
         self.looked_at_events = self.begun
@@ -288,6 +293,8 @@ class _Follower:
                 self._read(uid, one)
         if not pods and not state.has_ended(job):
             self._tell_waiting_job(job)
+        if pods or job["spec"].get("suspend"):
+            self.refused = ""
         now = time.monotonic()
         if now - self.looked_at_events >= min(EVENTS_S, 10 * self.patience.poll_s):
             self.looked_at_events = now
@@ -336,6 +343,9 @@ class _Follower:
                 self._say("events", f"events can't be read: {error.message}")
                 return
             for one in found:
+                if one.get("reason") == "FailedCreate" and not self.attempts:
+                    self.refused_since = self.refused_since if self.refused else time.monotonic()
+                    self.refused = str(one.get("message", "")).removeprefix(_COMBINED)
                 text = f"{one.get('reason', '')}: {one.get('message', '')}"
                 if one.get("reason") == "FailedScheduling" or text in self.events:
                     continue  # the pod's own condition tells it
@@ -361,7 +371,17 @@ class _Follower:
             raise UnavailableError(
                 f"{stuck.pod} can't start: {stuck.reason}: {stuck.why}",
                 details=self._dropped(),
-                hint=_STUCK_HINTS.get(stuck.reason, "look at --image, and at --pull-secret for its registry"),
+                hint=_NOT_ROOT
+                if "runAsNonRoot" in stuck.why
+                else _STUCK_HINTS.get(stuck.reason, _STUCK_HINT),
+            )
+        if self.refused and now - self.refused_since >= self._refused_for():
+            raise UnavailableError(
+                f"job {self.name}: its pods are refused again and again: {self.refused}",
+                details=self._dropped(),
+                hint=next(
+                    (hint for text, hint in _REFUSED_HINTS.items() if text in self.refused), _REFUSED_HINT
+                ),
             )
         if (
             not self._has_run()
@@ -392,6 +412,11 @@ class _Follower:
 
     def _stuck_for(self, one: Attempt) -> float:
         return 0.0 if one.reason in ("InvalidImageName", "ErrImageNeverPull") else self.patience.stuck_s
+
+    def _refused_for(self) -> float:
+        if "exceeded quota" in self.refused:  # others of the namespace end, and give back their part
+            return math.inf
+        return 0.0 if _SECURITY in self.refused else self.patience.stuck_s
 
     # --- logs -----------------------------------------------------------------------------------------
 
@@ -465,6 +490,17 @@ class _GoneError(UnavailableError):
 
 _NOT_STARTED = ("waiting", "starting", "stuck")
 _TRIES, _LAST_TRIES = 20, 2  # to read a log, in a row: of a pod that runs, and of one that ended
+_COMBINED = "(combined from similar events): "  # k8s.io/client-go/tools/record
+_SECURITY = "violates PodSecurity"  # k8s.io/pod-security-admission/admission
+_NOT_ROOT = "--run-as UID names a user that is not root"
+_REFUSED_HINT = "`kubectl describe job` shows its events"
+_REFUSED_HINTS = {
+    _SECURITY: "--security restricted renders what that level admits",
+    "serviceaccount": "--service-account names one that is there",
+    "RuntimeClass": "--runtime-class names one that is there",
+    "PriorityClass": "--priority-class names one that is there",
+}
+_STUCK_HINT = "look at --image, and at --pull-secret for its registry"
 _STUCK_HINTS = {
     "CreateContainerConfigError": "a Secret, ConfigMap or key that it names is not there: --env-secret",
     "InvalidImageName": "--image is no reference of an image",

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from gpukiln.parsing import check_yaml
+from gpukiln.kubernetes import scalars
+from gpukiln.kubernetes.check.yamltree import BrokenError, documents
 
 Manifest = dict[str, Any]
 
@@ -20,6 +21,12 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """The tag that readers give a plain scalar; what is a text to PyYAML alone gets quotes."""
+        tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+        ambiguous = tag == scalars.TEXT and kind is yaml.ScalarNode and implicit[0]
+        return scalars.PLAIN if ambiguous and not scalars.is_text(value) else tag
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -43,11 +50,14 @@ def dump(*objects: Mapping[str, Any], head: Iterable[str] = ()) -> str:
 
 
 def load(text: str) -> list[Manifest]:
-    """The objects of a YAML or JSON stream; empty documents are left out.
+    """The objects of a YAML or JSON stream, as kubectl reads them; empty documents are left out.
 
     Raises:
-        yaml.YAMLError: It is not YAML.
-        LimitError: It is larger than anything that is read.
+        BrokenError: It can't be read.
     """
-    check_yaml(text)
-    return [one for one in yaml.safe_load_all(text) if one is not None]
+    found = []
+    for one in documents(text):
+        if isinstance(one, BrokenError):
+            raise one
+        found.append(one.value)
+    return found

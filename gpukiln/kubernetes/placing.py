@@ -147,7 +147,8 @@ def nearest(
 def shown(resource: str, value: Decimal) -> str:
     """A quantity as people write it."""
     if resource == "cpu":
-        return f"{int(value * 1000)}m" if value % 1 else str(int(value))
+        whole = value == value.to_integral_value()  # `%` raises on more than 28 digits
+        return str(int(value)) if whole else f"{int(value * 1000)}m"
     if resource in ("memory", "ephemeral-storage"):
         return f"{int(value / 2**20)}Mi"
     return str(int(value))

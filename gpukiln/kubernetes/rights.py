@@ -47,6 +47,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
         Right(("pods", "events"), ("list",)),
         Right(("pods/log",), ("get",)),
         Right(("services",), ("create", "get")),
+        Right(("namespaces",), ("get",)),  # its Pod Security level; a Role gives it of its own namespace
         Right(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
         Right(("workloads",), ("list",), group="kueue.x-k8s.io"),
     ),

@@ -157,12 +157,14 @@ class ApiServer:
         behave: What a pod does, given the pod and the UUIDs of the GPUs that it was granted.
         rules: What the caller may do, as RBAC's rules with `namespaced`; None: everything.
         calls: (verb, group, resource, namespace) of each call, as RBAC sees it.
+        minor: Of the version that it reports.
     """
 
     behave: Callable[[dict[str, Any], list[str]], Outcome] = lambda _pod, _gpus: Outcome()
     rules: list[dict[str, Any]] | None = None
     calls: list[tuple[str, str, str, str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    minor: str = MINOR
 
     def __post_init__(self) -> None:
         self.kinds = deepcopy(KINDS)
@@ -431,6 +433,19 @@ class ApiServer:
 
     def _pod_of(self, job: dict[str, Any], own: list[dict[str, Any]], *, indexed: bool) -> None:
         meta, template = job["metadata"], deepcopy(job["spec"]["template"])
+        if why := self.refuse_pod(meta["namespace"], template["spec"]):
+            self.add(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Event",
+                    "metadata": {"name": uuid.uuid4().hex, "namespace": meta["namespace"]},
+                    "involvedObject": {"kind": "Job", "name": meta["name"], "uid": meta["uid"]},
+                    "type": "Warning",
+                    "reason": "FailedCreate",
+                    "message": f'Error creating: pods "{meta["name"]}-abcde" is forbidden: {why}',
+                }
+            )
+            return
         labels = {"job-name": meta["name"], "batch.kubernetes.io/job-name": meta["name"]}
         name = f"{meta['name']}-{uuid.uuid4().hex[:5]}"
         if indexed:
@@ -458,6 +473,13 @@ class ApiServer:
         )
         own.append(pod)
         self._start_pod(pod)
+
+    def refuse_pod(self, namespace: str, spec: dict[str, Any]) -> str:
+        """Why admission refuses a pod; empty: it does not. A test may set another."""
+        labels = self.objects["namespaces", "", namespace]["metadata"].get("labels", {})
+        if labels.get("pod-security.kubernetes.io/enforce") != "restricted":
+            return ""
+        return f'violates PodSecurity "restricted:latest": {found}' if (found := unrestricted(spec)) else ""
 
     def _end_job(self, job: dict[str, Any], kind: str, reason: str, message: str) -> None:
         condition = {"type": kind, "status": "True", "reason": reason, "message": message}
@@ -565,6 +587,26 @@ def validate_pod(spec: dict[str, Any], where: str, refuse: Callable[[str, str], 
 UNITS = {"m": "0.001", "": "1", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12"} | {
     f"{letter}i": str(1024**power) for power, letter in enumerate("KMGTPE", 1)
 }
+
+
+def unrestricted(spec: dict[str, Any]) -> str:
+    """What Pod Security restricted does not admit (k8s.io/pod-security-admission/policy)."""
+    pod, found = spec.get("securityContext", {}), []
+    for one in spec["containers"]:
+        own = one.get("securityContext", {})
+        if own.get("allowPrivilegeEscalation") is not False:
+            found.append("allowPrivilegeEscalation != false")
+        if "ALL" not in own.get("capabilities", {}).get("drop", ()):
+            found.append("unrestricted capabilities")
+        if not own.get("runAsNonRoot", pod.get("runAsNonRoot")):
+            found.append("runAsNonRoot != true")
+        if own.get("runAsUser", pod.get("runAsUser")) == 0:
+            found.append("runAsUser=0")
+        if {**pod, **own}.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            found.append("seccompProfile")
+    if any("hostPath" in one for one in spec.get("volumes", ())):
+        found.append("restricted volume types")
+    return ", ".join(found)
 
 
 def amount(text: str) -> Decimal:
@@ -681,11 +723,12 @@ class _Handler(BaseHTTPRequestHandler):
                 raise StatusError(401, "Unauthorized", "Unauthorized")
             parts = url.path.strip("/").split("/")
             if parts == ["version"]:
-                return self._send(200, {"major": "1", "minor": MINOR, "gitVersion": f"v1.{MINOR}.2"})
+                minor = self.cluster.minor
+                return self._send(200, {"major": "1", "minor": minor, "gitVersion": f"v1.{minor}.2"})
             length = 2 if parts[0] == "api" else 3
             api_version = "/".join(parts[1:length])
             if api_version not in self.cluster.kinds:
-                raise StatusError(404, "NotFound", "the server could not find the requested resource")
+                return self._page_not_found()
             if len(parts) == length:
                 return self._discover(api_version)
             return self._resource(api_version, parts[length:], query, body)
@@ -697,6 +740,14 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             self.close_connection = True
 
+    def _page_not_found(self) -> None:
+        """What kube-apiserver answers below a group that it does not serve (Go's http.NotFound)."""
+        self.send_response(404)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", "19")
+        self.end_headers()
+        self.wfile.write(b"404 page not found\n")
+
     def _discover(self, api_version: str) -> None:
         kinds = self.cluster.kinds[api_version]
         found = [{"name": p, "kind": k, "namespaced": n, "verbs": ["get"]} for k, (p, n) in kinds.items()]
@@ -706,8 +757,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _resource(self, api_version: str, parts: list[str], query: dict[str, str], body: Any) -> None:
         namespace = ""
-        if parts[0] == "namespaces" and len(parts) > 2:
-            namespace, parts = parts[1], parts[2:]
+        if parts[0] == "namespaces" and len(parts) > 1:  # one of them is in itself (apiserver, RequestInfo)
+            namespace, parts = parts[1], parts[2:] or parts
         plural, name, sub = [*parts, "", ""][:3]
         by_plural = {p: (k, n) for k, (p, n) in self.cluster.kinds[api_version].items()}
         if plural not in by_plural:
@@ -716,6 +767,8 @@ class _Handler(BaseHTTPRequestHandler):
         resource = f"{plural}/{sub}" if sub else plural
         self._allow(verb, api_version, resource, namespace, name)
         cluster = self.cluster
+        if plural == "namespaces":
+            namespace = ""
         with cluster.changed:
             if verb == "create":
                 kind = by_plural[plural][0]

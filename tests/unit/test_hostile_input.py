@@ -29,6 +29,7 @@ from gpukiln.kubernetes import cluster, placing, pools
 from gpukiln.kubernetes.addons.runners import _checked
 from gpukiln.kubernetes.addons.settings import Runners, Settings
 from gpukiln.kubernetes.check.reading import LONGEST, Reading
+from gpukiln.kubernetes.check.yamltree import BrokenError
 from gpukiln.kubernetes.manifest import load
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.nodes.hosts import find_targets
@@ -58,7 +59,7 @@ YAML: dict[str, tuple[Callable[[str, Path], Any], type[Exception] | tuple[type[E
     "scenario": (of_file(read_scenario), UsageError),
     "mig": (of_file(lambda file: mig.read_config(file, "")), UsageError),
     "--set": (lambda content, _: _field(f"labels={content}"), UsageError),
-    "manifests": (lambda content, _: load(content), yaml.YAMLError),
+    "manifests": (lambda content, _: load(content), BrokenError),
     "modules of rpm": (lambda content, _: _streams(content.encode(), "https://mirror.example"), GpukilnError),
 }
 
@@ -123,10 +124,10 @@ def test_numbers_that_python_does_not_print_are_none(tmp_path: Path, value: str)
 
 
 @pytest.mark.parametrize("value", ["!!int ''", "!!float ''", "!!int '0x'", "!!float '1:x'", "!!bool maybe"])
-def test_a_value_that_is_not_of_its_tag_is_a_text(value: str) -> None:
+def test_a_value_that_is_not_of_its_tag_is_refused_as_kubectl_does(value: str) -> None:
     reading = Reading()
     reading.text(f"kind: Pod\nspec: {value}\n", "a.yaml")
-    assert (reading.broken, len(reading.things)) == ([], 1)
+    assert [(one.line, len(reading.things)) for one in reading.broken] == [(2, 0)]
     with pytest.raises((ValueError, yaml.YAMLError)):
         parse_yaml(value)
 

@@ -713,6 +713,12 @@ def test_a_file_of_settings_that_does_not_fit_is_refused(typed, tmp_path, text, 
         assert said in typed("--values", str(path), *more, code=2).err
 
 
+def test_a_team_whose_name_a_reader_takes_for_something_else_is_in_quotes(typed):
+    out = typed("--only", "queue", "--flavor", "g5.xlarge", "--team", "y=4", "--team", "1e3=2").out
+    assert "name: 'y'\n" in out
+    assert "clusterQueue: '1e3'\n" in out
+
+
 def test_options_fill_in_what_a_file_leaves_open(typed, tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("runners: {most: 9, labels: [cuda]}\n")
@@ -732,22 +738,25 @@ def test_a_folder_that_is_a_file_is_refused(typed, tmp_path):
     assert path.read_text() == "mine"
 
 
-def run_script(tmp_path, files, *, secret=True):
+def run_script(tmp_path, files, *, secret=True, conflict="", **environment):
     folder.write(tmp_path / "out", files)
     tools = tmp_path / "bin"
     tools.mkdir()
     log = tmp_path / "log"
     for name in ("helm", "kubectl"):
         fails = '[[ $* != *"get secret"* ]]' if not secret else "true"
+        if conflict:
+            fails = f'[[ $* != *"{conflict}" || $* == *--force-conflicts* ]]'
         (tools / name).write_text(f'#!/bin/bash\necho "{name} $*" >>{log}\n{fails}\n')
         (tools / name).chmod(0o755)
-    env = {"PATH": f"{tools}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", tmp_path / "out/install.sh"], env=env, capture_output=True, check=False)
-    return done.returncode, log.read_text().splitlines()
+    env = {"PATH": f"{tools}:/usr/bin:/bin", **environment}
+    script = ["bash", tmp_path / "out/install.sh"]
+    done = subprocess.run(script, env=env, capture_output=True, check=False, text=True)
+    return done.returncode, log.read_text().splitlines(), done.stderr
 
 
 def test_the_script_installs_the_pinned_charts_in_order(example, tmp_path):
-    code, lines = run_script(tmp_path, example)
+    code, lines, _ = run_script(tmp_path, example)
     assert code == 0
     charts = [line.split() for line in lines if line.startswith("helm")]
     pinned = {one.chart: one.version for one in load_add_ons().values() if one.chart}
@@ -769,9 +778,24 @@ def test_the_script_installs_the_pinned_charts_in_order(example, tmp_path):
 
 
 def test_the_script_stops_where_the_runners_secret_is_missing(example, tmp_path):
-    code, lines = run_script(tmp_path, example, secret=False)
+    code, lines, _ = run_script(tmp_path, example, secret=False)
     assert code != 0
     assert lines[-1].startswith("kubectl --namespace arc-runners get secret runner-gpu-github")
+
+
+def test_the_script_says_what_to_do_on_a_conflict(example, tmp_path):
+    # kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts: leave the field, or force
+    code, lines, errors = run_script(tmp_path, example, conflict="health/gpu-health.yaml")
+    assert code == 1
+    assert lines[-1].endswith("health/gpu-health.yaml")
+    assert "to leave them to it, remove them\nfrom health/gpu-health.yaml" in errors
+    assert "FORCE_CONFLICTS=1 bash install.sh" in errors
+
+
+def test_the_script_takes_fields_over_where_that_is_asked_for(example, tmp_path):
+    code, lines, _ = run_script(tmp_path, example, conflict="health/gpu-health.yaml", FORCE_CONFLICTS="1")
+    assert code == 0
+    assert all("--force-conflicts" in line for line in lines if line.startswith("kubectl apply"))
 
 
 def test_the_script_is_clean(example, tmp_path):

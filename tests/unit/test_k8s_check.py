@@ -16,7 +16,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes.check import live
 from gpukiln.kubernetes.check.judging import Report, judge
 from gpukiln.kubernetes.check.reading import Reading
-from gpukiln.kubernetes.check.rules import Context
+from gpukiln.kubernetes.check.rules import NEWEST, Context
 from gpukiln.kubernetes.check.workload import dotted
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.quantity import quantity
@@ -447,6 +447,89 @@ def test_the_server_is_asked_and_keeps_nothing(tmp_path: Path, check: Typed) -> 
     assert "server-refuses" in said
     assert "nosuch" in said
     assert Cluster().list("Pod") == []
+
+
+POOL = """\
+apiVersion: karpenter.sh/v1
+kind: NodePool
+metadata: {name: gpu}
+spec: {template: {spec: {requirements: [], nodeClassRef: {group: a.b, kind: C, name: d}}}}
+"""
+CRD = """\
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: nodepools.karpenter.sh}
+spec: {group: karpenter.sh, names: {kind: NodePool, plural: nodepools}, scope: Cluster, versions: []}
+"""
+
+
+@pytest.mark.usefixtures("server")
+def test_what_the_server_does_not_serve_is_a_finding_and_the_others_are_asked(
+    tmp_path: Path, check: Typed
+) -> None:
+    refused = GOOD.replace("{name: p}", "{name: p, namespace: nosuch}")
+    (tmp_path / "a.yaml").write_text("---\n".join([POOL, refused, GOOD]))
+    said = json.loads(check("a.yaml", "--server", "--json", "--rule", "server-refuses", code=1).stdout)
+    assert [(one["object"], one["line"], one["found"]) for one in said["findings"]] == [
+        ("NodePool gpu", 1, "double does not serve karpenter.sh/v1"),
+        ("Pod p", 6, 'can\'t create Pod p: namespaces "nosuch" not found'),
+    ]
+
+
+def test_what_the_files_create_first_is_no_fault(server: ApiServer) -> None:
+    server.kinds["apiextensions.k8s.io/v1"] = {
+        "CustomResourceDefinition": ("customresourcedefinitions", False)
+    }
+    reading = Reading()
+    team = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
+    pod = GOOD.replace("{name: p}", "{name: p, namespace: team}")
+    reading.text("---\n".join([CRD, POOL, team, pod]), "a.yaml")
+    live.ask_server(reading, Cluster())
+    assert reading.broken == []
+    assert [(line, "apply that first" in why) for _, line, why in reading.unchecked] == [
+        (6, True),
+        (15, True),
+    ]
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_an_object_that_the_server_fails_on_is_a_finding(server: ApiServer, status: int) -> None:
+    server.faults.append(Fault("create", "pods", status, message="failed calling webhook"))
+    reading = Reading()
+    reading.text(f"{GOOD}---\n{GOOD.replace('{name: p}', '{name: q, namespace: nosuch}')}", "a.yaml")
+    live.ask_server(reading, Cluster())
+    assert [one.text for one in reading.broken] == [
+        "can't create Pod p: failed calling webhook",
+        'can\'t create Pod q: namespaces "nosuch" not found',
+    ]
+
+
+def test_a_busy_server_leaves_a_gap(server: ApiServer) -> None:
+    server.faults.append(Fault("create", "pods", 503, message="unable to handle the request"))
+    reading = Reading()
+    reading.text(f"{GOOD}---\n{GOOD.replace('{name: p}', '{name: q, namespace: nosuch}')}", "a.yaml")
+    live.ask_server(reading, Cluster())
+    assert reading.unchecked == [("a.yaml", 1, "Pod p: can't create Pod p: unable to handle the request")]
+    assert len(reading.broken) == 1
+
+
+@pytest.mark.parametrize(
+    ("minor", "options", "kubernetes"),
+    [
+        ("29+", (), ["1.29"]),
+        ("31", ("--kubernetes", "1.33..1.34"), ["1.33", "1.34"]),
+        ("99", (), [f"1.{NEWEST}"]),
+    ],
+)
+def test_a_cluster_is_checked_by_its_own_version(
+    check: Typed, server: ApiServer, minor: str, options: tuple[str, ...], kubernetes: list[str]
+) -> None:
+    server.minor = minor
+    said = json.loads(check("--cluster", "--json", *options).stdout)
+    assert said["kubernetes"] == kubernetes
+    assert ["1.99 has no schema here" in one["reason"] for one in said["unchecked"]] == [True] * (
+        minor == "99"
+    )
 
 
 @pytest.mark.usefixtures("server")

@@ -31,6 +31,7 @@ from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.follow import Patience, follow, submit
 from gpukiln.kubernetes.jobs import state
+from gpukiln.kubernetes.jobs.admission import admitted
 from gpukiln.kubernetes.manifest import dump, load
 from gpukiln.kubernetes.rights import RIGHTS
 from tasks import namespace
@@ -786,6 +787,7 @@ def test_the_rights_are_enough_and_the_least(server):
     for number in range(2):
         server.add(node(f"gpu-{number}"))
     server.behave = lambda *_: Outcome(log="a\n")
+    admitted(Cluster(), gpu_job(IMAGE), print)
     assert Told().run(nodes=2, queue="gpu").end.exit_code == 0
     assert "did you mean train?" in Told().watch(Cluster(), "trian").error.hint
     with pytest.raises(IncompatibleError):
@@ -797,6 +799,119 @@ def test_the_rights_are_enough_and_the_least(server):
     assert type(Told().watch(Cluster(), "queued", patience=soon).error) is BusyError
     used = {(group, resource, verb) for verb, group, resource, _ in server.calls}
     assert used == {(right.group, one, verb) for right, one in rights for verb in right.verbs}
+
+
+# --- Pod Security -----------------------------------------------------------------------------------------
+
+
+def enforce(server, level):
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    server.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": labels}})
+
+
+def test_pods_of_the_restricted_level():
+    job = gpu_job(IMAGE, security="restricted", run_as="1000:2000", cache="models:/m", scratch="1Gi:/s")
+    spec = job.manifests()[-1]["spec"]["template"]["spec"]
+    # kubernetes.io/docs/concepts/security/pod-security-standards, restricted
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 2000,
+        "fsGroup": 2000,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert [one["securityContext"] for one in spec["containers"]] == [
+        {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    ]
+    assert not gpu_job(IMAGE, security="restricted", run_as="1000").notes()[1:]
+    assert any("--run-as UID" in one for one in gpu_job(IMAGE, security="restricted").notes())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"security": "restricted", "cache": "/models:/models"}, IncompatibleError, "no folder of the node"),
+        ({"security": "restricted", "run_as": "0"}, IncompatibleError, "is root"),
+        ({"security": "baseline"}, UsageError, "baseline"),
+        ({"run_as": "ann"}, UsageError, "UID or UID:GID"),
+        ({"run_as": "1000:"}, UsageError, "UID or UID:GID"),
+        ({"run_as": str(2**31)}, UsageError, "2147483647"),
+    ],
+)
+def test_what_restricted_pods_can_not_have(options, error, message):
+    with pytest.raises(error, match=message):
+        gpu_job(IMAGE, **options)
+
+
+def test_a_namespace_that_enforces_the_restricted_level_gets_such_pods(server):
+    enforce(server, "restricted")
+    server.add(node("gpu-1"))
+    said = []
+    job = admitted(Cluster(), gpu_job(IMAGE, gpu_model="T4"), said.append)
+    assert job.security == "restricted"
+    assert "default enforces Pod Security restricted" in said[0]
+    submit(Cluster(), job, said.append)
+    assert Told().watch(Cluster(), job.name).end.exit_code == 0
+
+
+@pytest.mark.parametrize("level", ["privileged", "baseline", "restricted"])
+def test_the_level_decides_on_folders_of_the_node(server, level):
+    enforce(server, level)
+    job = gpu_job(IMAGE, cache="/models:/models")
+    if level == "privileged":
+        assert admitted(Cluster(), job, print) is job
+    else:
+        with pytest.raises(IncompatibleError, match=f"default enforces Pod Security {level}"):
+            admitted(Cluster(), job, print)
+
+
+def test_without_the_right_the_level_is_not_known_and_the_job_goes_as_it_is(server):
+    server.rules, said, job = [], [], gpu_job(IMAGE)
+    assert admitted(Cluster(), job, said.append) is job
+    assert said[0].startswith("the Pod Security level of default is not known")
+
+
+def test_pods_that_the_level_refuses_end_the_following(server):
+    enforce(server, "restricted")
+    told = Told().run(patience=Patience(start_s=None, poll_s=0.02))
+    assert type(told.error) is UnavailableError
+    assert 'violates PodSecurity "restricted:latest": allowPrivilegeEscalation' in told.error.message
+    assert "--security restricted" in told.error.hint
+    assert Cluster().get("Job", "train") is None  # nothing of it ran
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"),
+    [
+        ('error looking up service account default/ann: serviceaccount "ann" not found', "--service-account"),
+        ('pod rejected: RuntimeClass "nvidia" not found', "--runtime-class"),
+        ("denied the request: no image of that registry", "kubectl describe job"),
+    ],
+)
+def test_pods_that_are_refused_again_and_again_end_the_following(server, monkeypatch, why, hint):
+    monkeypatch.setattr(server, "refuse_pod", lambda *_: why)
+    told = Told().run(patience=Patience(start_s=None, poll_s=0.02, stuck_s=0.05))
+    assert f'refused again and again: Error creating: pods "train-abcde" is forbidden: {why}' in (
+        told.error.message
+    )
+    assert hint in told.error.hint
+
+
+def test_a_quota_that_is_used_up_is_waited_for(server, monkeypatch):
+    why = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: 8, limited: 8"
+    monkeypatch.setattr(server, "refuse_pod", lambda *_: why)
+    told = Told().run(patience=Patience(start_s=0.4, poll_s=0.02, stuck_s=0.05))
+    assert type(told.error) is BusyError
+    assert "exceeded quota" in told.text
+
+
+def test_an_image_of_root_names_the_option(server):
+    message = "container has runAsNonRoot and image will run as root"  # pkg/kubelet/kuberuntime
+    server.add(node("gpu-1"))
+    server.behave = lambda *_: Outcome(waiting=("CreateContainerConfigError", message))
+    told = Told().run(security="restricted")
+    assert "--run-as UID" in told.error.hint
 
 
 # --- the command ------------------------------------------------------------------------------------------
@@ -833,6 +948,15 @@ def test_a_file_is_written_and_a_second_run_says_what_changed(typed, tmp_path):
     assert "changed" in typed(*WORDS, "--output", str(folder), "--retries", "1").err
     assert [one.name for one in folder.iterdir()] == ["train.yaml"]
     assert "is a file" in typed(*WORDS, "--output", str(folder / "train.yaml"), code=2).err
+
+
+def test_it_is_applied_and_written_as_the_namespace_admits_it(typed, server, tmp_path):
+    enforce(server, "restricted")
+    server.add(node("gpu-1"))
+    assert "securityContext" not in typed(*WORDS).out  # without a cluster nothing is known of namespaces
+    done = typed(*WORDS, "--apply", "--output", str(tmp_path))
+    assert "default enforces Pod Security restricted" in done.err
+    assert "allowPrivilegeEscalation: false" in (tmp_path / "train.yaml").read_text()
 
 
 def test_it_is_applied_followed_and_exits_as_the_job_does(typed, server):

@@ -239,6 +239,13 @@ def test_a_pool_for_each_gpu_the_first_choice_first(nodes):
     assert labels == {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "NVIDIA-A10G"}
 
 
+def test_a_label_that_a_reader_takes_for_something_else_is_in_quotes(nodes):
+    code, out, _ = nodes(*KARPENTER, "--label", "rate=1e-4", "--label", "y=no")
+    assert code == 0
+    assert "rate: '1e-4'\n" in out
+    assert "'y': 'no'\n" in out
+
+
 def test_the_autoscaler_knows_a_group_without_nodes(nodes, tmp_path):
     nodes(*ASG, "--label", "team=vision", "--output", str(tmp_path))
     tags = module((tmp_path / "main.tf").read_text())["locals"]["autoscaler_tags"]

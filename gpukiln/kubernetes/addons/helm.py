@@ -185,6 +185,18 @@ def upgrade(add_on: str, release: str, namespace: str, file: str) -> str:
     return " \\\n  ".join(shlex.join(line) for line in lines)
 
 
+# In install.sh: the fields that these manifests name are gpukiln's, and no others.
+APPLY = """\
+apply() {
+  kubectl apply --server-side --field-manager=gpukiln ${FORCE_CONFLICTS:+--force-conflicts} \\
+    --filename "$1" || {
+    echo "$1: on a conflict, another manager has set these fields: to leave them to it, remove them" >&2
+    echo "from $1; to take them over, run FORCE_CONFLICTS=1 bash install.sh" >&2
+    return 1
+  }
+}"""
+
+
 def apply(file: str) -> str:
-    """The command that applies manifests; ours are the fields that they name, and no others."""
-    return shlex.join(["kubectl", "apply", "--server-side", "--field-manager=gpukiln", "--filename", file])
+    """The command of install.sh that applies manifests."""
+    return shlex.join(["apply", file])

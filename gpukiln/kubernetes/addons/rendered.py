@@ -95,8 +95,11 @@ def _script(steps: Iterable[tuple[str, tuple[str, ...]]]) -> str:
     head = (
         "#!/usr/bin/env bash",
         "# Installs these add-ons, or brings them up to date, in the cluster of kubectl's current context.",
+        "# Helm 4 applies by the server, too: on a conflict, add --force-conflicts to its command.",
         "set -euo pipefail",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        "",
+        helm.APPLY,
         "",
         helm.apply(NAMESPACE),
     )

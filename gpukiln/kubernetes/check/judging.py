@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpukiln.kubernetes.check.fit import Placed, placed
-from gpukiln.kubernetes.check.reading import Reading
+from gpukiln.kubernetes.check.fit import Placed, has_form, placed
+from gpukiln.kubernetes.check.reading import Reading, guarded
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, Fault, Rule, Severity
 from gpukiln.kubernetes.check.rules_form import unserved
@@ -13,6 +13,7 @@ from gpukiln.kubernetes.check.schema import known
 from gpukiln.kubernetes.check.workload import (
     Broken,
     Command,
+    Prose,
     Query,
     Subject,
     Thing,
@@ -135,6 +136,7 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
     """
     chosen, skipped = choose(only, skip)
     findings: list[Finding] = []
+    gaps = list(reading.unchecked)
     left: dict[tuple[str, str], int] = dict.fromkeys(skipped.items(), 0)
     for subject in _subjects(reading):
         for rule in chosen:
@@ -142,25 +144,35 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
                 continue
             if isinstance(subject, Workload) and not (rule.fragments or subject.whole):
                 continue
-            for fault in rule.judge(subject, context):
-                reason = skipped.get(rule.id, _annotated(subject, rule))
-                if reason is None:
-                    findings.append(_finding(rule, subject, fault))
-                else:
-                    left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
+            with guarded(gaps, subject.file, _line(subject), f"rule {rule.id}"):
+                for fault in rule.judge(subject, context):
+                    reason = skipped.get(rule.id, _annotated(subject, rule))
+                    if reason is None:
+                        findings.append(_finding(rule, subject, fault))
+                    else:
+                        left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
+    fits: list[Placed] = []
+    for workload in reading.workloads:
+        with guarded(gaps, workload.file, workload.line, "the search for machines"):
+            fits += placed([workload], context.places)
+            if workload.whole and workload.gpus and not has_form(workload.pod):
+                what = (
+                    f"{workload.label}: no machine is looked for: what it selects nodes by has another form"
+                )
+                gaps.append((workload.file, workload.line, what))
     order = {name: number for number, name in enumerate(reading.files)}
     findings = sorted(
         dict.fromkeys(findings),
         key=lambda one: (order[one.file], one.line, one.severity, one.rule, one.found),
     )
-    unchecked = [Unchecked(*one) for one in reading.unchecked] + _unknown_kinds(reading.things, context)
+    unchecked = [Unchecked(*one) for one in gaps] + _unknown_kinds(reading.things, context)
     return Report(
         SCHEMA,
         tuple(f"1.{minor}" for minor in context.minors),
         tuple(findings),
         tuple(unchecked),
         tuple(Skipped(name, reason, many) for (name, reason), many in sorted(left.items())),
-        placed(reading.workloads, context.places),
+        tuple(fits),
         Counts(
             files=len(reading.files),
             objects=sum(one.role == "object" for one in reading.things),
@@ -198,6 +210,10 @@ def _thing(subject: Subject) -> Thing | None:
     if isinstance(subject, Thing):
         return subject
     return subject.thing if isinstance(subject, Workload | Command | Broken) else None
+
+
+def _line(subject: Subject) -> int:
+    return 1 if isinstance(subject, Prose) else subject.line
 
 
 def _finding(rule: Rule, subject: Subject, fault: Fault) -> Finding:

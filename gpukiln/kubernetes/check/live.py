@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError
+from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, RefusedError, UnavailableError
 from gpukiln.kubernetes.check.reading import Reading
-from gpukiln.kubernetes.check.workload import Broken
+from gpukiln.kubernetes.check.rules import NEWEST
+from gpukiln.kubernetes.check.rules_form import NO_OBJECTS
+from gpukiln.kubernetes.check.schema import OLDEST
+from gpukiln.kubernetes.check.workload import Broken, at
+from gpukiln.kubernetes.cluster import AnswerError, MissingError
 from gpukiln.kubernetes.pools import pool_of_nodes, pools_in
 
 if TYPE_CHECKING:
@@ -50,11 +54,11 @@ def read_cluster(
     """
     found: dict[str, list[dict[str, Any]]] = {}
     name = f"context {cluster.context}"
-    told: list[UnavailableError] = []
+    told: list[GpukilnError] = []
     for kind in KINDS:
         try:
             listed = cluster.list(kind, namespace, everywhere=everywhere)
-        except UnavailableError as error:
+        except (UnavailableError, BusyError) as error:
             told.append(error)
             reading.unchecked.append((name, 1, f"{kind}: {error.message}"))
             continue
@@ -77,37 +81,63 @@ def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
     """
     try:
         nodes = pool_of_nodes(cluster.list("Node"))
-    except UnavailableError as error:
+    except (UnavailableError, BusyError) as error:
         reading.unchecked.append((f"context {cluster.context}", 1, f"Node: {error.message}"))
         return ()
     pools = pools_in(one.object for one in reading.things if one.role == "object")
     return (*((nodes,) if nodes.nodes else ()), *pools)
 
 
-def ask_server(reading: Reading, cluster: Cluster) -> None:
-    """Let the API server judge every object by a dry run; nothing is kept.
+def versions(reading: Reading, cluster: Cluster) -> str:
+    """The cluster's version as `schema.minors` reads it, or the nearest that has schemas.
 
     Raises:
         UnavailableError: It can't be asked.
     """
-    for thing in reading.things:
-        if thing.role != "object" or not thing.api or not thing.kind:
-            continue
+    _, minor = cluster.version()
+    nearest = min(max(minor, OLDEST), NEWEST)
+    if nearest != minor:
+        what = f"Kubernetes 1.{minor} has no schema here: 1.{nearest} is taken for it"
+        reading.unchecked.append((f"context {cluster.context}", 1, what))
+    return f"1.{nearest}"
+
+
+def ask_server(reading: Reading, cluster: Cluster) -> None:
+    """Let the API server validate and admit every object by a dry run; nothing is kept.
+
+    Raises:
+        UnavailableError: It can't be asked.
+    """
+    objects = [
+        one
+        for one in reading.things
+        if one.role == "object" and one.api and one.kind and (one.api, one.kind) not in NO_OBJECTS
+    ]
+    namespaces = {one.name for one in objects if one.kind == "Namespace"}
+    defined = {
+        (at(one.object, ("spec", "group")), at(one.object, ("spec", "names", "kind")))
+        for one in objects
+        if one.kind == "CustomResourceDefinition"
+    }
+    for thing in objects:
+        gap = ""
         if not thing.name:
-            reading.unchecked.append((thing.file, thing.line, f"{thing.kind} without a name: not sent"))
-            continue
+            gap = f"{thing.kind} without a name: not sent"
         try:
-            cluster.create(dict(thing.object), dry_run=True)
+            if not gap:
+                cluster.create(dict(thing.object), dry_run=True)
         except RefusedError:
             continue  # one of that name is there: it was validated and admitted before it was compared
-        except IncompatibleError as error:
+        except MissingError as error:
+            if thing.namespace in namespaces or (thing.api.rpartition("/")[0], thing.kind) in defined:
+                gap = (
+                    f"{thing.label}: {error.message}; these files create it: apply that first, then ask again"
+                )
+            else:
+                reading.broken.append(Broken(thing.file, thing.line, error.message, thing))
+        except (IncompatibleError, AnswerError) as error:
             reading.broken.append(Broken(thing.file, thing.line, error.message, thing))
-        except UnavailableError as error:
-            if not _of_object(error):
-                raise
-            reading.broken.append(Broken(thing.file, thing.line, error.message, thing))
-
-
-def _of_object(error: UnavailableError) -> bool:
-    """Whether a server answered that there is no such kind or namespace, or that the sender may not."""
-    return any(text in error.message for text in ("has no kind", "not found", "forbidden", "could not find"))
+        except BusyError as error:
+            gap = f"{thing.label}: {error.message}"
+        if gap:
+            reading.unchecked.append((thing.file, thing.line, gap))

@@ -7,10 +7,11 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as File
-from typing import Any
+from typing import Any, TypeVar
 
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.kubernetes.check import yamltree
@@ -34,6 +35,8 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.kubernetes.pools import Pool
 from gpukiln.parsing import parse_json
 
+T = TypeVar("T")
+Gap = tuple[str, int, str]  # file, line and reason of what can't be judged
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
 LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
 SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
@@ -59,7 +62,7 @@ class Reading:
     """What was found in some files.
 
     Args:
-        unchecked: File, line and reason of what can't be judged.
+        unchecked: What can't be judged.
         pools: Node pools that a cluster has.
     """
 
@@ -70,7 +73,7 @@ class Reading:
     queries: list[Query] = field(default_factory=list)
     prose: list[Prose] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
-    unchecked: list[tuple[str, int, str]] = field(default_factory=list)
+    unchecked: list[Gap] = field(default_factory=list)
     pools: tuple[Pool, ...] = ()
 
     def text(self, text: str, name: str) -> None:
@@ -81,6 +84,10 @@ class Reading:
         """
         text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
+        with guarded(self.unchecked, name, 1, "the reader"):
+            self._text(text, name)
+
+    def _text(self, text: str, name: str) -> None:
         kind = _kind(text, File(name).suffix.lower())
         if kind == "yaml":
             self._yaml(text, name, 0, whole=True)
@@ -94,7 +101,8 @@ class Reading:
         """Take objects as an API gives them."""
         self.files.append(name)
         for index, one in enumerate(objects):
-            self._thing(Thing(name, index, one))
+            with guarded(self.unchecked, name, 1, "the reader"):
+                self._thing(Thing(name, index, one))
 
     def _document(self, text: str, name: str) -> None:
         lines, blocks = _blocks(text)
@@ -186,22 +194,26 @@ class Reading:
                 if whole:
                     self.unchecked.append((name, one.line_of(()), "no mapping: no object, no values"))
             else:
-                self._value(one, name, index, whole=whole)
+                with guarded(self.unchecked, name, one.above + 1, "the reader"):
+                    self._value(one, name, index, whole=whole)
 
     def _value(self, document: yamltree.Document, name: str, index: int, *, whole: bool) -> None:
         value = document.value
         if sequence(value.get("items")) and str(value.get("kind", "")).endswith("List"):
             for number, item in enumerate(value["items"]):
                 if isinstance(item, dict):
-                    at = _below(document, ("items", number))
-                    self._thing(Thing(name, index, item, "object", line_of=at, twice=()))
+                    line_of = _below(document.line_of, ("items", number))
+                    written = _below(document.written, ("items", number))
+                    self._thing(Thing(name, index, item, line_of=line_of, written=written))
             return
         role, chart = _role(value, whole=whole)
         if role == "unknown":  # a document may show the settings of anything
             if whole:
                 self.unchecked.append((name, document.line_of(()), NEITHER))
             return
-        self._thing(Thing(name, index, value, role, chart, document.line_of, document.twice))
+        self._thing(
+            Thing(name, index, value, role, chart, document.line_of, document.twice, document.written)
+        )
 
     def _thing(self, thing: Thing) -> None:
         self.things.append(thing)
@@ -225,6 +237,22 @@ class Reading:
                 self.commands.append(Command(thing.file, line, tuple(one), thing, path))
         else:
             self.commands.append(Command(thing.file, line, tuple(words), thing, path))
+
+
+@contextmanager
+def guarded(gaps: list[Gap], file: str, line: int, what: str) -> Iterator[None]:
+    """Take an error that nobody expected for a gap: one document never hides what is found in others.
+
+    Args:
+        what: That reads the document, for example "rule schema".
+    """
+    try:
+        yield
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        gap = (file, line, f"{what} could not read this document; please report it with the document ({why})")
+        if gap not in gaps:
+            gaps.append(gap)
 
 
 def read(names: Iterable[str]) -> Reading:
@@ -398,8 +426,8 @@ def options_of(words: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _below(document: yamltree.Document, where: Path) -> Any:
-    return lambda path: document.line_of((*where, *path))
+def _below(of: Callable[[Path], T], where: Path) -> Callable[[Path], T]:
+    return lambda path: of((*where, *path))
 
 
 def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
@@ -414,7 +442,8 @@ def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
     chart = "" if "kind" in value or "apiVersion" in value else chart_of(value)
     if "kind" in value or ("apiVersion" in value and "metadata" in value):
         role: Role = "object"
-    elif isinstance(value.get("jobs"), dict) and {"on", "name"} & value.keys():
+    elif isinstance(value.get("jobs"), dict) and {"true", "name"} & value.keys():
+        # `on`, as the readers of manifests take it
         role = "workflow"
     elif "panels" in value or "panels" in mapping(value.get("dashboard")):
         role = "dashboard"

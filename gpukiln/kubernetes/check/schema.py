@@ -159,34 +159,41 @@ def faults(thing: Thing, minor: int) -> Iterator[Fault]:
     if thing.role == "object":
         validator = _validator(minor, thing.api, thing.kind)
         if validator is not None:
-            yield from _told(validator, thing.object, (), minor)
+            yield from _told(validator, thing.object, (), minor, thing.written)
     elif thing.role in ("fragment", "values") and not thing.chart:
         for of, keys in (("PodSpec", POD_KEYS), ("Container", CONTAINER_KEYS)):
             for key in sorted(keys & thing.object.keys()):
                 if key == "image" and isinstance(thing.object[key], Mapping):
                     continue  # a chart's, in parts
                 if thing.role == "fragment" and thing.object[key] is not None:
-                    yield from _told(_part(minor, of, key), thing.object[key], (key,), minor)
+                    yield from _told(_part(minor, of, key), thing.object[key], (key,), minor, thing.written)
     elif thing.chart == "gha-runner-scale-set":
         fields = _definitions(minor)[f"{_PREFIX}core.v1.PodSpec"]["properties"]
         for key, value in mapping(at(thing.object, ("template", "spec"))).items():
             path = ("template", "spec", key)
             if key in fields:
-                yield from _told(_part(minor, "PodSpec", key), value, path, minor)
+                yield from _told(_part(minor, "PodSpec", key), value, path, minor, thing.written)
             else:
                 yield Fault(f"template.spec: {_unknown(key, fields)}", path)
 
 
-def _told(validator: Draft202012Validator, value: Any, above: Path, minor: int) -> Iterator[Fault]:
+def _told(
+    validator: Draft202012Validator, value: Any, above: Path, minor: int, written: Callable[[Path], str]
+) -> Iterator[Fault]:
     found = sorted(validator.iter_errors(value), key=lambda error: [str(one) for one in error.absolute_path])
     for error in found[:MOST]:
-        for path, text in _words(error):
+        for path, text in _words(error, written((*above, *error.absolute_path))):
             yield Fault(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))
     if len(found) > MOST:
         yield Fault(f"{len(found) - MOST} more faults of form", above)
 
 
-def _words(error: ValidationError) -> Iterator[tuple[Path, str]]:
+def _words(error: ValidationError, written: str) -> Iterator[tuple[Path, str]]:
+    """The path and the words of each fault.
+
+    Args:
+        written: The value as it stands in the file, where it is a scalar.
+    """
     path: Path = tuple(error.absolute_path)
     where = f"{dotted(path)}: " if path else ""
     value: Any = error.instance
@@ -204,14 +211,13 @@ def _words(error: ValidationError) -> Iterator[tuple[Path, str]]:
         wants: Any = error.validator_value
         kinds: list[str] = wants if isinstance(wants, list) else [wants]
         wanted = " or ".join(_WANTED.get(one, one) for one in kinds if one != "null")
-        quotes = (
-            f': put it in quotes, "{value}"' if "string" in kinds and isinstance(value, int | float) else ""
-        )
         shown = str(value).lower() if isinstance(value, bool) else short(value)
-        yield (
-            path,
-            f"{where}found {shown}, wanted {wanted}{quotes.lower() if isinstance(value, bool) else quotes}",
-        )
+        quotes = ""
+        if "string" in kinds and isinstance(value, bool | int | float):
+            quotes = f': put it in quotes, "{written or shown}"'
+            if written and written != shown:
+                shown = f"{written}, which is {shown} in Kubernetes' YAML"
+        yield path, f"{where}found {shown}, wanted {wanted}{quotes}"
     elif error.validator == "enum":
         choices = [str(one) for one in error.validator_value]
         yield path, f"{where}found {short(value)}, wanted {' or '.join(choices)}"

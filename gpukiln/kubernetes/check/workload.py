@@ -54,6 +54,7 @@ class Thing:
         chart: Of values: gha-runner-scale-set, nvidia-device-plugin, dcgm-exporter, or empty.
         line_of: The line (from 1) of a path in the object, or of the nearest thing above it that is there.
         twice: Line and key of what stands twice in one mapping.
+        written: The text of the scalar at a path as it stands in the file; empty where that is not known.
     """
 
     file: str
@@ -63,6 +64,7 @@ class Thing:
     chart: str = ""
     line_of: Callable[[Path], int] = field(default=lambda _: 1, compare=False, repr=False)
     twice: tuple[tuple[int, str], ...] = ()
+    written: Callable[[Path], str] = field(default=lambda _: "", compare=False, repr=False)
 
     @property
     def line(self) -> int:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import yaml
 
+from gpukiln.kubernetes import scalars
 from gpukiln.kubernetes.check.workload import Path
 from gpukiln.parsing import DEEPEST, MOST_VALUES, LimitError, check_yaml
 
-_NULL, _BOOL, _INT, _FLOAT, _MERGE = (
-    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
-)
 _Place = tuple[yaml.Mark, yaml.Node]
 _SPLIT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 
@@ -38,7 +36,7 @@ class Document:
     """One document of a stream.
 
     Args:
-        value: Plain data; days and times stay texts, as the API server reads them.
+        value: Plain data, as the API server reads it (scalars.py).
         twice: Line and key of each key that stands twice in one mapping; the last one counted.
         text: Of the document alone; its nodes, of which few are ever asked for a line, are not kept.
         above: How many lines of the file stand above it.
@@ -60,14 +58,24 @@ class Document:
 
     def line_of(self, path: Path) -> int:
         """The line of a path's key, or of the nearest thing above it that is there."""
-        node, line = self._node, self.above + self._node.start_mark.line + 1
+        line = self._node.start_mark.line
+        for mark, _ in self._way(path):
+            line = mark.line
+        return self.above + line + 1
+
+    def written(self, path: Path) -> str:
+        """The text of a scalar as it stands in the file; empty where there is none at the path."""
+        *_, (_, node) = ((None, self._node), *self._way(path))
+        return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+    def _way(self, path: Path) -> Iterator[_Place]:
+        """What stands at each step of a path, as far as it goes."""
+        node = self._node
         for step in path:
-            found = self._below(node, step)
-            if found is None:
-                break
-            mark, node = found
-            line = self.above + mark.line + 1
-        return line
+            if (found := self._below(node, step)) is None:
+                return
+            yield found
+            node = found[1]
 
     def _below(self, node: yaml.Node, step: str | int) -> _Place | None:
         if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
@@ -75,11 +83,12 @@ class Document:
         if not isinstance(node, yaml.MappingNode):
             return None
         if (known := self._keys.get(id(node))) is None:  # lines are asked for by thousands in one mapping
-            known = {key.value: (key.start_mark, value) for key, value in node.value if key.tag != _MERGE}
+            pairs = ((key, value) for key, value in node.value if key.tag != scalars.MERGE)
+            known = {scalars.key(key): (key.start_mark, value) for key, value in pairs}
             self._keys[id(node)] = known
         if (found := known.get(str(step))) is not None:
             return found
-        merged = (self._below(value, step) for key, value in node.value if key.tag == _MERGE)
+        merged = (self._below(value, step) for key, value in node.value if key.tag == scalars.MERGE)
         return next((one for one in merged if one is not None), None)
 
 
@@ -128,7 +137,7 @@ def _document(text: str, above: int) -> Document | None:
 
 
 def _nodes(text: str) -> Any:
-    loader = yaml.CSafeLoader(text)
+    loader = scalars.Loader(text)
     try:
         return loader.get_single_node()
     finally:
@@ -143,12 +152,11 @@ class _Reader:
         self.twice: list[tuple[int, str]] = []
         self._known: dict[int, tuple[Any, int]] = {}
         self._open: set[int] = set()
-        self._scalars = yaml.SafeLoader("")
 
     def read(self, node: yaml.Node, level: int) -> tuple[Any, int]:
         """The value of a node, and how many values it is made of."""
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node), 1
+            return self._scalar(node, scalars.value), 1
         if (known := self._known.get(id(node))) is not None:
             return known
         if id(node) in self._open or level > DEEPEST:  # aliases may add levels
@@ -167,35 +175,35 @@ class _Reader:
 
     def _mapping(self, node: yaml.Node, level: int) -> tuple[dict[str, Any], int]:
         made: dict[str, Any] = {}
-        below: dict[str, Any] = {}
+        written: set[str] = set()
         size = 1
-        for key, value_node in node.value:
+        for key_node, value_node in node.value:
             value, count = self.read(value_node, level + 1)
             size += count
             if size > MOST_VALUES:
                 text = f"more than {MOST_VALUES:,} values once its aliases are written out"
-                raise BrokenError(text, self._line(key))
-            if key.tag == _MERGE:
-                for one in value if isinstance(value, list) else [value]:
-                    for name, inner in one.items() if isinstance(one, dict) else ():
-                        below.setdefault(name, inner)  # the first that has a key wins
+                raise BrokenError(text, self._line(key_node))
+            if key_node.tag == scalars.MERGE:
+                # go.yaml.in/yaml/v2, decode.go: it replaces keys above it, and the first of a list wins
+                for one in reversed(value) if isinstance(value, list) else [value]:
+                    if not isinstance(one, dict):
+                        raise BrokenError("`<<` takes a mapping or a list of mappings", self._line(key_node))
+                    made.update(one)
                 continue
-            if not isinstance(key, yaml.ScalarNode):
-                raise BrokenError("a key that is no text", self._line(key))
-            if key.value in made:
-                self.twice.append((self._line(key), key.value))
-            made[key.value] = value
-        return {**below, **made}, size
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise BrokenError("a key that is no text", self._line(key_node))
+            key = self._scalar(key_node, scalars.key)
+            if key in written:
+                self.twice.append((self._line(key_node), key))
+            written.add(key)
+            made[key] = value
+        return made, size
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
-        if node.tag == _NULL:
-            return None
-        if node.tag in (_BOOL, _INT, _FLOAT):
-            try:
-                return self._scalars.construct_object(node)
-            except (ValueError, LookupError, ArithmeticError):  # `!!int many`, `!!float ''`
-                return node.value
-        return node.value
+    def _scalar(self, node: yaml.ScalarNode, read: Callable[[yaml.ScalarNode], Any]) -> Any:
+        try:
+            return read(node)
+        except ValueError as error:
+            raise BrokenError(str(error), self._line(node)) from None
 
     def _line(self, node: yaml.Node) -> int:
         return self.above + int(node.start_mark.line) + 1

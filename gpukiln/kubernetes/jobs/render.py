@@ -20,6 +20,10 @@ QUEUE = "kueue.x-k8s.io/queue-name"  # kubernetes-sigs/kueue, docs of v1beta2
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 MASTER_PORT = 29500  # torch.distributed's default
 GPU_TOLERATION = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
+# What Pod Security `restricted` demands of a pod and of each container; of the volumes that are rendered it
+# refuses folders of the node (kubernetes.io/docs/concepts/security/pod-security-standards).
+RESTRICTED = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 HOST = "kubernetes.io/hostname"
 ZONE = "topology.kubernetes.io/zone"
 
@@ -85,12 +89,23 @@ def _pod(job: GpuJob) -> dict[str, Any]:
         **({"runtimeClassName": job.runtime_class} if job.runtime_class else {}),
         **({"priorityClassName": job.priority_class} if job.priority_class else {}),
         **({"imagePullSecrets": [{"name": one} for one in job.pull_secrets]} if job.pull_secrets else {}),
+        **({"securityContext": security} if (security := _security(job)) else {}),
         "nodeSelector": selector,
         **({"affinity": affinity} if affinity else {}),
         "tolerations": _tolerations(job),
         "containers": [_container(job)],
         **({"volumes": volumes} if (volumes := _volumes(job)) else {}),
     }
+
+
+def _security(job: GpuJob) -> dict[str, Any]:
+    user: dict[str, Any] = {}
+    if job.run_as:
+        uid, gid = job.run_as
+        # what is mounted is the group's, so that the user can write to it
+        group = {"fsGroup": gid, "fsGroupChangePolicy": "OnRootMismatch"}
+        user = {"runAsUser": uid, "runAsGroup": gid, **group}
+    return {**user, **(RESTRICTED if job.security else {})}
 
 
 def _selection(job: GpuJob) -> tuple[list[choice.Expression], list[tuple[int, list[choice.Expression]]]]:
@@ -149,6 +164,7 @@ def _container(job: GpuJob) -> dict[str, Any]:
         "name": CONTAINER,
         "image": job.image,
         **words,
+        **({"securityContext": CONFINED} if job.security else {}),
         **({"env": env} if env else {}),
         **({"envFrom": [{"secretRef": {"name": one}} for one in job.env_secrets]} if job.env_secrets else {}),
         "resources": {"requests": asked, "limits": limits},

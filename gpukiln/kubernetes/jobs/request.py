@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, RefusedError, UsageError
@@ -42,6 +42,8 @@ VISIBLE = {
     "NVIDIA_VISIBLE_DEVICES": "the device plugin sets it; a value of the pod's may win, and shows every GPU "
     "of the node",
 }
+Security = Literal["", "restricted"]
+LAST_ID = 2**31 - 1  # kubernetes/kubernetes:pkg/apis/core/validation, IsValidUserID
 OURS = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "JOB_COMPLETION_INDEX")
 
 
@@ -78,6 +80,8 @@ class GpuJob:
         nodes: Pods that run at once and know each other.
         provider: Who makes the nodes; with it on demand is chosen where spot is not.
         arguments: Whether `command` goes to the image's entrypoint and does not replace it.
+        security: restricted: pods that Pod Security of that level admits; empty: the image's own settings.
+        run_as: User and group instead of the image's; none: the image's.
     """
 
     name: str
@@ -117,6 +121,8 @@ class GpuJob:
     labels: tuple[tuple[str, str], ...]
     resources: tuple[tuple[str, str], ...]
     arguments: bool
+    security: Security
+    run_as: tuple[int, int] | None
 
     def manifests(self) -> list[Manifest]:
         """The Job, and the Service by which its pods find each other where they are several."""
@@ -167,6 +173,8 @@ def gpu_job(
     label: Mapping[str, str] | Sequence[str] = (),
     resource: Mapping[str, str] | Sequence[str] = (),
     arguments: bool = False,
+    security: str = "",
+    run_as: str = "",
     allow_latest: bool = False,
 ) -> GpuJob:
     """Read and check a GPU job; `manifests()` of what is returned is what the API server takes.
@@ -217,7 +225,9 @@ def gpu_job(
             "--spot needs --provider: every one has a label of its own for spot nodes",
             hint=f"one of {', '.join(choice.SPOT)}",
         )
-    return GpuJob(
+    if security:
+        choice.check_choice("--security", security, Security)
+    made = GpuJob(
         name=chosen_name,
         image=image,
         command=tuple(command),
@@ -255,7 +265,44 @@ def gpu_job(
         labels=_labels(label, "--label"),
         resources=_resources(resource),
         arguments=arguments,
+        security="",
+        run_as=_user(run_as),
     )
+    return restricted(made) if security else made
+
+
+def restricted(job: GpuJob) -> GpuJob:
+    """The job with pods that Pod Security `restricted` admits.
+
+    Raises:
+        IncompatibleError: It can't be had in that form.
+    """
+    if found := folders(job):
+        raise IncompatibleError(
+            f"--cache {found[0]}: Pod Security restricted admits no folder of the node",
+            hint="--cache CLAIM:/PATH, or --scratch SIZE:/PATH",
+        )
+    if job.run_as and job.run_as[0] == 0:
+        raise IncompatibleError(
+            "--run-as 0 is root, which Pod Security restricted does not admit", hint="such as --run-as 1000"
+        )
+    return replace(job, security="restricted")
+
+
+def folders(job: GpuJob) -> list[str]:
+    """Folders of the node that it mounts, as they were typed."""
+    return [f"{one.source}:{one.path}" for one in job.mounts if one.source.startswith("/")]
+
+
+def _user(text: str) -> tuple[int, int] | None:
+    """A user and its group; the same number where no group is named."""
+    if not text:
+        return None
+    user, colon, group = text.partition(":")
+    parts = (user, group if colon else user)
+    if not all(is_whole(one) and int(one) <= LAST_ID for one in parts):
+        raise UsageError(f"--run-as {text!r}, wanted UID or UID:GID, 0 to {LAST_ID}", hint="--run-as 1000")
+    return int(parts[0]), int(parts[1])
 
 
 def _check_image(image: str, *, allow_latest: bool) -> None:
@@ -518,6 +565,11 @@ def _notes(job: GpuJob) -> Any:
         )
     if job.arch == "arm64":
         yield "these machines are arm64: the image must be built for it"
+    if job.security and not job.run_as:
+        yield (
+            "Pod Security restricted: a container whose image names root or no number as its user does not "
+            "start; --run-as UID names another"
+        )
     for name, value in job.env:
         if value and redact(f"{name}={value}") != f"{name}={value}":
             yield f"--env {name}: who may read Jobs reads it; --env-secret takes it from a Secret"

@@ -1,0 +1,35 @@
+"""Which pods a namespace admits (kubernetes.io/docs/concepts/security/pod-security-admission)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpukiln.errors import IncompatibleError
+from gpukiln.kubernetes.cluster import AnswerError, Cluster
+from gpukiln.kubernetes.jobs.request import GpuJob, folders, restricted
+
+ENFORCE = "pod-security.kubernetes.io/enforce"
+
+
+def admitted(cluster: Cluster, job: GpuJob, say: Callable[[str], None]) -> GpuJob:
+    """The job as its namespace admits it, by the level that the namespace enforces.
+
+    Raises:
+        IncompatibleError: The namespace can't admit it in any form.
+    """
+    namespace = job.namespace or cluster.namespace
+    try:
+        there = cluster.get("Namespace", namespace)
+    except AnswerError as error:
+        say(f"the Pod Security level of {namespace} is not known: {error.message}")
+        return job
+    level = ((there or {}).get("metadata", {}).get("labels") or {}).get(ENFORCE, "")
+    if level in ("baseline", "restricted") and (found := folders(job)):
+        raise IncompatibleError(
+            f"--cache {found[0]}: {namespace} enforces Pod Security {level}: no folder of the node",
+            hint="--cache CLAIM:/PATH, or a namespace that admits it",
+        )
+    if level != "restricted" or job.security == "restricted":
+        return job
+    say(f"{namespace} enforces Pod Security restricted: rendered as with --security restricted")
+    return restricted(job)

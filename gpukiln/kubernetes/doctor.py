@@ -375,13 +375,15 @@ def _unscheduled(seen: Seen, pod: Manifest) -> Iterator[Found]:
         if one["spec"].get("nodeName") == shown and asked(one["spec"]) and _alive(one)
     ]
     holders = (
-        f"; its GPUs are with {', '.join(taken)}" if taken and any(GPU in one for one in problems) else ""
+        f"; its GPUs are with {', '.join(taken)}"
+        if taken and any(GPU in one.text for one in problems)
+        else ""
     )
     yield Found(
         "no-node-fits",
         "error",
         name,
-        f"{said or 'unschedulable'} Nearest is {shown}: {'; '.join(problems)}{holders}",
+        f"{said or 'unschedulable'} Nearest is {shown}: {'; '.join(one.text for one in problems)}{holders}",
         "no node fits all that the pod asks for",
         "ask for less, wait, or add a pool: `invoke k8s.check` says which instance types it fits",
     )

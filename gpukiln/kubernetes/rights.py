@@ -7,6 +7,8 @@ API that allows this and nothing else.
 from __future__ import annotations
 
 import difflib
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,13 +113,24 @@ def _role(
     meta = {"name": name, **({"namespace": where} if where else {})}
     account = kind == "ServiceAccount"
     subject = {"kind": kind, "name": who, **({"namespace": namespace} if account else {"apiGroup": RBAC})}
+    bound = {**meta, "name": _binding_name(name, kind, namespace if account else "", who)}
     return [
         {"apiVersion": f"{RBAC}/v1", "kind": form, "metadata": meta, "rules": rules},
         {
             "apiVersion": f"{RBAC}/v1",
             "kind": f"{form}Binding",
-            "metadata": meta,
+            "metadata": bound,
             "subjects": [subject],
             "roleRef": {"apiGroup": RBAC, "kind": form, "name": name},
         },
     ]
+
+
+def _binding_name(*parts: str) -> str:
+    """A name per account: two accounts under one name, and the second takes the rights from the first.
+
+    RBAC takes any part of a path as a name, colons included (apimachinery, pkg/api/validation/path).
+    """
+    whole = ":".join(filter(None, parts))
+    plain = re.sub("[/%]", "-", whole)
+    return plain if plain == whole else f"{plain}:{hashlib.sha256(whole.encode()).hexdigest()[:8]}"

@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import re
+import ssl
 import threading
 import time
 import uuid
@@ -30,6 +31,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
 import yaml
+
+from tests.support.pve import certificate
 
 TOKEN = "a-token-of-the-tests"  # noqa: S105 - of this double
 GPU = "nvidia.com/gpu"
@@ -183,9 +186,18 @@ class ApiServer:
         self._server.shutdown()
         self._server.server_close()
 
+    def use_tls(self, folder: Path) -> None:
+        """Speak TLS, with a certificate of a CA that the kubeconfig does not name, and does not verify."""
+        _, pair, _ = certificate(folder)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = self.url.replace("http:", "https:")
+
     def kubeconfig(self, folder: Path, *, token: str = TOKEN, namespace: str = "") -> Path:
         """A kubeconfig with the context `double`."""
         file = folder / "kubeconfig"
+        unverified = {"insecure-skip-tls-verify": True} if self.url.startswith("https:") else {}
         context = {"cluster": "double", "user": "ann"} | ({"namespace": namespace} if namespace else {})
         file.write_text(
             yaml.safe_dump(
@@ -193,7 +205,7 @@ class ApiServer:
                     "apiVersion": "v1",
                     "kind": "Config",
                     "current-context": "double",
-                    "clusters": [{"name": "double", "cluster": {"server": self.url}}],
+                    "clusters": [{"name": "double", "cluster": {"server": self.url, **unverified}}],
                     "users": [{"name": "ann", "user": {"token": token}}],
                     "contexts": [{"name": "double", "context": context}],
                 }

@@ -96,6 +96,16 @@ def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
     )
 
 
+def of_daemon_set(spec: Spec) -> Spec:
+    """A pod's spec as the DaemonSet controller completes it: it goes to cordoned nodes and to those in need.
+
+    (pkg/controller/daemon/util: AddOrUpdateDaemonPodTolerations)
+    """
+    keys = ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
+    added = [{"key": f"node.kubernetes.io/{key}", "operator": "Exists"} for key in keys]
+    return {**spec, "tolerations": [*(spec.get("tolerations") or ()), *added]}
+
+
 def why_not(
     spec: Spec, node: Manifest, left: Mapping[str, Decimal], wanted: Mapping[str, Decimal] | None = None
 ) -> list[Problem]:

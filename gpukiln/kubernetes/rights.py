@@ -54,9 +54,20 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     ),
     "doctor": (
         Right(("nodes", "pods"), ("list",), everywhere=True),
-        Right(("daemonsets",), ("list",), group="apps", everywhere=True),
         Right(("pods/log",), ("get",), everywhere=True),
         Right(("events",), ("list",), everywhere=True),
+        Right(("jobs", "cronjobs"), ("get", "list"), group="batch", everywhere=True),
+        Right(
+            ("deployments", "replicasets", "statefulsets", "daemonsets"),
+            ("get", "list"),
+            group="apps",
+            everywhere=True,
+        ),
+        Right(("jobsets",), ("get", "list"), group="jobset.x-k8s.io", everywhere=True),
+        Right(("rayjobs", "rayclusters", "rayservices"), ("get", "list"), group="ray.io", everywhere=True),
+        Right(("pytorchjobs", "mpijobs"), ("get", "list"), group="kubeflow.org", everywhere=True),
+        Right(("leaderworkersets",), ("get", "list"), group="leaderworkerset.x-k8s.io", everywhere=True),
+        Right(("workloads",), ("list",), group="kueue.x-k8s.io", everywhere=True),
     ),
     # --cluster; what --server sends must be allowed to be created, dry run or not
     "check": (

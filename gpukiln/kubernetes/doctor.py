@@ -192,21 +192,9 @@ def _refused_workloads(cluster: Cluster) -> list[Manifest]:
         if kind := workloads.kind_of(about.get("kind", "")):
             for api in workloads.KINDS[kind]:
                 thing = cluster.get(api, about.get("name", ""), about.get("namespace", ""))
-                if thing and asked(workloads.template(thing)) and _lacks_pods(thing):
+                if thing and asked(workloads.template(thing)) and workloads.lacks_pods(thing, has_pods=False):
                     found[thing["metadata"]["uid"]] = thing
     return list(found.values())
-
-
-def _lacks_pods(thing: Manifest) -> bool:
-    """Whether a controller has fewer pods than it wants (Job, ReplicaSet, StatefulSet, DaemonSet)."""
-    spec, status = thing.get("spec", {}), thing.get("status", {})
-    if thing["kind"] == "Job":
-        ended = any(one["status"] == "True" for one in status.get("conditions") or ())
-        return not ended and status.get("active", 0) < min(
-            spec.get("parallelism", 1), spec.get("completions", 1) - status.get("succeeded", 0)
-        )
-    wanted = status.get("desiredNumberScheduled", spec.get("replicas", 1))
-    return bool(status.get("replicas", status.get("currentNumberScheduled", 0)) < wanted)
 
 
 # --- the cluster ------------------------------------------------------------------------------------------
@@ -674,7 +662,8 @@ def _of_conditions(thing: Manifest, events: list[Manifest], *, has_pods: bool) -
     name, status = _name(thing), thing.get("status", {})
     wrong = [one for one in status.get("conditions") or () if WRONG_IF.get(one["type"]) == one["status"]]
     failures = [one for one in wrong if one["type"] == "ReplicaFailure"]
-    events = [] if has_pods else [one for one in events if one.get("reason", "").startswith("FailedCreate")]
+    refusals = [one for one in events if one.get("reason", "").startswith("FailedCreate")]
+    events = refusals if workloads.lacks_pods(thing, has_pods=has_pods) else []
     if texts := [one.get("message", "") for one in (*failures, *reversed(events))]:
         yield _refused(name, texts[0])
     for one in wrong:

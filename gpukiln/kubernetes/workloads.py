@@ -116,6 +116,21 @@ def is_suspended(thing: Manifest) -> bool:
     return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
+def lacks_pods(thing: Manifest, *, has_pods: bool) -> bool:
+    """Whether an object has fewer pods than it wants; of other kinds than Kubernetes' own: none at all."""
+    spec, status = thing.get("spec", {}), thing.get("status", {})
+    if thing["kind"] == "Job":
+        ended = any(one["status"] == "True" for one in status.get("conditions") or ())
+        at_once = spec.get("parallelism", 1)
+        left = spec.get("completions", at_once) - status.get("succeeded", 0)
+        return not ended and status.get("active", 0) < min(at_once, left)
+    if thing["kind"] in ("ReplicaSet", "StatefulSet"):
+        return int(status.get("replicas", 0)) < int(spec.get("replicas", 1))
+    if thing["kind"] == "DaemonSet":
+        return int(status.get("currentNumberScheduled", 0)) < int(status.get("desiredNumberScheduled", 0))
+    return not has_pods
+
+
 def kept_back(cluster: Cluster, namespace: str, uids: Collection[str]) -> list[Manifest] | None:
     """Why Kueue does not let something run: conditions and admission checks of its Workload.
 

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import yaml
+from urllib3.exceptions import SecurityWarning
 
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.kubernetes.cluster import Cluster
@@ -132,6 +133,7 @@ def test_a_token_that_is_no_good(server, tmp_path, monkeypatch):
 def test_an_unverified_server_is_warned_of_once(server, tmp_path):
     server.use_tls(tmp_path)
     with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", SecurityWarning)  # as urllib3 does when it is imported
         cluster = Cluster(kubeconfig=str(server.kubeconfig(tmp_path)))
         for kind in ("Pod", "Node", "Pod"):
             cluster.list(kind)

@@ -698,6 +698,15 @@ def test_a_quota_that_keeps_a_deployment_from_its_pods(server):
     assert rules() == {}
 
 
+def test_a_quota_that_leaves_room_for_some_of_a_jobs_pods(server):
+    job = workload(server, spec={"parallelism": 4, "completions": 4}, active=1)
+    server.add(owned(pod("train-0"), job))
+    add_event(server, "train", "FailedCreate", f"{PODS}exceeded quota: gpu", "Job")
+    assert list(rules("job/train")) == ["quota-exceeded"]
+    server.objects["jobs", "default", "train"]["status"]["active"] = 4  # it was raised meanwhile
+    assert rules("job/train") == {}
+
+
 def kueue(server, of, **status):
     server.add_kind("kueue.x-k8s.io/v1beta2")
     meta = {"name": "w"}

@@ -113,6 +113,16 @@ class Seen:
     def plugins(self) -> list[Manifest]:
         return [one for one in self.daemon_sets if is_plugin(one["spec"]["template"]["spec"])]
 
+    @property
+    def has_dra_driver(self) -> bool:
+        """Whether GPUs are offered by claims (DRA), for which no device plugin is needed."""
+        images = [
+            container.get("image", "")
+            for one in self.daemon_sets
+            for container in containers(one["spec"]["template"]["spec"])
+        ]
+        return any("dra-driver" in image for image in images)
+
 
 def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
     """Look at a cluster, at a workload and its newest pod, or at one pod; and at the node that it is on.
@@ -162,7 +172,7 @@ def _of_named(
 
 
 def _of_all(seen: Seen, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Found]]:
-    waiting = [one for one in seen.pods if asked(one["spec"]) and _waits_or_was_refused(one)]
+    waiting = [one for one in seen.pods if _wants_gpu(one["spec"]) and _waits_or_was_refused(one)]
     found = [
         *of_cluster(seen),
         *(one for node in seen.gpu_nodes for one in of_node(seen, node)),
@@ -192,7 +202,11 @@ def _refused_workloads(cluster: Cluster) -> list[Manifest]:
         if kind := workloads.kind_of(about.get("kind", "")):
             for api in workloads.KINDS[kind]:
                 thing = cluster.get(api, about.get("name", ""), about.get("namespace", ""))
-                if thing and asked(workloads.template(thing)) and workloads.lacks_pods(thing, has_pods=False):
+                if (
+                    thing
+                    and _wants_gpu(workloads.template(thing))
+                    and workloads.lacks_pods(thing, has_pods=False)
+                ):
                     found[thing["metadata"]["uid"]] = thing
     return list(found.values())
 
@@ -212,7 +226,7 @@ def of_cluster(seen: Seen) -> Iterator[Found]:
             "`invoke k8s.nodes` renders pools whose nodes have label and taint from the start",
         )
     without = [_name(node) for node in seen.gpu_nodes if not _count(node["status"].get("allocatable", {}))]
-    if not seen.plugins and (without or not seen.gpu_nodes):
+    if not (seen.plugins or seen.has_dra_driver) and (without or not seen.gpu_nodes):
         yield Found(
             "no-device-plugin",
             "error" if without else "warning",
@@ -404,7 +418,7 @@ VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 def of_pod(seen: Seen, pod: Manifest) -> Iterator[Found]:
     """Why a pod does not run on a GPU."""
     spec, name = pod["spec"], _name(pod)
-    if not asked(spec):
+    if not _wants_gpu(spec):
         yield Found(
             "asks-for-no-gpu",
             "error",
@@ -738,6 +752,11 @@ def has_gpus(node: Manifest) -> bool:
     amd = "amd" in labels.get("karpenter.k8s.aws/instance-gpu-manufacturer", "")
     named = labels.get(PRESENT) == "true" or any(labels.get(one) for one in ALSO_GPU)
     return not amd and (named or bool(_count(node["status"].get("capacity", {}))))
+
+
+def _wants_gpu(spec: Mapping[str, Any]) -> bool:
+    """Whether a pod asks for GPUs, or for devices by claims, which may be GPUs."""
+    return bool(asked(spec) or spec.get("resourceClaims"))
 
 
 def is_plugin(spec: Mapping[str, Any]) -> bool:

@@ -165,6 +165,17 @@ def test_a_plugin_that_is_no_pod_is_one(server):
     assert rules() == {}
 
 
+def test_gpus_by_claims_need_no_plugin(server):
+    """The image is that of kubernetes-sigs/dra-driver-nvidia-gpu, before NVIDIA/k8s-dra-driver-gpu."""
+    no_plugin(server)
+    server.add(plugin(containers=[{"name": "gpus", "image": "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0"}]))
+    claimed = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]}
+    server.add(pod(gpus=0, **claimed))
+    assert rules() == rules("train") == {}
+    refused("0/2 nodes are available: 2 cannot allocate all claims.", gpus=0, **claimed)(server)
+    assert list(rules()) == ["resource-claim"]
+
+
 def test_what_the_plugin_says_now_counts_before_what_it_said(server):
     """After a restart for want of a driver it fails for its configuration."""
     registered(None, None)(server)

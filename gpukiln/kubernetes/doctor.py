@@ -474,6 +474,8 @@ def _unscheduled(seen: Seen, pod: Manifest) -> Iterator[Found]:
     if not problems:
         yield _fits_and_waits(name, spec, said, shown)
         return
+    if known := symptom_in(said, SCHEDULER):  # more room would not be enough
+        yield _of_symptom(known, name)
     taken = [
         _name(one)
         for one in seen.pods
@@ -507,6 +509,11 @@ def _scheduler_says(seen: Seen, pod: Manifest) -> str:
 
 def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) -> Found:
     """A pod for which a node has room by all that is counted here: what the scheduler says counts more."""
+    claims = [one["name"] for one in spec.get("resourceClaims") or ()]
+    if claims and not said:  # dynamicresources.go: PreEnqueue, which leaves neither condition nor event
+        said = (
+            f"no word of the scheduler, which waits for each resource claim to be there: {', '.join(claims)}"
+        )
     evidence = f"{said or 'no word of the scheduler'}; {node} has room for it by what is counted here"
     if known := symptom_in(said, SCHEDULER):
         return Found(known[0].rule, "error", name, evidence, known[0].cause, known[0].fix)
@@ -653,7 +660,9 @@ def of_workload(seen: Seen, family: list[Manifest], *, has_pods: bool) -> Iterat
     held = next(filter(workloads.is_suspended, family), None)
     found = [_suspended(held, seen.kept_back(held))] if held else []
     for one in family:
-        found += _of_conditions(one, seen.events(one), has_pods=has_pods)
+        more = _of_conditions(one, seen.events(one), has_pods=has_pods)
+        same = {(one.rule, one.evidence) for one in found}  # a Deployment has its ReplicaSet's condition
+        found += [one for one in more if (one.rule, one.evidence) not in same]
     if not (found or has_pods) and family and not _is_done(family[0]):
         said = [
             *(workloads.words(one) for one in family[0].get("status", {}).get("conditions") or ()),

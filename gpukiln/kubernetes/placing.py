@@ -157,7 +157,7 @@ def nearest(
 ) -> tuple[Manifest, list[Problem]] | None:
     """The node that comes nearest to taking a pod, and what keeps it from that; None: there is no node.
 
-    What time doesn't change counts first: a selector, a taint, fewer GPUs than the pod asks for. Then comes
+    What time doesn't change counts first: a selector, a taint, GPUs that the node does not have. Then comes
     what is missing now.
     """
     every, wanted = list(pods), requests(spec)
@@ -167,10 +167,10 @@ def nearest(
         node, problems, left = one
         all_of_it = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
         return (
-            *distance(problems)[:1],
-            any(value > all_of_it.get(key, 0) for key, value in gpus.items()),
+            distance(problems)[0],
+            _missing(gpus, all_of_it),
             len(problems),
-            sum(max(value - left.get(key, Decimal(0)), Decimal(0)) for key, value in gpus.items()),
+            _missing(gpus, left),
         )
 
     tried = []
@@ -179,6 +179,11 @@ def nearest(
         tried.append((node, why_not(spec, node, left, wanted), left))
     best = min(tried, key=lack, default=None)
     return best and best[:2]
+
+
+def _missing(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> Decimal:
+    lacking = (value - max(left.get(key, Decimal(0)), Decimal(0)) for key, value in wanted.items())
+    return sum((one for one in lacking if one > 0), Decimal(0))
 
 
 def distance(problems: Iterable[Problem]) -> tuple[int, int]:

@@ -574,6 +574,20 @@ def test_every_symptom_is_shown():
     assert {one.rule for one in tables} <= {rule for _, rule, *_ in here}
 
 
+def test_the_schedulers_lasting_reason_is_named_where_room_is_missing_too(server):
+    """The message of a real kube-scheduler, of nodes that were full."""
+    server.add(pod("other"))
+    refused('0/2 nodes are available: persistentvolumeclaim "data" not found. not found')(server)
+    assert list(rules("train")) == ["claim-unbound", "no-node-fits"]
+
+
+def test_a_claim_that_is_not_there_leaves_the_scheduler_silent(server):
+    claimed = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
+    server.add(pod(gpus=0, place="", **claimed))
+    server.objects["pods", "default", "train"]["status"]["conditions"] = []
+    assert "waits for each resource claim to be there: gpu" in rules("train")["resource-claim"].evidence
+
+
 def test_who_has_the_gpu_is_named(server):
     server.add(pod("other"))
     server.add(pod(place=""))
@@ -703,7 +717,8 @@ def test_a_quota_that_keeps_a_deployment_from_its_pods(server):
     replicas = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": meta, "spec": template}
     server.add(owned({**replicas, "status": {"replicas": 0, "conditions": [condition_]}}, deployment))
     add_event(server, "train-5d", "FailedCreate", f"Error creating: {message}", "ReplicaSet")
-    assert rules("deploy/train")["quota-exceeded"].evidence == message
+    [found] = diagnose(Cluster(), "deploy/train").found
+    assert (found.rule, found.evidence) == ("quota-exceeded", message)
     assert rules()["quota-exceeded"].about == "ReplicaSet default/train-5d"
     server.objects["replicasets", "default", "train-5d"]["status"]["replicas"] = 1  # the quota was raised
     assert rules() == {}

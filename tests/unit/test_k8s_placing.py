@@ -85,6 +85,12 @@ def test_the_nearest_node_is_one_that_could_take_it():
     assert [one.text for one in problems] == [f"Insufficient {GPU}: 2 asked, 0 left"]
 
 
+def test_of_nodes_that_are_all_too_small_the_largest_is_nearest():
+    nodes = [node("cpu", 0), node("small", 1), node("large", 4)]
+    best, _ = nearest(pod(8), nodes, [other_pod("large", 4)])
+    assert best["metadata"]["name"] == "large"
+
+
 def test_a_selector_is_farther_than_a_taint_and_both_than_room():
     tainted, elsewhere = node("tainted", 2), node("elsewhere", 2)
     tainted["spec"]["taints"].append({"key": "dedicated", "effect": "NoSchedule"})

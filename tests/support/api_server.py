@@ -344,7 +344,7 @@ class ApiServer:
         spec, labels = pod["spec"], one["metadata"]["labels"]
         for taint in one["spec"].get("taints", ()):
             # EKS has the admission plugin ExtendedResourceToleration
-            asked = taint["key"] == GPU and total(pod, GPU)
+            asked = taint["key"] == GPU and taint["effect"] == "NoSchedule" and total(pod, GPU)
             if not asked and taint["effect"] != "PreferNoSchedule" and not tolerated(taint, spec):
                 value = f": {taint['value']}" if taint.get("value") else ""
                 return f"node(s) had untolerated taint {{{taint['key']}{value}}}"
@@ -353,7 +353,8 @@ class ApiServer:
         wanted = all(labels.get(key) == value for key, value in spec.get("nodeSelector", {}).items())
         if not wanted or (terms and not any(matches(labels, term) for term in terms)):
             return "node(s) didn't match Pod's node affinity/selector"
-        if one["spec"].get("unschedulable"):
+        cordon = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+        if one["spec"].get("unschedulable") and not tolerated(cordon, spec):
             return "node(s) were unschedulable"
         others = [
             other

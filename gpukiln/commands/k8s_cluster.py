@@ -137,7 +137,8 @@ def rbac(
 @command(
     help={
         **CLUSTER,
-        "pod": "NAME, NAMESPACE/NAME or job/NAME; without it the cluster and all pods that wait for a GPU",
+        "pod": "NAME, NAMESPACE/NAME, or KIND/NAME of a Job, JobSet, Deployment and others; without it the "
+        "cluster and all pods that wait for a GPU",
         "json": "print one JSON document to standard output",
     }
 )

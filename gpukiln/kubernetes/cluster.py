@@ -11,6 +11,7 @@ import difflib
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ class Cluster:
         settings = client.Configuration()
         settings.retries = False  # one answer in ANSWER_S: waiting is the caller's
         self.context, self.namespace = _load(settings, context, kubeconfig)
+        # urllib3 warns at every request of a kubeconfig with insecure-skip-tls-verify
+        warnings.simplefilter("once", urllib3.exceptions.InsecureRequestWarning)
         self.server = settings.host
         self._api = client.ApiClient(settings)
         self._resources: dict[str, dict[str, dict[str, Any]]] = {}

@@ -2,7 +2,9 @@
 
 Each question is a function that yields what it found. Those of the cluster go from the node up: is there one
 with GPUs, does it say so, does the device plugin run there, does it offer what it has, is it healthy. Those
-of a pod follow its life: does it ask for a GPU, is it scheduled, does it start, why did it end.
+of a workload ask whether it starts pods; those of a pod follow its life: does it ask for a GPU, is it
+scheduled, does it start, why did it end. A pod that does not run and that nothing known explains is shown in
+its own words.
 """
 
 from __future__ import annotations
@@ -14,11 +16,21 @@ from typing import Any, Literal
 
 from gpukiln.catalog import cuda, xid
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
+from gpukiln.kubernetes import workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.images import cuda_of_image
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.placing import GPU, asked, containers, nearest, why_not
-from gpukiln.kubernetes.symptoms import CONTAINER, PLUGIN, WAITING, symptom_in
+from gpukiln.kubernetes.placing import GPU, asked, containers, nearest, of_daemon_set, why_not
+from gpukiln.kubernetes.symptoms import (
+    CONTAINER,
+    CREATION,
+    KUBELET,
+    PLUGIN,
+    SCHEDULER,
+    WAITING,
+    Symptom,
+    symptom_in,
+)
 from gpukiln.parsing import is_whole
 from gpukiln.typed import strict
 
@@ -31,7 +43,9 @@ ALSO_GPU = (
     "karpenter.k8s.aws/instance-gpu-name",
     "k8s.amazonaws.com/accelerator",
 )
+PLUGIN_CONFIG = "nvidia.com/device-plugin.config"  # names a configuration of the plugin's ConfigMap
 LINES = 200  # of a log that is read
+EVENTS = 3  # the last, of what is shown in its own words
 
 # Conditions that are bad when False; all others that are named are bad when True (reference: EKS's node
 # monitoring agent and kubelet say ...Ready, node-problem-detector, NVSentinel, AKS and GKE name the problem).
@@ -87,8 +101,9 @@ class Seen:
     nodes: list[Manifest]
     pods: list[Manifest]
     daemon_sets: list[Manifest]
-    logs: Callable[[Manifest, bool], str] = field(repr=False)
-    events: Callable[[Manifest], list[Manifest]] = field(repr=False)
+    logs: Callable[[Manifest, str, bool], str] = field(repr=False)  # of a container; True: its last start's
+    events: Callable[[Manifest], list[Manifest]] = field(repr=False)  # the oldest first
+    kept_back: Callable[[Manifest], list[Manifest] | None] = field(repr=False)  # by Kueue
 
     @property
     def gpu_nodes(self) -> list[Manifest]:
@@ -98,50 +113,102 @@ class Seen:
     def plugins(self) -> list[Manifest]:
         return [one for one in self.daemon_sets if is_plugin(one["spec"]["template"]["spec"])]
 
+    @property
+    def has_dra_driver(self) -> bool:
+        """Whether GPUs are offered by claims (DRA), for which no device plugin is needed."""
+        images = [
+            container.get("image", "")
+            for one in self.daemon_sets
+            for container in containers(one["spec"]["template"]["spec"])
+        ]
+        return any("dra-driver" in image for image in images)
+
 
 def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
-    """Look at a cluster, or at one pod and the node that it is on.
+    """Look at a cluster, at a workload and its newest pod, or at one pod; and at the node that it is on.
 
     Args:
-        pod: NAME, NAMESPACE/NAME or job/NAME, whose newest pod counts; empty: the cluster, and every pod that
-            waits for a GPU.
+        pod: NAME or NAMESPACE/NAME of a pod, or KIND/NAME of what makes pods, see `workloads.KINDS`; empty:
+            the cluster, every pod that waits for a GPU or that a node did not take, and what can't create
+            any.
 
     Raises:
-        UsageError: There is no such pod.
+        UsageError: There is no such pod or workload.
         UnavailableError: The cluster can't be asked.
     """
     seen = Seen(
         cluster.list("Node"),
         cluster.list("Pod", everywhere=True),
         cluster.list("DaemonSet", everywhere=True),
-        lambda one, previous: _log(cluster, one, previous=previous),
+        lambda one, container, previous: _log(cluster, one, container, previous=previous),
         lambda one: _events(cluster, one),
+        lambda one: _kept_back(cluster, one),
     )
     if pod:
-        chosen = _chosen(seen, pod, namespace or cluster.namespace)
-        node = next(
-            (one for one in seen.nodes if one["metadata"]["name"] == chosen["spec"].get("nodeName")), None
-        )
-        found = [*of_pod(seen, chosen), *(of_node(seen, node) if node and has_gpus(node) else ())]
-        if not chosen["spec"].get("nodeName") and any(one.rule == "no-node-fits" for one in found):
-            found += of_cluster(seen)
-        looked = (_name(chosen), *([_name(node)] if node else []))
+        looked, found = _of_named(seen, *_chosen(cluster, seen, pod, namespace or cluster.namespace))
     else:
-        waiting = [one for one in seen.pods if one["status"].get("phase") == "Pending" and asked(one["spec"])]
-        found = [
-            *of_cluster(seen),
-            *(one for node in seen.gpu_nodes for one in of_node(seen, node)),
-            *(one for pod_ in waiting for one in of_pod(seen, pod_)),
-        ]
-        looked = (
-            f"{len(seen.gpu_nodes)} nodes with GPUs of {len(seen.nodes)}",
-            f"{len(seen.plugins)} device plugins",
-            f"{len(waiting)} pods that wait for a GPU",
-        )
+        looked, found = _of_all(seen, _refused_workloads(cluster))
     order = {"error": 0, "warning": 1}
     return Diagnosis(
         cluster.context, looked, tuple(sorted(dict.fromkeys(found), key=lambda x: order[x.level]))
     )
+
+
+def _of_named(
+    seen: Seen, family: list[Manifest], pod: Manifest | None
+) -> tuple[tuple[str, ...], list[Found]]:
+    found = list(of_workload(seen, family, has_pods=pod is not None))
+    looked = [*family]
+    if pod:
+        place = pod["spec"].get("nodeName")
+        nodes = [one for one in seen.nodes if one["metadata"]["name"] == place]
+        looked += [pod, *nodes]
+        found += of_pod(seen, pod)
+        for node in filter(has_gpus, nodes):
+            found += of_node(seen, node)
+        if not place and any(one.rule == "no-node-fits" for one in found):
+            found += of_cluster(seen)
+    return tuple(map(_name, looked)), found
+
+
+def _of_all(seen: Seen, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Found]]:
+    waiting = [one for one in seen.pods if _wants_gpu(one["spec"]) and _waits_or_was_refused(one)]
+    found = [
+        *of_cluster(seen),
+        *(one for node in seen.gpu_nodes for one in of_node(seen, node)),
+        *(one for thing in refused for one in of_workload(seen, [thing], has_pods=False)),
+        *(one for pod in waiting for one in of_pod(seen, pod)),
+    ]
+    looked = (
+        f"{len(seen.gpu_nodes)} nodes with GPUs of {len(seen.nodes)}",
+        f"{len(seen.plugins)} device plugins",
+        f"{len(waiting)} pods that wait for a GPU or that a node did not take",
+        *map(_name, refused),
+    )
+    return looked, found
+
+
+def _waits_or_was_refused(pod: Manifest) -> bool:
+    """Whether a pod waits, or failed by the kubelet and not by what ran in it."""
+    status = pod["status"]
+    return status.get("phase") == "Pending" or (status.get("phase") == "Failed" and "reason" in status)
+
+
+def _refused_workloads(cluster: Cluster) -> list[Manifest]:
+    """What wants pods with GPUs and had none created within the last hour: so long events are kept."""
+    found: dict[str, Manifest] = {}
+    for event in cluster.list("Event", everywhere=True, fields="reason=FailedCreate"):
+        about = event.get("involvedObject", {})
+        if kind := workloads.kind_of(about.get("kind", "")):
+            for api in workloads.KINDS[kind]:
+                thing = cluster.get(api, about.get("name", ""), about.get("namespace", ""))
+                if (
+                    thing
+                    and _wants_gpu(workloads.template(thing))
+                    and workloads.lacks_pods(thing, has_pods=False)
+                ):
+                    found[thing["metadata"]["uid"]] = thing
+    return list(found.values())
 
 
 # --- the cluster ------------------------------------------------------------------------------------------
@@ -158,20 +225,22 @@ def of_cluster(seen: Seen) -> Iterator[Found]:
             "the pool is scaled to zero, its machines have no GPU, or nobody labels them",
             "`invoke k8s.nodes` renders pools whose nodes have label and taint from the start",
         )
-    if not seen.plugins:
+    without = [_name(node) for node in seen.gpu_nodes if not _count(node["status"].get("allocatable", {}))]
+    if not (seen.plugins or seen.has_dra_driver) and (without or not seen.gpu_nodes):
         yield Found(
             "no-device-plugin",
-            "error",
+            "error" if without else "warning",
             "cluster",
-            f"none of {len(seen.daemon_sets)} DaemonSets runs NVIDIA's device plugin",
-            "nobody installed it: no node offers nvidia.com/gpu (Bottlerocket and Auto Mode have their own)",
+            f"none of {len(seen.daemon_sets)} DaemonSets runs NVIDIA's device plugin"
+            + (f", and no {GPU} is offered by {', '.join(without)}" if without else ""),
+            "nobody installed it, and the nodes bring none, as those of Bottlerocket and EKS Auto Mode do",
             "`invoke k8s.addons --only plugin` renders it",
         )
     for one in seen.plugins:
         status = one.get("status", {})
         wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
         if not wanted and seen.gpu_nodes:
-            spec = one["spec"]["template"]["spec"]
+            spec = of_daemon_set(one["spec"]["template"]["spec"])
             why = [problem.text for node in seen.gpu_nodes for problem in why_not(spec, node, {})]
             yield Found(
                 "device-plugin-nowhere",
@@ -202,10 +271,10 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
     offered = _count(status.get("allocatable", {}))
     registered = _count(status.get("capacity", {}))
     counted = labels.get(f"{GPU}.count", "")
-    plugin = next(
-        (one for one in seen.pods if one["spec"].get("nodeName") == meta["name"] and is_plugin(one["spec"])),
-        None,
-    )
+    plugins = [
+        one for one in seen.pods if one["spec"].get("nodeName") == meta["name"] and is_plugin(one["spec"])
+    ]
+    plugin = max(plugins, key=lambda one: (_alive(one), _age(one)), default=None)
     if PRESENT not in labels:
         yield Found(
             "label-missing",
@@ -225,9 +294,9 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
             f"taint the pool with {GPU}=true:NoSchedule; pods that ask for a GPU tolerate it",
         )
     if not offered:
-        yield from _nothing_offered(seen, node, plugin)
+        yield from _nothing_offered(seen, node, plugin, registered)
     elif offered < max(registered, int(counted) if is_whole(counted) and not _shared(labels) else 0):
-        log = seen.logs(plugin, False) if plugin else ""
+        log = _plugin_logs(seen, plugin)[1][0] if plugin else ""
         line = _line(log, r"(?i)xid|unhealthy")
         yield Found(
             "gpu-unhealthy",
@@ -242,13 +311,13 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
         yield from _condition(name, one)
 
 
-def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None) -> Iterator[Found]:
-    name = _name(node)
+def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None, registered: int) -> Iterator[Found]:
+    name, labels = _name(node), node["metadata"].get("labels", {})
     if plugin is None:
         why = [
             problem.text
             for one in seen.plugins
-            for problem in why_not(one["spec"]["template"]["spec"], node, {})
+            for problem in why_not(of_daemon_set(one["spec"]["template"]["spec"]), node, {})
         ]
         if seen.plugins:
             yield Found(
@@ -261,21 +330,69 @@ def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None) -> Ite
                 "give the node the label that the DaemonSet selects by, or the DaemonSet the toleration",
             )
         return
-    log = "\n".join((seen.logs(plugin, True), seen.logs(plugin, False)))
-    if known := symptom_in(log, PLUGIN):
-        symptom, line = known
-        said = f"it offers no {GPU}; {_name(plugin)} says: {_short(line)}"
-        yield Found(symptom.rule, "error", name, said, symptom.cause, symptom.fix)
-        return
-    said = next((one for one in (_waiting(plugin), *log.splitlines()[-1:]) if one), "nothing")
-    yield Found(
-        "device-plugin-fails",
-        "error",
-        name,
-        f"it offers no {GPU}; {_name(plugin)} says: {said}",
-        "the device plugin found no GPU: no driver on the node, or it started before the driver",
-        "`invoke node.doctor` looks at the node; delete the plugin's pod once the driver is loaded",
-    )
+    container, logs = _plugin_logs(seen, plugin)
+    has = f"offers no {GPU}" + (f" and has {registered}" if registered else "")
+    for log in logs:
+        if known := symptom_in(log, PLUGIN):
+            symptom, line = known
+            asks = (
+                f"; the node's label {PLUGIN_CONFIG} is {labels[PLUGIN_CONFIG]}"
+                if PLUGIN_CONFIG in labels
+                else ""
+            )
+            said = f"it {has}; {_name(plugin)}, container {container}, says: {_short(line)}"
+            yield Found(
+                symptom.rule,
+                "error",
+                name,
+                said + (asks if symptom.rule == "device-plugin-config" else ""),
+                symptom.cause,
+                symptom.fix,
+            )
+            return
+    last = next((line for log in logs for line in log.splitlines()[-1:] if line), "")
+    waiting = _waiting(plugin)
+    said = f"it {has}; {_name(plugin)}, container {container}, says: {waiting or _short(last) or 'nothing'}"
+    meta = plugin["metadata"]
+    read = f"`kubectl -n {meta['namespace']} logs {meta['name']} -c {container}` has all of it"
+    if registered:
+        yield Found(
+            "gpu-unhealthy",
+            "error",
+            name,
+            said,
+            "the device plugin marked every GPU unhealthy, or it ended and the kubelet keeps its number",
+            f"{read}; `invoke node.doctor` looks at the GPUs; the plugin offers them again after its restart",
+        )
+    elif not waiting and any(key.startswith("nvidia.com/") for key in node["status"].get("capacity", {})):
+        yield Found(
+            "device-plugin-no-devices",
+            "error",
+            name,
+            said,
+            "the plugin registered at the kubelet and has no device to offer: its configuration leaves all "
+            "GPUs out, MIG is on without instances, or the GPUs went away from the driver",
+            f"{read}; `invoke node.doctor` says whether the driver has the GPUs",
+        )
+    else:
+        yield Found(
+            "device-plugin-fails",
+            "error",
+            name,
+            said,
+            "the device plugin has not registered at the kubelet, for a reason that is not known here"
+            if waiting or last
+            else "the device plugin says nothing: it may have started before the driver",
+            f"{read}; `invoke node.doctor` looks at the driver",
+        )
+
+
+def _plugin_logs(seen: Seen, plugin: Manifest) -> tuple[str, list[str]]:
+    """The container that fails, else the plugin itself; its log, now and of its last start."""
+    failing = [one["name"] for one in _statuses(plugin) if _failure(one) or _word_of(one)]
+    main = [one["name"] for one in plugin["spec"]["containers"] if _serves(one)]
+    name = next(iter((*failing, *main)))
+    return name, [seen.logs(plugin, name, False), seen.logs(plugin, name, True)]
 
 
 def _condition(name: str, one: Mapping[str, str]) -> Iterator[Found]:
@@ -301,7 +418,7 @@ VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 def of_pod(seen: Seen, pod: Manifest) -> Iterator[Found]:
     """Why a pod does not run on a GPU."""
     spec, name = pod["spec"], _name(pod)
-    if not asked(spec):
+    if not _wants_gpu(spec):
         yield Found(
             "asks-for-no-gpu",
             "error",
@@ -322,34 +439,30 @@ def of_pod(seen: Seen, pod: Manifest) -> Iterator[Found]:
                 "inside a container GPUs are numbered from 0 again: it hides them, or reaches for others",
                 "leave it out: the device plugin says which GPUs are seen",
             )
+    why: list[Found] = []
     if not spec.get("nodeName") and pod["status"].get("phase") == "Pending":
-        yield from _unscheduled(seen, pod)
-    yield from _not_started(seen, pod)
-    yield from _ended(seen, pod)
+        why += _unscheduled(seen, pod)
+    why += [*_not_started(seen, pod), *_not_taken(pod), *_ended(seen, pod)]
+    yield from why
     yield from _driver(seen, pod)
+    if not why and not _is_well(pod):
+        yield _in_its_own_words(seen, pod)
 
 
 def _unscheduled(seen: Seen, pod: Manifest) -> Iterator[Found]:
     name, spec = _name(pod), pod["spec"]
-    said = next(
-        (
-            one.get("message", "")
-            for one in pod["status"].get("conditions", ())
-            if one["type"] == "PodScheduled"
-        ),
-        "",
-    )
     gates = [one["name"] for one in spec.get("schedulingGates", ())]
     if gates:
         yield Found(
             "scheduling-gated",
             "warning",
             name,
-            f"it waits for {', '.join(gates)}",
+            f"it waits for {', '.join(gates)}{_because(seen.kept_back(pod))}",
             "a queue (Kueue) has not admitted it, or who set the gate has not removed it",
             "`kubectl get workloads` shows Kueue's reason: quota, or a flavor that does not fit",
         )
         return
+    said = _scheduler_says(seen, pod)
     best = nearest(spec, seen.nodes, seen.pods)
     if best is None:
         yield Found(
@@ -359,88 +472,153 @@ def _unscheduled(seen: Seen, pod: Manifest) -> Iterator[Found]:
     node, problems = best
     shown = node["metadata"]["name"]
     if not problems:
-        evidence = f"{said or 'no word of the scheduler'}; {shown} has room for it now"
-        yield Found(
-            "not-scheduled-yet",
-            "warning",
-            name,
-            evidence,
-            "room became free a moment ago, or its scheduler does not run",
-            f"look again in a minute; its scheduler is {spec.get('schedulerName', 'default-scheduler')}",
-        )
+        yield _fits_and_waits(name, spec, said, shown)
         return
+    if known := symptom_in(said, SCHEDULER):  # more room would not be enough
+        yield _of_symptom(known, name)
     taken = [
         _name(one)
         for one in seen.pods
         if one["spec"].get("nodeName") == shown and asked(one["spec"]) and _alive(one)
     ]
     holders = (
-        f"; its GPUs are with {', '.join(taken)}" if taken and any(GPU in one for one in problems) else ""
+        f"; its GPUs are with {', '.join(taken)}"
+        if taken and any(GPU in one.text for one in problems)
+        else ""
     )
     yield Found(
         "no-node-fits",
         "error",
         name,
-        f"{said or 'unschedulable'} Nearest is {shown}: {'; '.join(problems)}{holders}",
+        f"{said or 'unschedulable'} Nearest is {shown}: {'; '.join(one.text for one in problems)}{holders}",
         "no node fits all that the pod asks for",
         "ask for less, wait, or add a pool: `invoke k8s.check` says which instance types it fits",
     )
 
 
+def _scheduler_says(seen: Seen, pod: Manifest) -> str:
+    """Why the scheduler has not placed a pod: its condition, else its last event."""
+    conditions = [
+        one.get("message", "")
+        for one in pod["status"].get("conditions", ())
+        if one["type"] == "PodScheduled" and one["status"] != "True"
+    ]
+    events = [one.get("message", "") for one in seen.events(pod) if one.get("reason") == "FailedScheduling"]
+    return next(filter(None, (*conditions, *reversed(events))), "")
+
+
+def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) -> Found:
+    """A pod for which a node has room by all that is counted here: what the scheduler says counts more."""
+    claims = [one["name"] for one in spec.get("resourceClaims") or ()]
+    if claims and not said:  # dynamicresources.go: PreEnqueue, which leaves neither condition nor event
+        said = (
+            f"no word of the scheduler, which waits for each resource claim to be there: {', '.join(claims)}"
+        )
+    evidence = f"{said or 'no word of the scheduler'}; {node} has room for it by what is counted here"
+    if known := symptom_in(said, SCHEDULER):
+        return Found(known[0].rule, "error", name, evidence, known[0].cause, known[0].fix)
+    if said and not re.search(r"Insufficient |Too many pods", said):
+        return Found(
+            "scheduler-refuses",
+            "error",
+            name,
+            evidence,
+            "the scheduler refuses for what it says, which is not counted here",
+            "`kubectl describe pod` shows its events; its scheduler's log says more",
+        )
+    return Found(
+        "not-scheduled-yet",
+        "warning",
+        name,
+        evidence,
+        "room became free a moment ago, or its scheduler does not run",
+        f"look again in a minute; its scheduler is {spec.get('schedulerName', 'default-scheduler')}",
+    )
+
+
 def _not_started(seen: Seen, pod: Manifest) -> Iterator[Found]:
-    waiting = _waiting(pod)
-    words = [waiting, *(one.get("message", "") for one in seen.events(pod) if one.get("type") == "Warning")]
-    if not pod["spec"].get("nodeName") or pod["status"].get("phase") != "Pending":
-        words = [waiting]
-    for text in filter(None, words):
+    texts = [_waiting(pod)]
+    if pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending":
+        texts += [_event_words(one) for one in reversed(seen.events(pod)) if one.get("type") == "Warning"]
+    for text in filter(None, texts):
         if known := symptom_in(" ".join(text.split()), WAITING):
-            symptom, line = known
-            yield Found(symptom.rule, "error", _name(pod), _short(line), symptom.cause, symptom.fix)
+            yield _of_symptom(known, _name(pod))
             return
+
+
+def _not_taken(pod: Manifest) -> Iterator[Found]:
+    """What the kubelet says of a pod that it did not take, or that it ended."""
+    status = pod["status"]
+    said = f"{status.get('reason', '')}: {status.get('message', '')}"
+    if status.get("phase") == "Failed" and (known := symptom_in(" ".join(said.split()), KUBELET)):
+        yield _of_symptom(known, _name(pod))
 
 
 def _ended(seen: Seen, pod: Manifest) -> Iterator[Found]:
-    name, status = _name(pod), pod["status"]
-    if status.get("reason") == "Evicted":
-        yield Found(
-            "evicted",
-            "error",
-            name,
-            _short(status.get("message", "Evicted")),
-            "the node ran short of memory or disk, and the pod had more than it had asked for",
-            "ask for what it needs; models and caches belong on a volume or the node's NVMe",
-        )
-    for one in status.get("containerStatuses", ()):
-        for state, previous in ((one.get("state", {}), False), (one.get("lastState", {}), True)):
-            ended = state.get("terminated")
-            if not ended or ended.get("exitCode") == 0:
-                continue
-            if ended.get("reason") == "OOMKilled":
-                yield Found(
-                    "out-of-memory",
-                    "error",
-                    name,
-                    f"container {one['name']} was OOMKilled, exit {ended.get('exitCode')}",
-                    "it needed more main memory than its limit; /dev/shm of medium Memory counts too",
-                    "raise limits.memory; fewer workers of the data loader; this is not the GPU's memory",
-                )
-                return
-            log = seen.logs(pod, previous)
-            if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
-                symptom, line = known
-                said = f"container {one['name']} says: {_short(line)}"
-                yield Found(symptom.rule, "error", name, said, symptom.cause, symptom.fix)
-                return
-            last = _short(next(iter(reversed(log.splitlines())), "nothing"))
+    name = _name(pod)
+    before = {one["name"] for one in pod["spec"].get("initContainers") or ()}
+    for one in _statuses(pod):
+        failure = _failure(one)
+        if failure is None:
+            continue
+        ended, previous = failure
+        what = f"{'init container' if one['name'] in before else 'container'} {one['name']}"
+        if ended.get("reason") == "OOMKilled":
             yield Found(
-                "container-failed",
+                "out-of-memory",
                 "error",
                 name,
-                f"container {one['name']} exits {ended.get('exitCode')}; its last line: {last}",
-                "nothing that is known of GPUs is in its log",
-                f"`kubectl logs {'--previous ' if previous else ''}{pod['metadata']['name']}` has all of it",
+                f"{what} was OOMKilled, exit {ended.get('exitCode')}",
+                "it needed more main memory than its limit; /dev/shm of medium Memory counts too",
+                "raise limits.memory; fewer workers of the data loader; this is not the GPU's memory",
             )
             return
+        log = seen.logs(pod, one["name"], previous)
+        if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
+            symptom, line = known
+            yield Found(
+                symptom.rule, "error", name, f"{what} says: {_short(line)}", symptom.cause, symptom.fix
+            )
+            return
+        last = _short(next(iter(reversed(log.splitlines())), "nothing"))
+        options = f"{'--previous ' if previous else ''}{pod['metadata']['name']} -c {one['name']}"
+        yield Found(
+            "container-failed",
+            "error",
+            name,
+            f"{what} exits {ended.get('exitCode')}; its last line: {last}",
+            "nothing that is known of GPUs is in its log",
+            f"`kubectl logs {options}` has all of it",
+        )
+        return
+
+
+def _in_its_own_words(seen: Seen, pod: Manifest) -> Found:
+    """A pod that does not run, where nothing that is known says why."""
+    status, phase = pod["status"], pod["status"].get("phase", "Unknown")
+    events = seen.events(pod)
+    warnings = [one for one in events if one.get("type") == "Warning"]
+    states = [
+        f"container {one['name']} {kind} {state.get('reason', '')}".rstrip()
+        for one in _statuses(pod)
+        for kind, state in one.get("state", {}).items()
+    ]
+    said = [
+        f"phase {phase}",
+        ": ".join(filter(None, (status.get("reason", ""), status.get("message", "")))),
+        *(workloads.words(one) for one in status.get("conditions") or () if one["status"] != "True"),
+        _waiting(pod) or ", ".join(states),
+        *(_event_words(one) for one in (warnings or events)[-EVENTS:]),
+    ]
+    bad = phase != "Pending" or bool(warnings) or bool(_waiting(pod))
+    return Found(
+        "pod-not-running",
+        "error" if bad else "warning",
+        _name(pod),
+        "; ".join(_short(one) for one in dict.fromkeys(said) if one),
+        "nothing that is known here explains it" if bad else "it is about to start, as far as can be seen",
+        "`kubectl describe pod` shows all of it" if bad else "look again in a minute",
+    )
 
 
 def _driver(seen: Seen, pod: Manifest) -> Iterator[Found]:
@@ -466,6 +644,115 @@ def _driver(seen: Seen, pod: Manifest) -> Iterator[Found]:
             )
 
 
+# --- what pods come from ----------------------------------------------------------------------------------
+
+# Conditions that say that an object does not do its work (batch/v1, apps/v1, JobSet, Kubeflow, KubeRay).
+WRONG_IF = {"Failed": "True", "ReplicaFailure": "True", "Progressing": "False", "HeadPodReady": "False"}
+
+
+def of_workload(seen: Seen, family: list[Manifest], *, has_pods: bool) -> Iterator[Found]:
+    """Why an object starts no pods, or gave up.
+
+    Args:
+        family: It, and the objects by which it makes its pods.
+        has_pods: Whether pods of it are there: they say more.
+    """
+    held = next(filter(workloads.is_suspended, family), None)
+    found = [_suspended(held, seen.kept_back(held))] if held else []
+    for one in family:
+        more = _of_conditions(one, seen.events(one), has_pods=has_pods)
+        same = {(one.rule, one.evidence) for one in found}  # a Deployment has its ReplicaSet's condition
+        found += [one for one in more if (one.rule, one.evidence) not in same]
+    if not (found or has_pods) and family and not _is_done(family[0]):
+        said = [
+            *(workloads.words(one) for one in family[0].get("status", {}).get("conditions") or ()),
+            *(_event_words(event) for one in family for event in seen.events(one)[-EVENTS:]),
+        ]
+        found.append(
+            Found(
+                "no-pods",
+                "warning",
+                _name(family[0]),
+                f"it has no pod; {'; '.join(map(_short, said)) or 'neither conditions nor events say why'}",
+                "it wants none (replicas, parallelism, schedule), or its controller does not run",
+                "`kubectl describe` shows all of it; look at its controller's pods",
+            )
+        )
+    yield from found
+
+
+def _of_conditions(thing: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Found]:
+    name, status = _name(thing), thing.get("status", {})
+    wrong = [one for one in status.get("conditions") or () if WRONG_IF.get(one["type"]) == one["status"]]
+    failures = [one for one in wrong if one["type"] == "ReplicaFailure"]
+    refusals = [one for one in events if one.get("reason", "").startswith("FailedCreate")]
+    events = refusals if workloads.lacks_pods(thing, has_pods=has_pods) else []
+    if texts := [one.get("message", "") for one in (*failures, *reversed(events))]:
+        yield _refused(name, texts[0])
+    for one in wrong:
+        if one not in failures and not (has_pods and one["status"] == "False"):
+            yield _gave_up(name, workloads.words(one))
+    if status.get("jobDeploymentStatus") in ("Failed", "ValidationFailed"):  # RayJob has no conditions
+        said = (status["jobDeploymentStatus"], status.get("reason"), status.get("message"))
+        yield _gave_up(name, f"jobDeploymentStatus is {': '.join(filter(None, said))}")
+
+
+def _suspended(thing: Manifest, by_kueue: list[Manifest] | None) -> Found:
+    name, queue = _name(thing), thing["metadata"].get("labels", {}).get(workloads.QUEUE, "")
+    if by_kueue is None:
+        return Found(
+            "suspended",
+            "warning",
+            name,
+            "it is suspended, and Kueue has no Workload of it"
+            + (f", though it names queue {queue}" if queue else ""),
+            "somebody suspended it" if not queue else "Kueue does not run, or does not manage this kind",
+            "set suspend to false, or have Kueue manage it",
+        )
+    return Found(
+        "queue-waits",
+        "warning",
+        name,
+        f"it is suspended{_because(by_kueue)}",
+        "Kueue has not admitted it: its queue has no quota left, or an admission check is not ready",
+        "wait, ask for less, or another queue; `kubectl get clusterqueues` shows what is used",
+    )
+
+
+def _refused(name: str, text: str) -> Found:
+    said = " ".join(text.split())
+    if known := symptom_in(said, CREATION):
+        return _of_symptom(known, name)
+    return Found(
+        "pods-refused",
+        "error",
+        name,
+        _short(said),
+        "the API server does not take the pods that it wants to create",
+        "change what the message names",
+    )
+
+
+def _gave_up(name: str, said: str) -> Found:
+    return Found(
+        "workload-failed",
+        "error",
+        name,
+        _short(said),
+        "its controller gave up, or waits for something that does not come",
+        "its pods say why where they are still there; `kubectl describe` shows its events",
+    )
+
+
+def _is_done(thing: Manifest) -> bool:
+    """Whether it ended well; its pods may be gone."""
+    done = ("Complete", "Completed", "Succeeded", "SuccessCriteriaMet")
+    status = thing.get("status", {})
+    return status.get("jobDeploymentStatus") == "Complete" or any(
+        one["type"] in done and one["status"] == "True" for one in status.get("conditions") or ()
+    )
+
+
 # --- what all of them use ---------------------------------------------------------------------------------
 
 
@@ -476,48 +763,53 @@ def has_gpus(node: Manifest) -> bool:
     return not amd and (named or bool(_count(node["status"].get("capacity", {}))))
 
 
+def _wants_gpu(spec: Mapping[str, Any]) -> bool:
+    """Whether a pod asks for GPUs, or for devices by claims, which may be GPUs."""
+    return bool(asked(spec) or spec.get("resourceClaims"))
+
+
 def is_plugin(spec: Mapping[str, Any]) -> bool:
     """Whether a pod is NVIDIA's device plugin: chart, static manifest and operator take the same image."""
-    return any("k8s-device-plugin" in one.get("image", "") for one in spec.get("containers", ())) and any(
-        "gpu-feature-discovery" not in " ".join(one.get("command", ())) for one in spec.get("containers", ())
-    )
+    return any(_serves(one) for one in spec.get("containers", ()))
 
 
-def _chosen(seen: Seen, text: str, namespace: str) -> Manifest:
-    kind, _, name = text.rpartition("/")
-    if kind in ("job", "jobs", "job.batch"):
-        own = [
-            one
-            for one in seen.pods
-            if one["metadata"]["namespace"] == namespace
-            and name
-            in (
-                one["metadata"].get("labels", {}).get(key)
-                for key in ("job-name", "batch.kubernetes.io/job-name")
-            )
-        ]
-    else:
-        namespace = kind if kind not in ("", "pod", "pods") else namespace
-        own = [
-            one
-            for one in seen.pods
-            if (one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name)
-        ]
-    if own:
-        return max(own, key=lambda one: one["metadata"].get("creationTimestamp", ""))
+def _serves(container: Mapping[str, Any]) -> bool:
+    """Whether a container is the plugin itself: feature discovery and others come in the same image."""
+    line = " ".join((*(container.get("command") or ()), *(container.get("args") or ())))
+    other = re.search("gpu-feature-discovery|config-manager|mps-control-daemon", line)
+    return "k8s-device-plugin" in container.get("image", "") and not other
+
+
+def _chosen(
+    cluster: Cluster, seen: Seen, text: str, namespace: str
+) -> tuple[list[Manifest], Manifest | None]:
+    """What was named: objects that make pods, and the pod to look at, one that waits or the newest."""
+    word, _, name = text.rpartition("/")
+    family: list[Manifest] = []
+    if kind := workloads.kind_of(word):
+        root = workloads.workload(cluster, kind, name, namespace)
+        family, own = workloads.family(cluster, root, seen.pods)
+        newest = max(own, key=lambda one: (one["status"].get("phase") == "Pending", _age(one)), default=None)
+        return family, newest
+    namespace = word if word not in ("", "pod", "pods") else namespace
+    for one in seen.pods:
+        if (one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name):
+            return [], one
     near = [_name(one) for one in seen.pods if name in one["metadata"]["name"]]
     raise UsageError(
         f"no pod {text} in namespace {namespace}",
         hint=f"did you mean {near[0].removeprefix('Pod ')}?"
         if near
-        else "wanted NAME, NAMESPACE/NAME or job/NAME",
+        else f"wanted NAME or NAMESPACE/NAME of a pod, or KIND/NAME: {', '.join(workloads.KINDS)}",
     )
 
 
-def _log(cluster: Cluster, pod: Manifest, *, previous: bool) -> str:
+def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> str:
     meta = pod["metadata"]
     try:
-        lines = list(cluster.logs(meta["name"], meta["namespace"], previous=previous, tail=LINES))
+        lines = list(
+            cluster.logs(meta["name"], meta["namespace"], container=container, previous=previous, tail=LINES)
+        )
     except BusyError:  # it has not started
         return ""
     except UnavailableError as error:
@@ -525,21 +817,78 @@ def _log(cluster: Cluster, pod: Manifest, *, previous: bool) -> str:
     return "\n".join(lines)
 
 
-def _events(cluster: Cluster, pod: Manifest) -> list[Manifest]:
-    meta = pod["metadata"]
-    fields = f"involvedObject.kind=Pod,involvedObject.name={meta['name']}"
+def _events(cluster: Cluster, thing: Manifest) -> list[Manifest]:
+    """Events about an object, the oldest first."""
+    meta = thing["metadata"]
+    fields = f"involvedObject.kind={thing['kind']},involvedObject.name={meta['name']}"
     try:
-        return cluster.list("Event", meta["namespace"], fields=fields)
+        return sorted(cluster.list("Event", meta["namespace"], fields=fields), key=_when)
     except GpukilnError as error:
         raise UnavailableError(error.message, hint=error.hint) from error
 
 
+def _when(event: Manifest) -> str:
+    """Its last time; those of the newer API have no lastTimestamp."""
+    times = ((event.get("series") or {}).get("lastObservedTime"), event.get("lastTimestamp"))
+    later = (event.get("eventTime"), event["metadata"].get("creationTimestamp"))
+    return str(next(filter(None, (*times, *later)), ""))
+
+
+def _event_words(event: Manifest) -> str:
+    return f"{event.get('reason', '')}: {event.get('message', '')}"
+
+
+def _kept_back(cluster: Cluster, thing: Manifest) -> list[Manifest] | None:
+    meta = thing["metadata"]
+    uids = {meta["uid"], *(one["uid"] for one in workloads.owners(thing))}
+    try:
+        return workloads.kept_back(cluster, meta["namespace"], uids)
+    except GpukilnError as error:
+        return [{"type": "Kueue's Workload", "status": "unknown", "message": error.message}]
+
+
+def _because(conditions: list[Manifest] | None) -> str:
+    return f": {'; '.join(_short(workloads.words(one)) for one in conditions)}" if conditions else ""
+
+
+def _statuses(pod: Manifest) -> list[Manifest]:
+    """Of its containers, those first that run first."""
+    status = pod["status"]
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _failure(one: Manifest) -> tuple[Manifest, bool] | None:
+    """How a container failed, and whether that was before its last start."""
+    now, before = (one.get(key, {}).get("terminated") for key in ("state", "lastState"))
+    if now:
+        return (now, False) if now.get("exitCode") else None
+    return (before, True) if before and before.get("exitCode") else None
+
+
+def _word_of(one: Manifest) -> str:
+    """Why a container waits, where it is more than its turn."""
+    waiting = one.get("state", {}).get("waiting", {})
+    if waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
+        return ""
+    return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+
+
 def _waiting(pod: Manifest) -> str:
-    for one in (*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())):
-        waiting = one.get("state", {}).get("waiting", {})
-        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
-    return ""
+    return next(filter(None, map(_word_of, _statuses(pod))), "")
+
+
+def _is_well(pod: Manifest) -> bool:
+    phase = pod["status"].get("phase")
+    return phase == "Succeeded" or (phase == "Running" and not _waiting(pod))
+
+
+def _age(one: Manifest) -> str:
+    return str(one["metadata"].get("creationTimestamp", ""))
+
+
+def _of_symptom(known: tuple[Symptom, str], about: str) -> Found:
+    symptom, line = known
+    return Found(symptom.rule, "error", about, _short(line), symptom.cause, symptom.fix)
 
 
 def _line(log: str, pattern: str) -> str:

@@ -21,13 +21,14 @@ from gpukiln.kubernetes.jobs.render import CONTAINER, JOB_NAME
 from gpukiln.kubernetes.jobs.state import Attempt, End
 from gpukiln.kubernetes.jobs.submission import MARK, Submission, submission
 from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.kubernetes.workloads import kept_back
 from gpukiln.progress import human_seconds
 from gpukiln.typed import unknown
 
 if TYPE_CHECKING:
     from gpukiln.kubernetes.jobs.request import GpuJob
 
-LOCAL_QUEUE, WORKLOAD = "kueue.x-k8s.io/v1beta2/LocalQueue", "kueue.x-k8s.io/v1beta2/Workload"
+LOCAL_QUEUE = "kueue.x-k8s.io/v1beta2/LocalQueue"
 POLL_S = 1.0
 LOST_S = 300.0  # for which the API may not answer before we stop
 STUCK_S = 120.0  # for which a container may not be startable: a registry that is down for a moment
@@ -323,15 +324,10 @@ class _Follower:
     def _queued(self, uid: str) -> str:
         """Why Kueue has not admitted the Job, in its own words."""
         try:
-            workloads = self.cluster.list(WORKLOAD, self.namespace)
+            found = kept_back(self.cluster, self.namespace, {uid})
         except GpukilnError as error:
             return error.message
-        for one in workloads:
-            if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences", ())):
-                for condition in one.get("status", {}).get("conditions", ()):
-                    if condition["type"] == "QuotaReserved" and condition["status"] != "True":
-                        return str(condition.get("message", ""))
-        return ""
+        return "; ".join(filter(None, (one.get("message", "") for one in found or ())))
 
     def _tell_events(self, *things: Manifest) -> None:
         """What autoscalers, volumes and quotas say of what waits: only events do."""

@@ -6,6 +6,7 @@ topology, volumes and affinity between pods ask for is the scheduler's alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
@@ -15,6 +16,10 @@ from gpukiln.kubernetes.quantity import quantity
 from gpukiln.parsing import is_whole
 
 GPU = "nvidia.com/gpu"
+CORDON = "node.kubernetes.io/unschedulable"  # the taint that a cordon brings
+# What a pod may ask for as a whole; GPUs only its containers (k8s.io/component-helpers/resource/helpers.go:
+# IsSupportedPodLevelResource).
+POD_LEVEL = re.compile(r"cpu|memory|hugepages-.+")
 Spec = Mapping[str, Any]
 
 
@@ -44,7 +49,8 @@ def asked(spec: Spec) -> int:
 def requests(spec: Spec) -> dict[str, Decimal]:
     """What a pod takes of a node: its containers together, or one of those that prepare it, and its overhead.
 
-    A container that prepares and stays (restartPolicy Always) counts with the others (KEP 753).
+    A container that prepares and stays (restartPolicy Always) counts with the others (KEP 753). What the pod
+    itself asks for replaces the sum of its containers (KEP 2837; component-helpers' PodRequests).
     """
     total: dict[str, Decimal] = {}
     peak: dict[str, Decimal] = {}
@@ -57,6 +63,7 @@ def requests(spec: Spec) -> dict[str, Decimal]:
     for one in spec.get("containers") or ():
         _add(total, _of(one))
     _most(total, peak)
+    total |= _of_pod_level(spec, total)
     _add(total, {key: amount(value) for key, value in _part(spec, "overhead").items()})
     return total
 
@@ -75,9 +82,11 @@ def free_of(node: Manifest, pods: Iterable[Manifest]) -> dict[str, Decimal]:
 def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
     """Whether a pod tolerates a taint; EKS and GKE add a toleration for resources that it asks for.
 
-    (Admission plugin ExtendedResourceToleration: the taint's key is the resource's name.)
+    (Admission plugin ExtendedResourceToleration: the taint's key is the resource's name, and the effect that
+    it tolerates is NoSchedule.)
     """
-    if any(taint["key"] in _part(one, "resources", "limits") for one in containers(spec)):
+    added = taint["effect"] == "NoSchedule"
+    if added and any(taint["key"] in _part(one, "resources", "limits") for one in containers(spec)):
         return True
     return any(
         one.get("key") in (None, "", taint["key"])
@@ -85,6 +94,16 @@ def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
         and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
         for one in spec.get("tolerations") or ()
     )
+
+
+def of_daemon_set(spec: Spec) -> Spec:
+    """A pod's spec as the DaemonSet controller completes it: it goes to cordoned nodes and to those in need.
+
+    (pkg/controller/daemon/util: AddOrUpdateDaemonPodTolerations)
+    """
+    keys = ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
+    added = [{"key": f"node.kubernetes.io/{key}", "operator": "Exists"} for key in keys]
+    return {**spec, "tolerations": [*(spec.get("tolerations") or ()), *added]}
 
 
 def why_not(
@@ -97,9 +116,13 @@ def why_not(
         wanted: What the pod takes, where it is known already.
     """
     labels, found = node["metadata"].get("labels", {}), []
-    if node["spec"].get("unschedulable"):
+    cordoned = node["spec"].get("unschedulable")
+    # the plugin NodeUnschedulable lets a pod pass that tolerates the taint, whether or not it is there yet
+    if cordoned and not tolerates(spec, {"key": CORDON, "effect": "NoSchedule"}):
         found.append(Problem("cordoned", "it is cordoned"))
     for taint in node["spec"].get("taints", ()):
+        if cordoned and taint["key"] == CORDON:
+            continue
         if taint["effect"] != "PreferNoSchedule" and not tolerates(spec, taint):
             value = f"={taint['value']}" if taint.get("value") else ""
             told = f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"
@@ -131,17 +154,43 @@ def required_terms(spec: Spec) -> list[Mapping[str, Any]]:
 
 def nearest(
     spec: Spec, nodes: Iterable[Manifest], pods: Iterable[Manifest]
-) -> tuple[Manifest, list[str]] | None:
-    """The node that lacks least of what a pod asks for, and what it lacks; None: there is no node."""
-    every = list(pods)
-    judged = [(node, [one.text for one in why_not(spec, node, free_of(node, every))]) for node in nodes]
+) -> tuple[Manifest, list[Problem]] | None:
+    """The node that comes nearest to taking a pod, and what keeps it from that; None: there is no node.
 
-    def lack(one: tuple[Manifest, list[str]]) -> tuple[int, bool]:
-        node, problems = one
-        has = any(key in node["status"].get("capacity", {}) for key in requests(spec) if "/" in key)
-        return len(problems) + (0 if has or not asked(spec) else 2), not has
+    What time doesn't change counts first: a selector, a taint, GPUs that the node does not have. Then comes
+    what is missing now.
+    """
+    every, wanted = list(pods), requests(spec)
+    gpus = {key: value for key, value in wanted.items() if key.startswith("nvidia.com/") and value}
 
-    return min(judged, key=lack, default=None)
+    def lack(one: tuple[Manifest, list[Problem], dict[str, Decimal]]) -> tuple[Any, ...]:
+        node, problems, left = one
+        all_of_it = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
+        return (
+            distance(problems)[0],
+            _missing(gpus, all_of_it),
+            len(problems),
+            _missing(gpus, left),
+        )
+
+    tried = []
+    for node in nodes:
+        left = free_of(node, every)
+        tried.append((node, why_not(spec, node, left, wanted), left))
+    best = min(tried, key=lack, default=None)
+    return best and best[:2]
+
+
+def _missing(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> Decimal:
+    lacking = (value - max(left.get(key, Decimal(0)), Decimal(0)) for key, value in wanted.items())
+    return sum((one for one in lacking if one > 0), Decimal(0))
+
+
+def distance(problems: Iterable[Problem]) -> tuple[int, int]:
+    """How far a node is from taking a pod: what was not meant is farther than what lacks room."""
+    found = list(problems)
+    kinds = {problem.kind for problem in found}
+    return ("selector" in kinds) * 2 + ("taint" in kinds), len(found)
 
 
 def shown(resource: str, value: Decimal) -> str:
@@ -163,6 +212,19 @@ def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
     # a request that is left out is its limit
     merged = {**_part(container, "resources", "limits"), **_part(container, "resources", "requests")}
     return {key: amount(value) for key, value in merged.items()}
+
+
+def _of_pod_level(spec: Spec, total: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    """What the pod asks for as a whole.
+
+    The API server gives a pod that has only limits the sum of its containers as its request, and the limit
+    where none of them asks (pkg/apis/core/v1/defaults.go).
+    """
+    asks, limits = _part(spec, "resources", "requests"), _part(spec, "resources", "limits")
+    found = {key: amount(value) for key, value in limits.items() if key not in total} | {
+        key: amount(value) for key, value in asks.items()
+    }
+    return {key: value for key, value in found.items() if POD_LEVEL.fullmatch(key)}
 
 
 def _part(whole: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from gpukiln.files import write_whole
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.parsing import is_whole, parse_json
+from gpukiln.probe.base import ERROR, NOT_REACHED
 from gpukiln.probe.gather import POD_SECTIONS
 from gpukiln.probe.packing import facts_in, gather_command
 
@@ -124,11 +125,11 @@ def prove(cluster: Cluster, wish: Wish, folder: Path, *, say: Callable[[str], No
         _wait(cluster, wish, namespace, list(pods.values()), say)
         nodes = nodes or _nodes(cluster, wish)  # a pool that was scaled to zero has some now
         if not _remove(cluster, namespace, mark, say):
-            computed = _nothing("the pods before it could not be removed, and have the GPUs")
+            computed = _nothing("the pods before it could not be removed, and have the GPUs", NOT_REACHED)
         elif pods["granted"].ran:
             computed = _compute(cluster, wish, mark, namespace, say)
         else:
-            computed = _nothing(pods["granted"].why)
+            computed = _nothing(pods["granted"].why, NOT_REACHED)
     finally:
         _remove(cluster, namespace, mark, say)
     sharing = sorted({node["sharing"] for node in nodes if node["sharing"] not in ("", "none")})
@@ -242,12 +243,16 @@ def _compute(
             return facts
         except ValueError as error:
             why = f"the pod gave no facts: {error}"
-    return _nothing(why)
+    return _nothing(why, ERROR if {"running", "terminated"} & set(state) else NOT_REACHED)
 
 
-def _nothing(why: str) -> dict[str, Any]:
-    """Facts of a pod that gave none."""
-    return {"hung": {"tools": [], "kernel": []}, **{name: {"_error": why} for name in POD_SECTIONS}}
+def _nothing(why: str, kind: str) -> dict[str, Any]:
+    """Facts of a pod that gave none.
+
+    Args:
+        kind: ERROR: it ran, and failed; NOT_REACHED: it never started, so that nothing is known.
+    """
+    return {"hung": {"tools": [], "kernel": []}, **{name: {kind: why} for name in POD_SECTIONS}}
 
 
 def _wait(cluster: Cluster, wish: Wish, namespace: str, pods: list[Pod], say: Callable[[str], None]) -> None:

@@ -7,6 +7,8 @@ API that allows this and nothing else.
 from __future__ import annotations
 
 import difflib
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,9 +55,20 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     ),
     "doctor": (
         Right(("nodes", "pods"), ("list",), everywhere=True),
-        Right(("daemonsets",), ("list",), group="apps", everywhere=True),
         Right(("pods/log",), ("get",), everywhere=True),
         Right(("events",), ("list",), everywhere=True),
+        Right(("jobs", "cronjobs"), ("get", "list"), group="batch", everywhere=True),
+        Right(
+            ("deployments", "replicasets", "statefulsets", "daemonsets"),
+            ("get", "list"),
+            group="apps",
+            everywhere=True,
+        ),
+        Right(("jobsets",), ("get", "list"), group="jobset.x-k8s.io", everywhere=True),
+        Right(("rayjobs", "rayclusters", "rayservices"), ("get", "list"), group="ray.io", everywhere=True),
+        Right(("pytorchjobs", "mpijobs"), ("get", "list"), group="kubeflow.org", everywhere=True),
+        Right(("leaderworkersets",), ("get", "list"), group="leaderworkerset.x-k8s.io", everywhere=True),
+        Right(("workloads",), ("list",), group="kueue.x-k8s.io", everywhere=True),
     ),
     # --cluster; what --server sends must be allowed to be created, dry run or not
     "check": (
@@ -112,13 +125,24 @@ def _role(
     meta = {"name": name, **({"namespace": where} if where else {})}
     account = kind == "ServiceAccount"
     subject = {"kind": kind, "name": who, **({"namespace": namespace} if account else {"apiGroup": RBAC})}
+    bound = {**meta, "name": _binding_name(name, kind, namespace if account else "", who)}
     return [
         {"apiVersion": f"{RBAC}/v1", "kind": form, "metadata": meta, "rules": rules},
         {
             "apiVersion": f"{RBAC}/v1",
             "kind": f"{form}Binding",
-            "metadata": meta,
+            "metadata": bound,
             "subjects": [subject],
             "roleRef": {"apiGroup": RBAC, "kind": form, "name": name},
         },
     ]
+
+
+def _binding_name(*parts: str) -> str:
+    """A name per account: two accounts under one name, and the second takes the rights from the first.
+
+    RBAC takes any part of a path as a name, colons included (apimachinery, pkg/api/validation/path).
+    """
+    whole = ":".join(filter(None, parts))
+    plain = re.sub("[/%]", "-", whole)
+    return plain if plain == whole else f"{plain}:{hashlib.sha256(whole.encode()).hexdigest()[:8]}"

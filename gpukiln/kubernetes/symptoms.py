@@ -1,7 +1,9 @@
-"""What device plugins, kubelets and programs say when a GPU does not work, and what is behind it.
+"""What device plugins, schedulers, kubelets and programs say when a GPU does not work, and what is behind it.
 
 The first pattern that matches counts. The words are those of k8s-device-plugin (cmd/nvidia-device-plugin,
-internal/rm, internal/plugin), kubelet and containerd, libnvidia-container, CUDA, PyTorch and NCCL.
+cmd/config-manager, internal/rm, internal/plugin), kube-scheduler (pkg/scheduler/framework/plugins), kubelet
+(pkg/kubelet/lifecycle, pkg/kubelet/cm/devicemanager) and containerd, admission (plugin/pkg/admission),
+libnvidia-container, CUDA, PyTorch and NCCL.
 """
 
 from __future__ import annotations
@@ -41,6 +43,18 @@ DRIVER_TOO_OLD = Symptom(
 )
 
 PLUGIN = (
+    Symptom(
+        r"specified config .* does not exist|no configuration files available",
+        "device-plugin-config",
+        "the plugin's ConfigMap has no configuration of the name that the node's label asks for",
+        "set the label nvidia.com/device-plugin.config to a name that the plugin's ConfigMap has, or add one",
+    ),
+    Symptom(
+        r"invalid MIG configuration|must be configured with the same migEnabled value",
+        "device-plugin-mig",
+        "MIG is on and has no instances, or the GPUs differ, which the strategy `single` refuses",
+        "`invoke node.doctor` lists the MIG devices; cut all GPUs alike, or use migStrategy mixed",
+    ),
     Symptom(
         r"(?i)could not load NVML|libnvidia-ml\.so\.1|ERROR_LIBRARY_NOT_FOUND|No valid resources detected|"
         r"Incompatible (platform|strategy) detected",
@@ -100,6 +114,39 @@ CONTAINER = (
 
 WAITING = (
     Symptom(
+        r"(?i)no runtime for|runtime handler",
+        "no-runtime",
+        "the node's containerd has no runtime of the pod's runtimeClassName",
+        "install the NVIDIA container toolkit there; where nvidia is the default leave runtimeClassName out",
+    ),
+    Symptom(
+        r"(?i)unresolvable CDI|CDI device injection failed",
+        "no-cdi",
+        "the node has no CDI specification of the GPU",
+        "`nvidia-ctk cdi generate` writes it; the unit nvidia-cdi-refresh does at each boot",
+    ),
+    DRIVER_TOO_OLD,
+    Symptom(
+        r"^(FailedAttachVolume|FailedMount|FailedMapVolume)\b",
+        "volume",
+        "a volume can't be attached or mounted: another node has it (Multi-Attach), its disk is in another "
+        "zone, its driver does not run on the node, or the ConfigMap or Secret of it is not there",
+        "`kubectl describe pvc` and the volume's driver say more; the pod starts once the volume is there",
+    ),
+    Symptom(
+        r"^FailedCreatePodSandBox\b",
+        "sandbox",
+        "the container runtime could not set up the pod: most often its network, for want of an address or "
+        "because the network plugin does not run on the node",
+        "look at the network plugin's pod on that node; on EKS aws-node, and the subnet's free addresses",
+    ),
+    Symptom(
+        r"^CreateContainerConfigError\b",
+        "container-config",
+        "a ConfigMap, a Secret or a key that the pod takes its environment from is not there",
+        "create it in the pod's namespace, or correct the name",
+    ),
+    Symptom(
         r"(?i)unauthorized|access denied|denied:|forbidden|no basic auth|authentication required|\b40[13]\b",
         "image-pull-denied",
         "nobody may pull it with what the node or the pod has",
@@ -118,19 +165,6 @@ WAITING = (
         "mirror the image into a registry of your own",
     ),
     Symptom(
-        r"(?i)no runtime for|runtime handler",
-        "no-runtime",
-        "the node's containerd has no runtime of the pod's runtimeClassName",
-        "install the NVIDIA container toolkit there; where nvidia is the default leave runtimeClassName out",
-    ),
-    Symptom(
-        r"(?i)unresolvable CDI|CDI device injection failed",
-        "no-cdi",
-        "the node has no CDI specification of the GPU",
-        "`nvidia-ctk cdi generate` writes it; the unit nvidia-cdi-refresh does at each boot",
-    ),
-    DRIVER_TOO_OLD,
-    Symptom(
         r"(?i)manifest unknown|: not found|does not exist|name unknown",
         "image-not-there",
         "no such tag: mistyped, deleted after its end of life as CUDA's images are, or pushed elsewhere",
@@ -141,5 +175,128 @@ WAITING = (
         "image-pull",
         "the image can't be pulled",
         "`kubectl describe pod` has the registry's words; can the node reach it?",
+    ),
+)
+
+# status.reason and status.message of a pod that the kubelet did not take, or ended
+# (kubernetes/kubernetes#130145, #97131; pkg/kubelet/lifecycle/predicate.go, pkg/kubelet/eviction)
+KUBELET = (
+    Symptom(
+        r"^UnexpectedAdmissionError\b",
+        "kubelet-refused",
+        "the node's device plugin could not give what the kubelet asked it for: a GPU went away or became "
+        "unhealthy, or the kubelet was restarted and the plugin has not registered again",
+        "the pod's controller starts another; one without a controller has to be created again. Look at the "
+        "node: `invoke k8s.doctor`, `invoke node.doctor`",
+    ),
+    Symptom(
+        r"^OutOf(?!Memory)[\w./-]+",
+        "kubelet-out-of",
+        "the node had less left than the scheduler assumed: the pod names its node itself, two schedulers "
+        "work there, or the device plugin offers fewer GPUs than before",
+        "leave nodeName out, and create the pod again where no controller does",
+    ),
+    Symptom(
+        r"^TopologyAffinityError\b",
+        "topology-affinity",
+        "the kubelet's topology manager finds no CPUs and GPUs of one NUMA node for it",
+        "ask for less, or let the node's topologyManagerPolicy be best-effort",
+    ),
+    Symptom(
+        r"^Evicted\b",
+        "evicted",
+        "the node ran short of memory or disk, and the pod had more than it had asked for",
+        "ask for what it needs; models and caches belong on a volume or the node's NVMe",
+    ),
+)
+
+# What the scheduler refuses for, beyond what `gpukiln.kubernetes.placing` counts; time does not change it.
+SCHEDULER = (
+    Symptom(
+        r"pod (anti-)?affinity|existing pods anti-affinity",
+        "pod-affinity",
+        "no node has the pods that it wants as neighbours, or each has one that it, or they, refuse",
+        "look at podAffinity and podAntiAffinity of it and of the pods that are there",
+    ),
+    Symptom(
+        r"topology spread constraints",
+        "topology-spread",
+        "on each node that has room it would make the spread more uneven than maxSkew allows",
+        "nodes in the other domains (zones), or whenUnsatisfiable: ScheduleAnyway",
+    ),
+    Symptom(
+        r"free ports for the requested pod ports",
+        "host-port",
+        "on each node that has room another pod has its hostPort, or the port of its hostNetwork",
+        "leave hostPort out, or another port",
+    ),
+    Symptom(
+        r'persistentvolumeclaim "[^"]*" (not found|is being deleted|bound to non-existent)|'
+        r"unbound immediate PersistentVolumeClaims|find available persistent volumes to bind|"
+        r"unbound PersistentVolumeClaim",
+        "claim-unbound",
+        "a PersistentVolumeClaim of it is not there, or no volume is bound to it",
+        "`kubectl describe pvc` says why: no such StorageClass, no driver, nothing left",
+    ),
+    Symptom(
+        # the second since Kubernetes 1.33
+        r"volume node affinity conflict|match PersistentVolume's node affinity|no available volume zone",
+        "volume-zone",
+        "its volume is of one zone or one node, and no node with room is there",
+        "GPU nodes in the volume's zone, or a volume in theirs (volumeBindingMode: WaitForFirstConsumer)",
+    ),
+    Symptom(
+        r"exceed max volume count",
+        "volume-count",
+        "each node that has room has as many volumes as its type can attach",
+        "fewer volumes, or another type of node",
+    ),
+    Symptom(
+        r"(?i)cannot allocate all claims|resource ?claim|device class",
+        "resource-claim",
+        "no node has the devices of its ResourceClaim free: no driver offers them, all are taken, or the "
+        "claim, its template or its DeviceClass is not there",
+        "`kubectl get resourceslices,resourceclaims,deviceclasses` shows what is offered and taken",
+    ),
+)
+
+# Why the API server did not take the pods of a controller: events FailedCreate, condition ReplicaFailure.
+CREATION = (
+    Symptom(
+        r"exceeded quota|failed quota",
+        "quota-exceeded",
+        "a ResourceQuota of the namespace is used up, or asks for requests and limits that the pod does not "
+        "state",
+        "`kubectl describe quota` shows what is used; ask for less, end other pods, or have it raised",
+    ),
+    Symptom(
+        r"violates PodSecurity",
+        "pod-security",
+        "the namespace enforces a level of Pod Security that the pod does not keep to",
+        "set what the message names, or another level: pod-security.kubernetes.io/enforce on the namespace",
+    ),
+    Symptom(
+        r"failed calling webhook",
+        "webhook-fails",
+        "an admission webhook does not answer, and nothing is created without it",
+        "look at the pods behind the webhook's Service",
+    ),
+    Symptom(
+        r"admission webhook .* denied|ValidatingAdmissionPolicy",
+        "webhook-denied",
+        "a policy of the cluster does not allow it; the message says why",
+        "change what the message names, or ask those who run the policy",
+    ),
+    Symptom(
+        r"(maximum|minimum) \S+ usage per|max limit to request ratio",
+        "limit-range",
+        "a LimitRange of the namespace does not allow what its containers ask for",
+        "`kubectl describe limitrange` shows the limits",
+    ),
+    Symptom(
+        r"(serviceaccount|PriorityClass|RuntimeClass)\b.* not found|no PriorityClass with name",
+        "missing-reference",
+        "a ServiceAccount, PriorityClass or RuntimeClass that the pod names is not there",
+        "create it, or correct the name",
     ),
 )

@@ -154,4 +154,8 @@ def test_isolated(facts):
     pod = ran(facts, "without")
     seen = ", ".join(pod["gpus"])
     assert not pod["gpus"], f"with NVIDIA_VISIBLE_DEVICES=all and no GPU in its limits it sees {seen}"
+    with_gpu = ran(facts, "granted")
+    if not with_gpu["gpus"]:  # that nvidia-smi lists none here then says nothing
+        exits = with_gpu["smi_exit"]
+        raise NotReachedError(f"nvidia-smi lists no GPU in a pod that has one either, and exits {exits}")
     facts.note(f"nvidia-smi exits {pod['smi_exit']} there")

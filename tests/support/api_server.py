@@ -5,7 +5,8 @@ messages, strict schemas (kubernetes-validate) and what validation refuses beyon
 labels, taints and room, with the scheduler's words where none fits; what a container does, `behave` says.
 
 Sources: kubernetes/kubernetes, pkg/apis/core/validation, pkg/apis/batch/validation (messages),
-pkg/scheduler/framework/plugins (reasons), apimachinery/pkg/api/errors (Status), pkg/kubelet (a log's 400).
+pkg/scheduler/framework/plugins (reasons), apimachinery/pkg/api/errors (Status), pkg/registry/core/pod and
+pkg/kubelet (a log's 400: LogLocation, validateContainerLogStatus).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import itertools
 import json
 import re
+import ssl
 import threading
 import time
 import uuid
@@ -30,6 +32,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
 import yaml
+
+from tests.support.pve import certificate
 
 TOKEN = "a-token-of-the-tests"  # noqa: S105 - of this double
 GPU = "nvidia.com/gpu"
@@ -61,6 +65,15 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
 CUSTOM = {  # of clusters that have them: ApiServer.add_kind
     "karpenter.sh/v1": {"NodePool": ("nodepools", False)},
     "kueue.x-k8s.io/v1beta2": {"LocalQueue": ("localqueues", True), "Workload": ("workloads", True)},
+    "jobset.x-k8s.io/v1alpha2": {"JobSet": ("jobsets", True)},
+    "kubeflow.org/v1": {"PyTorchJob": ("pytorchjobs", True), "MPIJob": ("mpijobs", True)},
+    "kubeflow.org/v2beta1": {"MPIJob": ("mpijobs", True)},
+    "leaderworkerset.x-k8s.io/v1": {"LeaderWorkerSet": ("leaderworkersets", True)},
+    "ray.io/v1": {
+        "RayCluster": ("rayclusters", True),
+        "RayJob": ("rayjobs", True),
+        "RayService": ("rayservices", True),
+    },
 }
 VERBS = {"POST": "create", "DELETE": "delete"}
 
@@ -169,7 +182,7 @@ class ApiServer:
     def __post_init__(self) -> None:
         self.kinds = deepcopy(KINDS)
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}  # plural, namespace, name
-        self.logs: dict[str, list[str]] = {}  # of a pod, by uid
+        self.logs: dict[str, list[str]] = {}  # of a pod, by uid; of one of its containers, by uid/NAME
         self.granted: dict[str, list[str]] = {}  # GPUs, by the pod's uid
         self.gpus: dict[str, list[str]] = {}  # of a node, by its name
         self.changed = threading.Condition(threading.RLock())
@@ -185,9 +198,18 @@ class ApiServer:
         self._server.shutdown()
         self._server.server_close()
 
+    def use_tls(self, folder: Path) -> None:
+        """Speak TLS, with a certificate of a CA that the kubeconfig does not name, and does not verify."""
+        _, pair, _ = certificate(folder)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = self.url.replace("http:", "https:")
+
     def kubeconfig(self, folder: Path, *, token: str = TOKEN, namespace: str = "") -> Path:
         """A kubeconfig with the context `double`."""
         file = folder / "kubeconfig"
+        unverified = {"insecure-skip-tls-verify": True} if self.url.startswith("https:") else {}
         context = {"cluster": "double", "user": "ann"} | ({"namespace": namespace} if namespace else {})
         file.write_text(
             yaml.safe_dump(
@@ -195,7 +217,7 @@ class ApiServer:
                     "apiVersion": "v1",
                     "kind": "Config",
                     "current-context": "double",
-                    "clusters": [{"name": "double", "cluster": {"server": self.url}}],
+                    "clusters": [{"name": "double", "cluster": {"server": self.url, **unverified}}],
                     "users": [{"name": "ann", "user": {"token": token}}],
                     "contexts": [{"name": "double", "context": context}],
                 }
@@ -324,7 +346,7 @@ class ApiServer:
         spec, labels = pod["spec"], one["metadata"]["labels"]
         for taint in one["spec"].get("taints", ()):
             # EKS has the admission plugin ExtendedResourceToleration
-            asked = taint["key"] == GPU and total(pod, GPU)
+            asked = taint["key"] == GPU and taint["effect"] == "NoSchedule" and total(pod, GPU)
             if not asked and taint["effect"] != "PreferNoSchedule" and not tolerated(taint, spec):
                 value = f": {taint['value']}" if taint.get("value") else ""
                 return f"node(s) had untolerated taint {{{taint['key']}{value}}}"
@@ -333,7 +355,8 @@ class ApiServer:
         wanted = all(labels.get(key) == value for key, value in spec.get("nodeSelector", {}).items())
         if not wanted or (terms and not any(matches(labels, term) for term in terms)):
             return "node(s) didn't match Pod's node affinity/selector"
-        if one["spec"].get("unschedulable"):
+        cordon = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+        if one["spec"].get("unschedulable") and not tolerated(cordon, spec):
             return "node(s) were unschedulable"
         others = [
             other
@@ -837,29 +860,45 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _log(self, pod: dict[str, Any], query: dict[str, str]) -> None:
-        status = next(iter(pod["status"].get("containerStatuses", ())), {})
-        state, container = status.get("state", {}), pod["spec"]["containers"][0]["name"]
-        if not {"running", "terminated"} & set(state):
+        spec, name = pod["spec"], pod["metadata"]["name"]
+        first, all_of_it = (
+            [one["name"] for one in spec.get(key, ())] for key in ("initContainers", "containers")
+        )
+        container = query.get("container") or all_of_it[0]
+        if not query.get("container") and len(all_of_it) > 1:
+            said = (
+                f"a container name must be specified for pod {name}, choose one of: [{' '.join(all_of_it)}]"
+            )
+            said += f" or one of the init containers: [{' '.join(first)}]" if first else ""
+            raise StatusError(400, "BadRequest", said)
+        if container not in (*first, *all_of_it):
+            raise StatusError(400, "BadRequest", f"container {container} is not valid for pod {name}")
+        every = (*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ()))
+        status = next((one for one in every if one["name"] == container), {})
+        state, before = status.get("state", {}), status.get("lastState", {})
+        if query.get("previous") == "true" and "terminated" not in before:
+            said = f'previous terminated container "{container}" in pod "{name}" not found'
+            raise StatusError(400, "BadRequest", said)
+        if not {"running", "terminated"} & set(state) and "terminated" not in before:
             why = state.get("waiting", {}).get("reason", "ContainerCreating")
             raise StatusError(
-                400,
-                "BadRequest",
-                f'container "{container}" in pod "{pod["metadata"]["name"]}" is waiting to start: {why}',
+                400, "BadRequest", f'container "{container}" in pod "{name}" is waiting to start: {why}'
             )
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for line in self._lines(pod["metadata"], follow=query.get("follow") == "true"):
+        for line in self._lines(pod["metadata"], container, follow=query.get("follow") == "true"):
             data = line.encode() + b"\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.write(b"0\r\n\r\n")
 
-    def _lines(self, meta: dict[str, Any], *, follow: bool) -> Iterator[str]:
+    def _lines(self, meta: dict[str, Any], container: str, *, follow: bool) -> Iterator[str]:
         cluster, sent, until = self.cluster, 0, time.monotonic() + 60
         while True:
             with cluster.changed:
-                lines = list(cluster.logs.get(meta["uid"], ()))
+                whole = cluster.logs.get(meta["uid"], ())
+                lines = list(cluster.logs.get(f"{meta['uid']}/{container}", whole))
                 pod = cluster.objects.get(("pods", meta["namespace"], meta["name"]))
                 ended = pod is None or pod["status"]["phase"] in ("Succeeded", "Failed")
                 if len(lines) == sent and follow and not ended and time.monotonic() < until:

@@ -2,9 +2,11 @@
 
 import json
 import threading
+import warnings
 
 import pytest
 import yaml
+from urllib3.exceptions import SecurityWarning
 
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.kubernetes.cluster import Cluster
@@ -126,6 +128,16 @@ def test_a_token_that_is_no_good(server, tmp_path, monkeypatch):
     with pytest.raises(UnavailableError, match="does not accept who context double says you are") as told:
         Cluster().list("Pod")
     assert "sign in again" in told.value.hint
+
+
+def test_an_unverified_server_is_warned_of_once(server, tmp_path):
+    server.use_tls(tmp_path)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", SecurityWarning)  # as urllib3 does when it is imported
+        cluster = Cluster(kubeconfig=str(server.kubeconfig(tmp_path)))
+        for kind in ("Pod", "Node", "Pod"):
+            cluster.list(kind)
+    assert [one.category.__name__ for one in warned] == ["InsecureRequestWarning"]
 
 
 def test_a_server_that_is_not_there(server):

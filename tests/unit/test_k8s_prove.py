@@ -12,7 +12,7 @@ from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes import prove
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.rights import RIGHTS
+from gpukiln.kubernetes.rights import RIGHTS, roles
 from gpukiln.probe.gather import POD_SECTIONS
 from tasks import namespace as commands
 from tests.support.api_server import GPU, ApiServer, Fault, Outcome, node
@@ -170,8 +170,34 @@ def test_no_room_within_the_time_is_in_the_schedulers_words(server, judged):
     assert judged("cluster.allocatable", 0.1) == ("failed", "no node has nvidia.com/gpu.present=true")
     assert "didn't match Pod's node affinity/selector" in judged("cluster.pod-starts", 0.1)[1]
     assert judged("cluster.two-pods", 0.1)[0] == "not_reached"
-    assert judged("compute.kernel", 0.1)[0] == "failed"
+    for check in ("compute.kernel", "hygiene.simulated"):  # nothing is known of what never started
+        outcome, reason = judged(check, 0.1)
+        assert (outcome, "didn't match Pod's node affinity" in reason) == ("not_reached", True), reason
     assert server.all("pods") == []
+
+
+def test_a_pod_that_cannot_start_to_compute_is_not_reached(server, judged):
+    server.add(node("n-1"))
+    saying = server.behave
+
+    def behave(pod, gpus):
+        if "nvidia-smi" in pod["spec"]["containers"][0]["command"][-1]:
+            return saying(pod, gpus)
+        return Outcome(waiting=("CreateContainerError", "context deadline exceeded"))
+
+    server.behave = behave
+    assert judged("hygiene.simulated") == (
+        "not_reached",
+        "it never starts: CreateContainerError: context deadline exceeded",
+    )
+
+
+def test_isolation_needs_a_pod_that_sees_its_gpu(server, judged):
+    """Where nvidia-smi is missing in both pods, that the one without a GPU lists none says nothing."""
+    server.add(node("n-1"))
+    server.behave.sees, server.behave.smi_exit = (lambda *_: []), 127
+    outcome, reason = judged("cluster.isolated")
+    assert (outcome, "exits 127" in reason) == ("not_reached", True), reason
 
 
 def test_gpus_that_are_all_taken_are_for_later(server, typed):
@@ -284,6 +310,30 @@ def test_a_program_that_breaks_is_told(server, judged):
 
     server.behave = broken
     assert "ended with 127: python3: not found" in judged("compute.kernel")[1]
+
+
+def test_each_account_has_bindings_of_its_own():
+    """`kubectl apply` of the second account's would take the rights from the first."""
+    subjects = (
+        ("default", "User:ann"),
+        ("default", "Group:ann"),
+        ("default", "User:arn:aws:iam::111122223333:role/ann"),
+        ("default", "User:arn:aws:iam::111122223333:role-ann"),
+        ("ci", "ServiceAccount:ann"),
+        ("default", "ServiceAccount:ann"),
+    )
+    found = [one for where, who in subjects for one in roles(["doctor", "test"], where, who)]
+    keys = [
+        (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"])
+        for one in found
+        if one["kind"].endswith("Binding")
+    ]
+    assert len(set(keys)) == len(keys) == 12
+    assert ("ClusterRoleBinding", None, "gpukiln-doctor-test:ServiceAccount:ci:ann") in keys
+    assert not [name for _, _, name in keys if "/" in name or "%" in name]
+    assert {one["metadata"]["name"] for one in found if one["kind"] == "ClusterRole"} == {
+        "gpukiln-doctor-test"
+    }
 
 
 def test_wrong_words(typed, tmp_path, monkeypatch):

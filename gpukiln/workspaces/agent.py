@@ -17,6 +17,7 @@ import functools
 import grp
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import pathlib
@@ -31,8 +32,9 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 CONFIG = "/etc/gpukiln/workspace.json"
 COMPOSE = "/etc/gpukiln/compose.yaml"
@@ -52,7 +54,16 @@ CALL_S, INSTALL_S, SCRIPT_S = 20.0, 3600.0, 30.0
 SPOT_POLL_S, HOOK_S, HOOK_SPARE_S = 5.0, 115.0, 5.0  # EC2 gives two minutes
 EDGE_BYTES, SAMPLE_BYTES, SAMPLES = 4 << 20, 64 << 10, 256
 GROUP_BYTES = 16 << 20  # EBS grows by GiB
-IDLE_PERCENT, SAMPLE_S, TERMINAL_S = 5, 2.0, 120.0
+# What counts as use; docs/workspaces.md, "When an idle machine stops", has the reasons.
+GPU_PERCENT, CPU_SHARE, BYTES_S = 5, 0.1, 5e6 / 60  # CPU_SHARE: of one processor
+SAMPLE_S, TERMINAL_S = 2.0, 120.0
+UNKNOWN = "unknown: "
+PEOPLE = range(1000, 60001)  # systemd.io, "Users, Groups, UIDs and GIDs on systemd Systems"
+# Control groups of work that somebody started: sessions and what is left of them, containers and the daemons
+# that pull and build for them, machines, and what `systemd-run` starts. Anything else of root and of system
+# accounts is the system's.
+WORK = re.compile(r"/(user|machine)\.slice|[0-9a-f]{64}|/(docker|containerd)\.service|/run-[pru]\w+")
+MANAGERS = ("systemd", "(sd-pam)")  # of each user, started at a login
 VNC_PORT = 6800
 TAG_CHARACTERS = 256
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -734,44 +745,172 @@ def leases() -> list[str]:
     return [f"{one['id']} of {one['user']}" for node in found["nodes"] for one in node["leases"]]
 
 
-def processor_s(root: pathlib.Path) -> float:
-    """Seconds of processors that the processes used which are there, but this one.
+class Process(NamedTuple):
+    """A process that somebody started, and what it used so far; with it, its children that have ended."""
 
-    The load average and /proc/stat of a container are its host's.
+    words: str
+    cpu_s: float
+    disk_bytes: int
+
+
+def processes(root: pathlib.Path) -> dict[str, Process]:
+    """By process id and time of start; without this process and those that it was started by.
+
+    The load average and /proc/stat of a container are its host's, and neither says whose work it is.
     """
-    ticks = 0
-    for file in root.glob("proc/[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            # proc_pid_stat(5): behind the name, which may have spaces; 14 and 15 are utime and stime
-            words = file.read_text().rpartition(")")[2].split()
-            ticks += 0 if int(file.parent.name) == os.getpid() else int(words[11]) + int(words[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    if not (root / "proc/self/io").exists():
+        raise Failed("this kernel does not count what processes read and write: it has no /proc/self/io")
+    found, parents = {}, {}
+    for folder in root.glob("proc/[0-9]*"):
+        # A process that has ended meanwhile has no files, or can't be read (ESRCH)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # proc_pid_stat(5), behind the name, which may have spaces: 4 is the parent, 14 to 17 the times of
+            # the process and of its children, 22 the start
+            pid, _, rest = (folder / "stat").read_text().partition(" (")
+            name, _, rest = rest.rpartition(") ")
+            words = rest.split()
+            parents[pid] = words[1]
+            uid = int(re.findall(r"^Uid:\s+(\d+)", (folder / "status").read_text(), re.M)[0])
+            groups = (folder / "cgroup").read_text()
+            if name in MANAGERS or not (uid in PEOPLE or WORK.search(groups)):
+                continue
+            disk = re.findall(r"^(?:read|write)_bytes: (\d+)", (folder / "io").read_text(), re.M)
+            ticks = sum(map(int, words[11:15]))
+            found[f"{pid} {words[19]}"] = Process(
+                f"{name} (pid {pid}) of {user_name(uid)}",
+                ticks / os.sysconf("SC_CLK_TCK"),
+                sum(map(int, disk)),
+            )
+    own, asking = str(os.getpid()), set()
+    while own in parents and own not in asking:
+        asking.add(own)
+        own = parents[own]
+    return {key: one for key, one in found.items() if key.split()[0] not in asking}
 
 
-def computing(gpus: bool, root: pathlib.Path) -> str:
-    """Whether the GPUs compute, or without any the CPUs."""
-    if not gpus:
-        before = processor_s(root)
-        time.sleep(SAMPLE_S)
-        share = 100 * (processor_s(root) - before) / SAMPLE_S / (os.cpu_count() or 1)
-        return "the CPUs compute" if share >= IDLE_PERCENT else ""
-    words = ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    used = [float(line) for line in command("nvidia-smi", *words).splitlines() if line.strip()]
-    return "a GPU computes" if max(used, default=0) >= IDLE_PERCENT else ""
-
-
-def busy(config: dict[str, Any], root: pathlib.Path) -> str:
-    """Why the machine is in use; empty where nobody uses it. What can't be asked counts as use."""
+def user_name(uid: int) -> str:
+    """A container's user has no name here."""
     try:
-        if who := sorted(set(sessions(root))):
-            return ", ".join(who)
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def traffic(root: pathlib.Path) -> int:
+    """Bytes that the network interfaces sent and received: not bridges, nor what is attached to them."""
+    total, interfaces = 0, list(root.glob("sys/class/net/*"))
+    if not interfaces:
+        raise Failed("/sys/class/net names no network interface")
+    for one in interfaces:
+        inner = (one / "bridge").exists() or (one / "master").exists()
+        if one.name != "lo" and ((one / "device").exists() or not inner):
+            total += sum(int((one / "statistics" / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
+    return total
+
+
+def has_peer(root: pathlib.Path, pid: str) -> bool:
+    """Whether a process is connected to another machine (proc_net_tcp.rst)."""
+    folder, own = root / "proc" / pid, set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        for link in (folder / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                own.update(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))  # noqa: PTH115 - no path
+        for name in ("tcp", "tcp6", "udp", "udp6") if own else ():
+            file = folder / "net" / name
+            for line in file.read_text().splitlines()[1:] if file.exists() else ():
+                words = line.split()
+                # 127.0.0.0/8, also as IPv6 maps it, and ::1: each word of 32 bits is little-endian
+                here = re.fullmatch("(0{16}FFFF0000)?.{6}7F|0{24}01000000", words[2].partition(":")[0])
+                if words[9] in own and words[3] == "01" and not here:
+                    return True
+    return False
+
+
+def counters(root: pathlib.Path, now: float) -> dict[str, Any]:
+    """What is counted from the start of the machine, and of each process."""
+    return {"at": now, "bytes": traffic(root), "processes": processes(root)}
+
+
+def work(root: pathlib.Path, now: float, *, keep: bool) -> Iterator[str]:
+    """What people's processes did since the last look that was kept; without one, from now on for a while."""
+    file = root / MEMORY.lstrip("/") / "counters"  # of this boot alone
+    last = json.loads(file.read_text()) if file.exists() else counters(root, now)
+    if now - last["at"] < SAMPLE_S:
+        time.sleep(SAMPLE_S)
+        now += SAMPLE_S
+    found = counters(root, now)
+    if keep:
+        write(file, json.dumps(found))
+    seconds = now - last["at"]
+    cpu: dict[str, float] = {}
+    disk: dict[str, float] = {}
+    for key, one in found["processes"].items():
+        _, cpu_s, disk_bytes = last["processes"].get(key, ("", 0.0, 0))
+        cpu[one.words], disk[one.words] = one.cpu_s - cpu_s, one.disk_bytes - disk_bytes
+    for what, used, least in (("processors", cpu, CPU_SHARE), ("disk", disk, BYTES_S)):
+        if sum(used.values()) > least * seconds:
+            yield f"{what}: {max(used.items(), key=lambda item: item[1])[0]}"
+    # What the system itself transfers, updates for example, is no use
+    if found["bytes"] - last["bytes"] > BYTES_S * seconds:
+        peers = (one.words for key, one in found["processes"].items() if has_peer(root, key.split()[0]))
+        yield from (f"network: {words}" for words in itertools.islice(peers, 1))
+
+
+def computing() -> Iterator[str]:
+    """Which GPUs compute.
+
+    NVML has no utilization in MIG mode (nvmlDeviceGetUtilizationRates: "On MIG-enabled GPUs, querying device
+    utilization rates is not currently supported"): there each compute process that has an instance counts.
+    """
+    gpus = list(ET.fromstring(command("nvidia-smi", "-q", "-x")).iter("gpu"))  # noqa: S314 - of the driver
+    if not gpus:
+        yield f"{UNKNOWN}nvidia-smi shows no GPU"
+    for number, gpu in enumerate(gpus):
+
+        def said(of: ET.Element, path: str) -> str:
+            return (of.findtext(path) or "").strip()
+
+        if said(gpu, "mig_mode/current_mig") != "Enabled":
+            text = said(gpu, "utilization/gpu_util")
+            percent = re.fullmatch(r"(\d+) ?%", text)
+            if not percent:
+                yield f"{UNKNOWN}utilization of GPU {number} reads {text!r}"
+            elif int(percent[1]) >= GPU_PERCENT:
+                yield f"GPU {number} computes"
+            continue
+        listed = gpu.findall("processes/process_info")
+        if not listed and (gpu.find("processes") is None or said(gpu, "processes")):
+            yield f"{UNKNOWN}processes of GPU {number}, which is in MIG mode, read {said(gpu, 'processes')!r}"
+        for one in listed:
+            if "C" in said(one, "type"):  # C, and C+G; G draws alone
+                where = f"{said(one, 'gpu_instance_id')}/{said(one, 'compute_instance_id')}"
+                yield f"MIG instance {where} of GPU {number}: pid {said(one, 'pid')}"
+
+
+def busy(config: dict[str, Any], root: pathlib.Path, now: float, *, keep: bool = False) -> str:
+    """Why the machine is in use; empty where nobody uses it. What can't be read counts, and comes first.
+
+    Args:
+        now: Of a monotonic clock.
+        keep: Whether the next look counts from this one.
+    """
+
+    def desktop() -> Iterator[str]:
         if config["desktop"] and connected(root, VNC_PORT):
-            return "the desktop"
-        if held := leases():
-            return "leases: " + ", ".join(held)
-        return computing(bool(config["gpus"]), root)
-    except (Failed, ValueError, KeyError) as error:
-        return f"unknown: {error}"
+            yield "the desktop"
+
+    def held() -> Iterator[str]:
+        if listed := leases():
+            yield "leases: " + ", ".join(listed)
+
+    found: list[str] = []
+    looks = [sessions(root), desktop(), held(), *([computing()] if config["gpus"] else [])]
+    for look in (*looks, work(root, now, keep=keep)):
+        try:
+            found += sorted(set(look))
+        except (Failed, OSError, ValueError, LookupError, ET.ParseError) as error:
+            found.append(UNKNOWN + " ".join(str(error).split()))
+    return "; ".join(sorted(found, key=lambda one: not one.startswith(UNKNOWN)))
 
 
 def idle(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: float) -> str:
@@ -782,7 +921,7 @@ def idle(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: float) -> st
     """
     memory = root / MEMORY.lstrip("/")  # of this boot alone
     since, told, last = memory / "idle-since", memory / "idle-told", memory / "busy"
-    reason = busy(config, root)
+    reason = busy(config, root, now, keep=True)
     if config["tags"] and (not last.exists() or last.read_text() != reason):
         try:
             aws.tag({BUSY_TAG: reason})
@@ -902,7 +1041,7 @@ def main(words: list[str]) -> int:
             idle(config, Aws(metadata, config["region"]), root, time.monotonic())
             return 0
         if words == ["busy"]:
-            print(busy(config, root))
+            print(busy(config, root, time.monotonic()))
             return 0
         if words == ["spot"]:
             return spot(config, metadata, root)

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from gpukiln.progress import Rows
 from gpukiln.verify.verdict import Verdict
+from gpukiln.workspaces.agent import UNKNOWN
 from gpukiln.workspaces.contract import Outputs
 from gpukiln.workspaces.health import HEALTHY
 from gpukiln.workspaces.known import Region
@@ -50,6 +51,8 @@ class Status:
         state: Of its machine, as EC2 says it.
         stage: The last that its agent reported.
         health: healthy or unhealthy with the reason, as the last deep look said; empty: nobody looked.
+        busy: What counts as use, as its agent reported last: a reading that is `unknown: ...` counts, and
+            comes first. Empty: nothing.
         good: Whether it runs, its stages are done, and nobody found it unhealthy.
         verdict: Of a deep look now; null without one, or where it could not be judged.
         report: Folder of that look's report; empty without one.
@@ -156,8 +159,13 @@ def status_parts(answer: Status) -> Iterator[RenderableType]:
     """How a workspace is, in a few lines."""
     yield f"{answer.name}: {answer.state}, stage {answer.stage or 'none yet'}"
     yield f"health: {answer.health or 'nobody looked; --deep does'}"
-    if answer.busy:
-        yield f"in use: {answer.busy}"
+    if answer.busy or (answer.state == "running" and answer.stage.startswith(DONE)):
+        yield f"in use: {answer.busy or 'no'}"
+    if answer.busy.startswith(UNKNOWN):
+        yield (
+            "not stopped by its idle rule as long as a reading is unknown: "
+            f"`invoke workspace.ssh {answer.name}` to look, `invoke workspace.stop {answer.name}` to stop it"
+        )
     if answer.report:
         yield f"report: {answer.report}/report.html"
 

@@ -15,6 +15,7 @@ from gpukiln.clouds.embedded.gpus.profile import make_profile
 from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import UnavailableError
+from gpukiln.workspaces import agent
 from tests.doubles.nvml_machine import made_up_machine
 from tests.support import nvml_double
 
@@ -759,6 +760,18 @@ def test_mig_devices_and_processes_are_in_the_xml(partitioned: Partitioned, ask:
         ("process_name", "a<b>&c"),
         ("used_memory", "9 MiB"),
     ]
+
+
+def test_a_workspace_s_idle_rule_reads_mig_mode_and_utilization_of_the_xml(
+    partitioned: Partitioned, ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, out = partitioned("-q -x", ONE_HALF | ITS_PART)
+    monkeypatch.setattr(agent, "command", lambda *_: out)
+    assert xml(out).findtext("gpu/utilization/gpu_util") == "N/A"
+    assert list(agent.computing()) == []  # nothing runs on its instance
+    ask.machine["gpus"][0].update(utilization={"gpu": 93, "memory": 40})
+    monkeypatch.setattr(agent, "command", lambda *_: ask.ok("-q", "-x"))
+    assert "GPU 0 computes" in list(agent.computing())
 
 
 WIDE = """\

@@ -584,15 +584,61 @@ def test_a_half_made_environment_goes(
 # --- the idle rule ---
 
 
+def _gpus(*percents: str) -> str:
+    """What `nvidia-smi -q -x` prints of GPUs, as far as it is read."""
+    rows = (
+        "<gpu><mig_mode><current_mig>N/A</current_mig></mig_mode>"
+        f"<utilization><gpu_util>{percent}</gpu_util></utilization><processes></processes></gpu>"
+        for percent in percents
+    )
+    return _prints("".join(rows))
+
+
+def _mig(processes: str) -> str:
+    return _prints(
+        "<gpu><mig_mode><current_mig>Enabled</current_mig></mig_mode>"
+        f"<utilization><gpu_util>N/A</gpu_util></utilization>{processes}</gpu>"
+    )
+
+
+def _prints(gpus: str) -> str:
+    return f"echo '<nvidia_smi_log>{gpus}</nvidia_smi_log>'"
+
+
 @pytest.fixture
-def quiet(program: Callable[[str, str], None]) -> Callable[[str, str], None]:
-    """A machine with an idle GPU on which nobody is."""
+def quiet(
+    root: Path, program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], None]:
+    """A machine with idle GPUs on which nobody is."""
     book = {"schema": "gpu.leases/1", "nodes": [{"node": "vm", "leases": []}], "failed": []}
     program("loginctl", "")
     program("gpukiln-gpu", f"echo '{json.dumps(book)}'")
-    program("nvidia-smi", "echo 4; echo 0")
+    program("nvidia-smi", _gpus("4 %", "0 %"))
     program("wall", "")
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/io").touch()
+    (root / "sys/class/net/lo").mkdir(parents=True)
+    monkeypatch.setattr(agent, "SAMPLE_S", 0.0)  # the clock is the test's
     return program
+
+
+def _process(
+    root: Path, pid: int, *, cpu_s: float = 0, children_s: float = 0, disk: int = 0, **of: Any
+) -> None:
+    """A process as proc(5) describes it: of a user of this machine, in what is left of a session."""
+    known = {"name": "train (a) b", "uid": 1000, "group": SCOPE, "parent": 1, **of}
+    ticks = [int(seconds * os.sysconf("SC_CLK_TCK")) for seconds in (cpu_s, children_s)]
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    head = f"{pid} ({known['name']}) S {known['parent']} 1 1 0 -1 0 0 0 0 0"
+    (folder / "stat").write_text(f"{head} {ticks[0]} 0 {ticks[1]} 0 20 0 1 0 500 0\n")
+    (folder / "status").write_text(f"Name:\tx\nUid:\t{known['uid']}\t0\t0\t0\n")
+    (folder / "cgroup").write_text(f"0::{known['group']}\n")
+    (folder / "io").write_text(f"rchar: 900000000\nread_bytes: {disk}\nwrite_bytes: 0\n")
+
+
+SCOPE = "/user.slice/user-1000.slice/session-3.scope"
+DOCKER = f"/system.slice/docker-{'0123456789abcdef' * 4}.scope"
 
 
 BUSY = {**CONFIG, "gpus": 2}
@@ -601,14 +647,16 @@ SESSIONS = 'if [ $1 = list-sessions ]; then echo "3 6000 ada"; else {}; fi'
 
 @pytest.mark.usefixtures("quiet")
 def test_nobody_is_there(root: Path) -> None:
-    assert agent.busy(BUSY, root) == ""
+    assert agent.busy(BUSY, root, 0.0) == ""
 
 
 @pytest.mark.parametrize(
     ("name", "script", "said"),
     [
-        ("nvidia-smi", "echo 0; echo 5", "a GPU computes"),
-        ("nvidia-smi", "echo '[N/A]'", "unknown: could not convert"),
+        ("nvidia-smi", _gpus("0 %", "5 %"), "GPU 1 computes"),
+        ("nvidia-smi", _gpus("N/A"), "unknown: utilization of GPU 0 reads 'N/A'"),
+        ("nvidia-smi", _prints(""), "unknown: nvidia-smi shows no GPU"),
+        ("nvidia-smi", "echo '<gpu>'", "unknown: no element found"),
         ("nvidia-smi", "exit 9", "unknown: nvidia-smi ended with 9"),
         ("loginctl", "exit 1", "unknown: loginctl ended with 1"),
         (
@@ -628,7 +676,7 @@ def test_somebody_is_there(
     root: Path, quiet: Callable[[str, str], None], name: str, script: str, said: str
 ) -> None:
     quiet(name, script)
-    assert agent.busy(BUSY, root).startswith(said)
+    assert agent.busy(BUSY, root, 0.0).startswith(said)
 
 
 @pytest.mark.parametrize("told", ["Class=user State=closing", "Class=manager State=active"])
@@ -637,24 +685,24 @@ def test_what_somebody_left_running_is_no_session(
 ) -> None:
     words = "; ".join(f"echo {word}" for word in told.split())
     quiet("loginctl", SESSIONS.format(words))
-    assert agent.busy(BUSY, root) == ""
+    assert agent.busy(BUSY, root, 0.0) == ""
 
 
 @pytest.mark.usefixtures("quiet")
 def test_session_manager_and_terminals_count(root: Path) -> None:
-    (root / "proc/77").mkdir(parents=True)
+    (root / "proc/77").mkdir()
     (root / "proc/77/comm").write_text("ssm-session-wor\n")
-    assert agent.busy(BUSY, root) == "a session of session manager"
+    assert agent.busy(BUSY, root, 0.0) == "a session of session manager"
     (root / "proc/77/comm").write_text("bash\n")
     terminal = root / "dev/pts/0"
     terminal.parent.mkdir(parents=True)
     terminal.touch()
     if os.geteuid() == 0:
-        assert agent.busy(BUSY, root) == ""  # root's is the console's
+        assert agent.busy(BUSY, root, 0.0) == ""  # root's is the console's
         os.chown(terminal, 1000, 1000)
-    assert agent.busy(BUSY, root) == "a terminal"
+    assert agent.busy(BUSY, root, 0.0) == "a terminal"
     os.utime(terminal, (time.time() - 600,) * 2)  # nobody types there
-    assert agent.busy(BUSY, root) == ""
+    assert agent.busy(BUSY, root, 0.0) == ""
 
 
 @pytest.mark.usefixtures("quiet")
@@ -663,40 +711,219 @@ def test_who_looks_at_the_desktop_counts(root: Path) -> None:
     head = "  sl  local_address rem_address   st\n"
     line = "   0: 0100007F:{:04X} 0100007F:C350 {}\n"
     (root / "proc/net/tcp").write_text(head + line.format(agent.VNC_PORT, "0A"))
-    assert agent.busy({**BUSY, "desktop": True}, root) == ""
+    assert agent.busy({**BUSY, "desktop": True}, root, 0.0) == ""
     (root / "proc/net/tcp").write_text(head + line.format(agent.VNC_PORT, "01"))
-    assert agent.busy({**BUSY, "desktop": True}, root) == "the desktop"
-    assert agent.busy(BUSY, root) == ""
+    assert agent.busy({**BUSY, "desktop": True}, root, 0.0) == "the desktop"
+    assert agent.busy(BUSY, root, 0.0) == ""
+
+
+def _in_a_minute(root: Path, **config: Any) -> str:
+    return agent.busy({**CONFIG, **config}, root, 60.0)
 
 
 @pytest.mark.usefixtures("quiet")
-def test_without_a_gpu_the_cpus_count(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root / "bin/nvidia-smi").unlink()
-    (root / "bin/gpukiln-gpu").unlink()  # nor leases
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    stat = root / "proc/77/stat"
-    stat.parent.mkdir(parents=True)
-    a_second = os.sysconf("SC_CLK_TCK")
-    for share, said in ((0.04, ""), (0.06, "the CPUs compute")):
-        stat.write_text("77 (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0")
+@pytest.mark.parametrize("gpus", [0, 2])
+@pytest.mark.parametrize(
+    "of",
+    [
+        {},  # nohup and tmux outlive the session
+        {"uid": 0},  # sudo in a session
+        {"group": "/system.slice/gpukiln-workspace.service", "uid": 6000},  # the agent script
+        {"group": "/system.slice/cron.service"},  # a user's crontab
+        {"group": DOCKER, "uid": 0},
+        {"group": f"/docker/{'0' * 64}", "uid": 0},
+        {"group": "/system.slice/docker.service", "uid": 0},  # it unpacks an image that somebody pulls
+        {"group": "/system.slice/run-u12.service", "uid": 0},  # systemd-run
+    ],
+)
+def test_work_that_somebody_left_running_counts(root: Path, gpus: int, of: dict[str, Any]) -> None:
+    _process(root, 77, cpu_s=500, **of)
+    agent.busy({**CONFIG, "gpus": gpus}, root, 0.0, keep=True)
+    _process(root, 77, cpu_s=506.5, **of)  # a tenth of a processor is 6 s of a minute
+    assert _in_a_minute(root, gpus=gpus).startswith("processors: train (a) b (pid 77) of ")
 
-        def work(seconds: float, share: float = share) -> None:
-            used = int(share * 4 * seconds * a_second)
-            stat.write_text(f"77 (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 {used - 1} 1 0 0")
 
-        monkeypatch.setattr(time, "sleep", work)
-        assert agent.busy(CONFIG, root) == said
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"group": "/system.slice/apt-daily.service", "uid": 0},
+        {"group": "/system.slice/ssh.service", "uid": 0},
+        {"group": "/system.slice/cron.service", "uid": 0},
+        {"group": "/system.slice/amazon-ssm-agent.service", "uid": 0},
+        {"group": "/system.slice/nvidia-persistenced.service", "uid": 143},
+        {"group": "/system.slice/metrics.service", "uid": 61184},  # systemd's dynamic users
+        {"group": "/", "uid": 0},  # kernel threads
+        {"name": "systemd", "group": "/user.slice/user-1000.slice/user@1000.service/init.scope"},
+        {"pid": os.getpid()},
+    ],
+)
+def test_what_the_system_does_is_no_use(root: Path, of: dict[str, Any]) -> None:
+    settings = {"pid": 77, **of}
+    (root / "sys/class/net/eth0/device").mkdir(parents=True)
+    for moved, at in ((0, 0.0), (900_000_000, 60.0)):
+        _process(root, **settings, cpu_s=moved / 1e7, disk=moved)
+        _traffic(root, "eth0", moved)
+        assert agent.busy(CONFIG, root, at, keep=True) == ""
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_login_of_who_asks_is_no_use(root: Path) -> None:
+    """SSH's process and sudo, by which `workspace.down` asks."""
+    _process(root, os.getpid(), parent=78)
+    for cpu_s, at in ((0.0, 0.0), (50.0, 60.0)):
+        _process(root, 77, cpu_s=cpu_s)
+        _process(root, 78, cpu_s=cpu_s, parent=77)
+        assert agent.busy(CONFIG, root, at, keep=True) == ""
+    _process(root, 79, cpu_s=50, parent=77)  # beside it
+    assert agent.busy(CONFIG, root, 120.0).startswith("processors: train (a) b (pid 79) of ")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_little_of_a_processor_is_no_use(root: Path) -> None:
+    """An editor's server or a notebook that waits; children that ended count with who started them."""
+    _process(root, 77)
+    _process(root, 78)
+    assert agent.busy(CONFIG, root, 0.0, keep=True) == ""
+    _process(root, 77, cpu_s=2)
+    _process(root, 78, children_s=3.5)
+    assert _in_a_minute(root) == ""
+    _process(root, 78, children_s=4.5)
+    assert _in_a_minute(root).startswith("processors: train (a) b (pid 78) of ")
+    _process(root, 78)
+    _process(root, 79, cpu_s=4.5)  # new since then: all of its time
+    assert _in_a_minute(root).startswith("processors: train (a) b (pid 79) of ")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_look_at_the_machine_does_not_begin_the_next_one(root: Path) -> None:
+    _process(root, 77)
+    agent.busy(CONFIG, root, 0.0, keep=True)
+    _process(root, 77, cpu_s=6.5)
+    assert "processors" in agent.busy(CONFIG, root, 59.0)  # `workspace.down` asks
+    assert "processors" in agent.busy(CONFIG, root, 60.0, keep=True)
+    assert agent.busy(CONFIG, root, 120.0, keep=True) == ""
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_first_look_samples(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "SAMPLE_S", 2.0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: _process(root, 77, cpu_s=0.6 * seconds))
+    assert agent.busy(CONFIG, root, 0.0).startswith("processors: train (a) b (pid 77) of ")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_disk_that_is_read_or_written_counts(root: Path) -> None:
+    _process(root, 77, disk=1_000_000_000)
+    agent.busy(CONFIG, root, 0.0, keep=True)
+    _process(root, 77, disk=1_004_900_000)
+    assert _in_a_minute(root) == ""
+    _process(root, 77, disk=1_005_100_000)
+    assert _in_a_minute(root).startswith("disk: train (a) b (pid 77) of ")
+
+
+def _traffic(root: Path, interface: str, size: int) -> None:
+    folder = root / "sys/class/net" / interface / "statistics"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rx_bytes").write_text(f"{size}\n")
+    (folder / "tx_bytes").write_text("0\n")
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("peer", "state", "counts"),
+    [
+        ("0A00020A:01BB", "01", True),
+        ("0A00020A:01BB", "06", False),  # TIME_WAIT
+        ("0100007F:01BB", "01", False),
+        ("0000000000000000FFFF00000100007F:01BB", "01", False),
+        ("00000000000000000000000001000000:01BB", "01", False),
+        ("B80D01200000000067452301EFCDAB89:01BB", "01", True),
+    ],
+)
+def test_a_transfer_counts(root: Path, peer: str, state: str, counts: bool) -> None:
+    """Of a process that is connected to another machine; an upload of cached files reads no disk."""
+    _process(root, 77)
+    (root / "proc/77/fd").mkdir()
+    (root / "proc/77/fd/3").symlink_to("socket:[4711]")
+    (root / "proc/77/net").mkdir()
+    line = f"   0: 0100000A:C350 {peer} {state} 0:0 0:0 0 1000 0 4711 1\n"
+    (root / "proc/77/net" / ("tcp" if len(peer) == 13 else "tcp6")).write_text(f"  sl  local_address\n{line}")
+    for name in ("eth0/device", "docker0/bridge", "veth1/master"):
+        (root / "sys/class/net" / name).mkdir(parents=True)
+    for name in ("eth0", "docker0", "veth1"):
+        _traffic(root, name, 1_000_000_000)
+    agent.busy(CONFIG, root, 0.0, keep=True)
+    _traffic(root, "eth0", 1_004_900_000)
+    _traffic(root, "docker0", 2_000_000_000)  # containers among themselves
+    _traffic(root, "veth1", 2_000_000_000)
+    assert _in_a_minute(root) == ""
+    _traffic(root, "eth0", 1_005_100_000)
+    assert _in_a_minute(root).startswith("network: train (a) b (pid 77) of ") is counts
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("proc/self/io", "this kernel does not count what processes"),
+        ("sys/class/net/lo", "/sys/class/net names"),
+    ],
+)
+def test_what_can_not_be_counted_is_unknown(root: Path, file: str, said: str) -> None:
+    (root / file).rename(root / "gone")
+    assert agent.busy(CONFIG, root, 0.0).startswith(f"unknown: {said}")
+
+
+PROCESS = (
+    "<process_info><gpu_instance_id>2</gpu_instance_id><compute_instance_id>0</compute_instance_id>"
+    "<pid>4711</pid><type>{}</type></process_info>"
+)
+
+
+@pytest.mark.parametrize(
+    ("processes", "said"),
+    [
+        ("<processes>\n</processes>", ""),
+        (f"<processes>{PROCESS.format('C')}</processes>", "MIG instance 2/0 of GPU 0: pid 4711"),
+        (f"<processes>{PROCESS.format('G')}</processes>", ""),
+        ("<processes>ERR!</processes>", "unknown: processes of GPU 0, which is in MIG mode, read 'ERR!'"),
+        ("", "unknown: processes of GPU 0, which is in MIG mode, read ''"),
+    ],
+)
+def test_mig_instances_are_in_use_by_their_processes(
+    root: Path, quiet: Callable[[str, str], None], processes: str, said: str
+) -> None:
+    """In MIG mode there is no utilization (NVML, nvmlDeviceGetUtilizationRates)."""
+    quiet("nvidia-smi", _mig(processes))
+    assert agent.busy(BUSY, root, 0.0) == said
+
+
+def test_a_machine_in_mig_mode_is_stopped(
+    root: Path, quiet: Callable[[str, str], None], metadata: agent.Metadata
+) -> None:
+    quiet("nvidia-smi", _mig("<processes></processes>"))
+    assert [agent.idle(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0)] == ["", "told"]
+
+
+def test_what_is_unknown_comes_first_and_hides_nothing(root: Path, quiet: Callable[[str, str], None]) -> None:
+    quiet("loginctl", SESSIONS.format("echo Name=ada; echo Class=user; echo State=online"))
+    quiet("nvidia-smi", _gpus("80 %", "ERR!"))
+    quiet("gpukiln-gpu", "echo of one >&2; echo two lines >&2; exit 1")
+    assert agent.busy(BUSY, root, 0.0) == (
+        "unknown: gpukiln-gpu ended with 1: of one two lines; unknown: utilization of GPU 1 reads 'ERR!'; "
+        "a session of ada; GPU 0 computes"
+    )
 
 
 @pytest.mark.usefixtures("quiet")
 def test_who_asks_is_not_at_work(root: Path, quiet: Callable[[str, str], None]) -> None:
     quiet("loginctl", SESSIONS.format("echo Name=ada; echo Class=user; echo State=active"))
     own = root / "proc/self/cgroup"
-    own.parent.mkdir(parents=True)
     own.write_text("1:name=systemd:/user.slice/user-6000.slice/session-3.scope\n")
-    assert agent.busy(BUSY, root) == ""
+    assert agent.busy(BUSY, root, 0.0) == ""
     own.write_text("1:name=systemd:/system.slice/gpukiln-workspace-idle.service\n")
-    assert agent.busy(BUSY, root) == "a session of ada"
+    assert agent.busy(BUSY, root, 0.0) == "a session of ada"
 
 
 def test_the_book_of_leases_is_read_as_it_is_written() -> None:
@@ -716,10 +943,10 @@ def test_idle_stops_after_it_was_told(
     assert agent.idle(config, aws, root, 600.0) == "told"
     assert "idle for 10 minutes, this machine stops in a minute" in (root / "walls").read_text()
     assert aws.tags[1:] == [{"gpukiln:stage": "stops: idle for 10 minutes"}]
-    quiet("nvidia-smi", "echo 50")  # somebody came
+    quiet("nvidia-smi", _gpus("50 %"))  # somebody came
     assert agent.idle(config, aws, root, 660.0) == ""
-    assert aws.tags[2:] == [{"gpukiln:busy": "a GPU computes"}, {"gpukiln:stage": "done"}]
-    quiet("nvidia-smi", "echo 0")
+    assert aws.tags[2:] == [{"gpukiln:busy": "GPU 0 computes"}, {"gpukiln:stage": "done"}]
+    quiet("nvidia-smi", _gpus("0 %"))
     assert [agent.idle(config, aws, root, 700.0 + at) for at in (0, 599, 600, 660)] == [
         "",
         "",
@@ -738,7 +965,7 @@ def test_a_boot_that_goes_on_is_not_idle(root: Path, metadata: agent.Metadata) -
         assert [agent.idle(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0, 700.0)] == ["", "", ""]
 
     assert boot.run([long]) == 0
-    assert [agent.idle(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0)] == ["", "told"]
+    assert [agent.idle(BUSY, Tags(metadata), root, at) for at in (701.0, 1302.0)] == ["", "told"]
 
 
 @pytest.mark.usefixtures("quiet")

@@ -196,6 +196,24 @@ def test_nobody_has_capacity(typed: Typed) -> None:
     assert "no capacity now" in done.stderr
 
 
+def test_status_says_what_counts_as_use(typed: Typed) -> None:
+    raised(typed)
+    assert "in use: no\n" in typed("status", "vision").stdout
+    tag("processors: python3 (pid 77) of ann", "gpukiln:busy")
+    shown = typed("status", "vision").stdout
+    assert "in use: processors: python3 (pid 77) of ann\n" in shown
+    assert "not stopped" not in shown
+
+
+def test_status_names_a_machine_that_its_idle_rule_never_stops(typed: Typed) -> None:
+    raised(typed)
+    tag("unknown: utilization of GPU 0 reads 'ERR!'", "gpukiln:busy")
+    shown = " ".join(typed("status", "vision").stdout.split())
+    assert "in use: unknown: utilization of GPU 0 reads 'ERR!'" in shown
+    assert "not stopped by its idle rule as long as a reading is unknown" in shown
+    assert "`invoke workspace.stop vision` to stop it" in shown
+
+
 def test_somebody_elses_is_not_put_away_by_mistake(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     tag("ann is there", "gpukiln:busy")

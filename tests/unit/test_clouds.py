@@ -119,6 +119,7 @@ def test_tools_are_started_without_what_is_the_users(
         log=tmp_path / "log",
         events=tmp_path / "events",
         say=lambda _: None,
+        doing=lambda _: None,
     )
     settings = packer._whole_environment()
     ours = {name for name in settings if name.startswith("AWS_")}

@@ -181,8 +181,10 @@ def _message(answer: dict[str, Any]) -> str:
     if failed_items and not any(parts[1:]):
         parts = [str(item.get("msg", "")).strip() for item in failed_items]
     lines = [line for part in dict.fromkeys(filter(None, parts)) for line in part.splitlines()]
-    errors = [line for line in lines[:-MESSAGE_LINES] if ERROR.search(line)][:ERRORS]
-    text = "\n".join([*errors, *lines[-MESSAGE_LINES:]]) or "no message"
+    before = lines[:-MESSAGE_LINES]
+    errors = [line for line in before if ERROR.search(line)][:ERRORS]
+    cut = [f"... {len(before) - len(errors)} lines left out"] if len(before) > len(errors) else []
+    text = "\n".join([*errors, *cut, *lines[-MESSAGE_LINES:]]) or "no message"
     steps = [step for words, step in STEPS if words.search(text)]
     return "\n".join([text, *steps])
 

@@ -326,6 +326,14 @@ def test_the_first_errors_of_a_compiler_are_shown():
     log = ["nv.c:12:5: error: implicit declaration of function 'x'", *["note"] * 40, "      |    ^~~"]
     failure = failed({"msg": "non-zero return code", "stderr": "\n".join(log)})
     assert log[0] in failure
+    assert "... 30 lines left out" in failure  # of 43, without the first error and the last 12
+
+
+def test_a_message_that_is_cut_keeps_its_end_and_says_so():
+    failure = failed({"msg": "\n".join(f"line {number}" for number in range(30))})
+    assert failure.splitlines()[0] == "Install: ... 18 lines left out"
+    assert failure.splitlines()[-1] == "line 29"
+    assert "left out" not in failed({"msg": "\n".join("x" * 12)})
 
 
 def failed(answer):

@@ -25,6 +25,7 @@ from gpukiln.nodes.results import Collector, RunResult, task_name
 from gpukiln.parsing import parse_json
 from gpukiln.redact import redact, redact_value
 
+SHOWN = 20  # hosts that a sentence names
 NEAR = 0.9  # of difflib: one or two letters of a name of twenty
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -86,7 +87,7 @@ def list_hosts(request: Request) -> list[str]:
         known = list_hosts(Request(request.playbook, request.inventory))
         raise UsageError(
             f"--limit {request.limit} leaves no host of {request.inventory}",
-            hint=f"it has {', '.join(known[:20])}{' ...' if len(known) > 20 else ''}",
+            hint=f"it has {', '.join(known[:SHOWN])}{' ...' if len(known) > SHOWN else ''}",
         )
     if done.returncode == 0:
         raise UsageError(
@@ -119,19 +120,65 @@ def _yaml_slip(inventory: Path) -> str:
     return ""
 
 
-def require_known_variables(request: Request) -> None:
-    """Refuse a variable of the inventory that is a role's but for a slip: Ansible ignores it without a word.
+def read_inventory(request: Request) -> dict[str, Any]:
+    """What `ansible-inventory --list` prints: each group with its hosts, and each host's variables.
 
     Raises:
-        UsageError: One is not known, and nearly the name of one that is.
+        UsageError: It can't be read.
+        UnavailableError: Ansible is not installed, or did not end in ten minutes.
     """
     command = ["ansible-inventory", "-i", str(request.inventory), "--list"]
     done = programs.run(
         command, limit_s=programs.NETWORK_S, environment={**os.environ, **request.environment}
     )
     if done.returncode:
-        return  # `list_hosts` says why
-    hosts = parse_json(done.stdout).get("_meta", {}).get("hostvars", {})
+        raise UsageError(
+            f"Ansible can't list the inventory {request.inventory}",
+            details=tuple(done.stderr.decode(errors="replace").strip().splitlines()[-6:]),
+        )
+    document: dict[str, Any] = parse_json(done.stdout)
+    return document
+
+
+def without_group(request: Request, inventory: dict[str, Any], hosts: list[str]) -> str:
+    """Which hosts are targeted though they are in no group while others are, why, and how to leave them out.
+
+    Args:
+        inventory: What `read_inventory` gives.
+        hosts: That the run is for.
+
+    Returns:
+        A sentence; empty where there are none, or where no host is in a group.
+    """
+    alone = set(inventory.get("ungrouped", {}).get("hosts", ()))
+    grouped = {
+        host
+        for name, group in inventory.items()
+        if name not in ("_meta", "all", "ungrouped")
+        for host in group.get("hosts", ())
+    }
+    named = [host for host in hosts if host in alone]
+    if not named or not grouped:
+        return ""
+    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    why = f"--limit {request.limit} matches" if request.limit else f"{request.playbook} is for"
+    return (
+        f"in no group of {request.inventory.name}, and targeted too: {', '.join(named[:SHOWN])}{more}; "
+        f"{why} {'them' if request.limit else 'every host of an inventory'} "
+        f"(--limit '{request.limit or 'all'}:!ungrouped' leaves them out)"
+    )
+
+
+def require_known_variables(request: Request, inventory: dict[str, Any]) -> None:
+    """Refuse a variable of the inventory that is a role's but for a slip: Ansible ignores it without a word.
+
+    Args:
+        inventory: What `read_inventory` gives.
+
+    Raises:
+        UsageError: One is not known, and nearly the name of one that is.
+    """
+    hosts = inventory.get("_meta", {}).get("hostvars", {})
     roles = load_roles()
     known = {variable.name for role in roles for variable in role.variables}
     begin = tuple(f"{role.name.partition('_')[0]}_" for role in roles)

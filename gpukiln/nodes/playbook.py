@@ -21,6 +21,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.catalog.roles import load_roles
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import open_private
+from gpukiln.nodes import apt_lock
 from gpukiln.nodes.results import Collector, RunResult, task_name
 from gpukiln.parsing import parse_json
 from gpukiln.redact import redact, redact_value
@@ -217,6 +218,9 @@ def run_playbook(
     import ansible_runner  # noqa: PLC0415 - slow to import
 
     collector = Collector(hosts)
+    watch = apt_lock.LockWatch(
+        lambda waiting: apt_lock.look(str(request.inventory), waiting, request.environment), on_host
+    )
     tail: deque[str] = deque(maxlen=8)
 
     def take(event: dict[str, Any]) -> bool:
@@ -225,10 +229,13 @@ def run_playbook(
             log.writelines(f"{line}\n" for line in lines)
             tail.extend(line for line in lines if line.strip())
         logs.write(event)
+        watch.take(event)
         if event.get("event") == "runner_on_start":
             on_task(event["event_data"].get("host", ""), task_name(event["event_data"]))
         said = collector.take(event)
         if said:
+            host = collector.result.hosts[said[0]]
+            host.failure = watch.explain(host.name, host.failure)
             on_host(*said)
         return False  # Runner need not keep a file of each event
 
@@ -238,6 +245,7 @@ def run_playbook(
         open_private(folder / "ansible.log", "w") as log,
         HostLogs(folder / "hosts") as logs,
         _signals_given_back(),
+        watch.running(),
     ):
         run = ansible_runner.run(
             private_data_dir=scratch,

@@ -19,6 +19,7 @@ ENDINGS = {
 MESSAGE_LINES = 12
 ERRORS = 5  # the first ones of a compiler: what follows comes of them
 ERROR = re.compile(r"(?<![\w-])(?:fatal )?error: ", re.IGNORECASE)
+LOCKED = re.compile(r"Could not get lock|Failed to lock apt|dpkg frontend lock")
 # What apt and dpkg say, and what to do.
 STEPS = (
     (
@@ -30,7 +31,7 @@ STEPS = (
         "apt gave no reason: `apt-get update` on the host names the source that does not answer",
     ),
     (
-        re.compile(r"Could not get lock|Failed to lock apt|dpkg frontend lock"),
+        LOCKED,
         "on the host: `fuser -v /var/lib/dpkg/lock-frontend /var/lib/apt/lists/lock` names the process that"
         " holds the lock",
     ),

@@ -389,11 +389,20 @@ def _resumed(name: str, inventory: str) -> tuple[str, str]:
 
 
 def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
-    from gpukiln.nodes.playbook import list_hosts, require_known_variables, run_playbook
+    from gpukiln.nodes.playbook import (
+        list_hosts,
+        read_inventory,
+        require_known_variables,
+        run_playbook,
+        without_group,
+    )
     from gpukiln.progress import Progress
 
     hosts = list_hosts(request)
-    require_known_variables(request)
+    inventory = read_inventory(request)
+    require_known_variables(request, inventory)
+    if told := without_group(request, inventory, hosts):
+        say(told)
     run = _runs().create(purpose)
     progress = Progress()
     what = (

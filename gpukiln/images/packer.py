@@ -108,6 +108,8 @@ class Packer:
         environment: Added to the process's environment; what is empty is taken out of it.
         log: File for everything that it prints.
         events: File that Ansible's callback plugin writes, one JSON object a line.
+        say: Gets what was done: Packer's steps, and tasks of Ansible that were not skipped.
+        doing: Gets each task that starts; only its end says whether it is skipped.
         on_task: Told the name of each task of Ansible that starts; while it works, no later one is told.
     """
 
@@ -120,10 +122,11 @@ class Packer:
         log: Path,
         events: Path,
         say: Callable[[str], None],
+        doing: Callable[[str], None],
         on_task: Callable[[str], None] | None = None,
     ) -> None:
-        self._folder, self._log, self._events, self._say = folder, log, events, say
-        self._on_task = on_task
+        self._folder, self._log, self._events = folder, log, events
+        self._say, self._doing, self._on_task = say, doing, on_task
         self._variables = folder / "variables.pkrvars.json"
         self._variables.write_text(json.dumps(variables, indent=2))
         self._environment = environment
@@ -202,9 +205,11 @@ class Packer:
                 if line.endswith("\n"):
                     event, line = parse_json(line), ""
                     if event["event"] == "task_start":
-                        self._say(event["task"])
+                        self._doing(event["task"])
                         if self._on_task:
                             self._on_task(event["task"])
+                    elif event["event"] == "task_end" and event["status"] != "skipped":
+                        self._say(event["task"])
                 elif last_look:
                     return
                 else:

@@ -21,10 +21,12 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.catalog.roles import load_roles
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import open_private
+from gpukiln.nodes import apt_lock
 from gpukiln.nodes.results import Collector, RunResult, task_name
 from gpukiln.parsing import parse_json
 from gpukiln.redact import redact, redact_value
 
+SHOWN = 20  # hosts that a sentence names
 NEAR = 0.9  # of difflib: one or two letters of a name of twenty
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -86,7 +88,7 @@ def list_hosts(request: Request) -> list[str]:
         known = list_hosts(Request(request.playbook, request.inventory))
         raise UsageError(
             f"--limit {request.limit} leaves no host of {request.inventory}",
-            hint=f"it has {', '.join(known[:20])}{' ...' if len(known) > 20 else ''}",
+            hint=f"it has {', '.join(known[:SHOWN])}{' ...' if len(known) > SHOWN else ''}",
         )
     if done.returncode == 0:
         raise UsageError(
@@ -119,19 +121,65 @@ def _yaml_slip(inventory: Path) -> str:
     return ""
 
 
-def require_known_variables(request: Request) -> None:
-    """Refuse a variable of the inventory that is a role's but for a slip: Ansible ignores it without a word.
+def read_inventory(request: Request) -> dict[str, Any]:
+    """What `ansible-inventory --list` prints: each group with its hosts, and each host's variables.
 
     Raises:
-        UsageError: One is not known, and nearly the name of one that is.
+        UsageError: It can't be read.
+        UnavailableError: Ansible is not installed, or did not end in ten minutes.
     """
     command = ["ansible-inventory", "-i", str(request.inventory), "--list"]
     done = programs.run(
         command, limit_s=programs.NETWORK_S, environment={**os.environ, **request.environment}
     )
     if done.returncode:
-        return  # `list_hosts` says why
-    hosts = parse_json(done.stdout).get("_meta", {}).get("hostvars", {})
+        raise UsageError(
+            f"Ansible can't list the inventory {request.inventory}",
+            details=tuple(done.stderr.decode(errors="replace").strip().splitlines()[-6:]),
+        )
+    document: dict[str, Any] = parse_json(done.stdout)
+    return document
+
+
+def without_group(request: Request, inventory: dict[str, Any], hosts: list[str]) -> str:
+    """Which hosts are targeted though they are in no group while others are, why, and how to leave them out.
+
+    Args:
+        inventory: What `read_inventory` gives.
+        hosts: That the run is for.
+
+    Returns:
+        A sentence; empty where there are none, or where no host is in a group.
+    """
+    alone = set(inventory.get("ungrouped", {}).get("hosts", ()))
+    grouped = {
+        host
+        for name, group in inventory.items()
+        if name not in ("_meta", "all", "ungrouped")
+        for host in group.get("hosts", ())
+    }
+    named = [host for host in hosts if host in alone]
+    if not named or not grouped:
+        return ""
+    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    why = f"--limit {request.limit} matches" if request.limit else f"{request.playbook} is for"
+    return (
+        f"in no group of {request.inventory.name}, and targeted too: {', '.join(named[:SHOWN])}{more}; "
+        f"{why} {'them' if request.limit else 'every host of an inventory'} "
+        f"(--limit '{request.limit or 'all'}:!ungrouped' leaves them out)"
+    )
+
+
+def require_known_variables(request: Request, inventory: dict[str, Any]) -> None:
+    """Refuse a variable of the inventory that is a role's but for a slip: Ansible ignores it without a word.
+
+    Args:
+        inventory: What `read_inventory` gives.
+
+    Raises:
+        UsageError: One is not known, and nearly the name of one that is.
+    """
+    hosts = inventory.get("_meta", {}).get("hostvars", {})
     roles = load_roles()
     known = {variable.name for role in roles for variable in role.variables}
     begin = tuple(f"{role.name.partition('_')[0]}_" for role in roles)
@@ -170,6 +218,9 @@ def run_playbook(
     import ansible_runner  # noqa: PLC0415 - slow to import
 
     collector = Collector(hosts)
+    watch = apt_lock.LockWatch(
+        lambda waiting: apt_lock.look(str(request.inventory), waiting, request.environment), on_host
+    )
     tail: deque[str] = deque(maxlen=8)
 
     def take(event: dict[str, Any]) -> bool:
@@ -178,10 +229,13 @@ def run_playbook(
             log.writelines(f"{line}\n" for line in lines)
             tail.extend(line for line in lines if line.strip())
         logs.write(event)
+        watch.take(event)
         if event.get("event") == "runner_on_start":
             on_task(event["event_data"].get("host", ""), task_name(event["event_data"]))
         said = collector.take(event)
         if said:
+            host = collector.result.hosts[said[0]]
+            host.failure = watch.explain(host.name, host.failure)
             on_host(*said)
         return False  # Runner need not keep a file of each event
 
@@ -191,6 +245,7 @@ def run_playbook(
         open_private(folder / "ansible.log", "w") as log,
         HostLogs(folder / "hosts") as logs,
         _signals_given_back(),
+        watch.running(),
     ):
         run = ansible_runner.run(
             private_data_dir=scratch,

@@ -19,6 +19,7 @@ ENDINGS = {
 MESSAGE_LINES = 12
 ERRORS = 5  # the first ones of a compiler: what follows comes of them
 ERROR = re.compile(r"(?<![\w-])(?:fatal )?error: ", re.IGNORECASE)
+LOCKED = re.compile(r"Could not get lock|Failed to lock apt|dpkg frontend lock")
 # What apt and dpkg say, and what to do.
 STEPS = (
     (
@@ -30,7 +31,7 @@ STEPS = (
         "apt gave no reason: `apt-get update` on the host names the source that does not answer",
     ),
     (
-        re.compile(r"Could not get lock|Failed to lock apt|dpkg frontend lock"),
+        LOCKED,
         "on the host: `fuser -v /var/lib/dpkg/lock-frontend /var/lib/apt/lists/lock` names the process that"
         " holds the lock",
     ),
@@ -181,8 +182,10 @@ def _message(answer: dict[str, Any]) -> str:
     if failed_items and not any(parts[1:]):
         parts = [str(item.get("msg", "")).strip() for item in failed_items]
     lines = [line for part in dict.fromkeys(filter(None, parts)) for line in part.splitlines()]
-    errors = [line for line in lines[:-MESSAGE_LINES] if ERROR.search(line)][:ERRORS]
-    text = "\n".join([*errors, *lines[-MESSAGE_LINES:]]) or "no message"
+    before = lines[:-MESSAGE_LINES]
+    errors = [line for line in before if ERROR.search(line)][:ERRORS]
+    cut = [f"... {len(before) - len(errors)} lines left out"] if len(before) > len(errors) else []
+    text = "\n".join([*errors, *cut, *lines[-MESSAGE_LINES:]]) or "no message"
     steps = [step for words, step in STEPS if words.search(text)]
     return "\n".join([text, *steps])
 

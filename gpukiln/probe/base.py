@@ -85,6 +85,11 @@ def section(data: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def end_of(text: str, limit: int) -> str:
+    """The last characters of what a command or service said, where its reason stands; `...` marks the cut."""
+    return text if len(text) <= limit else f"...{text[-limit:]}"
+
+
 def _shorten(text: str) -> str:
     more = len(text) - EVIDENCE_CHARS
     return redact(text[:REDACT_CHARS])[:EVIDENCE_CHARS] + (
@@ -150,7 +155,7 @@ def ask(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool 
         watch.alive(SECTION_S, group=0, hung=watch.hung)
         raise HungError(f"{name} hangs: `{' '.join(argv)[:200]}`: {told}") from None
     watch.alive(SECTION_S, group=0)
-    err = redact(_text(said_err).strip()[-REDACT_CHARS:])[-2000:]
+    err = end_of(redact(_text(said_err).strip()[-REDACT_CHARS:]), 2000)
     return {"rc": process.returncode, "out": _text(out), "err": err}
 
 
@@ -280,7 +285,7 @@ def need(*argv: str, timeout: float = 60) -> str:
     """Output of a command that must succeed."""
     done = run(*argv, timeout=timeout)
     if done["rc"] != 0:
-        raise RuntimeError(f"{' '.join(argv)}: exit {done['rc']}: {(done['err'] or done['out'])[-500:]}")
+        raise RuntimeError(f"{' '.join(argv)}: exit {done['rc']}: {end_of(done['err'] or done['out'], 500)}")
     return str(done["out"])
 
 

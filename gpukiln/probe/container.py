@@ -25,6 +25,7 @@ from gpukiln.probe.base import (
     NOT_REACHED,
     NotReachedError,
     driver_answers,
+    end_of,
     need,
     pci_gpus,
     read,
@@ -141,7 +142,7 @@ def runtimes_after_join() -> dict[str, dict[str, Any]]:
         wrong = next((one for one in said if one["rc"] != 0), said[-1])
         found[template] = {
             "rc": wrong["rc"],
-            "error": wrong["err"][-500:],
+            "error": end_of(wrong["err"], 500),
             "runtimes": runtimes_in(said[-1]),
         }
     return found

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpukiln.probe.base import run
+from gpukiln.probe.base import end_of, run
 from gpukiln.probe.services import ask
 
 UNIT = "kasmvnc@{}.service"
@@ -68,7 +68,7 @@ def _asked(unit: str, port: int) -> dict[str, Any]:
         "port": port,
         "listens": listens,
         "http": ask(port, "/") if listens else None,
-        "log": log.strip()[-500:],
+        "log": end_of(log.strip(), 500),
     }
 
 

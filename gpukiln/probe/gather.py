@@ -29,6 +29,7 @@ from gpukiln.probe.base import (
     TIMED_OUT,
     HungError,
     driver_answers,
+    end_of,
     init_started,
     mtime,
     need,
@@ -228,7 +229,7 @@ def signatures() -> dict[str, Any]:
             if _modinfo(release, name):
                 asked = ("env", f"GPUKILN_KERNEL={release}", "bash", "-s", name)
                 said = run(*asked, data=SIGNATURE.encode())
-                found[release] = {"rc": said["rc"], "out": (said["out"] or said["err"]).strip()[:500]}
+                found[release] = {"rc": said["rc"], "out": end_of((said["out"] or said["err"]).strip(), 500)}
                 break
     return found
 
@@ -256,7 +257,7 @@ def nouveau() -> dict[str, Any]:
         images[release] = {
             "path": path,
             "rc": listing["rc"],
-            "error": listing["err"][-300:],
+            "error": end_of(listing["err"], 300),
             "mtime": mtime(path),
             "files": [f for f in files if os.path.basename(f) in names],
             "module": any(n.startswith("nouveau.ko") for n in names),
@@ -357,12 +358,12 @@ def errors_of(selected: list[str]) -> Any:
     if said["rc"] == TIMED_OUT:
         return {NOT_REACHED: f"the journal gave no answer in {JOURNAL_S:.0f} s"}
     if said["rc"] != 0:
-        raise RuntimeError(f"{' '.join(asked)}: exit {said['rc']}: {(said['err'] or said['out'])[-500:]}")
+        raise RuntimeError(f"{' '.join(asked)}: exit {said['rc']}: {end_of(said['err'] or said['out'], 500)}")
     entries = [json.loads(line) for line in said["out"].splitlines() if line.startswith("{")]
     return [
         {
             "unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
-            "message": str(e.get("MESSAGE", ""))[:300],
+            "message": end_of(str(e.get("MESSAGE", "")), 300),
         }
         for e in entries
     ]
@@ -383,7 +384,7 @@ def gpu_tools() -> dict[str, Any]:
     found = {"sha256": digest, "state": _rights(GPU_STATE), "socket": _rights(GPU_SOCKET)}
     if NOT_REACHED in said:
         return {**found, "rc": said, "out": ""}
-    return {**found, "rc": said["rc"], "out": (said["out"] + said["err"])[:500]}
+    return {**found, "rc": said["rc"], "out": end_of(said["out"] + said["err"], 500)}
 
 
 def _rights(path: str) -> dict[str, str] | None:
@@ -421,7 +422,7 @@ def docker() -> dict[str, Any]:
         "installed": True,
         "info": {
             "rc": info["rc"],
-            "error": info["err"][-500:],
+            "error": end_of(info["err"], 500),
             "version": said.get("ServerVersion"),
             "errors": said.get("ServerErrors") or [],
             "default_runtime": said.get("DefaultRuntime"),
@@ -432,7 +433,7 @@ def docker() -> dict[str, Any]:
             "problem": problem,
             "age_s": time.time() - mtime(path) if text is not None else None,
         },
-        "validate": check and {"rc": check["rc"], "error": (check["err"] or check["out"])[-500:]},
+        "validate": check and {"rc": check["rc"], "error": end_of(check["err"] or check["out"], 500)},
     }
 
 
@@ -442,7 +443,7 @@ def containerd() -> dict[str, Any]:
     return {
         "installed": dump["rc"] != 127,
         "rc": dump["rc"],
-        "error": dump["err"][-500:],
+        "error": end_of(dump["err"], 500),
         "runtimes": runtimes_in(dump),
         "joined": runtimes_after_join(),
     }

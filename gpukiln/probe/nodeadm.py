@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpukiln.probe.base import need, read, run
+from gpukiln.probe.base import end_of, need, read, run
 
 UNIT = "nodeadm-config.service"  # it writes containerd's configuration, and starts nothing
 
@@ -32,5 +32,5 @@ def nodeadm() -> dict[str, Any]:
         "installed": True,
         "config": given if "node.eks.aws" in said else "none",
         "configured": configured,
-        "error": "" if configured else log["out"].strip()[-300:],
+        "error": "" if configured else end_of(log["out"].strip(), 300),
     }

@@ -18,7 +18,7 @@ import stat
 import tempfile
 from typing import Any
 
-from gpukiln.probe.base import given_gpus, read, run
+from gpukiln.probe.base import end_of, given_gpus, read, run
 from gpukiln.probe.leftovers import SECRET_PATTERNS
 
 HOOKS = ("ACTIONS_RUNNER_HOOK_JOB_STARTED", "ACTIONS_RUNNER_HOOK_JOB_COMPLETED")
@@ -269,7 +269,7 @@ def hooks() -> dict[str, dict[str, Any]]:
         for name in HOOKS:
             path = os.environ.get(name, "")
             done = own("bash", "-e", path, RUNNER_TEMP=folder)
-            result[name] = {"path": path, "rc": done["rc"], "out": (done["out"] + done["err"])[-500:]}
+            result[name] = {"path": path, "rc": done["rc"], "out": end_of(done["out"] + done["err"], 500)}
     return result
 
 
@@ -287,7 +287,9 @@ def cuda_libraries() -> dict[str, Any]:
     """
     done = own("python3", "-c", LIBRARIES, KERNEL, f"--gpu-architecture=compute_{ARCHITECTURE}")
     if done["rc"] != 0:
-        raise RuntimeError(f"CUDA's libraries end their process with {done['rc']}: {done['err'][-500:]}")
+        raise RuntimeError(
+            f"CUDA's libraries end their process with {done['rc']}: {end_of(done['err'], 500)}"
+        )
     found = json.loads(done["out"])
     nvrtc = found.pop("nvrtc")
     with tempfile.TemporaryDirectory() as folder:

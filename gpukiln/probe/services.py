@@ -13,7 +13,7 @@ import re
 import time
 from typing import Any
 
-from gpukiln.probe.base import evidence, need, read, run, watch
+from gpukiln.probe.base import REDACT_CHARS, end_of, evidence, need, read, run, watch
 from gpukiln.redact import redact
 
 COMPOSE = "/etc/gpukiln/compose.yaml"
@@ -77,7 +77,7 @@ def log_of(container: str) -> list[str]:
     """The last lines of a container's log that are about GPUs."""
     said = run("docker", "logs", "--tail", "400", container)
     lines = [line for line in (said["out"] + said["err"]).splitlines() if ABOUT_GPUS.search(line)]
-    return [redact(line)[-300:] for line in lines[-3:]]
+    return [end_of(redact(line), 300) for line in lines[-3:]]
 
 
 def ollama(port: int, model: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def problem_of(answer: dict[str, Any]) -> str:
     said = answer.get("json")
     told = said.get("error") if isinstance(said, dict) else None
     if answer["status"] != 200 or told:
-        return f"{answer['status']} {told or answer['text']}".strip()[:300]
+        return f"{answer['status']} {end_of(str(told or answer['text']), 300)}".strip()
     return ""
 
 
@@ -148,4 +148,4 @@ def ask(port: int, path: str, body: Any = None, seconds: float = 0.0) -> dict[st
         said = json.loads(text)
     except ValueError:
         said = None
-    return {"status": answer.status, "json": said, "text": redact(text[:300])}
+    return {"status": answer.status, "json": said, "text": end_of(redact(text[-REDACT_CHARS:]), 300)}

@@ -56,6 +56,12 @@ def play(folder: Path, **environment: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def test_standard_error_that_is_cut_keeps_its_end_and_says_so() -> None:
+    said = events.failure_message({"msg": "failed", "rc": 1, "stderr": "\n".join(map(str, range(40)))})
+    assert said.splitlines()[1:4] == ["exit code 1", "... 25 lines left out", "25"]
+    assert said.endswith("39")
+
+
 def test_a_play_becomes_events(tmp_path: Path) -> None:
     found = play(tmp_path, GPUKILN_EVENTS=str(tmp_path / "events.jsonl"))
     assert [e["event"] for e in found] == ["task_start", "task_end"] * 3 + ["stats"]

@@ -164,6 +164,13 @@ def test_ollama_on_the_processor(
     assert "because: level=INFO msg=no compatible GPUs were discovered" in reason
 
 
+def test_of_a_service_s_long_error_the_end_is_kept() -> None:
+    text = f"{'Traceback: ' * 60}CUDA error: out of memory"
+    for answer in ({"status": 500, "text": text}, {"status": 200, "json": {"error": text}, "text": ""}):
+        told = services.problem_of(answer)
+        assert told == f"{answer['status']} ...{text[-300:]}"
+
+
 def test_ollama_without_a_model_fetches_the_one_of_its_definition(
     workspace: Machine, ollama: tuple[Ollama, int]
 ) -> None:

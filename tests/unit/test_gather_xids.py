@@ -134,6 +134,15 @@ def test_a_slow_journal_is_no_tool_that_hangs(tool: Tool, monkeypatch: pytest.Mo
     assert not watch.hung
 
 
+def test_of_a_service_s_long_message_the_end_is_kept(tool: Tool) -> None:
+    """It carries the cause, as of an error of containerd that wraps others."""
+    message = f"failed to create task: {'wrapped: ' * 60}nvml error: driver not loaded"
+    tool("journalctl", json.dumps({"UNIT": "docker.service", "MESSAGE": message}) + "\n")
+    [found] = gather.errors_of([])
+    assert found["message"] == f"...{message[-300:]}"
+    assert base.end_of("short", 300) == "short"
+
+
 def test_a_slow_journal_leaves_the_boot_s_other_facts(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "JOURNAL_S", 0.5, raising=False)
     monkeypatch.setattr(gather, "SYSTEMD", "/", raising=False)

@@ -11,7 +11,14 @@ from rich.console import Console
 
 from gpukiln.commands.node import _exit_code
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.nodes.playbook import Request, list_hosts, require_known_variables, run_playbook
+from gpukiln.nodes.playbook import (
+    Request,
+    list_hosts,
+    read_inventory,
+    require_known_variables,
+    run_playbook,
+    without_group,
+)
 from gpukiln.nodes.results import Collector, HostResult, RunResult
 from gpukiln.nodes.runs import Run, Runs
 from gpukiln.nodes.view import render, summary
@@ -287,11 +294,43 @@ def test_a_misspelt_variable_of_a_role_is_refused_with_the_nearest_name(tmp_path
     file.write_text(f"all:\n  vars: {{{name}: true}}\n  hosts:\n    gpu-1: {{}}\n")
     request = Request(playbook="node.yml", inventory=file)
     if not near:
-        require_known_variables(request)
+        require_known_variables(request, read_inventory(request))
         return
     with pytest.raises(UsageError, match=f"gpu-1 has the variable {name}, which no role has") as caught:
-        require_known_variables(request)
+        require_known_variables(request, read_inventory(request))
     assert f"is {near} meant?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (
+            "",
+            "in no group of hosts.yml, and targeted too: bastion; node.yml is for every host of an inventory "
+            "(--limit 'all:!ungrouped' leaves them out)",
+        ),
+        (
+            "all:!gpu-2",
+            "in no group of hosts.yml, and targeted too: bastion; --limit all:!gpu-2 matches them "
+            "(--limit 'all:!gpu-2:!ungrouped' leaves them out)",
+        ),
+        ("h100", ""),
+        ("all:!ungrouped", ""),
+    ],
+)
+def test_hosts_of_a_mixed_inventory_that_are_in_no_group_are_named(tmp_path, limit, words):
+    file = tmp_path / "hosts.yml"
+    file.write_text(
+        "all:\n  hosts: {bastion: {}}\n  children:\n    h100: {hosts: {gpu-1: {}}}\n"
+        "    site: {children: {t4: {hosts: {gpu-2: {}}}}}\n"
+    )
+    request = Request(playbook="node.yml", inventory=file, limit=limit)
+    assert without_group(request, read_inventory(request), list_hosts(request)) == words
+
+
+def test_an_inventory_without_groups_needs_no_word(request_of):
+    request = request_of()
+    assert without_group(request, read_inventory(request), list_hosts(request)) == ""
 
 
 def test_the_task_that_runs_is_named_with_its_host(request_of, tmp_path):
@@ -326,6 +365,14 @@ def test_the_first_errors_of_a_compiler_are_shown():
     log = ["nv.c:12:5: error: implicit declaration of function 'x'", *["note"] * 40, "      |    ^~~"]
     failure = failed({"msg": "non-zero return code", "stderr": "\n".join(log)})
     assert log[0] in failure
+    assert "... 30 lines left out" in failure  # of 43, without the first error and the last 12
+
+
+def test_a_message_that_is_cut_keeps_its_end_and_says_so():
+    failure = failed({"msg": "\n".join(f"line {number}" for number in range(30))})
+    assert failure.splitlines()[0] == "Install: ... 18 lines left out"
+    assert failure.splitlines()[-1] == "line 29"
+    assert "left out" not in failed({"msg": "\n".join("x" * 12)})
 
 
 def failed(answer):

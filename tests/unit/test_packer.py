@@ -49,6 +49,7 @@ def build(tmp_path, monkeypatch):
             log=tmp_path / "packer.log",
             events=tmp_path / "events.jsonl",
             say=said.append,
+            doing=lambda task: said.append(f"starts: {task}"),
         )
         return made, said
 
@@ -78,12 +79,34 @@ def test_steps_and_tasks_are_told_and_everything_is_logged(build, tmp_path):
             "1,,ui,say,==> null.node: Waiting for SSH to become available...",
             "1,,ui,say,--> null.node: Did not export anything. This is the null builder",
         ],
-        [{"event": "task_start", "task": "nvtop : Install"}],
+        [
+            {"event": "task_start", "task": "nvtop : Install"},
+            {"event": "task_end", "task": "nvtop : Install", "status": "changed"},
+        ],
         0,
     )
     made.build()
-    assert sorted(said) == ["Waiting for SSH to become available...", "nvtop : Install"]
+    assert sorted(said) == [
+        "Waiting for SSH to become available...",
+        "nvtop : Install",
+        "starts: nvtop : Install",
+    ]
     assert "Waiting for SSH to become available..." in (tmp_path / "packer.log").read_text()
+
+
+def test_a_task_that_is_skipped_is_not_told_as_one_that_ran(build):
+    rows = [("dcgm : Install", "skipped"), ("nvtop : Install", "ok"), ("dcgm : Start", "ignored")]
+    events = [
+        event
+        for task, status in rows
+        for event in (
+            {"event": "task_start", "task": task},
+            {"event": "task_end", "task": task, "status": status},
+        )
+    ]
+    made, said = build([], events, 0)
+    made.build()
+    assert [line for line in said if not line.startswith("starts: ")] == ["nvtop : Install", "dcgm : Start"]
 
 
 def test_an_event_that_is_half_written_when_it_is_read_is_told_when_it_is_whole(build, tmp_path):
@@ -93,7 +116,7 @@ def test_an_event_that_is_half_written_when_it_is_read_is_told_when_it_is_whole(
     )
     made, said = build([], [], 0, script)
     made.build()
-    assert said == ["in two halves"]
+    assert said == ["starts: in two halves"]
 
 
 @pytest.fixture

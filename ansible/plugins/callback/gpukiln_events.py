@@ -76,7 +76,10 @@ def failure_message(result: Mapping[str, Any]) -> str:
     lines = [redact(str(result.get("msg") or result.get("reason") or "").strip())]
     said = str(result.get("stderr") or result.get("module_stderr") or "").strip()
     said = said or str(result.get("stdout") or result.get("module_stdout") or "").strip()
-    tail = "\n".join(redact(said).splitlines()[-TAIL_LINES:])
+    ending = redact(said).splitlines()
+    if len(ending) > TAIL_LINES:
+        ending = [f"... {len(ending) - TAIL_LINES} lines left out", *ending[-TAIL_LINES:]]
+    tail = "\n".join(ending)
     if result.get("rc") not in (None, 0):
         lines.append(f"exit code {result['rc']}")
     if tail and tail not in lines[0]:

@@ -1,0 +1,75 @@
+#!/usr/bin/python
+"""Says which package source apt can't read and which file names it: Ansible's module gives no reason."""
+
+from __future__ import annotations
+
+import re
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.look import matches, read, run
+
+DOCUMENTATION = """
+module: apt_failure
+short_description: Says which package source apt can't read, why, and which file names it
+description:
+  - Runs C(apt-get update) once more and takes its own words of what failed.
+  - For the rescue of a task of M(ansible.builtin.apt) that could not fetch the package lists.
+options:
+  sources: {description: Patterns of the files that name sources., type: list, elements: str}
+author: [gpukiln]
+"""
+
+RETURN = """
+words:
+  description: "One line each: what failed, why, and the file that names it."
+  returned: always
+  type: list
+"""
+
+SOURCES = (
+    "/etc/apt/sources.list",
+    "/etc/apt/sources.list.d/*.list",
+    "/etc/apt/sources.list.d/*.sources",
+)
+SECONDS = 300
+# `Err:2 http://deb.example/debian bookworm InRelease`, and on lines that begin with spaces the reason
+FAILED = re.compile(r"^Err:\d+ (?P<address>\S+)(?P<what>.*)\n(?P<why>(?:[ \t]+\S.*\n?)*)", re.MULTILINE)
+ERROR = re.compile(r"^E: .*$", re.MULTILINE)
+SCHEME = re.compile(r"^[a-z+]+:/*")
+
+
+def failures(said, errors, sources):
+    """What apt-get said of sources that failed.
+
+    Args:
+        said: Its standard output.
+        errors: Its standard error.
+        sources: Text of each file that names sources, by path.
+    """
+    found = []
+    for one in FAILED.finditer(said):
+        # An address in a file may have a scheme or a password that apt does not show
+        address = SCHEME.sub("", one["address"]).rstrip("/")
+        files = [path for path, text in sources.items() if address in text]
+        named = ", ".join(files) or "a file that does not name it in these words"
+        why = " ".join(one["why"].split()) or "no reason given"
+        found.append("{}{}: {} (named in {})".format(one["address"], one["what"].rstrip(), why, named))
+    return found + ERROR.findall(errors)
+
+
+def main():
+    """Ansible's entry point."""
+    spec = {"sources": {"type": "list", "elements": "str", "default": list(SOURCES)}}
+    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
+    answer = run(["apt-get", "update", "-q", "-o", "Acquire::Retries=0"], seconds=SECONDS)
+    sources = {path: read(path) or "" for pattern in module.params["sources"] for path in matches(pattern)}
+    words = failures(answer["stdout"], answer["stderr"], sources)
+    if not words and answer["rc"] != 0:
+        words = ["`apt-get update` ended with {}: {}".format(answer["rc"], answer["stderr"].strip()[-500:])]
+    module.exit_json(
+        changed=False, words=words or ["`apt-get update` succeeded a moment later: run this again"]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,10 @@ ROOM_HINT = (
 )
 
 
+class LateError(UnavailableError):
+    """A program did not end in its time, and was ended."""
+
+
 def run(
     command: Sequence[str],
     *,
@@ -50,7 +54,8 @@ def run(
         The exit status, whatever it is, and the output.
 
     Raises:
-        UnavailableError: It is not installed, took too long, or the disk is full.
+        LateError: It took too long.
+        UnavailableError: It is not installed, or the disk is full.
     """
     if folder is not None and free_bytes(folder) < needs_mib * MIB:
         raise disk_full(folder, needs_mib)
@@ -72,7 +77,7 @@ def run(
     deadline = time.monotonic() + limit_s
     try:
         while True:
-            wait_s = min(POLL_S if folder else limit_s, max(0.0, deadline - time.monotonic()))
+            wait_s = min(POLL_S if folder else LONG_S, max(0.0, deadline - time.monotonic()))
             try:
                 out, err = process.communicate(given, timeout=wait_s)
                 break
@@ -81,7 +86,7 @@ def run(
                 if folder is not None and free_bytes(folder) < FULL_BYTES:
                     raise disk_full(folder, needs_mib) from None
                 if time.monotonic() >= deadline:
-                    raise UnavailableError(
+                    raise LateError(
                         f"`{' '.join(command[:3])}` did not end in {limit_s:.0f} s and was ended",
                         hint="check the network, the disk and the load of this machine, then try again",
                     ) from None

@@ -13,7 +13,6 @@ import lzma
 import re
 import shutil
 import ssl
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from gpukiln import programs
 from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.images.module_store import Store
 from gpukiln.parsing import parse_json
@@ -194,14 +194,13 @@ def _judge_signature(module: bytes, signer: str, certificate: Path | None) -> st
         pem.write_text(ssl.DER_cert_to_PEM_cert(certificate.read_bytes()))
         signature.write_bytes(body[-length:])
         signed.write_bytes(body[:-length])
-        done = subprocess.run(
+        done = programs.run(
             [
                 *("openssl", "cms", "-verify", "-binary", "-inform", "DER", "-in", str(signature)),
                 *("-content", str(signed), "-certfile", str(pem), "-nointern", "-noverify"),
                 *("-out", "/dev/null"),
             ],
-            capture_output=True,
-            check=False,
+            limit_s=programs.QUICK_S,
         )
     return "its signature is not the certificate's" if done.returncode else ""
 

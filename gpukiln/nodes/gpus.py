@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln import programs
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
 from gpukiln.gpus.cli import failure
 from gpukiln.gpus.model import plain
@@ -20,6 +21,7 @@ from gpukiln.verify.target import InventoryTarget, SshTarget, Target
 
 PROGRAM = "/usr/local/bin/gpukiln-gpu"  # the role gpu_tools puts it there
 TIMEOUT_S = 300.0  # for a look: a machine that hangs gives its own up long before
+ENDLESS_S = 10**8  # three years
 LASTS = {"wait", "duration"}  # options by which a verb lasts as long as it was asked to
 NOT_FOUND, SSH_FAILED = 127, 255
 
@@ -75,20 +77,16 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
         except RuntimeError as error:
             raise UnavailableError(f"{target.name} can't be reached: {error}") from error
     else:
+        lasts = verb.changes or LASTS & {one.name for one in verb.options}
+        # without standard input: ssh would read what is meant for the caller's next command
         try:
-            done = subprocess.run(
-                reach(target, words, sudo),
-                stdin=subprocess.DEVNULL,  # ssh would read what is meant for the caller's next command
-                capture_output=True,
-                text=True,
-                timeout=None if verb.changes or LASTS & {one.name for one in verb.options} else TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as late:
+            done = programs.run(reach(target, words, sudo), limit_s=ENDLESS_S if lasts else TIMEOUT_S)
+        except programs.LateError as late:
             raise UnavailableError(
                 f"{target.name} gave no answer in {TIMEOUT_S:.0f} s", hint="log in and look what hangs"
             ) from late
-        code, out, err = done.returncode, done.stdout, done.stderr
+        out, err = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+        code = done.returncode
     try:
         document = parse_json(out[out.index("{") :])
     except ValueError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 
+from gpukiln import programs
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import GpukilnError, RefusedError, UnavailableError
 from gpukiln.ssh import HostKeys, Ssh
@@ -55,20 +55,10 @@ def busy(cloud: Cloud, found: Found) -> str | None:
     """What somebody does on the machine of a workspace now; None where it can't be asked."""
     try:
         command = reached(cloud, found).command(f"sudo -n python3 {AGENT} busy")
+        ran = programs.run(command, limit_s=ASK_S)
     except GpukilnError:
         return None
-    try:
-        ran = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ASK_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return ran.stdout.strip() if ran.returncode == 0 else None
+    return ran.stdout.decode(errors="replace").strip() if ran.returncode == 0 else None
 
 
 def _proxy(cloud: Cloud, machine: Machine) -> str:

@@ -3,15 +3,16 @@
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpukiln import programs
 from gpukiln.clouds.embedded.gpus.state import State, append_region, rows_of
 from gpukiln.errors import UnavailableError
 from gpukiln.files import whole_or_not
 
+COMPILE_S = 600.0
 SONAME = "libnvidia-ml.so.1"
 STATE = "GPUKILN_SIMULATED_GPUS"  # names a file with a state, where it is not the library's own
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
@@ -57,11 +58,11 @@ def _compiled(folder: Path, name: str, output: str, *flags: str, state: bool = F
     with whole_or_not(made) as part:
         sources = [str(file) for file in files if file.suffix == ".c"]
         command = ["gcc", *FLAGS, *flags, "-o", str(part), *sources, "-ldl", "-pthread"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = programs.run(command, limit_s=COMPILE_S)
         if done.returncode:
             raise UnavailableError(
                 f"gcc can't build {output}: it ended with {done.returncode}",
-                details=tuple(done.stderr.splitlines()[:10]),
+                details=tuple(done.stderr.decode(errors="replace").splitlines()[:10]),
                 hint="gcc --version: 10 or newer",
             )
         if state:

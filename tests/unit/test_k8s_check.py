@@ -326,7 +326,7 @@ def test_json_with_tabs_and_byte_order_marks_are_read(tmp_path: Path, check: Typ
     ("minors", "found"), [((34,), "unknown field"), ((37,), ""), ((34, 37), "unknown field")]
 )
 def test_a_field_is_judged_by_every_version_that_is_asked_for(minors: tuple[int, ...], found: str) -> None:
-    text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [], schedulingGroup: {}}\n"
+    text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a, image: a}], schedulingGroup: {}}\n"
     told = " ".join(one.found for one in judged(text, minors=minors).findings if one.rule == "schema")
     assert bool(told) == bool(found), told
     assert found in told
@@ -525,7 +525,8 @@ def _plain(kind: str) -> str:
         (
             "page.md",
             "```yaml\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: <name>}\nspec:\n"
-            "  replicas: ${REPLICAS}\n  selector: {}\n  template: {spec: {containers: [{name: $NAME, "
+            "  replicas: ${REPLICAS}\n  selector: {matchLabels: {app: a}}\n"
+            "  template: {metadata: {labels: {app: a}}, spec: {containers: [{name: $NAME, "
             "image: a:1, resources: {limits: {memory: <memory>}}}]}}\n```\n",
         ),
         (

@@ -84,10 +84,11 @@ def server_refuses(broken: Broken, _: Context) -> Iterator[Fault]:
 
 @rule(
     "key-twice",
-    "error",
+    "warning",
     Thing,
     title="A key stands once in a mapping",
-    reason="the last one counts and the first is lost without a word; strict decoding refuses it",
+    reason="kubectl sends the last one, and the first is lost without a message; strict decoding refuses "
+    "it (YAML sent to the API server with fieldValidation=Strict)",
     source="kubernetes.io/docs/reference/using-api/api-concepts/#field-validation",
     fix="make one key of both",
 )
@@ -102,7 +103,8 @@ def key_twice(thing: Thing, _: Context) -> Iterator[Fault]:
     Thing,
     title="An object has the form of its kind",
     reason="the API server refuses it, or, asked not to validate, drops what it does not know",
-    source="the OpenAPI schemas of Kubernetes (kubernetes-validate); of other kinds, their CRDs (customs.py)",
+    source="the OpenAPI schemas of Kubernetes (kubernetes-validate); its validation (pkg/apis/*/validation "
+    "at v1.36); of other kinds, their CRDs (customs.py)",
     fix="`kubectl explain KIND.PATH` shows the fields",
 )
 def form(thing: Thing, context: Context) -> Iterator[Fault]:

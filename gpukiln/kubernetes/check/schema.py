@@ -13,10 +13,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jsonschema import Draft202012Validator, ValidationError  # type: ignore[import-untyped]
+from jsonschema import ValidationError  # type: ignore[import-untyped]
 
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.check.customs import FORMS, Schema
+from gpukiln.kubernetes.check.keywords import WHOLE, ServerValidator, joined
 from gpukiln.kubernetes.check.rules import NEWEST, Fault
 from gpukiln.kubernetes.check.workload import (
     CONTAINER_KEYS,
@@ -98,7 +99,7 @@ def _resolver(minor: int) -> Callable[[Any], Any]:
             name = reference.rpartition("/")[2]
             if name not in made:
                 made[name] = {}
-                made[name].update(resolve(_definitions(minor)[name]))
+                made[name].update(joined(name, resolve(_definitions(minor)[name])))
             return made[name]
         # a text is about the schema, anything else a field of that name
         kept = {key: one for key, one in value.items() if key != "description" or not isinstance(one, str)}
@@ -108,20 +109,21 @@ def _resolver(minor: int) -> Callable[[Any], Any]:
 
 
 @cache
-def _validator(minor: int, api: str, kind: str) -> Draft202012Validator | None:
+def _validator(minor: int, api: str, kind: str) -> Any:
+    """None where there is no form of the kind."""
     if (form := FORMS.get((api, kind))) is None:
         name = _kinds(minor).get((api, kind))
         if name is None:
             return None
         form = {"$ref": name}
-    return Draft202012Validator(_resolver(minor)(form))
+    return ServerValidator(_resolver(minor)(form))
 
 
 @cache
-def _part(minor: int, of: str, key: str) -> Draft202012Validator:
+def _part(minor: int, of: str, key: str) -> Any:
     """Of one key of a pod's spec or of a container."""
-    name = f"{_PREFIX}core.v1.{of}"
-    return Draft202012Validator(_resolver(minor)(_definitions(minor)[name]["properties"][key]))
+    whole = _resolver(minor)({"$ref": f"{_PREFIX}core.v1.{of}"})
+    return ServerValidator(whole["properties"][key])
 
 
 def known(thing: Thing, minor: int) -> bool:
@@ -159,7 +161,7 @@ def faults(thing: Thing, minor: int) -> Iterator[Fault]:
     if thing.role == "object":
         validator = _validator(minor, thing.api, thing.kind)
         if validator is not None:
-            yield from _told(validator, thing.object, (), minor)
+            yield from _told(validator, thing.object, (), minor, whole=not custom(thing))
     elif thing.role in ("fragment", "values") and not thing.chart:
         for of, keys in (("PodSpec", POD_KEYS), ("Container", CONTAINER_KEYS)):
             for key in sorted(keys & thing.object.keys()):
@@ -177,8 +179,11 @@ def faults(thing: Thing, minor: int) -> Iterator[Fault]:
                 yield Fault(f"template.spec: {_unknown(key, fields)}", path)
 
 
-def _told(validator: Draft202012Validator, value: Any, above: Path, minor: int) -> Iterator[Fault]:
-    found = sorted(validator.iter_errors(value), key=lambda error: [str(one) for one in error.absolute_path])
+def _told(validator: Any, value: Any, above: Path, minor: int, *, whole: bool = False) -> Iterator[Fault]:
+    found = sorted(
+        (one for one in validator.iter_errors(value) if whole or one.validator not in WHOLE),
+        key=lambda error: [str(one) for one in error.absolute_path],
+    )
     for error in found[:MOST]:
         for path, text in _words(error):
             yield Fault(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))

@@ -147,6 +147,15 @@ def _indexes(value: Any) -> bool:
     return True
 
 
+_MOST_OF_VOLUME = {"Gi": 59_000, "G": 64_000, "Ti": 58, "T": 64}
+
+
+def _volume_size(value: Any) -> bool:
+    """Of an EBS volume, as Karpenter takes it."""
+    match = re.fullmatch(r"([1-9]\d{0,4})(Gi?|Ti?)", value) if isinstance(value, str) else None
+    return match is not None and int(match[1]) <= _MOST_OF_VOLUME[match[2]]
+
+
 _DIVISORS = r"(?:0|1m|1|1k|1[MGTPE]|1[KMGTPE]i)"
 # apimachinery/pkg/util/validation, pkg/apis/core/validation
 FORMS: dict[str, Form] = {
@@ -182,6 +191,20 @@ FORMS: dict[str, Form] = {
         "a host name in small letters",
         lambda value: not isinstance(value, str) or SUBDOMAIN.fullmatch(value.removesuffix(".")) is not None,
     ),
+    # aws/karpenter-provider-aws:pkg/apis/crds at v1.14.1
+    "duration": Form("hours, minutes or seconds: 1h30m", _text(re.compile(r"(?:[0-9]+[smh])+"))),
+    "duration-or-never": Form(
+        "hours, minutes or seconds, 720h, or Never", _text(re.compile(r"(?:[0-9]+[smh])+|Never"))
+    ),
+    "budget": Form("a number, or 0% to 100%", _text(re.compile(r"(?:100|[0-9]{1,2})%|[0-9]+"))),
+    "budget-duration": Form(
+        "hours and minutes: 1h30m", _text(re.compile(r"(?:[0-9]+[hm]|[0-9]+h[0-9]+m)(?:0s)?"))
+    ),
+    "ami-alias": Form(
+        "al2, al2023 or bottlerocket with a version, al2023@v20260101, or windows2022@latest",
+        _text(re.compile(r"(?:al2|al2023|bottlerocket)@.+|windows20(?:19|22|25)@latest")),
+    ),
+    "volume-size": Form("1Gi to 59000Gi, or the same in G, Ti or T", _volume_size),
     "iqn": Form("a name that begins with iqn., eui. or naa.", _text(re.compile(r"(?:iqn|eui|naa)\..+"))),
     "time": Form("a time: 2026-01-31T12:00:00Z", _text(_TIME)),
     "ip": Form("an IP address", _address),

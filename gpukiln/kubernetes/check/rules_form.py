@@ -108,6 +108,10 @@ def key_twice(thing: Thing, _: Context) -> Iterator[Fault]:
     fix="`kubectl explain KIND.PATH` shows the fields",
 )
 def form(thing: Thing, context: Context) -> Iterator[Fault]:
+    custom = context.custom_form(thing, schema.custom_faults)
+    if custom is not None:
+        yield from custom[0]
+        return
     told: set[tuple[object, ...]] = set()
     for minor in context.minors:
         for fault in schema.faults(thing, minor):
@@ -142,7 +146,15 @@ def api_removed(thing: Thing, context: Context) -> Iterator[Fault]:
     fix="`kubectl api-resources` lists kinds and their apiVersions",
 )
 def api_unknown(thing: Thing, context: Context) -> Iterator[Fault]:
-    if thing.role != "object" or (thing.api, thing.kind) in (*REMOVED, *NO_OBJECTS):
+    if thing.role != "object" or (thing.api, thing.kind) in (*REMOVED, *NO_OBJECTS, *context.custom_kinds):
+        return
+    group, _, version = thing.api.rpartition("/")
+    served = [
+        api for api, kind in context.custom_kinds if kind == thing.kind and api.rpartition("/")[0] == group
+    ]
+    if served:
+        text = f"{thing.kind} has no version {version}; its CustomResourceDefinition has {', '.join(served)}"
+        yield Fault(text, ("apiVersion",))
         return
     if not thing.kind or not thing.api:
         missing = "kind" if thing.api else "apiVersion"

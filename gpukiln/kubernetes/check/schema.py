@@ -6,6 +6,7 @@ reference replaced by what it refers to, and an object takes half a millisecond.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,8 @@ from typing import Any
 from jsonschema import ValidationError  # type: ignore[import-untyped]
 
 from gpukiln.errors import UsageError
-from gpukiln.kubernetes.check.customs import FORMS, Schema
+from gpukiln.kubernetes.check.crds import Definition, broken_rules, defaulted, without_nulls
+from gpukiln.kubernetes.check.customs import FORMS, READ, Schema
 from gpukiln.kubernetes.check.keywords import WHOLE, ServerValidator, joined
 from gpukiln.kubernetes.check.rules import NEWEST, Fault
 from gpukiln.kubernetes.check.workload import (
@@ -156,12 +158,20 @@ def nearest(kind: str, minor: int) -> str:
     return unknown("kind", kind, {one for _, one in _kinds(minor)}).hint
 
 
+def custom_faults(thing: Thing, definition: Definition) -> tuple[list[Fault], list[str]]:
+    """Where a custom object has not the form of its CRD, and what of that could not be checked."""
+    value = defaulted(thing.object, definition.schema)
+    found = list(_told(definition.form, value, (), NEWEST, whole=True))
+    not_checked = list(definition.left_out)
+    if not found:  # as the API server: rules are evaluated on what has the form
+        found = [Fault(one.text, one.path) for one in broken_rules(definition, value, not_checked)]
+    return found, not_checked
+
+
 def faults(thing: Thing, minor: int) -> Iterator[Fault]:
     """Where a thing has not the form that its kind has; nothing of a kind that has none here."""
     if thing.role == "object":
-        validator = _validator(minor, thing.api, thing.kind)
-        if validator is not None:
-            yield from _told(validator, thing.object, (), minor, whole=not custom(thing))
+        yield from _of_object(thing, minor)
     elif thing.role in ("fragment", "values") and not thing.chart:
         for of, keys in (("PodSpec", POD_KEYS), ("Container", CONTAINER_KEYS)):
             for key in sorted(keys & thing.object.keys()):
@@ -177,6 +187,18 @@ def faults(thing: Thing, minor: int) -> Iterator[Fault]:
                 yield from _told(_part(minor, "PodSpec", key), value, path, minor)
             else:
                 yield Fault(f"template.spec: {_unknown(key, fields)}", path)
+
+
+def _of_object(thing: Thing, minor: int) -> Iterator[Fault]:
+    validator = _validator(minor, thing.api, thing.kind)
+    if validator is None:
+        return
+    if not custom(thing):
+        yield from _told(validator, thing.object, (), minor, whole=True)
+        return
+    fix = f"as {READ[thing.api.partition('/')[0]]} has it; --crd FILE checks by the CRD of another release"
+    for one in _told(validator, without_nulls(thing.object), (), minor):
+        yield dataclasses.replace(one, fix=fix)
 
 
 def _told(validator: Any, value: Any, above: Path, minor: int, *, whole: bool = False) -> Iterator[Fault]:

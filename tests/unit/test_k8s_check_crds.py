@@ -124,6 +124,32 @@ def test_a_rule_that_can_not_be_evaluated_is_not_checked() -> None:
     assert "format" in one.reason
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "{type: 5, properties: {spec: {type: [object], properties: 7}}}",
+        "{type: object, properties: {spec: {type: object, required: size, minProperties: many, enum: {a: b}}}}",
+        "{type: object, properties: {spec: 5}}",
+        "text",
+    ],
+)
+def test_a_definition_with_faults_of_its_own_costs_no_other_result(schema: str) -> None:
+    one = yaml.safe_load(CRD)
+    one["spec"]["versions"][1]["schema"]["openAPIV3Schema"] = yaml.safe_load(schema)
+    pod = "---\napiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: []}\n"
+    assert (
+        "containers is empty"
+        in [one.found for one in checked(FARM % "" + pod, yaml.safe_dump(one)).findings][-1]
+    )
+
+
+def test_a_pattern_that_python_can_not_read_is_not_checked() -> None:
+    report = checked(
+        FARM % "image: a", CRD.replace("image: {type: string}", "image: {type: string, pattern: '\\pL'}")
+    )
+    assert [one.reason for one in report.unchecked if "pattern" in one.reason]
+
+
 def test_a_version_that_the_definition_does_not_serve() -> None:
     (one,) = checked((FARM % "").replace("/v1\n", "/v1alpha1\n")).findings
     assert one.found == "Farm has no version v1alpha1; its CustomResourceDefinition has gpu.example.com/v1"

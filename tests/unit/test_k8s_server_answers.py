@@ -1,9 +1,9 @@
 """The form rules of `k8s.check` against the answers of a kube-apiserver to objects with one fault.
 
-`tests/support/k8s_server/objects.yaml` has objects that kube-apiserver 1.36.2 takes. A line of
-`answers.jsonl` has the number of one, a path in it, and changes there with the answer to the changed object: the beginning of
-the message, or nothing where it was accepted. The requests had dryRun=All and fieldValidation=Strict; those
-with node ports had no dryRun, which does not allocate them.
+`tests/support/k8s_server/objects.yaml` has objects that kube-apiserver 1.36.2 takes. A line of the other file
+there has the number of one, a path in it, and changes there with the answer to the changed object: the
+beginning of the message, or nothing where it was accepted. The requests had dryRun=All and
+fieldValidation=Strict; those with node ports had no dryRun, which does not allocate them.
 """
 
 import copy

@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.cluster import Cluster
 
 KIND = "CustomResourceDefinition"
-_TAKEN = (  # keywords of OpenAPI that mean the same in JSON Schema
-    *("type", "enum", "minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems"),
-    *("minProperties", "maxProperties", "required", "format"),
-)
+_NUMBER, _TYPES_OF = (int, float), ("array", "boolean", "integer", "number", "object", "string")
+# Keywords of OpenAPI that mean the same in JSON Schema, and the type of their values.
+_TAKEN: dict[str, type | tuple[type, ...]] = {
+    "type": str,
+    "format": str,
+    "enum": list,
+    "required": list,
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), _NUMBER),
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), int
+    ),
+}
 # kubernetes.io/docs/reference/using-api/cel, "Escaping": how a rule names a field that is no identifier.
 _ESCAPES = (("__", "__underscores__"), (".", "__dot__"), ("-", "__dash__"), ("/", "__slash__"))
 _RESERVED = frozenset(
@@ -96,18 +104,15 @@ def _root(schema: Schema, left_out: list[str]) -> Schema:
 
 def _form(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     """A structural schema as JSON Schema; strict decoding refuses a field that it does not name."""
-    form: Schema = {key: schema[key] for key in _TAKEN if key in schema}
+    form = _taken(schema)
     for bound in ("Minimum", "Maximum"):  # in OpenAPI 3.0 a flag of the bound
         if schema.get(f"exclusive{bound}") is True and bound.lower() in form:
             form[f"exclusive{bound}"] = form.pop(bound.lower())
     if isinstance(pattern := schema.get("pattern"), str):
-        try:
-            re.compile(pattern)
+        if _is_pattern(pattern):
             form["pattern"] = pattern
-        except re.error as error:
-            left_out.append(
-                f"{'.'.join(map(str, path))}: the pattern {short(pattern)} can't be read: {error}"
-            )
+        else:
+            left_out.append(f"{'.'.join(map(str, path))}: the pattern {short(pattern)} can't be read here")
     int_or_text = schema.get("x-kubernetes-int-or-string") is True
     if int_or_text:
         form |= {"type": ["integer", "string"], "format": form.get("format", "int64")}
@@ -129,6 +134,22 @@ def _form(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     elif kind == "map":
         form["once"] = tuple(map(str, sequence(schema.get("x-kubernetes-list-map-keys"))))
     return form
+
+
+def _taken(schema: Mapping[str, Any]) -> Schema:
+    """The keywords that are the same in JSON Schema; a value that none of them can have is left out."""
+    form = {key: schema[key] for key, kind in _TAKEN.items() if isinstance(schema.get(key), kind)}
+    if form.get("type") not in _TYPES_OF:
+        form.pop("type", None)
+    return form
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _fields(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
@@ -153,7 +174,9 @@ def _fields(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schem
 
 def _condition(schema: Mapping[str, Any]) -> Schema:
     """A schema below allOf, anyOf, oneOf or not: it names fields and forbids no others."""
-    form = {key: schema[key] for key in (*_TAKEN, "pattern") if key in schema}
+    form = _taken(schema)
+    if isinstance(schema.get("pattern"), str) and _is_pattern(schema["pattern"]):
+        form["pattern"] = schema["pattern"]
     if mapping(schema.get("properties")):
         fields = schema["properties"].items()
         form["properties"] = {name: _condition(mapping(one)) for name, one in fields}

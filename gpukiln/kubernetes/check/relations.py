@@ -647,6 +647,8 @@ def device_claim(one: Mapping[str, Any]) -> Found:
 
 def definition(one: Mapping[str, Any]) -> Found:
     spec = mapping(one.get("spec"))
+    if not spec:
+        return
     name, versions = mapping(one.get("metadata")).get("name"), sequence(spec.get("versions"))
     wanted = f"{mapping(spec.get('names')).get('plural')}.{spec.get('group')}"
     if name is not None and name != wanted and not is_open(name):

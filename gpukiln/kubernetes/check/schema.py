@@ -19,7 +19,7 @@ from jsonschema import ValidationError  # type: ignore[import-untyped]
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.check.crds import Definition, broken_rules, defaulted, without_nulls
 from gpukiln.kubernetes.check.customs import FORMS, READ, Schema
-from gpukiln.kubernetes.check.keywords import WHOLE, ServerValidator, joined
+from gpukiln.kubernetes.check.keywords import KEYWORDS, WHOLE, ServerValidator, joined
 from gpukiln.kubernetes.check.rules import NEWEST, Fault
 from gpukiln.kubernetes.check.workload import (
     CONTAINER_KEYS,
@@ -203,7 +203,7 @@ def _of_object(thing: Thing, minor: int) -> Iterator[Fault]:
 
 def _told(validator: Any, value: Any, above: Path, minor: int, *, whole: bool = False) -> Iterator[Fault]:
     found = sorted(
-        (one for one in validator.iter_errors(value) if whole or one.validator not in WHOLE),
+        (one for one in validator.iter_errors(value) if _counts(one, whole=whole)),
         key=lambda error: [str(one) for one in error.absolute_path],
     )
     for error in found[:MOST]:
@@ -211,6 +211,13 @@ def _told(validator: Any, value: Any, above: Path, minor: int, *, whole: bool = 
             yield Fault(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))
     if len(found) > MOST:
         yield Fault(f"{len(found) - MOST} more faults of form", above)
+
+
+def _counts(error: ValidationError, *, whole: bool) -> bool:
+    """Whether the API server would refuse it: it does not validate a status, and a part is not all there."""
+    if error.validator in KEYWORDS and error.absolute_path and error.absolute_path[0] == "status":
+        return False
+    return whole or error.validator not in WHOLE
 
 
 def _words(error: ValidationError) -> Iterator[tuple[Path, str]]:

@@ -128,7 +128,7 @@ def test_a_rule_that_can_not_be_evaluated_is_not_checked() -> None:
     "schema",
     [
         "{type: 5, properties: {spec: {type: [object], properties: 7}}}",
-        "{type: object, properties: {spec: {type: object, required: size, minProperties: many, enum: {a: b}}}}",
+        "{type: object, properties: {spec: {type: object, required: size, minProperties: a, enum: {a: b}}}}",
         "{type: object, properties: {spec: 5}}",
         "text",
     ],
@@ -137,10 +137,8 @@ def test_a_definition_with_faults_of_its_own_costs_no_other_result(schema: str) 
     one = yaml.safe_load(CRD)
     one["spec"]["versions"][1]["schema"]["openAPIV3Schema"] = yaml.safe_load(schema)
     pod = "---\napiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: []}\n"
-    assert (
-        "containers is empty"
-        in [one.found for one in checked(FARM % "" + pod, yaml.safe_dump(one)).findings][-1]
-    )
+    report = checked(FARM % "" + pod, yaml.safe_dump(one))
+    assert "containers is empty" in report.findings[-1].found
 
 
 def test_a_pattern_that_python_can_not_read_is_not_checked() -> None:

@@ -222,7 +222,8 @@ spec:
 CAPACITY = "karpenter.sh/capacity-type"
 
 
-# The answers of kube-apiserver 1.36.2 with the CRDs of Karpenter v1.14.1 and Kueue v0.19.2.
+# The answers of kube-apiserver 1.36.2 with the CRDs of Karpenter v1.14.1 and Kueue v0.19.2; lendingLimit is
+# checked by Kueue's webhook.
 @pytest.mark.parametrize(
     ("text", "path"),
     [
@@ -253,6 +254,10 @@ CAPACITY = "karpenter.sh/capacity-type"
         (QUEUE % ("v1beta1", "cohort: all", ", borrowingLimit: 2"), ""),
         (
             QUEUE % ("v1beta2", "stopPolicy: None", ", borrowingLimit: 2"),
+            "spec.resourceGroups[0].flavors[0].resources[0]",
+        ),
+        (
+            QUEUE % ("v1beta2", "cohortName: all", ", lendingLimit: 5"),
             "spec.resourceGroups[0].flavors[0].resources[0]",
         ),
         (QUEUE % ("v1beta2", "cohort: all", ""), "spec.cohort"),

@@ -1,6 +1,7 @@
 """What the fields of Karpenter's and Kueue's objects must have in common, where their CRDs are not given.
 
-Read from the CEL rules (x-kubernetes-validations) of the CRDs that `customs.py` names.
+Read from the CEL rules (x-kubernetes-validations) of the CRDs that `customs.py` names, and from the webhook
+of Kueue v0.19.2 (kubernetes-sigs/kueue:pkg/webhooks/clusterqueue_webhook.go).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from gpukiln.kubernetes.check.relations import Found
 from gpukiln.kubernetes.check.workload import is_open, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
 
 # Labels of Karpenter's own domains that a NodePool may set or ask for.
@@ -127,11 +129,13 @@ def alone(cohort: str) -> Any:
     """A check of a ClusterQueue's spec, whose cohort has a field of that name."""
 
     def check(spec: Mapping[str, Any]) -> Found:
-        if spec.get(cohort):
-            return
         for path, one in _quotas(spec):
-            if one.get("borrowingLimit") is not None:
-                yield path, f"borrowingLimit without {cohort}: there is nobody to borrow from"
+            for key in ("borrowingLimit", "lendingLimit"):
+                if one.get(key) is not None and not spec.get(cohort):
+                    yield path, f"{key} without {cohort}: there is no queue to share with"
+            lent, own = quantity(one.get("lendingLimit")), quantity(one.get("nominalQuota"))
+            if lent is not None and own is not None and lent > own:
+                yield path, f"lendingLimit {one['lendingLimit']} above nominalQuota {one['nominalQuota']}"
 
     return check
 

@@ -192,7 +192,7 @@ _FLAVOR = _form(
     ),
     topologyName=TEXT,
 )
-_AMOUNT: Schema = {"type": ["integer", "string"], "form": "quantity"}
+_AMOUNT: Schema = {"type": ["integer", "string"], "form": "amount"}
 _QUOTA = _form(
     "name", "nominalQuota", name=TEXT, nominalQuota=_AMOUNT, borrowingLimit=_AMOUNT, lendingLimit=_AMOUNT
 )

@@ -11,6 +11,8 @@ from gpukiln.errors import UsageError
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpukiln.kubernetes.check.reading import Reading
     from gpukiln.kubernetes.pools import Pool
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
         "types": "instance types that pods may land on, separated by commas; without it node pools among the "
         "files count, then the nodes of --cluster, then every type that is sold",
         "pools": "files with node pools that pods may land on, which are not judged themselves",
+        "crd": "files and folders with CustomResourceDefinitions, by which custom objects are checked, their "
+        "CEL rules included; those among the files count, too, and those of --cluster",
         "driver": "NVIDIA driver of the nodes, which has to run the images' CUDA",
         "rule": "only these rules, separated by commas",
         "skip": "not these rules: RULE or RULE=REASON, separated by commas",
@@ -48,6 +52,7 @@ def check(
     kubernetes: str = "",
     types: str = "",
     pools: str = "",
+    crd: str = "",
     driver: str = "",
     rule: str = "",
     skip: str = "",
@@ -59,6 +64,7 @@ def check(
 ) -> int:
     """Judge manifests, Helm values, scripts and documents; nothing is changed. Exit 1: there are errors."""
     from gpukiln.kubernetes.check import telling
+    from gpukiln.kubernetes.check.crds import definitions
     from gpukiln.kubernetes.check.judging import choose, judge
     from gpukiln.kubernetes.check.reading import read
     from gpukiln.kubernetes.check.rules import NEWEST, Context
@@ -72,16 +78,20 @@ def check(
         raise UsageError("--context and --namespace belong to --cluster and --server")
     versions, skipped = minors(kubernetes or f"1.{NEWEST}"), _skipped(skip)
     choose(words(rule), skipped)
+    given = _definitions(words(crd))
     reading = read(words(files))
     if cluster or server:
-        said = _ask(reading, context, namespace, cluster=cluster, server=server, version=not kubernetes)
-        versions = minors(said) if said else versions
+        said, found = _ask(
+            reading, context, namespace, cluster=cluster, server=server, version=not kubernetes
+        )
+        versions, given = minors(said) if said else versions, [*found, *given]
     told = Context(
         minors=versions,
         pools=_pools(words(pools), driver) or reading.pools,
         types=_types(words(types)),
         driver=driver,
         things=tuple(reading.things),
+        definitions=definitions(given),
     )
     report = judge(reading, told, words(rule), skipped)
     if sarif:
@@ -132,14 +142,34 @@ def _pools(names: list[str], driver: str) -> tuple[Pool, ...]:
     return found
 
 
+def _definitions(names: list[str]) -> list[Mapping[str, Any]]:
+    """CustomResourceDefinitions of files."""
+    from gpukiln.kubernetes.check.crds import KIND
+    from gpukiln.kubernetes.check.reading import read
+
+    found = [one.object for one in read(names).things if one.kind == KIND] if names else []
+    if names and not found:
+        raise UsageError(
+            f"no {KIND} is in {', '.join(names)}",
+            hint="wanted: a project's CRDs, for example config/crd/bases, or `kubectl get crd NAME -o yaml`",
+        )
+    return found
+
+
 def _ask(
     reading: Reading, context: str, namespace: str, *, cluster: bool, server: bool, version: bool
-) -> str:
-    """What only a cluster can say: what it has, what it would refuse and, if asked for, its version."""
+) -> tuple[str, list[Mapping[str, Any]]]:
+    """What only a cluster can say: what it has and what it would refuse.
+
+    Returns:
+        Its version, if that is asked for, and with `cluster` its CustomResourceDefinitions.
+    """
+    from gpukiln.errors import UnavailableError
+    from gpukiln.kubernetes.check.crds import KIND, of_cluster
     from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster, versions
     from gpukiln.kubernetes.cluster import Cluster
 
-    api = Cluster(context)
+    api, found = Cluster(context), list[Mapping[str, Any]]()
     everywhere = namespace == "all"
     if server:
         say(f"asking {api.server} of context {api.context} for a dry run of {len(reading.things)} objects")
@@ -147,7 +177,11 @@ def _ask(
     if cluster:
         read_cluster(reading, api, "" if everywhere else namespace, everywhere=everywhere)
         reading.pools = live_pools(reading, api)
-    return versions(reading, api) if version else ""
+        try:
+            found = list(of_cluster(api))
+        except UnavailableError as error:
+            reading.unchecked.append((f"context {api.context}", 1, f"{KIND}: {error.message}"))
+    return versions(reading, api) if version else "", found
 
 
 def _rules(*, json: bool) -> int:

@@ -83,6 +83,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
         Right(("pytorchjobs", "mpijobs"), ("list",), group="kubeflow.org", everywhere=True),
         Right(("jobsets",), ("list",), group="jobset.x-k8s.io", everywhere=True),
         Right(("autoscalingrunnersets",), ("list",), group="actions.github.com", everywhere=True),
+        Right(("customresourcedefinitions",), ("list",), group="apiextensions.k8s.io", everywhere=True),
     ),
 }
 

@@ -63,6 +63,7 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
     "node.k8s.io/v1": {"RuntimeClass": ("runtimeclasses", False)},
 }
 CUSTOM = {  # of clusters that have them: ApiServer.add_kind
+    "apiextensions.k8s.io/v1": {"CustomResourceDefinition": ("customresourcedefinitions", False)},
     "karpenter.sh/v1": {"NodePool": ("nodepools", False)},
     "kueue.x-k8s.io/v1beta2": {"LocalQueue": ("localqueues", True), "Workload": ("workloads", True)},
     "jobset.x-k8s.io/v1alpha2": {"JobSet": ("jobsets", True)},

@@ -13,7 +13,7 @@ import pytest
 
 from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
-from gpukiln.kubernetes.check import live
+from gpukiln.kubernetes.check import crds, live
 from gpukiln.kubernetes.check.judging import Report, judge
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import NEWEST, Context
@@ -326,7 +326,8 @@ def test_json_with_tabs_and_byte_order_marks_are_read(tmp_path: Path, check: Typ
     ("minors", "found"), [((34,), "unknown field"), ((37,), ""), ((34, 37), "unknown field")]
 )
 def test_a_field_is_judged_by_every_version_that_is_asked_for(minors: tuple[int, ...], found: str) -> None:
-    text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [], schedulingGroup: {}}\n"
+    spec = "{containers: [{name: a, image: a}], schedulingGroup: {}}"
+    text = f"apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {spec}\n"
     told = " ".join(one.found for one in judged(text, minors=minors).findings if one.rule == "schema")
     assert bool(told) == bool(found), told
     assert found in told
@@ -570,6 +571,7 @@ def test_the_rights_to_judge_a_cluster_are_enough_and_the_least(server: ApiServe
         f"{one}es" if one[-1] == "s" else f"{one}s": kind for kind in live.KINDS for one in [_plain(kind)]
     }
     kinds["nodes"] = "Node"  # where pods may land
+    kinds["customresourcedefinitions"] = f"apiextensions.k8s.io/v1/{crds.KIND}"  # custom objects' forms
     assert {one for _right, one in rights} == set(kinds)
     cluster, reading = Cluster(), Reading()
 
@@ -583,6 +585,7 @@ def test_the_rights_to_judge_a_cluster_are_enough_and_the_least(server: ApiServe
     allow()
     live.read_cluster(reading, cluster, everywhere=True)
     live.live_pools(reading, cluster)
+    crds.of_cluster(cluster)
     assert not reading.unchecked
     for right, resource in rights:
         if right.group in ("", "apps", "batch"):  # the double has these
@@ -608,7 +611,8 @@ def _plain(kind: str) -> str:
         (
             "page.md",
             "```yaml\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: <name>}\nspec:\n"
-            "  replicas: ${REPLICAS}\n  selector: {}\n  template: {spec: {containers: [{name: $NAME, "
+            "  replicas: ${REPLICAS}\n  selector: {matchLabels: {app: a}}\n"
+            "  template: {metadata: {labels: {app: a}}, spec: {containers: [{name: $NAME, "
             "image: a:1, resources: {limits: {memory: <memory>}}}]}}\n```\n",
         ),
         (

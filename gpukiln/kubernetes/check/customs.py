@@ -1,12 +1,14 @@
 """The forms of other people's kinds, as far as GPU clusters use them; JSON Schema, pods by Kubernetes' own.
 
-A kind that is here is judged; one that is not is told as unchecked. Fields are those of the newest release
-that was read.
+They are the fallback where no CustomResourceDefinition is given: a kind that is here is checked, one that is
+not is reported as unchecked. Fields and values are those of the release that is named.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from gpukiln.kubernetes.check import customrelations as r
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
@@ -34,36 +36,58 @@ def _object(spec: Schema) -> Schema:
     return _form("spec", apiVersion=TEXT, kind=TEXT, metadata=META, spec=spec, status=ANY)
 
 
+def _words(*texts: str) -> Schema:
+    return {"type": "string", "words": texts}
+
+
+def _of(form: str) -> Schema:
+    return {"type": "string", "form": form}
+
+
+def _like(pattern: str) -> Schema:
+    return {"type": "string", "pattern": pattern}
+
+
+def _between(least: int, most: int) -> Schema:
+    return {"type": "integer", "between": (least, most)}
+
+
+def _some_of(of: Schema) -> Schema:
+    return {**_list(of), "minItems": 1}
+
+
 # aws/karpenter-provider-aws:pkg/apis/crds/karpenter.sh_nodepools.yaml at v1.14.1
 _TAINT = _form(
     "key",
     "effect",
-    key=TEXT,
-    value=TEXT,
-    timeAdded=TEXT,
-    effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+    key=_of("key"),
+    value=_of("key"),
+    timeAdded=_of("time"),
+    effect=_words("NoSchedule", "PreferNoSchedule", "NoExecute"),
 )
 _NODE_POOL = _form(
     "template",
-    limits={"type": "object"},
-    weight=NUMBER,
-    replicas=NUMBER,
+    limits={"type": "object", "values": "quantity"},
+    weight=_between(1, 100),
+    replicas={"type": "integer", "minimum": 0},
     disruption=_form(
         consolidationPolicy={"enum": ["WhenEmpty", "WhenEmptyOrUnderutilized", "Balanced"]},
-        consolidateAfter=TEXT,
+        consolidateAfter=_of("duration-or-never"),
         budgets=_list(
             _form(
-                "nodes",
-                nodes=TEXT,
+                nodes=_of("budget"),
                 reasons=_list({"enum": ["Underutilized", "Empty", "Drifted"]}),
-                schedule=TEXT,
-                duration=TEXT,
+                schedule=_like(
+                    r"^@(annually|yearly|monthly|weekly|daily|midnight|hourly)|.+\s.+\s.+\s.+\s.+$"
+                ),
+                duration=_of("budget-duration"),
             )
+            | {"check": (r.budget,)}
         ),
     ),
     template=_form(
         "spec",
-        metadata=_form(labels=TEXTS, annotations=TEXTS),
+        metadata=_form(labels=TEXTS | {"check": (r.pool_labels,), "values": "value"}, annotations=TEXTS),
         spec=_form(
             "nodeClassRef",
             "requirements",
@@ -71,20 +95,23 @@ _NODE_POOL = _form(
                 _form(
                     "key",
                     "operator",
-                    key=TEXT,
+                    key=_of("key"),
                     operator={"enum": ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Gte", "Lte"]},
                     values=_list(TEXT),
-                    minValues=NUMBER,
+                    minValues=_between(1, 50),
                 )
+                | {"check": (r.requirement,)}
             ),
             taints=_list(_TAINT),
             startupTaints=_list(_TAINT),
-            nodeClassRef=_form("group", "kind", "name", group=TEXT, kind=TEXT, name=TEXT),
-            expireAfter=TEXT,
-            terminationGracePeriod=TEXT,
+            nodeClassRef=_form(
+                "group", "kind", "name", group=_like("^[^/]*$"), kind=_like("."), name=_like(".")
+            ),
+            expireAfter=_of("duration-or-never"),
+            terminationGracePeriod=_of("duration"),
         ),
     ),
-)
+) | {"check": (r.node_pool,)}
 # the same, karpenter.k8s.aws_ec2nodeclasses.yaml
 _TERM = {"tags": TEXTS, "id": TEXT}
 _NODE_CLASS = _form(
@@ -94,10 +121,18 @@ _NODE_CLASS = _form(
     amiFamily={
         "enum": ["AL2", "AL2023", "Bottlerocket", "Custom", "Windows2019", "Windows2022", "Windows2025"]
     },
-    amiSelectorTerms=_list(_form(alias=TEXT, name=TEXT, owner=TEXT, ssmParameter=TEXT, **_TERM)),
-    subnetSelectorTerms=_list(_form(**_TERM)),
-    securityGroupSelectorTerms=_list(_form(name=TEXT, **_TERM)),
-    capacityReservationSelectorTerms=_list(_form(ownerID=TEXT, instanceMatchCriteria=TEXT, **_TERM)),
+    amiSelectorTerms=_some_of(
+        _form(alias=_of("ami-alias"), name=TEXT, owner=TEXT, ssmParameter=TEXT, **_TERM)
+    ),
+    subnetSelectorTerms=_list(_form(**_TERM | {"id": _like("subnet-[0-9a-z]+")})),
+    securityGroupSelectorTerms=_list(_form(name=TEXT, **_TERM | {"id": _like("sg-[0-9a-z]+")})),
+    capacityReservationSelectorTerms=_list(
+        _form(
+            ownerID=_like("^[0-9]{12}$"),
+            instanceMatchCriteria=TEXT,
+            **_TERM | {"id": _like("^cr-[0-9a-z]+$")},
+        )
+    ),
     associatePublicIPAddress=FLAG,
     blockDeviceMappings=_list(
         _form(
@@ -111,9 +146,10 @@ _NODE_CLASS = _form(
                 snapshotID=TEXT,
                 throughput=NUMBER,
                 volumeInitializationRate=NUMBER,
-                volumeSize=TEXT,
+                volumeSize=_of("volume-size"),
                 volumeType={"enum": ["standard", "io1", "io2", "gp2", "sc1", "st1", "gp3"]},
-            ),
+            )
+            | {"check": (r.volume,)},
         )
     ),
     context=TEXT,
@@ -126,51 +162,76 @@ _NODE_CLASS = _form(
     metadataOptions=_form(
         httpEndpoint={"enum": ["enabled", "disabled"]},
         httpProtocolIPv6={"enum": ["enabled", "disabled"]},
-        httpPutResponseHopLimit=NUMBER,
+        httpPutResponseHopLimit=_between(1, 64),
         httpTokens={"enum": ["required", "optional"]},
     ),
     tags=TEXTS,
     userData=TEXT,
-)
+) | {"check": (r.ami_terms, r.selector_terms)}
 # kubernetes-sigs/kueue:config/components/crd/bases at v0.19.2
 _FLAVOR = _form(
     nodeLabels=TEXTS,
-    nodeTaints=_list(_TAINT),
-    tolerations=_list({"$ref": "#/$defs/io.k8s.api.core.v1.Toleration"}),
+    nodeTaints=_list(
+        _form(
+            "key",
+            "effect",
+            key=TEXT,
+            value=TEXT,
+            timeAdded=_of("time"),
+            effect=_words("NoSchedule", "PreferNoSchedule", "NoExecute"),
+        )
+    ),
+    tolerations=_list(
+        _form(
+            key=TEXT,
+            operator=_words("", "Equal", "Exists"),
+            value=TEXT,
+            effect=_words("", "NoSchedule", "PreferNoSchedule", "NoExecute"),
+            tolerationSeconds=NUMBER,
+        )
+    ),
     topologyName=TEXT,
 )
-_QUOTA = _form("name", name=TEXT, nominalQuota=ANY, borrowingLimit=ANY, lendingLimit=ANY)
+_AMOUNT: Schema = {"type": ["integer", "string"], "form": "amount"}
+_QUOTA = _form(
+    "name", "nominalQuota", name=TEXT, nominalQuota=_AMOUNT, borrowingLimit=_AMOUNT, lendingLimit=_AMOUNT
+)
 _GROUPS = _list(
     _form(
         "coveredResources",
         "flavors",
-        coveredResources=_list(TEXT),
-        flavors=_list(_form("name", "resources", name=TEXT, resources=_list(_QUOTA))),
+        coveredResources=_some_of(TEXT),
+        flavors=_some_of(_form("name", "resources", name=_of("subdomain"), resources=_some_of(_QUOTA))),
     )
+    | {"check": (r.covered,)}
 )
-_CLUSTER_QUEUE = _form(
+_STOP = {"enum": ["None", "Hold", "HoldAndDrain"]}
+_CLUSTER_QUEUE: dict[str, Schema] = dict(  # noqa: C408 - as the forms above
     resourceGroups=_GROUPS,
-    cohort=TEXT,
-    cohortName=TEXT,
     queueingStrategy={"enum": ["StrictFIFO", "BestEffortFIFO"]},
     namespaceSelector={"type": ["object", "null"]},
     flavorFungibility={"type": "object"},
-    preemption={"type": "object"},
-    admissionChecks=_list(TEXT),
+    preemption=_form(
+        reclaimWithinCohort=_words("Never", "LowerPriority", "Any"),
+        withinClusterQueue=_words("Never", "LowerPriority", "LowerOrNewerEqualPriority"),
+        borrowWithinCohort={"type": "object"},
+    ),
     admissionChecksStrategy={"type": "object"},
-    stopPolicy={"enum": ["None", "Hold", "HoldAndDrain"]},
+    stopPolicy=_STOP,
     fairSharing={"type": "object"},
     admissionScope={"type": "object"},
-    concurrentAdmission={"type": "object"},
 )
-_LOCAL_QUEUE = _form(
-    "clusterQueue",
-    clusterQueue=TEXT,
-    stopPolicy=TEXT,
-    fairSharing={"type": "object"},
-    concurrentAdmission=ANY,
-)
-_COHORT = _form(parent=TEXT, parentName=TEXT, resourceGroups=_GROUPS, fairSharing={"type": "object"})
+# v1beta2 renamed the cohort and dropped the plain list of admission checks.
+_CLUSTER_QUEUES: dict[str, Schema] = {
+    "kueue.x-k8s.io/v1beta1": _form(**_CLUSTER_QUEUE, cohort=_of("subdomain"), admissionChecks=_list(TEXT))
+    | {"check": (r.alone("cohort"),)},
+    "kueue.x-k8s.io/v1beta2": _form(
+        **_CLUSTER_QUEUE, cohortName=_of("subdomain"), concurrentAdmissionPolicy={"type": "object"}
+    )
+    | {"check": (r.alone("cohortName"),)},
+}
+_LOCAL_QUEUE = _form(clusterQueue=_of("subdomain"), stopPolicy=_STOP, fairSharing={"type": "object"})
+_COHORT = _form(parentName=_of("subdomain"), resourceGroups=_GROUPS, fairSharing={"type": "object"})
 # ray-project/kuberay:ray-operator/config/crd/bases at v1.7.0
 _RAY = _open(
     "headGroupSpec",
@@ -199,10 +260,10 @@ _QUEUES = ("kueue.x-k8s.io/v1beta1", "kueue.x-k8s.io/v1beta2")
 # (apiVersion, kind) -> its form
 FORMS: dict[tuple[str, str], Schema] = {
     ("karpenter.sh/v1", "NodePool"): _object(_NODE_POOL),
-    ("karpenter.k8s.aws/v1", "EC2NodeClass"): _object(_NODE_CLASS),
+    ("karpenter.k8s.aws/v1", "EC2NodeClass"): _object(_NODE_CLASS) | {"required": []},
     **{(api, "ResourceFlavor"): _object(_FLAVOR) | {"required": []} for api in _QUEUES},
-    **{(api, "ClusterQueue"): _object(_CLUSTER_QUEUE) for api in _QUEUES},
-    **{(api, "LocalQueue"): _object(_LOCAL_QUEUE) for api in _QUEUES},
+    **{(api, "ClusterQueue"): _object(_CLUSTER_QUEUES[api]) | {"required": []} for api in _QUEUES},
+    **{(api, "LocalQueue"): _object(_LOCAL_QUEUE) | {"required": []} for api in _QUEUES},
     **{(api, "Cohort"): _object(_COHORT) | {"required": []} for api in _QUEUES},
     **{
         (api, "WorkloadPriorityClass"): _form(
@@ -238,4 +299,15 @@ FORMS: dict[tuple[str, str], Schema] = {
     ("actions.github.com/v1alpha1", "AutoscalingRunnerSet"): _object(
         _open(template=POD, maxRunners=NUMBER, minRunners=NUMBER)
     ),
+}
+
+# Group -> the release that its forms were read from.
+READ = {
+    "karpenter.sh": "Karpenter v1.14.1",
+    "karpenter.k8s.aws": "Karpenter v1.14.1",
+    "kueue.x-k8s.io": "Kueue v0.19.2",
+    "ray.io": "KubeRay v1.7.0",
+    "kubeflow.org": "Kubeflow Trainer 1.9",
+    "jobset.x-k8s.io": "JobSet v0.12.0",
+    "actions.github.com": "Actions Runner Controller 0.14.2",
 }

@@ -9,7 +9,7 @@ from gpukiln.kubernetes.check.reading import Reading, guarded
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, Fault, Rule, Severity
 from gpukiln.kubernetes.check.rules_form import unserved
-from gpukiln.kubernetes.check.schema import known
+from gpukiln.kubernetes.check.schema import custom_faults, known
 from gpukiln.kubernetes.check.workload import (
     Broken,
     Command,
@@ -249,4 +249,10 @@ def _unknown_kinds(things: Iterable[Thing], context: Context) -> list[Unchecked]
         and one.kind
         and not unserved(one)
         and not known(one, context.minor)
+        and (one.api, one.kind) not in context.custom_kinds
+    ] + [
+        Unchecked(one.file, one.line, f"{one.label}: {text}")
+        for one in things
+        if (custom := context.custom_form(one, custom_faults)) is not None
+        for text in custom[1]
     ]

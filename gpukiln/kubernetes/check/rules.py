@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
+from gpukiln.kubernetes.check.crds import Definition, of_things
 from gpukiln.kubernetes.check.fit import OF_EKS, Place, has_form, places
 from gpukiln.kubernetes.check.workload import Path, Prose, Thing, Workload, at
 from gpukiln.kubernetes.pools import Pool, default_pool, pools_in
@@ -26,6 +27,7 @@ class Context:
         types: Instance types that pods may land on, where there are no pools.
         driver: NVIDIA driver of the nodes, where nothing else says it.
         things: All that was read in the same run.
+        definitions: CustomResourceDefinitions beside them, by apiVersion and kind.
     """
 
     minors: tuple[int, ...] = (NEWEST,)
@@ -33,6 +35,8 @@ class Context:
     types: tuple[str, ...] = ()
     driver: str = ""
     things: tuple[Thing, ...] = ()
+    definitions: Mapping[tuple[str, str], Definition] = field(default_factory=dict)
+    _custom: dict[int, tuple[list[Fault], list[str]]] = field(default_factory=dict, compare=False, repr=False)
     _places: dict[int, list[Place]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -69,6 +73,22 @@ class Context:
             and has_form(one.object["spec"]["template"]["spec"])
         }
         return tuple({**OF_EKS, **found}.values())
+
+    @cached_property
+    def custom_kinds(self) -> Mapping[tuple[str, str], Definition]:
+        """Custom kinds by apiVersion and kind: those that were given, then those among the things."""
+        return {**of_things(self.things), **self.definitions}
+
+    def custom_form(
+        self, thing: Thing, check: Callable[[Thing, Definition], tuple[list[Fault], list[str]]]
+    ) -> tuple[list[Fault], list[str]] | None:
+        """What a check says of a custom object by its definition, asked once; None where there is none."""
+        definition = self.custom_kinds.get((thing.api, thing.kind)) if thing.role == "object" else None
+        if definition is None:
+            return None
+        if id(thing) not in self._custom:
+            self._custom[id(thing)] = check(thing, definition)
+        return self._custom[id(thing)]
 
     def places(self, workload: Workload) -> list[Place]:
         """Every place that a GPU pod may land on, and why it can't."""

@@ -84,10 +84,11 @@ def server_refuses(broken: Broken, _: Context) -> Iterator[Fault]:
 
 @rule(
     "key-twice",
-    "error",
+    "warning",
     Thing,
     title="A key stands once in a mapping",
-    reason="the last one counts and the first is lost without a word; strict decoding refuses it",
+    reason="kubectl sends the last one, and the first is lost without a message; strict decoding refuses "
+    "it (YAML sent to the API server with fieldValidation=Strict)",
     source="kubernetes.io/docs/reference/using-api/api-concepts/#field-validation",
     fix="make one key of both",
 )
@@ -102,10 +103,15 @@ def key_twice(thing: Thing, _: Context) -> Iterator[Fault]:
     Thing,
     title="An object has the form of its kind",
     reason="the API server refuses it, or, asked not to validate, drops what it does not know",
-    source="the OpenAPI schemas of Kubernetes (kubernetes-validate); of other kinds, their CRDs (customs.py)",
+    source="the OpenAPI schemas of Kubernetes (kubernetes-validate); its validation (pkg/apis/*/validation "
+    "at v1.36); of other kinds, their CRDs (customs.py)",
     fix="`kubectl explain KIND.PATH` shows the fields",
 )
 def form(thing: Thing, context: Context) -> Iterator[Fault]:
+    custom = context.custom_form(thing, schema.custom_faults)
+    if custom is not None:
+        yield from custom[0]
+        return
     told: set[tuple[object, ...]] = set()
     for minor in context.minors:
         for fault in schema.faults(thing, minor):
@@ -140,7 +146,15 @@ def api_removed(thing: Thing, context: Context) -> Iterator[Fault]:
     fix="`kubectl api-resources` lists kinds and their apiVersions",
 )
 def api_unknown(thing: Thing, context: Context) -> Iterator[Fault]:
-    if thing.role != "object" or (thing.api, thing.kind) in (*REMOVED, *NO_OBJECTS):
+    if thing.role != "object" or (thing.api, thing.kind) in (*REMOVED, *NO_OBJECTS, *context.custom_kinds):
+        return
+    group, _, version = thing.api.rpartition("/")
+    served = [
+        api for api, kind in context.custom_kinds if kind == thing.kind and api.rpartition("/")[0] == group
+    ]
+    if served:
+        text = f"{thing.kind} has no version {version}; its CustomResourceDefinition has {', '.join(served)}"
+        yield Fault(text, ("apiVersion",))
         return
     if not thing.kind or not thing.api:
         missing = "kind" if thing.api else "apiVersion"

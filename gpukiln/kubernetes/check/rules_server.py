@@ -8,7 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.forms import LABEL, LABEL_KEY, LABEL_VALUE, SEGMENT, SUBDOMAIN
+from gpukiln.kubernetes.check.relations import toleration_faults
+from gpukiln.kubernetes.check.rules import NEWEST, Context, Fault, rule
+from gpukiln.kubernetes.check.schema import custom, known
 from gpukiln.kubernetes.check.workload import (
     Container,
     Path,
@@ -29,10 +32,10 @@ NAMES = "kubernetes.io/docs/concepts/overview/working-with-objects/names"
 GPUS = "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus"
 JOB_KINDS = ("Job", "CronJob", "JobSet")
 KEPT_KINDS = ("Deployment", "DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
-LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
-VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
-PATH_NAMES = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "APIService")
+# Kinds whose names are parts of a path, and nothing else is asked of them.
+PATH_NAMES = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "APIService", "PodDisruptionBudget")
+POD_SECURITY = tuple(f"pod-security.kubernetes.io/{mode}" for mode in ("enforce", "audit", "warn"))
+UNNAMED = ("LimitRange",)  # the API server gives one a name
 
 
 @rule(
@@ -184,7 +187,8 @@ def request_above_limit(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="give the template every label of the selector",
 )
 def selector_labels(thing: Thing, _: Context) -> Iterator[Fault]:
-    if thing.kind not in KEPT_KINDS:
+    manual = thing.kind == "Job" and at(thing.object, ("spec", "manualSelector")) is True
+    if thing.kind not in KEPT_KINDS and not manual:
         return
     selector = mapping(at(thing.object, ("spec", "selector")))
     labels = mapping(at(thing.object, ("spec", "template", "metadata", "labels")))
@@ -325,6 +329,14 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Fault]:
 def indexed_job(workload: Workload, _: Context) -> Iterator[Fault]:
     job = workload.job or {}
     indexed = job.get("completionMode") == "Indexed"
+    completions = job.get("completions")
+    if indexed and workload.kind == "Job" and isinstance(completions, int) and completions > 0:
+        last = f"{workload.name}-{completions - 1}"
+        if workload.name and not is_open(last) and not LABEL.fullmatch(last):
+            text = (
+                f"its last pod would be {short(last)}; wanted small letters, digits and hyphens, 63 at most"
+            )
+            yield Fault(text, ("metadata", "name"))
     if indexed and job.get("completions") is None and workload.kind != "JobSet":
         yield Fault("completionMode Indexed without completions", (*workload.job_where, "completionMode"))
     if not indexed and job.get("backoffLimitPerIndex") is not None:
@@ -348,19 +360,68 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Fault]:
 def names(thing: Thing, _: Context) -> Iterator[Fault]:
     if thing.role != "object":
         return
-    name = thing.metadata.get("name")
-    if isinstance(name, str) and thing.kind not in PATH_NAMES and not is_open(name):
-        form = LABEL if thing.kind in ("Service", "Namespace") else SUBDOMAIN
-        if not form.fullmatch(name):
-            yield Fault(f"{short(name)} is no name of a {thing.kind}", ("metadata", "name"))
-        elif thing.kind == "CronJob" and len(name) > 52:
-            yield Fault(f"{len(name)} characters in the name of a CronJob; at most 52", ("metadata", "name"))
+    name, kind = thing.metadata.get("name"), thing.kind
+    if isinstance(name, str) and name and not is_open(name):
+        long = _longest(thing)
+        if not _name_form(kind).fullmatch(name):
+            yield Fault(f"{short(name)} is no name of a {kind}", ("metadata", "name"))
+        elif len(name) > long:
+            yield Fault(
+                f"{len(name)} characters in the name of a {kind}; at most {long}", ("metadata", "name")
+            )
+    elif _named(thing) and not name and not thing.metadata.get("generateName"):
+        yield Fault("neither name nor generateName", ("metadata",))
+    yield from _labels(thing)
+    yield from _annotations(thing)
+
+
+def _labels(thing: Thing) -> Iterator[Fault]:
     for path in (("metadata", "labels"), ("spec", "template", "metadata", "labels")):
         for key, value in mapping(at(thing.object, path)).items():
-            if isinstance(value, str) and not VALUE.fullmatch(value) and not is_open(value):
+            if isinstance(value, str) and not LABEL_VALUE.fullmatch(value) and not is_open(value):
                 yield Fault(f"{dotted(path)}: {short(value)} is no value of a label", (*path, key))
-            if not VALUE.fullmatch(key.rpartition("/")[2]) or key.endswith("/"):
+            if not LABEL_KEY.fullmatch(key) and not is_open(key):
                 yield Fault(f"{dotted(path)}: {short(key)} is no key of a label", (*path, key))
+    for label in POD_SECURITY if thing.kind == "Namespace" else ():
+        level = mapping(thing.metadata.get("labels")).get(label, "privileged")
+        if level not in ("privileged", "baseline", "restricted") and not is_open(level):
+            text = f"{label}: {short(level)}; wanted privileged, baseline or restricted"
+            yield Fault(text, ("metadata", "labels", label))
+
+
+def _annotations(thing: Thing) -> Iterator[Fault]:
+    for path in (("metadata", "annotations"), ("spec", "template", "metadata", "annotations")):
+        found = mapping(at(thing.object, path))
+        for key in found:
+            if not LABEL_KEY.fullmatch(key.lower()) and not is_open(key):
+                yield Fault(f"{dotted(path)}: {short(key)} is no key of an annotation", (*path, key))
+        if sum(len(f"{key}{value}".encode()) for key, value in found.items()) > 262_144:
+            yield Fault(f"{dotted(path)}: more than 256 KiB", path)
+
+
+def _name_form(kind: str) -> re.Pattern[str]:
+    if kind in PATH_NAMES:
+        return SEGMENT
+    return LABEL if kind in ("Namespace", "Service", "StatefulSet") else SUBDOMAIN
+
+
+def _longest(thing: Thing) -> int:
+    """Characters of a name: those of pods that are named by it count, too."""
+    if thing.kind == "CronJob":
+        return 52
+    if thing.kind in PATH_NAMES:
+        return 1 << 20  # a request's size is the limit
+    return 63 if thing.kind == "Job" else 253
+
+
+def _named(thing: Thing) -> bool:
+    """Whether an object is of a kind of Kubernetes itself, and needs a name: a review has none."""
+    return (
+        known(thing, NEWEST)
+        and not custom(thing)
+        and thing.kind not in UNNAMED
+        and not thing.kind.endswith(("Review", "List", "Options"))
+    )
 
 
 @rule(
@@ -394,17 +455,8 @@ def container_name(workload: Workload, _: Context) -> Iterator[Fault]:
 )
 def toleration_form(workload: Workload, _: Context) -> Iterator[Fault]:
     for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
-        toleration = mapping(one)
-        operator, effect = toleration.get("operator", "Equal"), toleration.get("effect")
-        path = workload.at("tolerations", index)
-        if operator == "Exists" and toleration.get("value"):
-            yield Fault("operator Exists with a value; wanted none, or Equal", path)
-        if operator == "Equal" and not toleration.get("key"):
-            yield Fault("operator Equal without a key; wanted a key, or Exists", path)
-        if effect and effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
-            yield Fault(f"effect {effect}; wanted NoSchedule, PreferNoSchedule or NoExecute", path)
-        if toleration.get("tolerationSeconds") is not None and effect != "NoExecute":
-            yield Fault("tolerationSeconds without effect NoExecute", path)
+        for text in toleration_faults(mapping(one)):
+            yield Fault(text, workload.at("tolerations", index))
 
 
 @rule(
@@ -412,7 +464,8 @@ def toleration_form(workload: Workload, _: Context) -> Iterator[Fault]:
     "error",
     Workload,
     title="A node affinity says what it compares with",
-    reason="the API server refuses In without values, Exists with some, and weights outside 1 to 100",
+    reason="the API server refuses In without values, Exists with some, and weights outside 1 to 100; "
+    "Gt and Lt with what is no number match no node",
     source=VALIDATION,
     fix="In and NotIn have values, Exists and DoesNotExist none, Gt and Lt one whole number in quotes",
 )
@@ -453,9 +506,50 @@ def expressions(workload: Workload) -> Iterator[tuple[Path, Mapping[str, Any]]]:
                 yield workload.at(*where, "matchExpressions", index), one
 
 
-_CRON = re.compile(
-    r"@(?:yearly|annually|monthly|weekly|daily|midnight|hourly|every \w+)|(?:[\w*/,?#-]+\s+){4}[\w*/,?#-]+"
+# robfig/cron as the CronJob controller calls it: five fields, names for months and days of the week.
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_CRON_FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
+    ("minute", 0, 59, {}),
+    ("hour", 0, 23, {}),
+    ("day of the month", 1, 31, {}),
+    ("month", 1, 12, {name: number for number, name in enumerate(_MONTHS, 1)}),
+    ("day of the week", 0, 6, {name: number for number, name in enumerate(_DAYS)}),
 )
+_CRON_WORDS = re.compile(
+    r"@(?:yearly|annually|monthly|weekly|daily|midnight|hourly|every (?:\d+(?:\.\d+)?(?:ns|us|ms|s|m|h))+)"
+)
+_CRON_PART = re.compile(r"(?P<first>[*?]|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d{1,4}))?")
+
+
+def _cron_fault(schedule: str) -> str:
+    """What is wrong with a schedule; empty where nothing is."""
+    if _CRON_WORDS.fullmatch(schedule):
+        return ""
+    if "TZ=" in schedule:
+        return "a time zone in the schedule; wanted spec.timeZone"
+    fields = schedule.split()
+    if len(fields) != len(_CRON_FIELDS):
+        return "wanted five fields"
+    for text, field in zip(fields, _CRON_FIELDS, strict=True):
+        for part in filter(None, text.split(",")):
+            if fault := _cron_part_fault(part, *field):
+                return fault
+    return ""
+
+
+def _cron_part_fault(part: str, field: str, least: int, most: int, names: Mapping[str, int]) -> str:
+    match = _CRON_PART.fullmatch(part)
+    ends = [match["first"], match["last"]] if match and match["first"] not in ("*", "?") else []
+    numbers = [str(names.get(one.lower(), one)) for one in ends if one]
+    if not match or not all(one.isascii() and one.isdecimal() for one in numbers):
+        return f"{short(part)} is no {field}"
+    values = [int(one) for one in numbers]
+    if any(not least <= one <= most for one in values):
+        return f"{short(part)} is no {field}; wanted {least} to {most}"
+    if values != sorted(values):
+        return f"{short(part)}: the range of the {field} ends before it begins"
+    return f"{short(part)}: a step of 0" if match["step"] and not int(match["step"]) else ""
 
 
 @rule(
@@ -472,7 +566,7 @@ def cron_schedule(thing: Thing, _: Context) -> Iterator[Fault]:
         return
     spec = mapping(thing.object.get("spec"))
     schedule, zone = spec.get("schedule"), spec.get("timeZone")
-    if isinstance(schedule, str) and not _CRON.fullmatch(schedule.strip()) and not is_open(schedule):
-        yield Fault(f"schedule {short(schedule)}; wanted five fields", ("spec", "schedule"))
+    if isinstance(schedule, str) and not is_open(schedule) and (fault := _cron_fault(schedule.strip())):
+        yield Fault(f"schedule {short(schedule)}: {fault}", ("spec", "schedule"))
     if isinstance(zone, str) and zone not in zoneinfo.available_timezones() and not is_open(zone):
         yield Fault(f"timeZone {short(zone)} is no time zone of tzdata", ("spec", "timeZone"))

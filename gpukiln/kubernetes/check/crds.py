@@ -1,0 +1,335 @@
+"""Custom objects checked by their CustomResourceDefinition: structural schema, defaults, CEL rules."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gpukiln.kubernetes.check.celfunctions import FUNCTIONS
+from gpukiln.kubernetes.check.keywords import Schema, ServerValidator
+from gpukiln.kubernetes.check.workload import Path, Thing, at, is_open, mapping, sequence
+from gpukiln.typed import short
+
+if TYPE_CHECKING:
+    from gpukiln.kubernetes.cluster import Cluster
+
+KIND = "CustomResourceDefinition"
+_NUMBER, _TYPES_OF = (int, float), ("array", "boolean", "integer", "number", "object", "string")
+# Keywords of OpenAPI that mean the same in JSON Schema, and the type of their values.
+_TAKEN: dict[str, type | tuple[type, ...]] = {
+    "type": str,
+    "format": str,
+    "enum": list,
+    "required": list,
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), _NUMBER),
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), int
+    ),
+}
+# kubernetes.io/docs/reference/using-api/cel, "Escaping": how a rule names a field that is no identifier.
+_ESCAPES = (("__", "__underscores__"), (".", "__dot__"), ("-", "__dash__"), ("/", "__slash__"))
+_RESERVED = frozenset(
+    (
+        *("true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if"),
+        *("import", "let", "loop", "package", "namespace", "return", "var", "void", "while"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One version of a custom kind.
+
+    Args:
+        schema: Its structural schema; empty where it has none.
+        form: The same as JSON Schema.
+        left_out: What of the schema can't be checked here.
+    """
+
+    api: str
+    kind: str
+    schema: Schema
+    form: Any = field(compare=False, repr=False)
+    left_out: tuple[str, ...] = ()
+
+
+def definitions(objects: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Definition]:
+    """(apiVersion, kind) -> what the CustomResourceDefinitions among some objects say of it."""
+    found = {}
+    for one in objects:
+        if one.get("kind") != KIND or one.get("apiVersion") != "apiextensions.k8s.io/v1":
+            continue
+        spec = mapping(one.get("spec"))
+        group, kind = str(spec.get("group", "")), str(mapping(spec.get("names")).get("kind", ""))
+        for version in sequence(spec.get("versions")):
+            if mapping(version).get("served") is True:
+                api = f"{group}/{version.get('name')}"
+                schema = dict(mapping(at(version, ("schema", "openAPIV3Schema"))))
+                left_out: list[str] = []
+                form = ServerValidator(_root(schema, left_out))
+                found[api, kind] = Definition(api, kind, schema, form, tuple(left_out))
+    return found
+
+
+def of_things(things: Iterable[Thing]) -> dict[tuple[str, str], Definition]:
+    return definitions(one.object for one in things if one.role == "object")
+
+
+def of_cluster(cluster: Cluster) -> list[dict[str, Any]]:
+    """The CustomResourceDefinitions of a cluster.
+
+    Raises:
+        UnavailableError: They may not be listed.
+    """
+    return [dict(one) for one in cluster.list(f"apiextensions.k8s.io/v1/{KIND}")]
+
+
+def _root(schema: Schema, left_out: list[str]) -> Schema:
+    form = _form(schema, (), left_out)
+    if "additionalProperties" in form:
+        form["properties"] = {
+            **form.get("properties", {}),
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "status": {},
+        }
+    return form
+
+
+def _form(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
+    """A structural schema as JSON Schema; strict decoding refuses a field that it does not name."""
+    form = _taken(schema)
+    for bound in ("Minimum", "Maximum"):  # in OpenAPI 3.0 a flag of the bound
+        if schema.get(f"exclusive{bound}") is True and bound.lower() in form:
+            form[f"exclusive{bound}"] = form.pop(bound.lower())
+    if isinstance(pattern := schema.get("pattern"), str):
+        if _is_pattern(pattern):
+            form["pattern"] = pattern
+        else:
+            left_out.append(f"{'.'.join(map(str, path))}: the pattern {short(pattern)} can't be read here")
+    int_or_text = schema.get("x-kubernetes-int-or-string") is True
+    if int_or_text:
+        form |= {"type": ["integer", "string"], "format": form.get("format", "int64")}
+    if schema.get("nullable") is True:
+        form |= {key: [*form[key], None] for key in ("enum",) if key in form}
+        form |= {"type": [*_types(form), "null"]} if "type" in form else {}
+    conditions = _condition(schema)
+    form |= {
+        key: conditions[key]
+        for key in ("allOf", "anyOf", "oneOf", "not")
+        if key in conditions and not int_or_text  # whose anyOf says integer or string again
+    }
+    if isinstance(schema.get("items"), Mapping):
+        form["items"] = _form(schema["items"], (*path, "[]"), left_out)
+    form |= _fields(schema, path, left_out)
+    kind = schema.get("x-kubernetes-list-type")
+    if kind == "set":
+        form["once"] = ()
+    elif kind == "map":
+        form["once"] = tuple(map(str, sequence(schema.get("x-kubernetes-list-map-keys"))))
+    return form
+
+
+def _taken(schema: Mapping[str, Any]) -> Schema:
+    """The keywords that are the same in JSON Schema; a value that none of them can have is left out."""
+    form = {key: schema[key] for key, kind in _TAKEN.items() if isinstance(schema.get(key), kind)}
+    if form.get("type") not in _TYPES_OF:
+        form.pop("type", None)
+    return form
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+def _fields(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
+    form: Schema = {}
+    properties, more = mapping(schema.get("properties")), schema.get("additionalProperties")
+    if properties:
+        form["properties"] = {
+            name: _form(mapping(one), (*path, name), left_out) for name, one in properties.items()
+        }
+    if isinstance(more, Mapping):
+        form["additionalProperties"] = _form(more, (*path, "*"), left_out)
+    elif schema.get("x-kubernetes-embedded-resource") is True:
+        form["required"] = [*sequence(schema.get("required")), "apiVersion", "kind"]
+    elif (
+        schema.get("type") == "object"
+        and more is not True
+        and schema.get("x-kubernetes-preserve-unknown-fields") is not True
+    ):
+        form["additionalProperties"] = False
+    return form
+
+
+def _condition(schema: Mapping[str, Any]) -> Schema:
+    """A schema below allOf, anyOf, oneOf or not: it names fields and forbids no others."""
+    form = _taken(schema)
+    if isinstance(schema.get("pattern"), str) and _is_pattern(schema["pattern"]):
+        form["pattern"] = schema["pattern"]
+    if mapping(schema.get("properties")):
+        fields = schema["properties"].items()
+        form["properties"] = {name: _condition(mapping(one)) for name, one in fields}
+    for key in ("items", "not"):
+        if isinstance(schema.get(key), Mapping):
+            form[key] = _condition(schema[key])
+    for key in ("allOf", "anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            form[key] = [_condition(mapping(one)) for one in schema[key]]
+    return form
+
+
+def _types(form: Schema) -> list[str]:
+    return form["type"] if isinstance(form.get("type"), list) else [form["type"]]
+
+
+def without_nulls(value: Any) -> Any:
+    """A custom object as the API server sees it: a null is as if the key were left out."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A value with the defaults of its schema, as the API server fills them in before it validates."""
+    if isinstance(value, list):
+        return [defaulted(one, mapping(schema.get("items"))) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
+    made = {
+        name: defaulted(one, below)
+        for name, one in value.items()
+        for below in [mapping(properties.get(name, more))]
+        if one is not None or below.get("nullable") is True or not below  # a null is as if it were left out
+    }
+    for name, one in properties.items():
+        if name not in made and isinstance(one, Mapping) and "default" in one:
+            made[name] = defaulted(one["default"], one)
+    return made
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A CEL rule that does not hold."""
+
+    path: Path
+    text: str
+
+
+def broken_rules(definition: Definition, value: Any, not_checked: list[str]) -> Iterator[Broken]:
+    """The CEL rules of a definition that do not hold; what can't be evaluated is added to `not_checked`."""
+    yield from _broken(definition.schema, value, (), not_checked)
+
+
+def _broken(schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]) -> Iterator[Broken]:
+    if value is None or is_open(value):
+        return
+    for one in sequence(schema.get("x-kubernetes-validations")):
+        if isinstance(mapping(one).get("rule"), str):
+            yield from _evaluate(mapping(one), schema, value, path, not_checked)
+    if isinstance(value, Mapping):
+        properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
+        for name, below in value.items():
+            yield from _broken(mapping(properties.get(name, more)), below, (*path, name), not_checked)
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            yield from _broken(mapping(schema.get("items")), below, (*path, index), not_checked)
+
+
+def _evaluate(
+    one: Mapping[str, Any], schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
+) -> Iterator[Broken]:
+    rule = str(one["rule"])
+    try:
+        program = _program(rule)
+        if "oldSelf" in program.variables():  # of an update alone
+            return
+        known = _cel().Context(variables={"self": _cel_value(value, schema)}, functions=FUNCTIONS)
+        holds = program.execute(known)
+        if not isinstance(holds, bool):
+            raise TypeError(f"it gives {short(holds)}, and neither true nor false")
+    except Exception as error:  # the library's errors have no common class
+        where = f"{'.'.join(map(str, path))}: " if path else ""
+        not_checked.append(f"{where}the CEL rule {short(rule)} can't be evaluated: {short(str(error))}")
+        return
+    if not holds:
+        yield Broken((*path, *_field_path(one.get("fieldPath"))), _message(one, known, rule))
+
+
+@cache
+def _cel() -> Any:
+    """The library, which takes 0.1 s to load and only rules of custom kinds need."""
+    return importlib.import_module("cel")
+
+
+@lru_cache(maxsize=4096)
+def _program(rule: str) -> Any:
+    return _cel().compile(rule)
+
+
+def _message(one: Mapping[str, Any], known: Any, rule: str) -> str:
+    if isinstance(one.get("messageExpression"), str):
+        try:
+            found = _program(one["messageExpression"]).execute(known)
+            if isinstance(found, str) and found:
+                return found
+        except Exception:  # noqa: S110 - the API server falls back to the message, too
+            pass
+    return str(one.get("message") or f"the rule does not hold: {rule}").strip()
+
+
+def _field_path(text: Any) -> Path:
+    """`.spec.list[0].name` or `.spec['a']` as a path."""
+    parts = re.findall(r"\.([\w-]+)|\[(\d+)\]|\['([^']+)'\]", text) if isinstance(text, str) else []
+    return tuple(int(index) if index else name or key for name, index, key in parts)
+
+
+def _cel_value(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A value with the types that its schema gives it in CEL, its fields by the names that rules use."""
+    if isinstance(value, Mapping):
+        properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
+        return {
+            _escaped(name) if name in properties else name: _cel_value(
+                one, mapping(properties.get(name, more))
+            )
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        return [_cel_value(one, mapping(schema.get("items"))) for one in value]
+    if schema.get("type") == "number" and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str) and schema.get("format") == "date-time":
+        return datetime.fromisoformat(value)
+    if isinstance(value, str) and schema.get("format") == "duration":
+        return _duration(value)
+    return value
+
+
+def _escaped(name: str) -> str:
+    if name in _RESERVED:
+        return f"__{name}__"
+    for character, words in _ESCAPES:
+        name = name.replace(character, words)
+    return name
+
+
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _duration(text: str) -> timedelta | str:
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", text)
+    if "".join(number + unit for number, unit in parts) != text.lstrip("+-"):
+        return text
+    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    return timedelta(seconds=-seconds if text.startswith("-") else seconds)

@@ -1,0 +1,175 @@
+"""The keywords of `validation.py` beyond JSON Schema, and schemas that its table is joined to."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator, ValidationError, validators  # type: ignore[import-untyped]
+
+from gpukiln.kubernetes.check.forms import FORMS, LABEL_KEY
+from gpukiln.kubernetes.check.relations import Check
+from gpukiln.kubernetes.check.validation import FIELDS, Row
+from gpukiln.kubernetes.check.workload import is_open
+from gpukiln.typed import short
+
+Schema = dict[str, Any]
+Errors = Iterator[ValidationError]
+WHOLE = ("given", "some", "filled")  # what a part of an object need not have
+_RANGES = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
+
+
+def _words(_: Any, words: tuple[str, ...], value: Any, schema: Schema) -> Errors:
+    if not isinstance(value, str) or value in words:
+        return
+    if schema.get("qualified") and "/" in value and LABEL_KEY.fullmatch(value):
+        return
+    wanted = [one for one in words if one]
+    yield ValidationError(f"found {short(value)}, wanted {' or '.join(wanted)}")
+
+
+def _between(_: Any, limits: tuple[int, int | None], value: Any, __: Schema) -> Errors:
+    least, most = limits
+    if isinstance(value, int) and not isinstance(value, bool) and (value < least or (most and value > most)):
+        wanted = f"{least} to {most}" if most else f"{least} or more"
+        yield ValidationError(f"found {value}, wanted {wanted}")
+
+
+def _form(_: Any, name: str, value: Any, schema: Schema) -> Errors:
+    if value is None or (value == "" and schema.get("emptiable")) or value in schema.get("also", ()):
+        return
+    if isinstance(value, bool | list | Mapping) or FORMS[name].holds(value):
+        return
+    yield ValidationError(f"found {short(value)}, wanted {FORMS[name].wanted}")
+
+
+def _values(_: Any, name: str, value: Any, __: Schema) -> Errors:
+    for key, one in value.items() if isinstance(value, Mapping) else ():
+        if one is None or isinstance(one, bool | list | Mapping) or is_open(one):
+            continue
+        if not FORMS[name].holds(one):
+            yield ValidationError(f"found {short(one)}, wanted {FORMS[name].wanted}", path=(key,))
+
+
+def _keys(_: Any, name: str, value: Any, __: Schema) -> Errors:
+    for key in value if isinstance(value, Mapping) else ():
+        if not FORMS[name].holds(key) and not is_open(key):
+            yield ValidationError(f"found the key {short(key)}, wanted {FORMS[name].wanted}", path=(key,))
+
+
+def _once(_: Any, fields: tuple[str, ...], value: Any, __: Schema) -> Errors:
+    if not isinstance(value, list) or len(value) < 2:
+        return
+    found = Counter(
+        json.dumps([one.get(field) for field in fields] if fields else one, default=str, sort_keys=True)
+        for one in value
+        if not fields or (isinstance(one, Mapping) and one.get(fields[0]))
+    )
+    for text, many in found.items():
+        if many > 1:
+            yield ValidationError(f"{text.strip('[]')} stands {many} times; wanted once")
+
+
+def _filled(_: Any, __: bool, value: Any, ___: Schema) -> Errors:
+    if value in ("", [], {}):
+        yield ValidationError("found nothing, wanted a value")
+
+
+def _given(_: Any, fields: tuple[str, ...], value: Any, schema: Schema) -> Errors:
+    if not isinstance(value, Mapping):
+        return
+    for field in fields:
+        if value.get(field) is None:
+            if field not in schema.get("required", ()):
+                yield ValidationError(f"{field} is missing")
+        elif value[field] in ("", [], {}):
+            yield ValidationError(f"{field} is empty", path=(field,))
+
+
+def _most(_: Any, fields: tuple[str, ...], value: Any, __: Schema) -> Errors:
+    if not isinstance(value, Mapping):
+        return
+    found = [field for field in fields if value.get(field) not in (None, "", 0)]
+    if len(found) > 1:
+        yield ValidationError(
+            f"{' and '.join(found)} exclude each other; wanted one of them", path=(found[1],)
+        )
+
+
+def _some(_: Any, fields: tuple[str, ...], value: Any, __: Schema) -> Errors:
+    if isinstance(value, Mapping) and all(value.get(field) in (None, [], "") for field in fields):
+        yield ValidationError(f"wanted one of {', '.join(fields)}")
+
+
+def _checks(_: Any, checks: tuple[Check, ...], value: Any, __: Schema) -> Errors:
+    if isinstance(value, Mapping):
+        for check in checks:
+            for path, text in check(value):
+                yield ValidationError(text, path=path)
+
+
+def _format(_: Any, name: str, value: Any, __: Schema) -> Errors:
+    if name in _RANGES and isinstance(value, int) and not _RANGES[name][0] <= value <= _RANGES[name][1]:
+        yield ValidationError(f"found {value}, wanted a number of {name.removeprefix('int')} bits")
+    elif name == "date-time" and not FORMS["time"].holds(value):
+        yield ValidationError(f"found {short(value)}, wanted {FORMS['time'].wanted}")
+    elif name == "byte" and not FORMS["base64"].holds(value):
+        yield ValidationError(f"found {short(value)}, wanted {FORMS['base64'].wanted}")
+
+
+KEYWORDS = {
+    "words": _words,
+    "between": _between,
+    "form": _form,
+    "values": _values,
+    "keys": _keys,
+    "once": _once,
+    "filled": _filled,
+    "given": _given,
+    "most": _most,
+    "some": _some,
+    "check": _checks,
+    "format": _format,
+}
+ServerValidator: Any = validators.extend(Draft202012Validator, KEYWORDS)
+
+
+def joined(name: str, definition: Schema) -> Schema:
+    """A definition with its rows of the table.
+
+    Args:
+        name: io.k8s.api.core.v1.Pod; rows of other groups have the last part alone.
+        definition: With its references replaced; what they were replaced by is not changed.
+    """
+    row = FIELDS.get(name.removeprefix("io.k8s.api.")) or FIELDS.get(name.rpartition(".")[2])
+    if row is None:
+        return definition
+    made = {**definition, "properties": {**definition.get("properties", {})}}
+    fields = made["properties"]
+    given = tuple(field[:-1] for field in row if field.endswith("!") and field[:-1] in fields)
+    if given:
+        made["given"] = given
+    for key in ("@most", "@some", "@check"):
+        if key in row:
+            made[key[1:]] = row[key]
+    if "@optional" in row:
+        made["required"] = [one for one in made.get("required", ()) if one not in row["@optional"]]
+    for field in row.get("@any", ()):
+        fields[field] = {"type": ["object", "null"]}
+    for key, wanted in row.items():
+        field = key.rstrip("![]")
+        if key.startswith("@") or field not in fields or not wanted:  # a field that this version has not
+            continue
+        if key.endswith("[]"):
+            fields[field] = {**fields[field], "items": _with(fields[field].get("items", {}), wanted)}
+        else:
+            fields[field] = _with(fields[field], wanted)
+    return made
+
+
+def _with(schema: Schema, row: Row) -> Schema:
+    more = {("values" if key == "form{}" else key): value for key, value in row.items()}
+    # what a reference was replaced by is filled later, where it refers to itself
+    return {**schema, **more} if schema.get("type") or "oneOf" in schema else {"allOf": [schema], **more}

@@ -1,0 +1,827 @@
+"""What the fields of one definition must have in common: the checks of `validation.py`'s table.
+
+Each is given a mapping of its definition, and yields the path in it and what is wrong there. Sources:
+pkg/apis/*/validation of kubernetes/kubernetes, v1.36.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gpukiln.kubernetes.check.forms import FORMS, resource_name
+from gpukiln.kubernetes.check.workload import Path, is_open, mapping, sequence
+from gpukiln.kubernetes.quantity import quantity
+from gpukiln.typed import short
+
+Found = Iterator[tuple[Path, str]]
+Check = Callable[[Mapping[str, Any]], Found]
+
+
+def selector_requirement(one: Mapping[str, Any]) -> Found:
+    operator, values = one.get("operator"), sequence(one.get("values"))
+    if operator in ("In", "NotIn") and not values:
+        yield ("values",), f"operator {operator} without values"
+    if operator in ("Exists", "DoesNotExist") and values:
+        yield ("values",), f"operator {operator} with values"
+
+
+def node_term(term: Mapping[str, Any]) -> Found:
+    for index, one in enumerate(sequence(term.get("matchExpressions"))):
+        for number, value in enumerate(sequence(mapping(one).get("values"))):
+            if isinstance(value, str) and not FORMS["value"].holds(value) and not is_open(value):
+                path = ("matchExpressions", index, "values", number)
+                yield path, f"found {short(value)}, wanted {FORMS['value'].wanted}"
+    for index, one in enumerate(sequence(term.get("matchFields"))):
+        if len(sequence(mapping(one).get("values"))) != 1 or mapping(one).get("key") != "metadata.name":
+            yield ("matchFields", index), "wanted the key metadata.name, In or NotIn, and one value"
+
+
+def profile(one: Mapping[str, Any]) -> Found:
+    local = one.get("localhostProfile")
+    if one.get("type") == "Localhost" and local is None:
+        yield (), "type Localhost without localhostProfile"
+    if one.get("type") != "Localhost" and local:
+        yield ("localhostProfile",), f"localhostProfile with type {one.get('type')}; wanted Localhost"
+
+
+def env(one: Mapping[str, Any]) -> Found:
+    field = mapping(mapping(one.get("valueFrom")).get("fieldRef")).get("fieldPath")
+    if field in ("metadata.labels", "metadata.annotations"):
+        path = ("valueFrom", "fieldRef", "fieldPath")
+        yield path, f"{field} as a variable; wanted one of them, {field}['key']"
+    if one.get("value") and one.get("valueFrom"):
+        yield ("valueFrom",), "value and valueFrom; wanted one of them"
+
+
+def mount(one: Mapping[str, Any]) -> Found:
+    if one.get("recursiveReadOnly") in ("Enabled", "IfPossible") and one.get("readOnly") is not True:
+        yield ("recursiveReadOnly",), f"recursiveReadOnly {one['recursiveReadOnly']} without readOnly: true"
+
+
+def spread(one: Mapping[str, Any]) -> Found:
+    if one.get("whenUnsatisfiable") == "ScheduleAnyway" and one.get("minDomains") is not None:
+        yield ("minDomains",), "minDomains with whenUnsatisfiable ScheduleAnyway; wanted DoNotSchedule"
+    selector, keys_ = one.get("labelSelector"), sequence(one.get("matchLabelKeys"))
+    if keys_ and selector is None:
+        yield ("matchLabelKeys",), "matchLabelKeys without labelSelector"
+    taken: list[Any] = [*mapping(mapping(selector).get("matchLabels"))]
+    taken += [mapping(part).get("key") for part in sequence(mapping(selector).get("matchExpressions"))]
+    for index, key in enumerate(keys_):
+        if key in taken:
+            yield ("matchLabelKeys", index), f"{key} in matchLabelKeys and in labelSelector"
+
+
+def probes(one: Mapping[str, Any]) -> Found:
+    for probe in ("livenessProbe", "startupProbe"):
+        many = mapping(one.get(probe)).get("successThreshold")
+        if isinstance(many, int) and many > 1:
+            yield (probe, "successThreshold"), f"successThreshold {many} of a {probe}; wanted 1"
+    if mapping(one.get("readinessProbe")).get("terminationGracePeriodSeconds") is not None:
+        yield (
+            ("readinessProbe", "terminationGracePeriodSeconds"),
+            "terminationGracePeriodSeconds of a readinessProbe; wanted in livenessProbe or startupProbe",
+        )
+    if one.get("restartPolicyRules") and not one.get("restartPolicy"):
+        yield ("restartPolicyRules",), "restartPolicyRules without restartPolicy"
+
+
+def privileges(one: Mapping[str, Any]) -> Found:
+    context = mapping(one.get("securityContext"))
+    if context.get("allowPrivilegeEscalation") is False:
+        if context.get("privileged") is True:
+            yield ("securityContext",), "allowPrivilegeEscalation false with privileged true"
+        elif "CAP_SYS_ADMIN" in sequence(mapping(context.get("capabilities")).get("add")):
+            yield ("securityContext",), "allowPrivilegeEscalation false with the capability CAP_SYS_ADMIN"
+    if context.get("privileged") is not True:
+        for index, mount in enumerate(sequence(one.get("volumeMounts"))):
+            if mapping(mount).get("mountPropagation") == "Bidirectional":
+                yield ("volumeMounts", index), "mountPropagation Bidirectional without privileged: true"
+
+
+def device_paths(one: Mapping[str, Any]) -> Found:
+    mounted = {str(mapping(mount).get("mountPath")) for mount in sequence(one.get("volumeMounts"))}
+    for index, device in enumerate(sequence(one.get("volumeDevices"))):
+        if str(mapping(device).get("devicePath")) in mounted:
+            yield ("volumeDevices", index), "a volume is mounted at the path of the device"
+
+
+def image(one: Mapping[str, Any]) -> Found:
+    image = one.get("image")
+    if isinstance(image, str) and image.strip() != image:
+        yield ("image",), f"found {short(image)}, wanted it without spaces around it"
+
+
+def resources(one: Mapping[str, Any]) -> Found:
+    resources = mapping(one.get("resources"))
+    yield from _huge_pages(resources)
+    for side in ("requests", "limits"):
+        for name in mapping(resources.get(side)):
+            if not resource_name(name) and not is_open(name):
+                yield ("resources", side, name), f"{short(name)} is no resource; {FORMS['resource'].wanted}"
+
+
+def _huge_pages(resources: Mapping[str, Any]) -> Found:
+    limits, requests = mapping(resources.get("limits")), mapping(resources.get("requests"))
+    huge = [name for name in {**limits, **requests} if name.startswith("hugepages-")]
+    for name in huge:
+        if name not in limits:
+            yield ("resources", "requests", name), f"{name} in requests, and not in limits"
+        elif name in requests and quantity(requests[name]) != quantity(limits[name]):
+            yield (
+                ("resources", "requests", name),
+                f"{name}: request {requests[name]}, limit {limits[name]}; equal",
+            )
+    if huge and not {"cpu", "memory"} & {**limits, **requests}.keys():
+        yield ("resources",), f"{huge[0]} without cpu or memory"
+
+
+def host_ports(pod: Mapping[str, Any]) -> Found:
+    seen: set[tuple[str, str, str]] = set()
+    for index, container in enumerate(sequence(pod.get("containers"))):
+        for number, port in enumerate(sequence(mapping(container).get("ports"))):
+            one = mapping(port)
+            outer = one.get("hostPort") or (
+                one.get("containerPort") if pod.get("hostNetwork") is True else None
+            )
+            key = (str(one.get("protocol") or "TCP"), str(one.get("hostIP") or ""), str(outer))
+            if outer and key in seen:
+                yield ("containers", index, "ports", number), f"a second hostPort {outer} of {key[0]}"
+            seen.add(key)
+
+
+def network(pod: Mapping[str, Any]) -> Found:
+    if pod.get("dnsPolicy") == "None" and not mapping(pod.get("dnsConfig")).get("nameservers"):
+        yield ("dnsPolicy",), "dnsPolicy None without nameservers in dnsConfig"
+    if pod.get("hostPID") is True and pod.get("shareProcessNamespace") is True:
+        yield ("shareProcessNamespace",), "shareProcessNamespace with hostPID"
+    for index, container in enumerate(
+        sequence(pod.get("containers")) if pod.get("hostNetwork") is True else ()
+    ):
+        for number, port in enumerate(sequence(mapping(container).get("ports"))):
+            inner, outer = mapping(port).get("containerPort"), mapping(port).get("hostPort")
+            if outer and outer != inner:
+                path = ("containers", index, "ports", number)
+                yield path, f"hostPort {outer} with hostNetwork and containerPort {inner}; wanted equal"
+
+
+def init_containers(pod: Mapping[str, Any]) -> Found:
+    for index, container in enumerate(sequence(pod.get("initContainers"))):
+        if mapping(container).get("restartPolicy") != "Always":
+            for key in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"):
+                if mapping(container).get(key):
+                    yield ("initContainers", index, key), f"{key} of an init container that runs once"
+
+
+def _each_container(pod: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    for key in ("initContainers", "containers"):
+        for index, container in enumerate(sequence(pod.get(key))):
+            yield (key, index), mapping(container)
+
+
+def claims(pod: Mapping[str, Any]) -> Found:
+    claims = [mapping(one).get("name") for one in sequence(pod.get("resourceClaims"))]
+    for where, container in _each_container(pod):
+        for index, one in enumerate(sequence(mapping(container.get("resources")).get("claims"))):
+            if (name := mapping(one).get("name")) not in claims:
+                yield (
+                    (*where, "resources", "claims", index),
+                    f"claim {name} is not in the pod's resourceClaims",
+                )
+
+
+def block_volumes(pod: Mapping[str, Any]) -> Found:
+    volumes = {str(mapping(one).get("name")): mapping(one) for one in sequence(pod.get("volumes"))}
+    for where, container in _each_container(pod):
+        for index, one in enumerate(sequence(container.get("volumeDevices"))):
+            name = str(mapping(one).get("name"))
+            kinds = volumes.get(name, {}).keys() & {"persistentVolumeClaim", "ephemeral"}
+            if not kinds and not is_open(name):
+                text = f"volumeDevices names {name}, and the pod has no claim of that name"
+                yield (*where, "volumeDevices", index), text
+
+
+def own_pod(one: Mapping[str, Any]) -> Found:
+    """Of a Pod alone: in a template an admission plugin may still add the account."""
+    pod = mapping(one.get("spec"))
+    if pod.get("ephemeralContainers"):
+        yield ("spec", "ephemeralContainers"), "ephemeralContainers of a new pod; `kubectl debug` adds them"
+    if pod.get("serviceAccountName") or pod.get("serviceAccount"):
+        return
+    for index, volume in enumerate(sequence(pod.get("volumes"))):
+        for part in sequence(mapping(mapping(volume).get("projected")).get("sources")):
+            if mapping(part).get("serviceAccountToken"):
+                yield (
+                    ("spec", "volumes", index),
+                    "a serviceAccountToken, and the pod has no serviceAccountName",
+                )
+
+
+def projected(one: Mapping[str, Any]) -> Found:
+    seen: set[str] = set()
+    for index, part in enumerate(sequence(one.get("sources"))):
+        for kind, source in mapping(part).items():
+            for path in [str(mapping(item).get("path")) for item in sequence(mapping(source).get("items"))]:
+                if path in seen:
+                    yield ("sources", index, kind), f"two sources write to {path}"
+                seen.add(path)
+
+
+def resource_field(one: Mapping[str, Any]) -> Found:
+    divisor, resource = one.get("divisor"), str(one.get("resource", ""))
+    if divisor is None or divisor in ("", "0"):
+        return
+    if resource.endswith(".cpu"):
+        if str(divisor) not in ("1", "1m"):
+            yield ("divisor",), f"divisor {divisor} of {resource}; wanted 1 or 1m"
+    elif str(divisor) == "1m":
+        yield ("divisor",), f"divisor {divisor} of {resource}; wanted 1, 1k, 1Mi or another power"
+
+
+def _selector_filled(spec: Mapping[str, Any]) -> Found:
+    selector = spec.get("selector")
+    if isinstance(selector, Mapping) and not any(
+        selector.get(key) for key in ("matchLabels", "matchExpressions")
+    ):
+        yield ("selector",), "the selector is empty; wanted matchLabels or matchExpressions"
+
+
+def lasting(spec: Mapping[str, Any]) -> Found:
+    """Of what keeps its pods running."""
+    yield from _selector_filled(spec)
+    if mapping(mapping(spec.get("template")).get("spec")).get("activeDeadlineSeconds") is not None:
+        yield (
+            ("template", "spec", "activeDeadlineSeconds"),
+            "activeDeadlineSeconds of pods that are kept running",
+        )
+
+
+def deployment(spec: Mapping[str, Any]) -> Found:
+    yield from lasting(spec)
+    strategy = mapping(spec.get("strategy"))
+    rolling = mapping(strategy.get("rollingUpdate"))
+    if strategy.get("type") == "Recreate" and strategy.get("rollingUpdate") is not None:
+        yield ("strategy", "rollingUpdate"), "rollingUpdate with type Recreate"
+    if _nothing(rolling.get("maxSurge", 1)) and _nothing(rolling.get("maxUnavailable", 1)):
+        yield (
+            ("strategy", "rollingUpdate"),
+            "maxSurge and maxUnavailable are both 0; no pod could be replaced",
+        )
+    ready, deadline = spec.get("minReadySeconds", 0), spec.get("progressDeadlineSeconds", 600)
+    if isinstance(ready, int) and isinstance(deadline, int) and deadline <= ready:
+        yield (
+            ("progressDeadlineSeconds" if "progressDeadlineSeconds" in spec else "minReadySeconds",),
+            f"progressDeadlineSeconds {deadline}, minReadySeconds {ready}; wanted more than that",
+        )
+
+
+def daemon_set(spec: Mapping[str, Any]) -> Found:
+    yield from lasting(spec)
+    rolling = mapping(mapping(spec.get("updateStrategy")).get("rollingUpdate"))
+    surge, missing = rolling.get("maxSurge", 0), rolling.get("maxUnavailable", 1)
+    path = ("updateStrategy", "rollingUpdate")
+    if _nothing(surge) and _nothing(missing):
+        yield path, "maxSurge and maxUnavailable are both 0; no pod could be replaced"
+    if not _nothing(surge) and not _nothing(missing):
+        yield path, "maxSurge and maxUnavailable are both more than 0; wanted one of them 0"
+
+
+def stateful(spec: Mapping[str, Any]) -> Found:
+    yield from lasting(spec)
+    update = mapping(spec.get("updateStrategy"))
+    if update.get("type") == "OnDelete" and update.get("rollingUpdate") is not None:
+        yield ("updateStrategy", "rollingUpdate"), "rollingUpdate with type OnDelete"
+
+
+def _nothing(value: Any) -> bool:
+    return value in (0, "0%")
+
+
+def indexes(spec: Mapping[str, Any]) -> Found:
+    completions, failed = spec.get("completions"), spec.get("maxFailedIndexes")
+    parallel = spec.get("parallelism")
+    if isinstance(failed, int) and isinstance(completions, int) and failed > completions:
+        yield ("maxFailedIndexes",), f"maxFailedIndexes {failed} above completions {completions}"
+    if spec.get("completionMode") == "Indexed" and isinstance(parallel, int) and parallel > 100_000:
+        yield ("parallelism",), f"parallelism {parallel} of an Indexed Job; at most 100000"
+    if spec.get("successPolicy") and spec.get("completionMode") != "Indexed":
+        yield ("successPolicy",), "successPolicy without completionMode Indexed"
+
+
+def job_selector(spec: Mapping[str, Any]) -> Found:
+    if spec.get("manualSelector") is True:
+        if spec.get("selector") is None:
+            yield ("manualSelector",), "manualSelector without selector"
+        return
+    if spec.get("selector"):
+        yield ("selector",), "selector without manualSelector: the Job controller makes it"
+    for label in mapping(mapping(mapping(spec.get("template")).get("metadata")).get("labels")):
+        if label.removeprefix("batch.kubernetes.io/") in ("job-name", "controller-uid"):
+            yield ("template", "metadata", "labels", label), f"label {label}: the Job controller sets it"
+
+
+def failure_policy(spec: Mapping[str, Any]) -> Found:
+    policy = spec.get("podFailurePolicy")
+    if policy and spec.get("podReplacementPolicy") == "TerminatingOrFailed":
+        yield ("podReplacementPolicy",), "TerminatingOrFailed with podFailurePolicy; wanted Failed"
+    if spec.get("backoffLimitPerIndex") is None:
+        for index, one in enumerate(sequence(mapping(policy).get("rules"))):
+            if mapping(one).get("action") == "FailIndex":
+                path = ("podFailurePolicy", "rules", index, "action")
+                yield path, "action FailIndex without backoffLimitPerIndex"
+
+
+def success_policy(spec: Mapping[str, Any]) -> Found:
+    completions = spec.get("completions")
+    for index, one in enumerate(sequence(mapping(spec.get("successPolicy")).get("rules"))):
+        many, text = mapping(one).get("succeededCount"), mapping(one).get("succeededIndexes")
+        path = ("successPolicy", "rules", index)
+        if isinstance(many, int) and isinstance(completions, int) and many > completions:
+            yield path, f"succeededCount {many} above completions {completions}"
+        if not isinstance(text, str) or not FORMS["indexes"].holds(text):
+            continue
+        numbers = _numbers(text)
+        if isinstance(completions, int) and numbers and numbers[-1][1] >= completions:
+            yield (
+                path,
+                f"succeededIndexes {text}; with completions {completions} the last is {completions - 1}",
+            )
+        if isinstance(many, int) and many > sum(last - first + 1 for first, last in numbers):
+            yield path, f"succeededCount {many}, and succeededIndexes {short(text)} are fewer"
+
+
+def _numbers(text: str) -> list[tuple[int, int]]:
+    parts = [one.partition("-") for one in text.split(",")] if text else []
+    return [(int(first), int(last or first)) for first, _, last in parts]
+
+
+def exit_codes(one: Mapping[str, Any]) -> Found:
+    values = [value for value in sequence(one.get("values")) if isinstance(value, int)]
+    if values != sorted(set(values)):
+        yield ("values",), f"values {values}; wanted rising and each once"
+
+
+def job_template(one: Mapping[str, Any]) -> Found:
+    spec = mapping(one.get("spec"))
+    if spec.get("manualSelector") is True:
+        yield ("spec", "manualSelector"), "manualSelector in a CronJob's jobTemplate"
+
+
+_LOCAL_ADDRESS = re.compile(r"127\.|0\.0\.0\.0$|169\.254\.|224\.0\.0\.|::1?$|fe80:|ff02:", re.IGNORECASE)
+
+
+def service(spec: Mapping[str, Any]) -> Found:
+    kind, headless = spec.get("type") or "ClusterIP", spec.get("clusterIP") == "None"
+    if kind == "ExternalName":
+        if not spec.get("externalName"):
+            yield ("type",), "type ExternalName without externalName"
+        for key in ("clusterIP", "ipFamilies", "ipFamilyPolicy"):
+            if spec.get(key):
+                yield (key,), f"{key} with type ExternalName"
+    elif not sequence(spec.get("ports")) and not headless:
+        yield (), f"no ports of a Service of type {kind}"
+    if headless and kind in ("NodePort", "LoadBalancer"):
+        yield ("clusterIP",), f"clusterIP None with type {kind}; wanted ClusterIP"
+    if spec.get("clusterIPs") and not spec.get("clusterIP"):
+        yield ("clusterIPs",), "clusterIPs without clusterIP"
+
+
+def from_outside(spec: Mapping[str, Any]) -> Found:
+    kind, outside = spec.get("type") or "ClusterIP", spec.get("externalTrafficPolicy")
+    if kind != "LoadBalancer":
+        for key in ("loadBalancerClass", "loadBalancerSourceRanges", "allocateLoadBalancerNodePorts"):
+            if spec.get(key) not in (None, []):
+                yield (key,), f"{key} with type {kind}; wanted LoadBalancer"
+    if outside and kind not in ("NodePort", "LoadBalancer") and not spec.get("externalIPs"):
+        yield ("externalTrafficPolicy",), f"externalTrafficPolicy with type {kind}"
+    if spec.get("healthCheckNodePort") and (kind != "LoadBalancer" or outside != "Local"):
+        text = "healthCheckNodePort without type LoadBalancer and externalTrafficPolicy Local"
+        yield ("healthCheckNodePort",), text
+    for index, text in enumerate(sequence(spec.get("externalIPs"))):
+        if isinstance(text, str) and _LOCAL_ADDRESS.match(text):
+            yield ("externalIPs", index), f"{text} is a loopback, link-local or unspecified address"
+
+
+def service_ports(spec: Mapping[str, Any]) -> Found:
+    kind, ports = spec.get("type") or "ClusterIP", sequence(spec.get("ports"))
+    seen: set[tuple[str, str, str]] = set()
+    for index, one in enumerate(ports):
+        for key in ("port", "nodePort"):
+            number = (key, str(mapping(one).get(key)), str(mapping(one).get("protocol") or "TCP"))
+            if mapping(one).get(key) and number in seen:
+                yield ("ports", index, key), f"a second {key} {number[1]} of {number[2]}"
+            seen.add(number)
+        if len(ports) > 1 and not mapping(one).get("name"):
+            yield ("ports", index), "a port without a name among several"
+        if mapping(one).get("nodePort") and kind == "ClusterIP":
+            yield ("ports", index, "nodePort"), f"nodePort with type {kind}; wanted NodePort or LoadBalancer"
+
+
+def claim(spec: Mapping[str, Any]) -> Found:
+    if not mapping(mapping(spec.get("resources")).get("requests")).get("storage"):
+        yield ("resources",), "no size in resources.requests.storage"
+    modes = sequence(spec.get("accessModes"))
+    if "ReadWriteOncePod" in modes and len(modes) > 1:
+        yield ("accessModes",), "ReadWriteOncePod with other access modes"
+
+
+VOLUMES = (
+    *(
+        "awsElasticBlockStore",
+        "azureDisk",
+        "azureFile",
+        "cephfs",
+        "cinder",
+        "csi",
+        "fc",
+        "flexVolume",
+        "flocker",
+    ),
+    *("gcePersistentDisk", "glusterfs", "hostPath", "iscsi", "local", "nfs", "photonPersistentDisk"),
+    *("portworxVolume", "quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
+)
+
+
+def volume(spec: Mapping[str, Any]) -> Found:
+    if mapping(spec.get("capacity")).keys() ^ {"storage"}:
+        yield ("capacity",), "wanted the key storage, and no other"
+    if not any(spec.get(key) is not None for key in VOLUMES):
+        yield (), "no volume: csi, nfs, local or another source"
+    if spec.get("local") and not mapping(spec.get("nodeAffinity")).get("required"):
+        yield ("local",), "a local volume without nodeAffinity"
+
+
+def scaler(spec: Mapping[str, Any]) -> Found:
+    least, most = spec.get("minReplicas", 1), spec.get("maxReplicas")
+    if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
+        yield ("maxReplicas",), f"maxReplicas {most} below minReplicas {least}"
+    if least == 0 and not any(
+        mapping(one).get("type") in ("Object", "External") for one in sequence(spec.get("metrics"))
+    ):
+        yield ("minReplicas",), "minReplicas 0 without a metric of type Object or External"
+
+
+def scaled(one: Mapping[str, Any]) -> Found:
+    if one.get("kind") != "ReplicationController" and "/" not in str(one.get("apiVersion", "")):
+        yield (), f"apiVersion {one.get('apiVersion', 'left out')} without a group; wanted apps/v1 or another"
+
+
+_SOURCES = {
+    "Resource": "resource",
+    "Pods": "pods",
+    "Object": "object",
+    "External": "external",
+    "ContainerResource": "containerResource",
+}
+
+
+def metric(one: Mapping[str, Any]) -> Found:
+    wanted = _SOURCES.get(str(one.get("type")))
+    if wanted and not one.get(wanted):
+        yield (), f"type {one.get('type')} without {wanted}"
+    for key in _SOURCES.values():
+        if wanted and key != wanted and one.get(key) is not None:
+            yield (key,), f"{key} with type {one.get('type')}; wanted {wanted} alone"
+
+
+def target(*allowed: str, most: int = 1) -> Check:
+    def check(source: Mapping[str, Any]) -> Found:
+        target = mapping(source.get("target"))
+        given = [
+            key for key in ("averageUtilization", "averageValue", "value") if target.get(key) is not None
+        ]
+        if target and not 1 <= len([key for key in given if key in allowed]) <= most:
+            yield (
+                ("target",),
+                f"found {' and '.join(given) or 'no value'}, wanted one of {' and '.join(allowed)}",
+            )
+
+    return check
+
+
+def limits(one: Mapping[str, Any]) -> Found:
+    kind = one.get("type")
+    if kind in ("Pod", "PersistentVolumeClaim"):
+        for key in ("default", "defaultRequest"):
+            if kind == "Pod" and one.get(key):
+                yield (key,), f"{key} with type Pod; wanted Container"
+    if kind == "PersistentVolumeClaim" and not (
+        mapping(one.get("min")).get("storage") or mapping(one.get("max")).get("storage")
+    ):
+        yield (), "type PersistentVolumeClaim without storage in min or max"
+    order = ("min", "defaultRequest", "default", "max")
+    for name in {name for key in order for name in mapping(one.get(key))}:
+        amounts = [(key, quantity(mapping(one.get(key)).get(name))) for key in order]
+        known = [(key, amount) for key, amount in amounts if amount is not None]
+        for (low, first), (high, second) in itertools.pairwise(known):
+            if first > second:
+                yield (
+                    (low, name),
+                    f"{name}: {low} {mapping(one[low])[name]} above {high} {mapping(one[high])[name]}",
+                )
+        ratio = quantity(mapping(one.get("maxLimitRequestRatio")).get(name))
+        least, most = dict(known).get("min"), dict(known).get("max")
+        if ratio is not None and least and most and ratio > most / least:
+            yield ("maxLimitRequestRatio", name), f"{name}: the ratio is above that of max and min"
+
+
+def policy_rule(one: Mapping[str, Any]) -> Found:
+    paths = one.get("nonResourceURLs")
+    if paths and any(one.get(key) for key in ("apiGroups", "resources", "resourceNames")):
+        yield ("nonResourceURLs",), "nonResourceURLs with apiGroups, resources or resourceNames"
+    elif not paths:
+        for key in ("apiGroups", "resources"):
+            if not one.get(key):
+                yield (), f"{key} is missing or empty"
+
+
+def role(role: Mapping[str, Any]) -> Found:
+    for index, one in enumerate(sequence(role.get("rules"))):
+        if mapping(one).get("nonResourceURLs"):
+            yield ("rules", index, "nonResourceURLs"), "nonResourceURLs in a Role; wanted a ClusterRole"
+
+
+def subject(one: Mapping[str, Any]) -> Found:
+    kind, group, name = one.get("kind"), one.get("apiGroup"), one.get("name")
+    if kind == "ServiceAccount" and group:
+        yield ("apiGroup",), f"apiGroup {group} of a ServiceAccount; wanted none"
+    if kind == "ServiceAccount" and name and not is_open(name) and not FORMS["subdomain"].holds(name):
+        yield ("name",), f"{short(name)} is no name of a ServiceAccount"
+    if kind in ("User", "Group") and group and group != "rbac.authorization.k8s.io":
+        yield ("apiGroup",), f"apiGroup {group} of a {kind}; wanted rbac.authorization.k8s.io"
+
+
+def role_of(*kinds: str) -> Check:
+    def check(binding: Mapping[str, Any]) -> Found:
+        role = mapping(binding.get("roleRef"))
+        if role and role.get("kind") is not None and role["kind"] not in kinds:
+            yield ("roleRef", "kind"), f"found {short(role['kind'])}, wanted {' or '.join(kinds)}"
+
+    return check
+
+
+def cluster_binding(binding: Mapping[str, Any]) -> Found:
+    yield from role_of("ClusterRole")(binding)
+    for index, one in enumerate(sequence(binding.get("subjects"))):
+        if mapping(one).get("kind") == "ServiceAccount" and not mapping(one).get("namespace"):
+            yield ("subjects", index), "a ServiceAccount without its namespace"
+
+
+def peer(one: Mapping[str, Any]) -> Found:
+    selectors = [key for key in ("podSelector", "namespaceSelector") if one.get(key) is not None]
+    if one.get("ipBlock") is not None and selectors:
+        yield ("ipBlock",), f"ipBlock with {selectors[0]}"
+
+
+def policy_port(one: Mapping[str, Any]) -> Found:
+    port, end = one.get("port"), one.get("endPort")
+    if end is None:
+        return
+    if not isinstance(port, int):
+        yield (
+            ("endPort",),
+            f"endPort with port {short(port) if port is not None else 'left out'}; wanted a number",
+        )
+    elif isinstance(end, int) and end < port:
+        yield ("endPort",), f"endPort {end} below port {port}"
+
+
+def address_range(one: Mapping[str, Any]) -> Found:
+    try:
+        whole = ipaddress.ip_network(str(one.get("cidr")), strict=False)
+        for index, text in enumerate(sequence(one.get("except"))):
+            part = ipaddress.ip_network(str(text), strict=False)
+            if part.version != whole.version or not part.subnet_of(whole) or part == whole:  # type: ignore[arg-type]
+                yield ("except", index), f"{part} is not within {whole}"
+    except ValueError:
+        return
+
+
+def ingress_path(one: Mapping[str, Any]) -> Found:
+    path, kind = one.get("path"), one.get("pathType")
+    if kind in ("Exact", "Prefix"):
+        if not isinstance(path, str) or not path.startswith("/"):
+            yield (), f"path {short(path)} with pathType {kind}; wanted a path that begins with /"
+        elif any(part in path for part in ("//", "/./", "/../", "%2f", "%2F")) or path.endswith(
+            ("/..", "/.")
+        ):
+            yield ("path",), f"path {short(path)}; wanted without //, /./, /../ and %2f"
+
+
+def backend(one: Mapping[str, Any]) -> Found:
+    resource = one.get("resource")
+    for key in ("kind", "name") if isinstance(resource, Mapping) else ():
+        if not mapping(resource).get(key):
+            yield ("resource",), f"{key} is missing"
+
+
+def ingress(spec: Mapping[str, Any]) -> Found:
+    if not spec.get("rules") and not spec.get("defaultBackend"):
+        yield (), "neither rules nor defaultBackend"
+
+
+def webhook_client(one: Mapping[str, Any]) -> Found:
+    service = mapping(one.get("service"))
+    port = service.get("port")
+    if isinstance(port, int) and not 1 <= port <= 65535:
+        yield ("service", "port"), f"port {port}; wanted 1 to 65535"
+
+
+def claim_request(one: Mapping[str, Any]) -> Found:
+    if one.get("allocationMode") == "All" and one.get("count"):
+        yield ("count",), "count with allocationMode All"
+
+
+def device_claim(one: Mapping[str, Any]) -> Found:
+    names = {str(mapping(part).get("name")) for part in sequence(one.get("requests"))}
+    for key in ("constraints", "config"):
+        for index, part in enumerate(sequence(one.get(key))):
+            for number, name in enumerate(sequence(mapping(part).get("requests"))):
+                if isinstance(name, str) and name.partition("/")[0] not in names:
+                    yield (key, index, "requests", number), f"{name}, and there is no such request"
+
+
+def definition(one: Mapping[str, Any]) -> Found:
+    spec = mapping(one.get("spec"))
+    if not spec:
+        return
+    name, versions = mapping(one.get("metadata")).get("name"), sequence(spec.get("versions"))
+    wanted = f"{mapping(spec.get('names')).get('plural')}.{spec.get('group')}"
+    if name is not None and name != wanted and not is_open(name):
+        yield (
+            ("metadata", "name"),
+            f"name {short(name)}; wanted {wanted}, of spec.names.plural and spec.group",
+        )
+    for index, version in enumerate(versions):
+        schema = mapping(mapping(mapping(version).get("schema")).get("openAPIV3Schema"))
+        path = ("spec", "versions", index, "schema", "openAPIV3Schema")
+        if schema and schema.get("type") != "object":
+            yield path, f"type {short(schema.get('type'))} of the schema's root; wanted object"
+        for below in _without_type(schema):
+            yield (*path, *below), "a field without a type"
+    if spec.get("preserveUnknownFields") is True:
+        text = "preserveUnknownFields; wanted x-kubernetes-preserve-unknown-fields in the schema"
+        yield ("spec", "preserveUnknownFields"), text
+    stored = sum(mapping(version).get("storage") is True for version in versions)
+    if stored != 1:
+        yield ("spec", "versions"), f"{stored} versions with storage true; wanted one"
+
+
+def _without_type(schema: Mapping[str, Any]) -> Iterator[Path]:
+    """Fields of a structural schema that have to have a type, and have not."""
+    parts: list[tuple[Path, Any]] = [
+        (("properties", name), one) for name, one in mapping(schema.get("properties")).items()
+    ]
+    parts += [
+        ((key,), schema[key])
+        for key in ("items", "additionalProperties")
+        if isinstance(schema.get(key), Mapping)
+    ]
+    for path, one in parts:
+        if not isinstance(one, Mapping):
+            continue
+        free = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+        if not one.get("type") and not any(one.get(key) for key in free):
+            yield path
+        for below in _without_type(one):
+            yield (*path, *below)
+
+
+def claim_template(one: Mapping[str, Any]) -> Found:
+    for key in mapping(one.get("metadata")):
+        if key not in ("labels", "annotations"):
+            yield (
+                ("metadata", key),
+                f"{key} in the metadata of a claim template; wanted labels and annotations",
+            )
+
+
+def node(spec: Mapping[str, Any]) -> Found:
+    ranges = [str(one) for one in sequence(spec.get("podCIDRs"))]
+    if len({":" in one for one in ranges}) < len(ranges):
+        yield ("podCIDRs",), "two ranges of one IP family"
+
+
+def quota(spec: Mapping[str, Any]) -> Found:
+    yield from _counted(mapping(spec.get("hard")))
+    scopes = sequence(spec.get("scopes"))
+    if "BestEffort" in scopes:
+        for name in mapping(spec.get("hard")):
+            if name not in ("pods", "count/pods"):
+                yield ("hard", name), f"{name} with the scope BestEffort; wanted pods"
+    if {"BestEffort", "NotBestEffort"} <= set(map(str, scopes)) or {"Terminating", "NotTerminating"} <= set(
+        map(str, scopes)
+    ):
+        yield ("scopes",), "scopes that exclude each other"
+
+
+def scope(one: Mapping[str, Any]) -> Found:
+    yield from selector_requirement(one)
+    name, operator = one.get("scopeName"), one.get("operator")
+    if name in ("BestEffort", "NotBestEffort", "Terminating", "NotTerminating") and operator not in (
+        None,
+        "Exists",
+    ):
+        yield ("operator",), f"operator {operator} of scope {name}; wanted Exists"
+
+
+def slice(one: Mapping[str, Any]) -> Found:
+    if one.get("addressType") in ("IPv4", "IPv6"):
+        for index, endpoint in enumerate(sequence(one.get("endpoints"))):
+            for number, address in enumerate(sequence(mapping(endpoint).get("addresses"))):
+                if isinstance(address, str) and not FORMS["ip"].holds(address):
+                    path = ("endpoints", index, "addresses", number)
+                    yield path, f"found {short(address)}, wanted {FORMS['ip'].wanted}"
+
+
+def scheduling(one: Mapping[str, Any]) -> Found:
+    for index, toleration in enumerate(sequence(one.get("tolerations"))):
+        for text in toleration_faults(mapping(toleration)):
+            yield ("tolerations", index), text
+
+
+def toleration_faults(one: Mapping[str, Any]) -> Iterator[str]:
+    """What a toleration says and can't say at once."""
+    operator, effect = one.get("operator") or "Equal", one.get("effect")
+    if operator == "Exists" and one.get("value"):
+        yield "operator Exists with a value; wanted none, or Equal"
+    if operator != "Exists" and not one.get("key"):
+        yield f"operator {operator} without a key; wanted a key, or Exists"
+    if effect and effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
+        yield f"effect {effect}; wanted NoSchedule, PreferNoSchedule or NoExecute"
+    if one.get("tolerationSeconds") is not None and effect != "NoExecute":
+        yield "tolerationSeconds without effect NoExecute"
+
+
+_LARGEST = 1 << 20  # bytes of a ConfigMap's or a Secret's data
+_SECRET_KEYS = {  # core/v1: SecretType
+    "kubernetes.io/dockercfg": (".dockercfg",),
+    "kubernetes.io/dockerconfigjson": (".dockerconfigjson",),
+    "kubernetes.io/ssh-auth": ("ssh-privatekey",),
+    "kubernetes.io/tls": ("tls.crt", "tls.key"),
+}
+
+
+def config_map(one: Mapping[str, Any]) -> Found:
+    for key in sorted(mapping(one.get("data")).keys() & mapping(one.get("binaryData")).keys()):
+        yield ("data", key), f"{key} in data and in binaryData"
+    size = sum(len(value.encode()) for value in mapping(one.get("data")).values() if isinstance(value, str))
+    if size > _LARGEST:
+        yield ("data",), f"{size} bytes of data; at most {_LARGEST}"
+
+
+def secret(one: Mapping[str, Any]) -> Found:
+    kind = str(one.get("type", ""))
+    data, texts = mapping(one.get("data")), mapping(one.get("stringData"))
+    for key in _SECRET_KEYS.get(kind, ()):
+        if key not in data and key not in texts:
+            yield (), f"type {kind} without the key {key}"
+    if kind == "kubernetes.io/basic-auth" and not {"username", "password"} & {**data, **texts}.keys():
+        yield (), f"type {kind} without the keys username and password"
+    if kind == "kubernetes.io/service-account-token" and not mapping(
+        mapping(one.get("metadata")).get("annotations")
+    ).get("kubernetes.io/service-account.name"):
+        yield ("type",), f"type {kind} without the annotation kubernetes.io/service-account.name"
+    for key in (".dockercfg", ".dockerconfigjson"):
+        text = texts.get(key)
+        if kind.endswith(key) and isinstance(text, str) and not is_open(text) and not _is_json_object(text):
+            yield ("stringData", key), f"{key} is no object in JSON"
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def priority(one: Mapping[str, Any]) -> Found:
+    value, name = one.get("value"), str(mapping(one.get("metadata")).get("name", ""))
+    if name in ("system-cluster-critical", "system-node-critical"):
+        return
+    if isinstance(value, int) and value > 1_000_000_000:
+        yield ("value",), f"value {value}; at most 1000000000"
+    if name.startswith("system-"):
+        yield ("metadata", "name"), f"{name}: names with system- are Kubernetes' own"
+
+
+def _counted(hard: Mapping[str, Any]) -> Found:
+    for name, value in hard.items():
+        number = quantity(value)
+        if (name in _COUNTED or name.startswith("count/")) and number is not None and number % 1:
+            yield ("hard", name), f"{name}: {value}; wanted a whole number"
+
+
+_COUNTED = (
+    *("pods", "services", "replicationcontrollers", "resourcequotas", "secrets", "configmaps"),
+    *("persistentvolumeclaims", "services.nodeports", "services.loadbalancers"),
+)
+
+
+def device_toleration(one: Mapping[str, Any]) -> Found:
+    if one.get("operator") == "Exists" and one.get("value"):
+        yield ("value",), "operator Exists with a value; wanted none, or Equal"

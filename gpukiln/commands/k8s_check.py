@@ -169,7 +169,8 @@ def _ask(
     from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster, versions
     from gpukiln.kubernetes.cluster import Cluster
 
-    api, found = Cluster(context), list[Mapping[str, Any]]()
+    api = Cluster(context)
+    found: list[Mapping[str, Any]] = []
     everywhere = namespace == "all"
     if server:
         say(f"asking {api.server} of context {api.context} for a dry run of {len(reading.things)} objects")

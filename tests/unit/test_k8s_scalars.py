@@ -52,6 +52,7 @@ spec:
   containers:
     - name: main
       args: [--lr, 1e-4, --time, 1:30, --day, 2026-01-02, --limit, 1e400]
+      image: x:1
       resources: {limits: {nvidia.com/gpu: 1.0}}
 """
 

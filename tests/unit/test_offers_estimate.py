@@ -9,13 +9,14 @@ from rich.console import Console
 
 from gpukiln.catalog.prices import Price
 from gpukiln.clouds.aws import AwsCloud
+from gpukiln.kubernetes.nodes.group import types_of
 from gpukiln.offers import cache
 from gpukiln.offers.estimate import estimate
 from gpukiln.offers.model import Choice
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import select
-from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.plan import Plan, plan_words
+from gpukiln.workspaces.contract import ComputeProfile, Workspace
+from gpukiln.workspaces.plan import Plan, offline, plan_words
 from gpukiln.workspaces.preview import parts, preview
 
 TODAY = date(2026, 11, 23)
@@ -100,6 +101,16 @@ def test_a_spot_price_is_estimated_too():
     most = estimate("g7.2xlarge", EAST, TODAY, spot=True)
     assert (most.value, most.source[:28]) == (Decimal("2.52"), "at most the price on demand ")
     assert first("A10G:1", spot="only").instance_type == "g5.xlarge"
+
+
+def test_node_pools_and_workspaces_take_what_is_cheaper_by_an_estimate_first():
+    """p5.4xlarge has a price, 6.88; g7e.2xlarge has none there, and 3.36312 in us-east-1."""
+    asked = {"gpu": "H100,RTX-PRO-6000:1", "cpu": 8, "memory": "", "arch": "", "region": WEST, "today": TODAY}
+    assert types_of(named=(), **asked)[0] == "g7e.2xlarge"  # of the first pool, with the largest weight
+    profile = ComputeProfile(gpu_type="H100,RTX-PRO-6000", gpu_count=1)
+    found = offline(Workspace(workspace_name="one", region=WEST, owner="me", compute_profile=profile), TODAY)
+    names = [one.instance_type for one in found.offers]  # in this order where one has no capacity
+    assert names == ["g7e.2xlarge", "g7e.4xlarge", "g7e.8xlarge", "p5.4xlarge"]
 
 
 def test_a_plan_says_that_its_price_is_estimated():

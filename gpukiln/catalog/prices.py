@@ -49,7 +49,7 @@ class _Storage:
 
 @strict
 class _Addresses:
-    region: str
+    regions: tuple[str, ...]
     as_of: str
     source: str
     usd_hour: Decimal
@@ -69,6 +69,22 @@ def _prices() -> _Prices:
     return load(_Prices, data("prices"), where="prices.yaml")
 
 
+@cache
+def _machines() -> dict[str, dict[str, Price]]:
+    """By region and type; of two lists that have a type, the first one counts."""
+    found: dict[str, dict[str, Price]] = {}
+    for listed in _prices().machines:
+        of_region = found.setdefault(listed.region, {})
+        for name, usd in listed.usd_hour.items():
+            of_region.setdefault(name, Price(usd, listed.as_of, listed.source))
+    return found
+
+
+def priced_regions() -> tuple[str, ...]:
+    """The regions of which the catalogue has prices of machines; the one with the newest is first."""
+    return tuple(_machines())
+
+
 def machine_price(instance_type: str, region: str) -> Price | None:
     """The price of a machine on demand, with Linux.
 
@@ -78,10 +94,7 @@ def machine_price(instance_type: str, region: str) -> Price | None:
     Returns:
         USD an hour; None where the catalogue has no price.
     """
-    for listed in _prices().machines:
-        if listed.region == region and instance_type in listed.usd_hour:
-            return Price(listed.usd_hour[instance_type], listed.as_of, listed.source)
-    return None
+    return _machines().get(region, {}).get(instance_type)
 
 
 def spot_range(instance_type: str, region: str) -> tuple[Price, Price] | None:
@@ -122,7 +135,7 @@ def address_price(region: str) -> Price | None:
         USD an hour; None where the catalogue has no price.
     """
     for listed in _prices().public_ipv4:
-        if listed.region == region:
+        if region in listed.regions:
             return Price(listed.usd_hour, listed.as_of, listed.source)
     return None
 

@@ -13,6 +13,8 @@ from gpukiln.catalog import cuda, drivers, gpus, xid
 from gpukiln.catalog.components import load_environments
 from gpukiln.catalog.load import data
 
+PRICES_OF = "us-east-1"  # a machine does not know its region, and this one's prices are the newest and most
+
 
 def shipped() -> dict[str, Any]:
     """Branches, CUDA toolkits, boards, prices and Xids as plain data."""
@@ -54,7 +56,7 @@ def shipped() -> dict[str, Any]:
             ]
             for framework, rows in load_environments().items()
         },
-        "prices": data("prices")["machines"],
+        "prices": [row for row in data("prices")["machines"] if row["region"] == PRICES_OF],
         "xids": {str(number): row for number, row in xid.judged().items()},
     }
 

@@ -26,6 +26,10 @@ ADVICE = {  # error codes of EC2, SSM and STS, with the next step
 }
 
 
+class NoCredentialsError(UnavailableError):
+    """Nobody can ask the cloud: there are no credentials."""
+
+
 class Cloud(Protocol):
     """An EC2 that machines can be started on: the user's account, or the embedded one."""
 
@@ -128,21 +132,18 @@ def explain_aws_errors(action: str) -> Iterator[None]:
         Nothing.
 
     Raises:
-        UnavailableError: The cloud could not be reached, there are no credentials, or it refused.
+        NoCredentialsError: There are no credentials.
+        UnavailableError: The cloud could not be reached, or it refused.
     """
-    from botocore.exceptions import (  # noqa: PLC0415 - slow to import
-        BotoCoreError,
-        ClientError,
-        NoCredentialsError,
-        ProfileNotFound,
-    )
+    from botocore import exceptions  # noqa: PLC0415 - slow to import
+    from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound  # noqa: PLC0415
     from botocore.parsers import ResponseParserError  # noqa: PLC0415
 
     try:
         yield
-    except NoCredentialsError as error:
+    except exceptions.NoCredentialsError as error:
         hint = "log in (aws sso login), set AWS_PROFILE, or use --cloud embedded"
-        raise UnavailableError(f"can't {action}: no AWS credentials", hint=hint) from error
+        raise NoCredentialsError(f"can't {action}: no AWS credentials", hint=hint) from error
     except ProfileNotFound as error:
         hint = "`aws configure list-profiles` lists them; --profile or AWS_PROFILE names one"
         raise UnavailableError(f"can't {action}: {error}", hint=hint) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
@@ -45,12 +45,14 @@ class Item:
         usd: A month; None where its price is not known.
         how: How it was computed, in words.
         price: Null where none is known.
+        estimate: USD a month where only an estimate of its price is known, else None.
     """
 
     name: str
     usd: Decimal | None
     how: str
     price: Figure | None
+    estimate: Decimal | None = None
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,19 @@ class Month:
 
     Args:
         usd: Of all items; None where the price of one is not known.
+        estimate: Of all items, with estimates where prices are not known; None where `usd` is known, or there
+            is no estimate either.
     """
 
     usd: Decimal | None
     items: tuple[Item, ...]
+    estimate: Decimal | None = None
 
 
 def month(offer: Offer, use: Use, today: date, *, cloud: str = "aws") -> Month:
     """What an offer costs in a month. What leaves AWS's network, and snapshots, are not in it."""
-    items = [_item("machine", offer.price, Decimal(use.hours), f"{use.hours} hours, {offer.market}")]
+    hours = f"{use.hours} hours, {offer.market}"
+    items = [_item("machine", offer.price, Decimal(use.hours), hours, offer.estimate)]
     if use.volume_gb:
         price = prices.volume(offer.region, today, cloud=cloud)
         items.append(_item("volume", price, Decimal(use.volume_gb), f"{use.volume_gb} GB of gp3"))
@@ -76,14 +82,24 @@ def month(offer: Offer, use: Use, today: date, *, cloud: str = "aws") -> Month:
         items.append(
             _item("address", price, Decimal(use.hours), f"{use.hours} hours of a public IPv4 address")
         )
-    known = [one.usd for one in items if one.usd is not None]
-    return Month(sum(known, Decimal(0)) if len(known) == len(items) else None, tuple(items))
+    usd = _sum(one.usd for one in items)
+    about = _sum(one.estimate if one.usd is None else one.usd for one in items)
+    return Month(usd, tuple(items), about if usd is None else None)
 
 
-def _item(name: str, price: Figure | None, amount: Decimal, how: str) -> Item:
-    if price is None:
+def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
+    """None where one of them is not known."""
+    known = list(amounts)
+    return None if None in known else sum((one for one in known if one is not None), Decimal(0))
+
+
+def _item(name: str, price: Figure | None, amount: Decimal, how: str, about: Figure | None = None) -> Item:
+    figure = price or about
+    if figure is None:
         return Item(name, None, f"{how}: no price is known", None)
-    usd = (price.value * amount).quantize(CENT, ROUND_HALF_UP)
+    usd = (figure.value * amount).quantize(CENT, ROUND_HALF_UP)
+    if price is None:
+        return Item(name, None, f"{how} at about {figure.value} {figure.unit}, estimated", None, usd)
     return Item(name, usd, f"{how} at {price.value} {price.unit}", price)
 
 

@@ -113,8 +113,10 @@ class Offer:
         spot: By zone; empty: not known.
         zones: Where it is offered: names where the region was asked, ids where the shipped data says so;
             None: not known.
-        notes: What else to know: previous generation, only by capacity blocks, price not known.
+        notes: What else to know: previous generation, only by capacity blocks.
         findings: What image and workload have to say of it.
+        estimate: What counts in the order where `price` is not known, an hour; its source says what it is
+            derived from. None where the price is known, or there is nothing to derive it from.
     """
 
     instance_type: str
@@ -135,6 +137,7 @@ class Offer:
     zones: tuple[str, ...] | None
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    estimate: Figure | None = None
 
 
 @dataclass(frozen=True)

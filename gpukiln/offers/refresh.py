@@ -1,17 +1,21 @@
-"""Asks a region what it has and what that costs, and keeps the answers with their day."""
+"""Asks a region what it has and what that costs, and keeps the answers with their day.
+
+Prices need no account: who has no credentials reads AWS's public price list (price_files.py).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.catalog.quotas import QUOTAS
-from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.base import Cloud, NoCredentialsError, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, UnavailableError
 from gpukiln.offers import cache
 from gpukiln.offers.difference import Difference
+from gpukiln.offers.price_files import PriceFiles
 from gpukiln.parsing import parse_json
 
 REFRESH = "offer.refresh/1"
@@ -28,6 +32,8 @@ MACHINE = {
     "capacitystatus": "Used",
     "marketoption": "OnDemand",
 }
+VOLUME = {"productFamily": "Storage", "volumeApiName": "gp3"}
+ADDRESS = {"group": "VPCPublicIPv4Address"}  # its productFamily is empty
 
 
 @dataclass(frozen=True)
@@ -75,12 +81,14 @@ class _Region:
     """A region that is being asked.
 
     Args:
+        files: Its price list for who has no credentials.
         described: The types with an accelerator that it knows; None where that is not known.
     """
 
     cloud: Cloud
     now: datetime
     say: Callable[[str], None]
+    files: PriceFiles
     described: Mapping[str, cache.Described] | None = None
 
     @property
@@ -101,6 +109,12 @@ class _Region:
     def says(self, source: str) -> str:
         """The source of an answer; a rehearsed one may not be taken for AWS's."""
         return source if self.cloud.name == "aws" else f"{source}, rehearsed by the {self.cloud.name} cloud"
+
+    def says_list(self, service: str, usage: str = "") -> str:
+        """The source of a price."""
+        of_file = self.files.has_read(service)
+        where = "AWS's public price list of" if of_file else "AWS Price List, GetProducts of"
+        return self.says(f"{where} {service}{': ' if usage else ''}{usage}")
 
     def none(self, call: str) -> UnavailableError:
         """An answer without anything in it is none: what was known before may not go with it."""
@@ -123,7 +137,9 @@ def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = 
     """
     before = cache.read(cloud.name, cloud.region)
     now = now or datetime.now(UTC)
-    region = _Region(cloud, now, say, before.types.types if before.types else None)
+    wanted = {"AmazonEC2": (MACHINE, VOLUME), "AmazonVPC": (ADDRESS,)}
+    files = PriceFiles(cloud.region, say, wanted)
+    region = _Region(cloud, now, say, files, before.types.types if before.types else None)
     answers: dict[str, Any] = {}
     errors: dict[str, GpukilnError] = {}
     for name, (what, ask) in QUESTIONS.items():
@@ -135,7 +151,7 @@ def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = 
             say(f"{what}: {error.message}")
         else:
             if name == "types":
-                region = _Region(cloud, now, say, answers[name].types)
+                region = replace(region, described=answers[name].types)
     stands = cache.update(cloud.name, cloud.region, answers) if answers else before
     return Refreshed(cloud.name, cloud.region, tuple(_part(name, stands, errors) for name in QUESTIONS))
 
@@ -308,17 +324,15 @@ def _on_demand(region: _Region) -> cache.Hourly:
             region.say(f"{name} has {len(usd)} prices in the Price List, which is none: {sorted(usd)}")
     if region.own_names and not prices:
         raise region.none("GetProducts")
-    return cache.Hourly(region.today, region.says("AWS Price List, GetProducts of AmazonEC2"), prices)
+    return cache.Hourly(region.today, region.says_list("AmazonEC2"), prices)
 
 
 def _volume(region: _Region) -> cache.Amount:
-    about = {"productFamily": "Storage", "volumeApiName": "gp3"}
-    return _amount(region, "AmazonEC2", "EBS:VolumeUsage.gp3", "GB-Mo", about)
+    return _amount(region, "AmazonEC2", "EBS:VolumeUsage.gp3", "GB-Mo", VOLUME)
 
 
 def _public_ipv4(region: _Region) -> cache.Amount:
-    about = {"group": "VPCPublicIPv4Address"}  # its productFamily is empty
-    return _amount(region, "AmazonVPC", "PublicIPv4:InUseAddress", "Hrs", about)
+    return _amount(region, "AmazonVPC", "PublicIPv4:InUseAddress", "Hrs", ADDRESS)
 
 
 def _amount(region: _Region, service: str, usage: str, unit: str, about: Mapping[str, str]) -> cache.Amount:
@@ -335,12 +349,18 @@ def _amount(region: _Region, service: str, usage: str, unit: str, about: Mapping
                 f"the Price List has {len(found)} prices of {usage} in {region.cloud.region}: {sorted(found)}"
             )
         )
-    source = region.says(f"AWS Price List, GetProducts of {service}: {usage}")
-    return cache.Amount(region.today, source, found.pop())
+    return cache.Amount(region.today, region.says_list(service, usage), found.pop())
 
 
 def _products(region: _Region, service: str, **attributes: str) -> Iterator[Row]:
     wanted = {"regionCode": region.cloud.region, **attributes}
+    try:
+        yield from _asked(region, service, wanted)
+    except NoCredentialsError:
+        yield from region.files.products(service, wanted)
+
+
+def _asked(region: _Region, service: str, wanted: Mapping[str, str]) -> Iterator[Row]:
     filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()]
     with explain_aws_errors("look up prices"):
         pricing = region.cloud.in_region(PRICING_REGION).client("pricing")

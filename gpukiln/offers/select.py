@@ -13,7 +13,10 @@ from gpukiln.catalog.instance_types import InstanceType, instance_types
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError
 from gpukiln.offers import prices
+from gpukiln.offers.estimate import estimate
 from gpukiln.offers.model import Figure, NearMiss, Offer, Request
+
+_Order = tuple[bool, Decimal, tuple[int, ...], int, str]
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,14 @@ class _Lack:
 def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> Answer:
     """What satisfies a request in regions, and what came near.
 
-    Order: price an hour, with those of unknown price last; then the newer GPU; then the smaller
-    machine; then the name.
+    Order: price an hour, where it is not known what is estimated; then the newer GPU; then the smaller
+    machine; then the name. What nothing can be derived for is last, the smallest first.
 
     Args:
         cloud: Whose answers count: aws or embedded.
     """
     offers: list[Offer] = []
-    near: list[tuple[NearMiss, tuple[int, int, int, int]]] = []
+    near: list[tuple[NearMiss, tuple[int, int, int, int], _Order]] = []
     for name, machine in instance_types().items():
         board = gpu(machine.gpu)
         if board.manufacturer != "NVIDIA" and machine.gpu not in request.gpus:
@@ -65,11 +68,14 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
                 offers.append(offer)
             elif (distance := _nearness(request, machine, lacks)) is not None:
                 texts = tuple(one.text for one in lacks)
-                near.append((NearMiss(name, region, texts, offer.on_demand), (*distance, len(lacks))))
+                missed = NearMiss(name, region, texts, offer.on_demand)
+                near.append(
+                    (missed, (*distance, len(lacks)), _order(offer.on_demand or offer.estimate, name))
+                )
     order = {region: place for place, region in enumerate(regions)}
-    offers.sort(key=lambda one: (*_order(one.price, one.instance_type), order[one.region]))
-    near.sort(key=lambda row: (*row[1], *_order(row[0].price, row[0].instance_type), order[row[0].region]))
-    return Answer(tuple(offers), tuple(row for row, _ in near))
+    offers.sort(key=lambda one: (*_order(one.price or one.estimate, one.instance_type), order[one.region]))
+    near.sort(key=lambda row: (*row[1], *row[2], order[row[0].region]))
+    return Answer(tuple(offers), tuple(row for row, *_ in near))
 
 
 def offers_of(
@@ -190,7 +196,9 @@ def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list
         found.append(_Lack("market", "it is not sold as spot"))
     if request.max_price is not None:
         if offer.price is None:
-            found.append(_Lack("market", f"its price is not known, wanted at most {request.max_price}"))
+            about = f" (about {offer.estimate.value} is estimated)" if offer.estimate else ""
+            text = f"its price is not known{about}, wanted at most {request.max_price}"
+            found.append(_Lack("market", text))
         elif offer.price.value > request.max_price:
             text = (
                 f"it costs {offer.price.value} USD/hour ({offer.market}), wanted at most {request.max_price}"
@@ -244,6 +252,9 @@ def _offer(name: str, machine: InstanceType, region: str, request: Request, toda
         request.spot == "auto" and cheapest and (on_demand is None or cheapest.now.value < on_demand.value)
     ):
         market, price = "spot", cheapest.now if cheapest else None
+    guess = None
+    if price is None and machine.status != "retired":
+        guess = estimate(name, region, today, spot=market == "spot", cloud=cloud)
     return Offer(
         instance_type=name,
         region=region,
@@ -261,11 +272,12 @@ def _offer(name: str, machine: InstanceType, region: str, request: Request, toda
         on_demand=on_demand,
         spot=spot,
         zones=() if machine.status == "retired" else prices.offerings(name, region, cloud=cloud),
-        notes=tuple(_notes(machine, market, price)),
+        notes=tuple(_notes(machine)),
+        estimate=guess,
     )
 
 
-def _notes(machine: InstanceType, market: str, price: Figure | None) -> Iterable[str]:
+def _notes(machine: InstanceType) -> Iterable[str]:
     if machine.status == "retired":
         yield f"retired {machine.retired_since}"
     if machine.status == "previous":
@@ -278,13 +290,11 @@ def _notes(machine: InstanceType, market: str, price: Figure | None) -> Iterable
         yield "capacity blocks alone"
     if machine.hypervisor == "none":
         yield "bare metal"
-    if machine.status != "retired" and price is None:
-        yield "spot price not known" if market == "spot" else "price not known"
-    elif price is not None and price.stale:
-        yield "price is old"
 
 
-def _order(price: Figure | None, name: str) -> tuple[bool, Decimal, tuple[int, ...], int, str]:
+def _order(price: Figure | None, name: str) -> _Order:
     machine = instance_types()[name]
+    if price is None:  # nothing says what it costs: fewer GPUs cost less, whatever their age
+        return True, Decimal(0), (machine.gpus,), machine.vcpu, name
     age = tuple(-number for number in version_key(gpu(machine.gpu).cc or "0"))
-    return price is None, price.value if price else Decimal(0), age, machine.vcpu, name
+    return False, price.value, age, machine.vcpu, name

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 
 from gpukiln.catalog.compat import Finding
 from gpukiln.offers.availability import Place
+from gpukiln.offers.cost import Month
 from gpukiln.offers.listing import Checked, Listing, Refused, Row, Shown
 from gpukiln.offers.model import Figure, NearMiss, Offer, SpotPrice
 from gpukiln.offers.refresh import Document
@@ -48,7 +49,7 @@ def offers_table(rows: Sequence[Row], *, all: bool) -> Iterator[RenderableType]:
             f"{offer.memory_mib / 1024:g} GiB",
             f"{offer.local_gb} GB" if offer.local_gb else "-",
             _price(offer),
-            _usd(row.month.usd),
+            _month(row.month),
             "?" if offer.zones is None else str(len(offer.zones)),
             "; ".join(offer.notes),
         )
@@ -57,6 +58,8 @@ def offers_table(rows: Sequence[Row], *, all: bool) -> Iterator[RenderableType]:
         yield f"and {len(rows) - len(shown)} more: --all"
     if prices := sorted({_source(row.offer.price) for row in shown if row.offer.price}):
         yield "prices: " + "; ".join(prices)
+    if guesses := sorted({_source(row.offer.estimate, mark="") for row in shown if row.offer.estimate}):
+        yield "~ estimated, for no price is known: " + "; ".join(guesses)
 
 
 def near_lines(near: Sequence[NearMiss], *, all: bool) -> Iterator[str]:
@@ -145,6 +148,8 @@ def shown_parts(found: Shown) -> Iterator[RenderableType]:
         )
         yield f"  zones: {'not known' if offer.zones is None else ', '.join(offer.zones) or 'none'}"
         yield f"  on demand: {_figure(offer.on_demand)}"
+        if offer.estimate:
+            yield f"  estimated, for no price is known: {_figure(offer.estimate)}"
         yield from (f"  spot in {_spot(one)}" for one in offer.spot)
         yield from _month_lines(row)
         yield from (f"  {note}" for note in offer.notes)
@@ -190,18 +195,22 @@ def _gpus(offer: Offer) -> str:
 
 
 def _price(offer: Offer) -> str:
+    market = " spot" if offer.market == "spot" else ""
     if offer.price is None:
-        return "?"
-    old = "*" if offer.price.stale else ""
-    return f"{offer.price.value}{old}" + (" spot" if offer.market == "spot" else "")
+        return f"~{offer.estimate.value}{market}" if offer.estimate else "?"
+    return f"{offer.price.value}{'*' if offer.price.stale else ''}{market}"
 
 
 def _usd(usd: Decimal | None) -> str:
     return "?" if usd is None else f"{usd:,.2f}"
 
 
-def _source(price: Figure | None) -> str:
-    return f"{'* old, ' if price and price.stale else ''}{price.source} as of {price.as_of}" if price else ""
+def _month(month: Month) -> str:
+    return _usd(month.usd) if month.estimate is None else f"~{_usd(month.estimate)}"
+
+
+def _source(price: Figure | None, mark: str = "* old, ") -> str:
+    return f"{mark if price and price.stale else ''}{price.source} as of {price.as_of}" if price else ""
 
 
 def _figure(price: Figure | None) -> str:
@@ -220,8 +229,10 @@ def _spot(one: SpotPrice) -> str:
 
 
 def _month_lines(row: Row) -> Iterator[str]:
-    yield f"a month of {row.offer.instance_type}: {_usd(row.month.usd)} USD"
-    yield from (f"  {item.name} {_usd(item.usd)}: {item.how}" for item in row.month.items)
+    yield f"a month of {row.offer.instance_type}: {_month(row.month)} USD"
+    for item in row.month.items:
+        usd = _usd(item.usd) if item.estimate is None else f"~{_usd(item.estimate)}"
+        yield f"  {item.name} {usd}: {item.how}"
 
 
 def _image_lines(rows: Iterable[Row]) -> Iterator[str]:

@@ -154,7 +154,9 @@ def wants_gpus(wanted: Workspace) -> bool:
 
 def plan_words(offer: Offer, zone: str) -> str:
     """The offer that was taken, in words."""
-    price = f"{offer.price.value} USD/hour" if offer.price else "no price known"
+    price = "no price known"
+    if figure := offer.price or offer.estimate:
+        price = f"{figure.value} USD/hour" if offer.price else f"about {figure.value} USD/hour (estimated)"
     return f"{offer.instance_type} {offer.market} in {zone}, {price}"
 
 

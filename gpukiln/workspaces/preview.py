@@ -10,8 +10,8 @@ from decimal import Decimal
 from rich.console import RenderableType
 
 from gpukiln.clouds.base import Cloud
-from gpukiln.offers.cost import Use, month
-from gpukiln.offers.model import Choice
+from gpukiln.offers.cost import Month, Use, month
+from gpukiln.offers.model import Choice, Offer
 from gpukiln.progress import Rows
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.lifecycle import Found, only
@@ -30,6 +30,8 @@ class Priced:
         gpu: The GPU's name; empty: it has none.
         usd_hour: None: not known.
         usd_month: Of machine, home and public address, all hours; None: the price of one is not known.
+        estimated_hour: What it probably costs where `usd_hour` is not known; None: it is, or nothing says so.
+        estimated_month: Likewise for `usd_month`.
     """
 
     instance_type: str
@@ -40,6 +42,8 @@ class Priced:
     memory_mib: int
     usd_hour: Decimal | None
     usd_month: Decimal | None
+    estimated_hour: Decimal | None = None
+    estimated_month: Decimal | None = None
 
 
 @dataclass(frozen=True)
@@ -89,22 +93,25 @@ def preview(cloud: Cloud, plan: Plan, today: date) -> Preview:
         cloud.name,
         cloud.region,
         "",
-        tuple(
-            Priced(
-                one.instance_type,
-                one.market,
-                one.gpu,
-                one.gpus,
-                one.vcpu,
-                one.memory_mib,
-                one.price.value if one.price else None,
-                month(one, plan.use, today, cloud=cloud.name).usd,
-            )
-            for one in plan.offers
-        ),
+        tuple(_priced(one, month(one, plan.use, today, cloud=cloud.name)) for one in plan.offers),
         plan.choice,
         plan.verdict,
         plan.use.volume_gb,
+    )
+
+
+def _priced(offer: Offer, costs: Month) -> Priced:
+    return Priced(
+        offer.instance_type,
+        offer.market,
+        offer.gpu,
+        offer.gpus,
+        offer.vcpu,
+        offer.memory_mib,
+        offer.price.value if offer.price else None,
+        costs.usd,
+        offer.estimate.value if offer.estimate else None,
+        costs.estimate,
     )
 
 
@@ -131,12 +138,14 @@ def parts(found: Preview) -> Iterator[RenderableType]:
             str(one.vcpu),
             f"{one.memory_mib / 1024:g} GiB",
             one.market,
-            _usd(one.usd_hour),
-            _usd(one.usd_month),
+            _usd(one.usd_hour, one.estimated_hour),
+            _usd(one.usd_month, one.estimated_month),
         )
     yield table
+    if any(one.estimated_hour is not None for one in found.offers):
+        yield "~ estimated, for no price is known: `invoke offer.list` says from what"
     if rest := found.offers[SHOWN:]:
-        known = [one.usd_hour for one in rest if one.usd_hour is not None]
+        known = [usd for one in rest if (usd := one.usd_hour or one.estimated_hour) is not None]
         most = f"up to {max(known)} USD/hour" if known else "of prices that are not known"
         if known and len(known) < len(rest):
             most += ", some of prices that are not known"
@@ -150,5 +159,7 @@ def parts(found: Preview) -> Iterator[RenderableType]:
             yield f"note: {found.image.trust}"
 
 
-def _usd(usd: Decimal | None) -> str:
-    return "not known" if usd is None else str(usd)
+def _usd(usd: Decimal | None, estimated: Decimal | None) -> str:
+    if usd is None:
+        return "not known" if estimated is None else f"~{estimated}"
+    return str(usd)

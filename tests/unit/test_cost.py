@@ -109,7 +109,7 @@ def test_show_says_what_a_build_cost(on_aws, tmp_path, monkeypatch, capsys):
 
 def test_the_catalogue_of_prices():
     assert machine_price("m5.xlarge", "us-east-1").usd == Decimal("0.192")
-    assert machine_price("g5.xlarge", "us-west-2") is None
+    assert machine_price("g5.xlarge", "us-gov-east-1") is None
     assert snapshot_price("mars-north-1") is None
     for listed in data("prices")["machines"]:
         assert listed["as_of"]

@@ -86,8 +86,23 @@ def test_more_gpus_are_no_advice_where_something_else_is_lacking(offer: Typed) -
 
 
 def test_a_budget_tells_what_it_leaves_out_for_want_of_a_price(offer: Typed) -> None:
-    done = offer("list", "--gpu", "T4:1", "--budget", "600")
-    assert "not known: g4dn.4xlarge in us-west-2, g4dn.8xlarge in us-west-2" in done.stdout
+    done = offer("list", "--gpu", "L40S,RTX-PRO-4500:1", "--budget", "1500")
+    assert "not known: g7.2xlarge in us-west-2, g7.4xlarge in us-west-2" in done.stdout
+
+
+def test_an_estimate_is_marked_and_explained_once(offer: Typed) -> None:
+    """The price of us-east-1 in prices.yaml, 3.36312; a month: 730 hours of it and of an address at 0.005."""
+    done = offer("list", "--gpu", "RTX-PRO-6000:1")
+    rows = [line for line in done.stdout.splitlines() if line.startswith("g7e.")]
+    assert len(rows) == 3
+    assert "~3.36312  ~2,458.73" in rows[0]
+    table, _, rest = done.stdout.partition("a month of")
+    assert table.count("estimated") == 1
+    assert "~ estimated, for no price is known: as in us-east-1 (aws/karpenter" in table
+    assert "machine ~2,455.08: 730 hours, on-demand at about 3.36312 USD/hour, estimated" in rest
+    [first, *_] = json.loads(offer("list", "--gpu", "RTX-PRO-6000:1", "--json").stdout)["offers"]
+    assert (first["offer"]["price"], first["month"]["usd"]) == (None, None)  # nothing is taken for a price
+    assert (first["offer"]["estimate"]["value"], first["month"]["estimate"]) == ("3.36312", "2458.73")
 
 
 def test_what_does_not_run_there_is_refused(offer: Typed) -> None:

@@ -44,15 +44,17 @@ def keep(day=TODAY, **parts):
 def test_the_shipped_data_works_without_a_cache(home):
     found = prices.on_demand("g5.4xlarge", HERE, TODAY)
     assert (found.value, found.unit) == (Decimal("1.624"), "USD/hour")
+    assert (found.age_days, found.stale) == (385, True)
+    found = prices.on_demand("p5.4xlarge", HERE, TODAY)
     assert (found.age_days, found.stale) == (None, True)  # its day is not known
     dated = prices.on_demand("g5.4xlarge", "us-east-1", date(2026, 8, 1))
     assert (dated.as_of, dated.age_days, dated.stale) == ("2026-07-20", 12, False)
     assert prices.on_demand("g5.4xlarge", "us-east-1", date(2026, 8, 20)).stale  # 31 days
-    assert prices.on_demand("g5.4xlarge", "eu-west-1", TODAY) is None
+    assert prices.on_demand("g5.4xlarge", "af-south-1", TODAY) is None
     gp3, address = prices.volume(HERE, TODAY), prices.public_ipv4(HERE, TODAY)
     assert (gp3.value, gp3.unit) == (Decimal("0.08"), "USD/GB-month")
     assert (address.value, address.unit) == (Decimal("0.005"), "USD/hour")
-    assert prices.volume("eu-west-1", TODAY) is prices.public_ipv4("eu-west-1", TODAY) is None
+    assert prices.volume("eu-west-1", TODAY) is prices.public_ipv4("cn-north-1", TODAY) is None
     assert list(home.iterdir()) == []  # to look leaves nothing
 
 
@@ -176,7 +178,38 @@ def test_the_shipped_lists_are_of_known_types_and_whole():
         assert set(row["usd_hour"]) <= set(instance_types())
         assert all(0 < low <= high < 200 for low, high in row["usd_hour"].values())
     for name in ("machines", "spot", "volumes", "public_ipv4", "snapshots"):
-        assert all(row["as_of"] and row["source"] and row["region"] in regions() for row in listed[name])
+        for row in listed[name]:
+            assert row["as_of"]
+            assert row["source"]
+            assert set(row.get("regions") or [row["region"]]) <= regions()
+
+
+# Of AWS's page of prices on demand, 2025-11-03; p5.4xlarge of skypilot-catalog.
+LISTED = [
+    ("g4dn.4xlarge", "us-west-2", "1.204"),
+    ("g5.xlarge", "us-west-2", "1.006"),
+    ("g4dn.xlarge", "us-east-2", "0.526"),
+    ("g4dn.xlarge", "eu-west-1", "0.587"),
+    ("g6e.12xlarge", "eu-central-1", "13.12002"),
+    ("p5.48xlarge", "eu-north-1", "58.8928"),
+    ("p5.4xlarge", "eu-west-2", "8.944"),
+]
+
+
+@pytest.mark.parametrize(("name", "region", "usd"), LISTED)
+def test_prices_are_shipped_of_other_regions_than_the_first(name, region, usd):
+    assert str(prices.on_demand(name, region, TODAY).value) == usd
+
+
+def test_no_region_that_offers_gpus_is_without_a_price():
+    unpriced = set()
+    for region in shipped.regions():
+        there = {name for name in instance_types() if shipped.zone_ids(name, region)}
+        without = {name for name in there if prices.on_demand(name, region, TODAY) is None}
+        assert not there or there - without or region == "ap-south-2", region  # no source lists that one
+        if region in {"us-east-1", "us-east-2", "us-west-2", "eu-central-1", "eu-west-1"}:
+            unpriced |= {name.partition(".")[0] for name in without}
+    assert unpriced == {"g7", "g7e", "p5e"}  # newer than the lists; p5e has no price on demand anywhere
 
 
 def test_the_shipped_zones_are_generated():

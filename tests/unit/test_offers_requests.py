@@ -135,7 +135,9 @@ OFFERED: list[tuple[str, dict[str, Any], str, int]] = [
     ("H200:8", {"regions": (WEST,)}, "p5en.48xlarge", 2),  # p5e has no price, so it comes last
     ("24GiB..:1", {"regions": (WEST,), "spot": "auto"}, "g6e.xlarge", 12),
     ("T4:1", {"regions": ("af-south-1",), "cpu": 64}, "g4dn.16xlarge", 1),
-    ("T4:1", {"regions": ("eu-west-1",)}, "g4dn.xlarge", 5),  # no prices there: the smallest first
+    ("T4:1", {"regions": ("eu-west-1",)}, "g4dn.xlarge", 5),
+    ("T4:1", {"regions": (WEST,), "cpu": 16, "memory": "64GiB"}, "g4dn.4xlarge", 3),
+    ("RTX-PRO-6000,L40S:1:90GB..", {"regions": (WEST,)}, "g7e.2xlarge", 3),  # estimated
     ("A100:8", {"regions": ("eu-west-1",)}, "p4d.24xlarge", 1),
 ]
 
@@ -145,7 +147,8 @@ def test_the_best_machine_for_a_request(gpu: str, options: dict[str, Any], first
     offers = answer(gpu, options).offers
     assert offers, (gpu, options)
     assert (offers[0].instance_type, len(offers)) == (first, many), [one.instance_type for one in offers]
-    prices = [one.price.value if one.price else Decimal("Infinity") for one in offers]
+    known = [one.price or one.estimate for one in offers]
+    prices = [one.value if one else Decimal("Infinity") for one in known]
     assert prices == sorted(prices)
 
 
@@ -193,7 +196,12 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("T4:1", {"max_price": "0.525"}, {"g4dn.xlarge": "costs 0.526 USD/hour"}),
     ("T4:1", {"cpu": 8, "memory": "32GiB", "max_price": "0.751"}, {"g4dn.2xlarge": "costs 0.752"}),
     ("H200:8", {"max_price": "63.29"}, {"p5en.48xlarge": "costs 63.296"}),
-    ("T4:1", {"regions": ("eu-west-1",), "max_price": "5"}, {"g4dn.xlarge": "price is not known"}),
+    ("H200:8", {"regions": ("us-west-2",), "max_price": "5"}, {"p5e.48xlarge": "price is not known, wanted"}),
+    (
+        "RTX-PRO-4500:1",
+        {"regions": ("us-west-2",), "max_price": "5"},
+        {"g7.2xlarge": "price is not known (about 2.52 is estimated), wanted at most 5"},
+    ),
     # not there
     ("L4:1", {"regions": ("eu-west-1",)}, {"g6.xlarge": "not offered in eu-west-1"}),
     ("H100:1", {"regions": ("us-west-1",)}, {"p5.4xlarge": "not offered in us-west-1"}),

@@ -1,0 +1,116 @@
+"""What a machine probably costs where no price is known: for the order of offers, and marked as estimated.
+
+The best that is known, in this order: the price of the same type in another region; that of another size of
+its family; and for spot the price on demand, above which no spot instance is charged unless somebody allows
+more (EC2 user guide, "Spot Instances": the default maximum price is the on-demand price).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from statistics import median
+
+from gpukiln.catalog.instance_types import InstanceType, instance_types
+from gpukiln.catalog.prices import priced_regions
+from gpukiln.errors import UsageError
+from gpukiln.offers import prices
+from gpukiln.offers.model import Figure
+
+DIGITS = Decimal("0.0001")
+Known = Callable[[str, str], Figure | None]  # what is known of a type in a region
+
+
+def estimate(name: str, region: str, today: date, *, spot: bool = False, cloud: str = "aws") -> Figure | None:
+    """What a machine of the catalogue probably costs an hour, with what that is derived from as its source.
+
+    Args:
+        spot: Of a spot instance, in the cheapest zone.
+
+    Returns:
+        None where nothing of its family is known in any region.
+    """
+
+    def on_demand(of: str, where: str) -> Figure | None:
+        return prices.on_demand(of, where, today, cloud=cloud)
+
+    def cheapest(of: str, where: str) -> Figure | None:
+        found = [one.now for one in prices.spot(of, where, today, cloud=cloud)]
+        return min(found, key=lambda one: one.value, default=None)
+
+    def larger(of: str, than: str) -> Decimal | None:
+        """How much dearer one is than the other on demand, which spot prices follow better than vCPUs."""
+        one, other = on_demand(of, region), on_demand(than, region)
+        return one.value / other.value if one and other else None
+
+    known = cheapest if spot else on_demand
+    found = _elsewhere(name, region, known) or _in_family(name, region, known, larger)
+    if found is None and spot:
+        most = on_demand(name, region) or estimate(name, region, today, cloud=cloud)
+        return replace(most, source=f"at most the price on demand ({most.source})") if most else None
+    return found
+
+
+def _elsewhere(name: str, region: str, known: Known) -> Figure | None:
+    """The newest price of the type in another region, at the level of prices of this one."""
+    found: list[tuple[str, Figure]] = []
+    for other in priced_regions():
+        if other == region:
+            continue
+        try:
+            price = known(name, other)
+        except UsageError:  # what that region answered is damaged: it is no reason to refuse this one
+            continue
+        if price:
+            found.append((other, price))
+    if not found:
+        return None
+    never = max((price.age_days or 0) for _, price in found) + 1  # of words: older than what has a day
+    there, price = min(found, key=lambda one: never if one[1].age_days is None else one[1].age_days)
+    level = _level(name, region, there, known)
+    if level == 1:
+        return replace(price, source=f"as in {there} ({price.source})")
+    value = (price.value * level).quantize(DIGITS)
+    return replace(price, value=value, source=f"{level.normalize():f} times {there} ({price.source})")
+
+
+def _level(name: str, here: str, there: str, known: Known) -> Decimal:
+    """How prices of a region compare with those of another: the median, of the family where it has any."""
+    ratios: dict[str, Decimal] = {}
+    for other in instance_types():
+        if (ours := known(other, here)) and (theirs := known(other, there)):
+            ratios[other] = ours.value / theirs.value
+    family = [ratio for other, ratio in ratios.items() if _family(other) == _family(name)]
+    return median(family or list(ratios.values()) or [Decimal(1)]).quantize(DIGITS)
+
+
+def _in_family(
+    name: str, region: str, known: Known, larger: Callable[[str, str], Decimal | None]
+) -> Figure | None:
+    """The price of the nearest size of the family: of those with as many GPUs, the nearest in vCPUs."""
+    machine = instance_types()[name]
+    gpus = machine.gpus * machine.gpu_fraction
+
+    def far(row: tuple[str, InstanceType, Figure]) -> tuple[bool, int, str]:
+        other, has, _ = row
+        return has.gpus * has.gpu_fraction != gpus, abs(has.vcpu - machine.vcpu), other
+
+    sizes = [
+        (other, has, price)
+        for other, has in instance_types().items()
+        if other != name and _family(other) == _family(name)
+        if (price := known(other, region) or _elsewhere(other, region, known))
+    ]
+    if not sizes:
+        return None
+    other, has, price = min(sizes, key=far)
+    ratio = larger(name, other)
+    value = (price.value * (ratio or Decimal(machine.vcpu) / has.vcpu)).quantize(DIGITS)
+    how = "price on demand" if ratio else "vCPU"
+    return replace(price, value=value, source=f"by {how} from {other} ({price.source})")
+
+
+def _family(name: str) -> str:
+    return name.partition(".")[0]

@@ -30,6 +30,9 @@ OWN = (
 # Of these prefixes the labels are set by kubelets, clouds and feature discovery: which of them we don't know
 # of a type is no reason to say that nobody sets it.
 SET_BY_OTHERS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
+# What feature discovery adds to the product of GPUs that several pods share; before it, with the strategy
+# `single`, stands -MIG-PROFILE (NVIDIA/k8s-device-plugin:internal/lm/resource.go).
+SHARED = "-SHARED"
 NO_FORM = (AttributeError, KeyError, TypeError, ValueError)  # what reading another form raises
 TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 
@@ -69,7 +72,7 @@ class Pool:
         if self.anything and products and all(map(_is_elsewhere, products)):
             return  # a machine of one's own, of which nothing is known
         for name in self.types:
-            node = _node(self, name)
+            node = self._divided(_node(self, name), products)
             known = node["metadata"]["labels"]
             more = {
                 key: found
@@ -77,6 +80,23 @@ class Pool:
                 if (key in self.choices or key not in known) and (found := self._answer(key, values))
             }
             yield name, _with(node, more) if more else node
+
+    def _divided(self, node: Manifest, products: Sequence[str]) -> Manifest:
+        """The node with its GPUs in parts, where a pod asks for some: the plugin's configuration decides."""
+        whole = node["metadata"]["labels"].get(machines.PRODUCT)
+        if not whole or machines.PRODUCT in self.labels or whole in products:
+            return node
+        for one in products:
+            bare, _, profile = one.removesuffix(SHARED).partition("-MIG-")
+            parts = node["status"]["allocatable"].get(f"nvidia.com/mig-{profile}")
+            if bare == whole and (parts if profile else one.endswith(SHARED)):
+                many = str(machines.UNKNOWN) if one.endswith(SHARED) else parts
+                room = {**node["status"]["allocatable"], GPU: many}
+                return {
+                    **_with(node, {machines.PRODUCT: one}),
+                    "status": {"allocatable": room, "capacity": room},
+                }
+        return node
 
     def _answer(self, key: str, wanted: Sequence[str]) -> str:
         """The value of a label that a pod asks for, where a node of the pool may bear it."""
@@ -242,7 +262,7 @@ def _node(pool: Pool, name: str) -> Manifest:
 
 @cache
 def _is_elsewhere(product: str) -> bool:
-    return machines.is_elsewhere(product.removesuffix("-SHARED"))
+    return machines.is_elsewhere(product.removesuffix(SHARED).partition("-MIG-")[0])
 
 
 def _with(node: Manifest, labels: Mapping[str, str]) -> Manifest:

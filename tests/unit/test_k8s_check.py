@@ -232,6 +232,39 @@ def test_what_people_mean_by_values_that_a_chart_has_not_is_judged_too() -> None
     assert "template.spec.containers" in next(one.fix for one in report.findings if one.line == 1)
 
 
+@pytest.mark.parametrize("selector", ["karpenter.sh/capacity-type: SPOT", "accelerator: nvidia-tesla-t4"])
+def test_a_pod_whose_selector_is_wrong_is_not_said_to_run(selector: str) -> None:
+    text = GOOD.replace("spec:\n", f"spec:\n  nodeSelector: {{{selector}}}\n", 1)
+    [placed] = judged(text).placed
+    assert placed.on == ()
+    assert [selector in one.why for one in placed.not_on] == [True]
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    key, _, value = selector.partition(": ")
+    term = (
+        f"{{weight: 1, preference: {{matchExpressions: [{{key: {key}, operator: In, values: [{value}]}}]}}}}"
+    )
+    affinity = f"spec:\n  affinity: {{nodeAffinity: {{{preferred}: [{term}]}}}}\n"
+    [placed] = judged(GOOD.replace("spec:\n", affinity, 1)).placed
+    assert "g4dn.xlarge" in placed.on
+
+
+@pytest.mark.parametrize(
+    ("resource", "found", "fix"),
+    [
+        ("mig-1g.11gb", "no GPU has a MIG profile 1g.11gb", "1g.10gb"),
+        ("mig-1g.5gb", "p4d.24xlarge comes nearest", "NVIDIA-A100-SXM4-40GB"),
+    ],
+)
+def test_advice_on_a_mig_profile_is_about_mig(resource: str, found: str, fix: str) -> None:
+    # A p4d.24xlarge has 8 A100, each of 7 instances of 1g.5gb (NVIDIA, MIG user guide).
+    text = (POD % 57).replace("gpu: 57", f"{resource}: 57")
+    text = text.replace("spec:\n", "spec:\n  tolerations: [{key: nvidia.com/gpu, operator: Exists}]\n", 1)
+    [finding] = [one for one in judged(text).findings if one.rule == "fits-no-machine"]
+    assert found in finding.found
+    assert fix in finding.fix
+    assert "g4dn" not in finding.found + finding.fix
+
+
 def test_documents_are_read_block_by_block() -> None:
     text = f"""\
 # GPUs

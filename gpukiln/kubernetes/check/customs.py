@@ -164,7 +164,6 @@ _CLUSTER_QUEUE = _form(
     concurrentAdmission={"type": "object"},
 )
 _LOCAL_QUEUE = _form(
-    "clusterQueue",
     clusterQueue=TEXT,
     stopPolicy=TEXT,
     fairSharing={"type": "object"},
@@ -202,7 +201,7 @@ FORMS: dict[tuple[str, str], Schema] = {
     ("karpenter.k8s.aws/v1", "EC2NodeClass"): _object(_NODE_CLASS),
     **{(api, "ResourceFlavor"): _object(_FLAVOR) | {"required": []} for api in _QUEUES},
     **{(api, "ClusterQueue"): _object(_CLUSTER_QUEUE) for api in _QUEUES},
-    **{(api, "LocalQueue"): _object(_LOCAL_QUEUE) for api in _QUEUES},
+    **{(api, "LocalQueue"): _object(_LOCAL_QUEUE) | {"required": []} for api in _QUEUES},
     **{(api, "Cohort"): _object(_COHORT) | {"required": []} for api in _QUEUES},
     **{
         (api, "WorkloadPriorityClass"): _form(

@@ -23,6 +23,9 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.typed import strict, unknown
 
 SCHEMA = "k8s.check/1"
+# Rules on labels that no node bears: a pod that breaks one is not said to run where the label is.
+NOWHERE = ("label-by-hand", "spot-label", "spot-value", "type-retired")
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 
@@ -135,6 +138,7 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
     """
     chosen, skipped = choose(only, skip)
     findings: list[Finding] = []
+    nowhere: dict[int, str] = {}
     left: dict[tuple[str, str], int] = dict.fromkeys(skipped.items(), 0)
     for subject in _subjects(reading):
         for rule in chosen:
@@ -145,6 +149,8 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
             for fault in rule.judge(subject, context):
                 reason = skipped.get(rule.id, _annotated(subject, rule))
                 if reason is None:
+                    if rule.id in NOWHERE and PREFERRED not in fault.path:
+                        nowhere.setdefault(id(subject), fault.text)
                     findings.append(_finding(rule, subject, fault))
                 else:
                     left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
@@ -160,7 +166,9 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
         tuple(findings),
         tuple(unchecked),
         tuple(Skipped(name, reason, many) for (name, reason), many in sorted(left.items())),
-        placed(reading.workloads, context.places),
+        placed(
+            reading.workloads, context.places, {key: (context.where, why) for key, why in nowhere.items()}
+        ),
         Counts(
             files=len(reading.files),
             objects=sum(one.role == "object" for one in reading.things),

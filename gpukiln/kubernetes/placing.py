@@ -44,7 +44,9 @@ def asked(spec: Spec) -> int:
 def requests(spec: Spec) -> dict[str, Decimal]:
     """What a pod takes of a node: its containers together, or one of those that prepare it, and its overhead.
 
-    A container that prepares and stays (restartPolicy Always) counts with the others (KEP 753).
+    A container that prepares and stays (restartPolicy Always) counts with the others (KEP 753). What the pod
+    itself asks for takes the place of what its containers do; of a limit alone that is so where they ask for
+    nothing (KEP 2837, pkg/apis/core/v1/defaults.go).
     """
     total: dict[str, Decimal] = {}
     peak: dict[str, Decimal] = {}
@@ -57,6 +59,8 @@ def requests(spec: Spec) -> dict[str, Decimal]:
     for one in spec.get("containers") or ():
         _add(total, _of(one))
     _most(total, peak)
+    own, most = (_part(spec, "resources", side) for side in ("requests", "limits"))
+    total |= {key: amount(value) for key, value in {**most, **own}.items() if key in own or key not in total}
     _add(total, {key: amount(value) for key, value in _part(spec, "overhead").items()})
     return total
 

@@ -13,9 +13,9 @@ from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
-from gpukiln.kubernetes import machines
+from gpukiln.kubernetes import machines, node_classes
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms
+from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms, shown
 from gpukiln.parsing import is_whole
 
 CAPACITY = "karpenter.sh/capacity-type"
@@ -49,6 +49,7 @@ class Pool:
         anything: Whether nothing else is known of its nodes' labels.
         nodes: Live nodes instead of types.
         driver: NVIDIA driver of its image, where it is known.
+        node_class: Spec of its EC2NodeClass, where it is known.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Pool:
     anything: bool = False
     nodes: tuple[Manifest, ...] = field(default=(), hash=False)
     driver: str = ""
+    node_class: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def candidates(self, spec: Spec) -> Iterable[tuple[str, Manifest]]:
         """Each type, or live node, with a node as a pod would find it."""
@@ -80,6 +82,16 @@ class Pool:
                 if (key in self.choices or key not in known) and (found := self._answer(key, values))
             }
             yield name, _with(node, more) if more else node
+
+    def beyond_limits(self, name: str) -> list[str]:
+        """Of what one node of a type has more than the pool may have in all: Karpenter starts none of it."""
+        cpu, memory = machines.capacity(name)
+        has = {"cpu": cpu, "memory": memory, GPU: machines.allocatable(name)[GPU]}
+        return [
+            f"it has {shown(key, has[key])} of {key}, and the pool's limit is {shown(key, limit)}"
+            for key, limit in self.limits.items()
+            if has[key] > limit
+        ]
 
     def _divided(self, node: Manifest, products: Sequence[str]) -> Manifest:
         """The node with its GPUs in parts, where a pod asks for some: the plugin's configuration decides."""
@@ -123,11 +135,16 @@ def pools_in(objects: Iterable[Mapping[str, Any]], driver: str = "") -> tuple[Po
 
     One that has not the form of its kind starts no node, and is none: the schema's faults say what it lacks.
     """
-    found: list[Pool] = []
-    for one in objects:
+    every, found = list(objects), list[Pool]()
+    classes = {}
+    for one in every:
+        if one.get("kind") == "EC2NodeClass":
+            with contextlib.suppress(*NO_FORM):
+                classes[str(one["metadata"]["name"])] = dict(one["spec"])
+    for one in every:
         if one.get("kind") == "NodePool" and str(one.get("apiVersion", "")).startswith("karpenter.sh/"):
             with contextlib.suppress(*NO_FORM):
-                found.append(_of_karpenter(one, driver))
+                found.append(_of_karpenter(one, classes, driver))
         elif one.get("kind") == "ClusterConfig":
             for key in ("managedNodeGroups", "nodeGroups"):
                 groups = one.get(key)
@@ -153,7 +170,7 @@ def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
     return Pool("nodes of the cluster", nodes=tuple(offering), driver=min(drivers, default=""))
 
 
-def _of_karpenter(one: Mapping[str, Any], driver: str) -> Pool:
+def _of_karpenter(one: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any]], driver: str) -> Pool:
     """A NodePool, API karpenter.sh/v1."""
     template = one.get("spec", {}).get("template", {})
     spec = template.get("spec", {})
@@ -182,6 +199,7 @@ def _of_karpenter(one: Mapping[str, Any], driver: str) -> Pool:
         _taints(spec.get("taints") or ()),
         {key: value for key, value in limits.items() if key in ("cpu", "memory", GPU)},
         driver=driver,
+        node_class=classes.get(str(spec.get("nodeClassRef", {}).get("name")), {}),
     )
 
 
@@ -247,7 +265,8 @@ def _wanted(spec: Spec) -> dict[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=4096)
 def _node(pool: Pool, name: str) -> Manifest:
-    room = {key: str(value) for key, value in machines.allocatable(name).items()}
+    known = node_classes.allocatable(name, pool.node_class) if pool.node_class else machines.allocatable(name)
+    room = {key: str(value) for key, value in known.items()}
     labels = {
         **machines.labels(name),
         **{key: values[0] for key, values in pool.choices.items()},

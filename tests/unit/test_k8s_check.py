@@ -248,6 +248,75 @@ def test_a_pod_whose_selector_is_wrong_is_not_said_to_run(selector: str) -> None
     assert "g4dn.xlarge" in placed.on
 
 
+POOL = """\
+apiVersion: karpenter.sh/v1
+kind: NodePool
+metadata: {name: gpu}
+spec:
+  limits: {%s}
+  template:
+    spec:
+      nodeClassRef: {group: karpenter.k8s.aws, kind: EC2NodeClass, name: gpu}
+      requirements:
+        - {key: node.kubernetes.io/instance-type, operator: In, values: [g4dn.xlarge, g4dn.2xlarge]}
+---
+apiVersion: karpenter.k8s.aws/v1
+kind: EC2NodeClass
+metadata: {name: gpu}
+spec: {amiFamily: AL2023, %s}
+---
+"""
+
+
+@pytest.mark.parametrize(
+    ("limits", "of_class", "asked", "on"),
+    [
+        # A g4dn.xlarge has 4 vCPU, 16 GiB and 125 GB of NVMe, a g4dn.2xlarge twice that and 225 GB (EC2).
+        ("cpu: 100", "", {"cpu": "3"}, ["g4dn.xlarge", "g4dn.2xlarge"]),
+        ("cpu: 4", "", {"cpu": "3"}, ["g4dn.xlarge"]),
+        ("memory: 20Gi", "", {"cpu": "3"}, ["g4dn.xlarge"]),
+        ("", "", {"ephemeral-storage": "16Gi"}, ["g4dn.xlarge", "g4dn.2xlarge"]),  # 20, less 10 % and 1
+        ("", "", {"ephemeral-storage": "18Gi"}, []),
+        (
+            "",
+            "blockDeviceMappings: [{deviceName: /dev/xvda, ebs: {volumeSize: 100Gi}}]",
+            {"ephemeral-storage": "89Gi"},
+            ["g4dn.xlarge", "g4dn.2xlarge"],
+        ),
+        ("", "instanceStorePolicy: RAID0", {"ephemeral-storage": "150G"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {maxPods: 2}", {"cpu": "1"}, []),  # aws-node and kube-proxy are there first
+        ("", "kubelet: {maxPods: 3}", {"cpu": "1"}, ["g4dn.xlarge", "g4dn.2xlarge"]),
+        ("", "kubelet: {podsPerCore: 1}", {"cpu": "1"}, ["g4dn.xlarge", "g4dn.2xlarge"]),
+        ("", "kubelet: {systemReserved: {cpu: 500m}}", {"cpu": "3500m"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {kubeReserved: {cpu: '1'}}", {"cpu": "3500m"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {kubeReserved: {memory: 4Gi}}", {"memory": "12Gi"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {evictionHard: {memory.available: 25%}}", {"memory": "12Gi"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {maxPods: 'eniPods - 1'}", {"cpu": "1"}, ["g4dn.xlarge", "g4dn.2xlarge"]),
+    ],
+)
+def test_what_a_pool_and_its_class_leave_for_pods(
+    limits: str, of_class: str, asked: dict[str, str], on: list[str]
+) -> None:
+    resources = json.dumps({"requests": asked, "limits": {"nvidia.com/gpu": "1"}})
+    pod = GOOD.replace("{limits: {nvidia.com/gpu: 1, memory: 1Gi, cpu: 1}}", resources)
+    [placed] = judged(POOL % (limits, of_class) + pod).placed
+    assert list(placed.on) == on
+
+
+@pytest.mark.parametrize(
+    ("of_pod", "on"),
+    [
+        ("{requests: {cpu: '5'}}", ["g4dn.2xlarge"]),
+        ("{limits: {memory: 20Gi}}", ["g4dn.xlarge", "g4dn.2xlarge"]),  # the containers ask for less
+        ("{requests: {memory: 2Gi}}", ["g4dn.xlarge", "g4dn.2xlarge"]),
+    ],
+)
+def test_what_a_pod_itself_asks_for_counts(of_pod: str, on: list[str]) -> None:
+    text = GOOD.replace("spec:\n", f"spec:\n  resources: {of_pod}\n", 1)
+    [placed] = judged(POOL % ("", "") + text).placed
+    assert list(placed.on) == on
+
+
 @pytest.mark.parametrize(
     ("resource", "found", "fix"),
     [

@@ -81,6 +81,7 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[P
             if key in wanted and wanted[key] > limit
         ]
         for name, node in pool.candidates(spec):
+            beyond = [] if pool.nodes else pool.beyond_limits(name)
             left = _left(node, daemons)
             known = {
                 key: value
@@ -90,7 +91,13 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[P
             }
             if shares and not pool.nodes:
                 known.pop(GPU, None)
-            found.append(Place(pool, name, (*why_not(spec, node, left, known), *over)))
+            found.append(
+                Place(
+                    pool,
+                    name,
+                    (*why_not(spec, node, left, known), *over, *(Problem("room", one) for one in beyond)),
+                )
+            )
     return found
 
 

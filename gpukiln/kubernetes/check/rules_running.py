@@ -120,8 +120,9 @@ def job_deadline(workload: Workload, _: Context) -> Iterator[Fault]:
     fragments=False,
 )
 def memory_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+    of_pod = mapping(at(workload.pod, ("resources", "limits")))
     for container in workload.containers:
-        if container.gpu_keys and "memory" not in container.limits:
+        if container.gpu_keys and "memory" not in {**of_pod, **container.limits}:
             yield Fault(f"{container.name} has no memory limit", workload.at(*container.where))
 
 
@@ -136,8 +137,10 @@ def memory_limit(workload: Workload, _: Context) -> Iterator[Fault]:
     fragments=False,
 )
 def cpu_request(workload: Workload, _: Context) -> Iterator[Fault]:
+    of_pod = mapping(workload.pod.get("resources"))
+    asked = {*mapping(of_pod.get("requests")), *mapping(of_pod.get("limits"))}
     for container in workload.containers:
-        if container.gpu_keys and not {"cpu"} & {*container.requests, *container.limits}:
+        if container.gpu_keys and "cpu" not in {*asked, *container.requests, *container.limits}:
             yield Fault(f"{container.name} asks for no CPU", workload.at(*container.where))
 
 

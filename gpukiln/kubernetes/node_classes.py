@@ -1,4 +1,4 @@
-"""What an EC2NodeClass leaves for pods on a node of an instance type, as Karpenter counts before there is one.
+"""What an EC2NodeClass leaves for pods on a node of an instance type, as Karpenter counts before it has one.
 
 Facts: aws/karpenter-provider-aws:pkg/providers/instancetype/types.go at v1.14. A value that is an expression
 (CEL) is not evaluated: there the default counts.

@@ -18,6 +18,7 @@ from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms, shown
 from gpukiln.parsing import is_whole
 
+ZONE = "topology.kubernetes.io/zone"
 CAPACITY = "karpenter.sh/capacity-type"
 CAPACITIES = ("on-demand", "reserved", "spot")
 # What each node gets for itself, whatever its pool says.
@@ -227,6 +228,7 @@ def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
             **({"node-lifecycle": "spot"} if spot and not managed else {}),
             **labels,
         },
+        choices={ZONE: tuple(map(str, zones))} if (zones := group.get("availabilityZones")) else {},
         taints=_taints(taints),
         driver=driver,
     )

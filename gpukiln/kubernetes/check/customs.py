@@ -161,7 +161,7 @@ _CLUSTER_QUEUE = _form(
     stopPolicy={"enum": ["None", "Hold", "HoldAndDrain"]},
     fairSharing={"type": "object"},
     admissionScope={"type": "object"},
-    concurrentAdmission={"type": "object"},
+    concurrentAdmissionPolicy={"type": "object"},
 )
 _LOCAL_QUEUE = _form(
     clusterQueue=TEXT,

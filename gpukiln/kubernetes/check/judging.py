@@ -24,7 +24,7 @@ from gpukiln.typed import strict, unknown
 
 SCHEMA = "k8s.check/1"
 # Rules on labels that no node bears: a pod that breaks one is not said to run where the label is.
-NOWHERE = ("label-by-hand", "spot-label", "spot-value", "type-retired")
+NOWHERE = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
+from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines, node_classes
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms, shown
@@ -160,6 +161,19 @@ def _taints(listed: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...
         {"key": str(one["key"]), "value": str(one.get("value") or ""), "effect": str(one["effect"])}
         for one in listed
     )
+
+
+def other_types(node_pool: Mapping[str, Any]) -> list[str]:
+    """Types in the catalogue that a NodePool may start, too, and that have no whole GPU of NVIDIA."""
+    listed = node_pool.get("spec", {}).get("template", {}).get("spec", {}).get("requirements") or ()
+    requirements = [rule for rule in listed if isinstance(rule, Mapping)]
+    return [
+        name
+        for name, machine in instance_types().items()
+        if machine.status != "retired"
+        and name not in machines.sold()
+        and all(_allows(rule, machines.labels(name)) for rule in requirements)
+    ]
 
 
 def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:

@@ -206,6 +206,13 @@ def test_a_scratch_is_asked_of_the_node_once_for_all():
     ] == str(2 * 2**30)
 
 
+def test_a_space_in_an_amount_is_not_rendered():
+    limits = pod_of(scratch="1Gi :/a", resource=["vpc.amazonaws.com/efa= 4"])["containers"][0]["resources"][
+        "limits"
+    ]
+    assert (limits["ephemeral-storage"], limits["vpc.amazonaws.com/efa"]) == ("1Gi", "4")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said", "hint"),
     [

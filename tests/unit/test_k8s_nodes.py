@@ -108,6 +108,7 @@ def test_a_second_run_says_what_changed(nodes, tmp_path):
         ([*KARPENTER, "--base", "debian-12"], 2, "no kubelet"),
         ([*KARPENTER, "--base", "eks-al2032"], 2, "eks-al2023"),
         ([*KARPENTER, "--base", "eks-ubuntu-24.04"], 2, "no --dns-ip"),
+        ([*KARPENTER, "--base", "eks-ubuntu-24.04", "--dns-ip", "10.100.0.999"], 2, "is no address"),
         ([*KARPENTER, "--min", "1"], 2, "--keep N"),
         ([*KARPENTER, "--max", "0"], 2, "--max 1 or more"),
         ([*BASE, "karpenter", "--instance-type", "p4d.24xlarge", "--max", "4"], 2, "counts GPUs"),

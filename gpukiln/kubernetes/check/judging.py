@@ -9,6 +9,7 @@ from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, Fault, Rule, Severity
 from gpukiln.kubernetes.check.rules_form import unserved
+from gpukiln.kubernetes.check.rules_running import PREFERRED
 from gpukiln.kubernetes.check.schema import known
 from gpukiln.kubernetes.check.workload import (
     Broken,
@@ -25,7 +26,6 @@ from gpukiln.typed import strict, unknown
 SCHEMA = "k8s.check/1"
 # Rules on labels that no node bears: a pod that breaks one is not said to run where the label is.
 NOWHERE = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
-PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 

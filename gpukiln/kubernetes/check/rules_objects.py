@@ -25,11 +25,10 @@ from gpukiln.kubernetes.check.workload import (
     sequence,
 )
 from gpukiln.kubernetes.placing import GPU
-from gpukiln.kubernetes.pools import pools_in
+from gpukiln.kubernetes.pools import other_types, pools_in
 from gpukiln.kubernetes.quantity import quantity
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs"
-PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 FAMILY = re.compile(r"(?:p|g|gr)(?:\d.*)?")  # of instance types with GPUs, and their categories
 REQUIREMENTS: Path = ("spec", "template", "spec", "requirements")
 
@@ -70,7 +69,8 @@ def nodepool_limit_below_machine(thing: Thing, _: Context) -> Iterator[Fault]:
         return
     for pool in pools_in([thing.object]):
         limits = {key: value for key, value in pool.limits.items() if value > 0}  # 0 closes a pool
-        beyond = {name: pool.beyond_limits(name) for name in pool.types}
+        types = (*pool.types, *other_types(thing.object))
+        beyond = {name: pool.beyond_limits(name) for name in types}
         if len(limits) == len(pool.limits) and limits and all(beyond.values()):
             nearest = min(beyond, key=lambda name: len(beyond[name]))
             yield Fault(f"{nearest}: {'; '.join(beyond[nearest])}", ("spec", "limits"))
@@ -265,6 +265,6 @@ def karpenter_old_annotation(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="karpenter.sh/nodepool: NAME",
 )
 def karpenter_old_label(workload: Workload, _: Context) -> Iterator[Fault]:
-    for path, key, values in selected(workload):
-        if key == OLD_LABEL and PREFERRED not in path:
+    for path, key, values in selected(workload, required=True):
+        if key == OLD_LABEL:
             yield Fault(f"{key}: {', '.join(values)}; now karpenter.sh/nodepool", path)

@@ -14,6 +14,7 @@ from gpukiln.kubernetes.quantity import quantity
 TRAINS = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
 LAUNCHES = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
 SHM = "/dev/shm"  # noqa: S108 - of a container
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
 
 
@@ -179,12 +180,16 @@ NOT_SPOT = (
 )
 
 
-def selected(workload: Workload) -> Iterator[tuple[Path, str, list[str]]]:
-    """Path, label and wanted values of all that a pod selects nodes by, required and preferred."""
+def selected(workload: Workload, *, required: bool = False) -> Iterator[tuple[Path, str, list[str]]]:
+    """Path, label and wanted values of all that a pod selects nodes by.
+
+    Args:
+        required: Leave out what it only prefers.
+    """
     for key, value in mapping(workload.pod.get("nodeSelector")).items():
         yield workload.at("nodeSelector", key), key, [str(value)]
     for path, one in expressions(workload):
-        if one.get("operator", "In") == "In":
+        if one.get("operator", "In") == "In" and not (required and PREFERRED in path):
             yield path, str(one.get("key")), [str(value) for value in sequence(one.get("values"))]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpukiln.kubernetes.check.fit import judged
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules_running import selected
 from gpukiln.kubernetes.check.workload import Path, Thing, Workload, at, mapping, sequence
 from gpukiln.kubernetes.pools import ZONE, Pool
 from gpukiln.parsing import is_whole
@@ -124,6 +125,10 @@ def volume_zone(workload: Workload, context: Context) -> Iterator[Fault]:
             yield Fault(text, where)
             return
         both &= zones
+    for key, values in ((key, {*values}) for _, key, values in selected(workload, required=True)):
+        if key in ZONES and not values & both:
+            yield Fault(f"{claim.name} is in {_listed(both)}, the pod selects {key}: {_listed(values)}", path)
+            return
     pools = {one.pool.name: _of_pool(one.pool) for one in context.places(workload) if not one.problems}
     if pools and all(zones and "" not in zones and not zones & both for zones in pools.values()):
         where_pools = ", ".join(f"{name} in {_listed(zones)}" for name, zones in pools.items())

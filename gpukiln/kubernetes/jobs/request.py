@@ -421,7 +421,7 @@ def _mounts(caches: Sequence[str], scratches: Sequence[str]) -> tuple[Mount, ...
         if not path.startswith("/"):
             raise UsageError(f"--scratch {text!r}, wanted SIZE:/PATH", hint="200Gi:/scratch")
         amount(size, "--scratch", "200Gi:/scratch")
-        found.append(Mount(path, size=size))
+        found.append(Mount(path, size=size.strip()))
     for one in found:
         for path in (one.path, one.source):
             if ".." in path.split("/"):
@@ -496,7 +496,7 @@ def _resources(resources: Mapping[str, str] | Sequence[str], *, scratch: bool) -
             raise UsageError(f"--resource {name}={value}: wanted a whole number")
         if page and many % (quantity(page) or 1):
             raise UsageError(f"--resource {name}={value}: wanted whole pages of {page}")
-        found[name] = value
+        found[name] = value.strip()
     return tuple(found.items())
 
 

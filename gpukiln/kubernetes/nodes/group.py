@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from datetime import date
+from ipaddress import ip_address
 from typing import Literal, get_args
 
 from gpukiln.catalog.bases import Base, base, load_bases
@@ -216,10 +217,14 @@ def check(group: Group) -> Group:
         ("--ami", group.image, r"ami-[0-9a-f]{8,17}|/gpukiln/.+", "ami-0123456789abcdef0"),
         ("--role", group.role, r"[\w+=,.@/-]{1,64}", "eks-gpu-node"),
         ("--reservation", group.reservation, r"(cr-[0-9a-f]{8,17})?", "cr-0123456789abcdef0"),
-        ("--dns-ip", group.dns_ip, r"([0-9a-f.:]+)?", "10.100.0.10"),
     ):
         if not re.fullmatch(form, text, re.ASCII):
             raise UsageError(f"{name} {text!r}" if text else f"no {name}", hint=f"wanted: {name} {example}")
+    if group.dns_ip:
+        try:
+            ip_address(group.dns_ip)
+        except ValueError:
+            raise UsageError(f"--dns-ip {group.dns_ip!r} is no address", hint="wanted: 10.100.0.10") from None
     if not group.about_base.has_kubernetes:
         raise UsageError(
             f"{group.base} has no kubelet: a machine of it joins no cluster",

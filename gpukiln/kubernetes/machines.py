@@ -19,6 +19,7 @@ ARCHES = {"x86_64": "amd64", "arm64": "arm64"}
 # Share of a machine's memory that its kernel has not: what Karpenter assumes before it has seen a node of the
 # type (aws/karpenter-provider-aws, VM_MEMORY_OVERHEAD_PERCENT).
 UNSEEN = Decimal("0.075")
+EVICTED = Decimal(100 * MIB)  # below so much free memory the kubelet evicts pods
 UNKNOWN = Decimal("Infinity")  # the root volume's size is the node group's
 
 
@@ -35,6 +36,17 @@ def sold() -> dict[str, InstanceType]:
     }
 
 
+def capacity(name: str) -> tuple[Decimal, Decimal]:
+    """Cores and bytes of a node of a type, what it keeps for itself included."""
+    machine = instance_type(name)
+    return Decimal(machine.vcpu), Decimal(int(machine.memory_mib * (1 - UNSEEN)) * MIB)
+
+
+def kept_memory(pods: int) -> Decimal:
+    """Bytes that the kubelet keeps for so many pods."""
+    return Decimal((11 * pods + 255) * MIB)
+
+
 @cache
 def allocatable(name: str) -> dict[str, Decimal]:
     """What an EKS node of a type has for pods: cores, bytes, pieces.
@@ -44,12 +56,11 @@ def allocatable(name: str) -> dict[str, Decimal]:
     The number of pods is that of the addresses of its network interfaces (without prefix delegation).
     """
     machine = instance_type(name)
-    cores = machine.vcpu
+    cores, (_, memory) = machine.vcpu, capacity(name)
     kept = 60 + 10 * (cores > 1) + 5 * max(min(cores, 4) - 2, 0) + Decimal("2.5") * max(cores - 4, 0)
-    memory = int(machine.memory_mib * (1 - UNSEEN)) - (11 * machine.max_pods + 255 + 100)
     return {
         "cpu": cores - Decimal(math.ceil(kept)) / 1000,
-        "memory": Decimal(memory * MIB),
+        "memory": memory - kept_memory(machine.max_pods) - EVICTED,
         "pods": Decimal(machine.max_pods),
         "ephemeral-storage": UNKNOWN,
         GPU: Decimal(machine.gpus),

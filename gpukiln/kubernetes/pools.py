@@ -13,11 +13,13 @@ from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
-from gpukiln.kubernetes import machines
+from gpukiln.catalog.instance_types import instance_types
+from gpukiln.kubernetes import machines, node_classes
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms
+from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms, shown
 from gpukiln.parsing import is_whole
 
+ZONE = "topology.kubernetes.io/zone"
 CAPACITY = "karpenter.sh/capacity-type"
 CAPACITIES = ("on-demand", "reserved", "spot")
 # What each node gets for itself, whatever its pool says.
@@ -30,6 +32,9 @@ OWN = (
 # Of these prefixes the labels are set by kubelets, clouds and feature discovery: which of them we don't know
 # of a type is no reason to say that nobody sets it.
 SET_BY_OTHERS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
+# What feature discovery adds to the product of GPUs that several pods share; before it, with the strategy
+# `single`, stands -MIG-PROFILE (NVIDIA/k8s-device-plugin:internal/lm/resource.go).
+SHARED = "-SHARED"
 NO_FORM = (AttributeError, KeyError, TypeError, ValueError)  # what reading another form raises
 TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 
@@ -46,6 +51,7 @@ class Pool:
         anything: Whether nothing else is known of its nodes' labels.
         nodes: Live nodes instead of types.
         driver: NVIDIA driver of its image, where it is known.
+        node_class: Spec of its EC2NodeClass, where it is known.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Pool:
     anything: bool = False
     nodes: tuple[Manifest, ...] = field(default=(), hash=False)
     driver: str = ""
+    node_class: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def candidates(self, spec: Spec) -> Iterable[tuple[str, Manifest]]:
         """Each type, or live node, with a node as a pod would find it."""
@@ -69,7 +76,7 @@ class Pool:
         if self.anything and products and all(map(_is_elsewhere, products)):
             return  # a machine of one's own, of which nothing is known
         for name in self.types:
-            node = _node(self, name)
+            node = self._divided(_node(self, name), products)
             known = node["metadata"]["labels"]
             more = {
                 key: found
@@ -77,6 +84,33 @@ class Pool:
                 if (key in self.choices or key not in known) and (found := self._answer(key, values))
             }
             yield name, _with(node, more) if more else node
+
+    def beyond_limits(self, name: str) -> list[str]:
+        """Of what one node of a type has more than the pool may have in all: Karpenter starts none of it."""
+        cpu, memory = machines.capacity(name)
+        has = {"cpu": cpu, "memory": memory, GPU: machines.allocatable(name)[GPU]}
+        return [
+            f"it has {shown(key, has[key])} of {key}, and the pool's limit is {shown(key, limit)}"
+            for key, limit in self.limits.items()
+            if has[key] > limit
+        ]
+
+    def _divided(self, node: Manifest, products: Sequence[str]) -> Manifest:
+        """The node with its GPUs in parts, where a pod asks for some: the plugin's configuration decides."""
+        whole = node["metadata"]["labels"].get(machines.PRODUCT)
+        if not whole or machines.PRODUCT in self.labels or whole in products:
+            return node
+        for one in products:
+            bare, _, profile = one.removesuffix(SHARED).partition("-MIG-")
+            parts = node["status"]["allocatable"].get(f"nvidia.com/mig-{profile}")
+            if bare == whole and (parts if profile else one.endswith(SHARED)):
+                many = str(machines.UNKNOWN) if one.endswith(SHARED) else parts
+                room = {**node["status"]["allocatable"], GPU: many}
+                return {
+                    **_with(node, {machines.PRODUCT: one}),
+                    "status": {"allocatable": room, "capacity": room},
+                }
+        return node
 
     def _answer(self, key: str, wanted: Sequence[str]) -> str:
         """The value of a label that a pod asks for, where a node of the pool may bear it."""
@@ -103,11 +137,16 @@ def pools_in(objects: Iterable[Mapping[str, Any]], driver: str = "") -> tuple[Po
 
     One that has not the form of its kind starts no node, and is none: the schema's faults say what it lacks.
     """
-    found: list[Pool] = []
-    for one in objects:
+    every, found = list(objects), list[Pool]()
+    classes = {}
+    for one in every:
+        if one.get("kind") == "EC2NodeClass":
+            with contextlib.suppress(*NO_FORM):
+                classes[str(one["metadata"]["name"])] = dict(one["spec"])
+    for one in every:
         if one.get("kind") == "NodePool" and str(one.get("apiVersion", "")).startswith("karpenter.sh/"):
             with contextlib.suppress(*NO_FORM):
-                found.append(_of_karpenter(one, driver))
+                found.append(_of_karpenter(one, classes, driver))
         elif one.get("kind") == "ClusterConfig":
             for key in ("managedNodeGroups", "nodeGroups"):
                 groups = one.get(key)
@@ -124,6 +163,19 @@ def _taints(listed: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...
     )
 
 
+def other_types(node_pool: Mapping[str, Any]) -> list[str]:
+    """Types in the catalogue that a NodePool may start, too, and that have no whole GPU of NVIDIA."""
+    listed = node_pool.get("spec", {}).get("template", {}).get("spec", {}).get("requirements") or ()
+    requirements = [rule for rule in listed if isinstance(rule, Mapping)]
+    return [
+        name
+        for name, machine in instance_types().items()
+        if machine.status != "retired"
+        and name not in machines.sold()
+        and all(_allows(rule, machines.labels(name)) for rule in requirements)
+    ]
+
+
 def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
     """Live nodes that offer GPUs."""
     offering = [one for one in nodes if amount(one["status"].get("allocatable", {}).get(GPU, "0"))]
@@ -133,7 +185,7 @@ def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
     return Pool("nodes of the cluster", nodes=tuple(offering), driver=min(drivers, default=""))
 
 
-def _of_karpenter(one: Mapping[str, Any], driver: str) -> Pool:
+def _of_karpenter(one: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any]], driver: str) -> Pool:
     """A NodePool, API karpenter.sh/v1."""
     template = one.get("spec", {}).get("template", {})
     spec = template.get("spec", {})
@@ -162,6 +214,7 @@ def _of_karpenter(one: Mapping[str, Any], driver: str) -> Pool:
         _taints(spec.get("taints") or ()),
         {key: value for key, value in limits.items() if key in ("cpu", "memory", GPU)},
         driver=driver,
+        node_class=classes.get(str(spec.get("nodeClassRef", {}).get("name")), {}),
     )
 
 
@@ -189,6 +242,7 @@ def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
             **({"node-lifecycle": "spot"} if spot and not managed else {}),
             **labels,
         },
+        choices={ZONE: tuple(map(str, zones))} if (zones := group.get("availabilityZones")) else {},
         taints=_taints(taints),
         driver=driver,
     )
@@ -227,7 +281,8 @@ def _wanted(spec: Spec) -> dict[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=4096)
 def _node(pool: Pool, name: str) -> Manifest:
-    room = {key: str(value) for key, value in machines.allocatable(name).items()}
+    known = node_classes.allocatable(name, pool.node_class) if pool.node_class else machines.allocatable(name)
+    room = {key: str(value) for key, value in known.items()}
     labels = {
         **machines.labels(name),
         **{key: values[0] for key, values in pool.choices.items()},
@@ -242,7 +297,7 @@ def _node(pool: Pool, name: str) -> Manifest:
 
 @cache
 def _is_elsewhere(product: str) -> bool:
-    return machines.is_elsewhere(product.removesuffix("-SHARED"))
+    return machines.is_elsewhere(product.removesuffix(SHARED).partition("-MIG-")[0])
 
 
 def _with(node: Manifest, labels: Mapping[str, str]) -> Manifest:

@@ -232,6 +232,108 @@ def test_what_people_mean_by_values_that_a_chart_has_not_is_judged_too() -> None
     assert "template.spec.containers" in next(one.fix for one in report.findings if one.line == 1)
 
 
+@pytest.mark.parametrize("selector", ["karpenter.sh/capacity-type: SPOT", "accelerator: nvidia-tesla-t4"])
+def test_a_pod_whose_selector_is_wrong_is_not_said_to_run(selector: str) -> None:
+    text = GOOD.replace("spec:\n", f"spec:\n  nodeSelector: {{{selector}}}\n", 1)
+    [placed] = judged(text).placed
+    assert placed.on == ()
+    assert [selector in one.why for one in placed.not_on] == [True]
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    key, _, value = selector.partition(": ")
+    term = (
+        f"{{weight: 1, preference: {{matchExpressions: [{{key: {key}, operator: In, values: [{value}]}}]}}}}"
+    )
+    affinity = f"spec:\n  affinity: {{nodeAffinity: {{{preferred}: [{term}]}}}}\n"
+    [placed] = judged(GOOD.replace("spec:\n", affinity, 1)).placed
+    assert "g4dn.xlarge" in placed.on
+
+
+POOL = """\
+apiVersion: karpenter.sh/v1
+kind: NodePool
+metadata: {name: gpu}
+spec:
+  limits: {%s}
+  template:
+    spec:
+      nodeClassRef: {group: karpenter.k8s.aws, kind: EC2NodeClass, name: gpu}
+      requirements:
+        - {key: node.kubernetes.io/instance-type, operator: In, values: [g4dn.xlarge, g4dn.2xlarge]}
+---
+apiVersion: karpenter.k8s.aws/v1
+kind: EC2NodeClass
+metadata: {name: gpu}
+spec: {amiFamily: AL2023, %s}
+---
+"""
+
+
+@pytest.mark.parametrize(
+    ("limits", "of_class", "asked", "on"),
+    [
+        # A g4dn.xlarge has 4 vCPU, 16 GiB and 125 GB of NVMe, a g4dn.2xlarge twice that and 225 GB (EC2).
+        ("cpu: 100", "", {"cpu": "3"}, ["g4dn.xlarge", "g4dn.2xlarge"]),
+        ("cpu: 4", "", {"cpu": "3"}, ["g4dn.xlarge"]),
+        ("memory: 20Gi", "", {"cpu": "3"}, ["g4dn.xlarge"]),
+        ("", "", {"ephemeral-storage": "16Gi"}, ["g4dn.xlarge", "g4dn.2xlarge"]),  # 20, less 10 % and 1
+        ("", "", {"ephemeral-storage": "18Gi"}, []),
+        (
+            "",
+            "blockDeviceMappings: [{deviceName: /dev/xvda, ebs: {volumeSize: 100Gi}}]",
+            {"ephemeral-storage": "89Gi"},
+            ["g4dn.xlarge", "g4dn.2xlarge"],
+        ),
+        ("", "instanceStorePolicy: RAID0", {"ephemeral-storage": "150G"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {maxPods: 2}", {"cpu": "1"}, []),  # aws-node and kube-proxy are there first
+        ("", "kubelet: {maxPods: 3}", {"cpu": "1"}, ["g4dn.xlarge", "g4dn.2xlarge"]),
+        ("", "kubelet: {podsPerCore: 1}", {"cpu": "1"}, ["g4dn.xlarge", "g4dn.2xlarge"]),
+        ("", "kubelet: {systemReserved: {cpu: 500m}}", {"cpu": "3500m"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {kubeReserved: {cpu: '1'}}", {"cpu": "3500m"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {kubeReserved: {memory: 4Gi}}", {"memory": "12Gi"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {evictionHard: {memory.available: 25%}}", {"memory": "12Gi"}, ["g4dn.2xlarge"]),
+        ("", "kubelet: {maxPods: 'eniPods - 1'}", {"cpu": "1"}, ["g4dn.xlarge", "g4dn.2xlarge"]),
+    ],
+)
+def test_what_a_pool_and_its_class_leave_for_pods(
+    limits: str, of_class: str, asked: dict[str, str], on: list[str]
+) -> None:
+    resources = json.dumps({"requests": asked, "limits": {"nvidia.com/gpu": "1"}})
+    pod = GOOD.replace("{limits: {nvidia.com/gpu: 1, memory: 1Gi, cpu: 1}}", resources)
+    [placed] = judged(POOL % (limits, of_class) + pod).placed
+    assert list(placed.on) == on
+
+
+@pytest.mark.parametrize(
+    ("of_pod", "on"),
+    [
+        ("{requests: {cpu: '5'}}", ["g4dn.2xlarge"]),
+        ("{limits: {memory: 20Gi}}", ["g4dn.xlarge", "g4dn.2xlarge"]),  # the containers ask for less
+        ("{requests: {memory: 2Gi}}", ["g4dn.xlarge", "g4dn.2xlarge"]),
+    ],
+)
+def test_what_a_pod_itself_asks_for_counts(of_pod: str, on: list[str]) -> None:
+    text = GOOD.replace("spec:\n", f"spec:\n  resources: {of_pod}\n", 1)
+    [placed] = judged(POOL % ("", "") + text).placed
+    assert list(placed.on) == on
+
+
+@pytest.mark.parametrize(
+    ("resource", "found", "fix"),
+    [
+        ("mig-1g.11gb", "no GPU has a MIG profile 1g.11gb", "1g.10gb"),
+        ("mig-1g.5gb", "p4d.24xlarge comes nearest", "NVIDIA-A100-SXM4-40GB"),
+    ],
+)
+def test_advice_on_a_mig_profile_is_about_mig(resource: str, found: str, fix: str) -> None:
+    # A p4d.24xlarge has 8 A100, each of 7 instances of 1g.5gb (NVIDIA, MIG user guide).
+    text = (POD % 57).replace("gpu: 57", f"{resource}: 57")
+    text = text.replace("spec:\n", "spec:\n  tolerations: [{key: nvidia.com/gpu, operator: Exists}]\n", 1)
+    [finding] = [one for one in judged(text).findings if one.rule == "fits-no-machine"]
+    assert found in finding.found
+    assert fix in finding.fix
+    assert "g4dn" not in finding.found + finding.fix
+
+
 def test_documents_are_read_block_by_block() -> None:
     text = f"""\
 # GPUs
@@ -450,7 +552,7 @@ def test_the_server_is_asked_and_keeps_nothing(tmp_path: Path, check: Typed) -> 
     assert Cluster().list("Pod") == []
 
 
-POOL = """\
+PLAIN_POOL = """\
 apiVersion: karpenter.sh/v1
 kind: NodePool
 metadata: {name: gpu}
@@ -469,7 +571,7 @@ def test_what_the_server_does_not_serve_is_a_finding_and_the_others_are_asked(
     tmp_path: Path, check: Typed
 ) -> None:
     refused = GOOD.replace("{name: p}", "{name: p, namespace: nosuch}")
-    (tmp_path / "a.yaml").write_text("---\n".join([POOL, refused, GOOD]))
+    (tmp_path / "a.yaml").write_text("---\n".join([PLAIN_POOL, refused, GOOD]))
     said = json.loads(check("a.yaml", "--server", "--json", "--rule", "server-refuses", code=1).stdout)
     assert [(one["object"], one["line"], one["found"]) for one in said["findings"]] == [
         ("NodePool gpu", 1, "double does not serve karpenter.sh/v1"),
@@ -484,7 +586,7 @@ def test_what_the_files_create_first_is_no_fault(server: ApiServer) -> None:
     reading = Reading()
     team = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
     pod = GOOD.replace("{name: p}", "{name: p, namespace: team}")
-    reading.text("---\n".join([CRD, POOL, team, pod]), "a.yaml")
+    reading.text("---\n".join([CRD, PLAIN_POOL, team, pod]), "a.yaml")
     live.ask_server(reading, Cluster())
     assert reading.broken == []
     assert [(line, "apply that first" in why) for _, line, why in reading.unchecked] == [

@@ -207,6 +207,13 @@ def test_a_scratch_is_asked_of_the_node_once_for_all():
     ] == str(2 * 2**30)
 
 
+def test_a_space_in_an_amount_is_not_rendered():
+    limits = pod_of(scratch="1Gi :/a", resource=["vpc.amazonaws.com/efa= 4"])["containers"][0]["resources"][
+        "limits"
+    ]
+    assert (limits["ephemeral-storage"], limits["vpc.amazonaws.com/efa"]) == ("1Gi", "4")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said", "hint"),
     [
@@ -316,6 +323,25 @@ def test_a_scratch_is_asked_of_the_node_once_for_all():
         ({"resource": ["nvidia.com/gpu=1"]}, UsageError, "option of its own", "--gpus"),
         ({"resource": ["efa=1"]}, UsageError, "none that a pod can ask for", ""),
         ({"resource": ["vpc.amazonaws.com/efa=1.5"]}, UsageError, "whole number", ""),
+        ({"resource": ["a b/c=1"]}, UsageError, "none that a pod can ask for", "DOMAIN/NAME"),
+        ({"resource": ["requests.a.example/c=1"]}, UsageError, "none that a pod can ask for", "DOMAIN/NAME"),
+        ({"resource": ["ephemeral-storages=1Gi"]}, UsageError, "none that a pod can ask for", ""),
+        ({"resource": ["hugepages-big=1Gi"]}, UsageError, "none that a pod can ask for", ""),
+        ({"resource": ["hugepages-2Mi=3Mi"]}, UsageError, "whole pages of 2Mi", ""),
+        ({"resource": ["ephemeral-storage=9Gi"], "scratch": "1Gi:/a"}, UsageError, "both ask", "--scratch"),
+        ({"nodes": 100_001}, UsageError, "at most 100000 pods", ""),
+        ({"nodes": 2, "retries": 2**30}, UsageError, "at most 2147483647 in all", ""),
+        ({"ttl": "25000d"}, UsageError, "2147483647 seconds", ""),
+        ({"label": ["job-name=foo"]}, UsageError, "the server sets it", "--name"),
+        ({"label": ["batch.kubernetes.io/controller-uid=1"]}, UsageError, "the server sets it", "--name"),
+        ({"label": ["a..b/c=1"]}, UsageError, "no label", ""),
+        ({"node_label": ["-a.b/c=1"]}, UsageError, "no label", ""),
+        ({"cache": "/a/../b:/d"}, UsageError, "/a/../b goes up", "without it"),
+        ({"cache": "a:/d/../dev/shm"}, UsageError, "goes up", ""),
+        ({"scratch": "1Gi:/a:b"}, UsageError, "holds no `:`", ""),
+        ({"queue": "q" * 64}, UsageError, "no value of a label", "63"),
+        ({"env": ["..=a"]}, UsageError, "name of a variable", ""),
+        ({"env": [".=a"]}, UsageError, "name of a variable", ""),
     ],
 )
 def test_what_can_not_be_is_refused(options, error, said, hint):

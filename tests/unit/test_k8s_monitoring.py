@@ -17,7 +17,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.catalog.prices import machine_price
 from gpukiln.commands.program import Program
 from gpukiln.errors import UsageError
-from gpukiln.kubernetes.addons import monitoring
+from gpukiln.kubernetes.addons import helm, monitoring
 from gpukiln.kubernetes.addons.monitoring import alerts, cloudwatch, dashboard, exporter, metrics, records
 from gpukiln.kubernetes.addons.settings import Settings, Sharing
 from gpukiln.kubernetes.manifest import load
@@ -489,7 +489,7 @@ def test_the_script_leaves_out_what_a_cluster_without_the_operator_does_not_know
     kubectl.chmod(0o755)
     chart, objects = monitoring.install(SETTINGS)
     assert chart.startswith("helm upgrade --install dcgm-exporter")
-    script = f"set -euo pipefail\n{objects}\n"
+    script = f"set -euo pipefail\n{helm.APPLY}\n{objects}\n"
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == applied

@@ -11,9 +11,9 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from gpukiln.kubernetes.check.workload import Workload, at, mapping
+from gpukiln.kubernetes.check.workload import HAMI, Workload, at, mapping
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.placing import Problem, Spec, amount, asked, requests, shown, why_not
+from gpukiln.kubernetes.placing import GPU, Problem, Spec, amount, asked, requests, shown, why_not
 from gpukiln.kubernetes.pools import Pool
 from gpukiln.typed import strict
 
@@ -36,6 +36,11 @@ class Place(NamedTuple):
     pool: Pool
     name: str
     problems: tuple[Problem, ...]
+
+    @property
+    def lacks_altogether(self) -> int:
+        """Of how many resources it has nothing."""
+        return sum(one.kind == "room" and one.text.endswith(" 0 left") for one in self.problems)
 
 
 @strict
@@ -66,6 +71,7 @@ class Placed:
 def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[Place]:
     """Every candidate, in the order of the pools."""
     wanted, found = requests(spec), []
+    shares = any(key in HAMI for key in wanted)  # several containers and pods may have one GPU
     for pool in pools:
         over = [
             Problem(
@@ -75,21 +81,42 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[P
             if key in wanted and wanted[key] > limit
         ]
         for name, node in pool.candidates(spec):
+            beyond = [] if pool.nodes else pool.beyond_limits(name)
             left = _left(node, daemons)
             known = {
                 key: value
                 for key, value in wanted.items()
-                if key in left or key.startswith("nvidia.com/") or pool.nodes  # other plugins' are not known
+                # Other plugins' are not known before there is a node.
+                if pool.nodes or key in left or (key.startswith("nvidia.com/") and key not in HAMI)
             }
-            found.append(Place(pool, name, (*why_not(spec, node, left, known), *over)))
+            if shares and not pool.nodes:
+                known.pop(GPU, None)
+            found.append(
+                Place(
+                    pool,
+                    name,
+                    (*why_not(spec, node, left, known), *over, *(Problem("room", one) for one in beyond)),
+                )
+            )
     return found
 
 
-def placed(workloads: Iterable[Workload], places_of: Callable[[Workload], list[Place]]) -> tuple[Placed, ...]:
-    """Where the GPU pods of some files can run."""
+def placed(
+    workloads: Iterable[Workload],
+    places_of: Callable[[Workload], list[Place]],
+    nowhere: Mapping[int, tuple[str, str]],
+) -> tuple[Placed, ...]:
+    """Where the GPU pods of some files can run.
+
+    Args:
+        nowhere: `id` of a pod whose selector is wrong, to all places in words, and what is wrong.
+    """
     found = []
     for one in workloads:
-        if judged(one):
+        if id(one) in nowhere and judged(one):
+            where = Elsewhere(*nowhere[id(one)])
+            found.append(Placed(one.thing.file, one.thing.line_of(one.where), one.thing.label, (), (where,)))
+        elif judged(one):
             there = places_of(one)
             lacking = sorted((place for place in there if place.problems), key=distance)
             found.append(

@@ -9,6 +9,7 @@ from gpukiln.kubernetes.check.reading import Reading, guarded
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, Fault, Rule, Severity
 from gpukiln.kubernetes.check.rules_form import unserved
+from gpukiln.kubernetes.check.rules_running import PREFERRED
 from gpukiln.kubernetes.check.schema import custom_faults, known
 from gpukiln.kubernetes.check.workload import (
     Broken,
@@ -24,6 +25,8 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.typed import strict, unknown
 
 SCHEMA = "k8s.check/1"
+# Rules on labels that no node bears: a pod that breaks one is not said to run where the label is.
+NOWHERE = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
 SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 
@@ -137,6 +140,7 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
     chosen, skipped = choose(only, skip)
     findings: list[Finding] = []
     gaps = list(reading.unchecked)
+    nowhere: dict[int, str] = {}
     left: dict[tuple[str, str], int] = dict.fromkeys(skipped.items(), 0)
     for subject in _subjects(reading):
         for rule in chosen:
@@ -148,13 +152,16 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
                 for fault in rule.judge(subject, context):
                     reason = skipped.get(rule.id, _annotated(subject, rule))
                     if reason is None:
+                        if rule.id in NOWHERE and PREFERRED not in fault.path:
+                            nowhere.setdefault(id(subject), fault.text)
                         findings.append(_finding(rule, subject, fault))
                     else:
                         left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
     fits: list[Placed] = []
+    elsewhere = {key: (context.where, why) for key, why in nowhere.items()}
     for workload in reading.workloads:
         with guarded(gaps, workload.file, workload.line, "the search for machines"):
-            fits += placed([workload], context.places)
+            fits += placed([workload], context.places, elsewhere)
             if workload.whole and workload.gpus and not has_form(workload.pod):
                 what = (
                     f"{workload.label}: no machine is looked for: what it selects nodes by has another form"

@@ -10,13 +10,16 @@ from gpukiln.kubernetes.check import (
     rules_devices,
     rules_form,
     rules_images,
+    rules_kueue,
     rules_metrics,
     rules_nodes,
+    rules_objects,
     rules_running,
     rules_scaling,
     rules_scripts,
     rules_server,
     rules_types,
+    rules_volumes,
 )
 from gpukiln.kubernetes.check.rules import Rule, Severity
 from gpukiln.typed import strict
@@ -33,6 +36,9 @@ MODULES: tuple[ModuleType, ...] = (
     rules_types,
     rules_nodes,
     rules_scaling,
+    rules_objects,
+    rules_volumes,
+    rules_kueue,
     rules_charts,
     rules_scripts,
     rules_metrics,

@@ -39,6 +39,24 @@ class Context:
     _custom: dict[int, tuple[list[Fault], list[str]]] = field(default_factory=dict, compare=False, repr=False)
     _places: dict[int, list[Place]] = field(default_factory=dict, compare=False, repr=False)
 
+    @cached_property
+    def _kinds(self) -> Mapping[str, tuple[Thing, ...]]:
+        found: dict[str, list[Thing]] = {}
+        for one in self.things:
+            found.setdefault(one.kind, []).append(one)
+        return {kind: tuple(things) for kind, things in found.items()}
+
+    def of_kind(self, kind: str, *, beside: Thing | None = None) -> tuple[Thing, ...]:
+        """Objects that were read in the same run.
+
+        Args:
+            beside: An object in whose namespace they must be; one that states none may be in any.
+        """
+        found = self._kinds.get(kind, ())
+        if beside is None or not beside.namespace:
+            return found
+        return tuple(one for one in found if one.namespace in ("", beside.namespace))
+
     @property
     def minor(self) -> int:
         """The newest of them: what is gone there is gone."""

@@ -134,6 +134,32 @@ def runner_docker(workload: Workload, _: Context) -> Iterator[Fault]:
         yield Fault("containerMode dind with GPUs", ("containerMode", "type"))
 
 
+HOOKS, HOOK_TEMPLATE = "ACTIONS_RUNNER_CONTAINER_HOOKS", "ACTIONS_RUNNER_CONTAINER_HOOK_TEMPLATE"
+
+
+@rule(
+    "runner-hook-template",
+    "warning",
+    Workload,
+    title="With containerMode kubernetes the jobs' pods ask for the GPUs",
+    reason="a job's containers run in pods of their own, which ask for no GPU: the runner holds it idle, and "
+    "the job finds none",
+    source="actions/runner-container-hooks:docs/adrs/0134-hook-extensions.md",
+    fix=f"{HOOK_TEMPLATE} with a file whose container $job has the limits, and none on the runner",
+)
+def runner_hook_template(workload: Workload, _: Context) -> Iterator[Fault]:
+    if workload.thing.chart != RUNNERS and workload.kind != "AutoscalingRunnerSet":
+        return
+    mode = at(workload.object, ("containerMode", "type"))
+    for container in workload.main_containers:
+        names = [name for _index, name, _value in container.env]
+        by_pods = mode in ("kubernetes", "kubernetes-novolume") or HOOKS in names
+        if container.name == "runner" and container.gpu_keys and by_pods and HOOK_TEMPLATE not in names:
+            what = f"containerMode {mode}" if mode else HOOKS
+            path = workload.at(*container.where, "resources", "limits")
+            yield Fault(f"{container.gpu_keys[0]} on the runner with {what}, and no hook template", path)
+
+
 @rule(
     "runs-on",
     "warning",
@@ -253,6 +279,69 @@ def plugin_slices(thing: Thing, _: Context) -> Iterator[Fault]:
         slicing = mapping(mapping(config.get("sharing")).get("timeSlicing"))
         if slicing and slicing.get("failRequestsGreaterThanOne") is not True:
             yield Fault("timeSlicing without failRequestsGreaterThanOne", path)
+
+
+PLUGIN_CONFIG = "nvidia.com/device-plugin.config"
+
+
+def _config_names(thing: Thing, context: Context) -> set[str]:
+    """Names of the device plugin's configurations that values have or point at; empty: they are not known."""
+    if thing.chart != "nvidia-device-plugin":
+        return set()
+    config = mapping(thing.object.get("config"))
+    if named := mapping(config.get("map")):
+        return {*named}
+    for one in context.of_kind("ConfigMap"):
+        if config.get("name") and one.name == config["name"]:
+            return {*mapping(one.object.get("data"))}
+    return set()
+
+
+@rule(
+    "plugin-config",
+    "error",
+    Thing,
+    title="A configuration of the device plugin that is named is there",
+    reason="the plugin's pod waits for a file that never comes, and the nodes have no GPU",
+    source="NVIDIA/k8s-device-plugin:README.md, with multiple configurations; deployments/helm/values.yaml",
+    fix="the name of one in config.map, or of a key of the ConfigMap",
+)
+def plugin_config(thing: Thing, context: Context) -> Iterator[Fault]:
+    names, default = _config_names(thing, context), at(thing.object, ("config", "default"))
+    if names and isinstance(default, str) and default and default not in names:
+        yield Fault(f"config.default {default}; there are {', '.join(sorted(names))}", ("config", "default"))
+    where = ("spec", "template", "metadata", "labels", PLUGIN_CONFIG)
+    label = str(at(thing.object, where) or "") if thing.kind == "NodePool" else ""
+    known = {name for one in context.things for name in _config_names(one, context)} if label else set()
+    if known and label not in known:
+        yield Fault(f"label {PLUGIN_CONFIG}: {label}; there are {', '.join(sorted(known))}", where)
+
+
+POD_RESOURCES = "/var/lib/kubelet"
+
+
+@rule(
+    "exporter-pod-resources",
+    "warning",
+    Workload,
+    title="dcgm-exporter reads from the kubelet which pod has which GPU",
+    reason="without its socket the metrics have no pod, and queries by pod find nothing",
+    source="NVIDIA/dcgm-exporter:deployment/templates/daemonset.yaml",
+    fix=f"a hostPath volume {POD_RESOURCES}/pod-resources, mounted read-only at the same path",
+    fragments=False,
+)
+def exporter_pod_resources(workload: Workload, _: Context) -> Iterator[Fault]:
+    for container in workload.main_containers:
+        words = [str(one) for key in ("command", "args") for one in sequence(container.spec.get(key))]
+        by_variable = any(
+            name == "DCGM_EXPORTER_KUBERNETES" and str(value).lower() in ("true", "1")
+            for _index, name, value in container.env
+        )
+        by_option = any(one in ("-k", "--kubernetes", "--kubernetes=true") for one in words)
+        mounts = [str(mapping(one).get("mountPath")) for one in sequence(container.spec.get("volumeMounts"))]
+        mounted = any(one.startswith(POD_RESOURCES) or "pod-resources" in one for one in mounts)
+        if "dcgm-exporter" in container.image and (by_variable or by_option) and not mounted:
+            yield Fault("Kubernetes is on, and pod-resources is not mounted", workload.at(*container.where))
 
 
 @rule(

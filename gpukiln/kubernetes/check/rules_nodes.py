@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
 
 from gpukiln.catalog import cuda
 from gpukiln.errors import UsageError
+from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.check.fit import Place, distance, judged
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Path, Workload
 from gpukiln.kubernetes.images import cuda_of_image
+from gpukiln.typed import unknown
 
+MIG = "nvidia.com/mig-"
 SCHEDULER = "kubernetes.io/docs/concepts/scheduling-eviction"
 
 
@@ -27,7 +32,7 @@ def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[Pl
 
 
 def _nearest(places: list[Place], kind: str) -> str:
-    place = min(places, key=distance)
+    place = min(places, key=lambda one: (distance(one), one.lacks_altogether))
     told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
     return f"{place.name}{pool} comes nearest: {told}"
@@ -83,7 +88,34 @@ def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Fault]
 )
 def fits_no_machine(workload: Workload, context: Context) -> Iterator[Fault]:
     if said := _nowhere(workload, context, "room"):
-        yield Fault(f"of {context.where}, {said}", _resources(workload))
+        lacks_mig = re.search(r"Insufficient nvidia\.com/mig-(\S+):", said)
+        profile = lacks_mig[1] if lacks_mig else ""
+        if profile and profile not in _profiles():
+            said = f"no GPU has a MIG profile {profile}"
+        yield Fault(f"of {context.where}, {said}", _resources(workload), fix=_about_mig(profile))
+
+
+@cache
+def _profiles() -> Mapping[str, tuple[str, ...]]:
+    """MIG profiles, as the plugin's resources are called, and the products of the GPUs that have each."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in machines.sold():
+        product = machines.labels(name).get(machines.PRODUCT, "")
+        for key in machines.allocatable(name):
+            if key.startswith(MIG) and product:
+                profile = key.removeprefix(MIG)
+                found[profile] = tuple(dict.fromkeys((*found.get(profile, ()), product)))
+    return found
+
+
+def _about_mig(profile: str) -> str:
+    """What to write instead of a MIG profile of which no machine has so many."""
+    if not profile:
+        return ""
+    if profile not in _profiles():
+        return unknown("MIG profile", profile, _profiles()).hint or f"one of {', '.join(sorted(_profiles()))}"
+    having = ", ".join(_profiles()[profile])
+    return f"fewer instances, or nodes whose GPUs have the MIG profile {profile}: {having}"
 
 
 @rule(

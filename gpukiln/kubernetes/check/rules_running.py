@@ -14,6 +14,7 @@ from gpukiln.kubernetes.quantity import quantity
 TRAINS = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
 LAUNCHES = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
 SHM = "/dev/shm"  # noqa: S108 - of a container
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
 
 
@@ -120,8 +121,9 @@ def job_deadline(workload: Workload, _: Context) -> Iterator[Fault]:
     fragments=False,
 )
 def memory_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+    of_pod = mapping(at(workload.pod, ("resources", "limits")))
     for container in workload.containers:
-        if container.gpu_keys and "memory" not in container.limits:
+        if container.gpu_keys and "memory" not in {**of_pod, **container.limits}:
             yield Fault(f"{container.name} has no memory limit", workload.at(*container.where))
 
 
@@ -136,8 +138,10 @@ def memory_limit(workload: Workload, _: Context) -> Iterator[Fault]:
     fragments=False,
 )
 def cpu_request(workload: Workload, _: Context) -> Iterator[Fault]:
+    of_pod = mapping(workload.pod.get("resources"))
+    asked = {*mapping(of_pod.get("requests")), *mapping(of_pod.get("limits"))}
     for container in workload.containers:
-        if container.gpu_keys and not {"cpu"} & {*container.requests, *container.limits}:
+        if container.gpu_keys and "cpu" not in {*asked, *container.requests, *container.limits}:
             yield Fault(f"{container.name} asks for no CPU", workload.at(*container.where))
 
 
@@ -176,12 +180,16 @@ NOT_SPOT = (
 )
 
 
-def selected(workload: Workload) -> Iterator[tuple[Path, str, list[str]]]:
-    """Path, label and wanted values of all that a pod selects nodes by, required and preferred."""
+def selected(workload: Workload, *, required: bool = False) -> Iterator[tuple[Path, str, list[str]]]:
+    """Path, label and wanted values of all that a pod selects nodes by.
+
+    Args:
+        required: Leave out what it only prefers.
+    """
     for key, value in mapping(workload.pod.get("nodeSelector")).items():
         yield workload.at("nodeSelector", key), key, [str(value)]
     for path, one in expressions(workload):
-        if one.get("operator", "In") == "In":
+        if one.get("operator", "In") == "In" and not (required and PREFERRED in path):
             yield path, str(one.get("key")), [str(value) for value in sequence(one.get("values"))]
 
 

@@ -50,6 +50,8 @@ UNNAMED = ("LimitRange",)  # the API server gives one a name
 )
 def job_restart_policy(workload: Workload, _: Context) -> Iterator[Fault]:
     policy = workload.pod.get("restartPolicy")
+    if workload.kind == "JobSet" and not policy:
+        return  # its webhook sets OnFailure (kubernetes-sigs/jobset:pkg/webhooks/jobset_webhook.go, Default)
     if workload.kind in JOB_KINDS and policy not in ("Never", "OnFailure"):
         found = f"restartPolicy {policy}" if policy else "no restartPolicy, and the default is Always"
         yield Fault(
@@ -229,6 +231,9 @@ def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
 def volume_of_mount(workload: Workload, _: Context) -> Iterator[Fault]:
     names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes"))}
     claims = sequence(at(workload.object, ("spec", "volumeClaimTemplates")))
+    if workload.kind == "JobSet":  # kubernetes-sigs/jobset:api/jobset/v1alpha2, VolumeClaimPolicy
+        policies = sequence(at(workload.object, ("spec", "volumeClaimPolicies")))
+        claims = [one for policy in policies for one in sequence(mapping(policy).get("templates"))]
     names |= {str(at(one, ("metadata", "name"))) for one in claims}
     for container in workload.containers:
         for index, mount in enumerate(sequence(container.spec.get("volumeMounts"))):
@@ -328,7 +333,8 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Fault]:
 )
 def indexed_job(workload: Workload, _: Context) -> Iterator[Fault]:
     job = workload.job or {}
-    indexed = job.get("completionMode") == "Indexed"
+    default = "Indexed" if workload.kind == "JobSet" else "NonIndexed"  # what JobSet's webhook sets
+    indexed = job.get("completionMode", default) == "Indexed"
     completions = job.get("completions")
     if indexed and workload.kind == "Job" and isinstance(completions, int) and completions > 0:
         last = f"{workload.name}-{completions - 1}"
@@ -337,8 +343,11 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Fault]:
                 f"its last pod would be {short(last)}; wanted small letters, digits and hyphens, 63 at most"
             )
             yield Fault(text, ("metadata", "name"))
-    if indexed and job.get("completions") is None and workload.kind != "JobSet":
-        yield Fault("completionMode Indexed without completions", (*workload.job_where, "completionMode"))
+    # Without parallelism, too, both are 1 (pkg/apis/batch/v1/defaults.go).
+    several = job.get("parallelism") is not None and job.get("completions") is None
+    if indexed and several and workload.kind != "JobSet":
+        text = "completionMode Indexed with parallelism and without completions"
+        yield Fault(text, (*workload.job_where, "completionMode"))
     if not indexed and job.get("backoffLimitPerIndex") is not None:
         path = (*workload.job_where, "backoffLimitPerIndex")
         yield Fault("backoffLimitPerIndex without completionMode Indexed", path)

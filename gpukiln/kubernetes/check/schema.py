@@ -262,6 +262,8 @@ def _words(error: ValidationError, written: str) -> Iterator[tuple[Path, str]]:
         choices = [str(one) for one in error.validator_value]
         yield path, f"{where}found {short(value)}, wanted {' or '.join(choices)}"
     elif error.validator == "oneOf":
+        if value is None:  # a quantity of null is 0 (k8s.io/apimachinery/pkg/api/resource, UnmarshalJSON)
+            return
         yield path, f"{where}found {short(value)}, wanted a text or a number"
     else:
         yield path, where + str(error.message)

@@ -39,6 +39,8 @@ REPLICAS = {
     "JAXJob": "jaxReplicaSpecs",
 }
 JOBS: dict[str, Path] = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
+# Shares of GPUs by Project-HAMi/HAMi (docs/config.md): with these its plugin counts nvidia.com/gpu.
+HAMI = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/priority")
 NATIVE_TRAINING = ("RayJob", "RayCluster", "RayService", "JobSet", *REPLICAS)
 
 
@@ -213,7 +215,8 @@ class Container:
 
     @property
     def gpu_keys(self) -> tuple[str, ...]:
-        return tuple(key for key in {**self.limits, **self.requests} if is_gpu(key))
+        asked = {**self.requests, **self.limits}
+        return tuple(key for key, value in asked.items() if is_gpu(key) and value is not None)
 
     @property
     def env(self) -> Iterator[tuple[int, str, Any]]:
@@ -279,9 +282,10 @@ def is_gpu(resource: str) -> bool:
     """Whether a resource is a GPU or a part of one.
 
     nvidia.com/gpu, its .shared and nvidia.com/mig-1g.5gb are the device plugin's; amd.com/gpu and
-    gpu.intel.com/i915 are those of other vendors.
+    gpu.intel.com/i915 are those of other vendors. HAMi's amounts of memory and cores say how much of a GPU.
     """
-    return resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-")) or resource in (
+    of_nvidia = resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-")) and resource not in HAMI
+    return of_nvidia or resource in (
         "amd.com/gpu",
         "gpu.intel.com/i915",
         "gpu.intel.com/xe",

@@ -16,21 +16,19 @@ from gpukiln.kubernetes.jobs import choice
 from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
 from gpukiln.kubernetes.jobs.render import manifests
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.quantity import amount
+from gpukiln.kubernetes.names import LABEL_VALUE, NAME, SERVICE, is_key, is_label, is_subdomain
+from gpukiln.kubernetes.quantity import amount, quantity
 from gpukiln.parsing import is_whole
 from gpukiln.redact import redact
 
 CPU_A_GPU, MEMORY_A_GPU_GIB = 3, 12  # what a node with 4 vCPU and 16 GiB for each GPU has left
 GRACE_S, SPOT_GRACE_S = 30, 110  # Kubernetes' own; EC2 says two minutes before that it takes a spot machine
 WEIGHTS = range(1, 101)  # k8s.io/api/core/v1, PreferredSchedulingTerm
-NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1123 label
-SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035 label: a Service's
-SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-LABEL_KEY = re.compile(
-    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-)
+VARIABLE = re.compile(r"(?!\.\.|\.$)[-._a-zA-Z][-._a-zA-Z0-9]*")
+MOST_PODS = 100_000  # of an Indexed Job (pkg/apis/batch/validation)
+MOST_INT32 = 2**31 - 1  # what backoffLimit and ttlSecondsAfterFinished may be (k8s.io/api/batch/v1)
+# Labels that the server gives the pods of a Job, and refuses a Job for (pkg/registry/batch/job/strategy.go).
+OF_JOBS = ("job-name", "controller-uid", "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid")
 # distribution/reference: [HOST[:PORT]/]PATH[:TAG][@DIGEST]
 IMAGE = re.compile(
     r"(?P<name>(?:[a-zA-Z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
@@ -133,6 +131,19 @@ class GpuJob:
         return list(_notes(self))
 
 
+def _check_counts(gpus: int, nodes: int, retries: int, give_up: Sequence[int]) -> None:
+    for one, option in ((gpus, "--gpus"), (nodes, "--nodes")):
+        if one < 1:
+            raise UsageError(f"{option} {one}, wanted 1 or more")
+    if nodes > MOST_PODS:
+        raise UsageError(f"--nodes {nodes}: an Indexed Job has at most {MOST_PODS} pods")
+    if not 0 <= retries * nodes <= MOST_INT32:
+        raise UsageError(f"--retries {retries}, wanted 0 or more, with --nodes at most {MOST_INT32} in all")
+    for code in give_up:
+        if not 1 <= code <= 255:
+            raise UsageError(f"--give-up {code} is no exit code of a failure", hint="wanted 1 to 255")
+
+
 def gpu_job(
     image: str,
     *,
@@ -190,15 +201,7 @@ def gpu_job(
     _check_image(image, allow_latest=allow_latest)
     chosen_name = name or _name_of(image)
     _check_names(chosen_name, namespace, nodes)
-    for one, option in ((gpus, "--gpus"), (nodes, "--nodes")):
-        if one < 1:
-            raise UsageError(f"{option} {one}, wanted 1 or more")
-    if retries < 0:
-        raise UsageError(f"--retries {retries}, wanted 0 or more")
-    for code in give_up:
-        if not 1 <= code <= 255:
-            raise UsageError(f"--give-up {code} is no exit code of a failure", hint="wanted 1 to 255")
-
+    _check_counts(gpus, nodes, retries, give_up)
     models = choice.models_of(_texts(gpu_model), "--gpu-model")
     products, named = _texts(product), _texts(instance_type)
     by = select_by or ("instance-type" if named else "product")
@@ -250,7 +253,7 @@ def gpu_job(
         retries=retries,
         give_up=tuple(sorted(set(give_up))),
         nodes=nodes,
-        queue=_named(queue, "--queue"),
+        queue=_queue(queue),
         provider=provider or None,  # type: ignore[arg-type]  # check_choice
         spot=spot,
         mounts=_mounts(_texts(cache), _texts(scratch)),
@@ -263,7 +266,7 @@ def gpu_job(
         tolerate=_tolerated(_texts(tolerate)),
         node_labels=_labels(node_label, "--node-label"),
         labels=_labels(label, "--label"),
-        resources=_resources(resource),
+        resources=_resources(resource, scratch=bool(_texts(scratch))),
         arguments=arguments,
         security="",
         run_as=_user(run_as),
@@ -449,6 +452,8 @@ def _whole_seconds(text: str, option: str) -> int:
     found = int(seconds(text, option))
     if found < 1:
         raise UsageError(f"{option} {text} is no time", hint="such as 2h")
+    if found > MOST_INT32:
+        raise UsageError(f"{option} {text} is more than {MOST_INT32} seconds", hint="such as 2h")
     return found
 
 
@@ -466,7 +471,15 @@ def _mounts(caches: Sequence[str], scratches: Sequence[str]) -> tuple[Mount, ...
         if not path.startswith("/"):
             raise UsageError(f"--scratch {text!r}, wanted SIZE:/PATH", hint="200Gi:/scratch")
         amount(size, "--scratch", "200Gi:/scratch")
-        found.append(Mount(path, size=size))
+        found.append(Mount(path, size=size.strip()))
+    for one in found:
+        for path in (one.path, one.source):
+            if ".." in path.split("/"):
+                raise UsageError(
+                    f"{path} goes up by `..`, which the server refuses", hint="the path without it"
+                )
+        if ":" in one.path:
+            raise UsageError(f"a path in a container holds no `:`, as {one.path} does", hint="another path")
     paths = ["/dev/shm", *(one.path.rstrip("/") for one in found)]  # noqa: S108 - the container's
     for path in paths:
         if not path or paths.count(path) > 1:
@@ -491,7 +504,7 @@ def _tolerated(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     found = []
     for text in texts:
         key, _, value = text.partition("=")
-        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+        if not is_label(key, value):
             raise UsageError(f"--tolerate {text!r}, wanted KEY or KEY=VALUE of a taint", hint="spot=true")
         found.append((key, value))
     return tuple(found)
@@ -500,31 +513,53 @@ def _tolerated(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def _labels(labels: Mapping[str, str] | Sequence[str], option: str) -> tuple[tuple[str, str], ...]:
     found = {}
     for key, value in _pairs(labels, option, "team=vision"):
-        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+        if not is_label(key, value):
             raise UsageError(f"{option} {key}={value} is no label", hint="team=vision, for example")
+        if option == "--label" and key in OF_JOBS:
+            raise UsageError(
+                f"--label {key}: the server sets it, and refuses a Job that has it", hint="--name"
+            )
         found[key] = value
     return tuple(found.items())
 
 
-def _resources(resources: Mapping[str, str] | Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _resources(resources: Mapping[str, str] | Sequence[str], *, scratch: bool) -> tuple[tuple[str, str], ...]:
     found = {}
     for name, value in _pairs(resources, "--resource", "vpc.amazonaws.com/efa=4"):
         if name in ("cpu", "memory") or name.startswith("nvidia.com/"):
             raise UsageError(
                 f"--resource {name} has an option of its own", hint="--cpu, --memory, --gpus, --mig"
             )
-        if "/" not in name and not name.startswith(("hugepages-", "ephemeral-storage")):
+        page = name.removeprefix("hugepages-") if name.startswith("hugepages-") else ""
+        domain, slash, _ = name.rpartition("/")
+        known = name == "ephemeral-storage" or (bool(page) and bool(quantity(page)))
+        extended = bool(slash) and is_key(name) and not domain.startswith("requests.")
+        if not known and not extended:
             raise UsageError(f"--resource {name} is none that a pod can ask for", hint="such as DOMAIN/NAME")
+        if name == "ephemeral-storage" and scratch:
+            raise UsageError(
+                "--resource ephemeral-storage and --scratch both ask for the node's disk",
+                hint="leave one of them out: --scratch asks for what its folders hold",
+            )
         many = amount(value, f"--resource {name}", "4")
-        if "/" in name and many % 1:
+        if slash and many % 1:
             raise UsageError(f"--resource {name}={value}: wanted a whole number")
-        found[name] = value
+        if page and many % (quantity(page) or 1):
+            raise UsageError(f"--resource {name}={value}: wanted whole pages of {page}")
+        found[name] = value.strip()
     return tuple(found.items())
+
+
+def _queue(text: str) -> str:
+    """A LocalQueue's name, which is the value of a label, too."""
+    if len(text) > 63:
+        raise UsageError(f"--queue {text!r} is no value of a label", hint="at most 63 characters")
+    return _named(text, "--queue")
 
 
 def _named(text: str, option: str) -> str:
     """A name of an object, or nothing."""
-    if text and (len(text) > 253 or not SUBDOMAIN.fullmatch(text)):
+    if text and not is_subdomain(text):
         raise UsageError(
             f"{option} {text!r} can't be the name of an object", hint="small letters, digits, `-` and `.`"
         )

@@ -6,15 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from datetime import date
+from ipaddress import ip_address
 from typing import Literal, get_args
 
 from gpukiln.catalog.bases import Base, base, load_bases
 from gpukiln.catalog.boards import boards
-from gpukiln.catalog.images import ImageDefinition, image_names, load_image
+from gpukiln.catalog.images import MAX_GIB, ImageDefinition, image_names, load_image
 from gpukiln.catalog.instance_types import InstanceType, instance_type
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.pointer import Pointer
-from gpukiln.kubernetes.machines import ARCHES, GPU, PRODUCT, ec2_name, sold
+from gpukiln.kubernetes.machines import ARCHES, GPU, INSTANCE_TYPE, PRODUCT, ec2_name, sold
+from gpukiln.kubernetes.names import is_label
 from gpukiln.kubernetes.nodes.hours import Hours
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import nothing, select
@@ -26,6 +28,16 @@ Capacity = Literal["on-demand", "spot", "reserved", "capacity-block"]
 PRESENT = "nvidia.com/gpu.present"
 ACCELERATOR = "k8s.amazonaws.com/accelerator"  # what cluster-autoscaler knows a GPU node by
 LEAST_VOLUME_GIB = 20  # of the node images that are built on
+# Of EKS's CreateNodegroup (its API reference), and of name prefixes, to which Terraform adds 26 characters
+# (hashicorp/terraform-provider-aws:internal/service/eks/node_group.go; a launch template's name has 128).
+MOST_TYPES, LONGEST_PREFIX, LONGEST_TEMPLATE_PREFIX = 20, 63 - 26, 128 - 26
+LONGEST_EKS_LABEL = 63
+LONGEST_TAG_KEY = 128  # of Auto Scaling; cluster-autoscaler reads labels from tags
+LABEL_TAG = "k8s.io/cluster-autoscaler/node-template/label/"
+KARPENTER_DOMAINS = ("karpenter.sh", "karpenter.k8s.aws")
+# Below kubernetes.io and k8s.io a kubelet takes labels of these domains, and those that it sets itself
+# (kubernetes/kubernetes:staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go).
+KUBELET_DOMAINS = ("kubelet.kubernetes.io", "node.kubernetes.io")
 TAINT = (GPU, "true", "NoSchedule")
 DAYTIME = Hours(tuple(range(7)), 6 * 60, 22 * 60)
 
@@ -205,10 +217,14 @@ def check(group: Group) -> Group:
         ("--ami", group.image, r"ami-[0-9a-f]{8,17}|/gpukiln/.+", "ami-0123456789abcdef0"),
         ("--role", group.role, r"[\w+=,.@/-]{1,64}", "eks-gpu-node"),
         ("--reservation", group.reservation, r"(cr-[0-9a-f]{8,17})?", "cr-0123456789abcdef0"),
-        ("--dns-ip", group.dns_ip, r"([0-9a-f.:]+)?", "10.100.0.10"),
     ):
-        if not re.fullmatch(form, text):
+        if not re.fullmatch(form, text, re.ASCII):
             raise UsageError(f"{name} {text!r}" if text else f"no {name}", hint=f"wanted: {name} {example}")
+    if group.dns_ip:
+        try:
+            ip_address(group.dns_ip)
+        except ValueError:
+            raise UsageError(f"--dns-ip {group.dns_ip!r} is no address", hint="wanted: 10.100.0.10") from None
     if not group.about_base.has_kubernetes:
         raise UsageError(
             f"{group.base} has no kubelet: a machine of it joins no cluster",
@@ -228,16 +244,69 @@ def check(group: Group) -> Group:
     for zone in group.zones:
         if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d[a-z]|[a-z0-9-]+-az\d", zone):
             raise UsageError(f"--zones {zone!r} is no zone", hint="wanted: for example us-west-2a,us-west-2b")
-    for key, value in group.labels.items():
-        if not re.fullmatch(r"([a-z0-9.-]+/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", key) or not re.fullmatch(
-            r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", value
-        ):
-            raise UsageError(f"--label {key}={value} is no label of Kubernetes", hint="wanted: team=vision")
-        if key in (PRESENT, PRODUCT, ACCELERATOR):
-            raise UsageError(f"--label {key} is set here already, by what the machines are")
+    _check_labels(group)
+    if group.provider != "karpenter":
+        _check_terraform(group)
     _check_sizes(group)
     _check_capacity(group)
     return group
+
+
+def _check_labels(group: Group) -> None:
+    for key, value in group.labels.items():
+        if not is_label(key, value):
+            raise UsageError(f"--label {key}={value} is no label of Kubernetes", hint="wanted: team=vision")
+        if key in (PRESENT, PRODUCT, ACCELERATOR):
+            raise UsageError(f"--label {key} is set here already, by what the machines are")
+        if why := _reserved(key):
+            raise UsageError(f"--label {key}: {why}", hint="a domain of your own, such as example.com/team")
+        if group.provider == "managed" and not 0 < len(value) <= LONGEST_EKS_LABEL >= len(key):
+            raise UsageError(
+                f"--label {key}={value}: EKS takes keys and values of 1 to {LONGEST_EKS_LABEL} characters",
+                hint="a shorter key, or another value",
+            )
+        if group.provider != "karpenter" and len(LABEL_TAG + key) > LONGEST_TAG_KEY:
+            raise UsageError(
+                f"--label {key}: the autoscaler's tag {LABEL_TAG}{key} is longer than {LONGEST_TAG_KEY} "
+                "characters, the most that a tag of Auto Scaling may have",
+                hint="a shorter key",
+            )
+
+
+def _reserved(key: str) -> str:
+    """Why a label of nodes can't be set here; empty where it can. Of Karpenter's domains its CRD says so."""
+    domain = key.rpartition("/")[0]
+    if domain.endswith(KARPENTER_DOMAINS):
+        return "Karpenter sets the labels of its domains, and refuses a NodePool that does"
+    inside = _is_below(domain, ("kubernetes.io", "k8s.io"))
+    allowed = _is_below(domain, KUBELET_DOMAINS)
+    if key == INSTANCE_TYPE or (inside and not allowed):
+        return "it is one of Kubernetes' own: a kubelet sets it itself, or does not start with it"
+    return ""
+
+
+def _is_below(domain: str, others: Sequence[str]) -> bool:
+    return any(domain == one or domain.endswith(f".{one}") for one in others)
+
+
+def _check_terraform(group: Group) -> None:
+    """What EKS and the provider of Terraform refuse."""
+    if group.provider == "managed" and len(group.types) > MOST_TYPES:
+        raise UsageError(
+            f"{len(group.types)} instance types: a managed node group has at most {MOST_TYPES}",
+            hint="--instance-type with those that are wanted, or --gpu with fewer models",
+        )
+    if group.provider == "managed" and len(f"{group.name}-") > LONGEST_PREFIX:
+        raise UsageError(
+            f"--name {group.name!r} is too long: Terraform adds 26 characters, and EKS takes 63",
+            hint=f"at most {LONGEST_PREFIX - 1} characters",
+        )
+    if len(f"{group.cluster}-{group.name}-") > LONGEST_TEMPLATE_PREFIX:
+        raise UsageError(
+            f"--name {group.name!r} is too long with --cluster {group.cluster!r}: Terraform adds 26 "
+            "characters to both, and a launch template's name has 128",
+            hint=f"both together at most {LONGEST_TEMPLATE_PREFIX - 2} characters",
+        )
 
 
 def _check_sizes(group: Group) -> None:
@@ -249,6 +318,11 @@ def _check_sizes(group: Group) -> None:
     least = group.definition.volume_size_gib if group.definition else LEAST_VOLUME_GIB
     if group.volume_gib < least:
         raise UsageError(f"--volume {group.volume_gib} GiB: the image alone has {least}", hint="--volume 100")
+    if group.volume_gib > MAX_GIB:
+        raise UsageError(
+            f"--volume {group.volume_gib} GiB: a gp3 volume that boots has at most {MAX_GIB} GiB",
+            hint="--volume 100; data of pods goes to claims of their own",
+        )
     if group.maximum < 1 or group.minimum > group.maximum:
         raise UsageError(
             f"--min {group.minimum}, --max {group.maximum}", hint="wanted: --min 0 or more, --max 1 or more"

@@ -1,0 +1,221 @@
+"""Rules on Kueue's queues, held against the jobs that wait in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from gpukiln.kubernetes.check.fit import has_form
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.workload import Path, Thing, Workload, at, is_open, mapping, sequence
+from gpukiln.kubernetes.placing import tolerates
+from gpukiln.kubernetes.quantity import quantity
+
+KUEUE = "kubernetes-sigs/kueue"
+QUEUE = "kueue.x-k8s.io/queue-name"
+LEAST_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"  # annotation: less than all may be admitted
+GROUPS: Path = ("spec", "resourceGroups")
+
+
+class Asked(NamedTuple):
+    """What a pod asks of a queue that the files have.
+
+    Args:
+        queue: The ClusterQueue.
+        resource: A GPU's.
+        amount: Of all pods of one set, which one flavor has to have.
+        group: Of the ClusterQueue's resources, that which has the resource; empty: none.
+    """
+
+    queue: Thing
+    resource: str
+    amount: Decimal
+    group: Mapping[str, Any]
+
+
+def _named(things: tuple[Thing, ...], name: Any) -> Thing | None:
+    return next((one for one in things if one.name == name), None)
+
+
+def _queue_of(thing: Thing) -> str:
+    name = mapping(thing.metadata.get("labels")).get(QUEUE)
+    return name if isinstance(name, str) and not is_open(name) else ""
+
+
+def _asked(workload: Workload, context: Context) -> Iterator[Asked]:
+    name = _queue_of(workload.thing)
+    local = _named(context.of_kind("LocalQueue", beside=workload.thing), name) if name else None
+    queue = (
+        _named(context.of_kind("ClusterQueue"), at(local.object, ("spec", "clusterQueue"))) if local else None
+    )
+    if queue is None:
+        return
+    amounts: dict[str, Decimal] = {}
+    for container in workload.main_containers:
+        for key in container.gpu_keys:
+            amounts[key] = amounts.get(key, Decimal(0)) + (quantity(container.limits.get(key)) or 0)
+    for resource, amount in amounts.items():
+        groups = [mapping(one) for one in sequence(at(queue.object, GROUPS))]
+        group = next((one for one in groups if resource in sequence(one.get("coveredResources"))), {})
+        yield Asked(queue, resource, amount * _pods(workload), group)
+
+
+def _pods(workload: Workload) -> int:
+    """Pods that are admitted together, where that is known; at least one."""
+    job = workload.job if workload.kind == "Job" else None
+    annotations = mapping(workload.thing.metadata.get("annotations"))
+    if job is None or LEAST_PARALLELISM in annotations:
+        return 1
+    numbers = [job.get(key, 1 if key == "parallelism" else None) for key in ("parallelism", "completions")]
+    known = [one for one in numbers if isinstance(one, int) and not isinstance(one, bool)]
+    return max(1, min(known, default=1))
+
+
+@rule(
+    "kueue-absent",
+    "warning",
+    Thing,
+    title="A queue or flavor that is named is there",
+    reason="the files have others of the kind, and not this one: unless the cluster has it, what waits there "
+    "is never admitted",
+    source="kueue.sigs.k8s.io/docs/concepts/cluster_queue, local_queue, resource_flavor",
+    fix="the name of one that is there, or its manifest",
+)
+def kueue_absent(thing: Thing, context: Context) -> Iterator[Fault]:
+    queue = _queue_of(thing)
+    locals_ = context.of_kind("LocalQueue", beside=thing)
+    if queue and locals_ and not _named(locals_, queue):
+        yield _absent("LocalQueue", queue, locals_, ("metadata", "labels", QUEUE))
+    clusters = context.of_kind("ClusterQueue")
+    target = at(thing.object, ("spec", "clusterQueue"))
+    if thing.kind == "LocalQueue" and isinstance(target, str) and clusters and not _named(clusters, target):
+        yield _absent("ClusterQueue", target, clusters, ("spec", "clusterQueue"))
+    flavors = context.of_kind("ResourceFlavor")
+    if thing.kind == "ClusterQueue" and flavors:
+        for where, flavor in _flavors(thing):
+            if flavor.get("name") and not _named(flavors, flavor["name"]):
+                yield _absent("ResourceFlavor", str(flavor["name"]), flavors, (*where, "name"))
+
+
+def _absent(kind: str, name: str, others: tuple[Thing, ...], where: Path) -> Fault:
+    return Fault(
+        f"no {kind} {name} in these files, which have {', '.join(sorted(o.name for o in others))}", where
+    )
+
+
+def _flavors(queue: Thing) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    for number, group in enumerate(sequence(at(queue.object, GROUPS))):
+        for index, flavor in enumerate(sequence(mapping(group).get("flavors"))):
+            yield (*GROUPS, number, "flavors", index), mapping(flavor)
+
+
+@rule(
+    "kueue-resources",
+    "error",
+    Thing,
+    title="A flavor has quotas for the covered resources, in their order",
+    reason="the API server refuses a ClusterQueue whose flavors list others",
+    source=f"{KUEUE}:pkg/webhooks/clusterqueue_webhook.go; apis/kueue/v1beta2/clusterqueue_types.go",
+    fix="resources of each flavor: the names of coveredResources, each once, in the same order",
+)
+def kueue_resources(thing: Thing, _: Context) -> Iterator[Fault]:
+    for number, group in enumerate(
+        sequence(at(thing.object, GROUPS)) if thing.kind == "ClusterQueue" else ()
+    ):
+        covered = [str(one) for one in sequence(mapping(group).get("coveredResources"))]
+        for index, flavor in enumerate(sequence(mapping(group).get("flavors"))):
+            listed = [str(mapping(one).get("name")) for one in sequence(mapping(flavor).get("resources"))]
+            if covered and listed != covered:
+                text = f"flavor {mapping(flavor).get('name')} has {', '.join(listed) or 'none'}; covered are "
+                yield Fault(text + ", ".join(covered), (*GROUPS, number, "flavors", index))
+
+
+@rule(
+    "kueue-uncovered",
+    "error",
+    Workload,
+    title="A queue covers the GPUs of the jobs that wait in it",
+    reason="Kueue never admits it: resource unavailable in ClusterQueue",
+    source=f"{KUEUE}:pkg/scheduler/flavorassigner/flavorassigner.go",
+    fix="the resource in coveredResources of the ClusterQueue, with a quota in each of its flavors; where "
+    "Kueue's configuration does not count it (excludeResourcePrefixes), --skip kueue-uncovered=REASON",
+    fragments=False,
+)
+def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Fault]:
+    for one in _asked(workload, context):
+        if not one.group and at(one.queue.object, GROUPS):
+            text = f"ClusterQueue {one.queue.name} does not cover {one.resource}"
+            yield Fault(text, ("metadata", "labels", QUEUE))
+
+
+@rule(
+    "kueue-quota",
+    "error",
+    Workload,
+    title="A queue has the quota for each job that waits in it",
+    reason="Kueue never admits it: a set of pods gets its GPUs from one flavor, and none has so many",
+    source="kueue.sigs.k8s.io/docs/concepts/cluster_queue",
+    fix="a larger nominalQuota, fewer pods at once, or a cohort to borrow from",
+    fragments=False,
+)
+def kueue_quota(workload: Workload, context: Context) -> Iterator[Fault]:
+    for one in _asked(workload, context):
+        spec = mapping(one.queue.object.get("spec"))
+        quotas = [
+            quantity(mapping(resource).get("nominalQuota"))
+            for flavor in sequence(one.group.get("flavors"))
+            for resource in sequence(mapping(flavor).get("resources"))
+            if mapping(resource).get("name") == one.resource
+        ]
+        known = [quota for quota in quotas if quota is not None]
+        borrows = spec.get("cohort") or spec.get("cohortName")
+        if known and len(known) == len(quotas) and not borrows and max(known) < one.amount:
+            text = f"{one.amount} of {one.resource} asked, a flavor of ClusterQueue {one.queue.name} has"
+            yield Fault(f"{text} at most {max(known)}", ("metadata", "labels", QUEUE))
+
+
+@rule(
+    "kueue-flavor",
+    "error",
+    Workload,
+    title="A job can have a flavor of its queue",
+    reason="Kueue never admits a job that selects other nodes than those of its flavors, or does not tolerate"
+    " their taints: it reads the template, before EKS adds a toleration",
+    source=f"{KUEUE}:apis/kueue/v1beta2/resourceflavor_types.go",
+    fix="tolerations in the template or in the ResourceFlavor, and a selector that one flavor has",
+    fragments=False,
+)
+def kueue_flavor(workload: Workload, context: Context) -> Iterator[Fault]:
+    if not has_form(workload.pod):
+        return
+    for one in _asked(workload, context):
+        names = [mapping(flavor).get("name") for flavor in sequence(one.group.get("flavors"))]
+        flavors = [_named(context.of_kind("ResourceFlavor"), name) for name in names]
+        found = [flavor for flavor in flavors if flavor is not None]
+        if not found or len(found) < len(flavors):
+            continue  # what is not here is not known
+        keys = {key for flavor in found for key in mapping(at(flavor.object, ("spec", "nodeLabels")))}
+        problems = [_unfit(workload, flavor, keys) for flavor in found]
+        if all(problems):
+            text = "; ".join(
+                f"flavor {flavor.name}: {why}" for flavor, why in zip(found, problems, strict=True)
+            )
+            yield Fault(f"ClusterQueue {one.queue.name}: {text}", ("metadata", "labels", QUEUE))
+
+
+def _unfit(workload: Workload, flavor: Thing, keys: set[str]) -> str:
+    """Why a pod can't have a flavor; keys that no flavor of the group has are not compared."""
+    spec = mapping(flavor.object.get("spec"))
+    labels = mapping(spec.get("nodeLabels"))
+    for key, value in mapping(workload.pod.get("nodeSelector")).items():
+        if key in keys and labels.get(key) != value:
+            return f"its nodes have {key}: {labels.get(key, 'none')}, {value} is selected"
+    tolerations = [*sequence(workload.pod.get("tolerations")), *sequence(spec.get("tolerations"))]
+    for taint in map(mapping, sequence(spec.get("nodeTaints"))):
+        known = taint.get("key") and taint.get("effect") in ("NoSchedule", "NoExecute")
+        only = {"tolerations": [one for one in tolerations if isinstance(one, Mapping)]}
+        if known and not tolerates(only, {**taint, "value": str(taint.get("value") or "")}):
+            value = f"={taint['value']}" if taint.get("value") else ""
+            return f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"
+    return ""

@@ -1,0 +1,177 @@
+"""Rules on volumes of GPU pods, held against the nodes and the other pods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from gpukiln.kubernetes.check.fit import judged
+from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules_running import selected
+from gpukiln.kubernetes.check.workload import Path, Thing, Workload, at, mapping, sequence
+from gpukiln.kubernetes.pools import ZONE, Pool
+from gpukiln.parsing import is_whole
+
+ZONES = (
+    ZONE,
+    "failure-domain.beta.kubernetes.io/zone",
+    "topology.ebs.csi.aws.com/zone",  # kubernetes-sigs/aws-ebs-csi-driver
+    "topology.ebs.csi.eks.amazonaws.com/zone",  # of EKS Auto Mode
+)
+
+
+def surge(workload: Workload) -> tuple[int, int, int]:
+    """Replicas of a Deployment, how many more an update starts, and how many fewer it needs."""
+    spec = mapping(workload.object.get("spec"))
+    replicas = spec.get("replicas")
+    many = replicas if isinstance(replicas, int) and not isinstance(replicas, bool) else 1
+    if at(spec, ("strategy", "type")) == "Recreate":
+        return many, 0, many
+    rolling = mapping(at(spec, ("strategy", "rollingUpdate")))
+    more = _share(rolling.get("maxSurge"), many, up=True)
+    fewer = _share(rolling.get("maxUnavailable"), many, up=False)
+    return many, more, fewer
+
+
+def _share(value: Any, of: int, *, up: bool) -> int:
+    """A number or a share of some pods; 25 % where nothing is said (pkg/apis/apps/v1/defaults.go)."""
+    text = "25%" if value is None else str(value)
+    if is_whole(text):
+        return int(text)
+    share = text.removesuffix("%")
+    if not is_whole(share):
+        return of  # it can't be read: nothing is said of it
+    return (math.ceil if up else math.floor)(of * int(share) / 100)
+
+
+def _claims(workload: Workload, context: Context) -> Iterator[tuple[Path, Thing]]:
+    """Volumes whose claim is among the files, and the claim."""
+    claims = context.of_kind("PersistentVolumeClaim", beside=workload.thing)
+    for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
+        name = at(volume, ("persistentVolumeClaim", "claimName"))
+        found = next((one for one in claims if name and one.name == name), None)
+        if found:
+            yield workload.at("volumes", index), found
+
+
+def _zones(claim: Thing, context: Context) -> set[str]:
+    """Zones of a claim's volume; empty: nothing is known."""
+    for volume in context.of_kind("PersistentVolume"):
+        of = mapping(at(volume.object, ("spec", "claimRef")))
+        bound = of.get("name") == claim.name and of.get("namespace", "") in (
+            "",
+            claim.namespace or of.get("namespace"),
+        )
+        if bound or (volume.name and volume.name == at(claim.object, ("spec", "volumeName"))):
+            terms = sequence(at(volume.object, ("spec", "nodeAffinity", "required", "nodeSelectorTerms")))
+            return _of_terms(terms, "matchExpressions", require_in=True)
+    name = at(claim.object, ("spec", "storageClassName"))
+    for one in context.of_kind("StorageClass"):
+        if name and one.name == name:
+            return _of_terms(
+                sequence(one.object.get("allowedTopologies")), "matchLabelExpressions", require_in=False
+            )
+    return set()
+
+
+def _of_terms(terms: list[Any], key: str, *, require_in: bool) -> set[str]:
+    """Zones of which one will do; a term that names none allows all of them."""
+    found: set[str] = set()
+    for term in terms:
+        zones = {
+            str(value)
+            for one in map(mapping, sequence(mapping(term).get(key)))
+            if one.get("key") in ZONES and (not require_in or one.get("operator") == "In")
+            for value in sequence(one.get("values"))
+        }
+        if not zones:
+            return set()
+        found |= zones
+    return found
+
+
+def _of_pool(pool: Pool) -> set[str]:
+    if pool.nodes:
+        return {str(node["metadata"].get("labels", {}).get(ZONE, "")) for node in pool.nodes}
+    return set(pool.choices.get(ZONE, ())) or ({pool.labels[ZONE]} if ZONE in pool.labels else set())
+
+
+@rule(
+    "volume-zone",
+    "error",
+    Workload,
+    title="A GPU pod's volumes are in a zone that its nodes are in",
+    reason="a volume of EBS is attached in its own zone alone: the pod stays Pending, node(s) had volume "
+    "node affinity conflict",
+    source="kubernetes.io/docs/concepts/storage/persistent-volumes/#node-affinity",
+    fix="a pool in the volume's zone, or a StorageClass with volumeBindingMode: WaitForFirstConsumer",
+    fragments=False,
+)
+def volume_zone(workload: Workload, context: Context) -> Iterator[Fault]:
+    if not judged(workload):
+        return
+    known = [
+        (path, claim, zones)
+        for path, claim in _claims(workload, context)
+        if (zones := _zones(claim, context))
+    ]
+    if not known:
+        return
+    path, claim, both = known[0]
+    for where, other, zones in known[1:]:
+        if not both & zones:
+            text = f"{claim.name} is in {_listed(both)}, {other.name} in {_listed(zones)}"
+            yield Fault(text, where)
+            return
+        both &= zones
+    for key, values in ((key, {*values}) for _, key, values in selected(workload, required=True)):
+        if key in ZONES and not values & both:
+            yield Fault(f"{claim.name} is in {_listed(both)}, the pod selects {key}: {_listed(values)}", path)
+            return
+    pools = {one.pool.name: _of_pool(one.pool) for one in context.places(workload) if not one.problems}
+    if pools and all(zones and "" not in zones and not zones & both for zones in pools.values()):
+        where_pools = ", ".join(f"{name} in {_listed(zones)}" for name, zones in pools.items())
+        yield Fault(f"{claim.name} is in {_listed(both)}, pool {where_pools}", path)
+
+
+def _listed(zones: set[str]) -> str:
+    return " or ".join(sorted(zones))
+
+
+@rule(
+    "claim-for-one",
+    "warning",
+    Workload,
+    title="A claim that one node may mount is not for GPU pods on several",
+    reason="ReadWriteOnce is for one node: on another the next pod, an update's too, waits with Multi-Attach "
+    "error",
+    source="kubernetes.io/docs/concepts/storage/persistent-volumes/#access-modes; "
+    "kubernetes.io/docs/concepts/workloads/controllers/deployment/#strategy",
+    fix="ReadWriteMany (EFS, FSx), a claim for each pod, or strategy: {type: Recreate} for one replica",
+    fragments=False,
+)
+def claim_for_one(workload: Workload, context: Context) -> Iterator[Fault]:
+    if not workload.gpus:
+        return
+    for path, claim in _claims(workload, context):
+        modes = [str(one) for one in sequence(at(claim.object, ("spec", "accessModes")))]
+        if not modes or not {*modes} <= {"ReadWriteOnce", "ReadWriteOncePod"}:
+            continue
+        why = _together(workload)
+        if why:
+            yield Fault(f"{claim.name} is {', '.join(modes)}, and {why}", path)
+
+
+def _together(workload: Workload) -> str:
+    """Why several pods of a workload are there at once; empty: they are not, or it is not known."""
+    job = mapping(workload.job)
+    parallel = job.get("parallelism")
+    if isinstance(parallel, int) and parallel > 1 and job.get("completions", parallel) != 1:
+        return f"parallelism is {parallel}"
+    if workload.kind != "Deployment":
+        return ""
+    many, more, fewer = surge(workload)
+    if many > 1:
+        return f"there are {many} replicas"
+    return "an update starts the new pod before the old one ends" if many and more and not fewer else ""

@@ -93,11 +93,12 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out or b"", err or b"")
 
 
-def tool(*command: str, stdin: str | None = None) -> str:
+def tool(*command: str, stdin: str | None = None, folder: Path | None = None) -> str:
     """Run a program that has to succeed.
 
     Args:
         stdin: Text for its standard input.
+        folder: Where it writes; looked at while it runs.
 
     Returns:
         Its standard output.
@@ -105,7 +106,8 @@ def tool(*command: str, stdin: str | None = None) -> str:
     Raises:
         UnavailableError: See `run`; or it failed, and the details are the end of its output.
     """
-    done = run(command, limit_s=LONG_S, given=None if stdin is None else stdin.encode())
+    given = None if stdin is None else stdin.encode()
+    done = run(command, limit_s=LONG_S, folder=folder, given=given)
     if done.returncode:
         lines = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
         raise UnavailableError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpukiln import programs
 from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.sparse import sha256
-from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import whole_or_not
 
@@ -169,16 +169,8 @@ def _squash(root: Path, kernel: Kernel, target: Path) -> None:
             f"kernel {kernel.version} unpacks no squashfs (CONFIG_SQUASHFS_{'|'.join(COMPRESSIONS)})",
             hint="bake the image on a base with Debian's own kernel",
         )
-    done = programs.run(
-        ["mksquashfs", str(root), str(target), *compression, "-noappend", "-no-progress", "-quiet"],
-        limit_s=programs.LONG_S,
-        folder=target.parent,
-    )
-    if done.returncode:
-        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-        raise UnavailableError(
-            f"mksquashfs failed with exit code {done.returncode}", details=tuple(said[-6:])
-        )
+    command = ["mksquashfs", str(root), str(target), *compression, "-noappend", "-no-progress", "-quiet"]
+    programs.tool(*command, folder=target.parent)
 
 
 def _write_texts(

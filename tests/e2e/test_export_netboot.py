@@ -16,7 +16,7 @@ from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.base import current_base
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.disks.loop import LoopDevice
-from gpukiln.disks.mount import mount_root
+from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.sparse import copy_disk
 from gpukiln.exports.installer import read_content, write_installer
 from gpukiln.exports.netboot import write_netboot
@@ -39,7 +39,7 @@ BLACKLIST = "modprobe.blacklist=nouveau"
 
 
 @pytest.fixture(scope="module")
-def disk(here, tmp_path_factory) -> Path:
+def disk(here) -> Path:
     """The base's disk, made small, with a record and with a kernel's argument as images have them."""
     layout = Layout(here.home)
     small = here.home / "small.raw"
@@ -54,9 +54,7 @@ def disk(here, tmp_path_factory) -> Path:
     with small.open("r+b") as file:
         file.truncate(start * 512 + (ROOT_MIB + 2 << 20))
     tool("sfdisk", "--quiet", "--no-reread", "--wipe=never", str(small), stdin=dump)
-    root = tmp_path_factory.mktemp("root")
-    mount_root(small, root)
-    try:
+    with mounted_root(small, writable=True) as root:
         for path in (path for pattern in UNUSED for path in root.glob(pattern)):
             shutil.rmtree(path)
         [modules] = (root / "lib/modules").iterdir()
@@ -65,8 +63,6 @@ def disk(here, tmp_path_factory) -> Path:
         (root / "etc/gpukiln/image.json").write_text(json.dumps(RECORD))
         config = root / "boot/grub/grub.cfg"
         config.write_text(config.read_text().replace(" ro ", f" ro {BLACKLIST} ", 1))
-    finally:
-        tool("umount", str(root))
     return small
 
 

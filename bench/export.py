@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gpukiln.exports import run, sparse
+from gpukiln.disks import sparse
+from gpukiln.exports import run
 from gpukiln.exports.source import find_source
 from gpukiln.images.builds import Builds
 from gpukiln.progress import Progress

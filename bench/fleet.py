@@ -14,10 +14,12 @@ from pathlib import Path
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.container import Container
-from gpukiln.clouds.embedded.disk import copy_disk, mounted_root, run
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machine import MachineSpec
 from gpukiln.clouds.embedded.network import MachineNetwork, free_ssh_port
+from gpukiln.disks.mount import mounted_root
+from gpukiln.disks.sparse import copy_disk
+from gpukiln.programs import tool
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESSES = "127.78.0."
@@ -53,7 +55,7 @@ class Clone(Container):
         for name in ("root", "upper", "work", "docker", "containerd"):
             (self.spec.folder / name).mkdir(parents=True)
         options = f"lowerdir={self._lower},upperdir={self.spec.folder}/upper,workdir={self.spec.folder}/work"
-        run("mount", "-t", "overlay", "-o", options, "overlay", str(self._root))
+        tool("mount", "-t", "overlay", "-o", options, "overlay", str(self._root))
         keys = self._root / f"home/{USER}/.ssh/authorized_keys"
         keys.write_text(self._public_key)
         os.chown(keys, USER_ID, USER_ID)
@@ -106,7 +108,7 @@ def fleet(disk: Path, count: int, folder: Path) -> Iterator[Fleet]:
         The machines; they are gone at the end.
     """
     key = folder / "key"
-    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+    tool("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
     addresses = tuple(f"{ADDRESSES}{number}" for number in range(1, count + 1))
     port = free_ssh_port(addresses[0])
     variables = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.rows import Measured, VoidError, stopwatch
 from gpukiln.clouds.embedded.base import PACKAGES, RELEASE, SIZE_GIB
-from gpukiln.clouds.embedded.disk import build_disk
+from gpukiln.disks.build import build_disk
 from gpukiln.sources.apt import debian_sources, strip_credentials
 
 DRIVER = [

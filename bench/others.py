@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.hand import IMAGE, require_image, run
 from bench.rows import Measured, VoidError, stopwatch
 from gpukiln.clouds.embedded.base import RELEASE, SIZE_GIB
-from gpukiln.clouds.embedded.disk import build_disk
+from gpukiln.disks.build import build_disk
 from gpukiln.sources.apt import COMPONENTS, debian_sources
 
 CHANGED_FILE = "etc/gpukiln/bench"

@@ -57,8 +57,8 @@ def run(
         LateError: It took too long.
         UnavailableError: It is not installed, or the disk is full.
     """
-    if folder is not None and free_bytes(folder) < needs_mib * MIB:
-        raise disk_full(folder, needs_mib)
+    if folder is not None:
+        require_room(folder, needs_mib * MIB)
     pipe = output if output is not None else subprocess.PIPE
     try:
         process = subprocess.Popen(
@@ -96,6 +96,43 @@ def run(
         process.communicate()
         raise
     return subprocess.CompletedProcess(command, process.returncode, out or b"", err or b"")
+
+
+def tool(*command: str, stdin: str | None = None, folder: Path | None = None) -> str:
+    """Run a program that has to succeed.
+
+    Args:
+        stdin: Text for its standard input.
+        folder: Where it writes; looked at while it runs.
+
+    Returns:
+        Its standard output.
+
+    Raises:
+        UnavailableError: See `run`; or it failed, and the details are the end of its output.
+    """
+    given = None if stdin is None else stdin.encode()
+    done = run(command, limit_s=LONG_S, folder=folder, given=given)
+    if done.returncode:
+        lines = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+        raise UnavailableError(
+            f"{command[0]} failed with exit code {done.returncode}", details=tuple(lines[-8:])
+        )
+    return done.stdout.decode(errors="replace")
+
+
+def require_room(folder: Path, need: int) -> None:
+    """Refuse to write what finds no room.
+
+    Args:
+        folder: Where it would be written.
+        need: Its bytes.
+
+    Raises:
+        UnavailableError: Fewer are free.
+    """
+    if free_bytes(folder) < need:
+        raise disk_full(folder, need // MIB)
 
 
 def free_bytes(folder: Path) -> int:

@@ -12,6 +12,8 @@ from gpukiln.typed import load, strict, template, unknown
 
 Published = Annotated[str, template("kubernetes", "arch")]
 
+EC2_CONFIG = "etc/cloud/cloud.cfg.d/20_ec2.cfg"
+"""Where the embedded cloud's base has cloud-init ask EC2; removed where a disk is prepared for elsewhere."""
 
 NO_KUBERNETES = "none"
 """What stands in the version's place, in tags and in a channel's parameter, where a base has none."""

@@ -4,9 +4,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpukiln.clouds.embedded.disk import EFI_FILE, ESP_TYPE, has_file, mounted_root, partitions
+from gpukiln.disks.build import EFI_FILE
+from gpukiln.disks.identify import has_file
+from gpukiln.disks.mount import mounted_root
+from gpukiln.disks.table import read_table
 
-BOOT_CODE = 440  # bytes of the first sector (UEFI 2.10, 5.2.1); all zero where no BIOS finds a bootloader
 DRIVERS = {
     "disks": {"virtio": "virtio_blk", "scsi": "virtio_scsi", "sata": "ahci", "nvme": "nvme"},
     "networks": {"virtio": "virtio_net", "e1000e": "e1000e", "vmxnet3": "vmxnet3"},
@@ -37,11 +39,12 @@ def boots_on(disk: Path) -> BootsOn:
     distribution's default on Debian and Ubuntu (MODULES=most), not on those of dracut's `hostonly`.
 
     Raises:
+        IncompatibleError: The disk has no partition table, or a damaged one.
         UnavailableError: The disk has no root file system, or a tool is missing or failed.
     """
-    with disk.open("rb") as file:
-        firmware: tuple[str, ...] = ("bios",) if any(file.read(BOOT_CODE)) else ()
-    if any(has_file(disk, part, EFI_FILE) for part in partitions(disk) if part.type == ESP_TYPE):
+    table = read_table(disk)
+    firmware: tuple[str, ...] = ("bios",) if table.boot_code else ()
+    if any(has_file(disk, part, EFI_FILE) for part in table.system_partitions):
         firmware += ("uefi",)
     with mounted_root(disk) as root:
         # where lib is a folder of its own; a link to usr/lib could lead to this computer's

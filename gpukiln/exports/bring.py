@@ -11,15 +11,15 @@ from typing import Any
 
 from rich.text import Text
 
-from gpukiln import programs
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.images import load_image
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.disks import identify, sparse
+from gpukiln.disks.convert import convert
+from gpukiln.disks.qcow2 import virtual_bytes
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
-from gpukiln.exports import disk as disks
-from gpukiln.exports import ebs, sparse
+from gpukiln.exports import ebs
 from gpukiln.exports.beside import ABOUT, beside_of
-from gpukiln.exports.formats import convert
 from gpukiln.files import remove, remove_partial_of, whole_or_not
 from gpukiln.images.fit import refuse
 from gpukiln.images.subject import (
@@ -48,6 +48,7 @@ from gpukiln.instances.tags import (
 )
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
+from gpukiln.programs import require_room
 from gpukiln.progress import Meter, Progress
 from gpukiln.state import state_home
 
@@ -147,8 +148,8 @@ def look(file: Path, says: Says, progress: Progress) -> Disk:
     """
     if not file.is_file():
         raise UsageError(f"{file} is no file", hint="wanted: a raw or a qcow2 disk")
-    form = disks.form_of(file)
-    size = disks.look(file).bytes if form == "raw" else _virtual_bytes(file)
+    form = identify.form_of(file)
+    size = identify.look(file).bytes if form == "raw" else virtual_bytes(file)
     tags = _tags(file, says)
     before = file.stat()
     with progress.step("checksum"):
@@ -167,13 +168,6 @@ def look(file: Path, says: Says, progress: Progress) -> Disk:
     subject = subject_from_tags(file.name, tags)
     refuse(machine_findings(subject, subject.instance_types))
     return found
-
-
-def _virtual_bytes(file: Path) -> int:
-    """Big-endian at 24 in the header (QEMU, docs/interop/qcow2.rst)."""
-    with file.open("rb") as opened:
-        opened.seek(24)
-        return int.from_bytes(opened.read(8), "big")
 
 
 def _tags(file: Path, says: Says) -> dict[str, str]:
@@ -240,12 +234,11 @@ def bring(disk: Disk, cloud: Cloud, progress: Progress) -> Imported:
             return made
         if disk.form == "qcow2" and not raw.exists():
             with progress.step("unpack the disk"), whole_or_not(raw) as partial:
-                if programs.free_bytes(home) < disk.file.stat().st_size:
-                    raise programs.disk_full(home, disk.file.stat().st_size >> 20)
+                require_room(home, disk.file.stat().st_size)
                 convert(disk.file, partial, "qcow2", "raw", progress)
         source = raw if disk.form == "qcow2" else disk.file
         try:
-            looked = disks.look(source)
+            looked = identify.look(source)
         except IncompatibleError:
             remove(raw)
             raise
@@ -265,7 +258,7 @@ def bring(disk: Disk, cloud: Cloud, progress: Progress) -> Imported:
     )
 
 
-def _require_architecture(disk: Disk, looked: disks.Disk) -> None:
+def _require_architecture(disk: Disk, looked: identify.Disk) -> None:
     recipe = load_image(disk.tags[RECIPE_TAG])
     if recipe.architecture != looked.architecture:
         raise IncompatibleError(
@@ -319,7 +312,7 @@ def _made(cloud: Cloud, disk: Disk) -> Imported | None:
     return _imported(cloud, disk, images[0])
 
 
-def _registered(cloud: Cloud, disk: Disk, looked: disks.Disk, snapshot_id: str) -> Imported:
+def _registered(cloud: Cloud, disk: Disk, looked: identify.Disk, snapshot_id: str) -> Imported:
     """Register the image; where that is refused, the snapshot goes."""
     ec2 = cloud.client("ec2")
     tags = {**disk.tags, OWNER_TAG: owner()}

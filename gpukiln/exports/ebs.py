@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpukiln.clouds.base import explain_aws_errors
+from gpukiln.disks.sparse import blocks
 from gpukiln.errors import UnavailableError
-from gpukiln.exports.sparse import extents
 from gpukiln.files import remove, write_whole
 
 BLOCK = 512 << 10  # bytes; EBS has no other size
@@ -251,7 +251,7 @@ def write_snapshot(
     number, stop = os.open(disk, os.O_RDONLY), threading.Event()
     try:
         done = dict(journal.done)
-        wanted = [index for index in blocks_with_data(number) if index not in done]
+        wanted = [index for index in blocks(number, BLOCK) if index not in done]
         begin(len(wanted) * BLOCK)
 
         def one(index: int) -> int:
@@ -349,15 +349,6 @@ def drop_snapshot(ec2: Any, snapshot_id: str, error: BaseException) -> None:
             ec2.delete_snapshot(SnapshotId=snapshot_id)
     except UnavailableError as left:
         error.add_note(f"{left.message}: `invoke cloud.sweep` removes it")
-
-
-def blocks_with_data(number: int) -> Iterator[int]:
-    """The blocks of an open sparse file that are no hole, in ascending order."""
-    last = -1
-    for begin, end in extents(number):
-        first = max(begin // BLOCK, last + 1)
-        last = (end - 1) // BLOCK
-        yield from range(first, last + 1)
 
 
 def checksum(data: bytes) -> str:

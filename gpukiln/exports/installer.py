@@ -5,19 +5,20 @@ runs is `installer.sh`, in the initramfs; the image lies on the medium, or is fe
 """
 
 import hashlib
-import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpukiln import programs
-from gpukiln.clouds.embedded.disk import mounted_root, run
-from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.disks import sparse
+from gpukiln.disks.convert import compress
+from gpukiln.disks.mount import mounted_root
+from gpukiln.disks.table import read_table
+from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import remove, whole_or_not
-from gpukiln.parsing import parse_json
+from gpukiln.programs import tool
 
 BLOCK = 4 << 20  # bytes: what is not zero is told in such steps, so that hundreds of lines tell it
 PACKED = "disk.raw.zst"
@@ -149,14 +150,13 @@ def write_installer(
             say("packing the disk, making an initramfs")
             _fill(tree, root, kernel, release, disk, content, url, arguments)
             say("putting the medium together")
-            run(
+            tool(
                 *("grub-mkrescue", "-o", str(partial), "--locales=", "--themes=", str(tree)),
                 *("--", "-volid", label_of(content)),
             )
         finally:
             remove(tree)
-        with partial.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest = sparse.sha256(partial)
     return Installer(file, file.stat().st_size, digest, kernel.version, kernel.lacks)
 
 
@@ -164,7 +164,8 @@ def read_content(disk: Path) -> Content:
     """Find what of a raw disk is not zero; holes are not read."""
     digest, found = hashlib.sha256(), list[tuple[int, int]]()
     with disk.open("rb") as file:
-        for offset in _blocks(file.fileno(), disk.stat().st_size):
+        for index in sparse.blocks(file.fileno(), BLOCK):
+            offset = index * BLOCK
             file.seek(offset)
             block = file.read(BLOCK)
             if block.count(0) == len(block):
@@ -175,20 +176,6 @@ def read_content(disk: Path) -> Content:
             else:
                 found.append((offset, len(block)))
     return Content(tuple(found), digest.hexdigest())
-
-
-def _blocks(descriptor: int, size: int) -> Iterator[int]:
-    """Offsets of the blocks that a sparse file has something in."""
-    end = 0
-    while end < size:
-        try:
-            data = os.lseek(descriptor, end, os.SEEK_DATA)
-        except OSError:  # ENXIO: a hole up to the end
-            return
-        start = max(data // BLOCK * BLOCK, end)
-        hole = os.lseek(descriptor, data, os.SEEK_HOLE)
-        end = min(-(-hole // BLOCK) * BLOCK, size)
-        yield from range(start, end, BLOCK)
 
 
 def label_of(content: Content) -> str:
@@ -211,7 +198,7 @@ def _fill(
     (boot / "grub").mkdir(parents=True)
     (boot / "vmlinuz").write_bytes(kernel.file.read_bytes())
     (boot / "grub/grub.cfg").write_text(grub_menu(kernel, arguments, name), encoding="utf-8")
-    packed = pack(disk, tree / PACKED) if url is None else ""
+    packed = compress(disk, tree / PACKED) if url is None else ""
     build_initramfs(
         root,
         kernel,
@@ -230,22 +217,6 @@ def _fill(
     )
 
 
-def pack(disk: Path, target: Path) -> str:
-    """Pack a raw disk, as `--to raw.zst` does.
-
-    Returns:
-        The SHA-256 of what was packed.
-    """
-    done = programs.run(
-        ["zstd", "-q", "-T0", "-o", str(target), str(disk)], limit_s=programs.LONG_S, folder=target.parent
-    )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise UnavailableError(f"zstd failed with exit code {done.returncode}: {said}")
-    with target.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def render_settings(disk: Path, content: Content, packed: str, url: str | None, name: str) -> str:
     """What `installer.sh` reads beside itself.
 
@@ -258,7 +229,7 @@ def render_settings(disk: Path, content: Content, packed: str, url: str | None, 
         "raw_zst": PACKED,
         "zst_sha256": packed,
         "data_sha256": content.sha256,
-        "table": _table(disk),
+        "table": read_table(disk).label,
         "label": label_of(content),
         "url": url or "",
     }
@@ -289,10 +260,3 @@ def grub_menu(kernel: Kernel, arguments: Sequence[str], name: str) -> str:
             for where in order
         )
     )
-
-
-def _table(disk: Path) -> str:
-    label = str(parse_json(run("sfdisk", "--json", str(disk)))["partitiontable"]["label"])
-    if label not in {"gpt", "dos"}:
-        raise IncompatibleError(f"{disk} has a partition table {label!r}", hint="gpt or dos is wanted")
-    return label

@@ -4,15 +4,15 @@ Debian's live-boot (live-boot(7)) fetches the squashfs, which is the image's roo
 tmpfs over it. What a machine needs beyond that, its key and its name, cloud-init's NoCloud fetches over HTTP.
 """
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpukiln import programs
-from gpukiln.clouds.embedded.disk import mounted_root
-from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.disks.mount import mounted_root
+from gpukiln.disks.sparse import sha256
+from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import whole_or_not
 
@@ -169,22 +169,14 @@ def _squash(root: Path, kernel: Kernel, target: Path) -> None:
             f"kernel {kernel.version} unpacks no squashfs (CONFIG_SQUASHFS_{'|'.join(COMPRESSIONS)})",
             hint="bake the image on a base with Debian's own kernel",
         )
-    done = programs.run(
-        ["mksquashfs", str(root), str(target), *compression, "-noappend", "-no-progress", "-quiet"],
-        limit_s=programs.LONG_S,
-        folder=target.parent,
-    )
-    if done.returncode:
-        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-        raise UnavailableError(
-            f"mksquashfs failed with exit code {done.returncode}", details=tuple(said[-6:])
-        )
+    command = ["mksquashfs", str(root), str(target), *compression, "-noappend", "-no-progress", "-quiet"]
+    programs.tool(*command, folder=target.parent)
 
 
 def _write_texts(
     root: Path, folder: Path, kernel: Kernel, name: str, url: str | None, memory_mib: int
 ) -> None:
-    digest = _sha256(folder / "filesystem.squashfs")
+    digest = sha256(folder / "filesystem.squashfs")
     seed = folder / SEED
     seed.mkdir()
     (seed / "meta-data").write_text(f"instance-id: netboot-{digest[:12]}\n", encoding="utf-8")
@@ -199,14 +191,9 @@ def _write_texts(
         encoding="utf-8",
     )
     constant = [file for file in _files(folder) if file.parent == folder]  # the seed is the user's
-    sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in constant)
+    sums = "".join(f"{sha256(file)}  {file.name}\n" for file in constant)
     (folder / "SHA256SUMS").write_text(sums, encoding="utf-8")
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

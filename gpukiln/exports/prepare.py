@@ -1,16 +1,16 @@
 """Makes a raw disk ready for a machine that has none of EC2's metadata, without booting it."""
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gpukiln.clouds.embedded.base import EC2_CONFIG
-from gpukiln.clouds.embedded.disk import fit_table, mount_root, mounted_root, mountpoint
+from gpukiln.catalog.bases import EC2_CONFIG
+from gpukiln.disks.grow import fit_table, grow_file
+from gpukiln.disks.mount import mounted_root
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.files import whole_or_not
 from gpukiln.parsing import parse_json
@@ -54,10 +54,11 @@ def prepare(
             _require_cloud_init(root, disk, f"--datasource {datasource}" if datasource else "--ssh-key")
     begin()
     if size_gib is not None:
-        _grow(disk, size_gib)
+        grow_file(disk, size_gib)
+        fit_table(disk)
     if not datasource and not keys:
         return
-    with _root(disk) as root:
+    with mounted_root(disk, writable=True) as root:
         _write(root, CONFIG, _config(datasource, keys))
         if datasource:
             _remove(root, EC2_CONFIG)
@@ -100,19 +101,6 @@ def _require_cloud_init(root: Path, disk: Path, wish: str) -> None:
         )
     for name in (CONFIG, EC2_CONFIG, FORCED, RECORD):
         _inside(root, name)
-
-
-def _grow(disk: Path, size_gib: int) -> None:
-    with disk.open("r+b") as file:
-        file.truncate(size_gib << 30)
-    fit_table(disk)
-
-
-@contextlib.contextmanager
-def _root(disk: Path) -> Iterator[Path]:
-    with mountpoint() as folder:
-        mount_root(disk, folder)
-        yield folder
 
 
 def _config(datasource: str, keys: Sequence[str]) -> str:

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from gpukiln import programs
 from gpukiln.clouds.base import Cloud
+from gpukiln.disks import sparse
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UsageError
-from gpukiln.exports import beside, sparse
+from gpukiln.exports import beside
 from gpukiln.exports.boots import BootsOn, boots_on
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.prepare import check_options, prepare
@@ -256,8 +257,7 @@ def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
     meters: list[Meter] = []
 
     def begin(count: int) -> None:
-        if programs.free_bytes(work.disk.parent) < count:
-            raise programs.disk_full(work.disk.parent, count >> 20)
+        programs.require_room(work.disk.parent, count)
         meters.append(Meter(progress, count))
 
     return read_disk(
@@ -273,7 +273,7 @@ def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
 def _prepared(wish: Wish, disk: Path, work: _Work, progress: Progress) -> Path:
     """A disk of ours, changed; what was read of EBS is not gone on with after that."""
     if disk != work.disk:
-        _require_room(work.disk.parent, sparse.data_bytes(disk))
+        programs.require_room(work.disk.parent, sparse.data_bytes(disk))
         meter = Meter(progress, sparse.data_bytes(disk))
         remove(work.disk)  # a run that was killed may have it mounted still
         sparse.copy(disk, work.disk, meter.add)
@@ -301,14 +301,9 @@ def _made(wish: Wish, to: str, disk: Path, work: _Work, progress: Progress) -> t
     if form.is_disk and disk == work.disk:
         return "", disk
     if not form.smaller:
-        _require_room(work.part.parent, sparse.data_bytes(disk))
+        programs.require_room(work.part.parent, sparse.data_bytes(disk))
     address = {"url": wish.url} if form.has_url else {}
     return form.make(disk, work.part, progress, **address), work.part
-
-
-def _require_room(folder: Path, needs: int) -> None:
-    if programs.free_bytes(folder) < needs:
-        raise programs.disk_full(folder, needs >> 20)
 
 
 def _digests(output: Path, part: Path, digest: str, users: str, progress: Progress) -> dict[str, str]:

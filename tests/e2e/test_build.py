@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gpukiln.clouds.embedded.disk import mounted_root
+from gpukiln.disks.mount import mounted_root
 from gpukiln.images import modules
 from tests.support.faults import FAULTS, LAST
 from tests.support.harness import ROOT, SIMULATED, Node, copy_checkout, wait_for

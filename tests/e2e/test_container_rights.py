@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.clouds.embedded.loop import LoopDevice
+from gpukiln.disks.loop import LoopDevice
 from tests.support.harness import Node, command_lines
 
 pytestmark = pytest.mark.e2e

@@ -14,11 +14,13 @@ import pytest
 
 from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.base import current_base
-from gpukiln.clouds.embedded.disk import copy_disk, mount_root, run
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.loop import LoopDevice
+from gpukiln.disks.loop import LoopDevice
+from gpukiln.disks.mount import mounted_root
+from gpukiln.disks.sparse import copy_disk
 from gpukiln.exports.installer import read_content, write_installer
 from gpukiln.exports.netboot import write_netboot
+from gpukiln.programs import tool
 from tests.support.harness import BOOT_S, SSH_OPTIONS, wait_for
 from tests.support.served import served_folder
 
@@ -37,34 +39,30 @@ BLACKLIST = "modprobe.blacklist=nouveau"
 
 
 @pytest.fixture(scope="module")
-def disk(here, tmp_path_factory) -> Path:
+def disk(here) -> Path:
     """The base's disk, made small, with a record and with a kernel's argument as images have them."""
     layout = Layout(here.home)
     small = here.home / "small.raw"
     copy_disk(layout.snapshot(current_base(layout).snapshot_id), small)
-    table = json.loads(run("sfdisk", "--json", str(small)))["partitiontable"]
+    table = json.loads(tool("sfdisk", "--json", str(small)))["partitiontable"]
     start = next(part["start"] for part in table["partitions"] if part["node"].endswith("raw1"))
     with contextlib.closing(LoopDevice(small, offset=start * 512)) as loop:
-        run("e2fsck", "-f", "-p", str(loop.path))
-        run("resize2fs", str(loop.path), f"{ROOT_MIB}M")
-    lines = [line for line in run("sfdisk", "--dump", str(small)).splitlines() if "last-lba" not in line]
+        tool("e2fsck", "-f", "-p", str(loop.path))
+        tool("resize2fs", str(loop.path), f"{ROOT_MIB}M")
+    lines = [line for line in tool("sfdisk", "--dump", str(small)).splitlines() if "last-lba" not in line]
     dump = re.sub(rf"(start= *{start}, size= *)\d+", rf"\g<1>{ROOT_MIB * 2048}", "\n".join(lines))
     with small.open("r+b") as file:
         file.truncate(start * 512 + (ROOT_MIB + 2 << 20))
-    run("sfdisk", "--quiet", "--no-reread", "--wipe=never", str(small), stdin=dump)
-    root = tmp_path_factory.mktemp("root")
-    mount_root(small, root)
-    try:
+    tool("sfdisk", "--quiet", "--no-reread", "--wipe=never", str(small), stdin=dump)
+    with mounted_root(small, writable=True) as root:
         for path in (path for pattern in UNUSED for path in root.glob(pattern)):
             shutil.rmtree(path)
         [modules] = (root / "lib/modules").iterdir()
-        run("depmod", "--basedir", str(root), modules.name)
+        tool("depmod", "--basedir", str(root), modules.name)
         (root / "etc/gpukiln").mkdir()
         (root / "etc/gpukiln/image.json").write_text(json.dumps(RECORD))
         config = root / "boot/grub/grub.cfg"
         config.write_text(config.read_text().replace(" ro ", f" ro {BLACKLIST} ", 1))
-    finally:
-        run("umount", str(root))
     return small
 
 
@@ -98,7 +96,7 @@ def test_a_machine_without_a_disk_boots_the_image_from_http(here, disk, key, tmp
     with served_folder(folder) as web:
         url = f"http://10.0.2.2:{web}/image"
         made = write_netboot(disk, folder / "image", url=url)
-        run("sh", "-c", f"cd {folder}/image && sha256sum --check --strict SHA256SUMS")
+        tool("sh", "-c", f"cd {folder}/image && sha256sum --check --strict SHA256SUMS")
         public = key.with_suffix(".pub").read_text().strip()
         (folder / "image/seed/user-data").write_text(f"#cloud-config\nssh_authorized_keys: ['{public}']\n")
         network = f"user,id=net,bootfile={url}/boot.ipxe,hostfwd=tcp:127.0.0.1:{port}-:22"

@@ -5,7 +5,7 @@ import uuid
 import zlib
 from pathlib import Path
 
-from gpukiln.exports.disk import ESP, SECTOR
+from gpukiln.disks.table import ESP_TYPE, SECTOR
 
 SIZE = 1 << 20
 
@@ -33,7 +33,7 @@ def gpt(
     header = struct.pack(
         "<8sIIIIQQQQ16sQIII", b"EFI PART", 1 << 16, 92, 0, 0, 1, 2047, 34, 2014, bytes(16), entries, 1, 128, 0
     )
-    entry = uuid.UUID(ESP).bytes_le + bytes(range(16)) + struct.pack("<QQ", begin, last)
+    entry = uuid.UUID(ESP_TYPE).bytes_le + bytes(range(16)) + struct.pack("<QQ", begin, last)
     content = bytearray((protective + header.ljust(SECTOR, b"\0") + entry).ljust(SIZE, b"\0"))
     content[at : at + len(data)] = data
     if sealed:

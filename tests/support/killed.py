@@ -20,7 +20,7 @@ from typing import Any
 
 from botocore.client import BaseClient
 
-from gpukiln.exports import sparse
+from gpukiln.disks import sparse
 from gpukiln.kubernetes.cluster import Cluster
 from tests.support.release_cloud import is_change
 

@@ -13,11 +13,12 @@ from moto.core import DEFAULT_ACCOUNT_ID
 
 from gpukiln.clouds.embedded import container, snapshot_blocks, volume_files
 from gpukiln.clouds.embedded.chroot import in_root
-from gpukiln.clouds.embedded.disk import copy_disk, is_outside, mark_outside
 from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import MACHINE_TAG, Machines, asked_kind
+from gpukiln.clouds.embedded.volume_files import is_outside, mark_outside
+from gpukiln.disks.sparse import copy_disk
 from gpukiln.instances import tags
 
 REGION = "us-west-2"

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import DEVICE_NAME, DEVICE_NAME_SCRIPT, device_number
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.loop import LoopDevice
+from gpukiln.disks.loop import LoopDevice
 from gpukiln.errors import UnavailableError
 from tests.support.release_cloud import Cloud, server, tell
 
@@ -296,7 +296,7 @@ def test_a_new_server_removes_what_ended_with_its_machine_and_nothing_that_it_ca
 def test_no_room_makes_no_volume(home, monkeypatch):
     usage = os.statvfs_result((4096, 4096, 1, 1, 1, 1, 1, 1, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: usage)
-    with pytest.raises(UnavailableError, match="MiB are free"):
+    with pytest.raises(UnavailableError, match=r"no room on the disk of .* about 2048 MiB are needed"):
         volume_files.make_disk(home, "vol-1", size_gib=1, source=None)
     assert list(home.volumes.iterdir()) == []
 

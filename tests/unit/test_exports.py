@@ -12,8 +12,9 @@ import pytest
 
 from gpukiln import programs
 from gpukiln.attest.tags import SBOM_TAG
-from gpukiln.errors import GpukilnError, RefusedError, UnavailableError, UsageError
-from gpukiln.exports import beside, ebs, formats, run, sparse
+from gpukiln.disks import sparse
+from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError, UnavailableError, UsageError
+from gpukiln.exports import beside, ebs, formats, run
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.netboot import Netboot
 from gpukiln.files import whole_or_not
@@ -278,7 +279,7 @@ def test_the_seed_of_a_folder_may_change(folder, monkeypatch):
 
 def test_what_was_read_outlives_a_preparation_that_is_refused(folder):
     image_id, disk = image_with_disk()  # of which nobody can say what is on it
-    with pytest.raises(UnavailableError) as refused:
+    with pytest.raises(IncompatibleError, match="has no partition table") as refused:
         export(folder / "a.qcow2", image_id, direct=False, datasource="nocloud")
     assert "the next run reads only the rest" in refused.value.__notes__[0]
     done = export(folder / "a.qcow2", image_id, direct=False)

@@ -10,22 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpukiln.clouds.embedded.disk import (
-    EFI_FILE,
-    ESP_START,
-    SECTOR,
-    build_disk,
-    copy_disk,
-    fit_root,
-    mounted_root,
-    root_partition,
-    run,
-)
 from gpukiln.clouds.embedded.hardware import firmware_of
-from gpukiln.clouds.embedded.loop import LoopDevice
+from gpukiln.disks.build import EFI_FILE, ESP_START, build_disk
+from gpukiln.disks.grow import fit_root
+from gpukiln.disks.loop import LoopDevice
+from gpukiln.disks.mount import mounted_root
+from gpukiln.disks.sparse import copy_disk
+from gpukiln.disks.table import BOOT_CODE, SECTOR, root_partition
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.exports.boots import BOOT_CODE, BootsOn, boots_on
-from gpukiln.exports.prepare import CONFIG, RECORD, _root, prepare
+from gpukiln.exports.boots import BootsOn, boots_on
+from gpukiln.exports.prepare import CONFIG, RECORD, prepare
+from gpukiln.programs import tool
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 
@@ -65,7 +60,7 @@ def texts(disk: Path) -> dict[str, str]:
 def change(disk: Path, commands: str) -> None:
     """What somebody did to the root file system, as debugfs is told."""
     offset = root_partition(disk).offset
-    run("debugfs", "-w", "-f", "-", f"{disk}?offset={offset}", stdin=commands)
+    tool("debugfs", "-w", "-f", "-", f"{disk}?offset={offset}", stdin=commands)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +110,12 @@ def test_a_disk_grows_and_its_table_with_it(disk):
     prepare(disk, size_gib=3)
     assert disk.stat().st_size == 3 << 30
     assert texts(disk) == OTHERS
-    assert "No problems found" in run("sgdisk", "--verify", str(disk))
+    assert "No problems found" in tool("sgdisk", "--verify", str(disk))
     fit_root(disk)
     part = root_partition(disk)
     assert part.offset + part.size > (3 << 30) - (2 << 20)
     with mounted_root(disk) as root:
-        assert int(run("stat", "-f", "-c", "%b", str(root))) * 4096 > 2.8 * (1 << 30)
+        assert int(tool("stat", "-f", "-c", "%b", str(root))) * 4096 > 2.8 * (1 << 30)
 
 
 def mounts_of(disk: Path) -> list[str]:
@@ -136,7 +131,7 @@ def mounts_of(disk: Path) -> list[str]:
 
 def test_what_a_killed_process_had_mounted_is_unmounted_by_the_next(disk, tmp_path):
     def killed() -> None:
-        with _root(disk):
+        with mounted_root(disk, writable=True):
             os.kill(os.getpid(), signal.SIGKILL)
 
     pid = os.fork()
@@ -144,7 +139,7 @@ def test_what_a_killed_process_had_mounted_is_unmounted_by_the_next(disk, tmp_pa
         killed()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     [folder] = mounts_of(disk)
-    with _root(disk) as used:  # what is used stays
+    with mounted_root(disk, writable=True) as used:  # what is used stays
         copy_disk(disk, tmp_path / "other.raw")
         with mounted_root(tmp_path / "other.raw"):
             assert mounts_of(disk) == [str(used)] != [folder]
@@ -229,7 +224,7 @@ def test_the_root_is_where_the_partition_table_says(tmp_path, table, wanted):
     disk = tmp_path / "other.raw"
     with disk.open("wb") as file:
         file.truncate(64 << 20)
-    run("sfdisk", "--quiet", str(disk), stdin=table)
+    tool("sfdisk", "--quiet", str(disk), stdin=table)
     part = root_partition(disk)
     assert (part.number, part.offset // 512, firmware_of(disk)) == wanted
 
@@ -264,16 +259,32 @@ def test_what_a_disk_boots_on(tmp_path, kernels, wanted):
     (root / "lib").symlink_to("usr/lib")
     build_disk(root, disk, size_gib=1)
     assert boots_on(disk) == wanted
-    run("mdel", "-i", f"{disk}@@{ESP_START * SECTOR}", f"::{EFI_FILE}")
+    tool("mdel", "-i", f"{disk}@@{ESP_START * SECTOR}", f"::{EFI_FILE}")
     with disk.open("r+b") as file:
         file.write(bytes(BOOT_CODE))
     assert boots_on(disk).firmware == ()
+
+
+def test_a_uefi_boots_a_disk_with_an_mbr(tmp_path):
+    """UEFI 2.10, 5.2.2: an EFI system partition of an MBR has the type 0xEF."""
+    disk, loader, root = tmp_path / "mbr.raw", tmp_path / "loader", tmp_path / "root"
+    with disk.open("wb") as file:
+        file.truncate(64 << 20)
+    tool("sfdisk", "--quiet", str(disk), stdin="label: dos\nstart=2048, size=8192, type=ef\nstart=16384\n")
+    tool("mkfs.fat", "--offset", "2048", str(disk), "4096")
+    for folder in ("::EFI", "::EFI/BOOT"):
+        tool("mmd", "-i", f"{disk}@@{2048 * SECTOR}", folder)
+    loader.write_bytes(b"a boot loader")
+    tool("mcopy", "-i", f"{disk}@@{2048 * SECTOR}", str(loader), f"::{EFI_FILE}")
+    root.mkdir()
+    tool("mkfs.ext4", "-q", "-F", "-d", str(root), "-E", f"offset={16384 * SECTOR}", str(disk), "40M")
+    assert boots_on(disk).firmware == ("uefi",)
 
 
 def test_a_disk_without_a_root_is_told(tmp_path):
     disk = tmp_path / "other.raw"
     with disk.open("wb") as file:
         file.truncate(64 << 20)
-    run("sfdisk", "--quiet", str(disk), stdin="label: gpt\n1 : start=2048, type=V\n")
+    tool("sfdisk", "--quiet", str(disk), stdin="label: gpt\n1 : start=2048, type=V\n")
     with pytest.raises(UnavailableError, match="types are E6D6D379-F507-44C2-A23C-238F2A3DF928"):
         prepare(disk, datasource="nocloud")

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from gpukiln.exports import qcow2, sparse
-from gpukiln.exports.qcow2 import CLUSTER, REFCOUNTS, Layout
+from gpukiln.disks import qcow2, sparse
+from gpukiln.disks.qcow2 import CLUSTER, REFCOUNTS, Layout
 from tests.support.release_cloud import quiet
 
 TIB = 1 << 40

@@ -18,8 +18,8 @@ import yaml
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.clouds.embedded.gpus.settings import read_scenario
 from gpukiln.commands.cli import end
+from gpukiln.disks import identify
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
-from gpukiln.exports import disk as disks
 from gpukiln.exports import run
 from gpukiln.exports.scratch import image_name
 from gpukiln.files import full_named, whole_or_not, write_whole
@@ -333,12 +333,12 @@ def test_a_container_may_ask_for_any_number_of_gpus() -> None:
 
 
 def test_a_partition_table_may_point_anywhere(tmp_path: Path) -> None:
-    assert disks.look(gpt(tmp_path)).table == "gpt"
+    assert identify.look(gpt(tmp_path)).table == "gpt"
     for name, value in (("entries", 2**60), ("entries", 2**64 - 1), ("begin", 2**60), ("begin", 2001)):
         with pytest.raises(IncompatibleError):
-            disks.look(gpt(tmp_path, **{name: value}))
+            identify.look(gpt(tmp_path, **{name: value}))
     with pytest.raises(IncompatibleError, match="was cut or is empty"):
-        disks.look(gpt(tmp_path, last=2**60))
+        identify.look(gpt(tmp_path, last=2**60))
 
 
 def test_a_full_disk_is_named_with_the_next_step(

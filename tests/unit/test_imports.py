@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukiln.clouds.embedded.disk import is_outside
+from gpukiln.clouds.embedded.volume_files import is_outside
+from gpukiln.disks import identify, sparse
 from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
-from gpukiln.exports import bring, ebs, run, sparse
-from gpukiln.exports import disk as disks
+from gpukiln.exports import bring, ebs, run
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
 from gpukiln.instances.tags import tags_of
@@ -276,7 +276,7 @@ def test_a_throttle_that_lasts_keeps_what_is_written(golden, monkeypatch):
 )
 def test_machine_and_firmware_are_read_off_the_disk(tmp_path, table, found):
     boot_disk(tmp_path / "disk", table)
-    looked = disks.look(tmp_path / "disk")
+    looked = identify.look(tmp_path / "disk")
     assert (looked.table, looked.architecture, looked.boot_mode) == found
 
 
@@ -292,7 +292,7 @@ def test_the_loader_in_the_esp_says_the_machine(tmp_path):
     with (tmp_path / "disk").open("r+b") as file:
         file.seek(4096 * 512 + (1 << 20) - 3)
         file.write(b"BOOTAA64EFI")
-    assert disks.look(tmp_path / "disk").architecture == "arm64"
+    assert identify.look(tmp_path / "disk").architecture == "arm64"
 
 
 def damaged(golden, how):

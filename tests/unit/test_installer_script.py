@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln.disks.convert import compress
 from gpukiln.exports import installer
 from tests.support.harness import wait_for
 from tests.support.served import served_folder
@@ -105,7 +106,7 @@ def image(tmp_path_factory) -> Path:
 def medium(image, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("medium")
     (folder / "tree").mkdir()
-    packed = installer.pack(image, folder / "tree" / installer.PACKED)
+    packed = compress(image, folder / "tree" / installer.PACKED)
     content = installer.read_content(image)
     (folder / "settings").write_text(installer.render_settings(image, content, packed, None, "an image"))
     (folder / "map").write_text(installer.render_map(content))

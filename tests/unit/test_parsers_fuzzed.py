@@ -22,9 +22,9 @@ from gpukiln.attest import newest, sbom, signing, statements
 from gpukiln.catalog.load import read_yaml
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.gpus.settings import read_scenario
+from gpukiln.disks import identify
 from gpukiln.docker import repository
 from gpukiln.errors import CheckFailedError, GpukilnError, IncompatibleError, UsageError
-from gpukiln.exports import disk as disks
 from gpukiln.gpus import amd, config, engines, mig, text
 from gpukiln.images import keys, pointer
 from gpukiln.images.builds import Build
@@ -525,7 +525,7 @@ def test_whatever_a_container_asks_for_is_read(container: dict[str, Any]) -> Non
 @example(at=1024 + 32, data=(2**60).to_bytes(8, "little"), sealed=True)
 def test_any_partition_table_is_read_or_refused(tmp_path: Path, at: int, data: bytes, sealed: bool) -> None:
     with contextlib.suppress(IncompatibleError):
-        disks.look(gpt(tmp_path, at, data, sealed=sealed))
+        identify.look(gpt(tmp_path, at, data, sealed=sealed))
 
 
 PARTS = ("components", "metadata", "component", "version", "name", "purl", "bom-ref")

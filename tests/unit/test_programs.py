@@ -1,5 +1,6 @@
 """Programs that hang, or wait on a full disk, are ended and named."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -47,6 +48,26 @@ def test_output_input_and_status_are_given_back(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_told() -> None:
     with pytest.raises(UnavailableError, match="no-such-tool is not installed"):
         programs.run(["no-such-tool"], limit_s=1)
+
+
+def test_a_tool_that_fails_says_why() -> None:
+    assert programs.tool("sh", "-c", "cat; echo ignored >&2", stdin="ä\n") == "ä\n"
+    with pytest.raises(UnavailableError, match="sh failed with exit code 3") as failed:
+        programs.tool("sh", "-c", "seq 9; echo why >&2; exit 3")
+    assert failed.value.details == ("3", "4", "5", "6", "7", "8", "9", "why")  # the last eight lines
+
+
+@pytest.mark.parametrize(("user", "refused"), [(0, False), (1000, True)])
+def test_root_may_use_the_reserved_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, refused: bool
+) -> None:
+    """statvfs(3): f_bfree are free blocks, f_bavail those that an unprivileged user gets."""
+    size = os.statvfs_result((4096, 4096, 1000, 1000, 0, 1, 1, 1, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: size)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    expected = pytest.raises(UnavailableError, match="no room") if refused else contextlib.nullcontext()
+    with expected:
+        programs.require_room(tmp_path, 4096 * 1000)
 
 
 @needs_root

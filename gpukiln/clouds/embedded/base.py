@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpukiln.catalog.bases import EC2_CONFIG
 from gpukiln.clouds.embedded.block_devices import GUEST_FILES
-from gpukiln.clouds.embedded.disk import LAYOUT, build_disk, free_bytes, run
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.disks.build import LAYOUT, build_disk
 from gpukiln.errors import BusyError, UnavailableError
 from gpukiln.files import remove, remove_partial, write_whole
 from gpukiln.locks import locked
+from gpukiln.programs import require_room, tool
 from gpukiln.sources.mirror import install_debian, mirror_options, mirror_sources, write_file
 
 NAME = "debian-12"
@@ -59,7 +61,6 @@ PACKAGES = [
     "netbase",
     "procps",
 ]
-EC2_CONFIG = "etc/cloud/cloud.cfg.d/20_ec2.cfg"  # goes where a disk is prepared for elsewhere
 ROOT_DISKS = (
     *("ahci", "ata_piix", "nvme", "vmd", "sd_mod", "sr_mod", "usb_storage", "uas", "xhci_pci", "ehci_pci"),
     *("virtio_pci", "virtio_blk", "virtio_scsi", "vmw_pvscsi", "hv_storvsc", "xen_blkfront"),
@@ -183,11 +184,7 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
     with locked(layout.bases / "lock"):
         if disk.exists():
             return disk
-        if (free := free_bytes(layout.bases)) < NEED_BYTES:
-            raise UnavailableError(
-                f"{free >> 20} MiB are free in {layout.bases}, {NEED_BYTES >> 20} MiB are needed",
-                hint="free some space, or let $GPUKILN_HOME name a folder on another disk",
-            )
+        require_room(layout.bases, NEED_BYTES)
         log = layout.bases / f"{base.key}.log"
         with tempfile.TemporaryDirectory(prefix="base-", dir=layout.bases) as folder:
             root = Path(folder) / "root"
@@ -225,7 +222,7 @@ def _configure(root: Path) -> None:
     resolv.unlink(missing_ok=True)
     resolv.symlink_to("../run/systemd/resolve/stub-resolv.conf")
     for unit in ("systemd-networkd", "systemd-resolved", "systemd-timesyncd", "ssh"):
-        run("systemctl", f"--root={root}", "enable", unit)
+        tool("systemctl", f"--root={root}", "enable", unit)
 
 
 def _generation(layout: Layout) -> int:

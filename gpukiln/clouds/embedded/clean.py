@@ -8,9 +8,9 @@ from typing import Any
 from gpukiln.clouds.embedded import regions, scarcity
 from gpukiln.clouds.embedded.base import BASE_NAME, current_base
 from gpukiln.clouds.embedded.client import server_runs
-from gpukiln.clouds.embedded.disk import used_bytes
 from gpukiln.clouds.embedded.inventory import every_region, image_names
 from gpukiln.clouds.embedded.layout import DAMAGED, Layout
+from gpukiln.disks.sparse import used_bytes
 from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.files import PARTIAL, remove
 

@@ -21,13 +21,15 @@ from gpukiln.clouds.embedded import cgroups
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.container_devices import ContainerDevices
-from gpukiln.clouds.embedded.disk import fit_root, mount_root, run
 from gpukiln.clouds.embedded.gpus import machine_files
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.gpus.state import gpu_count
 from gpukiln.clouds.embedded.machine import Machine, MachineSpec, children
 from gpukiln.clouds.embedded.network import GATEWAY, GUEST, NAMESERVER, MachineNetwork
+from gpukiln.disks.grow import fit_root
+from gpukiln.disks.mount import mount_root
 from gpukiln.errors import UnavailableError
+from gpukiln.programs import tool
 
 # Files that a container sees below /run/systemd, so that its disk need not know that it is one.
 CONTAINER_UNITS = {
@@ -88,7 +90,7 @@ class Container(Machine):
         self._joining = cgroups.make(self.spec.instance_id, owner=self._user)
         if self._user:
             settings = (f"{name}={value}" for name, value in UNPRIVILEGED_SETTINGS.items())
-            run("nsenter", f"--net={self.network.path}", "sysctl", "--quiet", "--write", *settings)
+            tool("nsenter", f"--net={self.network.path}", "sysctl", "--quiet", "--write", *settings)
         fit_root(self.spec.root.file)
         self._mount()
         if self.gpus:
@@ -187,7 +189,7 @@ class Container(Machine):
             UnavailableError: It failed; the details are the end of what it said.
         """
         user = ["--user"] if self._user else []  # with it nsenter becomes the container's root
-        return run(
+        return tool(
             *("nsenter", f"--target={self._init()}", "--mount", "--uts", "--ipc", "--net", "--pid", *user),
             *command,
         )
@@ -250,7 +252,7 @@ class Container(Machine):
                 ):
                     return
                 time.sleep(0.1)
-            run("umount", "--lazy", str(self._root))
+            tool("umount", "--lazy", str(self._root))
 
     @contextlib.contextmanager
     def frozen(self, volume_ids: set[str]) -> Iterator[None]:
@@ -260,8 +262,8 @@ class Container(Machine):
             mountpoints.append(self._root)
         with contextlib.ExitStack() as thaw:
             for mountpoint in mountpoints:
-                run("fsfreeze", "--freeze", str(mountpoint))
-                thaw.callback(run, "fsfreeze", "--unfreeze", str(mountpoint))
+                tool("fsfreeze", "--freeze", str(mountpoint))
+                thaw.callback(tool, "fsfreeze", "--unfreeze", str(mountpoint))
             self._devices.flush(volume_ids)
             yield
 

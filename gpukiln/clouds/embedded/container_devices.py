@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.chroot import in_root
-from gpukiln.clouds.embedded.loop import LoopDevice
+from gpukiln.disks.loop import LoopDevice
 
 
 class ContainerDevices:

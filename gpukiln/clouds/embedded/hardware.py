@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from gpukiln.clouds.embedded.disk import BIOS_BOOT_TYPE, ESP_TYPE, SECTOR, partitions
+from gpukiln.disks.table import BIOS_BOOT_TYPE, ESP_TYPE, SECTOR, read_table
 from gpukiln.errors import UnavailableError
 from gpukiln.files import full_named
 
@@ -18,7 +18,7 @@ def firmware_of(disk: Path) -> Firmware:
     with disk.open("rb") as file:
         if not file.read(2 * SECTOR)[SECTOR:].startswith(b"EFI PART"):
             return "bios"
-    types = {part.type for part in partitions(disk)}
+    types = {part.type for part in read_table(disk).partitions}
     return "uefi" if ESP_TYPE in types and BIOS_BOOT_TYPE not in types else "bios"
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.base import check_generation, current_base
-from gpukiln.clouds.embedded.disk import used_bytes
 from gpukiln.clouds.embedded.layout import DAMAGED, Layout, read_endpoint
+from gpukiln.disks.sparse import used_bytes
 from gpukiln.errors import UnavailableError, UsageError
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
-from gpukiln.clouds.embedded.disk import run
 from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.network import MachineNetwork
 from gpukiln.errors import UnavailableError
+from gpukiln.programs import tool
 
 log = logging.getLogger(__name__)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\n\x20-\x7e]")  # ECMA-48 sequences, control characters
@@ -203,7 +203,7 @@ def remove_folder(folder: Path) -> None:
     """
     root = folder / "root"
     if os.path.ismount(root):
-        run("umount", "--lazy", str(root))
+        tool("umount", "--lazy", str(root))
     shutil.rmtree(folder, ignore_errors=False)
 
 

@@ -14,7 +14,6 @@ from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.container import Container
-from gpukiln.clouds.embedded.disk import copy_disk, is_outside, require_room, used_bytes
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.instance_metadata import describe_instance
 from gpukiln.clouds.embedded.layout import Layout
@@ -23,7 +22,10 @@ from gpukiln.clouds.embedded.machine_api import Application, MachineApi
 from gpukiln.clouds.embedded.metadata import MetadataServer
 from gpukiln.clouds.embedded.network import API_PORT, MachineNetwork, free_ssh_port
 from gpukiln.clouds.embedded.virtual_machine import VirtualMachine
+from gpukiln.disks.grow import grow_file
+from gpukiln.disks.sparse import copy_disk, used_bytes
 from gpukiln.errors import UnavailableError
+from gpukiln.programs import require_room
 
 MACHINE_TAG = "gpukiln:machine"  # a `Kind`
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -102,7 +104,7 @@ class Machines:
             return machine.spec.kind
         volumes = dict(instance.get_block_device_mapping)
         root = instance.ec2_backend.volumes[volumes[instance.root_device_name].volume_id]
-        if root.snapshot_id and is_outside(self.layout.snapshot(root.snapshot_id)):
+        if root.snapshot_id and volume_files.is_outside(self.layout.snapshot(root.snapshot_id)):
             return "vm"
         return asked_kind(instance.ec2_backend.tags.get(instance.id, {}))
 
@@ -267,7 +269,7 @@ class Machines:
         with self.lock(instance.id if instance else volume.id):
             machine = self.get(instance.id) if instance else None
             volume_files.make_writable(file)
-            volume_files.grow_file(file, size_gib)
+            grow_file(file, size_gib)
             if machine:
                 machine.resize(volume.id)
 
@@ -290,7 +292,7 @@ class Machines:
             runs = machine is not None and machine.running
             if runs:
                 need = sum(used_bytes(self.layout.volume(volume.id)) for volume in volumes.values())
-                require_room(self.layout.snapshots, need)
+                require_room(self.layout.snapshots, volume_files.SPARE + need)
             with machine.frozen({v.id for v in volumes.values()}) if machine and runs else nullcontext():
                 for snapshot_id, volume in volumes.items():
                     disk, snapshot = self.layout.volume(volume.id), self.layout.snapshot(snapshot_id)

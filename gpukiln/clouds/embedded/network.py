@@ -12,9 +12,9 @@ import threading
 from ctypes import CDLL, get_errno
 from pathlib import Path
 
-from gpukiln.clouds.embedded.disk import run
 from gpukiln.errors import UnavailableError
 from gpukiln.parsing import parse_json
+from gpukiln.programs import tool
 
 GUEST = "10.0.2.100"  # slirp4netns gives this address to the interface that it configures
 GATEWAY = "10.0.2.2"
@@ -55,9 +55,9 @@ class MachineNetwork:
         Raises:
             UnavailableError: A tool is missing, or the address is taken.
         """
-        run("ip", "netns", "add", self.name)
-        run("ip", "-n", self.name, "link", "set", "lo", "up")
-        run("ip", "-n", self.name, "address", "add", f"{METADATA}/32", "dev", "lo")
+        tool("ip", "netns", "add", self.name)
+        tool("ip", "-n", self.name, "link", "set", "lo", "up")
+        tool("ip", "-n", self.name, "address", "add", f"{METADATA}/32", "dev", "lo")
         self._control.unlink(missing_ok=True)
         ready_read, ready_write = os.pipe()
         with self._log.open("ab") as log:
@@ -141,7 +141,7 @@ class MachineNetwork:
             self._slirp.wait()
             self._slirp = None
         if self.path.exists():
-            run("ip", "netns", "delete", self.name)
+            tool("ip", "netns", "delete", self.name)
 
 
 def free_ssh_port(address: str) -> int:

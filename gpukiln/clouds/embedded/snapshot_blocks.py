@@ -15,16 +15,17 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from gpukiln.clouds.embedded.disk import copy_disk, mark_outside
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.refusals import SCOPE
+from gpukiln.clouds.embedded.volume_files import mark_outside
+from gpukiln.disks import sparse
 from gpukiln.parsing import is_whole, parse_json
 from gpukiln.programs import FULL_BYTES, free_bytes
 
@@ -142,7 +143,8 @@ class SnapshotBlocks:
         start = _number(query, "startingBlockIndex", 0)
         if token := query.get("pageToken"):
             start = self._open(token, snapshot_id, "INVALID_PAGE_TOKEN")
-        indexes = [index for index in written_blocks(disk) if index >= start]
+        with sparse.opened(disk) as number:
+            indexes = [index for index in sparse.blocks(number, BLOCK) if index >= start]
         page, rest = indexes[:most], indexes[most:]
         expires = int(time.time()) + TOKEN_S
         found = {
@@ -225,7 +227,7 @@ class SnapshotBlocks:
             snapshot_id = f"snap-{secrets.token_hex(9)[1:]}"
             file = self._layout.unfinished_snapshot(snapshot_id)
             if source:
-                copy_disk(source, file)
+                sparse.copy_disk(source, file)
             with file.open("ab") as opened:
                 opened.truncate(size << 30)
             tags = {tag["Key"]: tag["Value"] for tag in asked.get("Tags", ())}
@@ -305,23 +307,6 @@ class SnapshotBlocks:
                     ec2.snapshots[snapshot_id].status = "error"
                 one.file.unlink()
                 self._unfinished.pop(snapshot_id)
-
-
-def written_blocks(disk: Path) -> Iterator[int]:
-    """The blocks of a sparse file that hold anything but a hole, in ascending order."""
-    last, end = -1, disk.stat().st_size
-    with disk.open("rb") as file:
-        at = 0
-        while at < end:
-            try:
-                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
-            except OSError:  # ENXIO: only a hole is left
-                return
-            hole = os.lseek(file.fileno(), at, os.SEEK_HOLE)
-            for index in range(max(at // BLOCK, last + 1), (hole - 1) // BLOCK + 1):
-                yield index
-                last = index
-            at = hole
 
 
 def _backend(environ: Mapping[str, Any]) -> Any:

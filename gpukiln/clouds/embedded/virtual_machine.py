@@ -8,13 +8,13 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
-from gpukiln.clouds.embedded.disk import mount_root, run
 from gpukiln.clouds.embedded.gpus.share import Share
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.hardware import firmware_arguments, firmware_of
 from gpukiln.clouds.embedded.machine import Machine
 from gpukiln.clouds.embedded.network import GUEST, NAMESERVER
 from gpukiln.clouds.embedded.qmp import Qmp
+from gpukiln.disks.mount import mounted_root
 from gpukiln.errors import UnavailableError
 
 UNPLUG_S = 10  # seconds that a guest gets to give a device back before it is asked again
@@ -35,15 +35,11 @@ class VirtualMachine(Machine):
             self._prepare_gpus(self.gpus)
 
     def _prepare_gpus(self, gpus: SimulatedGpus) -> None:
-        root = self.spec.folder / "root"
-        mount_root(self.spec.root.file, root)
-        try:
+        with mounted_root(self.spec.root.file, writable=True) as root:
             gpus.prepare(root)
             gpus.files.put_unit(root)
             # the first namespace has this number on every kernel (linux/proc_ns.h, PROC_PID_INIT_INO)
             gpus.files.state.change(lambda rows: rows.update(pid_namespace=f"pid:[{0xEFFFFFFC}]"))
-        finally:
-            run("umount", str(root))
         self._share = Share(gpus.files.folder, self.spec.folder)
         self._share.start()
         self.shown = gpus.files

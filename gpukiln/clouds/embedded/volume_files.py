@@ -5,21 +5,21 @@ A volume is told by its description alone, so no list of volumes can be damaged.
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
-from gpukiln.clouds.embedded.disk import (
-    copy_disk,
-    fit_root,
-    require_room,
-    used_bytes,
-)
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.disks.grow import fit_root, grow_file
+from gpukiln.disks.sparse import copy_disk, used_bytes
 from gpukiln.errors import UnavailableError
 from gpukiln.files import remove_partial, write_whole
 from gpukiln.parsing import parse_json
+from gpukiln.programs import require_room
 
 log = logging.getLogger(__name__)
+SPARE = 2 << 30  # bytes to be free beyond a copy before a disk is copied
+OUTSIDE = "user.gpukiln.outside"  # extended attribute of a disk's file
 
 
 def make_disk(
@@ -38,7 +38,7 @@ def make_disk(
     disk = layout.volume(volume_id)
     if source is not None and not source.exists():
         raise UnavailableError(f"{source.stem} has no disk, so no volume can be made of it")
-    require_room(layout.volumes, used_bytes(source) if source else 0)
+    require_room(layout.volumes, SPARE + (used_bytes(source) if source else 0))
     try:
         if source is None:
             disk.touch()
@@ -53,17 +53,6 @@ def make_disk(
     return disk
 
 
-def grow_file(disk: Path, size_gib: int) -> None:
-    """Enlarge a disk; what is on it stays as it is.
-
-    Args:
-        disk: A raw disk.
-        size_gib: The size wanted in GiB.
-    """
-    with disk.open("r+b") as file:
-        file.truncate(max(size_gib << 30, disk.stat().st_size))
-
-
 def make_writable(disk: Path) -> None:
     """Give a volume a disk of its own where a snapshot has the same file.
 
@@ -74,8 +63,22 @@ def make_writable(disk: Path) -> None:
         UnavailableError: There is no room for a copy.
     """
     if disk.stat().st_nlink > 1:
-        require_room(disk.parent, used_bytes(disk))
+        require_room(disk.parent, SPARE + used_bytes(disk))
         copy_disk(disk, disk)
+
+
+def mark_outside(disk: Path) -> None:
+    """Note on a disk that its content comes from outside this cloud; every copy of it says so too.
+
+    Raises:
+        OSError: The file system has no extended attributes of users.
+    """
+    os.setxattr(disk, OUTSIDE, b"1")
+
+
+def is_outside(disk: Path) -> bool:
+    """Whether a disk, or one that it was copied from, was written from outside this cloud."""
+    return disk.exists() and OUTSIDE in os.listxattr(disk)
 
 
 def write_description(layout: Layout, volume_id: str, description: dict[str, Any]) -> None:

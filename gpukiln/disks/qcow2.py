@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from gpukiln.exports import sparse
+from gpukiln.disks import sparse
+from gpukiln.disks.table import SECTOR
 from gpukiln.progress import Meter, Progress
 
-SECTOR = 512  # bytes; a disk's size is a multiple
+MAGIC = b"QFI\xfb"
 CLUSTER_BITS = 16
 CLUSTER = 1 << CLUSTER_BITS  # bytes, as qemu-img's
 ENTRIES = CLUSTER // 8  # of a table in one cluster
@@ -71,7 +72,7 @@ class Layout:
         data_at = l2_at + self.l2
         l1_entries = _count(_count(self.size, CLUSTER), ENTRIES)
         header = HEADER.pack(
-            *(b"QFI\xfb", 3, 0, 0, CLUSTER_BITS, self.size, 0),
+            *(MAGIC, 3, 0, 0, CLUSTER_BITS, self.size, 0),
             *(l1_entries, l1_at * CLUSTER, CLUSTER, self.refcount_table),
             *(0, 0, 0, 0, 0, 4, HEADER_LENGTH),
         )
@@ -92,6 +93,12 @@ class Layout:
             yield _table(entries, 1)
 
 
+def virtual_bytes(file: Path) -> int:
+    """The size of the disk that is in a qcow2 file."""
+    with file.open("rb") as opened:
+        return int(HEADER.unpack(opened.read(HEADER.size))[5])
+
+
 def write(disk: Path, part: Path, progress: Progress) -> str:
     """Write a raw disk that nobody writes to; clusters that are holes are left out.
 
@@ -100,7 +107,7 @@ def write(disk: Path, part: Path, progress: Progress) -> str:
     """
     with sparse.opened(disk) as number, part.open("wb") as file:
         size = os.fstat(number).st_size
-        layout = Layout.of(_count(size, SECTOR) * SECTOR, tuple(_clusters(number)))
+        layout = Layout.of(_count(size, SECTOR) * SECTOR, tuple(sparse.blocks(number, CLUSTER)))
         meter = Meter(progress, len(layout.data) * CLUSTER)
         tables = b"".join(layout.tables())
         # Hashing takes as long as all the rest: it runs beside that, over what the file is made of.
@@ -133,13 +140,6 @@ def _digest(
             digest.update(bytes(wanted - read))
         moved(count)
     return digest.hexdigest()
-
-
-def _clusters(number: int) -> Iterator[int]:
-    """Those of an open disk that have data, each once."""
-    behind = 0
-    for begin, end in sparse.extents(number):
-        yield from range(max(begin // CLUSTER, behind), behind := _count(end, CLUSTER))
 
 
 def _runs(clusters: Sequence[int]) -> Iterator[tuple[int, int]]:

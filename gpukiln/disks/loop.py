@@ -1,6 +1,5 @@
 """Loop devices that are gone when nobody holds them: nothing stays attached when this process is killed."""
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -77,9 +76,9 @@ class LoopDevice:
 
 def _configure(configuration: bytes) -> tuple[int, int]:
     """Take a free device; another process may be faster."""
-    with contextlib.closing(_Fd("/dev/loop-control")) as control:
+    with Path("/dev/loop-control").open("r+b", buffering=0) as control:
         for _ in range(50):
-            number = fcntl.ioctl(control.fd, LOOP_CTL_GET_FREE)
+            number = fcntl.ioctl(control, LOOP_CTL_GET_FREE)
             device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.ioctl(device, LOOP_CONFIGURE, configuration)
@@ -91,11 +90,3 @@ def _configure(configuration: bytes) -> tuple[int, int]:
                 continue
             return device, number
     raise OSError(errno.EBUSY, "every loop device that is free is taken by somebody else at once")
-
-
-class _Fd:
-    def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        os.close(self.fd)

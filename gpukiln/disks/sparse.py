@@ -1,4 +1,4 @@
-"""Raw disks with holes: where their data is, copied and hashed without reading what is not there."""
+"""Raw disks with holes: where their data is, copied and hashed without reading the holes."""
 
 import contextlib
 import errno
@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from gpukiln.errors import UnavailableError
+from gpukiln.files import FULL, whole_or_not
+from gpukiln.programs import disk_full
 
 CHUNK = 4 << 20  # bytes
 SHORTER = "the disk became shorter while it was read"
@@ -26,6 +30,22 @@ def extents(number: int) -> Iterator[tuple[int, int]]:
         hole = os.lseek(number, at, os.SEEK_HOLE)
         yield at, hole
         at = hole
+
+
+def blocks(number: int, size: int) -> Iterator[int]:
+    """The blocks of an open file that are not only a hole, in ascending order.
+
+    Args:
+        size: Bytes of a block.
+    """
+    behind = 0
+    for begin, end in extents(number):
+        yield from range(max(begin // size, behind), behind := -(-end // size))
+
+
+def used_bytes(disk: Path) -> int:
+    """Bytes that a disk takes of the file system that it lies on."""
+    return disk.stat().st_blocks * 512  # stat(2): whatever the block size is
 
 
 def data_bytes(disk: Path) -> int:
@@ -65,7 +85,28 @@ def sha256(disk: Path, moved: Callable[[int], None] = lambda _: None) -> str:
     return digest.hexdigest()
 
 
-def copy(source: Path, target: Path, moved: Callable[[int], None]) -> None:
+def copy_disk(source: Path, target: Path) -> None:
+    """Copy a disk with its holes and its user attributes; nothing half-written has the target's name.
+
+    Args:
+        target: May be the source, which then shares its file with no other name.
+
+    Raises:
+        UnavailableError: The copy failed, for example because there is no room.
+    """
+    try:
+        with whole_or_not(target) as partial:
+            copy(source, partial)
+            for name in os.listxattr(source):
+                if name.startswith("user."):
+                    os.setxattr(partial, name, os.getxattr(source, name))
+    except OSError as error:
+        if error.errno in FULL:
+            raise disk_full(target.parent) from error
+        raise UnavailableError(f"{source} can't be copied to {target}: {error}") from error
+
+
+def copy(source: Path, target: Path, moved: Callable[[int], None] = lambda _: None) -> None:
     """Copy what is no hole.
 
     Args:

@@ -1,0 +1,1 @@
+"""Disks as files: partition tables, holes, formats, loop devices, mounts."""

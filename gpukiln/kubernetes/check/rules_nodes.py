@@ -9,10 +9,11 @@ from functools import cache
 from gpukiln.catalog import cuda
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes import machines
-from gpukiln.kubernetes.check.fit import Place, distance, judged
+from gpukiln.kubernetes.check.fit import Place, judged
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Path, Workload
 from gpukiln.kubernetes.images import cuda_of_image
+from gpukiln.kubernetes.placing import distance
 from gpukiln.typed import unknown
 
 MIG = "nvidia.com/mig-"
@@ -32,7 +33,7 @@ def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[Pl
 
 
 def _nearest(places: list[Place], kind: str) -> str:
-    place = min(places, key=lambda one: (distance(one), one.lacks_altogether))
+    place = min(places, key=lambda one: (distance(one.problems), one.lacks_altogether))
     told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
     return f"{place.name}{pool} comes nearest: {told}"

@@ -221,7 +221,7 @@ def arch_of(models: Sequence[str], types: Sequence[str]) -> str:
 
 def check_choice(option: str, value: str, kind: Any) -> None:
     if value not in get_args(kind):
-        raise unknown(option, value, get_args(kind))
+        raise unknown(option, value, [one for one in get_args(kind) if one])
 
 
 def _in(key: str, values: Sequence[str]) -> Expression:

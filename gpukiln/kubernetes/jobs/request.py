@@ -517,7 +517,8 @@ def _labels(labels: Mapping[str, str] | Sequence[str], option: str) -> tuple[tup
             raise UsageError(f"{option} {key}={value} is no label", hint="team=vision, for example")
         if option == "--label" and key in OF_JOBS:
             raise UsageError(
-                f"--label {key}: the server sets it, and refuses a Job that has it", hint="--name"
+                f"--label {key}: the server sets it, and refuses a Job that has it",
+                hint="--name NAME names the Job",
             )
         found[key] = value
     return tuple(found.items())

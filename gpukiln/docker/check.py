@@ -9,11 +9,10 @@ from gpukiln.catalog.cuda import Support
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import DRIVER_TAG
 from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
 from gpukiln.images.builds import Record
 from gpukiln.instances.tags import tags_of
-
-DRIVER_TAG = "gpukiln:driver"  # see gpukiln.images.bake.image_tags
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpukiln.clouds.tags import CHANNEL_TAG, IMAGE_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.parsing import parse_json
@@ -183,7 +184,7 @@ def write(
 def ensure_tags(ssm: Any, pointer: Pointer) -> None:
     """Tag a pointer's parameter, when it is not."""
     which = {"ResourceType": "Parameter", "ResourceId": pointer.path}
-    wanted = {"gpukiln:image": pointer.image, "gpukiln:channel": pointer.channel}
+    wanted = {IMAGE_TAG: pointer.image, CHANNEL_TAG: pointer.channel}
     there = tags_of(ssm.list_tags_for_resource(**which), "TagList")
     if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
         ssm.add_tags_to_resource(**which, Tags=tag_list(missing))

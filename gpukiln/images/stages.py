@@ -19,11 +19,12 @@ from rich.text import Text
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import RECIPE_TAG, STAGE_BUILD_TAG, STAGE_KEY_TAG, STAGE_TAG
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import Build, StageUse
 from gpukiln.images.digest import PROGRAM, canonical
 from gpukiln.images.plan import Plan
-from gpukiln.instances.tags import RECIPE_TAG, STAGE_TAG, remove_image, tag_specifications, tags_of
+from gpukiln.instances.tags import remove_image, tag_specifications, tags_of
 from gpukiln.progress import Progress
 from gpukiln.typed import unknown
 
@@ -53,7 +54,6 @@ UNSTAGED = (
 )
 """What runs after the last stage, in about the time that keeping another one takes."""
 FOLDER = "stages"
-KEY_TAG, MADE_BY_TAG = "gpukiln:stage-key", "gpukiln:stage-build"
 CHOICES = ("on", "off")
 KEPT = 2  # of each stage of an image
 
@@ -116,12 +116,12 @@ class Stages:
             UnavailableError: The cloud could not be asked.
         """
         found: dict[str, dict[str, Any]] = {}
-        for image in self._all({"state": ["available"], f"tag:{KEY_TAG}": list(self.keys.values())}):
-            found[tags_of(image)[KEY_TAG]] = image
+        for image in self._all({"state": ["available"], f"tag:{STAGE_KEY_TAG}": list(self.keys.values())}):
+            found[tags_of(image)[STAGE_KEY_TAG]] = image
         for stage, key in reversed(self.keys.items()):
             if key in found:
                 image = found[key]
-                return StageUse(stage, image["ImageId"], tags_of(image)[MADE_BY_TAG])
+                return StageUse(stage, image["ImageId"], tags_of(image)[STAGE_BUILD_TAG])
         return None
 
     def tidy(self) -> None:
@@ -148,7 +148,7 @@ class Stages:
             UnavailableError: The cloud refused.
         """
         for image in self._all({}):
-            if tags_of(image)[MADE_BY_TAG] == build_id or (used and image["ImageId"] == used.image_id):
+            if tags_of(image)[STAGE_BUILD_TAG] == build_id or (used and image["ImageId"] == used.image_id):
                 remove_image(self.cloud, image["ImageId"])
 
     def _all(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ class Stages:
                 Owners=["self"], Filters=[{"Name": name, "Values": values} for name, values in wanted.items()]
             )["Images"]
         # build ids begin with the time, and tell two of one second apart
-        return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[MADE_BY_TAG]))
+        return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[STAGE_BUILD_TAG]))
 
 
 def wants_stages(cloud: Cloud, choice: str) -> bool:
@@ -237,8 +237,8 @@ class StageKeeper:
         tags = {
             RECIPE_TAG: self._stages.image,
             STAGE_TAG: stage,
-            KEY_TAG: self._stages.keys[stage],
-            MADE_BY_TAG: self._build.id,
+            STAGE_KEY_TAG: self._stages.keys[stage],
+            STAGE_BUILD_TAG: self._build.id,
         }
         ec2.create_image(
             InstanceId=machines[0],

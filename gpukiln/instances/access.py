@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import GPUS_TAG, MACHINE_TAG, SIMULATED
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.instances.console import console_text, find_stop, plain, require_booting
 from gpukiln.instances.deadline import deadline_of, deadline_text, shutdown_user_data
 from gpukiln.instances.launch import Launched, launch, lost
 from gpukiln.instances.leftovers import sweep
 from gpukiln.instances.rehearsal import node_config
-from gpukiln.instances.tags import GONE, GPUS_TAG, PRIVILEGED, SIMULATED, build_tags, tag_specifications
+from gpukiln.instances.tags import GONE, PRIVILEGED, build_tags, tag_specifications
 from gpukiln.state import state_home
 from gpukiln.verify.target import SshTarget, new_machine
 
@@ -189,8 +190,8 @@ def machine_from_image(
         UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
     """
     with ssh_access(cloud, build_id, purpose="verify", say=say) as access:
-        # `gpukiln:machine`: the embedded cloud boots its own kernel, not the fast container
-        tags = {**build_tags(build_id, "verify", access.deadline), "gpukiln:machine": "vm"}
+        # the embedded cloud boots its own kernel, not the fast container
+        tags = {**build_tags(build_id, "verify", access.deadline), MACHINE_TAG: "vm"}
         if simulated:
             tags[GPUS_TAG] = SIMULATED
         user_data = shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else []))

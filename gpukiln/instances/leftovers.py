@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import PartialError, UnavailableError
-from gpukiln.instances.deadline import deadline_text
-from gpukiln.instances.tags import (
+from gpukiln.clouds.tags import (
     BUILD_ID_TAG,
     BUILD_TAG,
     DEADLINE_TAG,
+    DIGEST_TAG,
     IMPORT_TAG,
     OWNER_TAG,
     STAGE_TAG,
-    remove_image,
-    tags_of,
 )
+from gpukiln.errors import PartialError, UnavailableError
+from gpukiln.instances.deadline import deadline_text
+from gpukiln.instances.tags import remove_image, tags_of
 from gpukiln.records import build_started
 
-SNAPSHOT_TAG = "gpukiln:digest"  # on the snapshot of every image that was baked
 # a machine with GPUs or of bare metal takes minutes to end; nothing is paid for it then
 ENDS_S = 900
 POLL_S = 2
@@ -222,7 +221,7 @@ def _snapshots(ec2: Any) -> Iterator[Found]:
     used = {
         device.get("Ebs", {}).get("SnapshotId") for image in images for device in image["BlockDeviceMappings"]
     }
-    for tag in (SNAPSHOT_TAG, STAGE_TAG, IMPORT_TAG):
+    for tag in (DIGEST_TAG, STAGE_TAG, IMPORT_TAG):
         tagged = [{"Name": "tag-key", "Values": [tag]}]
         for page in ec2.get_paginator("describe_snapshots").paginate(OwnerIds=["self"], Filters=tagged):
             for one in (one for one in page["Snapshots"] if one["SnapshotId"] not in used):

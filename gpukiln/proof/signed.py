@@ -10,10 +10,11 @@ from gpukiln.attest import statements
 from gpukiln.attest.attestation import SBOM, STATEMENT
 from gpukiln.attest.statements import VERDICT, About, VerdictClaim
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import KUBERNETES_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.files import write_whole
 from gpukiln.images.builds import Build
-from gpukiln.images.subject import KUBERNETES_TAG, Subject
+from gpukiln.images.subject import Subject
 from gpukiln.instances.tags import tags_of
 from gpukiln.proof.tags import judged_by
 from gpukiln.verify.verdict import Verdict

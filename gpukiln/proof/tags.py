@@ -14,18 +14,19 @@ from typing import Any
 from gpukiln.attest import trust
 from gpukiln.attest.statements import VerdictClaim
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import RefusedError, UnavailableError, UsageError
-from gpukiln.images.plan import Plan
-from gpukiln.images.subject import Subject
-from gpukiln.instances.tags import (
+from gpukiln.clouds.tags import (
+    BUILD_ID_TAG,
+    DIGEST_TAG,
     IMAGE_TAG,
     NOT_PROVEN,
     PASSED,
     VERDICT_TAG,
     VERIFIED_TAG,
-    tag_list,
-    tags_of,
 )
+from gpukiln.errors import RefusedError, UnavailableError, UsageError
+from gpukiln.images.plan import Plan
+from gpukiln.images.subject import Subject
+from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -210,7 +211,7 @@ class Proven:
     @property
     def build_id(self) -> str:
         """Its build, or an empty string."""
-        return tags_of(self.image).get("gpukiln:build-id", "")
+        return tags_of(self.image).get(BUILD_ID_TAG, "")
 
     @property
     def verified_at(self) -> str:
@@ -241,8 +242,8 @@ def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
         images = cloud.client("ec2").describe_images(
             Owners=["self"],
             Filters=[
-                {"Name": "tag:gpukiln:digest", "Values": [plan.digest]},
-                {"Name": f"tag:{VERDICT_TAG}", "Values": ["passed"]},
+                {"Name": f"tag:{DIGEST_TAG}", "Values": [plan.digest]},
+                {"Name": f"tag:{VERDICT_TAG}", "Values": [PASSED]},
                 {"Name": "state", "Values": ["available"]},
             ],
         )["Images"]

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpukiln.attest.trust import SOURCE_TAG
+from gpukiln.clouds.tags import ENCRYPTION_TAG, SOURCE_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import snapshots_of, tag_list, tag_specifications, tags_of
 from gpukiln.release.regions import Site
 
-ENCRYPTION_TAG = "gpukiln:encryption"  # none, default, or the key that the copy was asked for
 COPY_TAGS = (SOURCE_TAG, ENCRYPTION_TAG)
 FIRST_POLL_S, LAST_POLL_S = 0.5, 15.0
 PROTECTED = "enabled"  # enabled-without-cooldown, enabled-with-cooldown (aws-cli's and Terraform's examples)

@@ -15,11 +15,12 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import PRUNING_TAG, RECIPE_TAG
 from gpukiln.errors import GpukilnError, PartialError, RefusedError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer
-from gpukiln.instances.tags import RECIPE_TAG, snapshots_of, tag_list, tags_of
+from gpukiln.instances.tags import snapshots_of, tag_list, tags_of
 from gpukiln.release.images import (
     PAGE,
     find_images,
@@ -31,7 +32,6 @@ from gpukiln.release.in_use import images_in_use
 from gpukiln.release.log import ReleaseLog
 from gpukiln.release.regions import Site, each, make_sites
 
-PRUNING_TAG = "gpukiln:pruning"  # on a snapshot: the image that it belonged to
 FAILED = ("failed", "error", "invalid")  # ImageState of botocore's model, for images that never were
 KEEP = 3  # releases of a channel that ami/channels.yaml does not know
 GONE_CODES = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSnapshot.NotFound")

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.clouds import tags
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import GPUS_TAG, OWNER_TAG, SIMULATED, WORKSPACE_TAG
 from gpukiln.errors import BusyError, RefusedError, UnavailableError
-from gpukiln.instances.tags import GONE, GPUS_TAG, OWNER_TAG, SIMULATED, tag_list, tags_of
-from gpukiln.workspaces import keys, network, rights, tags, volumes
+from gpukiln.instances.tags import GONE, tag_list, tags_of
+from gpukiln.workspaces import keys, network, rights, volumes
 from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import WORKSPACE_TAG, filters
+from gpukiln.workspaces.tags import filters
 from gpukiln.workspaces.volumes import Home
 
 MACHINE = "machine"

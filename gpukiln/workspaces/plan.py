@@ -12,9 +12,10 @@ from typing import Any
 from gpukiln.attest import trust
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import DIGEST_TAG, VERDICT_TAG, VERIFIED_TAG
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.subject import Subject, subject_from_tags
-from gpukiln.instances.tags import VERDICT_TAG, VERIFIED_TAG, tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.offers import image as images
 from gpukiln.offers.cost import Use, month, within
 from gpukiln.offers.fit import fit
@@ -23,7 +24,6 @@ from gpukiln.offers.request import mebibytes, parse
 from gpukiln.offers.select import nothing, select
 from gpukiln.workspaces.contract import Workspace
 
-DIGEST_TAG = "gpukiln:digest"
 Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
 MACHINE_ALONE = Use()
 

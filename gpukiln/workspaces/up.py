@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpukiln.clouds import tags
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import GPUS_TAG, SIMULATED
 from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, RefusedError, UnavailableError
 from gpukiln.instances.console import require_booting
 from gpukiln.instances.launch import Launched
-from gpukiln.instances.tags import GPUS_TAG, SIMULATED, tag_list, tags_of
+from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.locks import locked
 from gpukiln.state import state_home
-from gpukiln.workspaces import keys, lifecycle, network, rights, tags, userdata, volumes
+from gpukiln.workspaces import keys, lifecycle, network, rights, userdata, volumes
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.differs import marks
 from gpukiln.workspaces.launch import launch

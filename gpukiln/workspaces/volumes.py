@@ -11,11 +11,12 @@ from datetime import datetime
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, OWNER_TAG, WORKSPACE_TAG
 from gpukiln.errors import BusyError, CheckFailedError, RefusedError, UnavailableError, UsageError
-from gpukiln.instances.tags import OWNER_TAG, tag_specifications, tags_of
+from gpukiln.instances.tags import tag_specifications, tags_of
 from gpukiln.typed import unknown
 from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG, filters, workspace_tags
+from gpukiln.workspaces.tags import filters, workspace_tags
 
 PART = "home"
 DEFAULT_SIZE = "50Gi"

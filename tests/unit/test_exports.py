@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from gpukiln import programs
-from gpukiln.attest.tags import SBOM_TAG
+from gpukiln.clouds.tags import SBOM_TAG
 from gpukiln.errors import GpukilnError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import beside, ebs, formats, run, sparse
 from gpukiln.exports.formats import FORMATS, format_of

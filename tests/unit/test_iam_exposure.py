@@ -8,10 +8,10 @@ from invoke.context import Context
 
 from gpukiln.catalog import permissions
 from gpukiln.clouds.iam import Scope, policy
+from gpukiln.clouds.tags import BUILD_ID_TAG, IMPORT_TAG, OWNER_TAG
 from gpukiln.commands import cloud_policy
 from gpukiln.errors import UsageError
 from gpukiln.exports import bring
-from gpukiln.instances.tags import BUILD_ID_TAG, IMPORT_TAG, OWNER_TAG
 from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.workspaces import rights
 from gpukiln.workspaces.contract import Capabilities, Workspace

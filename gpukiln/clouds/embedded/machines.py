@@ -23,9 +23,9 @@ from gpukiln.clouds.embedded.machine_api import Application, MachineApi
 from gpukiln.clouds.embedded.metadata import MetadataServer
 from gpukiln.clouds.embedded.network import API_PORT, MachineNetwork, free_ssh_port
 from gpukiln.clouds.embedded.virtual_machine import VirtualMachine
+from gpukiln.clouds.tags import MACHINE_TAG
 from gpukiln.errors import UnavailableError
 
-MACHINE_TAG = "gpukiln:machine"  # a `Kind`
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

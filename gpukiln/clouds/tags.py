@@ -47,7 +47,12 @@ ENCRYPTION_TAG = "gpukiln:encryption"  # none, default, or the key that the copy
 PRUNING_TAG = "gpukiln:pruning"  # on a snapshot: the image that it belonged to
 
 # on the AMI and the snapshot of a stage of a bake
+BAKED_STAGE_TAG = "gpukiln:stage-name"
 STAGE_KEY_TAG, STAGE_BUILD_TAG = "gpukiln:stage-key", "gpukiln:stage-build"
+
+# On what gpukiln made before these two tags had their own names. Nothing writes them there any more.
+OLD_BAKED_STAGE_TAG = "gpukiln:stage"  # on an AMI or a snapshot, as BAKED_STAGE_TAG
+OLD_LAST_MACHINE_TAG = "gpukiln:machine"  # on a security group, as LAST_MACHINE_TAG
 
 # on the parameter of a channel, with IMAGE_TAG
 CHANNEL_TAG = "gpukiln:channel"
@@ -55,6 +60,7 @@ CHANNEL_TAG = "gpukiln:channel"
 # on what belongs to a workspace
 WORKSPACE_TAG = "gpukiln:workspace"
 PART_TAG = "gpukiln:part"  # machine, home, network, rights, key
+LAST_MACHINE_TAG = "gpukiln:last-machine"  # on its security group: the machine that it had last
 MANAGED_TAG, MANAGED = "gpukiln:managed-by", "gpukiln"
 # what its machine says of itself, with DRIVER_TAG; of all its tags it may write these alone
 STAGE_TAG = "gpukiln:stage"  # of its boot

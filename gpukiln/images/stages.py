@@ -19,7 +19,13 @@ from rich.text import Text
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.clouds.tags import RECIPE_TAG, STAGE_BUILD_TAG, STAGE_KEY_TAG, STAGE_TAG
+from gpukiln.clouds.tags import (
+    BAKED_STAGE_TAG,
+    OLD_BAKED_STAGE_TAG,
+    RECIPE_TAG,
+    STAGE_BUILD_TAG,
+    STAGE_KEY_TAG,
+)
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import Build, StageUse
 from gpukiln.images.digest import PROGRAM, canonical
@@ -133,7 +139,8 @@ class Stages:
         seen: Counter[str] = Counter()
         for image in reversed(self._all({})):
             usable = image["State"] != "failed"
-            stage = tags_of(image)[STAGE_TAG]
+            tags = tags_of(image)
+            stage = tags.get(BAKED_STAGE_TAG) or tags[OLD_BAKED_STAGE_TAG]
             seen[stage] += usable
             if seen[stage] > KEPT or not usable:
                 remove_image(self.cloud, image["ImageId"])
@@ -153,7 +160,11 @@ class Stages:
 
     def _all(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
         """Every stage of the image, the oldest first."""
-        wanted = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_TAG], **filters}
+        wanted = {
+            f"tag:{RECIPE_TAG}": [self.image],
+            "tag-key": [STAGE_KEY_TAG],
+            **filters,
+        }
         with explain_aws_errors("look for stages"):
             images = self.cloud.client("ec2").describe_images(
                 Owners=["self"], Filters=[{"Name": name, "Values": values} for name, values in wanted.items()]
@@ -236,7 +247,7 @@ class StageKeeper:
             raise UnavailableError(f"can't keep the stage {stage}: found {len(machines)} machines, wanted 1")
         tags = {
             RECIPE_TAG: self._stages.image,
-            STAGE_TAG: stage,
+            BAKED_STAGE_TAG: stage,
             STAGE_KEY_TAG: self._stages.keys[stage],
             STAGE_BUILD_TAG: self._build.id,
         }

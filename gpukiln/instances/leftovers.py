@@ -14,7 +14,7 @@ from gpukiln.clouds.tags import (
     DIGEST_TAG,
     IMPORT_TAG,
     OWNER_TAG,
-    STAGE_TAG,
+    STAGE_KEY_TAG,
 )
 from gpukiln.errors import PartialError, UnavailableError
 from gpukiln.instances.deadline import deadline_text
@@ -221,7 +221,7 @@ def _snapshots(ec2: Any) -> Iterator[Found]:
     used = {
         device.get("Ebs", {}).get("SnapshotId") for image in images for device in image["BlockDeviceMappings"]
     }
-    for tag in (DIGEST_TAG, STAGE_TAG, IMPORT_TAG):
+    for tag in (DIGEST_TAG, STAGE_KEY_TAG, IMPORT_TAG):
         tagged = [{"Name": "tag-key", "Values": [tag]}]
         for page in ec2.get_paginator("describe_snapshots").paginate(OwnerIds=["self"], Filters=tagged):
             for one in (one for one in page["Snapshots"] if one["SnapshotId"] not in used):

@@ -255,7 +255,8 @@ def _launch(
     """As `launch`; an instance profile that EC2 does not know yet is waited for."""
     with explain_aws_errors("look at the security group"):
         [group] = cloud.client("ec2").describe_security_groups(GroupIds=[group_id])["SecurityGroups"]
-    last = tags_of(group).get(tags.MACHINE_TAG, "")
+    tagged = tags_of(group)
+    last = tagged.get(tags.LAST_MACHINE_TAG) or tagged.get(tags.OLD_LAST_MACHINE_TAG, "")
     for _ in range(int(PROFILE_WAIT_S / POLL_S)):
         try:
             return launch(
@@ -272,7 +273,9 @@ def _launch(
 def _remember(cloud: Cloud, instance_id: str, group_id: str) -> None:
     """Write down which machine the group has: the token of its next one is made of it."""
     with explain_aws_errors("tag the workspace's security group"):
-        cloud.client("ec2").create_tags(Resources=[group_id], Tags=tag_list({tags.MACHINE_TAG: instance_id}))
+        cloud.client("ec2").create_tags(
+            Resources=[group_id], Tags=tag_list({tags.LAST_MACHINE_TAG: instance_id})
+        )
 
 
 def _give_home(

@@ -19,6 +19,7 @@ from gpukiln.attest.provenance import (
 )
 from gpukiln.attest.sbom import make_sbom, what_differs
 from gpukiln.attest.tags import UNSIGNED
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
@@ -251,13 +252,9 @@ def _names(identities: dict[str, Any]) -> str:
 
 
 def _describe(cloud: Cloud, image_id: str) -> dict[str, Any]:
-    with explain_aws_errors(f"look up {image_id}"):
-        filters = [{"Name": "image-id", "Values": [image_id]}]
-        found = cloud.client("ec2").describe_images(Filters=filters)["Images"]
-    if not found:
+    if (found := calls.image(cloud, image_id)) is None:
         raise UnavailableError(f"{cloud.region} has no image {image_id} any more")
-    image: dict[str, Any] = found[0]
-    return image
+    return found
 
 
 def _holds(envelope: Path, statement: str) -> bool:

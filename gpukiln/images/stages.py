@@ -18,6 +18,7 @@ import yaml
 from rich.text import Text
 
 from gpukiln.catalog.load import ROOT
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import (
     BAKED_STAGE_TAG,
@@ -160,15 +161,9 @@ class Stages:
 
     def _all(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
         """Every stage of the image, the oldest first."""
-        wanted = {
-            f"tag:{RECIPE_TAG}": [self.image],
-            "tag-key": [STAGE_KEY_TAG],
-            **filters,
-        }
+        wanted = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_KEY_TAG], **filters}
         with explain_aws_errors("look for stages"):
-            images = self.cloud.client("ec2").describe_images(
-                Owners=["self"], Filters=[{"Name": name, "Values": values} for name, values in wanted.items()]
-            )["Images"]
+            images = calls.images(self.cloud.client("ec2"), wanted, Owners=["self"])
         # build ids begin with the time, and tell two of one second apart
         return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[STAGE_BUILD_TAG]))
 
@@ -239,10 +234,9 @@ class StageKeeper:
 
     def _keep(self, stage: str) -> None:
         ec2 = self._stages.cloud.client("ec2")
-        filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in self._instance.items()]
-        filters.append({"Name": "instance-state-name", "Values": ["running"]})
-        found = ec2.describe_instances(Filters=filters)["Reservations"]
-        machines = [machine["InstanceId"] for one in found for machine in one["Instances"]]
+        wanted = {f"tag:{name}": [value] for name, value in self._instance.items()}
+        found = calls.instances(ec2, {**wanted, "instance-state-name": ["running"]})
+        machines = [machine["InstanceId"] for machine in found]
         if len(machines) != 1:
             raise UnavailableError(f"can't keep the stage {stage}: found {len(machines)} machines, wanted 1")
         tags = {

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import (
     BUILD_ID_TAG,
@@ -89,8 +90,7 @@ def remove_image(cloud: Cloud, image_id: str) -> None:
     """
     with explain_aws_errors(f"remove {image_id}"):
         ec2 = cloud.client("ec2")
-        found = ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image_id]}])["Images"]
-        for image in found:
+        for image in calls.images(ec2, {"image-id": [image_id]}):
             ec2.deregister_image(ImageId=image_id)
             for snapshot in snapshots_of(image):
                 ec2.delete_snapshot(SnapshotId=snapshot)

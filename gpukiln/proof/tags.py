@@ -13,6 +13,7 @@ from typing import Any
 
 from gpukiln.attest import trust
 from gpukiln.attest.statements import VerdictClaim
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import (
     BUILD_ID_TAG,
@@ -177,8 +178,7 @@ def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
     try:
         with explain_aws_errors("write the verdict on the image"):
             ec2 = cloud.client("ec2")
-            named = [{"Name": "image-id", "Values": [subject.image_id]}]
-            images = ec2.describe_images(Filters=named)["Images"]
+            images = calls.images(ec2, {"image-id": [subject.image_id]})
             there = tags_of(images[0]) if images else {}
             judged = judged_from_tags(subject.image_id, {**there, **dict([judged_by(verdict).tag])})
             ec2.create_tags(
@@ -239,14 +239,12 @@ def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
         one that the record of its build contradicts; a warning names it.
     """
     with explain_aws_errors("look for an image with the plan's digest"):
-        images = cloud.client("ec2").describe_images(
-            Owners=["self"],
-            Filters=[
-                {"Name": f"tag:{DIGEST_TAG}", "Values": [plan.digest]},
-                {"Name": f"tag:{VERDICT_TAG}", "Values": [PASSED]},
-                {"Name": "state", "Values": ["available"]},
-            ],
-        )["Images"]
+        wanted = {
+            f"tag:{DIGEST_TAG}": [plan.digest],
+            f"tag:{VERDICT_TAG}": [PASSED],
+            "state": ["available"],
+        }
+        images = calls.images(cloud.client("ec2"), wanted, Owners=["self"])
     found = []
     for image in sorted(images, key=lambda image: str(image["CreationDate"]), reverse=True):
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import PRUNING_TAG, RECIPE_TAG
 from gpukiln.errors import GpukilnError, PartialError, RefusedError
@@ -136,14 +137,15 @@ def prune(
 
 def _survey(site: Site, rules: Rules) -> list[Item]:
     """Every image of gpukiln in a region, with what is to be done and why."""
-    pages = site.ec2.get_paginator("describe_images").paginate(
+    found = calls.images(
+        site.ec2,
+        {"tag-key": [RECIPE_TAG]},
+        page_size=PAGE,
         Owners=["self"],
         IncludeDeprecated=True,
         IncludeDisabled=True,
-        Filters=[{"Name": "tag-key", "Values": [RECIPE_TAG]}],
-        PaginationConfig={"PageSize": PAGE},
     )
-    images = {image["ImageId"]: image for page in pages for image in page["Images"]}
+    images = {image["ImageId"]: image for image in found}
     channels = _channels(site, rules, images)
     users = images_in_use(site)
     items: list[Item] = []
@@ -237,12 +239,15 @@ def _why_keep(
 
 def _leftovers(site: Site) -> dict[str, str]:
     """Snapshots whose image an earlier run deregistered before it ended."""
-    pages = site.ec2.get_paginator("describe_snapshots").paginate(
+    found = calls.pages(
+        site.ec2,
+        "describe_snapshots",
+        "Snapshots",
         OwnerIds=["self"],
-        Filters=[{"Name": "tag-key", "Values": [PRUNING_TAG]}],
+        Filters=calls.filters({"tag-key": [PRUNING_TAG]}),
         PaginationConfig={"PageSize": PAGE},
     )
-    owner = {one["SnapshotId"]: tags_of(one)[PRUNING_TAG] for page in pages for one in page["Snapshots"]}
+    owner = {one["SnapshotId"]: tags_of(one)[PRUNING_TAG] for one in found}
     there = find_images(site, owner.values())
     return {snapshot: "remove" for snapshot, image_id in owner.items() if image_id not in there}
 

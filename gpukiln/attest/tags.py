@@ -1,8 +1,7 @@
 """Tags that tie SBOM and provenance to an AMI."""
 
-SBOM_TAG, STATEMENT_TAG, KEY_TAG = ATTESTED_TAGS = (
-    "gpukiln:sbom-digest",
-    "gpukiln:provenance-digest",
-    "gpukiln:provenance-key",
-)
+from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
+
+# the first two are imported from here by gpukiln/exports
+__all__ = ["SBOM_TAG", "STATEMENT_TAG", "UNSIGNED"]
 UNSIGNED = "none"

@@ -11,10 +11,12 @@ from typing import Any
 
 from gpukiln.attest import trust
 from gpukiln.catalog.instance_types import instance_types
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import DIGEST_TAG, VERDICT_TAG, VERIFIED_TAG
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.subject import Subject, subject_from_tags
-from gpukiln.instances.tags import VERDICT_TAG, VERIFIED_TAG, tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.offers import image as images
 from gpukiln.offers.cost import Use, month, within
 from gpukiln.offers.fit import fit
@@ -23,7 +25,6 @@ from gpukiln.offers.request import mebibytes, parse
 from gpukiln.offers.select import nothing, select
 from gpukiln.workspaces.contract import Workspace
 
-DIGEST_TAG = "gpukiln:digest"
 Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
 MACHINE_ALONE = Use()
 
@@ -299,17 +300,11 @@ def _given(
 
 
 def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any]]:
-    with explain_aws_errors(f"look up {image_id}"):
-        filters = [{"Name": "image-id", "Values": [image_id]}]
-        found = cloud.client("ec2").describe_images(Filters=filters)["Images"]
-    if not found:
-        raise UsageError(
-            f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint="--region says where to look"
-        )
+    image = calls.require_image(cloud, image_id, hint="--region says where to look")
     try:
-        return subject_from_tags(image_id, tags_of(found[0])), found[0]
+        return subject_from_tags(image_id, tags_of(image)), image
     except UsageError:  # it has no tags of ours
-        return None, found[0]
+        return None, image
 
 
 def _wrong(choice: Choice) -> str:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, OWNER_TAG, WORKSPACE_TAG
 from gpukiln.errors import BusyError, CheckFailedError, RefusedError, UnavailableError, UsageError
-from gpukiln.instances.tags import OWNER_TAG, tag_specifications, tags_of
+from gpukiln.instances.tags import tag_specifications, tags_of
 from gpukiln.typed import unknown
 from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG, filters, workspace_tags
+from gpukiln.workspaces.tags import filters, workspace_tags
 
 PART = "home"
 DEFAULT_SIZE = "50Gi"
@@ -59,8 +61,8 @@ def gibibytes(text: str) -> int:
 def homes(cloud: Cloud, name: str = "") -> tuple[Home, ...]:
     """The homes of a region; of one workspace where its name is given."""
     with explain_aws_errors("look for home volumes"):
-        pages = cloud.client("ec2").get_paginator("describe_volumes").paginate(Filters=filters(PART, name))
-        found = [volume for page in pages for volume in page["Volumes"]]
+        ec2, wanted = cloud.client("ec2"), filters(PART, name)
+        found = list(calls.pages(ec2, "describe_volumes", "Volumes", Filters=wanted))
     return tuple(_home(cloud, volume) for volume in found if volume["State"] in LIVING)
 
 
@@ -269,18 +271,24 @@ def _created_at(volume: dict[str, Any]) -> str:
 
 def _wait(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> str:
     """Wait until a volume is available; when it was made, ISO 8601."""
-    ec2 = cloud.client("ec2")
-    for _ in range(int(WAIT_S / POLL_S)):
+    ec2, wanted = cloud.client("ec2"), calls.filters({"volume-id": [volume_id]})
+
+    def available() -> str | None:
         with explain_aws_errors("wait for the home volume"):
-            found = ec2.describe_volumes(Filters=[{"Name": "volume-id", "Values": [volume_id]}])["Volumes"]
+            found = ec2.describe_volumes(Filters=wanted)["Volumes"]
         state = found[0]["State"] if found else "creating"  # EC2 shows it after a moment
-        if state == "available":
-            return _created_at(found[0])
         if state not in LIVING:
             raise UnavailableError(f"the home volume {volume_id} is {state}, wanted available")
-        sleep(POLL_S)
-    raise UnavailableError(
-        f"the home volume {volume_id} is not available after {WAIT_S:.0f} s", hint="run the command again"
+        return _created_at(found[0]) if state == "available" else None
+
+    return calls.wait_until(
+        available,
+        lambda: UnavailableError(
+            f"the home volume {volume_id} is not available after {WAIT_S:.0f} s", hint="run the command again"
+        ),
+        timeout_s=WAIT_S,
+        pause_s=POLL_S,
+        sleep=sleep,
     )
 
 
@@ -288,11 +296,13 @@ def _wait_for_snapshot(
     ec2: Any, snapshot: str, say: Callable[[str], None], sleep: Callable[[float], None]
 ) -> None:
     told = ""
-    for _ in range(int(SNAPSHOT_WAIT_S / POLL_S)):
+
+    def completed() -> bool | None:
+        nonlocal told
         with explain_aws_errors("wait for the snapshot of the home"):
             [found] = ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"]
         if found["State"] == "completed":
-            return
+            return True
         if found["State"] == "error":
             raise CheckFailedError(
                 f"the snapshot {snapshot} of the home failed", hint="run the command again"
@@ -300,7 +310,14 @@ def _wait_for_snapshot(
         if found.get("Progress", "") != told:
             told = found.get("Progress", "")
             say(f"{snapshot}: {told}")
-        sleep(POLL_S)
-    raise UnavailableError(
-        f"the snapshot {snapshot} is not complete after {SNAPSHOT_WAIT_S / 3600:.0f} hours"
+        return None
+
+    calls.wait_until(
+        completed,
+        lambda: UnavailableError(
+            f"the snapshot {snapshot} is not complete after {SNAPSHOT_WAIT_S / 3600:.0f} hours"
+        ),
+        timeout_s=SNAPSHOT_WAIT_S,
+        pause_s=POLL_S,
+        sleep=sleep,
     )

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from gpukiln import programs
-from gpukiln.attest.tags import SBOM_TAG
+from gpukiln.clouds.tags import SBOM_TAG
 from gpukiln.disks import sparse
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import beside, ebs, formats, run

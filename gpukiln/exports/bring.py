@@ -14,6 +14,7 @@ from rich.text import Text
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.images import load_image
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.ec2 import images
 from gpukiln.disks import identify, sparse
 from gpukiln.disks.convert import convert
 from gpukiln.disks.qcow2 import virtual_bytes
@@ -292,24 +293,23 @@ def _written(
 def _made(cloud: Cloud, disk: Disk) -> Imported | None:
     """The image that was made of this disk before."""
     with explain_aws_errors("look for an image of this disk"):
-        named = [{"Name": "name", "Values": [disk.name]}]
-        images = cloud.client("ec2").describe_images(Owners=["self"], Filters=named)["Images"]
-    if not images:
+        there = images(cloud.client("ec2"), {"name": [disk.name]}, Owners=["self"])
+    if not there:
         return None
-    if tags_of(images[0]).get(IMPORT_TAG) != disk.sha256:
+    if tags_of(there[0]).get(IMPORT_TAG) != disk.sha256:
         raise UnavailableError(
-            f"{images[0]['ImageId']} has the name {disk.name}, and was not made of {disk.file}",
+            f"{there[0]['ImageId']} has the name {disk.name}, and was not made of {disk.file}",
             hint="rename the file, or deregister that image",
         )
-    if (tags_of(images[0]).get(TRUST_TAG) == TRUSTED) is not disk.trusted:
-        image_id, before = images[0]["ImageId"], "without" if disk.trusted else "with"
+    if (tags_of(there[0]).get(TRUST_TAG) == TRUSTED) is not disk.trusted:
+        image_id, before = there[0]["ImageId"], "without" if disk.trusted else "with"
         raise RefusedError(
             f"{image_id} was made of {disk.file} before, {before} --trust, and so are images made of it",
             hint=f"use it as it is, {before} --trust; or remove it, and import the disk then: "
             f"aws ec2 deregister-image --image-id {image_id}; "
-            + "; ".join(f"aws ec2 delete-snapshot --snapshot-id {name}" for name in snapshots_of(images[0])),
+            + "; ".join(f"aws ec2 delete-snapshot --snapshot-id {name}" for name in snapshots_of(there[0])),
         )
-    return _imported(cloud, disk, images[0])
+    return _imported(cloud, disk, there[0])
 
 
 def _registered(cloud: Cloud, disk: Disk, looked: identify.Disk, snapshot_id: str) -> Imported:

@@ -26,6 +26,7 @@ from gpukiln.clouds.base import explain_aws_errors
 from gpukiln.errors import UnavailableError
 from gpukiln.exports.sparse import extents
 from gpukiln.files import remove, write_whole
+from gpukiln.units import Duration
 
 BLOCK = 512 << 10  # bytes; EBS has no other size
 PAGE = 10_000  # blocks of a listing, the most
@@ -337,7 +338,7 @@ def _wait(ec2: Any, snapshot_id: str) -> None:
         if state == "error":
             raise RefusedCallError(f"EBS could not complete {snapshot_id}: its state is error")
         if time.monotonic() > deadline:
-            raise UnavailableError(f"{snapshot_id} is still {state} after {COMPLETES_S // 60} min")
+            raise UnavailableError(f"{snapshot_id} is still {state} after {Duration(COMPLETES_S).shown}")
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, 15.0)
 

@@ -16,7 +16,7 @@ from typing import Any
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms
-from gpukiln.parsing import is_whole
+from gpukiln.units import is_whole
 
 CAPACITY = "karpenter.sh/capacity-type"
 CAPACITIES = ("on-demand", "reserved", "spot")

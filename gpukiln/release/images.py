@@ -13,6 +13,7 @@ from gpukiln.attest.trust import SOURCE_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import snapshots_of, tag_list, tag_specifications, tags_of
 from gpukiln.release.regions import Site
+from gpukiln.units import Duration
 
 ENCRYPTION_TAG = "gpukiln:encryption"  # none, default, or the key that the copy was asked for
 COPY_TAGS = (SOURCE_TAG, ENCRYPTION_TAG)
@@ -164,7 +165,7 @@ def wait_until_available(
             )
         if waited > timeout_s:
             raise UnavailableError(
-                f"{image_id} in {site.region} is still {state} after {timeout_s / 60:.0f} min",
+                f"{image_id} in {site.region} is still {state} after {Duration(timeout_s).shown}",
                 hint="the copy goes on in AWS; run the same command again later (--timeout MINUTES)",
             )
         say(f"{site.region}: {image_id} is {state}")

@@ -19,8 +19,9 @@ from gpukiln.offers import image as images
 from gpukiln.offers.cost import Use, month, within
 from gpukiln.offers.fit import fit
 from gpukiln.offers.model import Choice, Offer, Request
-from gpukiln.offers.request import mebibytes, parse
+from gpukiln.offers.request import parse
 from gpukiln.offers.select import nothing, select
+from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
 
 DIGEST_TAG = "gpukiln:digest"
@@ -256,7 +257,7 @@ def require_size(cloud: Cloud, wanted: Workspace, name: str) -> None:
 def _require_large(row: dict[str, Any], wanted: Workspace) -> tuple[int, int]:
     """The vCPUs and the memory of a type, which are as large as is wanted."""
     profile = wanted.compute_profile
-    least = mebibytes(f"{profile.memory.removesuffix('B')}B", "memory") if profile.memory else 0
+    least = Memory.parse(profile.memory, "memory").mib if profile.memory else 0
     vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
     if vcpu < profile.cpu or memory < least:
         raise IncompatibleError(

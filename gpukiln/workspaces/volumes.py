@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, CheckFailedError, RefusedError, UnavailableError, UsageError
 from gpukiln.instances.tags import OWNER_TAG, tag_specifications, tags_of
 from gpukiln.typed import unknown
+from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG, filters, workspace_tags
 
@@ -23,7 +23,6 @@ POLL_S = 2.0
 WAIT_S = 300.0
 SNAPSHOT_WAIT_S = 6 * 3600.0
 LIVING = ("creating", "available", "in-use")
-MEBIBYTES = {"Mi": 1, "Gi": 1024, "Ti": 1024**2}
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,6 @@ class Home:
     instance_id: str = ""
     made: bool = False
     created_at: str = ""
-
-
-def gibibytes(text: str) -> int:
-    """A size of the contract, such as 50Gi, in whole GiB, rounded up."""
-    found = re.fullmatch(r"(\d{1,12})(Mi|Gi|Ti)B?", text)
-    if not found:
-        raise UsageError(f"{text!r} is no size", hint="wanted: for example 50Gi")
-    return -(-int(found[1]) * MEBIBYTES[found[2]] // 1024)
 
 
 def homes(cloud: Cloud, name: str = "") -> tuple[Home, ...]:
@@ -103,7 +94,7 @@ def home(
 def volume_request(wanted: Workspace) -> dict[str, Any]:
     """Arguments of CreateVolume for a home, but zone and token."""
     return {
-        "Size": gibibytes(wanted.compute_profile.storage or DEFAULT_SIZE),
+        "Size": Memory.parse(wanted.compute_profile.storage or DEFAULT_SIZE, "storage").gib,
         "VolumeType": "gp3",
         "Encrypted": True,
         "TagSpecifications": tag_specifications(workspace_tags(wanted, PART), "volume"),

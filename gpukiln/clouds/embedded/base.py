@@ -21,6 +21,7 @@ from gpukiln.errors import BusyError, UnavailableError
 from gpukiln.files import remove, remove_partial, write_whole
 from gpukiln.locks import locked
 from gpukiln.sources.mirror import install_debian, mirror_options, mirror_sources, write_file
+from gpukiln.units import Memory
 
 NAME = "debian-12"
 BASE_NAME = "debian-12-amd64-embedded-"  # how the name of every base image begins
@@ -185,7 +186,7 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
             return disk
         if (free := free_bytes(layout.bases)) < NEED_BYTES:
             raise UnavailableError(
-                f"{free >> 20} MiB are free in {layout.bases}, {NEED_BYTES >> 20} MiB are needed",
+                f"{Memory(free).shown} are free in {layout.bases}, {Memory(NEED_BYTES).shown} are needed",
                 hint="free some space, or let $GPUKILN_HOME name a folder on another disk",
             )
         log = layout.bases / f"{base.key}.log"

@@ -24,6 +24,7 @@ from gpukiln.errors import BusyError, UnavailableError
 from gpukiln.files import whole_or_not
 from gpukiln.locks import hold, locked
 from gpukiln.parsing import parse_json
+from gpukiln.units import Memory
 
 MOUNTS = Path("/run/gpukiln-mounts")  # only root mounts, and a boot empties it
 SECTOR = 512  # bytes
@@ -421,7 +422,7 @@ def require_room(folder: Path, need: int) -> None:
     need, free = need + ROOM, free_bytes(folder)
     if free < need:
         raise UnavailableError(
-            f"{free >> 20} MiB are free in {folder}, {need >> 20} MiB are needed",
+            f"{Memory(free).shown} are free in {folder}, {Memory(need).shown} are needed",
             hint="`invoke cloud.clean --images` shows images that can go",
         )
 

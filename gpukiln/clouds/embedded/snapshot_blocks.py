@@ -25,8 +25,9 @@ from urllib.parse import parse_qs
 from gpukiln.clouds.embedded.disk import copy_disk, mark_outside
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.refusals import SCOPE
-from gpukiln.parsing import is_whole, parse_json
+from gpukiln.parsing import parse_json
 from gpukiln.programs import FULL_BYTES, free_bytes
+from gpukiln.units import is_whole
 
 log = logging.getLogger(__name__)
 BLOCK = 512 << 10  # bytes

@@ -167,8 +167,7 @@ def request_of(wanted: Workspace) -> Request:
     """
     asked = wanted.compute_profile
     gpu = f"{asked.gpu_type}:{asked.gpu_count}" if asked.gpu_type else str(asked.gpu_count)
-    memory = asked.memory.removesuffix("B") + "B" if asked.memory else ""
-    request = parse(gpu, cpu=asked.cpu, memory=memory, spot="only" if wanted.spot else "no")
+    request = parse(gpu, cpu=asked.cpu, memory=asked.memory or "", spot="only" if wanted.spot else "no")
     named = [instance_types()[name] for name in wanted.instance_types if name in instance_types()]
     return replace(request, arch="any") if named else request
 

@@ -22,7 +22,8 @@ from gpukiln.kubernetes.quantity import quantity
 from gpukiln.offers import request
 from gpukiln.typed import load
 from gpukiln.units import GIB, MIB, Duration, Memory, Money, Span, whole
-from gpukiln.workspaces.contract import ComputeProfile
+from gpukiln.workspaces.contract import ComputeProfile, Workspace
+from gpukiln.workspaces.plan import request_of as request_of_workspace
 
 # NIST SP 330 (decimal prefixes), IEC 80000-13 (binary prefixes), Kubernetes' resource quantities (Gi, G).
 AMOUNTS = {
@@ -94,8 +95,9 @@ def setting(text: str) -> str:
     return load(Runners, {"url": "https://x", "image": "x", "memory": text}, where="").memory
 
 
-def contract(text: str) -> str:
-    return load(ComputeProfile, {"memory": text, "storage": text}, where="").storage or ""
+def contract(text: str) -> Workspace:
+    profile = load(ComputeProfile, {"memory": text, "storage": text, "gpu_type": "T4"}, where="")
+    return Workspace("vision", "ann", "us-west-2", profile)
 
 
 READERS: dict[str, Callable[[str], int]] = {
@@ -105,7 +107,7 @@ READERS: dict[str, Callable[[str], int]] = {
     "k8s.job --shm": lambda text: kubernetes_mib(job(memory="14Gi", shm=text).shm),
     "k8s.job --scratch": lambda text: kubernetes_mib(job(scratch=f"{text}:/s").mounts[0].size),
     "settings of add-ons": lambda text: kubernetes_mib(setting(text)),
-    "contract of a workspace": lambda text: Memory.parse(contract(text), "").mib,
+    "contract of a workspace": lambda text: request_of_workspace(contract(text)).memory_mib,
 }
 
 

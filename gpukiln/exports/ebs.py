@@ -27,6 +27,7 @@ from gpukiln.clouds.ec2 import wait_until
 from gpukiln.disks.sparse import blocks
 from gpukiln.errors import UnavailableError
 from gpukiln.files import remove, write_whole
+from gpukiln.units import Duration
 
 BLOCK = 512 << 10  # bytes; EBS has no other size
 PAGE = 10_000  # blocks of a listing, the most
@@ -340,7 +341,7 @@ def _wait(ec2: Any, snapshot_id: str) -> None:
         return True if state == "completed" else None
 
     def late() -> UnavailableError:
-        return UnavailableError(f"{snapshot_id} is not completed after {COMPLETES_S // 60} min")
+        return UnavailableError(f"{snapshot_id} is not completed after {Duration(COMPLETES_S).shown}")
 
     wait_until(completed, late, timeout_s=COMPLETES_S, pause_s=0.1, longest_pause_s=15.0, sleep=time.sleep)
 

@@ -12,12 +12,12 @@ from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts, version_key
 from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state
 from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
-from gpukiln.parsing import is_whole
 from gpukiln.probe.base import DRIVER_GPUS, amd_gpus, bus_gpus, given_gpus, in_container, read
 from gpukiln.probe.child import Slow
 from gpukiln.probe.gpus import on_the_bus
 from gpukiln.probe.nvml import HUNG, SLOW, SLOW_S, address, ask_nvml
 from gpukiln.probe.simulated import is_simulated
+from gpukiln.units import is_whole
 
 NVIDIA_VERSION = "/proc/driver/nvidia/version"
 MODULE_VERSION = "/sys/module/nvidia/version"

@@ -19,6 +19,7 @@ from gpukiln.clouds.tags import CHANNEL_TAG, IMAGE_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.parsing import parse_json
+from gpukiln.units import Duration
 
 ROOT = "/gpukiln"
 _PATH = re.compile(rf"{ROOT}/(?P<image>[^/]+)/(?P<kubernetes>[^/]+)/(?P<channel>[^/]+)/image_id")
@@ -170,7 +171,7 @@ def write(
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"{pointer.path} still says {found or 'nothing'} instead of {version.image_id}, "
-                f"{SETTLE_S / 60:.0f} minutes after SSM took it",
+                f"{Duration(SETTLE_S).shown} after SSM took it",
                 hint="it was refused, or is still being looked up: run the same command again, it completes "
                 "what has come meanwhile. SSM takes only images that this account can use",
             )

@@ -31,8 +31,8 @@ from gpukiln.kubernetes.symptoms import (
     Symptom,
     symptom_in,
 )
-from gpukiln.parsing import is_whole
 from gpukiln.typed import strict
+from gpukiln.units import is_whole
 
 SCHEMA = "k8s.doctor/1"
 PRESENT = "nvidia.com/gpu.present"

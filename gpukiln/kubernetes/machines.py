@@ -10,8 +10,8 @@ from functools import cache
 from gpukiln.catalog.boards import boards, divisions
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
+from gpukiln.units import MIB
 
-MIB = 2**20
 GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

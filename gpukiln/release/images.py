@@ -13,6 +13,7 @@ from gpukiln.clouds.tags import ENCRYPTION_TAG, SOURCE_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import snapshots_of, tag_list, tag_specifications, tags_of
 from gpukiln.release.regions import Site
+from gpukiln.units import Duration
 
 COPY_TAGS = (SOURCE_TAG, ENCRYPTION_TAG)
 FIRST_POLL_S, LAST_POLL_S = 0.5, 15.0
@@ -165,7 +166,7 @@ def wait_until_available(
     return calls.wait_until(
         available,
         lambda: UnavailableError(
-            f"{image_id} in {site.region} is still {state} after {timeout_s / 60:.0f} min",
+            f"{image_id} in {site.region} is still {state} after {Duration(timeout_s).shown}",
             hint="the copy goes on in AWS; run the same command again later (--timeout MINUTES)",
         ),
         timeout_s=timeout_s,

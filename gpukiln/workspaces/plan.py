@@ -21,8 +21,9 @@ from gpukiln.offers import image as images
 from gpukiln.offers.cost import Use, month, within
 from gpukiln.offers.fit import fit
 from gpukiln.offers.model import Choice, Offer, Request
-from gpukiln.offers.request import mebibytes, parse
+from gpukiln.offers.request import parse
 from gpukiln.offers.select import nothing, select
+from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
 
 Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
@@ -169,8 +170,7 @@ def request_of(wanted: Workspace) -> Request:
     """
     asked = wanted.compute_profile
     gpu = f"{asked.gpu_type}:{asked.gpu_count}" if asked.gpu_type else str(asked.gpu_count)
-    memory = asked.memory.removesuffix("B") + "B" if asked.memory else ""
-    request = parse(gpu, cpu=asked.cpu, memory=memory, spot="only" if wanted.spot else "no")
+    request = parse(gpu, cpu=asked.cpu, memory=asked.memory or "", spot="only" if wanted.spot else "no")
     named = [instance_types()[name] for name in wanted.instance_types if name in instance_types()]
     return replace(request, arch="any") if named else request
 
@@ -259,7 +259,7 @@ def require_size(cloud: Cloud, wanted: Workspace, name: str) -> None:
 def _require_large(row: dict[str, Any], wanted: Workspace) -> tuple[int, int]:
     """The vCPUs and the memory of a type, which are as large as is wanted."""
     profile = wanted.compute_profile
-    least = mebibytes(f"{profile.memory.removesuffix('B')}B", "memory") if profile.memory else 0
+    least = Memory.parse(profile.memory, "memory").mib if profile.memory else 0
     vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
     if vcpu < profile.cpu or memory < least:
         raise IncompatibleError(

@@ -18,6 +18,7 @@ from gpukiln.instances.launch import Launched
 from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.locks import locked
 from gpukiln.state import state_home
+from gpukiln.units import Memory
 from gpukiln.workspaces import keys, lifecycle, network, rights, userdata, volumes
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.differs import marks
@@ -318,7 +319,7 @@ def _give_home(
 def _grown(cloud: Cloud, wanted: Workspace, home: Home) -> bool:
     """Whether the home grows, because more was asked for; it never shrinks."""
     asked = wanted.compute_profile.storage
-    return bool(asked) and volumes.grow(cloud, home, volumes.gibibytes(asked or ""))
+    return bool(asked) and volumes.grow(cloud, home, Memory.parse(asked or "", "storage").gib)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, OWNER_TAG, WORKSPACE_TAG
 from gpukiln.errors import BusyError, CheckFailedError, RefusedError, UnavailableError, UsageError
 from gpukiln.instances.tags import tag_specifications, tags_of
 from gpukiln.typed import unknown
+from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.tags import filters, workspace_tags
 
@@ -25,7 +25,6 @@ POLL_S = 2.0
 WAIT_S = 300.0
 SNAPSHOT_WAIT_S = 6 * 3600.0
 LIVING = ("creating", "available", "in-use")
-MEBIBYTES = {"Mi": 1, "Gi": 1024, "Ti": 1024**2}
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,6 @@ class Home:
     instance_id: str = ""
     made: bool = False
     created_at: str = ""
-
-
-def gibibytes(text: str) -> int:
-    """A size of the contract, such as 50Gi, in whole GiB, rounded up."""
-    found = re.fullmatch(r"(\d{1,12})(Mi|Gi|Ti)B?", text)
-    if not found:
-        raise UsageError(f"{text!r} is no size", hint="wanted: for example 50Gi")
-    return -(-int(found[1]) * MEBIBYTES[found[2]] // 1024)
 
 
 def homes(cloud: Cloud, name: str = "") -> tuple[Home, ...]:
@@ -105,7 +96,7 @@ def home(
 def volume_request(wanted: Workspace) -> dict[str, Any]:
     """Arguments of CreateVolume for a home, but zone and token."""
     return {
-        "Size": gibibytes(wanted.compute_profile.storage or DEFAULT_SIZE),
+        "Size": Memory.parse(wanted.compute_profile.storage or DEFAULT_SIZE, "storage").gib,
         "VolumeType": "gp3",
         "Encrypted": True,
         "TagSpecifications": tag_specifications(workspace_tags(wanted, PART), "volume"),

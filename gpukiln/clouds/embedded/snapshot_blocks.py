@@ -27,8 +27,9 @@ from gpukiln.clouds.embedded.refusals import SCOPE
 from gpukiln.clouds.embedded.volume_files import mark_outside
 from gpukiln.clouds.tags import TRUST_TAG, TRUSTED
 from gpukiln.disks import sparse
-from gpukiln.parsing import is_whole, parse_json
+from gpukiln.parsing import parse_json
 from gpukiln.programs import FULL_BYTES, free_bytes
+from gpukiln.units import is_whole
 
 log = logging.getLogger(__name__)
 BLOCK = 512 << 10  # bytes

@@ -12,8 +12,8 @@ from gpukiln.catalog.gpus import Gpu, gpu, gpus
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons.settings import GPU, Flavor, Settings, Sharing
-from gpukiln.parsing import is_whole
 from gpukiln.typed import unknown
+from gpukiln.units import is_whole
 
 DEFAULT = "default"  # the configuration of nodes without a label
 LABEL = "nvidia.com/device-plugin.config"

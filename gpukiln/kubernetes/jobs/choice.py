@@ -10,9 +10,10 @@ from gpukiln.catalog.boards import boards, divisions
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, MIB, PRODUCT, allocatable, ec2_name, sold
+from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, PRODUCT, allocatable, ec2_name, sold
 from gpukiln.offers.request import parse
 from gpukiln.typed import unknown
+from gpukiln.units import Memory
 
 SelectBy = Literal["product", "instance-type", "karpenter", "auto-mode"]
 Provider = Literal["karpenter", "auto-mode", "managed", "asg", "aks", "gke"]
@@ -129,8 +130,8 @@ def with_room(types: Sequence[str], cpu: Decimal, memory: Decimal) -> tuple[str,
     if types and not found:
         most = max(types, key=lambda name: (_cores(name), _memory(name)))
         raise IncompatibleError(
-            f"no such machine has room for {cpu.normalize():f} CPUs and {memory / MIB:.0f} MiB: a node of "
-            f"{most} has {_cores(most)} CPUs and {_memory(most) / MIB:.0f} MiB for its pods",
+            f"no such machine has room for {cpu.normalize():f} CPUs and {Memory(memory).shown}: a node of "
+            f"{most} has {_cores(most)} CPUs and {Memory(_memory(most)).shown} for its pods",
             hint="less --cpu or --memory, or other GPUs",
         )
     return found

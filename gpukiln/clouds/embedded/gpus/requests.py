@@ -14,8 +14,8 @@ from gpukiln.clouds.embedded.machine import Machine
 from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.clouds.tags import GPUS_TAG, SIMULATED
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.parsing import is_whole
 from gpukiln.typed import load, strict, unknown
+from gpukiln.units import is_whole
 
 MOST_GPUS = 64  # more than any host has; a choice of this project
 

@@ -8,8 +8,9 @@ import socket
 import sys
 from typing import Any
 
+from gpukiln.compatibility import version_key
 from gpukiln.gpus import health, processes
-from gpukiln.gpus.facts import facts, version_key
+from gpukiln.gpus.facts import facts
 from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state
 from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
 from gpukiln.parsing import is_whole

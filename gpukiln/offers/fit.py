@@ -14,6 +14,7 @@ from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.load import version_key
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
 
 if TYPE_CHECKING:  # slow to import, and only images need it
@@ -124,7 +125,7 @@ def _workload_findings(workload: Workload, machine: str, image: Subject | None) 
 def _driver_findings(workload: Workload, machine: str, image: Subject | None) -> Iterator[Finding]:
     least = workload.least_driver
     if image is None:
-        floors = {cuda.floor(workload.cuda): cuda.GUIDE} if workload.cuda else {}
+        floors = {cuda.needs(workload.cuda).first: GUIDE} if workload.cuda else {}
         if least:
             floors[least] = workload.source
         needed = max(floors, key=version_key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpukiln.catalog import cuda
+from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.check.fit import Place, distance, judged
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
@@ -92,7 +93,7 @@ def fits_no_machine(workload: Workload, context: Context) -> Iterator[Fault]:
     Workload,
     title="The driver of the nodes runs the CUDA of the image",
     reason="the container fails: CUDA driver version is insufficient for CUDA runtime version",
-    source=cuda.GUIDE,
+    source=GUIDE,
     fix="an image with an older CUDA, or nodes with a newer driver: `invoke docker.check` compares them",
 )
 def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fault]:
@@ -104,8 +105,8 @@ def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fau
                 support = cuda.support(wanted, driver, [])
             except UsageError:  # a version that the catalogue does not know: nothing is said of it
                 continue
-            if support.way not in ("native", "minor-version"):
-                least = cuda.floor(wanted)
+            if not support.runs:
+                least = cuda.needs(wanted).first
                 text = (
                     f"{one.image} is CUDA {wanted}, the nodes have driver {driver}; wanted {least} or later"
                 )

@@ -7,10 +7,11 @@ from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from gpukiln.catalog.boards import boards, divisions
+from gpukiln.catalog.gpu_names import ec2_label, product
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, MIB, PRODUCT, allocatable, ec2_name, sold
+from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, MIB, PRODUCT, allocatable, sold
 from gpukiln.offers.request import parse
 from gpukiln.typed import unknown
 
@@ -180,7 +181,7 @@ def expressions(
     if select_by == "product":
         return [_product(models, mig, shared=shared)]
     begin = GPU_LABELS[select_by]
-    found = [_in(f"{begin}name", [ec2_name(model).lower().replace(" ", "-") for model in models])]
+    found = [_in(f"{begin}name", [ec2_label(model) for model in models])]
     if any(_is_ambiguous(model) for model in models):
         memory = {instance_type(name).gpu_memory_mib for name in types if instance_type(name).gpu in models}
         found.append(_in(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
@@ -188,19 +189,19 @@ def expressions(
 
 
 def _product(models: Sequence[str], mig: str, *, shared: bool) -> Expression:
-    """By feature discovery: NVML's name with `-` for spaces, and how the GPU is divided or shared.
+    """By feature discovery, and how the GPU is divided or shared.
 
     NVIDIA/k8s-device-plugin:internal/lm/resource.go. GPUs that are shared bear another value, so that a whole
     GPU is not mistaken for a part of one.
     """
     names = []
     for model in models:
-        if model not in boards():
+        if not (name := product(model)):
             raise UsageError(
                 f"the catalogue does not know what feature discovery calls {gpus()[model].name}",
                 hint=f"--product with the label of your nodes: `kubectl get nodes -L {PRODUCT}`",
             )
-        names.append(boards()[model].name.replace(" ", "-"))
+        names.append(name)
     if mig:
         part = mig.replace("+", ".")
         return _in(f"nvidia.com/mig-{part}.product", [f"{name}-MIG-{part}" for name in names])
@@ -277,4 +278,4 @@ def _size(machine: InstanceType) -> tuple[int, int, int]:
 def _is_ambiguous(model: str) -> bool:
     """Whether EC2 has another board of the same name, as with A100."""
     others = {machine.gpu for machine in sold().values()}
-    return sum(ec2_name(other) == ec2_name(model) for other in others) > 1
+    return sum(ec2_label(other) == ec2_label(model) for other in others) > 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 NATIVE, MINOR_VERSION, FORWARD_COMPAT, NO = "native", "minor-version", "forward-compat", "no"
 GUIDE = "CUDA Compatibility"
@@ -48,14 +49,8 @@ class Support:
         return self.way in (NATIVE, MINOR_VERSION)
 
 
-@dataclass(frozen=True)
-class Needs:
-    """The drivers that a CUDA version asks for.
-
-    Args:
-        native: Came with it; this one and every later one runs it without limits.
-        first: Runs it at all.
-    """
+class Needs(NamedTuple):
+    """The driver that came with a CUDA version, which runs all of it, and the first that runs it at all."""
 
     native: str
     first: str

@@ -16,6 +16,11 @@ def ec2_name(key: str) -> str:
     return gpu(key).ec2_name or gpu(key).name
 
 
+def is_ambiguous(key: str) -> bool:
+    """Whether EC2 has another GPU of the same name, as with A100."""
+    return sum(ec2_name(other) == ec2_name(key) for other in gpus()) > 1
+
+
 def ec2_label(key: str) -> str:
     """As Karpenter's and EKS Auto Mode's labels have EC2's name: in small letters, with dashes.
 

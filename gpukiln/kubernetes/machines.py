@@ -56,7 +56,7 @@ def allocatable(name: str) -> dict[str, Decimal]:
         GPU: Decimal(machine.gpus),
         "vpc.amazonaws.com/efa": Decimal(machine.efa),
         f"{GPU}.shared": UNKNOWN,  # as many as the plugin's configuration says
-        **{f"nvidia.com/mig-{profile}": Decimal(count) for profile, count in _instances(machine).items()},
+        **{f"nvidia.com/mig-{profile}": Decimal(count) for profile, count in mig_instances(machine).items()},
     }
 
 
@@ -126,7 +126,7 @@ def is_elsewhere(label: str) -> bool:
     return bare != label and bare not in short and label not in known
 
 
-def _instances(machine: InstanceType) -> dict[str, int]:
+def mig_instances(machine: InstanceType) -> dict[str, int]:
     """MIG profiles of a machine's GPUs, as the plugin's resources are called, and how many it can have."""
     board = boards().get(machine.gpu)
     if not board or not board.mig:

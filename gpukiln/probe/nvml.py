@@ -22,7 +22,7 @@ from typing import Any
 from gpukiln.probe.base import HungError, NotReachedError
 from gpukiln.probe.child import Hang, Slow, Tell, call, in_child
 from gpukiln.probe.nvml_more import bad as _bad
-from gpukiln.probe.nvml_more import count, flag, more, number, text, whole
+from gpukiln.probe.nvml_more import count, flag, memory, more, spread, text, thousandth, whole
 
 TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
 # Without persistence mode every first handle initialises its GPU: more than 25 s for eight A100
@@ -250,27 +250,15 @@ def _decoded(found: Any) -> Any:
     return text(found) if isinstance(found, bytes) else found
 
 
-def _pair(read: Read, *names: str) -> Read:
-    """Reads a result of several values, each under its name."""
+def _several(nvml: Nvml, handle: Any, function: str, **reads: Read) -> dict[str, Any]:
+    """A result of several values, each under its name; null or the error for each where there is none."""
 
     def each(found: Any) -> dict[str, Any]:
-        if len(found) < len(names):
-            raise TypeError(f"{len(found)} values, wanted {len(names)}")
-        return {name: read(value) for name, value in zip(names, found)}
+        if len(found) < len(reads):
+            raise TypeError(f"{len(found)} values, wanted {len(reads)}")
+        return {name: read(value) for (name, read), value in zip(reads.items(), found)}
 
-    return each
-
-
-def _spread(answer: Any, *names: str) -> dict[str, Any]:
-    """A result by name, as `_pair` reads it; null or the error for each where there is none."""
-    if answer is None or _bad(answer):
-        return dict.fromkeys(names, answer)
-    return dict(answer)
-
-
-def _tenth(unit: float) -> Read:
-    """Reads a number of a smaller unit, with one place after the point."""
-    return lambda found: round(number(found) / unit, 1)
+    return spread(nvml.ask(function, handle, read=each), *reads)
 
 
 @dataclass
@@ -483,24 +471,12 @@ def _confidential(nvml: Nvml) -> dict[str, Any]:
 
 
 def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
-    """One GPU: clocks in MHz, memory in MiB, power in W, temperature in degrees Celsius."""
+    """One GPU: its values of the moment as `moving` reads them, and those that last."""
 
     def get(name: str, *args: Any, read: Read = whole) -> Any:
         return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
 
-    mode = _spread(get("EccMode", read=_pair(flag, "current", "pending")), "current", "pending")
-    names = ("correctable", "uncorrectable", "pending", "failed")
-    rows = _spread(get("RemappedRows", read=_rows(*names)), *names)
-    mask = nvml.either(
-        ("nvmlDeviceGetCurrentClocksEventReasons", handle),
-        ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-        read=whole,
-    )
-    memory = _spread(
-        get("MemoryInfo", read=lambda m: {"total": whole(m.total) >> 20, "used": whole(m.used) >> 20}),
-        "total",
-        "used",
-    )
+    now = moving(nvml, handle)
     return {
         "index": index,
         "error": None,
@@ -510,66 +486,84 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         "serial": get("Serial", read=text),
         "persistence": get("PersistenceMode", read=flag),
         "ecc": {
-            **mode,
+            **_several(nvml, handle, "nvmlDeviceGetEccMode", current=flag, pending=flag),
             "volatile_uncorrected": get("TotalEccErrors", 1, 0),
             "volatile_corrected": get("TotalEccErrors", 0, 0),
             "aggregate_uncorrected": get("TotalEccErrors", 1, 1),
             "aggregate_corrected": get("TotalEccErrors", 0, 1),
         },
-        "remapped_rows": rows,
+        "remapped_rows": _several(
+            nvml,
+            handle,
+            "nvmlDeviceGetRemappedRows",
+            correctable=whole,
+            uncorrectable=whole,
+            pending=flag,
+            failed=flag,
+        ),
         "retired_pages_pending": get("RetiredPagesPendingStatus", read=flag),
         "clocks": {
-            "sm": get("ClockInfo", 1),
-            "mem": get("ClockInfo", 2),
+            **now["clocks"],
             "max_sm": get("MaxClockInfo", 1),
             "max_mem": get("MaxClockInfo", 2),
         },
-        "throttle": {
-            "mask": mask,
-            "names": [n for b, n in REASONS.items() if mask & b] if isinstance(mask, int) else None,
-        },
-        "temperature": _temperature(nvml, handle),
-        "power": {
-            "draw": get("PowerUsage", read=_tenth(1000)),
-            "limit": get("EnforcedPowerLimit", read=_tenth(1000)),
-        },
+        "throttle": now["throttle"],
+        "temperature": {**now["temperature"], **_thresholds(nvml, handle)},
+        "power": {**now["power"], "limit": get("EnforcedPowerLimit", read=thousandth)},
         "pcie": {
-            "gen": get("CurrPcieLinkGeneration"),
-            "width": get("CurrPcieLinkWidth"),
+            **now["pcie"],
             "max_gen": get("MaxPcieLinkGeneration"),
             "max_width": get("MaxPcieLinkWidth"),
         },
-        "mig": _spread(get("MigMode", read=_pair(flag, "current", "pending")), "current", "pending"),
-        "memory": memory,
+        "mig": _several(nvml, handle, "nvmlDeviceGetMigMode", current=flag, pending=flag),
+        "memory": now["memory"],
         "nvlinks": _links(nvml, handle),
         "fabric": _fabric(nvml, handle),
         "processes": _processes(nvml, handle),
     }
 
 
-def _rows(*names: str) -> Read:
-    """Reads numbers of remapped rows, and whether some wait or failed."""
+def moving(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    """What changes from moment to moment, of which a watch reads nothing else.
 
-    def each(found: Any) -> dict[str, Any]:
-        correctable, uncorrectable, pending, failed = found
-        values = (whole(correctable), whole(uncorrectable), flag(pending), flag(failed))
-        return dict(zip(names, values))
+    Clocks in MHz, memory in MiB (`memory`), power in W, temperature in degrees Celsius; margin: how far it is
+    to the limit, negative above it.
+    """
 
-    return each
+    def get(name: str, *args: Any, read: Read = whole) -> Any:
+        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
+
+    mask = nvml.either(
+        ("nvmlDeviceGetCurrentClocksEventReasons", handle),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+        read=whole,
+    )
+    return {
+        "clocks": {"sm": get("ClockInfo", 1), "mem": get("ClockInfo", 2)},
+        "throttle": {
+            "mask": mask,
+            "names": [n for b, n in REASONS.items() if mask & b] if isinstance(mask, int) else None,
+        },
+        "temperature": {
+            "gpu": nvml.either(
+                ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0), read=whole
+            ),
+            "margin": get("MarginTemperature"),
+        },
+        "power": {"draw": get("PowerUsage", read=thousandth)},
+        "pcie": {"gen": get("CurrPcieLinkGeneration"), "width": get("CurrPcieLinkWidth")},
+        "memory": memory(nvml, handle),
+    }
 
 
-def _temperature(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    """{gpu, slowdown, margin, tlimit: {shutdown, slowdown, memory, gpu}} in degrees Celsius.
+def _thresholds(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    """{slowdown, tlimit: {shutdown, slowdown, memory, gpu}} in degrees Celsius.
 
-    On Ada and later T.Limit supersedes the threshold (nvml.h), which answers 0 or nothing then. margin: how
-    far it is to the limit, negative above it; tlimit: the margins at which something is done.
+    On Ada and later T.Limit supersedes the threshold (nvml.h), which answers 0 or nothing then; tlimit: the
+    margins at which something is done.
     """
     return {
-        "gpu": nvml.either(
-            ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0), read=whole
-        ),
         "slowdown": nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, 1, read=whole) or None,
-        "margin": nvml.ask("nvmlDeviceGetMarginTemperature", handle, read=whole),
         "tlimit": {name: nvml.field(handle, number, "siVal") for name, number in TLIMIT.items()},
     }
 
@@ -670,13 +664,13 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
         found = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
         if _bad(found) or (found is None and kind == "compute"):
             return found
-        for pid, memory in (found or {}).items():
+        for pid, mib in (found or {}).items():
             if pid in listed:
-                listed[pid].update(kind="compute+graphics", memory=listed[pid]["memory"] or memory)
+                listed[pid].update(kind="compute+graphics", memory=listed[pid]["memory"] or mib)
                 continue
             command = nvml.ask("nvmlSystemGetProcessName", pid, read=text)
             command = command if isinstance(command, str) else None
-            listed[pid] = {"pid": pid, "name": command, "kind": kind, "memory": memory}
+            listed[pid] = {"pid": pid, "name": command, "kind": kind, "memory": mib}
     return list(listed.values())
 
 

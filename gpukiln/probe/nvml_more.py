@@ -64,9 +64,9 @@ def count(found: Any) -> int:
     return whole(found)
 
 
-def number(found: Any) -> float:
-    """As `whole`, with or without a fraction."""
-    return found if isinstance(found, float) else whole(found)
+def thousandth(found: Any) -> float:
+    """A number of thousandths, as NVML has power in mW and energy in mJ."""
+    return round(whole(found) / 1000, 3)
 
 
 def flag(found: Any) -> bool:
@@ -88,7 +88,7 @@ def text(found: Any) -> str:
 
 
 def more(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What is shown of one GPU: memory in MiB, utilization in percent, energy in J since the driver's load.
+    """What is shown of one GPU: memory in MiB, utilization and energy as of `usage`.
 
     Args:
         nvml: What asks, see `gpukiln.probe.nvml`.
@@ -98,12 +98,10 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
     def get(name: str, *args: Any, read: Any = whole) -> Any:
         return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
 
-    def rates(found: Any) -> dict[str, int]:
-        return {"gpu": whole(found.gpu), "memory": whole(found.memory)}
-
     def sampled(found: Any) -> int:  # a utilization, and the microseconds that it was sampled for
         return whole(found[0])
 
+    now = usage(nvml, handle)
     action = nvml.field(handle, RECOVERY_ACTION, "uiVal")
     return {
         "minor": get("MinorNumber"),
@@ -111,14 +109,13 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
         "architecture": named(get("Architecture"), ARCHITECTURES),
         "compute_capability": capability(nvml, handle),
         "compute_mode": named(get("ComputeMode"), COMPUTE_MODES),
-        "memory": memory(nvml, handle),
-        "bar1": _each(get("BAR1MemoryInfo", read=_bar1), "total", "used"),
+        "bar1": spread(get("BAR1MemoryInfo", read=_bar1), "total", "used"),
         "utilization": {
-            **_each(get("UtilizationRates", read=rates), "gpu", "memory"),
+            **now["utilization"],
             "encoder": get("EncoderUtilization", read=sampled),
             "decoder": get("DecoderUtilization", read=sampled),
         },
-        "energy": get("TotalEnergyConsumption", read=lambda found: round(whole(found) / 1000, 1)),
+        "energy": now["energy"],
         "memory_nodes": get("MemoryAffinity", NODE_WORDS, NODE_SCOPE, read=_nodes),
         "vbios": get("VbiosVersion", read=text),
         "board_part_number": get("BoardPartNumber", read=text),
@@ -133,9 +130,22 @@ def named(number: Any, names: dict[int, str]) -> Any:
     return names.get(number, f"number {number}") if isinstance(number, int) else number
 
 
-def _each(found: Any, *names: str) -> dict[str, Any]:
+def spread(found: Any, *names: str) -> dict[str, Any]:
     """Values of one call by name; null or the error for each where there is none."""
     return dict.fromkeys(names, found) if found is None or bad(found) else dict(found)
+
+
+def usage(nvml: Any, handle: Any) -> dict[str, Any]:
+    """{utilization: {gpu, memory} in percent, energy: in J since the driver's load}, which move too."""
+
+    def rates(found: Any) -> dict[str, int]:
+        return {"gpu": whole(found.gpu), "memory": whole(found.memory)}
+
+    found = nvml.ask("nvmlDeviceGetUtilizationRates", handle, read=rates)
+    return {
+        "utilization": spread(found, "gpu", "memory"),
+        "energy": nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle, read=thousandth),
+    }
 
 
 def _nodes(found: Any) -> list[int]:
@@ -168,7 +178,7 @@ def memory(nvml: Any, handle: Any) -> dict[str, Any]:
     said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, layout, read=read) if layout else None
     if said is None or (bad(said) and said["code"] == nvml.VERSION_MISMATCH):
         said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, read=read)
-    return _each(said, "total", "used", "reserved", "free")
+    return spread(said, "total", "used", "reserved", "free")
 
 
 def _bar1(found: Any) -> dict[str, int]:

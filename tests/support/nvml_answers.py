@@ -51,7 +51,7 @@ def read() -> dict[str, Any]:
     def errors(kind: int, counter: int, location: int) -> Any:
         return get("nvmlDeviceGetMemoryErrorCounter", kind, counter, location)
 
-    shown, memory = probe["more"], probe["more"]["memory"]
+    shown, memory = probe["more"], probe["memory"]
     row, limits = probe["remapped_rows"], get("nvmlDeviceGetPowerManagementLimitConstraints")
     banks = get("nvmlDeviceGetRowRemapperHistogram")
     sessions, fbc = get("nvmlDeviceGetEncoderStats"), get("nvmlDeviceGetFBCStats")

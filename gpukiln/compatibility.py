@@ -18,8 +18,8 @@ RELEASE_NOTES = "CUDA Toolkit Release Notes, table CUDA Toolkit and Correspondin
 def version_key(text: str) -> tuple[int, ...]:
     """A version such as 535.309.01 as a tuple that compares, without parts that are no numbers.
 
-    The catalogue's own (`gpukiln.catalog.load.version_key`) refuses those, for people type its versions; what
-    a driver or a library reports of itself must not end the view of a machine.
+    The catalogue's (`gpukiln.catalog.load.version_key`) refuses those, for people type its versions; what a
+    driver reports of itself must not end the view of a machine.
     """
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 

@@ -55,14 +55,8 @@ CODES = {
 }
 LOST = ("GPU_IS_LOST", "GPU_NOT_FOUND", "RESET_REQUIRED")  # such a GPU answers nothing that counts
 NO_LIBRARY, NO_DRIVER, MISMATCH, NO_PERMISSION = 12, 9, 18, 4
-OF_MIG = {  # what a MIG device has of its own
-    "memory_total_mib": "memory.total",
-    "memory_used_mib": "memory.used",
-    "memory_reserved_mib": "memory.reserved",
-    "memory_free_mib": "memory.free",
-    "name": "name",
-    "profile": "profile",
-}
+# What a MIG device has of its own.
+OF_MIG = ("memory_total_mib", "memory_used_mib", "memory_reserved_mib", "memory_free_mib", "name")
 # What a MIG device has from its GPU.
 OF_PARENT = (
     "architecture",
@@ -320,7 +314,8 @@ def values_of(gpu: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any]
     """Fields of a device, of what the collector says of a GPU, and for each null the reason."""
     unavailable: dict[str, str] = {}
     values = {name: _value(_dig(gpu, FIELDS[name]), name, unavailable) for name in names}
-    values["clock_events"] = clock_events(values["clock_events"])
+    if "clock_events" in values:
+        values["clock_events"] = clock_events(values["clock_events"])
     return values, unavailable
 
 
@@ -425,8 +420,8 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
 
 def _mig_device(part: dict[str, Any], parent: Device) -> Device:
     nothing = "it is a MIG device: its GPU tells"
-    unavailable: dict[str, str] = {}
-    values = {name: _value(_dig(part, path), name, unavailable) for name, path in OF_MIG.items()}
+    values, unavailable = values_of(part, OF_MIG)
+    values["profile"] = _value(part["profile"], "profile", unavailable)
     for name in OF_PARENT:
         values[name] = getattr(parent, name)
         if name in parent.unavailable:

@@ -17,12 +17,12 @@ import ctypes
 import mmap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gpukiln.probe.base import HungError, NotReachedError
 from gpukiln.probe.child import Hang, Slow, Tell, call, in_child
-from gpukiln.probe.nvml_more import bad as _bad
-from gpukiln.probe.nvml_more import count, flag, memory, more, spread, text, thousandth, whole
+from gpukiln.probe.nvml_more import bad, count, flag, memory, more, spread, text, thousandth, whole
 
 TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
 # Without persistence mode every first handle initialises its GPU: more than 25 s for eight A100
@@ -161,9 +161,6 @@ class Nvml:
         self.brief = False  # leave out what only the suite judges: counters of links, other kinds of P2P
         self._calling, self._skip = calling, skip or {}
 
-    def problem(self, error: Any) -> dict[str, Any]:
-        return {"_error": str(error), "code": _code(error)}
-
     def ask(self, name: str, *args: Any, read: Read | None = None) -> Any:
         """Call a function of pynvml by its name.
 
@@ -193,6 +190,10 @@ class Nvml:
         finally:
             if self._calling is not None:
                 self._calling.clear()
+
+    def get(self, handle: Any, name: str, *args: Any, read: Read = whole) -> Any:
+        """As `ask`, of nvmlDeviceGet and a name; most return a whole number."""
+        return self.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
 
     def either(self, newer: tuple[Any, ...], older: tuple[Any, ...], read: Read | None = None) -> Any:
         """As `ask`; the older function where the newer one is not there."""
@@ -231,10 +232,6 @@ class Nvml:
                 self.index = index
                 found[index] = self.ask("nvmlDeviceGetHandleByIndex", index, read=lambda handle: handle)
         return found
-
-    def gpu(self, index: int, handle: Any) -> dict[str, Any]:
-        """What the suite judges of a GPU."""
-        return _gpu(self, index, handle)
 
     def processes(self, handle: Any) -> Any:
         """The processes of a GPU or a MIG device."""
@@ -356,7 +353,7 @@ def read_gpus(
 
     def one(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         about(index)
-        gpu = nvml.gpu(index, handle)
+        gpu = gpu_facts(nvml, index, handle)
         return {**gpu, "more": more(nvml, handle)} if shown else gpu
 
     tell(at="NVML's start", limit=START_S)
@@ -373,10 +370,10 @@ def read_gpus(
 
 
 def read_nvml() -> dict[str, Any]:
-    """Ask NVML for everything that is judged, in this process; for what is what see `_gpu`."""
+    """Ask NVML for everything that is judged, in this process; for what is what see `gpu_facts`."""
     head: dict[str, Any] = {}
     gpus: dict[int, dict[str, Any]] = {}
-    _read(Nvml(), head.update, gpus.__setitem__, Nvml.gpu)
+    _read(Nvml(), head.update, gpus.__setitem__, gpu_facts)
     return {**head, "gpus": list(gpus.values())}
 
 
@@ -411,10 +408,10 @@ def _read(
         }
     )
     handles = nvml.handles(skip, about)
-    if _bad(handles):
+    if bad(handles):
         general({"available": False, "error": handles})
         return
-    good = {i: h for i, h in handles.items() if h is not None and not _bad(h)}
+    good = {i: h for i, h in handles.items() if h is not None and not bad(h)}
     for index, handle in handles.items():
         if index not in good:
             add(index, {"index": index, "error": handle or NO_HANDLE})
@@ -428,7 +425,7 @@ def _read(
 def _started(nvml: Nvml) -> dict[str, Any] | None:
     """Start NVML; why it does not start."""
     error = nvml.ask("nvmlInit")
-    if not _bad(error):
+    if not bad(error):
         return None
     error["_error"] = error["_error"].replace("nvmlInit: ", "")
     if error["code"] == LIBRARY_NOT_FOUND:  # of whatever reason; the bindings keep it to themselves
@@ -449,10 +446,10 @@ def read_nvlinks() -> dict[str, Any]:
     if error := _started(nvml):
         return {"error": error, "gpus": []}
     handles = nvml.handles()
-    if _bad(handles):
+    if bad(handles):
         return {"error": handles, "gpus": []}
     gpus = [
-        {"index": i, "nvlinks": (h or NO_HANDLE) if h is None or _bad(h) else _links(nvml, h)}
+        {"index": i, "nvlinks": (h or NO_HANDLE) if h is None or bad(h) else _links(nvml, h)}
         for i, h in handles.items()
     ]
     return {"error": None, "gpus": gpus}
@@ -470,12 +467,9 @@ def _confidential(nvml: Nvml) -> dict[str, Any]:
     }
 
 
-def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
+def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
     """One GPU: its values of the moment as `moving` reads them, and those that last."""
-
-    def get(name: str, *args: Any, read: Read = whole) -> Any:
-        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
-
+    get = partial(nvml.get, handle)
     now = moving(nvml, handle)
     return {
         "index": index,
@@ -508,7 +502,13 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
             "max_mem": get("MaxClockInfo", 2),
         },
         "throttle": now["throttle"],
-        "temperature": {**now["temperature"], **_thresholds(nvml, handle)},
+        # On Ada and later T.Limit, margins at which something is done, supersedes the threshold, which answers
+        # 0 or nothing then (nvml.h).
+        "temperature": {
+            **now["temperature"],
+            "slowdown": get("TemperatureThreshold", 1) or None,
+            "tlimit": {name: nvml.field(handle, number, "siVal") for name, number in TLIMIT.items()},
+        },
         "power": {**now["power"], "limit": get("EnforcedPowerLimit", read=thousandth)},
         "pcie": {
             **now["pcie"],
@@ -529,10 +529,7 @@ def moving(nvml: Nvml, handle: Any) -> dict[str, Any]:
     Clocks in MHz, memory in MiB (`memory`), power in W, temperature in degrees Celsius; margin: how far it is
     to the limit, negative above it.
     """
-
-    def get(name: str, *args: Any, read: Read = whole) -> Any:
-        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
-
+    get = partial(nvml.get, handle)
     mask = nvml.either(
         ("nvmlDeviceGetCurrentClocksEventReasons", handle),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
@@ -556,18 +553,6 @@ def moving(nvml: Nvml, handle: Any) -> dict[str, Any]:
     }
 
 
-def _thresholds(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    """{slowdown, tlimit: {shutdown, slowdown, memory, gpu}} in degrees Celsius.
-
-    On Ada and later T.Limit supersedes the threshold (nvml.h), which answers 0 or nothing then; tlimit: the
-    margins at which something is done.
-    """
-    return {
-        "slowdown": nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, 1, read=whole) or None,
-        "tlimit": {name: nvml.field(handle, number, "siVal") for name, number in TLIMIT.items()},
-    }
-
-
 def _links(nvml: Nvml, handle: Any) -> Any:
     """[{link, state, version, remote_bus_id, errors}], null where the GPU has no NVLink.
 
@@ -579,7 +564,7 @@ def _links(nvml: Nvml, handle: Any) -> Any:
     for link in range(min(listed, most) if isinstance(listed, int) else most):
         state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link, read=flag)
         # Not every driver has the field of their number; links that are not there are no valid argument.
-        if state is None or (_bad(state) and state["code"] == INVALID_ARGUMENT):
+        if state is None or (bad(state) and state["code"] == INVALID_ARGUMENT):
             continue
         row: dict[str, Any] = {
             "link": link,
@@ -600,7 +585,7 @@ def _links(nvml: Nvml, handle: Any) -> Any:
             )
             row["errors"]["recovery"] = _recoveries(nvml, handle, link, row["errors"]["recovery"])
         links.append(row)
-    if links and all(_bad(row["state"]) for row in links):
+    if links and all(bad(row["state"]) for row in links):
         return links[0]["state"]
     return links or None
 
@@ -636,9 +621,9 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
         return nvml.ask(name, handle, ctypes.byref(info), read=lambda _: {})
 
     answer = ask("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t")
-    if answer is None or (_bad(answer) and answer["code"] == VERSION_MISMATCH):
+    if answer is None or (bad(answer) and answer["code"] == VERSION_MISMATCH):
         answer = ask("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t")
-    if answer is None or _bad(answer):
+    if answer is None or bad(answer):
         return dict.fromkeys(("state", "status", "cluster", "clique", "health"), answer)
     return {
         "state": int(info.state),
@@ -662,7 +647,7 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
     for kind in ("compute", "graphics"):
         name = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses"
         found = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
-        if _bad(found) or (found is None and kind == "compute"):
+        if bad(found) or (found is None and kind == "compute"):
             return found
         for pid, mib in (found or {}).items():
             if pid in listed:

@@ -5,6 +5,7 @@ Runs on the machine beside `gpukiln.probe.nvml`, which asks it, and obeys the sa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 # Field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (nvml.h), and nvmlDeviceGpuRecoveryAction_t.
@@ -95,13 +96,10 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
         handle: NVML's, of a GPU.
     """
 
-    def get(name: str, *args: Any, read: Any = whole) -> Any:
-        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
-
     def sampled(found: Any) -> int:  # a utilization, and the microseconds that it was sampled for
         return whole(found[0])
 
-    now = usage(nvml, handle)
+    get, now = partial(nvml.get, handle), usage(nvml, handle)
     action = nvml.field(handle, RECOVERY_ACTION, "uiVal")
     return {
         "minor": get("MinorNumber"),
@@ -141,10 +139,10 @@ def usage(nvml: Any, handle: Any) -> dict[str, Any]:
     def rates(found: Any) -> dict[str, int]:
         return {"gpu": whole(found.gpu), "memory": whole(found.memory)}
 
-    found = nvml.ask("nvmlDeviceGetUtilizationRates", handle, read=rates)
+    get = partial(nvml.get, handle)
     return {
-        "utilization": spread(found, "gpu", "memory"),
-        "energy": nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle, read=thousandth),
+        "utilization": spread(get("UtilizationRates", read=rates), "gpu", "memory"),
+        "energy": get("TotalEnergyConsumption", read=thousandth),
     }
 
 
@@ -191,10 +189,8 @@ def mig_devices(nvml: Any, handle: Any) -> Any:
     Empty where MIG is off; memory as of `memory`, processes as of a GPU.
     """
     enabled = nvml.ask("nvmlDeviceGetMigMode", handle, read=lambda found: flag(found[0]))
-    if enabled is None or bad(enabled):
-        return [] if enabled is None else enabled
-    if not enabled:
-        return []
+    if enabled is not True:
+        return enabled or []
     most = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, read=count)
     if not isinstance(most, int):
         return most or []

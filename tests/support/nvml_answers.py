@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from gpukiln.probe.nvml import Nvml
+from gpukiln.probe.nvml import Nvml, gpu_facts
 from gpukiln.probe.nvml_more import more
 
 FUNCTION_NOT_FOUND, DEPRECATED = 13, 26
@@ -21,7 +21,7 @@ def read() -> dict[str, Any]:
     nvml = Nvml()
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-    probe = {**nvml.gpu(0, gpu), "more": more(nvml, gpu)}
+    probe = {**gpu_facts(nvml, 0, gpu), "more": more(nvml, gpu)}
 
     def get(name: str, *args: int) -> Any:
         try:

@@ -502,8 +502,8 @@ def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
             "max_mem": get("MaxClockInfo", 2),
         },
         "throttle": now["throttle"],
-        # On Ada and later T.Limit, margins at which something is done, supersedes the threshold, which answers
-        # 0 or nothing then (nvml.h).
+        # On Ada and later T.Limit, margins at which something is done, supersedes the threshold: that one is
+        # 0 or not there (nvml.h).
         "temperature": {
             **now["temperature"],
             "slowdown": get("TemperatureThreshold", 1) or None,

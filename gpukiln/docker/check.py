@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from gpukiln.catalog import compat, cuda
 from gpukiln.catalog.compat import Finding
-from gpukiln.catalog.cuda import Support
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.tags import DRIVER_TAG
+from gpukiln.compatibility import FORWARD_COMPAT, NO, Support
 from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
 from gpukiln.images.builds import Record
 from gpukiln.instances.tags import tags_of
@@ -57,14 +57,14 @@ class Judgement:
         """
         problems = [(finding.message, finding.hint) for finding in self.findings]
         newer = "a newer driver on the node, or an image with an older CUDA"
-        if self.support.way == "no":
+        if self.support.way == NO:
             problems.insert(0, (self.support.message, f"{newer}; {self.support.limits}"))
         where = f"on {self.node.name}"
         if problems:
             message, hint = problems[0]
             others = tuple(text for text, _ in problems[1:])
             raise IncompatibleError(f"{self.image} can't run {where}: {message}", hint=hint, details=others)
-        if self.support.way == "forward-compat":
+        if self.support.way == FORWARD_COMPAT:
             message = f"{self.image} does not run {where} as it is: {self.support.message}"
             raise CheckFailedError(message, hint=f"{newer}; or {self.support.limits}")
 

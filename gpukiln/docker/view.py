@@ -3,7 +3,7 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.catalog.cuda import floor, released_with
+from gpukiln.catalog.cuda import needs
 from gpukiln.docker.engine import ImageInfo
 from gpukiln.docker.plan import ContainerPlan
 from gpukiln.progress import Rows
@@ -24,8 +24,9 @@ def plan_table(plan: ContainerPlan) -> RenderableType:
             part.reason if out else part.source,
         )
     rows.add("packages", str(len(plan.packages)), "install", f"{plan.base.distribution} {plan.base.release}")
-    first, native = floor(plan.cuda), released_with(plan.cuda)
-    rows.add("node's driver", f">= {first}", "needs", f"{native} or later runs all of CUDA {plan.cuda}")
+    needed = needs(plan.cuda)
+    least, full = f">= {needed.first}", f"{needed.native} or later runs all of CUDA {plan.cuda}"
+    rows.add("node's driver", least, "needs", full)
     head = f"{plan.image} for {plan.platform}, from {plan.base.title}\ndigest {plan.digest[:12]}"
     return Group(Text(head), rows)
 

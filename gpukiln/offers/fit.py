@@ -15,6 +15,7 @@ from gpukiln.catalog.load import version_key
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.ec2 import require_image
+from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
 
 if TYPE_CHECKING:  # slow to import, and only images need it
@@ -116,7 +117,7 @@ def _workload_findings(workload: Workload, machine: str, image: Subject | None) 
 def _driver_findings(workload: Workload, machine: str, image: Subject | None) -> Iterator[Finding]:
     least = workload.least_driver
     if image is None:
-        floors = {cuda.floor(workload.cuda): cuda.GUIDE} if workload.cuda else {}
+        floors = {cuda.needs(workload.cuda).first: GUIDE} if workload.cuda else {}
         if least:
             floors[least] = workload.source
         needed = max(floors, key=version_key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
+from gpukiln.catalog.gpu_names import keys_of
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import UsageError
@@ -104,13 +105,7 @@ def _memory(part: str, text: str) -> tuple[Span | None, Span | None]:
 
 
 def _names(part: str) -> tuple[str, ...]:
-    """Keys of the catalogue; a name without its size is all of that name: A100 is both boards."""
-    known: dict[str, list[str]] = {}
-    for key, board in gpus().items():
-        short = re.sub(r"-\d+gb$", "", key)
-        parts = () if board.manufacturer == "NVIDIA" else key.split("-")  # V520, Gaudi
-        for name in {key, short, board.name, board.ec2_name or key, *parts}:
-            known.setdefault(_plain(name), []).append(key)
+    """Keys of the catalogue."""
     found: list[str] = []
     for word in (one.strip() for one in part.split(",") if one.strip()):
         if word in instance_types():
@@ -118,14 +113,9 @@ def _names(part: str) -> tuple[str, ...]:
                 f"--gpu {word!r} is an instance type, wanted GPUs",
                 hint=f"`invoke offer.show {word}` shows it",
             )
-        name = re.sub(r"^(nvidia)?(tesla|geforce)?", "", _plain(word)) or _plain(word)
-        if name not in known:
+        if not (keys := keys_of(word)):
             raise unknown("GPU", word, [board.name for board in gpus().values()])
-        found += known[name]
+        found += keys
     if not found:
         raise UsageError(f"--gpu {part!r} names no GPU", hint=f"wanted: {FORM}")
     return tuple(dict.fromkeys(found))
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.compatibility import version_key
 from gpukiln.errors import GpukilnError, PartialError, RefusedError, UsageError
 from gpukiln.gpus import leases as kept
 from gpukiln.gpus.client import AnyLeases, MemberLeases, leases_here
-from gpukiln.gpus.facts import version_key
 from gpukiln.gpus.leases import Leases, explained, mig_warning, whoami
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, Request, cuda_wanted
 from gpukiln.gpus.store import Lease, boot_clock, number_of

@@ -10,13 +10,14 @@ from decimal import Decimal
 from typing import Any
 
 from gpukiln.catalog.components import load_add_ons
+from gpukiln.catalog.gpu_names import ec2_label, is_ambiguous
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.settings import GPU, PRESENT, QUEUE, Flavor, Provider, Settings, Team
-from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, ec2_name, replicas
+from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, replicas
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.kubernetes.placing import shown
 from gpukiln.kubernetes.quantity import quantity
@@ -100,9 +101,8 @@ def _labels_of_gpu(key: str, provider: Provider) -> dict[str, str]:
         raise unknown("GPU", key, known)
     if provider != "karpenter":
         return {"k8s.amazonaws.com/accelerator": f"nvidia-{key}"}
-    name = ec2_name(gpu(key))
-    labels = {GPU_NAME: name}
-    if any(ec2_name(gpu(other)) == name for other in known - {key}):  # the two A100
+    labels = {GPU_NAME: ec2_label(key)}
+    if is_ambiguous(key):
         memory = next(one.gpu_memory_mib for one in machines if one.gpu == key and one.gpu_fraction == 1)
         labels["karpenter.k8s.aws/instance-gpu-memory"] = str(memory)
     return labels

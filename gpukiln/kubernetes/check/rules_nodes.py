@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from gpukiln.catalog import cuda
+from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.check.fit import Place, judged
@@ -125,7 +126,7 @@ def _about_mig(profile: str) -> str:
     Workload,
     title="The driver of the nodes runs the CUDA of the image",
     reason="the container fails: CUDA driver version is insufficient for CUDA runtime version",
-    source=cuda.GUIDE,
+    source=GUIDE,
     fix="an image with an older CUDA, or nodes with a newer driver: `invoke docker.check` compares them",
 )
 def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fault]:
@@ -137,8 +138,8 @@ def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fau
                 support = cuda.support(wanted, driver, [])
             except UsageError:  # a version that the catalogue does not know: nothing is said of it
                 continue
-            if support.way not in ("native", "minor-version"):
-                least = cuda.floor(wanted)
+            if not support.runs:
+                least = cuda.needs(wanted).first
                 text = (
                     f"{one.image} is CUDA {wanted}, the nodes have driver {driver}; wanted {least} or later"
                 )

@@ -18,7 +18,6 @@ from gpukiln.attest.provenance import (
     snapshot_subject,
 )
 from gpukiln.attest.sbom import make_sbom, what_differs
-from gpukiln.attest.tags import UNSIGNED
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
@@ -31,6 +30,7 @@ from gpukiln.parsing import parse_json
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
+UNSIGNED = "none"  # the value of the signing key's tag
 SBOM, STATEMENT, ENVELOPE = "sbom.cdx.json", "provenance.intoto.json", "provenance.dsse.json"
 IN_IMAGE = "/etc/gpukiln/image.json"
 

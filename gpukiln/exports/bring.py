@@ -15,6 +15,22 @@ from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.images import load_image
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.ec2 import images
+from gpukiln.clouds.tags import (
+    BASE_TAG,
+    BUILD_ID_TAG,
+    CUDA_TAG,
+    DRIVER_TAG,
+    IMAGE_TAG,
+    IMPORT_TAG,
+    KUBERNETES_TAG,
+    MODULES_TAG,
+    NOT_PROVEN,
+    OWNER_TAG,
+    RECIPE_TAG,
+    TRUST_TAG,
+    TRUSTED,
+    TYPES_TAG,
+)
 from gpukiln.disks import identify, sparse
 from gpukiln.disks.convert import convert
 from gpukiln.disks.qcow2 import virtual_bytes
@@ -23,30 +39,8 @@ from gpukiln.exports import ebs
 from gpukiln.exports.beside import ABOUT, beside_of
 from gpukiln.files import remove, remove_partial_of, whole_or_not
 from gpukiln.images.fit import refuse
-from gpukiln.images.subject import (
-    BASE_TAG,
-    CUDA_TAG,
-    DRIVER_TAG,
-    KUBERNETES_TAG,
-    MODULES_TAG,
-    TYPES_TAG,
-    machine_findings,
-    subject_from_tags,
-)
-from gpukiln.instances.tags import (
-    BUILD_ID_TAG,
-    IMAGE_TAG,
-    IMPORT_TAG,
-    NOT_PROVEN,
-    OWNER_TAG,
-    RECIPE_TAG,
-    TRUST_TAG,
-    TRUSTED,
-    owner,
-    snapshots_of,
-    tag_specifications,
-    tags_of,
-)
+from gpukiln.images.subject import machine_findings, subject_from_tags
+from gpukiln.instances.tags import owner, snapshots_of, tag_specifications, tags_of
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.programs import require_room

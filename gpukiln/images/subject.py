@@ -13,7 +13,6 @@ from gpukiln.clouds.tags import (
     BUILD_ID_TAG,
     CUDA_TAG,
     DRIVER_TAG,
-    KUBERNETES_TAG,
     MODULES_TAG,
     RECIPE_TAG,
     TYPES_TAG,
@@ -21,9 +20,6 @@ from gpukiln.clouds.tags import (
 from gpukiln.errors import UsageError
 from gpukiln.images.fit import check_types, refuse
 from gpukiln.images.plan import Plan
-
-# the names that gpukiln/exports imports from here
-__all__ = ["BASE_TAG", "CUDA_TAG", "DRIVER_TAG", "KUBERNETES_TAG", "MODULES_TAG", "TYPES_TAG"]
 
 
 @dataclass(frozen=True)

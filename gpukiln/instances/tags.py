@@ -10,38 +10,14 @@ from typing import Any
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import (
-    BUILD_ID_TAG,
     BUILD_TAG,
     DEADLINE_TAG,
-    IMAGE_TAG,
-    IMPORT_TAG,
     MACHINE_TAG,
-    NOT_PROVEN,
     OWNER_TAG,
-    PASSED,
     PURPOSE_TAG,
-    RECIPE_TAG,
-    TRUST_TAG,
-    TRUSTED,
-    VERDICT_TAG,
-    VERIFIED_TAG,
 )
 from gpukiln.instances.deadline import deadline_text
 
-# the names that gpukiln/exports, gpukiln/kubernetes and gpukiln/offers import from here
-__all__ = [
-    "BUILD_ID_TAG",
-    "IMAGE_TAG",
-    "IMPORT_TAG",
-    "NOT_PROVEN",
-    "OWNER_TAG",
-    "PASSED",
-    "RECIPE_TAG",
-    "TRUSTED",
-    "TRUST_TAG",
-    "VERDICT_TAG",
-    "VERIFIED_TAG",
-]
 GONE = ("terminated", "shutting-down")
 
 

@@ -24,11 +24,12 @@ from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.ec2 import images
+from gpukiln.clouds.tags import PASSED, VERDICT_TAG, VERIFIED_TAG
 from gpukiln.errors import GpukilnError, RefusedError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.images import pointer as pointers
 from gpukiln.images.subject import Subject, subject_from_tags
-from gpukiln.instances.tags import PASSED, VERDICT_TAG, VERIFIED_TAG, tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.offers.fit import fit, image_of_ami
 from gpukiln.offers.model import Choice
 from gpukiln.parsing import parse_json

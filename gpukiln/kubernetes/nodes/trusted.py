@@ -5,11 +5,12 @@ from __future__ import annotations
 from gpukiln.attest import trust
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.ec2 import require_image
+from gpukiln.clouds.tags import RECIPE_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channels
 from gpukiln.images.keys import in_words
-from gpukiln.instances.tags import RECIPE_TAG, tags_of
+from gpukiln.instances.tags import tags_of
 
 WHERE = "--region says where to look"
 

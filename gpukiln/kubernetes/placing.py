@@ -231,7 +231,8 @@ def _part(whole: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
     """A mapping in a mapping; what is empty or none of it counts as empty."""
     for key in path:
         found = whole.get(key)
-        whole = found if isinstance(found, Mapping) else {}
+        # what files and servers hold are dicts; of an abstract class Python asks slower
+        whole = found if isinstance(found, (dict, Mapping)) else {}
     return whole
 
 

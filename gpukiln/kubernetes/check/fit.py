@@ -71,6 +71,7 @@ class Placed:
 def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[Place]:
     """Every candidate, in the order of the pools."""
     wanted, found = requests(spec), []
+    takes = [(daemon, requests(daemon)) for daemon in daemons]
     shares = any(key in HAMI for key in wanted)  # several containers and pods may have one GPU
     for pool in pools:
         over = [
@@ -82,7 +83,7 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[P
         ]
         for name, node in pool.candidates(spec):
             beyond = [] if pool.nodes else pool.beyond_limits(name)
-            left = _left(node, daemons)
+            left = _left(node, takes)
             known = {
                 key: value
                 for key, value in wanted.items()
@@ -172,12 +173,12 @@ def _is_rule(rule: Mapping[str, Any]) -> bool:
     )
 
 
-def _left(node: Manifest, daemons: Sequence[Spec]) -> dict[str, Decimal]:
-    """What a node has for pods, less what runs on each node that it fits."""
+def _left(node: Manifest, daemons: Sequence[tuple[Spec, Mapping[str, Decimal]]]) -> dict[str, Decimal]:
+    """What a node has for pods, less what those take that run on each node that they fit."""
     left = dict(_offered(tuple(node["status"]["allocatable"].items())))
-    for spec in daemons:
+    for spec, taken in daemons:
         if not why_not(spec, node, {}):
-            for key, value in {**requests(spec), "pods": Decimal(1)}.items():
+            for key, value in {**taken, "pods": Decimal(1)}.items():
                 left[key] = left.get(key, Decimal(0)) - value
     return left
 

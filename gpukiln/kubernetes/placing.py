@@ -85,14 +85,15 @@ def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
     (Admission plugin ExtendedResourceToleration: the taint's key is the resource's name, and the effect that
     it tolerates is NoSchedule.)
     """
-    added = taint["effect"] == "NoSchedule"
-    if added and any(taint["key"] in _part(one, "resources", "limits") for one in containers(spec)):
-        return True
-    return any(
+    if any(
         one.get("key") in (None, "", taint["key"])
         and one.get("effect") in (None, "", taint["effect"])
         and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
         for one in spec.get("tolerations") or ()
+    ):
+        return True
+    return taint["effect"] == "NoSchedule" and any(
+        taint["key"] in _part(one, "resources", "limits") for one in containers(spec)
     )
 
 

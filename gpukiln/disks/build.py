@@ -26,7 +26,7 @@ GRUB_MODULES = [
 ]
 BIOS_MODULES = [*GRUB_MODULES, "biosdisk"]
 EFI_MODULES = [*GRUB_MODULES, "fat", "all_video"]
-EFI_FILE = "EFI/BOOT/BOOTX64.EFI"  # what a firmware starts that was told nothing (UEFI 2.10, 3.5.1.1)
+EFI_FILE = "EFI/BOOT/BOOTX64.EFI"  # what firmware without a boot entry starts (UEFI 2.10, 3.5.1.1)
 LAYOUT = (BIOS_BOOT_START, ESP_START, ROOT_START, *BIOS_MODULES, *EFI_MODULES)
 """What of this module can change a disk."""
 

@@ -83,7 +83,7 @@ def compress(disk: Path, target: Path, moved: Callable[[int], None] = lambda _: 
 
 
 def convert(disk: Path, part: Path, source_form: str, form: str, progress: Progress, *options: str) -> None:
-    """Have qemu-img convert a disk; the form of what is read is told, never guessed by it.
+    """Have qemu-img convert a disk; the format that is read is given, never guessed by it.
 
     Raises:
         UnavailableError: It failed, it is not installed, or there is no room.

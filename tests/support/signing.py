@@ -1,12 +1,15 @@
 """Keys, channels that trust them, and images whose verdicts are signed by what signs them in the product."""
 
 import json
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from invoke.context import Context
 
 from gpukiln.attest.signing import signer_of
 from gpukiln.attest.statements import ROOT
+from gpukiln.clouds import select
 from gpukiln.images import channels
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.tags import tags_of
@@ -15,9 +18,12 @@ from gpukiln.release.find import Found
 from gpukiln.release.images import Sharing
 from gpukiln.release.needs import require_proven
 from gpukiln.release.publish import Wish
-from tests.support.release_cloud import REGIONS, Cloud, verdict
+from tests.support.exit_codes import code_of
+from tests.support.plans import BAKE
+from tests.support.release_cloud import HOME, REGIONS, Cloud, tags, tell, verdict
 
 READ_YAML = channels.read_yaml
+AMI, JUDGED = BAKE.image_id, verdict()
 
 
 def key_pair(folder, name):
@@ -91,3 +97,20 @@ def put(image_id, name, value, region="us-west-2"):
     Cloud(region).client("ssm").put_parameter(
         Name=f"{ROOT}/{image_id}/{name}", Value=text, Type="String", Overwrite=True
     )
+
+
+def typed_with_one_image(proven, monkeypatch, capsys, folder):
+    """Runs a command of a module; the cloud has one image, of the one build, with a verdict that passed."""
+    monkeypatch.setenv("GPUKILN_HOME", str(folder))
+    monkeypatch.setattr(select, "make_cloud", lambda _name, region, **_: Cloud(region))
+    [build] = proven.all()
+    build.write(replace(build.read(), verdicts=(JUDGED,)))
+    tell("image", {"region": HOME, "image_id": AMI, "name": "gpu-image", "tags": tags(build.id, JUDGED)})
+
+    def run(module, name, *arguments, **options):
+        code = code_of(getattr(module, name), Context(), *arguments, **options)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    run.build = build
+    return run

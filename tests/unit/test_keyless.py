@@ -3,15 +3,12 @@
 import base64
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.attest import newest, signing, statements
 from gpukiln.attest.keyless import IdentityKey
-from gpukiln.clouds import select
 from gpukiln.commands import ami_attest
 from gpukiln.commands import release as commands
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
@@ -19,16 +16,13 @@ from gpukiln.images import channels
 from gpukiln.images.channels import load_channels
 from gpukiln.kubernetes.nodes.trusted import require_trusted
 from tests.support import signing as support
-from tests.support.exit_codes import code_of
-from tests.support.plans import BAKE
-from tests.support.release_cloud import HOME, REGIONS, ROOT, Cloud, make_image, pointed, tags, tell, verdict
-from tests.support.signing import key_pair, put, sign
+from tests.support.release_cloud import HOME, REGIONS, ROOT, Cloud, make_image, pointed, tell
+from tests.support.signing import AMI, JUDGED, key_pair, put, sign, typed_with_one_image
 
 pytest.importorskip("sigstore", reason="missing packages: sigstore (scripts/run installs it)")
 
 from tests.support.sigstore_double import serve  # needs what sigstore installs
 
-AMI, JUDGED = BAKE.image_id, verdict()
 GITHUB = "https://token.actions.githubusercontent.com"
 STABLE = "/gpukiln/eks-gpu/1.34/stable/image_id"
 
@@ -179,19 +173,7 @@ def test_a_changed_bundle_of_the_public_instance_is_refused():
 def typed(proven, monkeypatch, capsys, tmp_path):
     """Runs a command; the cloud has one image, of the one build."""
     tell("reset")
-    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
-    monkeypatch.setattr(select, "make_cloud", lambda _name, region, **_: Cloud(region))
-    [build] = proven.all()
-    build.write(replace(build.read(), verdicts=(JUDGED,)))
-    tell("image", {"region": HOME, "image_id": AMI, "name": "gpu-image", "tags": tags(build.id, JUDGED)})
-
-    def run(module, name, *arguments, **options):
-        code = code_of(getattr(module, name), Context(), *arguments, **options)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    run.build = build
-    yield run
+    yield typed_with_one_image(proven, monkeypatch, capsys, tmp_path)
     tell("reset")
 
 

@@ -2,28 +2,31 @@
 
 import base64
 import json
-from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, padding
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
-from invoke.context import Context
 
 from gpukiln.attest import signing
-from gpukiln.clouds import select
 from gpukiln.commands import ami_attest
 from gpukiln.commands import release as commands
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.images import keys
 from gpukiln.images.channels import load_channels
 from gpukiln.instances.tags import tag_list
-from tests.support.exit_codes import code_of
-from tests.support.plans import BAKE
-from tests.support.release_cloud import HOME, REGIONS, ROOT, Cloud, fault, pointed, tags, tell, verdict
-from tests.support.signing import by_alias, key_pair, kms_key, sign, trusting
+from tests.support.release_cloud import REGIONS, ROOT, Cloud, fault, pointed, tell
+from tests.support.signing import (
+    AMI,
+    JUDGED,
+    by_alias,
+    key_pair,
+    kms_key,
+    sign,
+    trusting,
+    typed_with_one_image,
+)
 
-AMI, JUDGED = BAKE.image_id, verdict()
 ARN = "arn:aws:kms:us-west-2:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"  # KMS developer guide
 SPECS = {
     "ECC_NIST_P256": ec.ECDSA(SHA256()),
@@ -43,19 +46,7 @@ def cloud():
 def typed(cloud, proven, monkeypatch, capsys, tmp_path):
     """Runs a command; the cloud has one image, of the one build."""
     assert cloud
-    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
-    monkeypatch.setattr(select, "make_cloud", lambda _name, region, **_: Cloud(region))
-    [build] = proven.all()
-    build.write(replace(build.read(), verdicts=(JUDGED,)))
-    tell("image", {"region": HOME, "image_id": AMI, "name": "gpu-image", "tags": tags(build.id, JUDGED)})
-
-    def run(module, name, *arguments, **options):
-        code = code_of(getattr(module, name), Context(), *arguments, **options)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    run.build = build
-    return run
+    return typed_with_one_image(proven, monkeypatch, capsys, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def show(
         spot=spot,
     )
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         _print(view.shown_parts(found))
 
@@ -303,7 +303,7 @@ def check(
         )
     found = checked(machines, runs, _today())
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         _print(view.checked_parts(found))
     if wrong := [one for one in found.machines if not one.fits]:
@@ -344,7 +344,7 @@ def refresh(
     types = cache.read(where.name, named).types if diff and fresh else None
     found = Document(REFRESH, asked, difference(types, named) if types else None)
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         _print(view.refresh_parts(found))
     require_complete(asked)
@@ -386,7 +386,7 @@ def _tell(found: Listing, *, all: bool, json: bool) -> None:
     from gpukiln.offers import view
 
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         _print(view.listing_parts(found, all=all))
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from gpukiln.commands import offer_schema
 from gpukiln.commands.program import Program
 from tasks import namespace
 
@@ -35,10 +34,6 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         return shown
 
     return typed
-
-
-def test_the_schema_is_published() -> None:
-    assert json.loads((ROOT / "docs/offer.schema.json").read_text()) == offer_schema.schema()
 
 
 def test_an_offer_satisfies_all_of_a_request(offer: Typed) -> None:

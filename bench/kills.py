@@ -28,6 +28,7 @@ from typing import Any
 
 import boto3
 
+from gpukiln.clouds.tags import BAKED_STAGE_TAG
 from gpukiln.files import PARTIAL
 from tests.support.harness import command_lines
 
@@ -195,7 +196,7 @@ class Here:
         for image in images:
             used |= {device.get("Ebs", {}).get("SnapshotId") for device in image["BlockDeviceMappings"]}
             build = next((build for build in known if image["Name"].endswith(build)), "")
-            if "gpukiln:stage" in tags(image):
+            if BAKED_STAGE_TAG in tags(image):
                 if image["State"] != "available":
                     found.append(f"stage {image['ImageId']} is {image['State']}")
             elif build and image["ImageId"] not in recorded:

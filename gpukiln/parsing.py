@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.errors import UsageError
+from gpukiln.units import Memory
 
 if TYPE_CHECKING:
     import yaml
@@ -22,7 +23,6 @@ MOST_VALUES = 1_000_000  # of a YAML document with its aliases written out
 LONGEST_NUMBER = 400  # characters; the largest float in full has 309 digits
 
 
-LONGEST_WHOLE = 18  # digits; fits into 64 bits
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -41,13 +41,8 @@ def read_text(path: Path, *, largest: int = LARGEST) -> str:
     with path.open("rb") as file:
         data = file.read(largest + 1)
     if len(data) > largest:
-        raise LimitError(f"larger than {size(largest)}")
+        raise LimitError(f"larger than {Memory(largest).shown}")
     return data.decode("utf-8")
-
-
-def size(number: int) -> str:
-    """Bytes for people."""
-    return f"{number >> 20} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"
 
 
 def parse_json(text: str | bytes | bytearray, *, largest: int = LARGEST) -> Any:
@@ -59,7 +54,7 @@ def parse_json(text: str | bytes | bytearray, *, largest: int = LARGEST) -> Any:
         ValueError: It is no JSON, or beyond the limits (LimitError).
     """
     if len(text) > largest:
-        raise LimitError(f"larger than {size(largest)}")
+        raise LimitError(f"larger than {Memory(largest).shown}")
     try:
         value = json.loads(text, parse_constant=_no_number)
     except RecursionError:
@@ -96,7 +91,7 @@ def check_yaml(text: str | bytes, *, deepest: int = DEEPEST, largest: int = LARG
     import yaml  # noqa: PLC0415 - few commands of gpukiln-gpu need it
 
     if len(text) > largest:
-        raise LimitError(f"larger than {size(largest)}")
+        raise LimitError(f"larger than {Memory(largest).shown}")
     sizes: list[int] = []  # of each open collection
     names: list[str | None] = []
     known: dict[str, int] = {}  # values of each anchor
@@ -138,11 +133,6 @@ def parse_yaml(text: str | bytes, *, deepest: int = DEEPEST, largest: int = LARG
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
         # `!!int ''`, `!!timestamp x`: PyYAML passes on what Python says of a value.
         raise ValueError(f"a value is not of its type: {error}") from error
-
-
-def is_whole(text: str) -> bool:
-    """Whether a text is a whole number that int() takes: Python refuses more than 4,300 digits."""
-    return len(text) <= LONGEST_WHOLE and text.isdecimal()
 
 
 def refuse_credentials(url: str, option: str, *, where: str) -> None:

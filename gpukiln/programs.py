@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from gpukiln.errors import UnavailableError
+from gpukiln.units import MIB, Memory
 
 QUICK_S = 60.0  # for what asks only this machine
 NETWORK_S = 600.0  # for what fetches little
@@ -18,7 +19,6 @@ LONG_S = 3600.0  # for what fetches or writes gigabytes
 POLL_S = 0.5
 FULL_BYTES = 64 << 10
 """With less than this a disk is full: programs wait for room, or fail, at their next write."""
-MIB = 1 << 20
 ROOM_HINT = (
     "make room there (`invoke cloud.clean --images` shows what can go), or let $GPUKILN_HOME name a folder on"
     " another disk"
@@ -152,15 +152,9 @@ def disk_full(folder: Path, needs_mib: int = 0) -> UnavailableError:
     """
     while not folder.exists():
         folder = folder.parent
-    total = shutil.disk_usage(folder).total
-    needs = f", about {needs_mib} MiB are needed" if needs_mib else ""
+    free, total = Memory(free_bytes(folder)).shown, Memory(shutil.disk_usage(folder).total).shown
+    needs = f", about {Memory.of_mib(needs_mib).shown} are needed" if needs_mib else ""
     return UnavailableError(
-        f"no room on the disk of {folder}: {_size(free_bytes(folder))} of {_size(total)} are free{needs}",
+        f"no room on the disk of {folder}: {free} of {total} are free{needs}",
         hint=ROOM_HINT,
     )
-
-
-def _size(count: int) -> str:
-    if count < MIB:
-        return f"{count >> 10} KiB"
-    return f"{count / MIB:.0f} MiB" if count < MIB << 10 else f"{count / (MIB << 10):.1f} GiB"

@@ -18,6 +18,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from gpukiln.units import Duration, Memory
+
 PIPE_COLUMNS = 10_000  # where no terminal is: more than a row has
 NARROW = 30  # columns: a text that would have fewer does not stand beside others
 HEARTBEAT_S = 60  # seconds of silence after which a plain log says that the work goes on
@@ -100,21 +102,6 @@ class Rows:
                     yield Padding(Text(f"{title}: " if title else "", style).append_text(cell), (0, 0, 0, 4))
 
 
-def human_seconds(seconds: float) -> str:
-    """A duration for people.
-
-    Args:
-        seconds: The duration in seconds.
-
-    Returns:
-        For example `4.2 s` or `3 min 07 s`.
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
-
-
 class Progress:
     """Reports steps and remembers how long each took.
 
@@ -144,7 +131,7 @@ class Progress:
             Nothing.
         """
         self._detail, self._started, self._spoke = "", time.monotonic(), time.monotonic()
-        before = f" (last time {human_seconds(self._expected[name])})" if name in self._expected else ""
+        before = f" (last time {Duration(self._expected[name]).shown})" if name in self._expected else ""
         mark, ended, self._failed = "[red]failed[/]", threading.Event(), False
         if self.console.is_terminal:
             self._bar = rich_progress.Progress(
@@ -174,7 +161,7 @@ class Progress:
             if self._bar:
                 self._bar.stop()
                 self._bar = None
-            self.console.print(f"{mark} {escape(name)}  {human_seconds(took)}")
+            self.console.print(f"{mark} {escape(name)}  {Duration(took).shown}")
 
     def fail(self) -> None:
         """The running step did not reach its aim, though it comes to its end."""
@@ -216,7 +203,7 @@ class Progress:
 
     def _print_detail(self, text: str) -> None:
         self._spoke = time.monotonic()
-        elapsed = human_seconds(self._spoke - self._started)
+        elapsed = Duration(self._spoke - self._started).shown
         self.console.print(f"[dim]     {elapsed:>12}  {escape(text)}[/]")
 
     def _heartbeat(self, ended: threading.Event) -> None:
@@ -255,7 +242,7 @@ class Meter:
             self._progress.doing(self.text(now - self._started))
 
     def text(self, seconds: float) -> str:
-        """For example `512 of 2048 MiB, 128 MiB/s, 12.0 s left`."""
+        """For example `512 MiB of 2 GiB, 128 MiB/s, 12s left`."""
         rate = self._moved / seconds if seconds > 0 else 0.0
-        left = f", {human_seconds((self._total - self._moved) / rate)} left" if rate else ""
-        return f"{self._moved >> 20} of {self._total >> 20} MiB, {rate / (1 << 20):.0f} MiB/s{left}"
+        left = f", {Duration((self._total - self._moved) / rate).shown} left" if rate else ""
+        return f"{Memory(self._moved).shown} of {Memory(self._total).shown}, {Memory(rate).shown}/s{left}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
@@ -48,6 +48,19 @@ def template(*names: str) -> AfterValidator:
             known = ", ".join(f"{{{name}}}" for name in names)
             raise ValueError(f"it may hold {known} and no other braces") from error
         return text
+
+    return AfterValidator(check)
+
+
+def validated(read: Callable[[str], str]) -> AfterValidator:
+    """What a text of a field is read by; its UsageError is reported as one of the document's mistakes."""
+    from pydantic import AfterValidator  # noqa: PLC0415 - see above
+
+    def check(text: str) -> str:
+        try:
+            return read(text)
+        except UsageError as error:
+            raise ValueError(error.hint) from error
 
     return AfterValidator(check)
 

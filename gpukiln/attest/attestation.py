@@ -18,8 +18,9 @@ from gpukiln.attest.provenance import (
     snapshot_subject,
 )
 from gpukiln.attest.sbom import make_sbom, what_differs
-from gpukiln.attest.tags import KEY_TAG, SBOM_TAG, STATEMENT_TAG, UNSIGNED
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.images.builds import Bake, Build, Record
@@ -29,6 +30,7 @@ from gpukiln.parsing import parse_json
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
+UNSIGNED = "none"  # the value of the signing key's tag
 SBOM, STATEMENT, ENVELOPE = "sbom.cdx.json", "provenance.intoto.json", "provenance.dsse.json"
 IN_IMAGE = "/etc/gpukiln/image.json"
 
@@ -115,7 +117,7 @@ def write_attestation(
         write_whole(envelope, signing.sign(statement.encode(), signer))
     elif envelope.exists() and not _holds(envelope, statement):
         envelope.unlink()
-    tags = {SBOM_TAG: _sha256(sbom), STATEMENT_TAG: _sha256(statement), KEY_TAG: _key_of(envelope)}
+    tags = {SBOM_TAG: _sha256(sbom), STATEMENT_TAG: _sha256(statement), SIGNING_KEY_TAG: _key_of(envelope)}
     with explain_aws_errors("write the digests of SBOM and provenance on the image"):
         cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
     return Attestation(
@@ -250,13 +252,9 @@ def _names(identities: dict[str, Any]) -> str:
 
 
 def _describe(cloud: Cloud, image_id: str) -> dict[str, Any]:
-    with explain_aws_errors(f"look up {image_id}"):
-        filters = [{"Name": "image-id", "Values": [image_id]}]
-        found = cloud.client("ec2").describe_images(Filters=filters)["Images"]
-    if not found:
+    if (found := calls.image(cloud, image_id)) is None:
         raise UnavailableError(f"{cloud.region} has no image {image_id} any more")
-    image: dict[str, Any] = found[0]
-    return image
+    return found
 
 
 def _holds(envelope: Path, statement: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from gpukiln import __version__
 from gpukiln.attest.provenance import STATEMENT_TYPE, image_subject, snapshot_subject
+from gpukiln.clouds import ec2 as calls
 from gpukiln.errors import CheckFailedError, UsageError
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import snapshots_of
@@ -216,9 +217,8 @@ def kept(ssm: Any, image_id: str) -> dict[tuple[str, str], str]:
 def _below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
     """The statements below a path, by AMI, kind and name, put together of their parts."""
     values: dict[str, str] = {}
-    for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True):
-        for parameter in page["Parameters"]:
-            values[parameter["Name"].removeprefix(f"{ROOT}/")] = str(parameter["Value"])
+    for parameter in calls.pages(ssm, "get_parameters_by_path", "Parameters", Path=path, Recursive=True):
+        values[parameter["Name"].removeprefix(f"{ROOT}/")] = str(parameter["Value"])
     whole = {}
     for name, text in values.items():
         match name.split("/"):

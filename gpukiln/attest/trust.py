@@ -17,19 +17,19 @@ from gpukiln.attest.statements import ReleaseClaim, VerdictClaim, Vouched
 from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import BUILD_ID_TAG, SOURCE_TAG
 from gpukiln.errors import RefusedError
 from gpukiln.images.builds import Build, Builds
 from gpukiln.images.channels import Channel, load_channels
 from gpukiln.images.keys import Identity, in_words
 from gpukiln.images.pointer import Pointer
-from gpukiln.instances.tags import BUILD_ID_TAG, tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.state import state_home
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
 UNSIGNED = "unsigned: trusts the tags of this account"
-SOURCE_TAG = "gpukiln:source-image"
 
 
 def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) -> tuple[Key, ...]:

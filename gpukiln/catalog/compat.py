@@ -14,6 +14,7 @@ from gpukiln.catalog.bases import Base
 from gpukiln.catalog.gpus import architectures, gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.load import version_key
+from gpukiln.compatibility import NATIVE
 
 OPEN_SUGGESTED = 560
 """The first branch whose open kernel modules NVIDIA suggests (Driver Installation Guide)."""
@@ -283,11 +284,11 @@ def check_cuda(version: str, driver: str, names: Iterable[str] = ()) -> Findings
         UsageError: The catalogue does not know the CUDA version, the branch or a type.
     """
     found = cuda.support(version, driver, [instance_type(name).gpu for name in names])
-    if found.way == "native":
+    if found.way == NATIVE:
         return ()
-    if found.way == "minor-version":
+    if found.runs:
         return (Finding("warning", "cuda-minor-version", found.message, found.limits, found.source),)
-    hint = f"a driver from branch {version_key(cuda.floor(version))[0]} on, or an older CUDA"
+    hint = f"a driver from branch {version_key(cuda.needs(version).first)[0]} on, or an older CUDA"
     if found.package:
         hint += f"; containers with {found.package} may run there"
     return (Finding("error", "cuda-driver", found.message, hint, found.source),)

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter
 
 from gpukiln.catalog import drivers
 from gpukiln.catalog.architectures import ARCHITECTURES
-from gpukiln.catalog.cuda import floor
+from gpukiln.catalog.cuda import needs
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UsageError
 from gpukiln.typed import load, strict, template, unknown
@@ -353,7 +353,7 @@ def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[
                 raise UsageError(f"{where} has neither an image nor wheels")
             if (row.image is None) != (row.digest is None):
                 raise UsageError(f"{where}: an image needs its digest, and a digest its image")
-            floor(row.cuda)
+            needs(row.cuda)
     return found
 
 

@@ -29,10 +29,7 @@ def shipped() -> dict[str, Any]:
             }
             for number, row in drivers.branches().items()
         },
-        "cuda": {
-            "toolkits": cuda.toolkits(),
-            "floors": {str(major): driver for major, driver in cuda.floors().items()},
-        },
+        "cuda": {"toolkits": cuda.toolkits(), "floors": cuda.floors()},
         "architectures": {
             name: {"first_cuda": row.first_cuda, "last_cuda": row.last_cuda, "last_driver": row.last_driver}
             for name, row in gpus.architectures().items()

@@ -6,6 +6,7 @@ from typing import Literal
 
 from gpukiln.catalog import cuda as catalog_cuda
 from gpukiln.catalog.load import data
+from gpukiln.compatibility import GUIDE
 from gpukiln.typed import load, strict, unknown
 
 
@@ -42,7 +43,7 @@ def workload(name: str) -> Workload:
         UsageError: The catalogue does not know it.
     """
     if found := re.fullmatch(r"cuda-?(\d+\.\d+(?:\.\d+)?)", name):
-        catalog_cuda.floor(found[1])
+        catalog_cuda.needs(found[1])
         return of_cuda(found[1])
     if name not in workloads():
         raise unknown("workload", name, [*workloads(), "cuda-12.4"])
@@ -51,4 +52,4 @@ def workload(name: str) -> Workload:
 
 def of_cuda(version: str) -> Workload:
     """A container with a CUDA version."""
-    return Workload(f"a container with CUDA {version}", catalog_cuda.GUIDE, "confirmed", cuda=version)
+    return Workload(f"a container with CUDA {version}", GUIDE, "confirmed", cuda=version)

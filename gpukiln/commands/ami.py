@@ -140,10 +140,11 @@ def build(
     from gpukiln.images.modules import signing_pair
     from gpukiln.images.plan_view import plan_table
     from gpukiln.images.stages import stages_of, wants_stages
-    from gpukiln.progress import Progress, human_seconds
+    from gpukiln.progress import Progress
     from gpukiln.proof import pipeline
     from gpukiln.proof.tags import find_proven
     from gpukiln.state import state_home
+    from gpukiln.units import Duration
     from gpukiln.verify import report
     from gpukiln.verify.digest import suite_digest
 
@@ -178,7 +179,7 @@ def build(
         shown.print(report.ending(record.verdict))
         shown.tell(
             f"{record.bake.image_id} {record.bake.name}\n"
-            f"built and verified in {human_seconds(sum(record.durations_s.values()))}\n"
+            f"built and verified in {Duration(sum(record.durations_s.values())).shown}\n"
             f"record: {folder.record_file}\n"
             f"report: {folder.report_folder(1) / 'report.html'}"
         )
@@ -238,7 +239,8 @@ def _proven(
 def list_(_: Any, json: bool = False) -> None:
     """List the builds of this machine, newest first."""
     from gpukiln.images.killed import killed_builds, tell_killed
-    from gpukiln.progress import Rows, human_seconds
+    from gpukiln.progress import Rows
+    from gpukiln.units import Duration
     from gpukiln.verify.verdict import counts_text
 
     records = [build.read() for build in _builds().all()]
@@ -259,7 +261,7 @@ def list_(_: Any, json: bool = False) -> None:
             f"{counts_text(checks)}{' (simulated)' if record.verdict and record.verdict.simulated else ''}"
             if checks
             else "-",
-            human_seconds(sum(record.durations_s.values())),
+            Duration(sum(record.durations_s.values())).shown,
         )
     if records:
         results().print(rows)
@@ -291,7 +293,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     from gpukiln.images.modules import module_line
     from gpukiln.images.plan_view import plan_table
     from gpukiln.images.stages import stage_line
-    from gpukiln.progress import human_seconds
+    from gpukiln.units import Duration
     from gpukiln.verify.report import render
     from gpukiln.verify.verdict import counts_text
 
@@ -322,7 +324,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
             console.tell(f"on simulated GPUs, which proves nothing: {', '.join(record.simulated)}")
         console.tell(f"{len(record.verdicts)} verdicts, reports: {folder.report_folder(1).parent}\n")
     for step, seconds in record.durations_s.items():
-        console.tell(f"{step:24} {human_seconds(seconds):>12}")
+        console.tell(f"{step:24} {Duration(seconds).shown:>12}")
     if record.cost or record.plan.cloud == "embedded":
         console.tell("\n" + "\n".join(cost_lines(record.cost)))
     console.tell(

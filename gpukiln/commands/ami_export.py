@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.ami import COMMON
@@ -11,8 +10,6 @@ from gpukiln.typed import dump
 
 if TYPE_CHECKING:
     from gpukiln.exports.run import Planned
-
-SIZE = re.compile(r"(\d{1,5}) ?(GiB|G|TiB|T)?", re.IGNORECASE)
 
 
 @command(
@@ -59,6 +56,7 @@ def export(
     from gpukiln.progress import Progress
     from gpukiln.release.find import find
     from gpukiln.state import state_home
+    from gpukiln.units import Memory
 
     found = find(image, Builds(state_home()), cloud=cloud, region=region, profile=profile)
     if not found.image_id:
@@ -70,7 +68,7 @@ def export(
         force=force,
         datasource=datasource,
         ssh_keys=tuple(Path(ssh_key).read_text().splitlines()) if ssh_key else (),
-        size_gib=_gib(size),
+        size_gib=Memory.parse(size, "--size").gib if size else None,
         url=url,
     )
     if dry_run:
@@ -86,7 +84,7 @@ def export(
         print_document("ami.export/1", dump(done))
     shown = results(json=json)
     shown.tell(
-        f"{done.output}: {done.to}, {done.bytes >> 20} MiB, a disk of {done.virtual_bytes / (1 << 30):g} GiB"
+        f"{done.output}: {done.to}, {Memory(done.bytes).shown}, a disk of {Memory(done.virtual_bytes).shown}"
     )
     shown.tell(f"SHA-256 {done.sha256}")
     if boots := done.boots_on:
@@ -106,10 +104,12 @@ def export(
 
 
 def _show(planned: Planned) -> None:
+    from gpukiln.units import Memory
+
     shown = results()
-    holds = "" if planned.data_bytes is None else f", {planned.data_bytes >> 20} MiB of it data"
+    holds = "" if planned.data_bytes is None else f", {Memory(planned.data_bytes).shown} of it data"
     shown.tell(f"{planned.image_id} -> {planned.output} ({planned.to})")
-    shown.tell(f"a disk of {planned.disk_bytes >> 30} GiB{holds}")
+    shown.tell(f"a disk of {Memory(planned.disk_bytes).shown}{holds}")
     shown.tell("proven" if planned.proven else f"not proven: {planned.why_unproven}")
     for line in _missing(planned.missing):
         shown.tell(f"will not be there: {line}")
@@ -123,18 +123,6 @@ def _missing(missing: dict[str, str]) -> list[str]:
     for what, why in missing.items():
         reasons.setdefault(why, []).append(what)
     return [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
-
-
-def _gib(text: str) -> int | None:
-    from gpukiln.errors import UsageError
-
-    if not text:
-        return None
-    found = SIZE.fullmatch(text.strip())
-    size = int(found[1]) * (1024 if (found[2] or "G").upper().startswith("T") else 1) if found else 0
-    if not 1 <= size <= 65536:
-        raise UsageError(f"--size {text!r} is no size of a disk", hint="for example --size 64GiB")
-    return size
 
 
 @command(

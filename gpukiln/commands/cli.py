@@ -19,10 +19,10 @@ from invoke.parser.argument import Argument
 from invoke.tasks import Task, task
 
 from gpukiln.commands import streams
-from gpukiln.errors import GpukilnError, UnavailableError, UsageError
+from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.files import FULL
-from gpukiln.parsing import is_whole
 from gpukiln.programs import ROOM_HINT
+from gpukiln.units import whole
 
 if TYPE_CHECKING:
     from gpukiln.progress import PlainConsole
@@ -118,11 +118,7 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
 
 
 def _number(option: str, typed: str) -> int:
-    if not is_whole(typed):
-        raise UsageError(
-            f"--{option.replace('_', '-')} {typed!r} is no whole number", hint="wanted: 0 or more"
-        )
-    return int(typed)
+    return whole(typed, f"--{option.replace('_', '-')}")
 
 
 def _os_hint(error: OSError) -> str:

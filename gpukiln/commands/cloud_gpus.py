@@ -117,7 +117,7 @@ def gpus(
 
 def _load(text: str) -> list[str]:
     from gpukiln.errors import UsageError
-    from gpukiln.parsing import is_whole
+    from gpukiln.units import is_whole
 
     parts = text.split(":")
     if len(parts) not in (3, 4) or not all(part.isascii() and is_whole(part) for part in parts[1:]):

@@ -94,7 +94,8 @@ def build(
     from gpukiln.docker.build import build_container, find_built, why_build
     from gpukiln.docker.engines import find_engine
     from gpukiln.docker.view import layer_table, plan_table
-    from gpukiln.progress import Progress, human_seconds
+    from gpukiln.progress import Progress
+    from gpukiln.units import Duration
 
     progress = Progress()
     with progress.step("plan"):
@@ -131,7 +132,7 @@ def build(
         )
         if record.image:
             shown.print(layer_table(record.image))
-        took = human_seconds(sum(record.durations_s.values()))
+        took = Duration(sum(record.durations_s.values())).shown
         shown.tell(f"{record.reference}, also {planned.version}; built in {took}")
         shown.tell(f"record: {folder.record_file}")
     verdict = None
@@ -157,8 +158,8 @@ def verify(_: Any, build: str, json: bool = False) -> int:
 def list_(_: Any, json: bool = False) -> None:
     """List the container builds of this machine, newest first."""
     from gpukiln.docker.build import is_under_way
-    from gpukiln.docker.view import human_size
-    from gpukiln.progress import Rows, human_seconds
+    from gpukiln.progress import Rows
+    from gpukiln.units import Duration, Memory
     from gpukiln.verify.verdict import counts_text
 
     records = [build.read() for build in _builds().all()]
@@ -173,9 +174,9 @@ def list_(_: Any, json: bool = False) -> None:
             record.reference.rpartition("/")[2] or record.plan.image,
             record.plan.base_name,
             running if record.state == "running" else record.state,
-            human_size(record.image.size) if record.image else "-",
+            Memory(record.image.size).shown if record.image else "-",
             counts_text(record.verdict.checks) if record.verdict else "-",
-            human_seconds(sum(record.durations_s.values())),
+            Duration(sum(record.durations_s.values())).shown,
         )
     if records:
         results().print(table)
@@ -187,7 +188,7 @@ def list_(_: Any, json: bool = False) -> None:
 def show(_: Any, build: str, json: bool = False) -> None:
     """Show the record of a container build: plan, layers, verdict, durations."""
     from gpukiln.docker.view import layer_table, plan_table
-    from gpukiln.progress import human_seconds
+    from gpukiln.units import Duration
     from gpukiln.verify.report import render
 
     folder = _builds().find(build)
@@ -203,7 +204,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     if record.verdict:
         console.print(render(record.verdict))
     for step, seconds in record.durations_s.items():
-        console.tell(f"{step:40} {human_seconds(seconds):>12}")
+        console.tell(f"{step:40} {Duration(seconds).shown:>12}")
     console.tell(
         f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}"
     )

@@ -264,10 +264,10 @@ def _follow(
     ours: bool,
     json: bool,
 ) -> End:
-    from gpukiln.gpus.text import seconds
     from gpukiln.kubernetes import follow
+    from gpukiln.units import Duration
 
-    patience = follow.Patience(seconds(start_within, "--start-within") if start_within else None)
+    patience = follow.Patience(Duration.parse(start_within, "--start-within") if start_within else None)
     where = namespace or cluster.namespace
 
     def write(line: str) -> None:
@@ -314,7 +314,7 @@ def _check_together(
 def _codes(text: str) -> list[int]:
     from gpukiln.commands.cli import words
     from gpukiln.errors import UsageError
-    from gpukiln.parsing import is_whole
+    from gpukiln.units import is_whole
 
     for word in words(text):
         if not is_whole(word):

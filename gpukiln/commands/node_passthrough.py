@@ -82,7 +82,7 @@ def passthrough(
     from gpukiln.errors import UsageError
     from gpukiln.nodes.passthrough.api import Way
     from gpukiln.nodes.passthrough.judge import wish
-    from gpukiln.parsing import is_whole
+    from gpukiln.units import is_whole
 
     apply = apply and not dry_run
     if undo:
@@ -213,7 +213,6 @@ def _create(
     from dataclasses import replace
 
     from gpukiln.errors import RefusedError
-    from gpukiln.gpus.text import mebibytes
     from gpukiln.nodes.passthrough.api import connect
     from gpukiln.nodes.passthrough.create import can_be_read, make, plan, read_image, verify
     from gpukiln.nodes.passthrough.judge import judge
@@ -221,6 +220,7 @@ def _create(
     from gpukiln.nodes.passthrough.model import EXIT, Created, Passthrough, exit_code
     from gpukiln.nodes.passthrough.view import UNSEEN, render_created
     from gpukiln.progress import Progress
+    from gpukiln.units import Memory
 
     can_be_read(way)
     progress, image = Progress(), read_image(order.image)
@@ -230,7 +230,7 @@ def _create(
         gpu, value = None, ""
         if wanted is not None:
             facts = look(pve, node, mapping=wanted.mapping, vm=None, ssh=ssh)
-            judged = judge(facts, wanted, None, memory=mebibytes(order.memory, "--memory"))
+            judged = judge(facts, wanted, None, memory=Memory.parse(order.memory, "--memory").mib)
             value = judged.value
             gpu = Passthrough(
                 pve=way.pve,

@@ -364,7 +364,7 @@ def _listing(
 ) -> tuple[Listing, Any]:
     from gpukiln.errors import UsageError
     from gpukiln.offers.listing import listing
-    from gpukiln.offers.request import money
+    from gpukiln.units import Money
 
     where = _cloud(cloud, regions[0], profile)
     runs = _runs(needs, image, where)
@@ -378,7 +378,7 @@ def _listing(
         runs=runs,
         cloud=where,
         size=size,
-        budget=money(budget, "--budget") if budget else None,
+        budget=Money.parse(budget, "--budget") if budget else None,
     )
 
 
@@ -430,11 +430,11 @@ def _one_region(text: str, option: str) -> str:
 def _use(hours: int, volume: str, *, no_address: bool) -> Use:
     from gpukiln.errors import UsageError
     from gpukiln.offers.cost import HOURS_MOST, Use
-    from gpukiln.offers.request import gigabytes
+    from gpukiln.units import Memory
 
     if not 1 <= hours <= HOURS_MOST:
         raise UsageError(f"--hours {hours}, wanted hours of a month", hint=f"1 to {HOURS_MOST}")
-    return Use(hours, gigabytes(volume, "--volume") if volume else 0, address=not no_address)
+    return Use(hours, Memory.parse(volume, "--volume", zero=True).gb if volume else 0, address=not no_address)
 
 
 def _cloud(name: str, region: str, profile: str) -> Cloud | None:

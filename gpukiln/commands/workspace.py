@@ -91,15 +91,15 @@ def up(
     from datetime import UTC, datetime
 
     from gpukiln.commands.consent import require_consent
-    from gpukiln.offers.request import money
+    from gpukiln.units import Money
     from gpukiln.workspaces import preview
     from gpukiln.workspaces.plan import Limits, Plan
     from gpukiln.workspaces.raise_up import Wish, look_ahead, raise_up
 
     wanted = _wanted(typed)
     limits = Limits(
-        money(max_price, "--max-price") if max_price else None,
-        money(budget, "--budget") if budget else None,
+        Money.parse(max_price, "--max-price") if max_price else None,
+        Money.parse(budget, "--budget") if budget else None,
     )
     clouds = [cloud_of(cloud, one, profile) for one in words(region) or [wanted.region]]
     wish = Wish(

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 from gpukiln.catalog import compat, cuda
 from gpukiln.catalog.compat import Finding
-from gpukiln.catalog.cuda import Support
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
-from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds import ec2 as calls
+from gpukiln.clouds.base import Cloud
+from gpukiln.clouds.tags import DRIVER_TAG
+from gpukiln.compatibility import FORWARD_COMPAT, NO, Support
 from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
 from gpukiln.images.builds import Record
 from gpukiln.instances.tags import tags_of
-
-DRIVER_TAG = "gpukiln:driver"  # see gpukiln.images.bake.image_tags
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Judgement:
         """
         problems = [(finding.message, finding.hint) for finding in self.findings]
         newer = "a newer driver on the node, or an image with an older CUDA"
-        if self.support.way == "no":
+        if self.support.way == NO:
             problems.insert(0, (self.support.message, f"{newer}; {self.support.limits}"))
         where = f"on {self.node.name}"
         if problems:
             message, hint = problems[0]
             others = tuple(text for text, _ in problems[1:])
             raise IncompatibleError(f"{self.image} can't run {where}: {message}", hint=hint, details=others)
-        if self.support.way == "forward-compat":
+        if self.support.way == FORWARD_COMPAT:
             message = f"{self.image} does not run {where} as it is: {self.support.message}"
             raise CheckFailedError(message, hint=f"{newer}; or {self.support.limits}")
 
@@ -95,16 +95,7 @@ def node_of_ami(cloud: Cloud, image_id: str) -> Node:
         UsageError: There is no such AMI, or it is none of ours.
         UnavailableError: The cloud can't be asked.
     """
-    with explain_aws_errors(f"look up {image_id}"):
-        images = cloud.client("ec2").describe_images(Filters=[{"Name": "image-id", "Values": [image_id]}])[
-            "Images"
-        ]
-    if not images:
-        raise UsageError(
-            f"{cloud.name} has no AMI {image_id} in {cloud.region}",
-            hint="--cloud and --region say where to look",
-        )
-    tags = tags_of(images[0])
+    tags = tags_of(calls.require_image(cloud, image_id, hint="--cloud and --region say where to look"))
     if not (driver := tags.get(DRIVER_TAG)):
         raise UsageError(f"{image_id} has no tag {DRIVER_TAG}", hint="name its driver: --driver VERSION")
     return Node(f"{image_id} (driver {driver})", driver)

@@ -3,24 +3,13 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.catalog.cuda import floor, released_with
+from gpukiln.catalog.cuda import needs
 from gpukiln.docker.engine import ImageInfo
 from gpukiln.docker.plan import ContainerPlan
 from gpukiln.progress import Rows
+from gpukiln.units import Memory
 
 SMALL = 100_000  # bytes: a layer that is not listed by itself
-
-
-def human_size(size: int) -> str:
-    """A size for people.
-
-    Args:
-        size: Bytes.
-
-    Returns:
-        For example `2.31 GiB` or `12.0 MiB`.
-    """
-    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
 def plan_table(plan: ContainerPlan) -> RenderableType:
@@ -35,8 +24,9 @@ def plan_table(plan: ContainerPlan) -> RenderableType:
             part.reason if out else part.source,
         )
     rows.add("packages", str(len(plan.packages)), "install", f"{plan.base.distribution} {plan.base.release}")
-    first, native = floor(plan.cuda), released_with(plan.cuda)
-    rows.add("node's driver", f">= {first}", "needs", f"{native} or later runs all of CUDA {plan.cuda}")
+    needed = needs(plan.cuda)
+    least, full = f">= {needed.first}", f"{needed.native} or later runs all of CUDA {plan.cuda}"
+    rows.add("node's driver", least, "needs", full)
     head = f"{plan.image} for {plan.platform}, from {plan.base.title}\ndigest {plan.digest[:12]}"
     return Group(Text(head), rows)
 
@@ -46,8 +36,8 @@ def layer_table(image: ImageInfo) -> Rows:
     rows = Rows("size", "layer", first=1, folds=True, right=("size",))
     for number, layer in enumerate(image.layers):
         if layer.size >= SMALL:
-            rows.add(human_size(layer.size), " ".join(layer.created_by.split()) if number else "the base")
+            rows.add(Memory(layer.size).shown, " ".join(layer.created_by.split()) if number else "the base")
     small = [layer.size for layer in image.layers if layer.size < SMALL]
-    rows.add(human_size(sum(small)), f"{len(small)} small layers")
-    rows.add(human_size(image.size), "in all")
+    rows.add(Memory(sum(small)).shown, f"{len(small)} small layers")
+    rows.add(Memory(image.size).shown, "in all")
     return rows

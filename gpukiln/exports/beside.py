@@ -10,11 +10,10 @@ from typing import Any
 
 from gpukiln.attest.attestation import ENVELOPE, SBOM, STATEMENT
 from gpukiln.attest.installed import IMAGE_RECORD
-from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
+from gpukiln.clouds.tags import BUILD_ID_TAG, SBOM_TAG, STATEMENT_TAG
 from gpukiln.exports.source import Source
 from gpukiln.files import write_whole
 from gpukiln.images.builds import Build
-from gpukiln.instances.tags import BUILD_ID_TAG
 
 DIGEST, ABOUT = ".sha256", ".json"
 KNOWN = {  # ending beside FILE: the file of the build's folder, what it is

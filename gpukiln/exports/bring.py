@@ -14,6 +14,23 @@ from rich.text import Text
 from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.images import load_image
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.ec2 import images
+from gpukiln.clouds.tags import (
+    BASE_TAG,
+    BUILD_ID_TAG,
+    CUDA_TAG,
+    DRIVER_TAG,
+    IMAGE_TAG,
+    IMPORT_TAG,
+    KUBERNETES_TAG,
+    MODULES_TAG,
+    NOT_PROVEN,
+    OWNER_TAG,
+    RECIPE_TAG,
+    TRUST_TAG,
+    TRUSTED,
+    TYPES_TAG,
+)
 from gpukiln.disks import identify, sparse
 from gpukiln.disks.convert import convert
 from gpukiln.disks.qcow2 import virtual_bytes
@@ -22,30 +39,8 @@ from gpukiln.exports import ebs
 from gpukiln.exports.beside import ABOUT, beside_of
 from gpukiln.files import remove, remove_partial_of, whole_or_not
 from gpukiln.images.fit import refuse
-from gpukiln.images.subject import (
-    BASE_TAG,
-    CUDA_TAG,
-    DRIVER_TAG,
-    KUBERNETES_TAG,
-    MODULES_TAG,
-    TYPES_TAG,
-    machine_findings,
-    subject_from_tags,
-)
-from gpukiln.instances.tags import (
-    BUILD_ID_TAG,
-    IMAGE_TAG,
-    IMPORT_TAG,
-    NOT_PROVEN,
-    OWNER_TAG,
-    RECIPE_TAG,
-    TRUST_TAG,
-    TRUSTED,
-    owner,
-    snapshots_of,
-    tag_specifications,
-    tags_of,
-)
+from gpukiln.images.subject import machine_findings, subject_from_tags
+from gpukiln.instances.tags import owner, snapshots_of, tag_specifications, tags_of
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.programs import require_room
@@ -292,24 +287,23 @@ def _written(
 def _made(cloud: Cloud, disk: Disk) -> Imported | None:
     """The image that was made of this disk before."""
     with explain_aws_errors("look for an image of this disk"):
-        named = [{"Name": "name", "Values": [disk.name]}]
-        images = cloud.client("ec2").describe_images(Owners=["self"], Filters=named)["Images"]
-    if not images:
+        there = images(cloud.client("ec2"), {"name": [disk.name]}, Owners=["self"])
+    if not there:
         return None
-    if tags_of(images[0]).get(IMPORT_TAG) != disk.sha256:
+    if tags_of(there[0]).get(IMPORT_TAG) != disk.sha256:
         raise UnavailableError(
-            f"{images[0]['ImageId']} has the name {disk.name}, and was not made of {disk.file}",
+            f"{there[0]['ImageId']} has the name {disk.name}, and was not made of {disk.file}",
             hint="rename the file, or deregister that image",
         )
-    if (tags_of(images[0]).get(TRUST_TAG) == TRUSTED) is not disk.trusted:
-        image_id, before = images[0]["ImageId"], "without" if disk.trusted else "with"
+    if (tags_of(there[0]).get(TRUST_TAG) == TRUSTED) is not disk.trusted:
+        image_id, before = there[0]["ImageId"], "without" if disk.trusted else "with"
         raise RefusedError(
             f"{image_id} was made of {disk.file} before, {before} --trust, and so are images made of it",
             hint=f"use it as it is, {before} --trust; or remove it, and import the disk then: "
             f"aws ec2 deregister-image --image-id {image_id}; "
-            + "; ".join(f"aws ec2 delete-snapshot --snapshot-id {name}" for name in snapshots_of(images[0])),
+            + "; ".join(f"aws ec2 delete-snapshot --snapshot-id {name}" for name in snapshots_of(there[0])),
         )
-    return _imported(cloud, disk, images[0])
+    return _imported(cloud, disk, there[0])
 
 
 def _registered(cloud: Cloud, disk: Disk, looked: identify.Disk, snapshot_id: str) -> Imported:

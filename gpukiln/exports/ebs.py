@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpukiln.clouds.base import explain_aws_errors
+from gpukiln.clouds.ec2 import wait_until
 from gpukiln.disks.sparse import blocks
 from gpukiln.errors import UnavailableError
 from gpukiln.files import remove, write_whole
+from gpukiln.units import Duration
 
 BLOCK = 512 << 10  # bytes; EBS has no other size
 PAGE = 10_000  # blocks of a listing, the most
@@ -332,14 +334,16 @@ def _state(ec2: Any, snapshot_id: str) -> str:
 
 
 def _wait(ec2: Any, snapshot_id: str) -> None:
-    deadline, pause_s = time.monotonic() + COMPLETES_S, 0.1
-    while (state := _state(ec2, snapshot_id)) != "completed":
+    def completed() -> bool | None:
+        state = _state(ec2, snapshot_id)
         if state == "error":
             raise RefusedCallError(f"EBS could not complete {snapshot_id}: its state is error")
-        if time.monotonic() > deadline:
-            raise UnavailableError(f"{snapshot_id} is still {state} after {COMPLETES_S // 60} min")
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 2, 15.0)
+        return True if state == "completed" else None
+
+    def late() -> UnavailableError:
+        return UnavailableError(f"{snapshot_id} is not completed after {Duration(COMPLETES_S).shown}")
+
+    wait_until(completed, late, timeout_s=COMPLETES_S, pause_s=0.1, longest_pause_s=15.0, sleep=time.sleep)
 
 
 def drop_snapshot(ec2: Any, snapshot_id: str, error: BaseException) -> None:

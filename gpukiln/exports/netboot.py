@@ -15,6 +15,7 @@ from gpukiln.disks.sparse import sha256
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import whole_or_not
+from gpukiln.units import MIB
 
 SEED = "seed"
 """The folder of what cloud-init is told, which is the user's to change."""
@@ -112,7 +113,7 @@ def needed_mib(squashfs: int) -> int:
     Args:
         squashfs: Its bytes.
     """
-    return -(-(squashfs // programs.MIB + 1 + SYSTEM_MIB) // MEMORY_STEP_MIB) * MEMORY_STEP_MIB
+    return -(-(squashfs // MIB + 1 + SYSTEM_MIB) // MEMORY_STEP_MIB) * MEMORY_STEP_MIB
 
 
 def kernel_arguments(kernel: Kernel, base: str) -> str:

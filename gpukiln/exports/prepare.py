@@ -14,6 +14,7 @@ from gpukiln.disks.mount import mounted_root
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.files import whole_or_not
 from gpukiln.parsing import parse_json
+from gpukiln.units import Memory
 
 DATASOURCES = {"nocloud": ["NoCloud", "None"], "none": ["None"]}
 CONFIG = "etc/cloud/cloud.cfg.d/99_gpukiln_export.cfg"
@@ -88,7 +89,7 @@ def _require_smaller(disk: Path, size_gib: int) -> None:
     size = disk.stat().st_size
     if size_gib << 30 < size:
         raise UsageError(
-            f"the disk has {size / (1 << 30):.1f} GiB, and can't become one of {size_gib} GiB",
+            f"the disk has {Memory(size).shown}, and can't become one of {size_gib} GiB",
             hint="a disk only grows",
         )
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from gpukiln import programs
 from gpukiln.clouds.base import Cloud
+from gpukiln.clouds.tags import IMAGE_TAG, NOT_PROVEN
 from gpukiln.disks import sparse
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UsageError
 from gpukiln.exports import beside
@@ -23,7 +24,6 @@ from gpukiln.exports.prepare import check_options, prepare
 from gpukiln.exports.source import Source, find_source, read_disk
 from gpukiln.files import FULL, remove, remove_partial_of
 from gpukiln.images.builds import Build
-from gpukiln.instances.tags import IMAGE_TAG, NOT_PROVEN
 from gpukiln.locks import locked
 from gpukiln.parsing import refuse_credentials
 from gpukiln.progress import Meter, Progress

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.ec2 import images
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.exports import ebs
 from gpukiln.instances.tags import tags_of
@@ -48,8 +49,7 @@ def find_source(cloud: Cloud, image_id: str, *, direct: bool = True) -> Source:
         UnavailableError: The cloud could not be asked, or the image is not ready.
     """
     with explain_aws_errors("look up the image"):
-        named = [{"Name": "image-id", "Values": [image_id]}]
-        found = cloud.client("ec2").describe_images(Filters=named, IncludeDeprecated=True)["Images"]
+        found = images(cloud.client("ec2"), {"image-id": [image_id]}, IncludeDeprecated=True)
     where = f"{cloud.region} ({cloud.name})"
     if not found:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""AMD's GPUs, as `amd-smi ... --json` tells them, in the same snapshot.
+"""AMD's GPUs, of which NVML knows nothing, as `amd-smi ... --json` has them: devices of the same snapshot.
 
 Its keys changed between versions: a list of GPUs became {"gpu_data": [...]} with ROCm 7, the power limit
 moved into `ppt0`, `vbios` became `ifwi`, `driver_version` `version`. What is told in either way is read.

@@ -17,7 +17,7 @@ from gpukiln.gpus.model import plain
 from gpukiln.gpus.text import printable
 from gpukiln.gpus.verb import Failure, Options, Verb, document
 from gpukiln.gpus.verbs import verbs
-from gpukiln.parsing import is_whole
+from gpukiln.units import whole
 
 PROGRAM = "gpukiln-gpu"
 INTERRUPTED = 130
@@ -90,11 +90,7 @@ def read_options(argv: list[str]) -> tuple[Verb, Options]:
         if isinstance(option.default, tuple):
             typed[option.name] = tuple(typed[option.name])
         elif type(option.default) is int and isinstance(typed[option.name], str):
-            if not is_whole(typed[option.name]):
-                raise UsageError(
-                    f"{option.flag} {typed[option.name]!r} is no whole number", hint="wanted: 0 or more"
-                )
-            typed[option.name] = int(typed[option.name])
+            typed[option.name] = whole(typed[option.name], option.flag)
     if given and not verb.takes_command:
         raise UsageError(f"{verb.name} takes no command, and -- {' '.join(rest)} is given")
     return verb, Options(command=tuple(rest), **typed)

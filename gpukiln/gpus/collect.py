@@ -6,18 +6,20 @@ import datetime
 import re
 import socket
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpukiln.compatibility import version_key
 from gpukiln.gpus import health, processes
-from gpukiln.gpus.facts import facts, version_key
-from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state
+from gpukiln.gpus.facts import facts
+from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state, nvlinks_between
 from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
-from gpukiln.parsing import is_whole
 from gpukiln.probe.base import DRIVER_GPUS, amd_gpus, bus_gpus, given_gpus, in_container, read
 from gpukiln.probe.child import Slow
 from gpukiln.probe.gpus import on_the_bus
 from gpukiln.probe.nvml import HUNG, SLOW, SLOW_S, address, ask_nvml
 from gpukiln.probe.simulated import is_simulated
+from gpukiln.units import is_whole
 
 NVIDIA_VERSION = "/proc/driver/nvidia/version"
 MODULE_VERSION = "/sys/module/nvidia/version"
@@ -51,16 +53,10 @@ CODES = {
     28: "GPU_NOT_FOUND",
     999: "UNKNOWN",
 }
-LOST = ("GPU_IS_LOST", "GPU_NOT_FOUND")
+LOST = ("GPU_IS_LOST", "GPU_NOT_FOUND", "RESET_REQUIRED")  # such a GPU answers nothing that counts
 NO_LIBRARY, NO_DRIVER, MISMATCH, NO_PERMISSION = 12, 9, 18, 4
-OF_MIG = {  # what a MIG device has of its own
-    "memory_total_mib": "memory.total",
-    "memory_used_mib": "memory.used",
-    "memory_reserved_mib": "memory.reserved",
-    "memory_free_mib": "memory.free",
-    "name": "name",
-    "profile": "profile",
-}
+# What a MIG device has of its own.
+OF_MIG = ("memory_total_mib", "memory_used_mib", "memory_reserved_mib", "memory_free_mib", "name")
 # What a MIG device has from its GPU.
 OF_PARENT = (
     "architecture",
@@ -314,16 +310,28 @@ def _dig(data: dict[str, Any], path: str) -> Any:
     return value
 
 
+def values_of(gpu: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Fields of a device, of what the collector says of a GPU, and for each null the reason."""
+    unavailable: dict[str, str] = {}
+    values = {name: _value(_dig(gpu, FIELDS[name]), name, unavailable) for name in names}
+    if "clock_events" in values:
+        values["clock_events"] = clock_events(values["clock_events"])
+    return values, unavailable
+
+
+def lost(unavailable: Mapping[str, str]) -> str | None:
+    """Why a GPU is lost, by its values: a handle is given of a lost one too, and some of its values."""
+    return next((why for why in unavailable.values() if why in LOST), None)
+
+
 def _devices(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -> list[Device]:
     """A GPU and its MIG devices."""
     index = int(gpu["index"])
     if gpu["error"]:
         return [_unreadable(gpu, gpus, given)]
-    unavailable: dict[str, str] = {}
-    values = {name: _value(_dig(gpu, path), name, unavailable) for name, path in FIELDS.items()}
+    values, unavailable = values_of(gpu, FIELDS)
     bus_id = _value(gpu["bus_id"], "bus_id", unavailable)
     place = address(bus_id) if bus_id else None
-    values["clock_events"] = clock_events(values["clock_events"])
     cpus = _stripped(read(f"{PCI}/{place}/local_cpulist")) if place else None
     if cpus is None:
         unavailable["cpus"] = "the kernel does not tell"
@@ -350,8 +358,7 @@ def _devices(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -
         **values,
     )
     gone = [name for name, why in unavailable.items() if why in LOST]
-    if gone:  # a handle is given of a lost GPU too, and some of its values
-        why = unavailable[gone[0]]
+    if why := lost(unavailable):
         error = {"_error": f"{why}: {', '.join(gone[:3])} can't be read", "code": None, "name": why}
         return [_unreadable({**gpu, "bus_id": place, "error": error}, gpus, given)]
     parts = _dig(gpu, "more.mig_devices")
@@ -413,8 +420,8 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
 
 def _mig_device(part: dict[str, Any], parent: Device) -> Device:
     nothing = "it is a MIG device: its GPU tells"
-    unavailable: dict[str, str] = {}
-    values = {name: _value(_dig(part, path), name, unavailable) for name, path in OF_MIG.items()}
+    values, unavailable = values_of(part, OF_MIG)
+    values["profile"] = _value(part["profile"], "profile", unavailable)
     for name in OF_PARENT:
         values[name] = getattr(parent, name)
         if name in parent.unavailable:
@@ -441,39 +448,10 @@ def _peer(gpu: dict[str, Any], row: dict[str, Any], gpus: list[dict[str, Any]]) 
     return Peer(
         uuid=uuid if isinstance(uuid, str) else None,
         index=int(row["index"]),
-        nvlinks=_nvlinks(gpu, other, gpus) if other else 0,
+        nvlinks=nvlinks_between(gpu, other, gpus) if other else 0,
         ancestor=TOPOLOGY.get(ancestor, str(ancestor)) if isinstance(ancestor, int) else None,
         p2p=P2P_STATUS.get(p2p, str(p2p)) if isinstance(p2p, int) else None,
     )
-
-
-def _nvlinks(one: dict[str, Any], other: dict[str, Any], gpus: list[dict[str, Any]]) -> int:
-    """Active NVLinks from one GPU towards another: directly, or to switches or a fabric that both are on."""
-
-    def ends(gpu: dict[str, Any]) -> list[str]:
-        links = gpu["nvlinks"] if isinstance(gpu["nvlinks"], list) else []
-        return [
-            str(link["remote_bus_id"]).lower()
-            for link in links
-            if link["state"] is True and isinstance(link["remote_bus_id"], str)
-        ]
-
-    def fabric(gpu: dict[str, Any]) -> tuple[Any, Any] | None:
-        told = gpu["fabric"]
-        return (told["cluster"], told["clique"]) if told["state"] == 3 else None
-
-    own = {str(gpu["bus_id"]).lower() for gpu in gpus if not gpu["error"]}
-    direct = ends(one).count(str(other["bus_id"]).lower())
-    if direct:
-        return direct
-    shared = set(ends(other)) - own
-    through = sum(1 for end in ends(one) if end in shared)
-    if through:
-        return through
-    if fabric(one) is not None and fabric(one) == fabric(other):
-        links = one["nvlinks"] if isinstance(one["nvlinks"], list) else []
-        return sum(1 for link in links if link["state"] is True)
-    return 0
 
 
 def _processes_of(gpu: dict[str, Any], rows: list[Device]) -> list[tuple[str | None, dict[str, Any]]]:

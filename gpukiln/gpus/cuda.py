@@ -1,8 +1,4 @@
-"""Which CUDA there is on this machine, and whether its driver runs it.
-
-The rules are the catalogue's (`gpukiln.catalog.cuda.support`), which machines do not have: a test compares
-both over every toolkit and driver.
-"""
+"""Which CUDA there is on this machine, and whether its driver runs it."""
 
 from __future__ import annotations
 
@@ -16,11 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpukiln import compatibility
+from gpukiln.compatibility import MINOR_VERSION, version_key
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.gpus.facts import facts, version_key
+from gpukiln.gpus.facts import facts
 from gpukiln.parsing import parse_json
 
 NATIVE, LIMITS, COMPAT, NO, UNKNOWN = "runs", "runs-with-limits", "needs-compat", "no", "unknown"
+WORDS = {
+    compatibility.NATIVE: NATIVE,
+    MINOR_VERSION: LIMITS,
+    compatibility.FORWARD_COMPAT: COMPAT,
+    compatibility.NO: NO,
+}
 ASK_S = 30.0
 ROOTS = "/usr/local/cuda*"
 LIST_WHEELS = """
@@ -69,31 +73,30 @@ class Found:
     more: str
 
 
-def verdict(cuda: str | None, driver: str | None, *, data_center: bool = True) -> Verdict:
+def verdict(cuda: str | None, driver: str | None, others: Sequence[str] = ()) -> Verdict:
     """Whether a driver runs what was built with a CUDA version.
 
     Args:
         cuda: For example 12.1 or 12.1.1.
         driver: Its version.
-        data_center: Whether every GPU is a data-centre board, for which forward compatibility is.
+        others: As `not_data_center` returns them.
     """
     if cuda is None:
         return Verdict(UNKNOWN, "it does not tell its CUDA version", None)
     if driver is None:
         return Verdict(UNKNOWN, "there is no driver", None)
-    known, minor = facts()["cuda"], version_key(cuda)[:2]
-    came_with = [row for full, row in known["toolkits"].items() if version_key(full)[:2] == minor]
-    first = known["floors"].get(str(minor[0])) if minor else None
-    if len(minor) < 2 or not came_with or first is None:
+    needed = compatibility.needs(cuda, facts()["cuda"]["toolkits"], facts()["cuda"]["floors"])
+    if needed is None:
         return Verdict(UNKNOWN, f"the catalogue does not know CUDA {cuda}", None)
-    native, package = min(came_with, key=version_key), f"cuda-compat-{minor[0]}-{minor[1]}"
-    if version_key(driver) >= version_key(native):
-        return Verdict(NATIVE, f"driver {driver} is as new as CUDA {cuda}'s {native}, or newer", None)
-    if version_key(driver) >= version_key(first):
-        why = f"driver {driver} is older than CUDA {cuda}'s {native}; from {first} on it runs CUDA {minor[0]}"
-        return Verdict(LIMITS, f"{why}, but nothing that is compiled at run time (PTX)", package)
-    why = f"CUDA {cuda} needs driver {first} or later, found {driver}"
-    return Verdict(COMPAT, why, package) if data_center else Verdict(NO, why, None)
+    found = compatibility.support(cuda, needed, driver, others)
+    why = f"{found.message}; {found.limits}" if found.way == MINOR_VERSION else found.message
+    return Verdict(WORDS[found.way], why, found.package)
+
+
+def compilers(cuda: str, architecture: str) -> str | None:
+    """The CUDA versions that compile for an architecture, in words; None where this one does."""
+    row = facts()["architectures"].get(architecture)
+    return compatibility.compilers(cuda, row["first_cuda"], row["last_cuda"]) if row else None
 
 
 def toolkits(pattern: str = ROOTS) -> list[tuple[str, str, str | None]]:
@@ -197,11 +200,12 @@ def _ask(argv: list[str]) -> str:
 
 
 def search(
-    driver: str | None, *, data_center: bool, python: str = "", image: Sequence[str] = ()
+    driver: str | None, others: Sequence[str] = (), *, python: str = "", image: Sequence[str] = ()
 ) -> tuple[list[Found], list[str]]:
     """Everything of CUDA on this machine with its verdict, and what could not be looked at.
 
     Args:
+        others: As `not_data_center` returns them.
         python: The Python whose wheels are looked at, empty for the one on PATH.
         image: Images by name instead of all.
     """
@@ -209,7 +213,7 @@ def search(
     missing: list[str] = []
 
     def add(kind: str, name: str, where: str, cuda: str | None, more: str = "") -> None:
-        found.append(Found(kind, name, where, cuda, verdict(cuda, driver, data_center=data_center), more))
+        found.append(Found(kind, name, where, cuda, verdict(cuda, driver, others), more))
 
     if not image:
         for name, path, version in toolkits():
@@ -218,7 +222,7 @@ def search(
             brought = Path(path).name.partition(".so.")[2]
             why = f"brings driver {brought}"
             newer = driver is not None and version_key(brought) > version_key(driver)
-            word = UNKNOWN if driver is None else NATIVE if newer and data_center else NO
+            word = UNKNOWN if driver is None else NATIVE if newer and not others else NO
             said = why if newer or driver is None else f"{why}, and the machine's {driver} is not older"
             found.append(Found("compat", Path(path).name, path, None, Verdict(word, said, None), ""))
         interpreter = python or shutil.which("python3")
@@ -250,12 +254,12 @@ def not_looked_at(lines: Sequence[str]) -> None:
         print(f"not looked at: {line}", file=sys.stderr)
 
 
-def data_center_only(names: Sequence[Any]) -> bool:
-    """Whether all boards of these names are data-centre ones, as far as the catalogue knows them.
+def not_data_center(names: Sequence[Any]) -> tuple[str, ...]:
+    """The names of boards that are no data-centre ones, as far as the catalogue knows them.
 
     It knows none of NVIDIA's consumer boards, for which forward compatibility is not (CUDA Compatibility,
     chapter Forward Compatibility).
     """
     rows = [str(row["name"]).lower() for row in facts()["gpus"].values() if not row["data_center"]]
     others = (*rows, "geforce", "titan")
-    return not any(other in str(name or "").lower() for name in names for other in others)
+    return tuple(str(name) for name in names if any(other in str(name or "").lower() for other in others))

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpukiln.compatibility import version_key
 from gpukiln.errors import CheckFailedError, IncompatibleError, UnavailableError, UsageError
-from gpukiln.gpus.cuda import LIMITS, NATIVE, Verdict, data_center_only, verdict
+from gpukiln.gpus.cuda import LIMITS, NATIVE, Verdict, compilers, not_data_center, verdict
 from gpukiln.gpus.engines import LABEL, arguments, read_engine, way
-from gpukiln.gpus.facts import facts, version_key
+from gpukiln.gpus.facts import facts
 from gpukiln.gpus.leases import Granted
 from gpukiln.gpus.model import Device
 from gpukiln.gpus.store import boot_clock
@@ -74,7 +75,8 @@ def choose(framework: str, kind: str, cuda: str, driver: str | None, gpus: Seque
     table = facts()["environments"]
     if framework not in table:
         raise UsageError(f"--framework {framework!r}", hint=f"there are {', '.join(table)}")
-    board = data_center_only([one.name for one in gpus])
+    others = not_data_center([one.name for one in gpus])
+    architectures = sorted({one.architecture for one in gpus if one.architecture})
     able: list[Choice] = []
     refused: list[str] = []
     for row in table[framework]:
@@ -85,12 +87,13 @@ def choose(framework: str, kind: str, cuda: str, driver: str | None, gpus: Seque
         if cuda not in ("auto", row["cuda"]):
             refused.append(f"{said}: wanted CUDA {cuda}")
             continue
-        found = verdict(row["cuda"], driver, data_center=board)
+        found = verdict(row["cuda"], driver, others)
         old = driver is not None and version_key(driver) < version_key(row["least_driver"])
         if found.word not in (NATIVE, LIMITS) or old:
             refused.append(f"{said}: {found.why}")
             continue
-        if why := _not_built_for(row["cuda"], gpus):
+        needed = ((name, compilers(row["cuda"], name)) for name in architectures)
+        if why := next((f"{name} wants {wanted}" for name, wanted in needed if wanted), ""):
             refused.append(f"{said}: {why}")
             continue
         image = f"{row['image'].rpartition(':')[0]}@{row['digest']}" if kind == IMAGE else None
@@ -104,17 +107,6 @@ def choose(framework: str, kind: str, cuda: str, driver: str | None, gpus: Seque
             + "; a newer driver runs more",
         )
     return min(able, key=lambda one: one.verdict.word != NATIVE)  # of equals the first
-
-
-def _not_built_for(cuda: str, gpus: Sequence[Device]) -> str:
-    """Why a CUDA version has no code for a GPU of this machine; empty where it has."""
-    for name in sorted({one.architecture for one in gpus if one.architecture}):
-        row = facts()["architectures"].get(name)
-        if row and version_key(cuda)[:2] < version_key(row["first_cuda"]):
-            return f"{name} wants CUDA {row['first_cuda']}"
-        if row and row["last_cuda"] and version_key(cuda)[0] > row["last_cuda"]:
-            return f"CUDA {row['last_cuda']} was the last one for {name}"
-    return ""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,3 @@ def facts() -> dict[str, Any]:
     if text is None:
         raise RuntimeError("gpukiln/gpus/facts.json is missing from the installation")
     return dict(json.loads(text))
-
-
-def version_key(text: str) -> tuple[int, ...]:
-    """A version such as 535.309.01 as a tuple that compares."""
-    return tuple(int(part) for part in text.split(".") if part.isdigit())

@@ -47,10 +47,10 @@ FIELDS = {
     "vbios": "more.vbios",
     "board_part_number": "more.board_part_number",
     "gsp_firmware": "more.gsp_firmware",
-    "memory_total_mib": "more.memory.total",
-    "memory_used_mib": "more.memory.used",
-    "memory_reserved_mib": "more.memory.reserved",
-    "memory_free_mib": "more.memory.free",
+    "memory_total_mib": "memory.total",
+    "memory_used_mib": "memory.used",
+    "memory_reserved_mib": "memory.reserved",
+    "memory_free_mib": "memory.free",
     "bar1_total_mib": "more.bar1.total",
     "bar1_used_mib": "more.bar1.used",
     "utilization_percent": "more.utilization.gpu",
@@ -164,7 +164,10 @@ def links(gpu: Gpu) -> list[dict[str, Any]]:
 
 
 def value_of(gpu: Gpu) -> Value:
-    """Reads a GPU by the names of a device's fields, as the conditions of faults do."""
+    """Reads a GPU by the names of a device's fields, as the conditions of faults do.
+
+    Not through a `Device`, in which an error of NVML is a null: here it fails a check of the suite.
+    """
 
     def value(name: str) -> Any:
         if name == "fabric_state":
@@ -202,7 +205,22 @@ def is_divided(gpu: Gpu) -> bool:
 
 
 def linked(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
-    """Whether active NVLinks join two GPUs: directly, through a switch that both reach, or by a fabric.
+    """Whether active NVLinks join two GPUs, as `nvlinks_between` counts them.
+
+    Raises:
+        AssertionError: NVML gave an error in the place of what says it.
+    """
+    everyone = list(gpus)
+    for gpu in everyone:
+        read(gpu, "bus_id")
+    for gpu in (one, other):
+        links(gpu)
+        read(gpu, "fabric.state")  # its other values are of the same call
+    return nvlinks_between(one, other, everyone) > 0
+
+
+def nvlinks_between(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
+    """Active NVLinks from one GPU towards another: directly, to a switch that both reach, or into a fabric.
 
     What is at a link's end is not told where NVSwitches are no PCI devices (HGX B200): there the GPUs of one
     cluster and clique reach each other (nvml.h, nvmlGpuFabricInfo_t).
@@ -210,19 +228,26 @@ def linked(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
     Args:
         gpus: All of the machine: one that two others are linked to passes nothing on (P3's mesh).
     """
-    own = {str(read(gpu, "bus_id")).lower() for gpu in gpus}
 
-    def ends(gpu: Gpu) -> set[str]:
-        far = [link["remote_bus_id"] for link in links(gpu) if link["state"]]
-        return {end.lower() for end in far if isinstance(end, str)}
+    def active(gpu: Gpu) -> list[dict[str, Any]]:
+        found = gpu["nvlinks"] if isinstance(gpu["nvlinks"], list) else []
+        return [link for link in found if link["state"] is True]
+
+    def ends(gpu: Gpu) -> list[str]:
+        far = [link["remote_bus_id"] for link in active(gpu)]
+        return [end.lower() for end in far if isinstance(end, str)]
 
     def fabric(gpu: Gpu) -> tuple[Any, ...] | None:
-        joined = read(gpu, "fabric.state") == COMPLETED and any(link["state"] for link in links(gpu))
-        return (read(gpu, "fabric.cluster"), read(gpu, "fabric.clique")) if joined else None
+        joined = gpu["fabric"]["state"] == COMPLETED and active(gpu)
+        return (gpu["fabric"]["cluster"], gpu["fabric"]["clique"]) if joined else None
 
-    if str(read(other, "bus_id")).lower() in ends(one) or (ends(one) & ends(other)) - own:
-        return True
-    return fabric(one) is not None and fabric(one) == fabric(other)
+    if direct := ends(one).count(str(other["bus_id"]).lower()):
+        return direct
+    own = {str(gpu["bus_id"]).lower() for gpu in gpus if not gpu["error"]}
+    shared = set(ends(other)) - own
+    if through := sum(end in shared for end in ends(one)):
+        return through
+    return len(active(one)) if fabric(one) is not None and fabric(one) == fabric(other) else 0
 
 
 def fabric_troubles(gpu: Gpu) -> list[str]:

@@ -35,7 +35,7 @@ from gpukiln.gpus.store import (
     read_ledger,
     set_aside,
 )
-from gpukiln.gpus.text import span
+from gpukiln.units import Duration
 
 JOB, DETACHED, CONTAINER = "job", "detached", "container"
 POLL_S = (0.05, 0.5)  # between looks of who waits at the leases: at first, and at most
@@ -428,7 +428,8 @@ class Leases:
             )
         if limit.hours and hours is not None and hours > limit.hours:
             raise RefusedError(
-                f"--for {span(hours * 3600)} is longer than the {limit.hours:g} hours of {limit.whose}",
+                f"--for {Duration(hours * 3600).shown} is longer than the {limit.hours:g} hours "
+                f"of {limit.whose}",
                 hint=f"ask for less, and renew; {self.config.path} has the limits",
             )
 
@@ -576,7 +577,7 @@ class Leases:
         limit = self.config.limit(lease.user, lease.project)
         if hours is not None and limit.hours and hours > limit.hours:
             raise RefusedError(
-                f"{span(hours * 3600)} is longer than the {limit.hours:g} hours of {limit.whose}"
+                f"{Duration(hours * 3600).shown} is longer than the {limit.hours:g} hours of {limit.whose}"
             )
         clock = boot_clock()
         changed = dataclasses.replace(

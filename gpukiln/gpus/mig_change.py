@@ -111,7 +111,10 @@ def _to(cuts: Mapping[str, Cut], steps: list[str]) -> None:
 
 
 def _in_child(work: Callable[..., dict[str, Any]], uuid: str, *args: Any) -> dict[str, Any]:
-    """Call NVML in a child process, with a GPU's handle."""
+    """Call NVML in a child process, with a GPU's handle.
+
+    Not by the collector, which turns every error into a value: here an error ends the change.
+    """
 
     def ask() -> dict[str, Any]:
         import pynvml  # noqa: PLC0415 - only where there is a GPU

@@ -9,25 +9,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from gpukiln.gpus.collect import now, reason
-from gpukiln.gpus.gpu_facts import clock_events
+from gpukiln.gpus import gpu_facts
+from gpukiln.gpus.collect import LOST, lost, now, reason, values_of
 from gpukiln.probe.child import Hang, Slow, Tell, in_child
-from gpukiln.probe.nvml import CRASHED, HUNG, SLOW, Nvml
-from gpukiln.probe.nvml_more import bad, memory, whole
+from gpukiln.probe.nvml import CRASHED, HUNG, SLOW, Nvml, moving
+from gpukiln.probe.nvml_more import bad, usage
 
 START_S = 120.0  # for NVML to start, see gpukiln.probe.nvml
 STUCK_S, GPU_S = 10.0, 30.0  # for one GPU, without progress and with; then the others are sampled on
 LATE_S = 0.05  # from so much on a tick is told to be late
-LOST = ("GPU_IS_LOST", "GPU_NOT_FOUND", "RESET_REQUIRED")
 RESTARTS = 3  # of a child that ends for no GPU's sake
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A GPU at one tick.
+    """A GPU at one tick: the fields of a `Device` that move.
 
     Args:
         index: The driver's number.
@@ -209,36 +208,17 @@ def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events
             del gone[sample.uuid]
 
 
-# A sample's field and where `_row` has it.
-FIELDS = (
-    "utilization_percent",
-    "memory_used_mib",
-    "temperature_c",
-    "temperature_margin_c",
-    "power_watts",
-    "clock_sm_mhz",
-    "clock_memory_mhz",
-    "clock_events",
-    "pcie_generation",
-    "pcie_width",
-    "energy_joules",
-)
+# What is read of a GPU at each tick: the fields of a device that move.
+FIELDS = tuple(one.name for one in fields(Sample) if one.name in gpu_facts.FIELDS)
 
 
 def _sample(row: dict[str, Any], index: int) -> Sample:
-    """What the child told of a GPU, with a reason for each null."""
-    values: dict[str, Any] = {}
-    unavailable: dict[str, str] = {}
-    lost = next((reason(one) for one in row["values"].values() if bad(one) and reason(one) in LOST), None)
-    error = row["error"] or lost
-    for name in FIELDS:
-        value = row["values"].get(name)
-        if error or value is None or bad(value):
-            unavailable[name] = error or (reason(value) if bad(value) else "NOT_SUPPORTED")
-            value = None
-        values[name] = value
-    if values["clock_events"] is not None:
-        values["clock_events"] = clock_events(values["clock_events"])
+    """What the child said of a GPU, with a reason for each null."""
+    gpu = row["gpu"]
+    values, unavailable = ({}, {}) if row["error"] else values_of(gpu, FIELDS)
+    error = row["error"] or lost(unavailable)
+    if error:
+        values, unavailable = {}, dict.fromkeys(FIELDS, error)
     return Sample(row["uuid"], index, **values, error=error, unavailable=unavailable)
 
 
@@ -281,40 +261,11 @@ def _sample_all(
 
 
 def _row(nvml: Nvml, uuid: str, handles: dict[str, Any]) -> dict[str, Any]:
-    """What NVML says of one GPU now: {uuid, error, values}."""
-    row: dict[str, Any] = {"uuid": uuid, "error": None, "values": {}}
-    if uuid not in handles:
+    """What NVML says of one GPU now: {uuid, error, gpu: that part of the collector's facts which moves}."""
+    handle = handles.get(uuid)
+    if handle is None:
         handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
         if handle is None or bad(handle):
-            return {**row, "error": reason(handle) if handle else "NOT_SUPPORTED"}
+            return {"uuid": uuid, "error": reason(handle) if handle else "NOT_SUPPORTED", "gpu": {}}
         handles[uuid] = handle
-
-    def get(name: str, *args: Any, read: Any = whole) -> Any:
-        return nvml.ask(f"nvmlDeviceGet{name}", handles[uuid], *args, read=read)
-
-    row["values"] = {
-        "utilization_percent": get("UtilizationRates", read=lambda rates: whole(rates.gpu)),
-        "memory_used_mib": memory(nvml, handles[uuid])["used"],
-        "temperature_c": nvml.either(
-            ("nvmlDeviceGetTemperatureV", handles[uuid], 0),
-            ("nvmlDeviceGetTemperature", handles[uuid], 0),
-            read=whole,
-        ),
-        "temperature_margin_c": get("MarginTemperature"),
-        "power_watts": get("PowerUsage", read=_thousandth),
-        "clock_sm_mhz": get("ClockInfo", 1),
-        "clock_memory_mhz": get("ClockInfo", 2),
-        "clock_events": nvml.either(
-            ("nvmlDeviceGetCurrentClocksEventReasons", handles[uuid]),
-            ("nvmlDeviceGetCurrentClocksThrottleReasons", handles[uuid]),
-            read=whole,
-        ),
-        "pcie_generation": get("CurrPcieLinkGeneration"),
-        "pcie_width": get("CurrPcieLinkWidth"),
-        "energy_joules": get("TotalEnergyConsumption", read=_thousandth),
-    }
-    return row
-
-
-def _thousandth(found: Any) -> float:
-    return round(whole(found) / 1000, 3)
+    return {"uuid": uuid, "error": None, "gpu": {**moving(nvml, handle), "more": usage(nvml, handle)}}

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpukiln.compatibility import version_key
 from gpukiln.errors import UsageError
 from gpukiln.gpus.config import COUNTS
-from gpukiln.gpus.facts import version_key
 from gpukiln.gpus.model import Device, Driver, Process
 from gpukiln.gpus.topology import describe, linked_groups, rank
 

@@ -1,70 +1,10 @@
-"""Numbers, times and tables as people read and type them; the standard library alone."""
+"""Tables and values as people read them; the standard library alone. Amounts: gpukiln/units.py."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
-
-from gpukiln.errors import UsageError
-from gpukiln.parsing import is_whole
-
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-UNITS_MIB = {"": 1.0, "mib": 1.0, "gib": 1024.0, "tib": 1024.0**2, "mb": 1e6 / 2**20, "gb": 1e9 / 2**20}
-
-
-def seconds(text: str, option: str) -> float:
-    """A duration such as 90s, 10m, 2h, 1h30m or 7d.
-
-    Raises:
-        UsageError: It is none.
-    """
-    parts = re.findall(r"(\d{1,12}(?:\.\d{1,12})?)([smhdw])", text.strip().lower())
-    if not parts or "".join(a + b for a, b in parts) != text.strip().lower():
-        raise UsageError(f"{option} {text!r} is no duration", hint="wanted such as 90s, 10m, 2h, 1h30m or 7d")
-    return sum(float(number) * UNITS_S[unit] for number, unit in parts)
-
-
-def mebibytes(text: str, option: str) -> int:
-    """An amount of memory such as 24GiB, 24GB or 8192 (MiB), rounded up.
-
-    Raises:
-        UsageError: It is none.
-    """
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]?i?b)?", text.strip().lower())
-    if found is None or (found[2] or "") not in UNITS_MIB or float(found[1]) == 0:
-        raise UsageError(
-            f"{option} {text!r} is no amount of memory", hint="wanted such as 24GiB, 24GB or 8192MiB"
-        )
-    return -int(-float(found[1]) * UNITS_MIB[found[2] or ""] // 1)
-
-
-def whole(text: Any, option: str, least: int = 0) -> int:
-    """A whole number.
-
-    Raises:
-        UsageError: It is none, or less than wanted.
-    """
-    if not is_whole(str(text)) or int(text) < least:
-        raise UsageError(
-            f"{option} {str(text)!r} is no whole number of {least} or more",
-            hint=f"such as {option} {least + 1}",
-        )
-    return int(text)
-
-
-def span(value: float) -> str:
-    """A duration for people, in two units at most."""
-    rest = max(value, 0.0)
-    parts: list[str] = []
-    for name in ("d", "h", "m", "s"):
-        many, rest = divmod(rest, UNITS_S[name])
-        if many and len(parts) < 2:
-            parts.append(f"{many:.0f}{name}")
-        elif parts:
-            break
-    return "".join(parts) or "0s"
 
 
 def gib(mib: Any) -> str:

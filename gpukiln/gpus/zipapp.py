@@ -24,7 +24,10 @@ from gpukiln.probe.scripts import constants
 PROGRAM = "gpukiln-gpu"
 SHEBANG = b"#!/usr/bin/python3\n"
 MAIN = "import sys\n\nfrom gpukiln.gpus.cli import main\n\nsys.exit(main())\n"
-OURS = ("__init__.py", "errors.py", "files.py", "parsing.py", "redact.py", "probe", "gpus")
+OURS = (
+    *("__init__.py", "compatibility.py", "errors.py", "files.py", "parsing.py", "redact.py", "units.py"),
+    *("probe", "gpus"),
+)
 LEFT_OUT = (
     "probe/contact",
     "probe/recording",

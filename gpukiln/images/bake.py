@@ -13,6 +13,17 @@ from rich.text import Text
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import (
+    BASE_TAG,
+    BUILD_TAG,
+    COMMIT_TAG,
+    DESKTOP_TAG,
+    DIGEST_TAG,
+    KERNEL_TAG,
+    KUBERNETES_TAG,
+    PURPOSE_TAG,
+    TOOLKIT_TAG,
+)
 from gpukiln.errors import GpukilnError
 from gpukiln.images.builds import Bake, Build, StageUse
 from gpukiln.images.module_store import Store
@@ -20,9 +31,9 @@ from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
 from gpukiln.images.plan import Plan
 from gpukiln.images.stages import StageKeeper, Stages, stage_line, stage_variables
-from gpukiln.images.subject import BASE_TAG, DESKTOP_TAG, KUBERNETES_TAG, subject_of, subject_tags
+from gpukiln.images.subject import subject_of, subject_tags
 from gpukiln.instances.access import machine_to_bake, ssh_access
-from gpukiln.instances.tags import BUILD_TAG, PURPOSE_TAG, tag_specifications
+from gpukiln.instances.tags import tag_specifications
 from gpukiln.parsing import parse_json
 from gpukiln.progress import Progress
 from gpukiln.sources.available import Decision
@@ -220,7 +231,7 @@ def capture(
         UnavailableError: The cloud refused, or did not finish it.
     """
     name = image_name(plan, build)
-    tags = {"Name": name, **image_tags(plan, build), "gpukiln:kernel": kernel}
+    tags = {"Name": name, **image_tags(plan, build), KERNEL_TAG: kernel}
     with explain_aws_errors("make the image"):
         ec2 = cloud.client("ec2")
         say("stopping the machine")
@@ -268,10 +279,10 @@ def image_tags(plan: Plan, build: Build) -> dict[str, str]:
     return {
         **subject_tags(subject_of(plan, "", build.id)),
         KUBERNETES_TAG: plan.kubernetes,
-        "gpukiln:digest": plan.digest,
-        "gpukiln:toolkit": _tag_of(toolkit),
+        DIGEST_TAG: plan.digest,
+        TOOLKIT_TAG: _tag_of(toolkit),
         BASE_TAG: f"{plan.base.name} {plan.base.id}",
-        "gpukiln:commit": plan.git_commit or "none",
+        COMMIT_TAG: plan.git_commit or "none",
         **({DESKTOP_TAG: desktop.version or ""} if desktop and desktop.status == "install" else {}),
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 from gpukiln.catalog import kubernetes as catalog_kubernetes
 from gpukiln.catalog.bases import Base
 from gpukiln.catalog.load import version_key
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UnavailableError
 
@@ -59,16 +60,12 @@ def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, archit
     with explain_aws_errors(f"look up base {name} in {cloud.region}"):
         ec2 = cloud.client("ec2")
         if image_id := _parameter(cloud, parameter):
-            # The filter answers an id that is gone with an empty list where ImageIds= would raise.
-            found = ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image_id]}])["Images"]
+            found = calls.images(ec2, {"image-id": [image_id]})
             how = f"SSM parameter {parameter}"
             if not found:
                 raise UnavailableError(f"{how} names {image_id}, an image that {cloud.region} does not have")
             return _resolved(name, base, found[0], how)
-        found = ec2.describe_images(
-            Owners=list(owners),
-            Filters=[{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}],
-        )["Images"]
+        found = calls.images(ec2, {"name": [pattern], "state": ["available"]}, Owners=list(owners))
         if found:
             newest = max(found, key=lambda image: str(image.get("CreationDate", "")))
             return _resolved(name, base, newest, f"newest image of {', '.join(owners)} named {pattern}")

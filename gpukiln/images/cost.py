@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from gpukiln.catalog.prices import Price, machine_price, snapshot_price
 from gpukiln.images.plan import Plan
 from gpukiln.instances.launch import Launched
-from gpukiln.progress import human_seconds
 from gpukiln.typed import strict
+from gpukiln.units import Duration, Money
 
 # When nothing was built here yet. Bake: awslabs/amazon-eks-ami names 45 to 60 minutes; verify: a guess.
 ASSUMED_S = {"bake": 3600.0, "verify": 900.0}
@@ -115,19 +115,23 @@ def cost_lines(cost: Cost | None) -> list[str]:
     """
     if cost is None:
         return ["cost: none, the embedded cloud is this machine"]
-    total = "not known" if cost.usd is None else f"{_at_most(cost)}{cost.usd:.2f} USD"
+    total = "not known" if cost.usd is None else f"{_at_most(cost)}{Money(cost.usd).shown} USD"
     lines = [f"cost: {total}, machine time {cost.basis}"]
     for one in cost.machines:
-        price = f"no price: {one.as_of}" if one.usd is None else f"{one.usd:.2f} USD, price of {one.as_of}"
+        price = (
+            f"no price: {one.as_of}"
+            if one.usd is None
+            else f"{Money(one.usd).shown} USD, price of {one.as_of}"
+        )
         spot = " (spot: at most)" if one.spot else ""
         lines.append(
-            f"  {one.purpose} on {one.instance_type}{spot} for {human_seconds(one.seconds)}: {price}"
+            f"  {one.purpose} on {one.instance_type}{spot} for {Duration(one.seconds).shown}: {price}"
         )
     month = cost.snapshot_usd_month
     price = (
         f"no price: {cost.snapshot_as_of}"
         if month is None
-        else f"at most {month:.2f} USD a month, price of {cost.snapshot_as_of}"
+        else f"at most {Money(month).shown} USD a month, price of {cost.snapshot_as_of}"
     )
     return [*lines, f"  snapshot of {cost.snapshot_gib} GiB: {price}"]
 

@@ -14,9 +14,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
+from gpukiln.clouds.tags import CHANNEL_TAG, IMAGE_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.parsing import parse_json
+from gpukiln.units import Duration
 
 ROOT = "/gpukiln"
 _PATH = re.compile(rf"{ROOT}/(?P<image>[^/]+)/(?P<kubernetes>[^/]+)/(?P<channel>[^/]+)/image_id")
@@ -105,13 +108,11 @@ def _version(parameter: dict[str, Any]) -> Version:
 
 def history(ssm: Any, pointer: Pointer) -> list[Version]:
     """Every version that SSM still has, oldest first; empty where there is no such parameter."""
-    versions: list[Version] = []
     try:
-        for page in ssm.get_paginator("get_parameter_history").paginate(Name=pointer.path):
-            versions += [_version(parameter) for parameter in page["Parameters"]]
+        found = list(calls.pages(ssm, "get_parameter_history", "Parameters", Name=pointer.path))
     except ssm.exceptions.ParameterNotFound:
         return []
-    return sorted(versions, key=lambda version: version.number)
+    return sorted(map(_version, found), key=lambda version: version.number)
 
 
 def releases(versions: list[Version]) -> list[Version]:
@@ -138,11 +139,9 @@ def releases(versions: list[Version]) -> list[Version]:
 def read_all(ssm: Any) -> dict[Pointer, str]:
     """Every pointer of a region with its image id."""
     found: dict[Pointer, str] = {}
-    pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=ROOT, Recursive=True)
-    for page in pages:
-        for parameter in page["Parameters"]:
-            if pointer := parsed(parameter["Name"]):
-                found[pointer] = str(parameter["Value"])
+    for parameter in calls.pages(ssm, "get_parameters_by_path", "Parameters", Path=ROOT, Recursive=True):
+        if pointer := parsed(parameter["Name"]):
+            found[pointer] = str(parameter["Value"])
     return found
 
 
@@ -172,7 +171,7 @@ def write(
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"{pointer.path} still says {found or 'nothing'} instead of {version.image_id}, "
-                f"{SETTLE_S / 60:.0f} minutes after SSM took it",
+                f"{Duration(SETTLE_S).shown} after SSM took it",
                 hint="it was refused, or is still being looked up: run the same command again, it completes "
                 "what has come meanwhile. SSM takes only images that this account can use",
             )
@@ -183,7 +182,7 @@ def write(
 def ensure_tags(ssm: Any, pointer: Pointer) -> None:
     """Tag a pointer's parameter, when it is not."""
     which = {"ResourceType": "Parameter", "ResourceId": pointer.path}
-    wanted = {"gpukiln:image": pointer.image, "gpukiln:channel": pointer.channel}
+    wanted = {IMAGE_TAG: pointer.image, CHANNEL_TAG: pointer.channel}
     there = tags_of(ssm.list_tags_for_resource(**which), "TagList")
     if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
         ssm.add_tags_to_resource(**which, Tags=tag_list(missing))

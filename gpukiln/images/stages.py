@@ -18,12 +18,20 @@ import yaml
 from rich.text import Text
 
 from gpukiln.catalog.load import ROOT
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import (
+    BAKED_STAGE_TAG,
+    OLD_BAKED_STAGE_TAG,
+    RECIPE_TAG,
+    STAGE_BUILD_TAG,
+    STAGE_KEY_TAG,
+)
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import Build, StageUse
 from gpukiln.images.digest import PROGRAM, canonical
 from gpukiln.images.plan import Plan
-from gpukiln.instances.tags import RECIPE_TAG, STAGE_TAG, remove_image, tag_specifications, tags_of
+from gpukiln.instances.tags import remove_image, tag_specifications, tags_of
 from gpukiln.progress import Progress
 from gpukiln.typed import unknown
 
@@ -53,7 +61,6 @@ UNSTAGED = (
 )
 """What runs after the last stage, in about the time that keeping another one takes."""
 FOLDER = "stages"
-KEY_TAG, MADE_BY_TAG = "gpukiln:stage-key", "gpukiln:stage-build"
 CHOICES = ("on", "off")
 KEPT = 2  # of each stage of an image
 
@@ -116,12 +123,12 @@ class Stages:
             UnavailableError: The cloud could not be asked.
         """
         found: dict[str, dict[str, Any]] = {}
-        for image in self._all({"state": ["available"], f"tag:{KEY_TAG}": list(self.keys.values())}):
-            found[tags_of(image)[KEY_TAG]] = image
+        for image in self._all({"state": ["available"], f"tag:{STAGE_KEY_TAG}": list(self.keys.values())}):
+            found[tags_of(image)[STAGE_KEY_TAG]] = image
         for stage, key in reversed(self.keys.items()):
             if key in found:
                 image = found[key]
-                return StageUse(stage, image["ImageId"], tags_of(image)[MADE_BY_TAG])
+                return StageUse(stage, image["ImageId"], tags_of(image)[STAGE_BUILD_TAG])
         return None
 
     def tidy(self) -> None:
@@ -133,7 +140,8 @@ class Stages:
         seen: Counter[str] = Counter()
         for image in reversed(self._all({})):
             usable = image["State"] != "failed"
-            stage = tags_of(image)[STAGE_TAG]
+            tags = tags_of(image)
+            stage = tags.get(BAKED_STAGE_TAG) or tags[OLD_BAKED_STAGE_TAG]
             seen[stage] += usable
             if seen[stage] > KEPT or not usable:
                 remove_image(self.cloud, image["ImageId"])
@@ -148,18 +156,16 @@ class Stages:
             UnavailableError: The cloud refused.
         """
         for image in self._all({}):
-            if tags_of(image)[MADE_BY_TAG] == build_id or (used and image["ImageId"] == used.image_id):
+            if tags_of(image)[STAGE_BUILD_TAG] == build_id or (used and image["ImageId"] == used.image_id):
                 remove_image(self.cloud, image["ImageId"])
 
     def _all(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
         """Every stage of the image, the oldest first."""
-        wanted = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_TAG], **filters}
+        wanted = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_KEY_TAG], **filters}
         with explain_aws_errors("look for stages"):
-            images = self.cloud.client("ec2").describe_images(
-                Owners=["self"], Filters=[{"Name": name, "Values": values} for name, values in wanted.items()]
-            )["Images"]
+            images = calls.images(self.cloud.client("ec2"), wanted, Owners=["self"])
         # build ids begin with the time, and tell two of one second apart
-        return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[MADE_BY_TAG]))
+        return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[STAGE_BUILD_TAG]))
 
 
 def wants_stages(cloud: Cloud, choice: str) -> bool:
@@ -228,17 +234,16 @@ class StageKeeper:
 
     def _keep(self, stage: str) -> None:
         ec2 = self._stages.cloud.client("ec2")
-        filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in self._instance.items()]
-        filters.append({"Name": "instance-state-name", "Values": ["running"]})
-        found = ec2.describe_instances(Filters=filters)["Reservations"]
-        machines = [machine["InstanceId"] for one in found for machine in one["Instances"]]
+        wanted = {f"tag:{name}": [value] for name, value in self._instance.items()}
+        found = calls.instances(ec2, {**wanted, "instance-state-name": ["running"]})
+        machines = [machine["InstanceId"] for machine in found]
         if len(machines) != 1:
             raise UnavailableError(f"can't keep the stage {stage}: found {len(machines)} machines, wanted 1")
         tags = {
             RECIPE_TAG: self._stages.image,
-            STAGE_TAG: stage,
-            KEY_TAG: self._stages.keys[stage],
-            MADE_BY_TAG: self._build.id,
+            BAKED_STAGE_TAG: stage,
+            STAGE_KEY_TAG: self._stages.keys[stage],
+            STAGE_BUILD_TAG: self._build.id,
         }
         ec2.create_image(
             InstanceId=machines[0],

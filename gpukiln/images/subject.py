@@ -8,17 +8,18 @@ from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.images import load_image
 from gpukiln.catalog.instance_types import gpus_of, instance_type
+from gpukiln.clouds.tags import (
+    BASE_TAG,
+    BUILD_ID_TAG,
+    CUDA_TAG,
+    DRIVER_TAG,
+    MODULES_TAG,
+    RECIPE_TAG,
+    TYPES_TAG,
+)
 from gpukiln.errors import UsageError
 from gpukiln.images.fit import check_types, refuse
 from gpukiln.images.plan import Plan
-from gpukiln.instances.tags import BUILD_ID_TAG, RECIPE_TAG
-
-TYPES_TAG = "gpukiln:instance-types"
-DRIVER_TAG, MODULES_TAG = "gpukiln:driver", "gpukiln:modules"
-KUBERNETES_TAG = "gpukiln:kubernetes"
-CUDA_TAG, BASE_TAG = "gpukiln:cuda", "gpukiln:base"
-DESKTOP_TAG = "gpukiln:kasmvnc"
-"""The version of KasmVNC in the image; none: it has no desktop for the browser."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpukiln.images.builds import Record
-from gpukiln.progress import Rows, human_seconds
+from gpukiln.progress import Rows
+from gpukiln.units import Duration
 
 
 def modules_of(record: Record) -> str:
@@ -65,4 +66,4 @@ def timings_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
 def _cells(seconds: list[float | None]) -> list[str]:
     newest, before = (*seconds, None, None)[:2]
     ratio = f"{newest / before:.2f}" if newest is not None and before else ""
-    return [*("-" if value is None else human_seconds(value) for value in seconds), ratio]
+    return [*("-" if value is None else Duration(value).shown for value in seconds), ratio]

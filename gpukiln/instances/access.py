@@ -10,14 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import GPUS_TAG, MACHINE_TAG, SIMULATED
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.instances.console import console_text, find_stop, plain, require_booting
 from gpukiln.instances.deadline import deadline_of, deadline_text, shutdown_user_data
 from gpukiln.instances.launch import Launched, launch, lost
 from gpukiln.instances.leftovers import sweep
 from gpukiln.instances.rehearsal import node_config
-from gpukiln.instances.tags import GONE, GPUS_TAG, PRIVILEGED, SIMULATED, build_tags, tag_specifications
+from gpukiln.instances.tags import GONE, PRIVILEGED, build_tags, tag_specifications
 from gpukiln.state import state_home
 from gpukiln.verify.target import SshTarget, new_machine
 
@@ -189,8 +191,8 @@ def machine_from_image(
         UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
     """
     with ssh_access(cloud, build_id, purpose="verify", say=say) as access:
-        # `gpukiln:machine`: the embedded cloud boots its own kernel, not the fast container
-        tags = {**build_tags(build_id, "verify", access.deadline), "gpukiln:machine": "vm"}
+        # the embedded cloud boots its own kernel, not the fast container
+        tags = {**build_tags(build_id, "verify", access.deadline), MACHINE_TAG: "vm"}
         if simulated:
             tags[GPUS_TAG] = SIMULATED
         user_data = shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else []))
@@ -289,11 +291,12 @@ def _vpc(ec2: Any, subnet_id: str | None) -> str:
 def _wait_until_reachable(
     cloud: Cloud, instance_id: str, *, user: str, key: Path, say: Callable[[str], None], timeout_s: float
 ) -> SshTarget:
-    started, said = time.monotonic(), 0.0
-    while True:
-        instance = _describe(cloud, instance_id)
+    began, said, state = time.monotonic(), 0.0, ""
+
+    def reached() -> SshTarget | None:
+        nonlocal state
+        instance = calls.instance(cloud, instance_id)
         state = instance["State"]["Name"]
-        waited = time.monotonic() - started
         if state in (*GONE, "stopped", "stopping"):
             if error := lost(instance):
                 raise error
@@ -303,27 +306,24 @@ def _wait_until_reachable(
             return new_machine(
                 instance_id, cloud.address(instance), port=cloud.ssh_port, user=user, private_key=key
             )
-        if waited > timeout_s:
-            raise UnavailableError(
-                f"{instance_id} is {state}, but SSH does not answer after {timeout_s:.0f} s",
-                hint="the end of its console is above",
-                details=tuple(plain(console_text(cloud, instance_id)).splitlines()[-15:]),
-            )
-        if waited - said >= SAY_S:
+        return None
+
+    def late() -> UnavailableError:
+        return UnavailableError(
+            f"{instance_id} is {state}, but SSH does not answer after {timeout_s:.0f} s",
+            hint="the end of its console is above",
+            details=tuple(plain(console_text(cloud, instance_id)).splitlines()[-15:]),
+        )
+
+    def pause(seconds: float) -> None:
+        nonlocal said
+        if (waited := time.monotonic() - began) - said >= SAY_S:
             said = waited
             require_booting(cloud, instance_id)
             say(f"{instance_id} is {state}, waiting for SSH")
-        time.sleep(POLL_S)
+        time.sleep(seconds)
 
-
-def _describe(cloud: Cloud, instance_id: str) -> dict[str, Any]:
-    """An instance; one that EC2 does not show yet is pending (it is consistent only after a while)."""
-    with explain_aws_errors("ask for the machine's state"):
-        found = cloud.client("ec2").describe_instances(
-            Filters=[{"Name": "instance-id", "Values": [instance_id]}]
-        )["Reservations"]
-    pending: dict[str, Any] = {"State": {"Name": "pending"}}
-    return found[0]["Instances"][0] if found else pending
+    return calls.wait_until(reached, late, timeout_s=timeout_s, pause_s=POLL_S, sleep=pause)
 
 
 def _speaks_ssh(host: str, port: int) -> bool:

@@ -6,22 +6,22 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import PartialError, UnavailableError
-from gpukiln.instances.deadline import deadline_text
-from gpukiln.instances.tags import (
+from gpukiln.clouds.tags import (
     BUILD_ID_TAG,
     BUILD_TAG,
     DEADLINE_TAG,
+    DIGEST_TAG,
     IMPORT_TAG,
     OWNER_TAG,
-    STAGE_TAG,
-    remove_image,
-    tags_of,
+    STAGE_KEY_TAG,
 )
+from gpukiln.errors import PartialError, UnavailableError
+from gpukiln.instances.deadline import deadline_text
+from gpukiln.instances.tags import remove_image, tags_of
 from gpukiln.records import build_started
 
-SNAPSHOT_TAG = "gpukiln:digest"  # on the snapshot of every image that was baked
 # a machine with GPUs or of bare metal takes minutes to end; nothing is paid for it then
 ENDS_S = 900
 POLL_S = 2
@@ -161,10 +161,7 @@ def unrecorded_images(cloud: Cloud, build_id: str) -> list[dict[str, Any]]:
         As DescribeImages gives them; stages are not among them.
     """
     with explain_aws_errors(f"look for the image of build {build_id}"):
-        images: list[dict[str, Any]] = cloud.client("ec2").describe_images(
-            Owners=["self"], Filters=[{"Name": f"tag:{BUILD_ID_TAG}", "Values": [build_id]}]
-        )["Images"]
-    return images
+        return calls.images(cloud.client("ec2"), {f"tag:{BUILD_ID_TAG}": [build_id]}, Owners=["self"])
 
 
 def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
@@ -194,38 +191,31 @@ Found = tuple[str, str, dict[str, str], datetime | None]
 
 def _of_builds(ec2: Any, builds: Sequence[str] = ("*",), *, volumes: bool = True) -> Iterator[Found]:
     """Everything that carries a build's tag, machines first: they use the rest."""
-    tagged = [{"Name": f"tag:{BUILD_TAG}", "Values": list(builds)}]
-    for page in ec2.get_paginator("describe_instances").paginate(Filters=tagged):
-        for reservation in page["Reservations"]:
-            for one in reservation["Instances"]:
-                if one["State"]["Name"] != "terminated":
-                    yield "instance", one["InstanceId"], tags_of(one), None
+    wanted = {f"tag:{BUILD_TAG}": builds}
+    for one in calls.instances(ec2, wanted):
+        if one["State"]["Name"] != "terminated":
+            yield "instance", one["InstanceId"], tags_of(one), None
     # one that hangs on a machine ends with it
-    available = [*tagged, {"Name": "status", "Values": ["available"]}]
-    for page in ec2.get_paginator("describe_volumes").paginate(Filters=available) if volumes else ():
-        for one in page["Volumes"]:
-            yield "volume", one["VolumeId"], tags_of(one), None
+    available = calls.filters({**wanted, "status": ["available"]})
+    for one in calls.pages(ec2, "describe_volumes", "Volumes", Filters=available) if volumes else ():
+        yield "volume", one["VolumeId"], tags_of(one), None
+    tagged = calls.filters(wanted)
     for one in ec2.describe_key_pairs(Filters=tagged)["KeyPairs"]:
         yield "key pair", one["KeyName"], tags_of(one), None
-    for page in ec2.get_paginator("describe_security_groups").paginate(Filters=tagged):
-        for one in page["SecurityGroups"]:
-            yield "security group", one["GroupId"], tags_of(one), None
+    for one in calls.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=tagged):
+        yield "security group", one["GroupId"], tags_of(one), None
 
 
 def _snapshots(ec2: Any) -> Iterator[Found]:
     """Snapshots of our images that no image has: their builds failed. EC2 refuses to delete one in use."""
-    images = [
-        image
-        for page in ec2.get_paginator("describe_images").paginate(Owners=["self"])
-        for image in page["Images"]
-    ]
+    images = calls.images(ec2, {}, Owners=["self"])
     used = {
         device.get("Ebs", {}).get("SnapshotId") for image in images for device in image["BlockDeviceMappings"]
     }
-    for tag in (SNAPSHOT_TAG, STAGE_TAG, IMPORT_TAG):
-        tagged = [{"Name": "tag-key", "Values": [tag]}]
-        for page in ec2.get_paginator("describe_snapshots").paginate(OwnerIds=["self"], Filters=tagged):
-            for one in (one for one in page["Snapshots"] if one["SnapshotId"] not in used):
+    for tag in (DIGEST_TAG, STAGE_KEY_TAG, IMPORT_TAG):
+        tagged = calls.filters({"tag-key": [tag]})
+        for one in calls.pages(ec2, "describe_snapshots", "Snapshots", OwnerIds=["self"], Filters=tagged):
+            if one["SnapshotId"] not in used:
                 yield "snapshot", one["SnapshotId"], tags_of(one), one["StartTime"]
 
 

@@ -1,4 +1,4 @@
-"""The tags of everything of ours on a cloud, and what an image is made of."""
+"""Tags in EC2's forms, and what an image is made of."""
 
 import os
 import pwd
@@ -7,29 +7,18 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import (
+    BUILD_TAG,
+    DEADLINE_TAG,
+    MACHINE_TAG,
+    OWNER_TAG,
+    PURPOSE_TAG,
+)
 from gpukiln.instances.deadline import deadline_text
 
 GONE = ("terminated", "shutting-down")
-BUILD_TAG = "gpukiln:build"
-OWNER_TAG = "gpukiln:owner"
-PURPOSE_TAG = "gpukiln:purpose"
-DEADLINE_TAG = "gpukiln:deadline"
-GPUS_TAG, SIMULATED = (
-    "gpukiln:gpus",
-    "simulated",
-)  # the embedded cloud gives such an instance a double of GPUs
-STAGE_TAG = "gpukiln:stage"
-IMPORT_TAG = "gpukiln:import"
-"""On an image that was made of somebody's disk, and on its snapshot: the SHA-256 of the file."""
-TRUST_TAG, TRUSTED = "gpukiln:trust", "yes"
-"""On both of them: the embedded cloud may start it as a container (`clouds/embedded/snapshot_blocks.py`)."""
-BUILD_ID_TAG = "gpukiln:build-id"  # on what a build is for, its image and the snapshot; it outlives the build
-IMAGE_TAG, VERDICT_TAG, VERIFIED_TAG = "gpukiln:image", "gpukiln:verdict", "gpukiln:verified-at"
-NOT_PROVEN, PASSED = "not-proven", "passed"  # values of the first two
-RECIPE_TAG = "gpukiln:recipe"
-"""On every AMI and snapshot of ours, stages and images that nobody judged too: the folder of ami/. By it they
-are found and may be removed. What may be launched carries `gpukiln:image`, see `gpukiln.proof.tags`."""
 
 
 def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
@@ -77,14 +66,13 @@ def remove_image(cloud: Cloud, image_id: str) -> None:
     """
     with explain_aws_errors(f"remove {image_id}"):
         ec2 = cloud.client("ec2")
-        found = ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image_id]}])["Images"]
-        for image in found:
+        for image in calls.images(ec2, {"image-id": [image_id]}):
             ec2.deregister_image(ImageId=image_id)
             for snapshot in snapshots_of(image):
                 ec2.delete_snapshot(SnapshotId=snapshot)
 
 
-PRIVILEGED = {"gpukiln:machine": "privileged"}
+PRIVILEGED = {MACHINE_TAG: "privileged"}
 """Of a machine that mounts volumes, runs a container engine or compiles kernel modules: in the embedded cloud
 it may be a container, which then is root on this computer (`clouds/embedded/container.py`)."""
 

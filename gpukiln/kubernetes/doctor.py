@@ -31,8 +31,8 @@ from gpukiln.kubernetes.symptoms import (
     Symptom,
     symptom_in,
 )
-from gpukiln.parsing import is_whole
 from gpukiln.typed import strict
+from gpukiln.units import is_whole
 
 SCHEMA = "k8s.doctor/1"
 PRESENT = "nvidia.com/gpu.present"
@@ -633,14 +633,14 @@ def _driver(seen: Seen, pod: Manifest) -> Iterator[Found]:
             support = cuda.support(wanted, driver, [])
         except UsageError:  # a version that the catalogue does not know: nothing is said of it
             continue
-        if support.way not in ("native", "minor-version"):
+        if not support.runs:
             yield Found(
                 "driver-too-old",
                 "error",
                 _name(pod),
                 f"{one['image']} is CUDA {wanted}; {_name(node or {})} has driver {driver}",
                 support.message,
-                f"an image with an older CUDA, or nodes with driver {cuda.floor(wanted)} or later",
+                f"an image with an older CUDA, or nodes with driver {cuda.needs(wanted).first} or later",
             )
 
 

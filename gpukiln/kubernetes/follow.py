@@ -22,8 +22,8 @@ from gpukiln.kubernetes.jobs.state import Attempt, End
 from gpukiln.kubernetes.jobs.submission import MARK, Submission, submission
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.workloads import kept_back
-from gpukiln.progress import human_seconds
 from gpukiln.typed import unknown
+from gpukiln.units import Duration
 
 if TYPE_CHECKING:
     from gpukiln.kubernetes.jobs.request import GpuJob
@@ -269,7 +269,7 @@ class _Follower:
             if now - self.lost_since > self.patience.lost_s:
                 lines = again(self.name, self.namespace, self.cluster.context)
                 raise UnavailableError(
-                    f"for {human_seconds(self.patience.lost_s)} the cluster could not be asked: "
+                    f"for {Duration(self.patience.lost_s).shown} the cluster could not be asked: "
                     f"{error.message}",
                     details=tuple(lines[:2]),
                     hint=error.hint,
@@ -386,7 +386,7 @@ class _Follower:
         ):
             why = next((one.why for one in self.attempts.values() if one.why), "") or self.said.get("job", "")
             raise BusyError(
-                f"in {human_seconds(self.patience.start_s)} it did not start" + (f": {why}" if why else ""),
+                f"in {Duration(self.patience.start_s).shown} it did not start" + (f": {why}" if why else ""),
                 details=self._dropped(),
                 hint="later, other GPUs (--gpu-model L4,T4), or less of CPU and memory; "
                 "`invoke k8s.doctor` looks closer",

@@ -8,10 +8,11 @@ from decimal import Decimal
 from functools import cache
 
 from gpukiln.catalog.boards import boards, divisions
+from gpukiln.catalog.gpu_names import ec2_label, product
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
+from gpukiln.units import MIB
 
-MIB = 2**20
 GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -66,7 +67,7 @@ def allocatable(name: str) -> dict[str, Decimal]:
         GPU: Decimal(machine.gpus),
         "vpc.amazonaws.com/efa": Decimal(machine.efa),
         f"{GPU}.shared": UNKNOWN,  # as many as the plugin's configuration says
-        **{f"nvidia.com/mig-{profile}": Decimal(count) for profile, count in _instances(machine).items()},
+        **{f"nvidia.com/mig-{profile}": Decimal(count) for profile, count in mig_instances(machine).items()},
     }
 
 
@@ -74,8 +75,8 @@ def allocatable(name: str) -> dict[str, Decimal]:
 def labels(name: str) -> dict[str, str]:
     """What kubelet, EKS, Karpenter and feature discovery say of a node of a type.
 
-    Karpenter: aws/karpenter-provider-aws:pkg/providers/instancetype/types.go. Feature discovery, which says
-    NVML's name with `-` for spaces: NVIDIA/k8s-device-plugin:internal/lm/resource.go.
+    Karpenter: aws/karpenter-provider-aws:pkg/providers/instancetype/types.go. Feature discovery:
+    NVIDIA/k8s-device-plugin:internal/lm/resource.go.
     """
     machine = instance_type(name)
     board, family, size = boards().get(machine.gpu), *name.split(".", 1)
@@ -96,11 +97,11 @@ def labels(name: str) -> dict[str, str]:
         "karpenter.k8s.aws/instance-cpu": str(machine.vcpu),
         "karpenter.k8s.aws/instance-memory": str(machine.memory_mib),
         "karpenter.k8s.aws/instance-hypervisor": machine.hypervisor if machine.hypervisor != "none" else "",
-        "karpenter.k8s.aws/instance-gpu-name": ec2_name(machine.gpu).lower().replace(" ", "-"),
+        "karpenter.k8s.aws/instance-gpu-name": ec2_label(machine.gpu),
         "karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia",
         "karpenter.k8s.aws/instance-gpu-count": str(machine.gpus),
         "karpenter.k8s.aws/instance-gpu-memory": str(machine.gpu_memory_mib),
-        "eks.amazonaws.com/instance-gpu-name": ec2_name(machine.gpu).lower().replace(" ", "-"),
+        "eks.amazonaws.com/instance-gpu-name": ec2_label(machine.gpu),
         "eks.amazonaws.com/instance-gpu-count": str(machine.gpus),
         "eks.amazonaws.com/instance-family": family,
         f"{GPU}.present": "true",
@@ -112,7 +113,7 @@ def labels(name: str) -> dict[str, str]:
         ),
         **(
             {
-                PRODUCT: board.name.replace(" ", "-"),
+                PRODUCT: product(machine.gpu),
                 f"{GPU}.memory": str(board.memory_mib),
                 f"{GPU}.compute.major": capability[0],
                 f"{GPU}.compute.minor": capability[1],
@@ -123,7 +124,7 @@ def labels(name: str) -> dict[str, str]:
     }
 
 
-def is_elsewhere(product: str) -> bool:
+def is_elsewhere(label: str) -> bool:
     """Whether a value of the product label may be that of a machine that is not EC2's.
 
     NVML's names of NVIDIA's boards begin so; what is short for one that EC2 sells, as NVIDIA-T4 of Tesla-T4,
@@ -131,17 +132,12 @@ def is_elsewhere(product: str) -> bool:
     """
     short = {gpus()[one.gpu].name.replace(" ", "-") for one in sold().values()}
     short |= {name.split("-")[0] for name in short}
-    bare = product.removeprefix("NVIDIA-").removeprefix("Tesla-")
-    known = {labels(name).get(PRODUCT) for name in sold()}
-    return bare != product and bare not in short and product not in known
+    bare = label.removeprefix("NVIDIA-").removeprefix("Tesla-")
+    known = {product(machine.gpu) for machine in sold().values()}
+    return bare != label and bare not in short and label not in known
 
 
-def ec2_name(model: str) -> str:
-    """What EC2's DescribeInstanceTypes calls a GPU of the catalogue."""
-    return gpus()[model].ec2_name or gpus()[model].name
-
-
-def _instances(machine: InstanceType) -> dict[str, int]:
+def mig_instances(machine: InstanceType) -> dict[str, int]:
     """MIG profiles of a machine's GPUs, as the plugin's resources are called, and how many it can have."""
     board = boards().get(machine.gpu)
     if not board or not board.mig:

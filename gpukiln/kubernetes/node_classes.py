@@ -13,7 +13,7 @@ from typing import Any
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.parsing import is_whole
+from gpukiln.units import is_whole
 
 GIB = 2**30
 DEFAULT_VOLUME = Decimal(20 * GIB)  # of every AMI family

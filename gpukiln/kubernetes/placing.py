@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.parsing import is_whole
+from gpukiln.units import is_whole
 
 GPU = "nvidia.com/gpu"
 CORDON = "node.kubernetes.io/unschedulable"  # the taint that a cordon brings

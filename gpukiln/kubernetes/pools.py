@@ -17,7 +17,7 @@ from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines, node_classes
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.placing import GPU, Spec, amount, required_terms, shown
-from gpukiln.parsing import is_whole
+from gpukiln.units import is_whole
 
 ZONE = "topology.kubernetes.io/zone"
 CAPACITY = "karpenter.sh/capacity-type"

@@ -21,10 +21,11 @@ from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.parsing import is_whole, parse_json
+from gpukiln.parsing import parse_json
 from gpukiln.probe.base import ERROR, NOT_REACHED
 from gpukiln.probe.gather import POD_SECTIONS
 from gpukiln.probe.packing import facts_in, gather_command
+from gpukiln.units import is_whole
 
 TEST_LABEL = "gpukiln.io/test"
 GPU = "nvidia.com/gpu"

@@ -1,40 +1,23 @@
-"""Quantities as the API server reads them (k8s.io/apimachinery/pkg/api/resource)."""
+"""Quantities of Kubernetes' manifests, as the API server reads them (k8s.io/apimachinery/pkg/api/resource).
+
+The client library's parser reads them; it takes more than the server does (`1_0`, `5K`, NaN), so the form is
+checked first. Options and settings of gpukiln have the form of gpukiln/units.py instead.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from collections.abc import Callable
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import UsageError
 
-_FORM = re.compile(
-    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?P<unit>[KMGTPE]i|[numkMGTPE]?|[eE](?P<exponent>[+-]?\d{1,3}))"
-)
+_FORM = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]?|[eE][+-]?[0-9]{1,3})")
 LONGEST = 100  # characters; an exponent has three digits at most
-_BINARY = {unit: Decimal(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)}
-_DECIMAL = {unit: Decimal(1000) ** power for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
-_SMALL = {"m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9"), "": Decimal(1)}
-_UNITS = _BINARY | _DECIMAL | _SMALL
-_MEANT = {  # what people write -> what the API server reads
-    "b": "",
-    "kb": "k",
-    "mb": "M",
-    "gb": "G",
-    "tb": "T",
-    "kib": "Ki",
-    "mib": "Mi",
-    "gib": "Gi",
-    "tib": "Ti",
-    "ki": "Ki",
-    "mi": "Mi",
-    "gi": "Gi",
-    "ti": "Ti",
-    "g": "G",
-    "t": "T",
-    "K": "k",
-}
 
 
 def quantity(value: Any) -> Decimal | None:
@@ -52,14 +35,11 @@ def amount(text: str, option: str, example: str) -> Decimal:
     """A quantity that was typed, more than nothing.
 
     Raises:
-        UsageError: It is none; says what was probably meant.
+        UsageError: It is none.
     """
     found = quantity(text.strip())
     if found is None:
-        number, unit = re.match(r"([\d.]*)\s*(.*)", text.strip()).groups()  # type: ignore[union-attr]
-        meant = _MEANT.get(unit) or _MEANT.get(unit.lower())
-        hint = f"did you mean {number}{meant}?" if number and meant is not None else f"wanted: {example}"
-        raise UsageError(f"{option} {text!r} is no quantity of Kubernetes", hint=hint)
+        raise UsageError(f"{option} {text!r} is no quantity of Kubernetes", hint=f"wanted: {example}")
     if found <= 0:
         raise UsageError(f"{option} {text!r} is not more than nothing", hint=f"wanted: {example}")
     return found
@@ -67,9 +47,23 @@ def amount(text: str, option: str, example: str) -> Decimal:
 
 @lru_cache(maxsize=4096)
 def _read(text: str) -> Decimal | None:
-    if len(text) > LONGEST or not (match := _FORM.fullmatch(text)):
-        return None
-    number = Decimal(match["number"])
-    if match["exponent"] is not None:
-        return number.scaleb(int(match["exponent"]))
-    return number * _UNITS[match["unit"]]
+    return _parser()(text) if len(text) <= LONGEST and _FORM.fullmatch(text) else None
+
+
+@cache
+def _parser() -> Callable[[str], Decimal]:
+    """kubernetes.utils.quantity.parse_quantity, without the packages around it.
+
+    These import every class of the API, which takes a second.
+    """
+    library = importlib.util.find_spec("kubernetes")
+    assert library is not None  # noqa: S101 - a dependency
+    assert library.origin is not None  # noqa: S101 - it is a file
+    file = Path(library.origin).parent / "utils" / "quantity.py"
+    spec = importlib.util.spec_from_file_location("kubernetes_quantity", file)
+    assert spec is not None  # noqa: S101 - of a file that ends with .py there is one
+    assert spec.loader is not None  # noqa: S101 - as before
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    parse: Callable[[str], Decimal] = module.parse_quantity
+    return parse

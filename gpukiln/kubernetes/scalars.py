@@ -42,6 +42,8 @@ _CORE = re.compile(
     r"|[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
 # yaml.org/type/int and float: `1:30` is 90 to YAML 1.1.
+# With underscores among the digits: "._5" is 0.5 to YAML 1.1, and "+_" breaks a reader.
+_SPACED = re.compile(r"(?=[-+0-9_.])[-+]?[0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9_]+)?")
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
 _EXACT = 21  # digits: Go's encoding/json writes larger floats, and those below 1e-6, with an exponent
 
@@ -88,7 +90,9 @@ def key(node: yaml.ScalarNode) -> str:
 
 def is_text(text: str) -> bool:
     """Whether every reader of YAML takes a plain scalar for a text: Go's, and those of YAML 1.1 and 1.2."""
-    return not (_CORE.fullmatch(text) or _SEXAGESIMAL.fullmatch(text)) and isinstance(plain(text), str)
+    if _CORE.fullmatch(text) or _SEXAGESIMAL.fullmatch(text) or _SPACED.fullmatch(text):
+        return False
+    return isinstance(plain(text), str)
 
 
 def plain(text: str) -> Any:

@@ -9,7 +9,8 @@ from gpukiln.nodes.judge import Judgement
 from gpukiln.nodes.results import HostResult, RunResult, State
 from gpukiln.nodes.runs import OldRun
 from gpukiln.nodes.scenarios import Outcome, Scenario
-from gpukiln.progress import Rows, human_seconds
+from gpukiln.progress import Rows
+from gpukiln.units import Duration
 from gpukiln.verify import report
 
 STYLES: dict[State, str] = {
@@ -59,8 +60,8 @@ def _hosts(result: RunResult, *, check: bool) -> Rows:
             Text(host.state.replace("_", " "), style=STYLES[host.state]),
             str(host.tasks),
             str(len(host.changes)),
-            human_seconds(host.seconds),
-            f"{host.slowest[0]} ({human_seconds(host.slowest[1])})" if host.slowest[0] else "-",
+            Duration(host.seconds).shown,
+            f"{host.slowest[0]} ({Duration(host.slowest[1]).shown})" if host.slowest[0] else "-",
         )
     return rows
 
@@ -125,8 +126,8 @@ def render_outcomes(outcomes: list[Outcome], not_run: list[Scenario]) -> Rendera
     parts: list[RenderableType] = [rows]
     for one in outcomes:
         style = "green" if one.state == "passed" else "bold red"
-        steps = ", ".join(f"{step} {human_seconds(seconds)}" for step, seconds in one.steps.items())
-        rows.add(one.scenario, Text(one.state, style=style), human_seconds(one.seconds), steps)
+        steps = ", ".join(f"{step} {Duration(seconds).shown}" for step, seconds in one.steps.items())
+        rows.add(one.scenario, Text(one.state, style=style), Duration(one.seconds).shown, steps)
         if one.failure:
             parts.append(Text(f"\n{one.scenario}\n", style="bold red").append(one.failure, style="not bold"))
     for scenario in not_run:

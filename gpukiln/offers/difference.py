@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
+from gpukiln.catalog.gpu_names import keys_of
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_types, left_out
 from gpukiln.catalog.load import DATA, ROOT
@@ -81,17 +82,16 @@ def difference(
     changed = tuple(
         change for name in known if name in described for change in _changes(name, known, described)
     )
-    keys = _keys(known, described)
     after = before
     for change in changed:
         after = _edited(after, change.instance_type, {change.field: change.described})
     for name in retired:
         since = f"by {types.as_of}, as the API of {region} says"
         after = _edited(after, name, {"status": "retired", "retired_since": since})
-    rows = {name: _row(name, described[name], _key(described[name], keys)) for name in new}
+    rows = {name: _row(name, described[name], _key(described[name])) for name in new}
     after = _with_new(after, rows, f"  # DescribeInstanceTypes of {region} on {types.as_of}\n")
     notes = (
-        *(note for name in new for note in _of_new(name, described[name], _key(described[name], keys))),
+        *(note for name in new for note in _of_new(name, described[name], _key(described[name]))),
         *(f"{name} is left out: {why}" for name, why in left.items()),
         *(note for name in retired for note in _of_retired(name, known)),
         *(
@@ -135,25 +135,13 @@ def _of_retired(name: str, known: Mapping[str, InstanceType]) -> Iterator[str]:
 # --- GPUs -----------------------------------------------------------------------------------------------
 
 
-def _keys(
-    known: Mapping[str, InstanceType], described: Mapping[str, Described]
-) -> dict[tuple[str, str], dict[str, int]]:
-    """Our keys and their memory by the API's names, learned from the types that both know."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
-    for name in known.keys() & described.keys():
-        row, machine = described[name], known[name]
-        keys = found.setdefault((row.manufacturer, row.accelerator), {})
-        keys[machine.gpu] = max(keys.get(machine.gpu, 0), machine.gpu_memory_mib)  # fractions have less
-    return found
-
-
-def _key(row: Described, keys: Mapping[tuple[str, str], Mapping[str, int]]) -> str:
+def _key(row: Described) -> str:
     """The key of a GPU, or one made of its name where there is none; boards of one name differ in memory."""
-    boards = keys.get((row.manufacturer, row.accelerator), {})
-    if len(boards) == 1:
-        return next(iter(boards))
-    same = [key for key, memory in boards.items() if memory == row.gpu_memory_mib]
-    return same[0] if same else re.sub(r"[^a-z0-9]+", "-", row.accelerator.lower()).strip("-") or "unknown"
+    keys = [key for key in keys_of(row.accelerator) if gpus()[key].manufacturer == row.manufacturer]
+    if len(keys) > 1:
+        of = {one.gpu for one in instance_types().values() if one.gpu_memory_mib == row.gpu_memory_mib}
+        keys = [key for key in keys if key in of]
+    return keys[0] if keys else re.sub(r"[^a-z0-9]+", "-", row.accelerator.lower()).strip("-") or "unknown"
 
 
 # --- the file -------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from gpukiln.catalog.gpus import Gpu, gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.load import version_key
 from gpukiln.catalog.workloads import Workload
-from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.base import Cloud
+from gpukiln.clouds.ec2 import require_image
+from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
 
 if TYPE_CHECKING:  # slow to import, and only images need it
@@ -56,16 +58,7 @@ def image_of_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
         UsageError: There is no such AMI.
         UnavailableError: The cloud can't be asked.
     """
-    with explain_aws_errors(f"look up {image_id}"):
-        filters = [{"Name": "image-id", "Values": [image_id]}]
-        images = cloud.client("ec2").describe_images(Filters=filters)["Images"]
-    if not images:
-        raise UsageError(
-            f"{cloud.name} has no AMI {image_id} in {cloud.region}",
-            hint="--cloud and --regions say where to look",
-        )
-    image: dict[str, Any] = images[0]
-    return image
+    return require_image(cloud, image_id, hint="--cloud and --regions say where to look")
 
 
 def fit(
@@ -124,7 +117,7 @@ def _workload_findings(workload: Workload, machine: str, image: Subject | None) 
 def _driver_findings(workload: Workload, machine: str, image: Subject | None) -> Iterator[Finding]:
     least = workload.least_driver
     if image is None:
-        floors = {cuda.floor(workload.cuda): cuda.GUIDE} if workload.cuda else {}
+        floors = {cuda.needs(workload.cuda).first: GUIDE} if workload.cuda else {}
         if least:
             floors[least] = workload.source
         needed = max(floors, key=version_key)

@@ -23,11 +23,13 @@ from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.workloads import Workload
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.ec2 import images
+from gpukiln.clouds.tags import PASSED, VERDICT_TAG, VERIFIED_TAG
 from gpukiln.errors import GpukilnError, RefusedError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.images import pointer as pointers
 from gpukiln.images.subject import Subject, subject_from_tags
-from gpukiln.instances.tags import PASSED, VERDICT_TAG, VERIFIED_TAG, tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.offers.fit import fit, image_of_ami
 from gpukiln.offers.model import Choice
 from gpukiln.parsing import parse_json
@@ -257,8 +259,8 @@ def _released(cloud: Cloud) -> Iterator[Released]:
 
 def _proven(cloud: Cloud, refused: list[str]) -> Iterator[Proven]:
     """The images that count; a line of each that nothing vouches for is added to `refused`."""
-    passed = [{"Name": f"tag:{VERDICT_TAG}", "Values": [PASSED]}]
-    for image in cloud.client("ec2").describe_images(Owners=["self"], Filters=passed)["Images"]:
+    passed = {f"tag:{VERDICT_TAG}": [PASSED]}
+    for image in images(cloud.client("ec2"), passed, Owners=["self"]):
         tags = tags_of(image)
         if image["State"] == "available":
             try:
@@ -276,9 +278,8 @@ def _dlamis(cloud: Cloud) -> Iterator[Dlami]:
     ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")
     names = {form.format(arch=arch): arch for form in DLAMIS for arch in ("x86_64", "arm64")}
     found = {row["Name"]: row["Value"] for row in ssm.get_parameters(Names=list(names))["Parameters"]}
-    filters = [{"Name": "image-id", "Values": sorted(set(found.values()))}]
-    images = ec2.describe_images(Filters=filters)["Images"] if found else []
-    told = {image["ImageId"]: image.get("Description", "") for image in images}
+    described = images(ec2, {"image-id": sorted(set(found.values()))}) if found else []
+    told = {image["ImageId"]: image.get("Description", "") for image in described}
     for name, arch in names.items():
         if name in found:
             yield Dlami(name, found[name], arch, families(told.get(found[name], "")))

@@ -7,24 +7,9 @@ from decimal import Decimal
 from typing import Literal
 
 from gpukiln.catalog.compat import Finding
+from gpukiln.units import Span
 
 Spot = Literal["no", "auto", "only"]
-
-
-@dataclass(frozen=True)
-class Span:
-    """A number or a range of numbers, both ends counted in; None: no end."""
-
-    low: int
-    high: int | None = None
-
-    def __contains__(self, number: int) -> bool:
-        return self.low <= number and (self.high is None or number <= self.high)
-
-    def __str__(self) -> str:
-        if self.low == self.high:
-            return str(self.low)
-        return f"{self.low} or more" if self.high is None else f"{self.low} to {self.high}"
 
 
 @dataclass(frozen=True)

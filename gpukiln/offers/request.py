@@ -7,22 +7,21 @@ with `:` between them, in any order, each of them names, a memory or a count, an
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
 from typing import get_args
 
+from gpukiln.catalog.gpu_names import keys_of
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import UsageError
-from gpukiln.offers.model import Request, Span, Spot
+from gpukiln.offers.model import Request, Spot
 from gpukiln.typed import unknown
+from gpukiln.units import Memory, Money, Span
 
 FORM = (
     "NAMES, MEMORY and COUNT with `:` between them, for example T4:1, 24GiB..:2, A10G,L4:1..4 or H100:80GB:8"
 )
 ARCHES = ("x86_64", "arm64", "any")
-_SIZE = r"(\d{1,12}(?:\.\d{1,12})?)\s*(MiB|GiB|TiB|MB|GB|TB)"
-_BINARY = {"MIB": 1, "GIB": 1024, "TIB": 1024**2}
-_DECIMAL = {"MB": Decimal("0.001"), "GB": Decimal(1), "TB": Decimal(1000)}
+_END = r"[\d.]{1,40}\s*(?:[KMG]i?B?|[TPE]i?B)"  # of a memory; 1080Ti is a GPU, and a number a count
 
 
 def parse(
@@ -59,53 +58,14 @@ def parse(
         gpu_memory_mib=mib,
         gpu_memory_gb=gb,
         vcpu=cpu,
-        memory_mib=mebibytes(memory, "--memory") if memory else 0,
-        local_gb=gigabytes(disk, "--disk") if disk else 0,
+        memory_mib=Memory.parse(memory, "--memory", zero=True).mib if memory else 0,
+        local_gb=Memory.parse(disk, "--disk", zero=True).gb if disk else 0,
         arch=arch,  # type: ignore[arg-type]  # one of ARCHES
         efa=efa,
-        max_price=money(max_price, "--max-price") if max_price else None,
+        max_price=Money.parse(max_price, "--max-price") if max_price else None,
         spot=spot,  # type: ignore[arg-type]  # one of Spot
         fractions=fractions,
     )
-
-
-def mebibytes(text: str, option: str) -> int:
-    """An amount of memory in MiB; GB counts as 10^9 bytes.
-
-    Raises:
-        UsageError: It is none.
-    """
-    found = re.fullmatch(_SIZE, text.strip(), re.IGNORECASE)
-    if not found:
-        raise UsageError(f"{option} {text!r} is no amount of memory", hint="wanted: for example 32GiB")
-    unit = found[2].upper()
-    if unit in _BINARY:
-        return int(Decimal(found[1]) * _BINARY[unit])
-    return int(Decimal(found[1]) * _DECIMAL[unit] * 10**9 / 2**20)
-
-
-def gigabytes(text: str, option: str) -> int:
-    """An amount of storage in GB of 10^9 bytes, as EC2 counts local storage.
-
-    Raises:
-        UsageError: It is none.
-    """
-    return -(-mebibytes(text, option) * 2**20 // 10**9)
-
-
-def money(text: str, option: str) -> Decimal:
-    """An amount of USD.
-
-    Raises:
-        UsageError: It is none, or not more than nothing.
-    """
-    try:
-        found = Decimal(text.strip().removeprefix("$"))
-    except InvalidOperation:
-        found = Decimal(0)
-    if not found.is_finite() or found <= 0:
-        raise UsageError(f"{option} {text!r} is no price", hint="wanted: USD, for example 2.50")
-    return found
 
 
 def _gpu(text: str) -> tuple[Span, tuple[str, ...], Span | None, Span | None]:
@@ -114,7 +74,7 @@ def _gpu(text: str) -> tuple[Span, tuple[str, ...], Span | None, Span | None]:
     for part in filter(None, (one.strip() for one in text.split(":"))):
         if re.fullmatch(r"\d{0,9}(\.\.)?\d{0,9}", part):
             what = "count"
-        elif re.fullmatch(rf"(?:{_SIZE}|\d{{1,12}})?\.\.(?:{_SIZE})?|{_SIZE}", part, re.IGNORECASE):
+        elif re.fullmatch(rf"(?:{_END}|[\d.]{{1,40}})?\.\.(?:{_END})?|{_END}", part, re.IGNORECASE):
             what = "memory"
         else:
             what = "names"
@@ -124,58 +84,28 @@ def _gpu(text: str) -> tuple[Span, tuple[str, ...], Span | None, Span | None]:
             )
         found[what] = part
     names = _names(found["names"]) if "names" in found else ()
-    count = _count(found["count"], text) if "count" in found else Span(1)
+    count = Span.parse(found["count"], "--gpu", least=1) if "count" in found else Span(1)
     mib, gb = _memory(found["memory"], text) if "memory" in found else (None, None)
     return count, names, mib, gb
 
 
-def _count(part: str, text: str) -> Span:
-    low, dots, high = part.partition("..")
-    if part == "..":
-        raise UsageError(f"--gpu {text!r}: `..` has no end", hint=f"wanted: {FORM}")
-    span = Span(int(low or 1), int(high) if high else (None if dots else int(low)))
-    if span.low < 1:
-        raise UsageError(
-            f"--gpu {text!r} asks for no GPU", hint="machines without one are not in the catalogue"
-        )
-    return _ordered(span, text)
-
-
 def _memory(part: str, text: str) -> tuple[Span | None, Span | None]:
     """As counted in MiB, or as sold in GB: `24GB` is what the label says."""
-    low, dots, high = (one.strip() for one in part.partition(".."))
+    low, _, high = (one.strip() for one in part.partition(".."))
     if low and high and low[-1].isdigit():
-        low += high.lstrip("0123456789. ")  # 16..24GiB
-    binary = {"i" in end.lower() for end in (low, high) if end}
+        part = low + high.lstrip("0123456789. ") + ".." + high  # 16..24GiB
+    binary = {"i" in end.lower() for end in part.split("..") if end.strip()}
     if len(binary) == 2:
         raise UsageError(
             f"--gpu {text!r} mixes GiB and GB", hint="GiB is what the driver counts, GB what it is sold as"
         )
-    size = (lambda end: mebibytes(end, "--gpu")) if binary == {True} else _label
-    first = size(low) if low else 0
-    span = _ordered(Span(first, size(high) if high else (None if dots else first)), text)
-    return (span, None) if binary == {True} else (None, span)
-
-
-def _label(text: str) -> int:
-    number = text.rstrip("TGMBtgmb ")
-    return int(Decimal(number) * _DECIMAL[text[len(number) :].strip().upper()])
-
-
-def _ordered(span: Span, text: str) -> Span:
-    if span.high is not None and span.high < span.low:
-        raise UsageError(f"--gpu {text!r}: {span.low} is more than {span.high}", hint="the smaller one first")
-    return span
+    if binary == {True}:
+        return Span.parse(part, "--gpu", read=lambda end, option: Memory.parse(end, option).mib), None
+    return None, Span.parse(part, "--gpu", read=lambda end, option: Memory.parse(end, option).gb)
 
 
 def _names(part: str) -> tuple[str, ...]:
-    """Keys of the catalogue; a name without its size is all of that name: A100 is both boards."""
-    known: dict[str, list[str]] = {}
-    for key, board in gpus().items():
-        short = re.sub(r"-\d+gb$", "", key)
-        parts = () if board.manufacturer == "NVIDIA" else key.split("-")  # V520, Gaudi
-        for name in {key, short, board.name, board.ec2_name or key, *parts}:
-            known.setdefault(_plain(name), []).append(key)
+    """Keys of the catalogue."""
     found: list[str] = []
     for word in (one.strip() for one in part.split(",") if one.strip()):
         if word in instance_types():
@@ -183,14 +113,9 @@ def _names(part: str) -> tuple[str, ...]:
                 f"--gpu {word!r} is an instance type, wanted GPUs",
                 hint=f"`invoke offer.show {word}` shows it",
             )
-        name = re.sub(r"^(nvidia)?(tesla|geforce)?", "", _plain(word)) or _plain(word)
-        if name not in known:
+        if not (keys := keys_of(word)):
             raise unknown("GPU", word, [board.name for board in gpus().values()])
-        found += known[name]
+        found += keys
     if not found:
         raise UsageError(f"--gpu {part!r} names no GPU", hint=f"wanted: {FORM}")
     return tuple(dict.fromkeys(found))
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -21,8 +21,9 @@ from typing import Literal
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import UsageError
-from gpukiln.offers.model import Request, Span
+from gpukiln.offers.model import Request
 from gpukiln.typed import unknown
+from gpukiln.units import MIB, Span
 
 Mode = Literal["infer", "train", "lora"]
 MODES = ("infer", "train", "lora")
@@ -146,13 +147,13 @@ def size(model: Model, run: Run) -> Size:
     _check(model, run)
     whole, assumed = _whole(model, run)
     terms = list(_infer(whole, run) if run.mode == "infer" else _train(whole, run))
-    terms.append(Term("context", CONTEXT_MIB * 2**20, f"{CONTEXT_MIB} MiB for CUDA and libraries", OWN))
+    terms.append(Term("context", CONTEXT_MIB * MIB, f"{CONTEXT_MIB} MiB for CUDA and libraries", OWN))
     held = sum(one.bytes for one in terms)
     slack = round(held / SHARE_USED) - held
     used = f"{SHARE_USED:.0%} of a GPU's memory are used, the rest is fragmentation"
     terms.append(Term("slack", slack, used, "VLLM" if run.mode == "infer" else f"{OWN}, as VLLM"))
     per_gpu = held + slack
-    return Size(whole, run, tuple(terms), -(-per_gpu // 2**20), per_gpu * run.tensor_parallel, tuple(assumed))
+    return Size(whole, run, tuple(terms), -(-per_gpu // MIB), per_gpu * run.tensor_parallel, tuple(assumed))
 
 
 def as_request(found: Size, wanted: Request) -> Request:

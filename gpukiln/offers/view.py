@@ -15,6 +15,7 @@ from gpukiln.offers.model import Figure, NearMiss, Offer, SpotPrice
 from gpukiln.offers.refresh import Document
 from gpukiln.offers.size import Size
 from gpukiln.progress import Rows
+from gpukiln.units import Memory, Money
 
 NEAR, OFFERS = 8, 20
 
@@ -46,7 +47,7 @@ def offers_table(rows: Sequence[Row], *, all: bool) -> Iterator[RenderableType]:
             _gpus(offer),
             f"{offer.gpu_memory_mib} MiB",
             str(offer.vcpu),
-            f"{offer.memory_mib / 1024:g} GiB",
+            Memory.of_mib(offer.memory_mib).shown,
             f"{offer.local_gb} GB" if offer.local_gb else "-",
             _price(offer),
             _month(row.month),
@@ -143,8 +144,8 @@ def shown_parts(found: Shown) -> Iterator[RenderableType]:
         offer = row.offer
         yield f"{offer.instance_type} in {offer.region}: {_gpus(offer)} of {offer.gpu_memory_mib} MiB"
         yield (
-            f"  {offer.vcpu} vCPU, {offer.memory_mib / 1024:g} GiB, {offer.local_gb} GB of local storage, "
-            f"{offer.efa} EFA, {offer.arch}"
+            f"  {offer.vcpu} vCPU, {Memory.of_mib(offer.memory_mib).shown}, "
+            f"{offer.local_gb} GB of local storage, {offer.efa} EFA, {offer.arch}"
         )
         yield f"  zones: {'not known' if offer.zones is None else ', '.join(offer.zones) or 'none'}"
         yield f"  on demand: {_figure(offer.on_demand)}"
@@ -202,7 +203,7 @@ def _price(offer: Offer) -> str:
 
 
 def _usd(usd: Decimal | None) -> str:
-    return "?" if usd is None else f"{usd:,.2f}"
+    return "?" if usd is None else Money(usd).shown
 
 
 def _month(month: Month) -> str:

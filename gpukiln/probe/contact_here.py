@@ -154,7 +154,10 @@ def _sample(path: str, until: float) -> None:
 
 
 def _nvml() -> Any:
-    """A function that tells a GPU's clocks as NVML knows them, dashes where it can't."""
+    """A function that returns a GPU's clocks as NVML has them, dashes where it can't.
+
+    Not by the collector (`gpukiln.probe.nvml`), which the first run on a real GPU checks: its own units stay.
+    """
     try:
         import pynvml  # noqa: PLC0415 - only where there is a GPU
 

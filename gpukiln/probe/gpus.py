@@ -37,7 +37,7 @@ def gpus() -> dict[str, Any]:
 
     driver is the kernel driver that has the GPU; lost: the GPU does not answer on the bus any more.
     xids, log_gap, log_lost: see `gather_xids.xids`. Output and status of nvidia-smi are kept together: it
-    prints its errors on stdout.
+    prints its errors on stdout. A check judges nvidia-smi by its rows.
     """  # noqa: D205
     result = bus()
     double = not result["pci"] and is_simulated()

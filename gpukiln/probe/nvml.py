@@ -17,12 +17,12 @@ import ctypes
 import mmap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gpukiln.probe.base import HungError, NotReachedError
 from gpukiln.probe.child import Hang, Slow, Tell, call, in_child
-from gpukiln.probe.nvml_more import bad as _bad
-from gpukiln.probe.nvml_more import count, flag, more, number, text, whole
+from gpukiln.probe.nvml_more import bad, count, flag, memory, more, spread, text, thousandth, whole
 
 TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
 # Without persistence mode every first handle initialises its GPU: more than 25 s for eight A100
@@ -161,9 +161,6 @@ class Nvml:
         self.brief = False  # leave out what only the suite judges: counters of links, other kinds of P2P
         self._calling, self._skip = calling, skip or {}
 
-    def problem(self, error: Any) -> dict[str, Any]:
-        return {"_error": str(error), "code": _code(error)}
-
     def ask(self, name: str, *args: Any, read: Read | None = None) -> Any:
         """Call a function of pynvml by its name.
 
@@ -193,6 +190,10 @@ class Nvml:
         finally:
             if self._calling is not None:
                 self._calling.clear()
+
+    def get(self, handle: Any, name: str, *args: Any, read: Read = whole) -> Any:
+        """As `ask`, of nvmlDeviceGet and a name; most return a whole number."""
+        return self.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
 
     def either(self, newer: tuple[Any, ...], older: tuple[Any, ...], read: Read | None = None) -> Any:
         """As `ask`; the older function where the newer one is not there."""
@@ -232,10 +233,6 @@ class Nvml:
                 found[index] = self.ask("nvmlDeviceGetHandleByIndex", index, read=lambda handle: handle)
         return found
 
-    def gpu(self, index: int, handle: Any) -> dict[str, Any]:
-        """What the suite judges of a GPU."""
-        return _gpu(self, index, handle)
-
     def processes(self, handle: Any) -> Any:
         """The processes of a GPU or a MIG device."""
         return _processes(self, handle)
@@ -250,27 +247,15 @@ def _decoded(found: Any) -> Any:
     return text(found) if isinstance(found, bytes) else found
 
 
-def _pair(read: Read, *names: str) -> Read:
-    """Reads a result of several values, each under its name."""
+def _several(nvml: Nvml, handle: Any, function: str, **reads: Read) -> dict[str, Any]:
+    """A result of several values, each under its name; null or the error for each where there is none."""
 
     def each(found: Any) -> dict[str, Any]:
-        if len(found) < len(names):
-            raise TypeError(f"{len(found)} values, wanted {len(names)}")
-        return {name: read(value) for name, value in zip(names, found)}
+        if len(found) < len(reads):
+            raise TypeError(f"{len(found)} values, wanted {len(reads)}")
+        return {name: read(value) for (name, read), value in zip(reads.items(), found)}
 
-    return each
-
-
-def _spread(answer: Any, *names: str) -> dict[str, Any]:
-    """A result by name, as `_pair` reads it; null or the error for each where there is none."""
-    if answer is None or _bad(answer):
-        return dict.fromkeys(names, answer)
-    return dict(answer)
-
-
-def _tenth(unit: float) -> Read:
-    """Reads a number of a smaller unit, with one place after the point."""
-    return lambda found: round(number(found) / unit, 1)
+    return spread(nvml.ask(function, handle, read=each), *reads)
 
 
 @dataclass
@@ -368,7 +353,7 @@ def read_gpus(
 
     def one(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         about(index)
-        gpu = nvml.gpu(index, handle)
+        gpu = gpu_facts(nvml, index, handle)
         return {**gpu, "more": more(nvml, handle)} if shown else gpu
 
     tell(at="NVML's start", limit=START_S)
@@ -385,10 +370,10 @@ def read_gpus(
 
 
 def read_nvml() -> dict[str, Any]:
-    """Ask NVML for everything that is judged, in this process; for what is what see `_gpu`."""
+    """Ask NVML for everything that is judged, in this process; for what is what see `gpu_facts`."""
     head: dict[str, Any] = {}
     gpus: dict[int, dict[str, Any]] = {}
-    _read(Nvml(), head.update, gpus.__setitem__, Nvml.gpu)
+    _read(Nvml(), head.update, gpus.__setitem__, gpu_facts)
     return {**head, "gpus": list(gpus.values())}
 
 
@@ -423,10 +408,10 @@ def _read(
         }
     )
     handles = nvml.handles(skip, about)
-    if _bad(handles):
+    if bad(handles):
         general({"available": False, "error": handles})
         return
-    good = {i: h for i, h in handles.items() if h is not None and not _bad(h)}
+    good = {i: h for i, h in handles.items() if h is not None and not bad(h)}
     for index, handle in handles.items():
         if index not in good:
             add(index, {"index": index, "error": handle or NO_HANDLE})
@@ -440,7 +425,7 @@ def _read(
 def _started(nvml: Nvml) -> dict[str, Any] | None:
     """Start NVML; why it does not start."""
     error = nvml.ask("nvmlInit")
-    if not _bad(error):
+    if not bad(error):
         return None
     error["_error"] = error["_error"].replace("nvmlInit: ", "")
     if error["code"] == LIBRARY_NOT_FOUND:  # of whatever reason; the bindings keep it to themselves
@@ -461,10 +446,10 @@ def read_nvlinks() -> dict[str, Any]:
     if error := _started(nvml):
         return {"error": error, "gpus": []}
     handles = nvml.handles()
-    if _bad(handles):
+    if bad(handles):
         return {"error": handles, "gpus": []}
     gpus = [
-        {"index": i, "nvlinks": (h or NO_HANDLE) if h is None or _bad(h) else _links(nvml, h)}
+        {"index": i, "nvlinks": (h or NO_HANDLE) if h is None or bad(h) else _links(nvml, h)}
         for i, h in handles.items()
     ]
     return {"error": None, "gpus": gpus}
@@ -482,25 +467,10 @@ def _confidential(nvml: Nvml) -> dict[str, Any]:
     }
 
 
-def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
-    """One GPU: clocks in MHz, memory in MiB, power in W, temperature in degrees Celsius."""
-
-    def get(name: str, *args: Any, read: Read = whole) -> Any:
-        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
-
-    mode = _spread(get("EccMode", read=_pair(flag, "current", "pending")), "current", "pending")
-    names = ("correctable", "uncorrectable", "pending", "failed")
-    rows = _spread(get("RemappedRows", read=_rows(*names)), *names)
-    mask = nvml.either(
-        ("nvmlDeviceGetCurrentClocksEventReasons", handle),
-        ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-        read=whole,
-    )
-    memory = _spread(
-        get("MemoryInfo", read=lambda m: {"total": whole(m.total) >> 20, "used": whole(m.used) >> 20}),
-        "total",
-        "used",
-    )
+def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
+    """One GPU: its values of the moment as `moving` reads them, and those that last."""
+    get = partial(nvml.get, handle)
+    now = moving(nvml, handle)
     return {
         "index": index,
         "error": None,
@@ -510,67 +480,76 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         "serial": get("Serial", read=text),
         "persistence": get("PersistenceMode", read=flag),
         "ecc": {
-            **mode,
+            **_several(nvml, handle, "nvmlDeviceGetEccMode", current=flag, pending=flag),
             "volatile_uncorrected": get("TotalEccErrors", 1, 0),
             "volatile_corrected": get("TotalEccErrors", 0, 0),
             "aggregate_uncorrected": get("TotalEccErrors", 1, 1),
             "aggregate_corrected": get("TotalEccErrors", 0, 1),
         },
-        "remapped_rows": rows,
+        "remapped_rows": _several(
+            nvml,
+            handle,
+            "nvmlDeviceGetRemappedRows",
+            correctable=whole,
+            uncorrectable=whole,
+            pending=flag,
+            failed=flag,
+        ),
         "retired_pages_pending": get("RetiredPagesPendingStatus", read=flag),
         "clocks": {
-            "sm": get("ClockInfo", 1),
-            "mem": get("ClockInfo", 2),
+            **now["clocks"],
             "max_sm": get("MaxClockInfo", 1),
             "max_mem": get("MaxClockInfo", 2),
         },
-        "throttle": {
-            "mask": mask,
-            "names": [n for b, n in REASONS.items() if mask & b] if isinstance(mask, int) else None,
+        "throttle": now["throttle"],
+        # On Ada and later T.Limit, margins at which something is done, supersedes the threshold: that one is
+        # 0 or not there (nvml.h).
+        "temperature": {
+            **now["temperature"],
+            "slowdown": get("TemperatureThreshold", 1) or None,
+            "tlimit": {name: nvml.field(handle, number, "siVal") for name, number in TLIMIT.items()},
         },
-        "temperature": _temperature(nvml, handle),
-        "power": {
-            "draw": get("PowerUsage", read=_tenth(1000)),
-            "limit": get("EnforcedPowerLimit", read=_tenth(1000)),
-        },
+        "power": {**now["power"], "limit": get("EnforcedPowerLimit", read=thousandth)},
         "pcie": {
-            "gen": get("CurrPcieLinkGeneration"),
-            "width": get("CurrPcieLinkWidth"),
+            **now["pcie"],
             "max_gen": get("MaxPcieLinkGeneration"),
             "max_width": get("MaxPcieLinkWidth"),
         },
-        "mig": _spread(get("MigMode", read=_pair(flag, "current", "pending")), "current", "pending"),
-        "memory": memory,
+        "mig": _several(nvml, handle, "nvmlDeviceGetMigMode", current=flag, pending=flag),
+        "memory": now["memory"],
         "nvlinks": _links(nvml, handle),
         "fabric": _fabric(nvml, handle),
         "processes": _processes(nvml, handle),
     }
 
 
-def _rows(*names: str) -> Read:
-    """Reads numbers of remapped rows, and whether some wait or failed."""
+def moving(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    """What changes from moment to moment, of which a watch reads nothing else.
 
-    def each(found: Any) -> dict[str, Any]:
-        correctable, uncorrectable, pending, failed = found
-        values = (whole(correctable), whole(uncorrectable), flag(pending), flag(failed))
-        return dict(zip(names, values))
-
-    return each
-
-
-def _temperature(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    """{gpu, slowdown, margin, tlimit: {shutdown, slowdown, memory, gpu}} in degrees Celsius.
-
-    On Ada and later T.Limit supersedes the threshold (nvml.h), which answers 0 or nothing then. margin: how
-    far it is to the limit, negative above it; tlimit: the margins at which something is done.
+    Clocks in MHz, memory in MiB (`memory`), power in W, temperature in degrees Celsius; margin: how far it is
+    to the limit, negative above it.
     """
+    get = partial(nvml.get, handle)
+    mask = nvml.either(
+        ("nvmlDeviceGetCurrentClocksEventReasons", handle),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+        read=whole,
+    )
     return {
-        "gpu": nvml.either(
-            ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0), read=whole
-        ),
-        "slowdown": nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, 1, read=whole) or None,
-        "margin": nvml.ask("nvmlDeviceGetMarginTemperature", handle, read=whole),
-        "tlimit": {name: nvml.field(handle, number, "siVal") for name, number in TLIMIT.items()},
+        "clocks": {"sm": get("ClockInfo", 1), "mem": get("ClockInfo", 2)},
+        "throttle": {
+            "mask": mask,
+            "names": [n for b, n in REASONS.items() if mask & b] if isinstance(mask, int) else None,
+        },
+        "temperature": {
+            "gpu": nvml.either(
+                ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0), read=whole
+            ),
+            "margin": get("MarginTemperature"),
+        },
+        "power": {"draw": get("PowerUsage", read=thousandth)},
+        "pcie": {"gen": get("CurrPcieLinkGeneration"), "width": get("CurrPcieLinkWidth")},
+        "memory": memory(nvml, handle),
     }
 
 
@@ -585,7 +564,7 @@ def _links(nvml: Nvml, handle: Any) -> Any:
     for link in range(min(listed, most) if isinstance(listed, int) else most):
         state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link, read=flag)
         # Not every driver has the field of their number; links that are not there are no valid argument.
-        if state is None or (_bad(state) and state["code"] == INVALID_ARGUMENT):
+        if state is None or (bad(state) and state["code"] == INVALID_ARGUMENT):
             continue
         row: dict[str, Any] = {
             "link": link,
@@ -606,7 +585,7 @@ def _links(nvml: Nvml, handle: Any) -> Any:
             )
             row["errors"]["recovery"] = _recoveries(nvml, handle, link, row["errors"]["recovery"])
         links.append(row)
-    if links and all(_bad(row["state"]) for row in links):
+    if links and all(bad(row["state"]) for row in links):
         return links[0]["state"]
     return links or None
 
@@ -642,9 +621,9 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
         return nvml.ask(name, handle, ctypes.byref(info), read=lambda _: {})
 
     answer = ask("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t")
-    if answer is None or (_bad(answer) and answer["code"] == VERSION_MISMATCH):
+    if answer is None or (bad(answer) and answer["code"] == VERSION_MISMATCH):
         answer = ask("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t")
-    if answer is None or _bad(answer):
+    if answer is None or bad(answer):
         return dict.fromkeys(("state", "status", "cluster", "clique", "health"), answer)
     return {
         "state": int(info.state),
@@ -668,15 +647,15 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
     for kind in ("compute", "graphics"):
         name = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses"
         found = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
-        if _bad(found) or (found is None and kind == "compute"):
+        if bad(found) or (found is None and kind == "compute"):
             return found
-        for pid, memory in (found or {}).items():
+        for pid, mib in (found or {}).items():
             if pid in listed:
-                listed[pid].update(kind="compute+graphics", memory=listed[pid]["memory"] or memory)
+                listed[pid].update(kind="compute+graphics", memory=listed[pid]["memory"] or mib)
                 continue
             command = nvml.ask("nvmlSystemGetProcessName", pid, read=text)
             command = command if isinstance(command, str) else None
-            listed[pid] = {"pid": pid, "name": command, "kind": kind, "memory": memory}
+            listed[pid] = {"pid": pid, "name": command, "kind": kind, "memory": mib}
     return list(listed.values())
 
 

@@ -5,6 +5,7 @@ Runs on the machine beside `gpukiln.probe.nvml`, which asks it, and obeys the sa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 # Field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (nvml.h), and nvmlDeviceGpuRecoveryAction_t.
@@ -64,9 +65,9 @@ def count(found: Any) -> int:
     return whole(found)
 
 
-def number(found: Any) -> float:
-    """As `whole`, with or without a fraction."""
-    return found if isinstance(found, float) else whole(found)
+def thousandth(found: Any) -> float:
+    """A number of thousandths, as NVML has power in mW and energy in mJ."""
+    return round(whole(found) / 1000, 3)
 
 
 def flag(found: Any) -> bool:
@@ -88,22 +89,17 @@ def text(found: Any) -> str:
 
 
 def more(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What is shown of one GPU: memory in MiB, utilization in percent, energy in J since the driver's load.
+    """What is shown of one GPU: memory in MiB, utilization and energy as of `usage`.
 
     Args:
         nvml: What asks, see `gpukiln.probe.nvml`.
         handle: NVML's, of a GPU.
     """
 
-    def get(name: str, *args: Any, read: Any = whole) -> Any:
-        return nvml.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
-
-    def rates(found: Any) -> dict[str, int]:
-        return {"gpu": whole(found.gpu), "memory": whole(found.memory)}
-
     def sampled(found: Any) -> int:  # a utilization, and the microseconds that it was sampled for
         return whole(found[0])
 
+    get, now = partial(nvml.get, handle), usage(nvml, handle)
     action = nvml.field(handle, RECOVERY_ACTION, "uiVal")
     return {
         "minor": get("MinorNumber"),
@@ -111,14 +107,13 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
         "architecture": named(get("Architecture"), ARCHITECTURES),
         "compute_capability": capability(nvml, handle),
         "compute_mode": named(get("ComputeMode"), COMPUTE_MODES),
-        "memory": memory(nvml, handle),
-        "bar1": _each(get("BAR1MemoryInfo", read=_bar1), "total", "used"),
+        "bar1": spread(get("BAR1MemoryInfo", read=_bar1), "total", "used"),
         "utilization": {
-            **_each(get("UtilizationRates", read=rates), "gpu", "memory"),
+            **now["utilization"],
             "encoder": get("EncoderUtilization", read=sampled),
             "decoder": get("DecoderUtilization", read=sampled),
         },
-        "energy": get("TotalEnergyConsumption", read=lambda found: round(whole(found) / 1000, 1)),
+        "energy": now["energy"],
         "memory_nodes": get("MemoryAffinity", NODE_WORDS, NODE_SCOPE, read=_nodes),
         "vbios": get("VbiosVersion", read=text),
         "board_part_number": get("BoardPartNumber", read=text),
@@ -133,9 +128,22 @@ def named(number: Any, names: dict[int, str]) -> Any:
     return names.get(number, f"number {number}") if isinstance(number, int) else number
 
 
-def _each(found: Any, *names: str) -> dict[str, Any]:
+def spread(found: Any, *names: str) -> dict[str, Any]:
     """Values of one call by name; null or the error for each where there is none."""
     return dict.fromkeys(names, found) if found is None or bad(found) else dict(found)
+
+
+def usage(nvml: Any, handle: Any) -> dict[str, Any]:
+    """{utilization: {gpu, memory} in percent, energy: in J since the driver's load}, which move too."""
+
+    def rates(found: Any) -> dict[str, int]:
+        return {"gpu": whole(found.gpu), "memory": whole(found.memory)}
+
+    get = partial(nvml.get, handle)
+    return {
+        "utilization": spread(get("UtilizationRates", read=rates), "gpu", "memory"),
+        "energy": get("TotalEnergyConsumption", read=thousandth),
+    }
 
 
 def _nodes(found: Any) -> list[int]:
@@ -168,7 +176,7 @@ def memory(nvml: Any, handle: Any) -> dict[str, Any]:
     said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, layout, read=read) if layout else None
     if said is None or (bad(said) and said["code"] == nvml.VERSION_MISMATCH):
         said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, read=read)
-    return _each(said, "total", "used", "reserved", "free")
+    return spread(said, "total", "used", "reserved", "free")
 
 
 def _bar1(found: Any) -> dict[str, int]:
@@ -181,10 +189,8 @@ def mig_devices(nvml: Any, handle: Any) -> Any:
     Empty where MIG is off; memory as of `memory`, processes as of a GPU.
     """
     enabled = nvml.ask("nvmlDeviceGetMigMode", handle, read=lambda found: flag(found[0]))
-    if enabled is None or bad(enabled):
-        return [] if enabled is None else enabled
-    if not enabled:
-        return []
+    if enabled is not True:
+        return enabled or []
     most = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, read=count)
     if not isinstance(most, int):
         return most or []

@@ -9,7 +9,7 @@ import lzma
 from functools import cache
 from pathlib import Path
 
-from gpukiln.probe.scripts import constants
+from gpukiln.probe import scripts
 
 NO_PYTHON = 127
 BY_THEMSELVES = ("gather", "passthrough")  # a program's main module, and one that is sent alone
@@ -88,7 +88,7 @@ def sources() -> dict[str, str]:
         "gpukiln.probe": "",
         "gpukiln.redact": _text("redact.py"),
         **{f"gpukiln.probe.{name}": _text(f"probe/{name}.py") for name in modules},
-        "gpukiln.probe.scripts": constants(),
+        "gpukiln.probe.scripts": scripts.constants(),
         "pynvml": Path(bindings.origin).read_text(encoding="utf-8"),
     }
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from gpukiln.attest import statements
 from gpukiln.attest.attestation import SBOM, STATEMENT
 from gpukiln.attest.statements import VERDICT, About, VerdictClaim
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import KUBERNETES_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.files import write_whole
 from gpukiln.images.builds import Build
-from gpukiln.images.subject import KUBERNETES_TAG, Subject
+from gpukiln.images.subject import Subject
 from gpukiln.instances.tags import tags_of
 from gpukiln.proof.tags import judged_by
 from gpukiln.verify.verdict import Verdict
@@ -47,8 +49,7 @@ def sign_verdict(
         return
     try:
         with explain_aws_errors("keep the signed verdict"):
-            filters = [{"Name": "image-id", "Values": [subject.image_id]}]
-            images = cloud.client("ec2").describe_images(Filters=filters)["Images"]
+            images = calls.images(cloud.client("ec2"), {"image-id": [subject.image_id]})
             if not images:
                 raise UnavailableError(f"{cloud.region} has no image {subject.image_id} any more")
             kubernetes = build.read().plan.kubernetes if build else tags_of(images[0]).get(KUBERNETES_TAG, "")

@@ -13,19 +13,21 @@ from typing import Any
 
 from gpukiln.attest import trust
 from gpukiln.attest.statements import VerdictClaim
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.errors import RefusedError, UnavailableError, UsageError
-from gpukiln.images.plan import Plan
-from gpukiln.images.subject import Subject
-from gpukiln.instances.tags import (
+from gpukiln.clouds.tags import (
+    BUILD_ID_TAG,
+    DIGEST_TAG,
     IMAGE_TAG,
     NOT_PROVEN,
     PASSED,
     VERDICT_TAG,
     VERIFIED_TAG,
-    tag_list,
-    tags_of,
 )
+from gpukiln.errors import RefusedError, UnavailableError, UsageError
+from gpukiln.images.plan import Plan
+from gpukiln.images.subject import Subject
+from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -176,8 +178,7 @@ def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
     try:
         with explain_aws_errors("write the verdict on the image"):
             ec2 = cloud.client("ec2")
-            named = [{"Name": "image-id", "Values": [subject.image_id]}]
-            images = ec2.describe_images(Filters=named)["Images"]
+            images = calls.images(ec2, {"image-id": [subject.image_id]})
             there = tags_of(images[0]) if images else {}
             judged = judged_from_tags(subject.image_id, {**there, **dict([judged_by(verdict).tag])})
             ec2.create_tags(
@@ -210,7 +211,7 @@ class Proven:
     @property
     def build_id(self) -> str:
         """Its build, or an empty string."""
-        return tags_of(self.image).get("gpukiln:build-id", "")
+        return tags_of(self.image).get(BUILD_ID_TAG, "")
 
     @property
     def verified_at(self) -> str:
@@ -238,14 +239,12 @@ def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
         one that the record of its build contradicts; a warning names it.
     """
     with explain_aws_errors("look for an image with the plan's digest"):
-        images = cloud.client("ec2").describe_images(
-            Owners=["self"],
-            Filters=[
-                {"Name": "tag:gpukiln:digest", "Values": [plan.digest]},
-                {"Name": f"tag:{VERDICT_TAG}", "Values": ["passed"]},
-                {"Name": "state", "Values": ["available"]},
-            ],
-        )["Images"]
+        wanted = {
+            f"tag:{DIGEST_TAG}": [plan.digest],
+            f"tag:{VERDICT_TAG}": [PASSED],
+            "state": ["available"],
+        }
+        images = calls.images(cloud.client("ec2"), wanted, Owners=["self"])
     found = []
     for image in sorted(images, key=lambda image: str(image["CreationDate"]), reverse=True):
         try:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpukiln.attest.statements import About, Vouched
-from gpukiln.attest.tags import ATTESTED_TAGS
 from gpukiln.catalog.images import load_image
+from gpukiln.clouds.tags import ATTESTED_TAGS, KUBERNETES_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.builds import Record
-from gpukiln.images.subject import KUBERNETES_TAG, subject_from_tags
+from gpukiln.images.subject import subject_from_tags
 from gpukiln.proof.tags import Judged, judged_by, judged_by_claim, judged_from_tags
 from gpukiln.verify.checks import LAYERS
 

@@ -9,6 +9,7 @@ from gpukiln.release.osv import OsvEntry
 from gpukiln.release.side import Side
 from gpukiln.release.versions import Direction, direction
 from gpukiln.release.vulnerabilities import Vulnerability, known_vulnerabilities
+from gpukiln.units import Memory
 from gpukiln.verify.verdict import CheckResult, counts_text
 
 ABSENT = "absent"
@@ -165,7 +166,7 @@ def _base(side: Side) -> str:
 
 def _size(side: Side) -> str | None:
     size = side.installed.size_kib
-    return f"{size / 1024:.0f} MiB" if size else None
+    return Memory(size * 1024).shown if size else None
 
 
 def _boot(side: Side) -> str | None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.progress import Rows, human_seconds
+from gpukiln.progress import Rows
 from gpukiln.release.diff import Change, Diff
 from gpukiln.release.vulnerabilities import Vulnerability
 from gpukiln.typed import unknown
+from gpukiln.units import Duration
 
 STYLES = {
     "added": "cyan",
@@ -144,7 +145,7 @@ def _packages(changes: tuple[Change, ...]) -> Section:
 def _durations(diff: Diff) -> Section:
     rows = []
     for step, (old, new) in diff.durations.items():
-        both = (human_seconds(one) if one is not None else NOTHING for one in (old, new))
+        both = (Duration(one).shown if one is not None else NOTHING for one in (old, new))
         more = f"{new - old:+.0f} s" if old is not None and new is not None else ""
         rows.append((step, *both, more))
     return Section("How long the build took", ("step", "old", "new", "difference"), tuple(rows))

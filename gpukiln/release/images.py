@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpukiln.attest.trust import SOURCE_TAG
+from gpukiln.clouds import ec2 as calls
+from gpukiln.clouds.tags import ENCRYPTION_TAG, SOURCE_TAG
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import snapshots_of, tag_list, tag_specifications, tags_of
 from gpukiln.release.regions import Site
+from gpukiln.units import Duration
 
-ENCRYPTION_TAG = "gpukiln:encryption"  # none, default, or the key that the copy was asked for
 COPY_TAGS = (SOURCE_TAG, ENCRYPTION_TAG)
 FIRST_POLL_S, LAST_POLL_S = 0.5, 15.0
 PROTECTED = "enabled"  # enabled-without-cooldown, enabled-with-cooldown (aws-cli's and Terraform's examples)
@@ -52,15 +52,11 @@ def find_images(site: Site, image_ids: Iterable[str]) -> dict[str, dict[str, Any
     ids = sorted(set(image_ids))
     if not ids:
         return {}
-    return {image["ImageId"]: image for image in _described(site, "image-id", ids)}
+    return {image["ImageId"]: image for image in _described(site, {"image-id": ids})}
 
 
-def _described(site: Site, name: str, values: list[str], **more: str) -> list[dict[str, Any]]:
-    filters = [{"Name": name, "Values": values}, *({"Name": k, "Values": [v]} for k, v in more.items())]
-    pages = site.ec2.get_paginator("describe_images").paginate(
-        Owners=["self"], IncludeDeprecated=True, Filters=filters, PaginationConfig={"PageSize": PAGE}
-    )
-    return [image for page in pages for image in page["Images"]]
+def _described(site: Site, wanted: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    return calls.images(site.ec2, wanted, page_size=PAGE, Owners=["self"], IncludeDeprecated=True)
 
 
 def is_encrypted(image: Mapping[str, Any]) -> bool:
@@ -81,8 +77,8 @@ def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple
     Returns:
         The copy that is available or on its way, or an empty string; and the ids of those that failed.
     """
-    wanted = {f"tag:{ENCRYPTION_TAG}": key or "none"}
-    copies = _described(site, f"tag:{SOURCE_TAG}", [source["ImageId"]], **wanted)
+    wanted = {f"tag:{SOURCE_TAG}": [source["ImageId"]], f"tag:{ENCRYPTION_TAG}": [key or "none"]}
+    copies = _described(site, wanted)
     copies.sort(key=lambda image: (image["State"] != "available", image["CreationDate"], image["ImageId"]))
     usable = [str(image["ImageId"]) for image in copies if image["State"] in ("available", "pending")]
     return usable[0] if usable else "", [str(image["ImageId"]) for image in copies if not usable]
@@ -90,8 +86,7 @@ def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple
 
 def _has_name(site: Site, source: Mapping[str, Any]) -> bool:
     """Whether another image of this account has the name there: a region has every name once."""
-    named = [{"Name": "name", "Values": [source["Name"]]}]
-    others = site.ec2.describe_images(Owners=["self"], Filters=named)["Images"]
+    others = calls.images(site.ec2, {"name": [source["Name"]]}, Owners=["self"])
     return any(tags_of(image).get(SOURCE_TAG) != source["ImageId"] for image in others)
 
 
@@ -150,26 +145,35 @@ def wait_until_available(
     Raises:
         UnavailableError: It failed, it is gone, or it takes too long.
     """
-    started, delay = time.monotonic(), FIRST_POLL_S
-    while True:
+    state = ""
+
+    def available() -> dict[str, Any] | None:
+        nonlocal state
         image = find_images(site, [image_id]).get(image_id, {"State": "not visible yet"})
-        waited, state = time.monotonic() - started, image["State"]
-        if state == "available":
-            return image
+        state = image["State"]
         if state in ("failed", "error", "invalid", "deregistered"):
             reason = image.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(
                 f"{image_id} in {site.region} is {state}: {reason}",
                 hint="run the same command again: it makes a new copy",
             )
-        if waited > timeout_s:
-            raise UnavailableError(
-                f"{image_id} in {site.region} is still {state} after {timeout_s / 60:.0f} min",
-                hint="the copy goes on in AWS; run the same command again later (--timeout MINUTES)",
-            )
+        return image if state == "available" else None
+
+    def pause(seconds: float) -> None:
         say(f"{site.region}: {image_id} is {state}")
-        site.pause(min(delay, max(timeout_s - waited, 0.05)))
-        delay = min(delay * 2, LAST_POLL_S)
+        site.pause(seconds)
+
+    return calls.wait_until(
+        available,
+        lambda: UnavailableError(
+            f"{image_id} in {site.region} is still {state} after {Duration(timeout_s).shown}",
+            hint="the copy goes on in AWS; run the same command again later (--timeout MINUTES)",
+        ),
+        timeout_s=timeout_s,
+        pause_s=FIRST_POLL_S,
+        longest_pause_s=LAST_POLL_S,
+        sleep=pause,
+    )
 
 
 def ensure_tags(site: Site, image: Mapping[str, Any], wanted: Mapping[str, str]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.errors import UsageError
 from gpukiln.instances.tags import GONE
 from gpukiln.release.regions import Site
@@ -26,13 +26,12 @@ def images_in_use(site: Site) -> dict[str, list[str]]:
         Per image id who uses it.
     """
     users: defaultdict[str, list[str]] = defaultdict(list)
-    for page in site.ec2.get_paginator("describe_instances").paginate():
-        for instance in (one for reservation in page["Reservations"] for one in reservation["Instances"]):
-            if instance["State"]["Name"] not in GONE:
-                users[instance["ImageId"]].append(f"instance {instance['InstanceId']}")
-    for template in _pages(site.ec2, "describe_launch_templates", "LaunchTemplates"):
+    for instance in calls.instances(site.ec2, {}):
+        if instance["State"]["Name"] not in GONE:
+            users[instance["ImageId"]].append(f"instance {instance['InstanceId']}")
+    for template in calls.pages(site.ec2, "describe_launch_templates", "LaunchTemplates"):
         where = {"LaunchTemplateId": template["LaunchTemplateId"]}
-        for version in _pages(
+        for version in calls.pages(
             site.ec2, "describe_launch_template_versions", "LaunchTemplateVersions", **where
         ):
             if image := version["LaunchTemplateData"].get("ImageId"):
@@ -40,19 +39,15 @@ def images_in_use(site: Site) -> dict[str, list[str]]:
                 users[_resolved(site, image)].append(who)
     autoscaling = site.client("autoscaling")
     groups: defaultdict[str, list[str]] = defaultdict(list)
-    for group in _pages(autoscaling, "describe_auto_scaling_groups", "AutoScalingGroups"):
+    for group in calls.pages(autoscaling, "describe_auto_scaling_groups", "AutoScalingGroups"):
         groups[group.get("LaunchConfigurationName", "")].append(group["AutoScalingGroupName"])
-    for configuration in _pages(autoscaling, "describe_launch_configurations", "LaunchConfigurations"):
+    for configuration in calls.pages(autoscaling, "describe_launch_configurations", "LaunchConfigurations"):
         name = configuration["LaunchConfigurationName"]
         who = f"launch configuration {name}"
         if name in groups:
             who += f" of Auto Scaling group {', '.join(groups[name])}"
         users[_resolved(site, configuration["ImageId"])].append(who)
     return dict(users)
-
-
-def _pages(client: Any, operation: str, key: str, **options: Any) -> list[dict[str, Any]]:
-    return [one for page in client.get_paginator(operation).paginate(**options) for one in page[key]]
 
 
 def _resolved(site: Site, image: str) -> str:

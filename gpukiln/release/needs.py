@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.catalog.gpus import gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
+from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import DECLARED, Channel
 from gpukiln.images.keys import in_words

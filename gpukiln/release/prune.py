@@ -14,12 +14,14 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import PRUNING_TAG, RECIPE_TAG
 from gpukiln.errors import GpukilnError, PartialError, RefusedError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer
-from gpukiln.instances.tags import RECIPE_TAG, snapshots_of, tag_list, tags_of
+from gpukiln.instances.tags import snapshots_of, tag_list, tags_of
 from gpukiln.release.images import (
     PAGE,
     find_images,
@@ -31,7 +33,6 @@ from gpukiln.release.in_use import images_in_use
 from gpukiln.release.log import ReleaseLog
 from gpukiln.release.regions import Site, each, make_sites
 
-PRUNING_TAG = "gpukiln:pruning"  # on a snapshot: the image that it belonged to
 FAILED = ("failed", "error", "invalid")  # ImageState of botocore's model, for images that never were
 KEEP = 3  # releases of a channel that ami/channels.yaml does not know
 GONE_CODES = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSnapshot.NotFound")
@@ -136,14 +137,15 @@ def prune(
 
 def _survey(site: Site, rules: Rules) -> list[Item]:
     """Every image of gpukiln in a region, with what is to be done and why."""
-    pages = site.ec2.get_paginator("describe_images").paginate(
+    found = calls.images(
+        site.ec2,
+        {"tag-key": [RECIPE_TAG]},
+        page_size=PAGE,
         Owners=["self"],
         IncludeDeprecated=True,
         IncludeDisabled=True,
-        Filters=[{"Name": "tag-key", "Values": [RECIPE_TAG]}],
-        PaginationConfig={"PageSize": PAGE},
     )
-    images = {image["ImageId"]: image for page in pages for image in page["Images"]}
+    images = {image["ImageId"]: image for image in found}
     channels = _channels(site, rules, images)
     users = images_in_use(site)
     items: list[Item] = []
@@ -237,12 +239,15 @@ def _why_keep(
 
 def _leftovers(site: Site) -> dict[str, str]:
     """Snapshots whose image an earlier run deregistered before it ended."""
-    pages = site.ec2.get_paginator("describe_snapshots").paginate(
+    found = calls.pages(
+        site.ec2,
+        "describe_snapshots",
+        "Snapshots",
         OwnerIds=["self"],
-        Filters=[{"Name": "tag-key", "Values": [PRUNING_TAG]}],
+        Filters=calls.filters({"tag-key": [PRUNING_TAG]}),
         PaginationConfig={"PageSize": PAGE},
     )
-    owner = {one["SnapshotId"]: tags_of(one)[PRUNING_TAG] for page in pages for one in page["Snapshots"]}
+    owner = {one["SnapshotId"]: tags_of(one)[PRUNING_TAG] for one in found}
     there = find_images(site, owner.values())
     return {snapshot: "remove" for snapshot, image_id in owner.items() if image_id not in there}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpukiln.attest import statements, trust
 from gpukiln.attest.statements import ReleaseClaim, Vouched
 from gpukiln.clouds.base import Cloud
+from gpukiln.clouds.tags import NOT_RUN_TAG
 from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import Channel
@@ -244,7 +245,7 @@ def _prepare(site: Site, wish: Wish, source: Mapping[str, Any], say: Callable[[s
     proof, image_id = wish.proof, str(source["ImageId"])
     kept = {name: value for name, value in tags_of(source).items() if name not in COPY_TAGS}
     tags = {name: value for name, value in kept.items() if name == "Name" or name.startswith("gpukiln:")}
-    tags["gpukiln:not-run"] = wish.not_run
+    tags[NOT_RUN_TAG] = wish.not_run
     key = wish.keys.get(site.region)
     if is_copied(site.region, wish, source):
         image_id = copy_of(site, source, proof.region, key=key, tags=tags)

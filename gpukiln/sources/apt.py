@@ -16,6 +16,7 @@ from gpukiln import programs
 from gpukiln.errors import UnavailableError
 from gpukiln.files import remove
 from gpukiln.locks import locked
+from gpukiln.units import MIB
 
 ETC = Path("/etc/apt")
 RELEASES = ("bullseye", "bookworm", "trixie", "forky")
@@ -195,7 +196,7 @@ def _fetch_lists(cache: Path, config: Path, text: str, *, needs_mib: int, refres
         return
     stamp.unlink(missing_ok=True)
     there = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    needs = max(1, needs_mib - there // programs.MIB)
+    needs = max(1, needs_mib - there // MIB)
     _apt(config, "apt-get", "-qq", "update", "--error-on=any", needs_mib=needs)
     stamp.write_text(digest, encoding="utf-8")
 

@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from gpukiln.files import write_whole
-from gpukiln.progress import human_seconds
+from gpukiln.units import Duration
 from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.presentable import presentable, presentable_values
 from gpukiln.verify.verdict import OUTCOMES, CheckResult, Outcome, Verdict, count
@@ -164,7 +164,7 @@ def _ticks(text: str) -> Markup:
 
 
 def _took(seconds: float) -> str:
-    return human_seconds(seconds) if seconds >= 0.1 else "< 0.1 s"
+    return Duration(seconds).shown if seconds >= 0.1 else "< 0.1s"
 
 
 def _when(started_at: str) -> str:

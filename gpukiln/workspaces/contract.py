@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gpukiln.typed import strict
+from gpukiln.typed import strict, validated
+from gpukiln.units import Memory
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}[a-z0-9]|[a-z]")
-SIZE = re.compile(r"[1-9][0-9]{0,6}(Mi|Gi|Ti|MiB|GiB|TiB)")
 
 
 def _name(text: str) -> str:
@@ -25,13 +25,13 @@ def _name(text: str) -> str:
 
 
 def _size(text: str) -> str:
-    if not SIZE.fullmatch(text):
-        raise ValueError("wanted for example 32Gi")
+    """A workspace that is compared with its machine keeps what was written."""
+    Memory.parse(text, "")
     return text
 
 
 Name = Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": f"^({NAME.pattern})$"})]
-Size = Annotated[str, AfterValidator(_size), Field(json_schema_extra={"pattern": f"^({SIZE.pattern})$"})]
+Size = Annotated[str, validated(_size), Field(json_schema_extra={"pattern": f"^({Memory.PATTERN})$"})]
 
 
 @strict

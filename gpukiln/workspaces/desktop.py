@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpukiln.clouds.tags import DESKTOP_TAG
 from gpukiln.errors import IncompatibleError
-from gpukiln.images.subject import DESKTOP_TAG
 from gpukiln.instances.tags import tags_of
 
 

@@ -15,9 +15,9 @@ from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import IncompatibleError, RefusedError
 from gpukiln.offers.cost import HOURS
-from gpukiln.offers.model import Span
 from gpukiln.offers.select import lacks_of
 from gpukiln.typed import dump
+from gpukiln.units import Span
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
 from gpukiln.workspaces.lifecycle import Found, Machine, only
 from gpukiln.workspaces.plan import Limits, request_of, require_size, wants_gpus

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import HEALTH_TAG
 from gpukiln.errors import GpukilnError
 from gpukiln.instances.tags import tag_list
 from gpukiln.state import state_home
@@ -16,7 +17,6 @@ from gpukiln.verify.target import over_ssh
 from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces import lifecycle, reach
 from gpukiln.workspaces.lifecycle import Found
-from gpukiln.workspaces.tags import HEALTH_TAG
 
 PROFILE = "workspace"
 TAG_CHARACTERS = 256  # EC2's limit of a value

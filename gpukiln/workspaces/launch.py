@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpukiln.catalog.quotas import quota_of
+from gpukiln.clouds import tags
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import BusyError, GpukilnError, IncompatibleError
 from gpukiln.instances.launch import CAPACITY, Launched, Refusal, Try, subnets_by_zone, walk, zones_of
 from gpukiln.offers.model import Offer
-from gpukiln.workspaces import tags
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.plan import plan_words
 from gpukiln.workspaces.volumes import Home

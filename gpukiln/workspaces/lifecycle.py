@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
+from gpukiln.clouds import tags
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import GPUS_TAG, OWNER_TAG, SIMULATED, WORKSPACE_TAG
 from gpukiln.errors import BusyError, RefusedError, UnavailableError
-from gpukiln.instances.tags import GONE, GPUS_TAG, OWNER_TAG, SIMULATED, tag_list, tags_of
-from gpukiln.workspaces import keys, network, rights, tags, volumes
+from gpukiln.instances.tags import GONE, tag_list, tags_of
+from gpukiln.workspaces import keys, network, rights, volumes
 from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import WORKSPACE_TAG, filters
+from gpukiln.workspaces.tags import filters
 from gpukiln.workspaces.volumes import Home
 
 MACHINE = "machine"
@@ -102,10 +105,10 @@ def find(cloud: Cloud, name: str = "") -> tuple[Found, ...]:
     """The workspaces of a region, by name, from tags alone; one of a name where that is given."""
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for workspaces"):
-        pages = ec2.get_paginator("describe_instances").paginate(Filters=filters(MACHINE, name))
-        instances = [one for page in pages for row in page["Reservations"] for one in row["Instances"]]
-        pages = ec2.get_paginator("describe_security_groups").paginate(Filters=filters(network.PART, name))
-        groups = [one for page in pages for one in page["SecurityGroups"]]
+        rows = calls.pages(ec2, "describe_instances", "Reservations", Filters=filters(MACHINE, name))
+        instances = [one for row in rows for one in row["Instances"]]
+        asked = filters(network.PART, name)
+        groups = list(calls.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=asked))
     alive = [one for one in instances if one["State"]["Name"] not in GONE]
     kept = volumes.homes(cloud, name)
     tagged = [tags_of(one) for one in (*alive, *groups)]
@@ -215,20 +218,24 @@ def wait_for(
         UnavailableError: It is not in ten minutes, or has ended.
     """
     now = "unknown"
-    for _ in range(int(WAIT_S / POLL_S)):
-        with explain_aws_errors("ask for the machine's state"):
-            asked = [{"Name": "instance-id", "Values": [instance_id]}]
-            rows = cloud.client("ec2").describe_instances(Filters=asked)["Reservations"]
-        instance: dict[str, Any] = rows[0]["Instances"][0] if rows else {"State": {"Name": "pending"}}
+
+    def reached() -> dict[str, Any] | None:
+        nonlocal now
+        instance = calls.instance(cloud, instance_id)
         now = instance["State"]["Name"]
-        if now == state:
-            return instance
         if now in GONE and state != "terminated":
             reason = instance.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(f"{instance_id} is {now}, wanted {state}: {reason}")
-        sleep(POLL_S)
-    raise UnavailableError(
-        f"{instance_id} is {now} after {WAIT_S:.0f} s, wanted {state}", hint="run it again"
+        return instance if now == state else None
+
+    return calls.wait_until(
+        reached,
+        lambda: UnavailableError(
+            f"{instance_id} is {now} after {WAIT_S:.0f} s, wanted {state}", hint="run it again"
+        ),
+        timeout_s=WAIT_S,
+        pause_s=POLL_S,
+        sleep=sleep,
     )
 
 

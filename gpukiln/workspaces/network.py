@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.instances.tags import tag_specifications
@@ -76,16 +77,26 @@ def remove_groups(cloud: Cloud, name: str, *, sleep: Callable[[float], None] = t
     with explain_aws_errors("look for the security group of the workspace"):
         found = ec2.describe_security_groups(Filters=filters(PART, name))["SecurityGroups"]
     for group in found:
-        for left in range(int(GONE_WAIT_S / POLL_S), -1, -1):
-            try:
-                with explain_aws_errors("remove the security group of the workspace"):
-                    ec2.delete_security_group(GroupId=group["GroupId"])
-                break
-            except UnavailableError as error:
-                if "DependencyViolation" not in error.message or not left:
-                    raise
-                sleep(POLL_S)
+        _remove_group(ec2, group["GroupId"], sleep)
     return [group["GroupId"] for group in found]
+
+
+def _remove_group(ec2: Any, group_id: str, sleep: Callable[[float], None]) -> None:
+    refused = UnavailableError("")
+
+    def removed() -> bool | None:
+        nonlocal refused
+        try:
+            with explain_aws_errors("remove the security group of the workspace"):
+                ec2.delete_security_group(GroupId=group_id)
+        except UnavailableError as error:
+            if "DependencyViolation" not in error.message:
+                raise
+            refused = error
+            return None
+        return True
+
+    calls.wait_until(removed, lambda: refused, timeout_s=GONE_WAIT_S, pause_s=POLL_S, sleep=sleep)
 
 
 def group_request(wanted: Workspace) -> dict[str, Any]:

@@ -11,19 +11,21 @@ from typing import Any
 
 from gpukiln.attest import trust
 from gpukiln.catalog.instance_types import instance_types
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import DIGEST_TAG, VERDICT_TAG, VERIFIED_TAG
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.subject import Subject, subject_from_tags
-from gpukiln.instances.tags import VERDICT_TAG, VERIFIED_TAG, tags_of
+from gpukiln.instances.tags import tags_of
 from gpukiln.offers import image as images
 from gpukiln.offers.cost import Use, month, within
 from gpukiln.offers.fit import fit
 from gpukiln.offers.model import Choice, Offer, Request
-from gpukiln.offers.request import mebibytes, parse
+from gpukiln.offers.request import parse
 from gpukiln.offers.select import nothing, select
+from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
 
-DIGEST_TAG = "gpukiln:digest"
 Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
 MACHINE_ALONE = Use()
 
@@ -168,8 +170,7 @@ def request_of(wanted: Workspace) -> Request:
     """
     asked = wanted.compute_profile
     gpu = f"{asked.gpu_type}:{asked.gpu_count}" if asked.gpu_type else str(asked.gpu_count)
-    memory = asked.memory.removesuffix("B") + "B" if asked.memory else ""
-    request = parse(gpu, cpu=asked.cpu, memory=memory, spot="only" if wanted.spot else "no")
+    request = parse(gpu, cpu=asked.cpu, memory=asked.memory or "", spot="only" if wanted.spot else "no")
     named = [instance_types()[name] for name in wanted.instance_types if name in instance_types()]
     return replace(request, arch="any") if named else request
 
@@ -258,7 +259,7 @@ def require_size(cloud: Cloud, wanted: Workspace, name: str) -> None:
 def _require_large(row: dict[str, Any], wanted: Workspace) -> tuple[int, int]:
     """The vCPUs and the memory of a type, which are as large as is wanted."""
     profile = wanted.compute_profile
-    least = mebibytes(f"{profile.memory.removesuffix('B')}B", "memory") if profile.memory else 0
+    least = Memory.parse(profile.memory, "memory").mib if profile.memory else 0
     vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
     if vcpu < profile.cpu or memory < least:
         raise IncompatibleError(
@@ -299,17 +300,11 @@ def _given(
 
 
 def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any]]:
-    with explain_aws_errors(f"look up {image_id}"):
-        filters = [{"Name": "image-id", "Values": [image_id]}]
-        found = cloud.client("ec2").describe_images(Filters=filters)["Images"]
-    if not found:
-        raise UsageError(
-            f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint="--region says where to look"
-        )
+    image = calls.require_image(cloud, image_id, hint="--region says where to look")
     try:
-        return subject_from_tags(image_id, tags_of(found[0])), found[0]
+        return subject_from_tags(image_id, tags_of(image)), image
     except UsageError:  # it has no tags of ours
-        return None, found[0]
+        return None, image
 
 
 def _wrong(choice: Choice) -> str:

@@ -13,10 +13,11 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.offers.cost import Month, Use, month
 from gpukiln.offers.model import Choice, Offer
 from gpukiln.progress import Rows
+from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.lifecycle import Found, only
 from gpukiln.workspaces.plan import Plan
-from gpukiln.workspaces.volumes import DEFAULT_SIZE, Home, gibibytes
+from gpukiln.workspaces.volumes import DEFAULT_SIZE, Home
 
 PLAN = "workspace.plan/1"
 SHOWN = 3
@@ -79,7 +80,7 @@ def use_of(wanted: Workspace, homes: Sequence[Home]) -> Use:
     if not wanted.capabilities.persistent_home:
         return Use()
     asked = wanted.compute_profile.storage
-    size = gibibytes(asked or (DEFAULT_SIZE if not homes else "1Gi"))
+    size = Memory.parse(asked or (DEFAULT_SIZE if not homes else "1Gi"), "storage").gib
     return Use(volume_gb=max(size, *(one.size_gib for one in homes), 0))
 
 
@@ -136,7 +137,7 @@ def parts(found: Preview) -> Iterator[RenderableType]:
             one.instance_type,
             f"{one.gpus} {one.gpu}" if one.gpu else "-",
             str(one.vcpu),
-            f"{one.memory_mib / 1024:g} GiB",
+            Memory.of_mib(one.memory_mib).shown,
             one.market,
             _usd(one.usd_hour, one.estimated_hour),
             _usd(one.usd_month, one.estimated_month),

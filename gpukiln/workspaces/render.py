@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from gpukiln.clouds import tags
 from gpukiln.clouds.iam import ROLE_PATH, boundary_arn, partition_of
 from gpukiln.errors import UsageError
 from gpukiln.instances.launch import SPOT
 from gpukiln.instances.tags import tags_of
 from gpukiln.offers.model import Offer
 from gpukiln.typed import dump
-from gpukiln.workspaces import network, rights, tags, userdata, volumes
+from gpukiln.workspaces import network, rights, userdata, volumes
 from gpukiln.workspaces.contract import Outputs, Workspace
 from gpukiln.workspaces.outputs import VARIABLES
 from gpukiln.workspaces.plan import plan_words

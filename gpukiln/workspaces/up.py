@@ -8,14 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
+from gpukiln.clouds import tags
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import GPUS_TAG, SIMULATED
 from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, RefusedError, UnavailableError
 from gpukiln.instances.console import require_booting
 from gpukiln.instances.launch import Launched
-from gpukiln.instances.tags import GPUS_TAG, SIMULATED, tag_list, tags_of
+from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.locks import locked
 from gpukiln.state import state_home
-from gpukiln.workspaces import keys, lifecycle, network, rights, tags, userdata, volumes
+from gpukiln.units import Memory
+from gpukiln.workspaces import keys, lifecycle, network, rights, userdata, volumes
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.differs import marks
 from gpukiln.workspaces.launch import launch
@@ -122,13 +126,15 @@ def wait_until_done(
         CheckFailedError: A stage failed; the machine stays, to be looked at.
         UnavailableError: It was not done in time, or the machine has ended or can't boot.
     """
-    told, name = "", wanted.workspace_name
-    for count in range(int(timeout_s / POLL_S)):
-        found = there(cloud, wanted)
+    told, looks, name = "", 0, wanted.workspace_name
+
+    def done() -> Machine | None:
+        nonlocal told, looks
+        found, looks = there(cloud, wanted), looks + 1
         if found is None or not found.machines:
             raise UnavailableError(f"the machine of {name} has ended", hint="run the same command again")
         machine = lifecycle.only(found)
-        if machine.stage in ("", lifecycle.STARTS) and count % CONSOLE_POLLS == CONSOLE_POLLS - 1:
+        if machine.stage in ("", lifecycle.STARTS) and not looks % CONSOLE_POLLS:
             require_booting(cloud, machine.instance_id)
         if machine.stage != told:
             told = machine.stage
@@ -142,10 +148,17 @@ def wait_until_done(
                 hint=f"`invoke workspace.ssh {name}` to look (/var/lib/gpukiln/workspace/status.json), "
                 f"`invoke workspace.down {name} --keep-home` to put it away",
             )
-        sleep(POLL_S)
-    raise UnavailableError(
-        f"{name} is not done after {timeout_s:.0f} s: {told or 'its agent has said nothing'}",
-        hint=f"`invoke workspace.show {name}` says how it goes on",
+        return None
+
+    return calls.wait_until(
+        done,
+        lambda: UnavailableError(
+            f"{name} is not done after {timeout_s:.0f} s: {told or 'its agent has said nothing'}",
+            hint=f"`invoke workspace.show {name}` says how it goes on",
+        ),
+        timeout_s=timeout_s,
+        pause_s=POLL_S,
+        sleep=sleep,
     )
 
 
@@ -253,8 +266,12 @@ def _launch(
     """As `launch`; an instance profile that EC2 does not know yet is waited for."""
     with explain_aws_errors("look at the security group"):
         [group] = cloud.client("ec2").describe_security_groups(GroupIds=[group_id])["SecurityGroups"]
-    last = tags_of(group).get(tags.MACHINE_TAG, "")
-    for _ in range(int(PROFILE_WAIT_S / POLL_S)):
+    tagged = tags_of(group)
+    last = tagged.get(tags.LAST_MACHINE_TAG) or tagged.get(tags.OLD_LAST_MACHINE_TAG, "")
+    refused = UnavailableError("")
+
+    def launched() -> Launched | None:
+        nonlocal refused
         try:
             return launch(
                 cloud, wanted, plan.offers, request, group_id=group_id, last=last, home=home, say=say
@@ -263,14 +280,17 @@ def _launch(
             if "iamInstanceProfile" not in error.message:
                 raise
             refused = error
-        sleep(POLL_S)
-    raise refused
+            return None
+
+    return calls.wait_until(launched, lambda: refused, timeout_s=PROFILE_WAIT_S, pause_s=POLL_S, sleep=sleep)
 
 
 def _remember(cloud: Cloud, instance_id: str, group_id: str) -> None:
     """Write down which machine the group has: the token of its next one is made of it."""
     with explain_aws_errors("tag the workspace's security group"):
-        cloud.client("ec2").create_tags(Resources=[group_id], Tags=tag_list({tags.MACHINE_TAG: instance_id}))
+        cloud.client("ec2").create_tags(
+            Resources=[group_id], Tags=tag_list({tags.LAST_MACHINE_TAG: instance_id})
+        )
 
 
 def _give_home(
@@ -299,7 +319,7 @@ def _give_home(
 def _grown(cloud: Cloud, wanted: Workspace, home: Home) -> bool:
     """Whether the home grows, because more was asked for; it never shrinks."""
     asked = wanted.compute_profile.storage
-    return bool(asked) and volumes.grow(cloud, home, volumes.gibibytes(asked or ""))
+    return bool(asked) and volumes.grow(cloud, home, Memory.parse(asked or "", "storage").gib)
 
 
 @contextmanager

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, OWNER_TAG, WORKSPACE_TAG
 from gpukiln.errors import BusyError, CheckFailedError, RefusedError, UnavailableError, UsageError
-from gpukiln.instances.tags import OWNER_TAG, tag_specifications, tags_of
+from gpukiln.instances.tags import tag_specifications, tags_of
 from gpukiln.typed import unknown
+from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG, filters, workspace_tags
+from gpukiln.workspaces.tags import filters, workspace_tags
 
 PART = "home"
 DEFAULT_SIZE = "50Gi"
@@ -23,7 +25,6 @@ POLL_S = 2.0
 WAIT_S = 300.0
 SNAPSHOT_WAIT_S = 6 * 3600.0
 LIVING = ("creating", "available", "in-use")
-MEBIBYTES = {"Mi": 1, "Gi": 1024, "Ti": 1024**2}
 
 
 @dataclass(frozen=True)
@@ -48,19 +49,11 @@ class Home:
     created_at: str = ""
 
 
-def gibibytes(text: str) -> int:
-    """A size of the contract, such as 50Gi, in whole GiB, rounded up."""
-    found = re.fullmatch(r"(\d{1,12})(Mi|Gi|Ti)B?", text)
-    if not found:
-        raise UsageError(f"{text!r} is no size", hint="wanted: for example 50Gi")
-    return -(-int(found[1]) * MEBIBYTES[found[2]] // 1024)
-
-
 def homes(cloud: Cloud, name: str = "") -> tuple[Home, ...]:
     """The homes of a region; of one workspace where its name is given."""
     with explain_aws_errors("look for home volumes"):
-        pages = cloud.client("ec2").get_paginator("describe_volumes").paginate(Filters=filters(PART, name))
-        found = [volume for page in pages for volume in page["Volumes"]]
+        ec2, wanted = cloud.client("ec2"), filters(PART, name)
+        found = list(calls.pages(ec2, "describe_volumes", "Volumes", Filters=wanted))
     return tuple(_home(cloud, volume) for volume in found if volume["State"] in LIVING)
 
 
@@ -103,7 +96,7 @@ def home(
 def volume_request(wanted: Workspace) -> dict[str, Any]:
     """Arguments of CreateVolume for a home, but zone and token."""
     return {
-        "Size": gibibytes(wanted.compute_profile.storage or DEFAULT_SIZE),
+        "Size": Memory.parse(wanted.compute_profile.storage or DEFAULT_SIZE, "storage").gib,
         "VolumeType": "gp3",
         "Encrypted": True,
         "TagSpecifications": tag_specifications(workspace_tags(wanted, PART), "volume"),
@@ -269,18 +262,24 @@ def _created_at(volume: dict[str, Any]) -> str:
 
 def _wait(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> str:
     """Wait until a volume is available; when it was made, ISO 8601."""
-    ec2 = cloud.client("ec2")
-    for _ in range(int(WAIT_S / POLL_S)):
+    ec2, wanted = cloud.client("ec2"), calls.filters({"volume-id": [volume_id]})
+
+    def available() -> str | None:
         with explain_aws_errors("wait for the home volume"):
-            found = ec2.describe_volumes(Filters=[{"Name": "volume-id", "Values": [volume_id]}])["Volumes"]
+            found = ec2.describe_volumes(Filters=wanted)["Volumes"]
         state = found[0]["State"] if found else "creating"  # EC2 shows it after a moment
-        if state == "available":
-            return _created_at(found[0])
         if state not in LIVING:
             raise UnavailableError(f"the home volume {volume_id} is {state}, wanted available")
-        sleep(POLL_S)
-    raise UnavailableError(
-        f"the home volume {volume_id} is not available after {WAIT_S:.0f} s", hint="run the command again"
+        return _created_at(found[0]) if state == "available" else None
+
+    return calls.wait_until(
+        available,
+        lambda: UnavailableError(
+            f"the home volume {volume_id} is not available after {WAIT_S:.0f} s", hint="run the command again"
+        ),
+        timeout_s=WAIT_S,
+        pause_s=POLL_S,
+        sleep=sleep,
     )
 
 
@@ -288,11 +287,13 @@ def _wait_for_snapshot(
     ec2: Any, snapshot: str, say: Callable[[str], None], sleep: Callable[[float], None]
 ) -> None:
     told = ""
-    for _ in range(int(SNAPSHOT_WAIT_S / POLL_S)):
+
+    def completed() -> bool | None:
+        nonlocal told
         with explain_aws_errors("wait for the snapshot of the home"):
             [found] = ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"]
         if found["State"] == "completed":
-            return
+            return True
         if found["State"] == "error":
             raise CheckFailedError(
                 f"the snapshot {snapshot} of the home failed", hint="run the command again"
@@ -300,7 +301,14 @@ def _wait_for_snapshot(
         if found.get("Progress", "") != told:
             told = found.get("Progress", "")
             say(f"{snapshot}: {told}")
-        sleep(POLL_S)
-    raise UnavailableError(
-        f"the snapshot {snapshot} is not complete after {SNAPSHOT_WAIT_S / 3600:.0f} hours"
+        return None
+
+    calls.wait_until(
+        completed,
+        lambda: UnavailableError(
+            f"the snapshot {snapshot} is not complete after {SNAPSHOT_WAIT_S / 3600:.0f} hours"
+        ),
+        timeout_s=SNAPSHOT_WAIT_S,
+        pause_s=POLL_S,
+        sleep=sleep,
     )

@@ -49,7 +49,7 @@ def made_up_gpu(index: int, gpus: int) -> Data:
         "power": {"draw": 52.3, "limit": 400.0},
         "pcie": {"gen": 1, "width": 16, "max_gen": 4, "max_width": 16},
         "mig": {"current": False, "pending": False},
-        "memory": {"total": 40960, "used": 3},
+        "memory": {"total": 40960, "used": 3, "reserved": 0, "free": 40957},
         "nvlinks": links,
         "fabric": {"state": 3, "status": 0, "cluster": "0" * 32, "clique": 0, "health": None},
         "processes": [],

@@ -7,9 +7,9 @@ from botocore.exceptions import ClientError
 
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.tags import WORKSPACE_TAG
 from gpukiln.workspaces import rights
 from gpukiln.workspaces.contract import Capabilities, Workspace
-from gpukiln.workspaces.tags import WORKSPACE_TAG
 from tests.support.harness import BOOT_S, ROOT, Node, wait_for
 
 pytestmark = pytest.mark.e2e

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gpukiln.instances.tags import IMAGE_TAG, NOT_PROVEN
+from gpukiln.clouds.tags import IMAGE_TAG, NOT_PROVEN
 from tests.support.exported_machine import ExportedMachine, overlay, seed
 from tests.support.harness import BOOT_S, Node, wait_for
 

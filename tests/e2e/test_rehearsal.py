@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from gpukiln.clouds.tags import BAKED_STAGE_TAG
 from tests.support.harness import ROOT, copy_checkout, wait_for
 from tests.support.recorder import ACCOUNT, Recorder, denied
 
@@ -307,11 +308,11 @@ def test_prune_removes_what_nobody_needs_and_nothing_else(here, recorder, typed,
     assert "nothing was removed: --yes removes what says `remove`" in planned.err
     assert not young.changes + planned.changes
 
-    stages = {(HOME, image["ImageId"]) for image in owned(recorder, HOME, "tag-key", "gpukiln:stage")}
+    stages = {(HOME, image["ImageId"]) for image in owned(recorder, HOME, "tag-key", BAKED_STAGE_TAG)}
     assert stages
     assert not {("gpukiln:image", "eks-gpu")} & {
         (tag["Key"], tag["Value"])
-        for image in owned(recorder, HOME, "tag-key", "gpukiln:stage")
+        for image in owned(recorder, HOME, "tag-key", BAKED_STAGE_TAG)
         for tag in image["Tags"]
     }  # nobody selects what was baked by half
     done = fates(typed(*command, "--yes", "--json").json)

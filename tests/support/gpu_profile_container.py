@@ -34,7 +34,7 @@ def one_of_eight() -> Data:
         "name": "NVIDIA H100 80GB HBM3",
         "nvlinks": links,
         "clocks": {"sm": 345, "mem": 2619, "max_sm": 1980, "max_mem": 2619},
-        "memory": {"total": 81559, "used": 4},
+        "memory": {"total": 81559, "used": 4, "reserved": 0, "free": 81559 - 4},
         "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
     }
     computed = {

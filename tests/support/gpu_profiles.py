@@ -172,7 +172,7 @@ def h200_after_200_days() -> Data:
             },
             "power": {"draw": 76.1, "limit": 700.0},
             "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
-            "memory": {"total": 143771, "used": 71230},
+            "memory": {"total": 143771, "used": 71230, "reserved": 0, "free": 143771 - 71230},
             "nvlinks": [link(n, SWITCHES[n % 4], 6, {**seen, "replay": n % 3}) for n in range(18)],
             "fabric": {"state": 3, "status": 0, "cluster": "0" * 32, "clique": 0, "health": 0x2},
             "processes": [{"pid": 900 + index, "name": "train", "kind": "compute", "memory": 71218}],
@@ -207,7 +207,7 @@ def b200() -> Data:
         },
         "power": {"draw": 195.7, "limit": 1000.0},
         "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
-        "memory": {"total": 183359, "used": 0},
+        "memory": {"total": 183359, "used": 0, "reserved": 0, "free": 183359 - 0},
         "nvlinks": [link(n, None, 7, recoveries) for n in range(18)],
         "fabric": {"state": 3, "status": 0, "cluster": "0" * 32, "clique": 0, "health": 0x80},
     }
@@ -231,7 +231,7 @@ def v100_with_four_links() -> Data:
             "power": {"draw": 41.9, "limit": 300.0},
             "pcie": {"gen": 3, "width": 16, "max_gen": 3, "max_width": 16},
             "mig": {"current": None, "pending": None},
-            "memory": {"total": 16384, "used": 0},
+            "memory": {"total": 16384, "used": 0, "reserved": 0, "free": 16384 - 0},
             "nvlinks": [
                 inactive(n) if to is None else link(n, bus_id(to), 2) for n, to in enumerate(far[index])
             ],
@@ -261,7 +261,7 @@ def vgpu_t4() -> Data:
                 "margin": None,
                 "tlimit": dict.fromkeys(nothing["temperature"]["tlimit"]),
             },
-            "memory": {"total": 16384, "used": 350},
+            "memory": {"total": 16384, "used": 350, "reserved": 0, "free": 16384 - 350},
             "nvlinks": None,
             "peers": [
                 {
@@ -294,7 +294,7 @@ def h100_confidential() -> Data:
         },
         "power": {"draw": 47.2, "limit": 350.0},
         "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
-        "memory": {"total": 81559, "used": 0},
+        "memory": {"total": 81559, "used": 0, "reserved": 0, "free": 81559 - 0},
         "nvlinks": [inactive(n) for n in range(18)],  # no bridge
         "fabric": dict.fromkeys(("state", "status", "cluster", "clique", "health")),
     }

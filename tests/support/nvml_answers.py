@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from gpukiln.probe.nvml import Nvml
+from gpukiln.probe.nvml import Nvml, gpu_facts
 from gpukiln.probe.nvml_more import more
 
 FUNCTION_NOT_FOUND, DEPRECATED = 13, 26
@@ -21,7 +21,7 @@ def read() -> dict[str, Any]:
     nvml = Nvml()
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-    probe = {**nvml.gpu(0, gpu), "more": more(nvml, gpu)}
+    probe = {**gpu_facts(nvml, 0, gpu), "more": more(nvml, gpu)}
 
     def get(name: str, *args: int) -> Any:
         try:
@@ -51,7 +51,7 @@ def read() -> dict[str, Any]:
     def errors(kind: int, counter: int, location: int) -> Any:
         return get("nvmlDeviceGetMemoryErrorCounter", kind, counter, location)
 
-    shown, memory = probe["more"], probe["more"]["memory"]
+    shown, memory = probe["more"], probe["memory"]
     row, limits = probe["remapped_rows"], get("nvmlDeviceGetPowerManagementLimitConstraints")
     banks = get("nvmlDeviceGetRowRemapperHistogram")
     sessions, fbc = get("nvmlDeviceGetEncoderStats"), get("nvmlDeviceGetFBCStats")

@@ -15,8 +15,8 @@ import boto3
 from botocore.config import Config
 from rich.console import Console
 
-from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.images.channels import load_channel
 from gpukiln.progress import Progress
 from gpukiln.proof.tags import judged_by, proof_tags

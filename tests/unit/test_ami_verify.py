@@ -11,8 +11,8 @@ from invoke.context import Context
 
 from gpukiln.attest.signing import load_public_key
 from gpukiln.attest.statements import Place, VerdictClaim, opened
-from gpukiln.attest.tags import ATTESTED_TAGS
 from gpukiln.clouds import select
+from gpukiln.clouds.tags import ATTESTED_TAGS
 from gpukiln.commands import ami, ami_verify
 from gpukiln.errors import IncompatibleError
 from gpukiln.images import killed

@@ -27,7 +27,7 @@ from invoke.context import Context
 from gpukiln.attest import attestation
 from gpukiln.attest.provenance import image_subject
 from gpukiln.attest.signing import PASSWORD, load_public_key, load_signer
-from gpukiln.attest.tags import SBOM_TAG, STATEMENT_TAG
+from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
 from gpukiln.commands import ami_attest
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.images.builds import Bake, Builds, Record
@@ -328,11 +328,11 @@ def test_an_ami_without_tags_is_found_and_a_new_attestation_mends_it(bake):
 def test_a_signature_of_an_earlier_statement_does_not_stay(bake, keys):
     build = bake()
     private, _ = keys("mine")
-    assert write(build, load_signer(private)).tags[attestation.KEY_TAG] != "none"
+    assert write(build, load_signer(private)).tags[SIGNING_KEY_TAG] != "none"
     (build.folder / "image.json").write_text("{}")
     written = write(build)
     assert written.envelope is None
-    assert written.tags[attestation.KEY_TAG] == "none"
+    assert written.tags[SIGNING_KEY_TAG] == "none"
 
 
 def test_what_is_missing_is_named(bake, keys, monkeypatch):

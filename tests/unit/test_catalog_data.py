@@ -53,9 +53,9 @@ def test_the_safe_toolkit_has_no_flaw_and_the_one_before_it_has() -> None:
 
 
 def test_cuda_floor_is_that_of_its_major_version() -> None:
-    assert cuda.floor("12.1") == cuda.floor("12.1.1") == "525.60.13"
+    assert cuda.needs("12.1").first == cuda.needs("12.1.1").first == "525.60.13"
     with pytest.raises(UsageError, match=r"unknown CUDA version '12\.11'"):
-        cuda.floor("12.11")
+        cuda.needs("12.11")
 
 
 def test_kubernetes_support_ends_in_order() -> None:

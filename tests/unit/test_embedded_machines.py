@@ -16,8 +16,9 @@ from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machines import MACHINE_TAG, Machines, asked_kind
+from gpukiln.clouds.embedded.machines import Machines, asked_kind
 from gpukiln.clouds.embedded.volume_files import is_outside, mark_outside
+from gpukiln.clouds.tags import MACHINE_TAG, TRUST_TAG
 from gpukiln.disks.sparse import copy_disk
 from gpukiln.instances import tags
 
@@ -69,12 +70,11 @@ def test_a_kind_that_is_none_names_those_that_are() -> None:
 def test_a_snapshot_that_is_written_block_by_block_is_from_outside(
     tmp_path: Path, trust: str, outside: bool
 ) -> None:
-    assert (snapshot_blocks.TRUST_TAG, snapshot_blocks.TRUSTED) == (tags.TRUST_TAG, tags.TRUSTED)
     layout = Layout(tmp_path)
     layout.snapshots.mkdir(parents=True)
     asked: dict[str, Any] = {"VolumeSize": 1}
     if trust:
-        asked["Tags"] = [{"Key": tags.TRUST_TAG, "Value": trust}]
+        asked["Tags"] = [{"Key": TRUST_TAG, "Value": trust}]
     with mock_aws():
         ec2: Any = get_backend("ec2")[DEFAULT_ACCOUNT_ID][REGION]
         service = snapshot_blocks.SnapshotBlocks(layout)

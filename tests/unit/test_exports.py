@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from gpukiln import programs
-from gpukiln.attest.tags import SBOM_TAG
+from gpukiln.clouds.tags import SBOM_TAG
 from gpukiln.disks import sparse
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import beside, ebs, formats, run
@@ -457,9 +457,9 @@ def test_the_meter_tells_rate_and_time_left():
 
     meter = Meter(quiet(), 2048 << 20)
     meter.add(512 << 20)
-    assert meter.text(4.0) == "512 of 2048 MiB, 128 MiB/s, 12.0 s left"
+    assert meter.text(4.0) == "512 MiB of 2 GiB, 128 MiB/s, 12s left"
     meter.reach(2048 << 20)
-    assert meter.text(8.0) == "2048 of 2048 MiB, 256 MiB/s, 0.0 s left"
+    assert meter.text(8.0) == "2 GiB of 2 GiB, 256 MiB/s, 0s left"
 
 
 def test_a_missing_tool_names_what_installs_it(folder, monkeypatch):

@@ -9,12 +9,12 @@ import pytest
 
 from gpukiln.catalog import cuda as catalogue
 from gpukiln.catalog import drivers, shipped
+from gpukiln.catalog.gpus import gpus as gpus_of_catalogue
 from gpukiln.errors import UsageError
 from gpukiln.gpus import cuda
-from gpukiln.gpus.cuda import COMPAT, LIMITS, NATIVE, NO, UNKNOWN, verdict
+from gpukiln.gpus.cuda import NATIVE, UNKNOWN, WORDS, verdict
 from gpukiln.gpus.facts import facts
 
-WORDS = {"native": NATIVE, "minor-version": LIMITS, "forward-compat": COMPAT, "no": NO}
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,20 +23,49 @@ def test_what_machines_know_is_what_the_catalogue_says() -> None:
 
 
 def test_the_rule_is_the_catalogues_for_every_toolkit_and_driver() -> None:
+    """One function decides for both; what differs is who refuses a name that the catalogue does not have."""
     versions = {row.latest for row in drivers.branches().values() if row.latest} | {"535.54.03", "525.60.13"}
     compared = 0
     for full in catalogue.toolkits():
         for driver in sorted(versions):
-            for board, gpus in ((True, ()), (False, ("rtx-pro-6000-workstation",))):
-                try:
-                    wanted = catalogue.support(full, driver, gpus)
-                except UsageError:
-                    continue
-                found = verdict(full, driver, data_center=board)
+            for others, gpus in (((), ()), (("Workstation",), ("rtx-pro-6000-workstation",))):
+                wanted = catalogue.support(full, driver, gpus)
+                found = verdict(full, driver, others)
                 assert found.word == WORDS[wanted.way], (full, driver, found, wanted)
                 assert found.package == wanted.package, (full, driver)
                 compared += 1
     assert compared > 200
+
+
+def test_a_release_newer_than_the_catalogue_counts_as_its_minor_version() -> None:
+    """NVIDIA, CUDA Compatibility: what a driver must have goes by major and minor version.
+
+    The catalogue knows 12.1.0 and 12.1.1. Machines decided 12.1.9 by them, and the catalogue refused it.
+    """
+    assert "12.1.9" not in catalogue.toolkits()
+    assert catalogue.support("12.1.9", "535.309.01").way == "native"
+    assert verdict("12.1.9", "535.309.01").word == NATIVE
+    with pytest.raises(UsageError, match=r"12\.99"):
+        catalogue.support("12.99.1", "535.309.01")
+
+
+@pytest.mark.parametrize(
+    ("cuda_version", "architecture", "wanted"),
+    [
+        ("12.1", "Blackwell", "CUDA 12.8 or later"),
+        ("13.0", "Volta", "CUDA 12.x or earlier"),
+        ("12.8", "Blackwell", None),
+        ("12.1", "not in the catalogue", None),
+    ],
+)
+def test_which_cuda_compiles_is_the_catalogues_answer(
+    cuda_version: str, architecture: str, wanted: str | None
+) -> None:
+    """CUDA Toolkit, Driver, and Architecture Matrix."""
+    assert cuda.compilers(cuda_version, architecture) == wanted
+    for key, row in gpus_of_catalogue().items():
+        if row.arch == architecture:
+            assert catalogue.compile_problem(cuda_version, key) == wanted
 
 
 @pytest.mark.parametrize(
@@ -55,13 +84,13 @@ def test_what_is_not_known_is_said(version: str | None, driver: str | None, told
 
 
 def test_forward_compatibility_is_not_for_consumer_boards() -> None:
-    assert cuda.data_center_only(["NVIDIA A100-SXM4-40GB", "NVIDIA L4", None])
+    assert not cuda.not_data_center(["NVIDIA A100-SXM4-40GB", "NVIDIA L4", None])
     for name in (
         "NVIDIA GeForce RTX 4090",
         "NVIDIA TITAN RTX",
         "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
     ):
-        assert not cuda.data_center_only(["NVIDIA A100-SXM4-40GB", name]), name
+        assert cuda.not_data_center(["NVIDIA A100-SXM4-40GB", name]) == (name,)
 
 
 def test_toolkits_are_found_by_their_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +155,7 @@ def test_images_say_what_they_are_built_with(tmp_path: Path, monkeypatch: pytest
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert cuda.images("docker") == [("runner-gpu:1", "12.1.1"), ("old:1", "11.8")]
-    found, missing = cuda.search("535.309.01", data_center=True, image=["runner-gpu:1"])
+    found, missing = cuda.search("535.309.01", image=["runner-gpu:1"])
     assert [(one.name, one.verdict.word) for one in found] == [
         ("runner-gpu:1", NATIVE),
         ("old:1", NATIVE),
@@ -134,6 +163,6 @@ def test_images_say_what_they_are_built_with(tmp_path: Path, monkeypatch: pytest
     ]
     del missing
     with pytest.raises(UsageError, match="--image nothing: no engine here has it") as error:
-        cuda.search("535.309.01", data_center=True, image=["nothing"])
+        cuda.search("535.309.01", image=["nothing"])
     assert any("No such image" in line for line in error.value.details)
     assert os.environ["PATH"].startswith(str(tmp_path))

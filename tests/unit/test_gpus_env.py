@@ -73,7 +73,7 @@ def test_the_driver_decides(
             "13.0",
             NEW,
             [device(0, architecture="Volta")],
-            "CUDA 12 was the last one for Volta",
+            "Volta wants CUDA 12.x or earlier",
         ),
         (
             "tensorflow",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpukiln.gpus.gpu_facts import Gpu, linked, nvlinks_between
 from gpukiln.gpus.nvlinks import Card, alike, is_wired, wrong
 
 
@@ -85,3 +86,23 @@ def test_a_baseboard_s_gpus_have_as_many_each_and_some() -> None:
     assert wrong(group) == f"all NVLinks of all {name} are inactive, wanted some active"
     [group] = alike(cards(name, 12, 12, links=18))  # a virtual machine with some of an NVSwitch's GPUs
     assert wrong(group) is None
+
+
+def test_a_gpu_without_active_links_is_joined_to_none_by_a_fabric() -> None:
+    """HGX B200, where a link's end has no PCI address. A snapshot counted one GPU's links alone."""
+
+    def gpu(index: int, *, up: bool) -> Gpu:
+        links = [{"link": n, "state": up, "remote_bus_id": None} for n in range(18)]
+        fabric = {"state": 3, "status": 0, "cluster": "ab", "clique": 1, "health": None}
+        return {
+            "index": index,
+            "error": None,
+            "bus_id": f"00000000:0{index}:00.0",
+            "nvlinks": links,
+            "fabric": fabric,
+        }
+
+    gpus = [gpu(1, up=True), gpu(2, up=True), gpu(3, up=False)]
+    assert nvlinks_between(gpus[0], gpus[1], gpus) == 18
+    assert nvlinks_between(gpus[0], gpus[2], gpus) == nvlinks_between(gpus[2], gpus[0], gpus) == 0
+    assert [linked(gpus[0], other, gpus) for other in gpus[1:]] == [True, False]

@@ -1,5 +1,6 @@
 """GPUs are watched: one process samples, nothing is hidden, and a GPU that is lost or hangs ends nothing."""
 
+import dataclasses
 import json
 import os
 import re
@@ -14,8 +15,8 @@ import pytest
 
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
-from gpukiln.errors import UsageError
 from gpukiln.gpus import cli, sampling
+from gpukiln.gpus.collect import collect
 from gpukiln.gpus.model import Device
 from gpukiln.gpus.sampling import Record, Sample, Tick
 from gpukiln.gpus.verbs import watch
@@ -64,6 +65,23 @@ def test_one_process_samples_every_gpu_on_its_clock(
     assert busy["energy_source"] == "counter"
     assert busy["energy_joules"] == pytest.approx(200 * 0.9, rel=0.2)
     assert said["devices"][0]["slowed_s"] == {"idle": pytest.approx(1.0, abs=0.15)}
+
+
+def test_a_sample_is_a_part_of_a_device_read_by_the_same_collector(machine: Machine) -> None:
+    """A watch rounded power to mW, and a list of the same GPU to 0.1 W: NVML has mW (nvml.h)."""
+    types = {one.name: one.type for one in dataclasses.fields(Device)}
+    assert {one.name: one.type for one in dataclasses.fields(Sample)}.items() - types.items() == {
+        ("uuid", "str")
+    }
+    change(machine("g4dn.xlarge"), "0.power=27.345", "0.utilization=42")
+    [device] = collect().devices
+    record = Record(0.1, time.monotonic())
+    sampling.watch({str(device.uuid): 0}, record, 0.1)
+    [sample] = record.ticks[0].samples
+    moving = {name: getattr(device, name) for name in sampling.FIELDS if name != "energy_joules"}
+    assert moving == {name: getattr(sample, name) for name in moving}
+    assert device.power_watts == 27.345
+    assert (sample.utilization_percent, sample.energy_joules is None) == (42, device.energy_joules is None)
 
 
 def test_lines_and_then_the_document(
@@ -177,10 +195,6 @@ def test_what_is_typed_wrongly(machine: Machine) -> None:
     machine("g4dn.xlarge")
     for words in (["--interval", "0.001"], ["--duration", "soon"], ["--gpu", "7"], ["--interval", "nan"]):
         assert cli.main(["watch", *words]) == 2, words
-    assert watch.duration("1.5", "--interval") == 1.5
-    assert watch.duration("2m", "--interval") == 120
-    with pytest.raises(UsageError):
-        watch.duration("-1", "--interval")
 
 
 def record_of(*samples: Sample) -> Record:

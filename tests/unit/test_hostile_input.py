@@ -23,7 +23,7 @@ from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.exports import run
 from gpukiln.exports.scratch import image_name
 from gpukiln.files import full_named, whole_or_not, write_whole
-from gpukiln.gpus import amd, config, engines, mig, text
+from gpukiln.gpus import amd, config, engines, mig
 from gpukiln.images import digest
 from gpukiln.kubernetes import cluster, placing, pools
 from gpukiln.kubernetes.addons.runners import _checked
@@ -37,6 +37,7 @@ from gpukiln.offers.request import parse
 from gpukiln.parsing import DEEPEST, check_yaml, parse_json, parse_yaml, read_text, refuse_credentials
 from gpukiln.sources.rpm import _streams
 from gpukiln.ssh import parse_ssh
+from gpukiln.units import Duration, Memory, whole
 from gpukiln.workspaces import raise_up
 from gpukiln.workspaces.wish import _field
 from tests.support.disks import gpt
@@ -272,9 +273,9 @@ def test_a_quotation_goes_on_in_the_next_line(lines: str, commands: list[tuple[s
 @pytest.mark.parametrize(
     "read",
     [
-        lambda: text.whole(LONG, "--count"),
-        lambda: text.seconds(f"{LONG}s", "--time"),
-        lambda: text.mebibytes(f"{'9' * 400}GiB", "--memory"),
+        lambda: whole(LONG, "--count"),
+        lambda: Duration.parse(f"{LONG}s", "--time"),
+        lambda: Memory.parse(f"{'9' * 400}GiB", "--memory"),
         lambda: parse("A100:80GB80GB"),
         lambda: parse("A100:80GiB80GiB"),
         lambda: parse("A100:24GB24GB..80GB"),

@@ -8,10 +8,10 @@ from invoke.context import Context
 
 from gpukiln.catalog import permissions
 from gpukiln.clouds.iam import Scope, policy
+from gpukiln.clouds.tags import BAKED_STAGE_TAG, BUILD_ID_TAG, IMPORT_TAG, OWNER_TAG
 from gpukiln.commands import cloud_policy
 from gpukiln.errors import UsageError
 from gpukiln.exports import bring
-from gpukiln.instances.tags import BUILD_ID_TAG, IMPORT_TAG, OWNER_TAG
 from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.workspaces import rights
 from gpukiln.workspaces.contract import Capabilities, Workspace
@@ -203,7 +203,7 @@ def test_who_imports_gives_a_snapshot_no_tag_of_a_proof():
 @pytest.mark.parametrize(
     ("step", "job", "allowed"),
     [
-        (tagging("CreateImage", given={"gpukiln:recipe", "gpukiln:stage"}), "build", True),
+        (tagging("CreateImage", given={"gpukiln:recipe", BAKED_STAGE_TAG}), "build", True),
         (tagging(given={"gpukiln:recipe", "gpukiln:digest"}), "build", False),
         (tagging(given={"gpukiln:image"}), "build", False),
         (tagging(given={"gpukiln:image"}, had={"gpukiln:recipe"}), "verify", True),

@@ -11,10 +11,10 @@ import yaml
 from gpukiln.catalog.bases import base
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.load import ROOT
+from gpukiln.clouds.tags import DESKTOP_TAG
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bake import image_tags
 from gpukiln.images.builds import Build
-from gpukiln.images.subject import DESKTOP_TAG
 from gpukiln.probe import desktop
 from gpukiln.sources.available import Decision, Probes, decide
 from gpukiln.workspaces.agent import VNC_PORT

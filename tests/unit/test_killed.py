@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from invoke.context import Context
 
+from gpukiln.clouds.tags import BUILD_ID_TAG, RECIPE_TAG
 from gpukiln.commands import ami
 from gpukiln.commands import cloud as commands
 from gpukiln.images import killed
@@ -18,7 +19,7 @@ from gpukiln.images.builds import Builds, Record
 from gpukiln.instances import access
 from gpukiln.instances.access import key_files
 from gpukiln.instances.leftovers import builds_with_leftovers, sweep, unrecorded_images
-from gpukiln.instances.tags import BUILD_ID_TAG, RECIPE_TAG, build_tags, tag_specifications
+from gpukiln.instances.tags import build_tags, tag_specifications
 from gpukiln.proof.tags import SHORT, Proven
 from gpukiln.verify.digest import suite_digest
 from tests.support.plans import BAKE

@@ -151,6 +151,15 @@ def test_errors_and_what_is_not_supported_are_gathered_again(library: Path, spec
     assert gather(library, spec) == data
 
 
+def test_memory_is_read_once_and_what_the_driver_has_reserved_is_not_used(library: Path, spec: Path) -> None:
+    """nvml.h, nvmlMemory_v2_t. The suite's facts had the first form, in which reserved memory is used."""
+    data = made_up_machine()
+    data["gpus"][0]["memory"] = {"total": 40960, "used": 3, "reserved": 600}
+    nvml.write_state(spec, data)
+    said = gather(library, spec)["gpus"][0]["memory"]
+    assert said == {"total": 40960, "used": 3, "reserved": 600, "free": 40357}
+
+
 def test_without_a_gpu_nothing_is_loaded(tmp_path: Path, spec: Path) -> None:
     assert gather(tmp_path / "nowhere", spec, []) == made_up_machine(0)
 

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from gpukiln.errors import UsageError
-from gpukiln.offers.model import Request, Span
+from gpukiln.offers.model import Request
 from gpukiln.offers.size import BYTES, MODES, TRAINED_IN, Model, Run, as_request, parameters, size
+from gpukiln.units import Span
 
 
 def terms(model: Model, **run: object) -> dict[str, int]:

@@ -25,7 +25,7 @@ from gpukiln.clouds.embedded.gpus.settings import read_scenario
 from gpukiln.disks import identify
 from gpukiln.docker import repository
 from gpukiln.errors import CheckFailedError, GpukilnError, IncompatibleError, UsageError
-from gpukiln.gpus import amd, config, engines, mig, text
+from gpukiln.gpus import amd, config, engines, mig
 from gpukiln.images import keys, pointer
 from gpukiln.images.builds import Build
 from gpukiln.kubernetes.addons import sharing
@@ -37,14 +37,14 @@ from gpukiln.nodes.hosts import find_targets
 from gpukiln.nodes.passthrough.api import _place
 from gpukiln.nodes.passthrough.apply import read_undo
 from gpukiln.offers import request, size
-from gpukiln.parsing import check_yaml, is_whole, parse_json, parse_yaml, refuse_credentials
+from gpukiln.parsing import check_yaml, parse_json, parse_yaml, refuse_credentials
 from gpukiln.proof import tags
 from gpukiln.release.osv import load_osv
 from gpukiln.sources.rpm import _streams
 from gpukiln.sources.ubuntu import parse_index
 from gpukiln.ssh import parse_ssh
+from gpukiln.units import Duration, Memory, Money, Span, is_whole, whole
 from gpukiln.workspaces import read as contracts
-from gpukiln.workspaces import volumes
 from gpukiln.workspaces.wish import _field
 from tests.support.disks import gpt
 from tests.support.plans import BAKE
@@ -150,16 +150,15 @@ def values(keys: st.SearchStrategy[str] = st.text(max_size=6)) -> st.SearchStrat
 
 OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] = {
     "offer --gpu": (request.parse, (UsageError,)),
-    "offer --memory": (lambda word: request.mebibytes(word, "--memory"), (UsageError,)),
-    "offer --disk": (lambda word: request.gigabytes(word, "--disk"), (UsageError,)),
-    "offer --max-price": (lambda word: request.money(word, "--max-price"), (UsageError,)),
+    "memory": (lambda word: Memory.parse(word, "--memory").shown, (UsageError,)),
+    "duration": (lambda word: Duration.parse(word, "--for").shown, (UsageError,)),
+    "money": (lambda word: Money.parse(word, "--max-price"), (UsageError,)),
+    "range": (lambda word: Span.parse(word, "--gpu"), (UsageError,)),
     "offer.size": (size.parameters, (UsageError,)),
-    "gpu --count": (lambda word: text.whole(word, "--count"), (UsageError,)),
-    "gpu --time": (lambda word: text.seconds(word, "--time"), (UsageError,)),
-    "gpu --memory": (lambda word: text.mebibytes(word, "--memory"), (UsageError,)),
+    "gpu --count": (lambda word: whole(word, "--count"), (UsageError,)),
     "whole number": (lambda word: int(word) if is_whole(word) else None, ()),
     "quantity": (quantity, ()),
-    "k8s.job --memory": (lambda word: amount(word, "--memory", "8Gi"), (UsageError,)),
+    "k8s.job --cpu": (lambda word: amount(word, "--cpu", "4"), (UsageError,)),
     "k8s.check --kubernetes": (schema.minors, (UsageError,)),
     "k8s.addons --sharing": (sharing.parse, (UsageError, IncompatibleError)),
     "k8s.nodes --hours": (hours.parse, (UsageError,)),
@@ -169,7 +168,6 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "docker.push": (repository.parse, (UsageError,)),
     "cloud.gpus --scarce": (scarcity._parse, (UsageError,)),
     "workspace --set": (lambda word: _field(f"a.b={word}"), (UsageError,)),
-    "home": (volumes.gibibytes, (UsageError,)),
     "address": (lambda word: refuse_credentials(word, "--url", where="a file"), (UsageError,)),
     "verdict": (lambda word: tags._parse("gpukiln:verdict:t", word), (ValueError, KeyError)),
     "list of packages": (parse_index, (GpukilnError,)),

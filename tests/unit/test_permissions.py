@@ -18,6 +18,7 @@ from gpukiln.catalog.bases import base
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.signing_calls import extend_signing
 from gpukiln.clouds.iam import Scope, policy
+from gpukiln.clouds.tags import BUILD_TAG
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
 from gpukiln.exports import bring, run
@@ -174,9 +175,7 @@ def bake_and_capture(endpoint, source, entry, planned, folder):
             say=print,
         )
     one = SimpleNamespace(id="b1", folder=folder)
-    keeper = StageKeeper(
-        Stages("eks-gpu", {"driver": "k"}, endpoint), one, {machines.BUILD_TAG: "b1"}, quiet()
-    )
+    keeper = StageKeeper(Stages("eks-gpu", {"driver": "k"}, endpoint), one, {BUILD_TAG: "b1"}, quiet())
     keeper.on_task(f"{waiting_task()}driver")
     assert bake.capture(endpoint, planned, one, target.name, "6.1", print)
 

@@ -239,6 +239,16 @@ def test_a_gpu_that_is_lost_is_lost_though_it_has_a_handle(
     assert [one.health for one in found.devices[:3]] == ["ok"] * 3
 
 
+def test_a_gpu_that_wants_a_reset_is_lost_in_a_snapshot_as_in_a_watch(
+    answering: Callable[[str, Any], list[Device]],
+) -> None:
+    """nvml.h, NVML_ERROR_RESET_REQUIRED: it can't be used before. A snapshot had it as usable."""
+    import pynvml  # noqa: PLC0415 - as above
+
+    [first, *_] = answering("nvmlDeviceGetUtilizationRates", pynvml.NVMLError(16))
+    assert (first.readable, first.unavailable["name"]) == (False, "RESET_REQUIRED")
+
+
 def test_a_driver_that_takes_long_to_start_is_waited_for(
     simulated: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

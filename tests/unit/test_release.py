@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpukiln.clouds.tags import SOURCE_TAG
 from gpukiln.errors import BusyError, CheckFailedError, PartialError, RefusedError, UnavailableError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channel
 from gpukiln.images.pointer import Pointer, history
 from gpukiln.instances.tags import tags_of
-from gpukiln.release.images import SOURCE_TAG, Sharing
+from gpukiln.release.images import Sharing
 from gpukiln.release.log import require_complete
 from gpukiln.release.overview import look, require_whole
 from gpukiln.release.publish import release

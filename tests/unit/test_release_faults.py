@@ -11,11 +11,11 @@ from dataclasses import asdict
 
 import pytest
 
+from gpukiln.clouds.tags import SOURCE_TAG
 from gpukiln.errors import GpukilnError
 from gpukiln.images.channels import load_channel
 from gpukiln.images.pointer import Pointer, history
 from gpukiln.instances.tags import tags_of
-from gpukiln.release.images import SOURCE_TAG
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpukiln.attest.tags import ATTESTED_TAGS, KEY_TAG
+from gpukiln.clouds.tags import ATTESTED_TAGS, SIGNING_KEY_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channel, load_channels
 from gpukiln.proof.tags import SHORT, Judged, judged_by, judged_from_tags, proof_tags
@@ -131,7 +131,7 @@ def test_attestation_is_asked_for():
             require_proven("candidate", CANDIDATE, without, has_gpus=True)
     signed = replace(CANDIDATE, attestation="signed")
     for key in ("", "none", "ab"):  # a tag that names a key is no signature
-        keyed = replace(whole, attested={**whole.attested, KEY_TAG: key})
+        keyed = replace(whole, attested={**whole.attested, SIGNING_KEY_TAG: key})
         with pytest.raises(RefusedError, match="no trusted key signed its provenance"):
             require_proven("x", signed, keyed, has_gpus=True)
     with pytest.raises(RefusedError, match="there is no verdict on it that a trusted key signed"):

@@ -236,6 +236,8 @@ def test_ansible_goes_on_when_a_stage_was_kept_and_when_it_could_not_be(
     [kept] = cloud.client("ec2").describe_images(ImageIds=[image_of(cloud, build)])["Images"]
     keys = {tag["Key"]: tag["Value"] for tag in kept["Tags"]}
     assert keys["gpukiln:recipe"] == "eks-gpu"
+    assert keys["gpukiln:stage-name"] == "driver"
+    assert "gpukiln:stage" not in keys  # of a workspace's machine
     assert "gpukiln:image" not in keys  # a selector would launch what was baked by half
     assert there(cloud) == [f"driver-{build.id}"]
     keeper = StageKeeper(
@@ -259,6 +261,20 @@ def test_the_newest_of_each_stage_stay(cloud: Any, tmp_path: Path, said: io.Stri
     of(cloud, "k").tidy()
     kept = builds[-KEPT:]
     assert there(cloud) == sorted(f"{stage}-{build.id}" for build in kept for stage in STAGES)
+
+
+def test_stages_with_the_tag_of_before_are_found_and_tidied(
+    cloud: Any, tmp_path: Path, said: io.StringIO
+) -> None:
+    builds = [bake(cloud, tmp_path, number, said, "driver", key=f"k{number}") for number in range(1, 5)]
+    ec2, old = cloud.client("ec2"), [image_of(cloud, build) for build in builds[:3]]
+    ec2.delete_tags(Resources=old, Tags=[{"Key": "gpukiln:stage-name"}])
+    ec2.create_tags(Resources=old, Tags=[{"Key": "gpukiln:stage", "Value": "driver"}])
+    newest = of(cloud, "k3").newest()
+    assert newest is not None
+    assert newest.image_id == old[2]
+    of(cloud, "k4").tidy()
+    assert there(cloud) == [f"driver-{build.id}" for build in builds[-KEPT:]]
 
 
 def test_a_stage_that_failed_goes_and_takes_no_good_ones_place(

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from gpukiln.clouds.tags import WORKSPACE_TAG
 from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.instances.tags import tag_specifications
 from gpukiln.workspaces import lifecycle, network, rights, volumes
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
-from gpukiln.workspaces.tags import WORKSPACE_TAG, workspace_tags
+from gpukiln.workspaces.tags import workspace_tags
 from tests.support.release_cloud import Cloud, fault, running, tell
 
 NAMES = itertools.count(1)

@@ -22,6 +22,7 @@ from uuid import uuid4
 import pytest
 
 from gpukiln.catalog.load import ROOT
+from gpukiln.clouds.tags import OWN_TAGS
 from gpukiln.instances.launch import Try, walk
 from gpukiln.instances.tags import tags_of
 from gpukiln.offers.request import parse
@@ -31,7 +32,6 @@ from gpukiln.workspaces import network, outputs, rights, volumes
 from gpukiln.workspaces.contract import Outputs, Provenance, Toolchain, VolumeMount, Workspace
 from gpukiln.workspaces.render import terraform, tfvars
 from gpukiln.workspaces.request import machine_request
-from gpukiln.workspaces.tags import OWN_TAGS
 from tests.support.hcl import dangling, module, unformatted
 from tests.support.release_cloud import Cloud
 

@@ -159,6 +159,25 @@ def test_another_computer_may_attach_the_home_first(wanted, monkeypatch):
     down(wanted)
 
 
+@pytest.mark.parametrize("tag", ["gpukiln:last-machine", "gpukiln:machine"])
+def test_the_machine_before_is_read_from_the_security_group(wanted, monkeypatch, tag):
+    found = start(wanted)
+    ec2, [before] = Cloud().client("ec2"), found.machines
+    [group] = ec2.describe_security_groups(GroupIds=list(found.group_ids))["SecurityGroups"]
+    assert {"Key": "gpukiln:last-machine", "Value": before.instance_id} in group["Tags"]
+    ec2.delete_tags(Resources=list(found.group_ids), Tags=[{"Key": "gpukiln:last-machine"}])
+    ec2.create_tags(Resources=list(found.group_ids), Tags=tag_list({tag: before.instance_id}))
+    ec2.terminate_instances(InstanceIds=[before.instance_id])
+    lasts, launch = [], up.launch
+    monkeypatch.setattr(
+        up, "launch", lambda *a, last, **more: lasts.append(last) or launch(*a, last=last, **more)
+    )
+    [machine] = start(wanted).machines
+    assert lasts == [before.instance_id]
+    assert machine.instance_id != before.instance_id
+    down(wanted)
+
+
 def test_without_a_home_there_is_none(wanted):
     found = start(replace(wanted, capabilities=Capabilities(persistent_home=False)))
     assert (found.homes, found.machines[0].home_id) == ((), "")

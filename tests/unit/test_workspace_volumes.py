@@ -153,9 +153,3 @@ def test_a_move_that_fails_leaves_the_home_where_it_was(cloud, action):
     left, snapshots = everything(cloud)
     assert ([one["VolumeId"] for one in left], snapshots) == ([made.volume_id], before)
     assert move(cloud, made).zone == OTHER  # and the same command completes
-
-
-def test_sizes_are_whole_gibibytes():
-    assert [volumes.gibibytes(text) for text in ("50Gi", "1Ti", "1500Mi", "50GiB")] == [50, 1024, 2, 50]
-    with pytest.raises(UsageError, match="is no size"):
-        volumes.gibibytes("50")

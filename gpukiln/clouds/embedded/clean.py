@@ -13,6 +13,7 @@ from gpukiln.clouds.embedded.layout import DAMAGED, Layout
 from gpukiln.disks.sparse import used_bytes
 from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.files import PARTIAL, remove
+from gpukiln.units import Memory
 
 
 @dataclass
@@ -60,7 +61,7 @@ def plan_cleaning(
         done.files[layout.scarcity] = f"scarcity: {_rules(layout)}"
     if volumes:
         done.files |= {
-            file: f"volume, {used_bytes(file) >> 20} MiB" if file.suffix == ".raw" else ""
+            file: f"volume, {Memory(used_bytes(file)).shown}" if file.suffix == ".raw" else ""
             for file in sorted(layout.volumes.glob("vol-*"))
         }
     if not (images or base):
@@ -84,8 +85,8 @@ def plan_cleaning(
     for disk in sorted(layout.snapshots.glob("*.raw")):
         wanted = base if disk.stem in bases else images
         if wanted and disk.stem not in needed:
-            mib = used_bytes(disk) >> 20 if disk.is_file() else 0
-            done.files[disk] = f"{names.get(disk.stem, 'no image')}, {mib} MiB"
+            size = Memory(used_bytes(disk) if disk.is_file() else 0).shown
+            done.files[disk] = f"{names.get(disk.stem, 'no image')}, {size}"
     if images and layout.registry.exists():
         done.files[layout.registry] = "container images"
     return done

@@ -11,6 +11,7 @@ from moto.ec2.models.instance_types import (
 )
 
 from gpukiln.catalog import instance_types as catalog
+from gpukiln.catalog.gpu_names import ec2_name
 from gpukiln.catalog.gpus import gpu
 
 LOCATIONS = {"region": "region_name", "availability-zone": "name", "availability-zone-id": "zone_id"}
@@ -43,7 +44,7 @@ def described(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
     """
     accelerator = gpu(facts.gpu)
     device = {
-        "Name": accelerator.ec2_name or accelerator.name,
+        "Name": ec2_name(facts.gpu),
         "Manufacturer": accelerator.manufacturer,
         "Count": facts.gpus if facts.gpu_fraction == 1 else 0,  # EC2 counts whole GPUs
         "LogicalGpuCount": facts.gpus,

@@ -22,12 +22,12 @@ from gpukiln.clouds.embedded.machine_api import Application, MachineApi
 from gpukiln.clouds.embedded.metadata import MetadataServer
 from gpukiln.clouds.embedded.network import API_PORT, MachineNetwork, free_ssh_port
 from gpukiln.clouds.embedded.virtual_machine import VirtualMachine
+from gpukiln.clouds.tags import MACHINE_TAG
 from gpukiln.disks.grow import grow_file
 from gpukiln.disks.sparse import copy_disk, used_bytes
 from gpukiln.errors import UnavailableError
 from gpukiln.programs import require_room
 
-MACHINE_TAG = "gpukiln:machine"  # a `Kind`
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 from urllib.parse import unquote
 
-from gpukiln.parsing import is_whole
+from gpukiln.units import is_whole
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 - the name of a header
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"

@@ -25,19 +25,17 @@ from urllib.parse import parse_qs
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.refusals import SCOPE
 from gpukiln.clouds.embedded.volume_files import mark_outside
+from gpukiln.clouds.tags import TRUST_TAG, TRUSTED
 from gpukiln.disks import sparse
-from gpukiln.parsing import is_whole, parse_json
+from gpukiln.parsing import parse_json
 from gpukiln.programs import FULL_BYTES, free_bytes
+from gpukiln.units import is_whole
 
 log = logging.getLogger(__name__)
 BLOCK = 512 << 10  # bytes
 TOKEN_S = 7 * 86400  # seconds for which a block token is good
 FEWEST, MOST = 100, 10_000  # blocks a page
 LARGEST_GIB = 65536
-TRUST_TAG, TRUSTED = (
-    "gpukiln:trust",
-    "yes",
-)  # of StartSnapshot; `gpukiln.instances.tags` is above this package
 TIMEOUT_MIN = 60  # StartSnapshot$Timeout
 _PATHS = (
     ("POST", re.compile(r"/snapshots"), "StartSnapshot"),

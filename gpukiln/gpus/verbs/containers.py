@@ -23,8 +23,8 @@ from gpukiln.gpus.engines import (
     way,
 )
 from gpukiln.gpus.leases import visible
-from gpukiln.gpus.text import mebibytes
 from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.units import Memory
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ def _args(options: Options) -> Rendered:
     if options.engine not in ENGINES:
         raise UsageError(f"--engine {options.engine!r}", hint=f"there are {', '.join(ENGINES)}")
     if options.gpu_memory_limit:
-        raise refuse_memory(mebibytes(options.gpu_memory_limit, "--gpu-memory-limit"), collect().devices)
+        raise refuse_memory(
+            Memory.parse(options.gpu_memory_limit, "--gpu-memory-limit").mib, collect().devices
+        )
     lease = leases_here().find(options.lease) if options.lease else None
     if lease is None:
         raise UsageError(

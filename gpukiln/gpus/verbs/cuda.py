@@ -8,8 +8,7 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.cuda import COMPAT, NO, Found, data_center_only, not_looked_at, search
-from gpukiln.gpus.facts import facts, version_key
+from gpukiln.gpus.cuda import COMPAT, NO, Found, compilers, not_data_center, not_looked_at, search
 from gpukiln.gpus.model import Device, Driver
 from gpukiln.gpus.text import table
 from gpukiln.gpus.verb import Option, Options, Verb
@@ -48,8 +47,8 @@ def _cuda(options: Options) -> Cuda:
         )
     driver = seen.driver.version or seen.driver.module
     gpus = tuple(one for one in seen.devices if one.kind == "gpu" and one.vendor == "nvidia")
-    board = data_center_only([one.name for one in gpus])
-    found, missing = search(driver, data_center=board, python=options.python, image=options.image)
+    others = not_data_center([one.name for one in gpus])
+    found, missing = search(driver, others, python=options.python, image=options.image)
     not_looked_at(missing)
     bad = any(one.verdict.word in (NO, COMPAT) for one in found) if options.image else False
     return Cuda(
@@ -70,22 +69,12 @@ def _cuda(options: Options) -> Cuda:
 
 def _not_compiled(gpus: tuple[Device, ...], found: list[Found]) -> list[str]:
     """Toolkits that can't compile for a GPU of this machine (the catalogue's architectures)."""
-    lines = []
-    for name in sorted({one.architecture for one in gpus if one.architecture}):
-        row = facts()["architectures"].get(name)
-        for one in found if row else ():
-            if one.kind != "toolkit" or one.cuda is None:
-                continue
-            version = version_key(one.cuda)
-            if version[:2] < version_key(row["first_cuda"]):
-                lines.append(
-                    f"CUDA {one.cuda} ({one.where}) does not compile for {name}: {row['first_cuda']} does"
-                )
-            elif row["last_cuda"] and version[0] > row["last_cuda"]:
-                lines.append(
-                    f"CUDA {one.cuda} ({one.where}) compiles no more for {name}: {row['last_cuda']}.x does"
-                )
-    return lines
+    return [
+        f"CUDA {one.cuda} ({one.where}) does not compile for {name}: {wanted} does"
+        for name in sorted({one.architecture for one in gpus if one.architecture})
+        for one in found
+        if one.kind == "toolkit" and one.cuda is not None and (wanted := compilers(one.cuda, name))
+    ]
 
 
 def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:

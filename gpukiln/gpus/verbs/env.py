@@ -16,10 +16,10 @@ from gpukiln.gpus import leases as kept
 from gpukiln.gpus.client import leases_here
 from gpukiln.gpus.environments import IMAGE, WHEELS, Choice, Started, choose, start_container, start_wheels
 from gpukiln.gpus.leases import whoami
-from gpukiln.gpus.text import seconds
 from gpukiln.gpus.verb import Option, Options, Verb
 from gpukiln.gpus.verbs.lease import FOR, WANTED, Told, request_of, told
 from gpukiln.probe.cuda import cuda
+from gpukiln.units import Duration
 
 WANTED_HERE = ("count", "memory", "model", "prefer", "capability", "gpu", "mig", "linked", "wait", "project")
 
@@ -128,8 +128,8 @@ def _env(options: Options) -> Environment:
         request_of(wanted, leases),
         who,
         kind=kept.CONTAINER if engine else kept.DETACHED,
-        hours=seconds(options.for_, "--for") / 3600 if options.for_ else None,
-        wait_s=seconds(options.wait, "--wait") if options.wait else 0.0,
+        hours=Duration.parse(options.for_, "--for") / 3600 if options.for_ else None,
+        wait_s=Duration.parse(options.wait, "--wait") if options.wait else 0.0,
         command=f"{choice.framework} {choice.version}",
         engine=engine,
         on_wait=lambda why: say(f"waiting: {why}"),

@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.compatibility import version_key
 from gpukiln.errors import GpukilnError, PartialError, RefusedError, UsageError
 from gpukiln.gpus import leases as kept
 from gpukiln.gpus.client import AnyLeases, MemberLeases, leases_here
-from gpukiln.gpus.facts import version_key
 from gpukiln.gpus.leases import Leases, explained, mig_warning, whoami
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, Request, cuda_wanted
 from gpukiln.gpus.store import Lease, boot_clock, number_of
-from gpukiln.gpus.text import mebibytes, printable, seconds, span, table
+from gpukiln.gpus.text import printable, table
 from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.units import Duration, Memory
 
 Print = Callable[[str], None]
 WANTED = (
@@ -180,7 +181,7 @@ def request_of(options: Options, leases: AnyLeases) -> Request:
     Raises:
         UsageError: It contradicts itself, or a part is not understood.
     """
-    memory = mebibytes(options.memory, "--memory") if options.memory else None
+    memory = Memory.parse(options.memory, "--memory").mib if options.memory else None
     if options.shared and memory is None:
         raise UsageError("--shared says not how much", hint="--memory 8GiB: what may be used of each GPU")
     if options.pack and not options.shared:
@@ -246,7 +247,7 @@ def _ids(options: Options) -> str:
 
 
 def _hours(text: str) -> float | None:
-    return seconds(text, "--for") / 3600 if text else None
+    return Duration.parse(text, "--for") / 3600 if text else None
 
 
 def _lease(options: Options) -> Grant:
@@ -268,8 +269,8 @@ def _lease(options: Options) -> Grant:
         who,
         kind=kept.DETACHED,
         hours=_hours(options.for_),
-        heartbeat_s=seconds(options.heartbeat, "--heartbeat") if options.heartbeat else None,
-        wait_s=seconds(options.wait, "--wait") if options.wait else 0.0,
+        heartbeat_s=Duration.parse(options.heartbeat, "--heartbeat") if options.heartbeat else None,
+        wait_s=Duration.parse(options.wait, "--wait") if options.wait else 0.0,
         command=options.comment,
         on_wait=_waits,
     )
@@ -297,7 +298,7 @@ def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
         _warn(node["devices"])
         return
     ends = (
-        f", ends in {span(lease['ends_in_s'])}"
+        f", ends in {Duration(lease['ends_in_s']).shown}"
         if lease["ends_in_s"] is not None
         else ", until it is released"
     )
@@ -334,7 +335,7 @@ def _run(options: Options) -> int:
     if ids == "index" and options.mig:
         raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
     leases, who = leases_here(), whoami(options.project)
-    limit_s = seconds(options.for_, "--for") if options.for_ else None
+    limit_s = Duration.parse(options.for_, "--for") if options.for_ else None
     if options.lease:
         return run.within(leases, options.lease, who, options.command, limit_s, ids)
     request = request_of(options, leases)
@@ -344,7 +345,7 @@ def _run(options: Options) -> int:
         who,
         kind=kept.CONTAINER if engine else kept.JOB,
         hours=limit_s / 3600 if limit_s else None,
-        wait_s=seconds(options.wait, "--wait") if options.wait else 0.0,
+        wait_s=Duration.parse(options.wait, "--wait") if options.wait else 0.0,
         command=" ".join(options.command) or options.docker or options.podman,
         engine=engine,
         on_wait=_waits,
@@ -461,8 +462,8 @@ def _show_leases(node: dict[str, Any], _: Options, print: Print) -> None:
             one["project"] or "-",
             one["mode"] if one["memory_mib"] is None else f"{one['mode']} {one['memory_mib']} MiB",
             one["kind"],
-            span(one["held_s"]),
-            "-" if one["ends_in_s"] is None else span(one["ends_in_s"]),
+            Duration(one["held_s"]).shown,
+            "-" if one["ends_in_s"] is None else Duration(one["ends_in_s"]).shown,
             " ".join(one["devices"]),
             one["command"],
         )

@@ -9,9 +9,10 @@ from typing import Any
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.model import Device, Driver, Problem, Process, Snapshot
-from gpukiln.gpus.text import gib, short_uuid, shown, span, table
+from gpukiln.gpus.text import gib, short_uuid, shown, table
 from gpukiln.gpus.topology import Group, best_group
 from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.units import Duration
 
 Print = Callable[[str], None]
 GPU = Option(
@@ -142,7 +143,7 @@ def who(device: dict[str, Any]) -> str:
     """Who has a device, for a table."""
     return ", ".join(
         f"{mark['id']} {mark['user']}"
-        + (f" {span(mark['expires_in_s'])}" if mark["expires_in_s"] is not None else "")
+        + (f" {Duration(mark['expires_in_s']).shown}" if mark["expires_in_s"] is not None else "")
         for mark in device["leases"]
     )
 

@@ -13,8 +13,9 @@ from gpukiln.errors import UsageError
 from gpukiln.gpus.client import leases_kept
 from gpukiln.gpus.config import load, machine_price
 from gpukiln.gpus.store import Lease, boot_clock, folder
-from gpukiln.gpus.text import seconds, short_uuid, table
+from gpukiln.gpus.text import short_uuid, table
 from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.units import Duration
 
 Print = Callable[[str], None]
 BY = ("user", "project", "device", "lease")
@@ -189,7 +190,7 @@ def summed(key: str, uses: Sequence[Use]) -> Row:
 def _usage(options: Options) -> Usage:
     if options.by not in BY:
         raise UsageError(f"--by {options.by!r} is none of {', '.join(BY)}", hint="such as --by project")
-    window = seconds(options.since, "--since")
+    window = Duration.parse(options.since, "--since")
     until = time.time()
     uses: list[Use] = []
     message = ""

@@ -22,9 +22,10 @@ from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.model import Device, Snapshot, plain
 from gpukiln.gpus.sampling import Event, Record, Sample, Tick
-from gpukiln.gpus.text import gib, seconds, short_uuid, shown, span, table
+from gpukiln.gpus.text import gib, short_uuid, shown, table
 from gpukiln.gpus.verb import Option, Options, Verb, document
 from gpukiln.gpus.verbs.look import GPU, chosen, who
+from gpukiln.units import Duration
 
 Print = Callable[[str], None]
 TICK = "gpu.watch.tick/1"  # the schema of a line
@@ -136,15 +137,6 @@ class Insights:
     exit_code: int
 
 
-def duration(text: str, option: str) -> float:
-    """Seconds; a bare number is some already."""
-    with contextlib.suppress(ValueError):
-        value = float(text)
-        if math.isfinite(value) and value >= 0:
-            return value
-    return seconds(text, option)
-
-
 def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]) -> Look:
     """Watch as it was typed.
 
@@ -156,8 +148,8 @@ def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callabl
         IncompatibleError: There is no GPU that could be watched here.
         UnavailableError: The driver does not answer.
     """
-    interval = duration(options.interval, "--interval")
-    lasts = duration(options.duration, "--duration")
+    interval = Duration.parse(options.interval, "--interval")
+    lasts = Duration.parse(options.duration, "--duration")
     if interval < LEAST_S:
         raise UsageError(f"--interval {options.interval} is too short", hint=f"{LEAST_S} s or more")
     first = snapshot()
@@ -356,7 +348,7 @@ class Screen:
     def draw(self, tick: Tick) -> None:
         """Draw what a tick has."""
         size = shutil.get_terminal_size()
-        lines = [f"{self.node}   {tick.taken_at[11:19]}   {span(tick.at_s)}", *self.rows(tick)]
+        lines = [f"{self.node}   {tick.taken_at[11:19]}   {Duration(tick.at_s).shown}", *self.rows(tick)]
         if tick.late_s > sampling.LATE_S:
             lines[0] += f"   {tick.late_s:.1f} s late"
         lines = [line[: size.columns - 1] for line in lines[: size.lines - 1]]

@@ -10,15 +10,19 @@ from decimal import Decimal
 from typing import Any
 
 from gpukiln.catalog.components import load_add_ons
+from gpukiln.catalog.gpu_names import ec2_label, is_ambiguous
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.settings import GPU, PRESENT, QUEUE, Flavor, Provider, Settings, Team
-from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, ec2_name, replicas
+from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, replicas
 from gpukiln.kubernetes.manifest import Manifest, dump
+from gpukiln.kubernetes.placing import shown
+from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import unknown
+from gpukiln.units import Memory
 
 VALUES, QUEUES = "queue/values.yaml", "queue/queues.yaml"
 NAMESPACE = "kueue-system"
@@ -97,9 +101,8 @@ def _labels_of_gpu(key: str, provider: Provider) -> dict[str, str]:
         raise unknown("GPU", key, known)
     if provider != "karpenter":
         return {"k8s.amazonaws.com/accelerator": f"nvidia-{key}"}
-    name = ec2_name(gpu(key))
-    labels = {GPU_NAME: name}
-    if any(ec2_name(gpu(other)) == name for other in known - {key}):  # the two A100
+    labels = {GPU_NAME: ec2_label(key)}
+    if is_ambiguous(key):
         memory = next(one.gpu_memory_mib for one in machines if one.gpu == key and one.gpu_fraction == 1)
         labels["karpenter.k8s.aws/instance-gpu-memory"] = str(memory)
     return labels
@@ -220,7 +223,11 @@ def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
     for kind in kinds:
         count = team.gpus.get(kind.name, 0)
         cpu, memory = _beside(settings, kind)
-        amount = {"cpu": times(cpu, count), "memory": times(memory, count), kind.resource: str(count)}
+        amount = {
+            "cpu": shown("cpu", (quantity(cpu) or 0) * Decimal(count)),
+            "memory": Memory(Memory.parse(memory, "memory_per_gpu") * count).quantity,
+            kind.resource: str(count),
+        }
         limit = {} if team.lends else {"lendingLimit": "0"}
         quotas = [{"name": name, "nominalQuota": amount.get(name, "0"), **limit} for name in resources]
         rows.append({"name": kind.name, "resources": quotas})
@@ -234,16 +241,6 @@ def _beside(settings: Settings, kind: Flavor) -> tuple[str, str]:
         return settings.cpu_per_gpu, settings.memory_per_gpu
     shares = machine.gpus * replicas(settings.sharing)
     return f"{machine.vcpu * 1000 // shares}m", f"{machine.memory_mib // shares}Mi"
-
-
-def times(quantity: str, count: int | Decimal) -> str:
-    """A quantity of Kubernetes that many times; CPUs without a unit where they are whole."""
-    found = re.fullmatch(r"([\d.]+)(\D*)", quantity)
-    assert found is not None  # noqa: S101 - settings take nothing else
-    number, unit = Decimal(found[1]) * count, found[2]
-    if unit == "m" and number % 1000 == 0:
-        number, unit = number / 1000, ""
-    return f"{_number(number)}{unit}" if number else "0"
 
 
 def _number(value: Decimal) -> str:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import helm
-from gpukiln.kubernetes.addons.queue import times
 from gpukiln.kubernetes.addons.settings import GPU, PRESENT, Runners, Settings
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.parsing import refuse_credentials
 from gpukiln.typed import unknown
+from gpukiln.units import Memory
 
 CONTROLLER, VALUES, OBJECTS = "runners/controller-values.yaml", "runners/values.yaml", "runners/objects.yaml"
 SYSTEM, NAMESPACE = "arc-systems", "arc-runners"
@@ -131,7 +130,7 @@ def _container(runners: Runners) -> dict[str, Any]:
             {"name": "ACTIONS_RUNNER_HOOK_JOB_STARTED", "value": f"{HOOKS_AT}/gpu-job-started.sh"},
             {"name": "ACTIONS_RUNNER_HOOK_JOB_COMPLETED", "value": f"{HOOKS_AT}/gpu-job-completed.sh"},
             {"name": "CCACHE_DIR", "value": CACHE},
-            {"name": "CCACHE_MAXSIZE", "value": times(runners.ccache, Decimal("0.9"))},  # it tidies up late
+            {"name": "CCACHE_MAXSIZE", "value": _cache_limit(runners)},
         ],
         "resources": {
             "requests": {"cpu": runners.cpu, "memory": runners.memory},
@@ -162,6 +161,11 @@ def _cache(runners: Runners) -> dict[str, Any]:
     if _repository(runners):
         return {"persistentVolumeClaim": {"claimName": _claim(runners)}}
     return {"emptyDir": {"sizeLimit": runners.ccache}}
+
+
+def _cache_limit(runners: Runners) -> str:
+    """Nine tenths of the volume, for ccache removes files after it has written others."""
+    return Memory.of_mib(Memory.parse(runners.ccache, "ccache").mib * 9 // 10).quantity
 
 
 def _repository(runners: Runners) -> str:

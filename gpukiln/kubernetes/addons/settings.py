@@ -14,7 +14,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from gpukiln.catalog.components import load_components
-from gpukiln.typed import strict
+from gpukiln.kubernetes.quantity import quantity
+from gpukiln.typed import strict, validated
+from gpukiln.units import Memory
 
 GPU = "nvidia.com/gpu"
 PRESENT = "nvidia.com/gpu.present"  # of every node with a GPU: nodeadm, the node pools and feature discovery
@@ -30,9 +32,9 @@ def _label(text: str) -> str:
     return text
 
 
-def _quantity(text: str) -> str:
-    if not re.fullmatch(r"[1-9]\d*(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
-        raise ValueError('wanted a quantity of Kubernetes above 0 such as "4", "500m" or "16Gi"')
+def _cpus(text: str) -> str:
+    if (quantity(text) or 0) <= 0:
+        raise ValueError('wanted CPUs such as "4" or "500m"')
     return text
 
 
@@ -44,7 +46,8 @@ def _minor(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_label)]
 """Of an object, a namespace or a label's value (RFC 1123)."""
-Quantity = Annotated[str, AfterValidator(_quantity)]
+Cpus = Annotated[str, AfterValidator(_cpus)]
+MemoryQuantity = Annotated[str, validated(lambda text: Memory.parse(text, "").quantity)]
 Minor = Annotated[str, AfterValidator(_minor)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -135,10 +138,10 @@ class Runners:
     most: Annotated[int, Field(ge=1)] = 4
     gpus: Annotated[int, Field(ge=1)] = 1
     flavor: str = ""
-    cpu: Quantity = "3"
-    memory: Quantity = "12Gi"
-    shared_memory: Quantity = "2Gi"
-    ccache: Quantity = "50Gi"
+    cpu: Cpus = "3"
+    memory: MemoryQuantity = "12Gi"
+    shared_memory: MemoryQuantity = "2Gi"
+    ccache: MemoryQuantity = "50Gi"
     storage_class: str = "efs"
 
 
@@ -182,6 +185,6 @@ class Settings:
     named_sharing: Mapping[Name, Sharing] = field(default_factory=dict)
     flavors: tuple[Flavor, ...] = ()
     teams: tuple[Team, ...] = ()
-    cpu_per_gpu: Quantity = "16"
-    memory_per_gpu: Quantity = "64Gi"
+    cpu_per_gpu: Cpus = "16"
+    memory_per_gpu: MemoryQuantity = "64Gi"
     runners: Runners | None = None

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpukiln.catalog.gpus import Gpu, gpu, gpus
+from gpukiln.catalog.gpu_names import keys_of
+from gpukiln.catalog.gpus import Gpu, gpu
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons.settings import GPU, Flavor, Settings, Sharing
-from gpukiln.parsing import is_whole
 from gpukiln.typed import unknown
+from gpukiln.units import is_whole
 
 DEFAULT = "default"  # the configuration of nodes without a label
 LABEL = "nvidia.com/device-plugin.config"
@@ -73,13 +74,8 @@ def gpu_of(flavor: Flavor) -> Gpu | None:
     """The GPU of a flavor that is an instance type or a GPU's name; None where its labels say neither."""
     if found := instance_types().get(flavor.labels.get(INSTANCE_TYPE, "")):
         return gpu(found.gpu)
-    name = flavor.labels.get(GPU_NAME, "")
-    return next((one for one in gpus().values() if ec2_name(one) == name), None)
-
-
-def ec2_name(board: Gpu) -> str:
-    """As Karpenter's label has it: EC2's name in small letters, with dashes."""
-    return (board.ec2_name or board.name).lower().replace(" ", "-")
+    keys = keys_of(flavor.labels.get(GPU_NAME, ""))
+    return gpu(keys[0]) if keys else None  # what shares a name differs in memory alone
 
 
 def _check(name: str, one: Sharing) -> None:

@@ -12,8 +12,8 @@ from gpukiln.catalog.load import read_yaml
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import queue, sharing
 from gpukiln.kubernetes.addons.settings import Flavor, Settings
-from gpukiln.parsing import is_whole
 from gpukiln.typed import dump, load
+from gpukiln.units import is_whole
 
 
 def settings(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gpukiln.kubernetes.check.workload import HAMI, Workload, at, mapping
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.placing import GPU, Problem, Spec, amount, asked, requests, shown, why_not
+from gpukiln.kubernetes.placing import GPU, Problem, Spec, amount, asked, distance, requests, shown, why_not
 from gpukiln.kubernetes.pools import Pool
 from gpukiln.typed import strict
 
@@ -118,7 +118,9 @@ def placed(
             found.append(Placed(one.thing.file, one.thing.line_of(one.where), one.thing.label, (), (where,)))
         elif judged(one):
             there = places_of(one)
-            lacking = sorted((place for place in there if place.problems), key=distance)
+            lacking = sorted(
+                (place for place in there if place.problems), key=lambda place: distance(place.problems)
+            )
             found.append(
                 Placed(
                     one.thing.file,
@@ -132,12 +134,6 @@ def placed(
                 )
             )
     return tuple(found)
-
-
-def distance(place: Place) -> tuple[int, int]:
-    """How far a place is from taking a pod: what was not meant is farther than what lacks room."""
-    kinds = {problem.kind for problem in place.problems}
-    return ("selector" in kinds) * 2 + ("taint" in kinds), len(place.problems)
 
 
 def judged(workload: Workload) -> bool:

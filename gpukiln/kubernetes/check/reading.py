@@ -34,6 +34,7 @@ from gpukiln.kubernetes.check.workload import (
 )
 from gpukiln.kubernetes.pools import Pool
 from gpukiln.parsing import parse_json
+from gpukiln.units import Memory
 
 T = TypeVar("T")
 Gap = tuple[str, int, str]  # file, line and reason of what can't be judged
@@ -159,7 +160,7 @@ class Reading:
             if length > LONGEST:
                 line = line[:LONGEST]
                 if is_command:
-                    what = f"longer than {LONGEST >> 10} KiB: what stands behind is not looked at"
+                    what = f"longer than {Memory(LONGEST).shown}: what stands behind is not looked at"
                     self.unchecked.append((name, above + start + 1, what))
             if is_command:
                 self._commands(line.lstrip().removeprefix("$ "), name, above + start + 1)
@@ -306,7 +307,7 @@ def _file(reading: Reading, path: File) -> None:
     try:
         if path.stat().st_size > LARGEST:
             reading.files.append(name)
-            reading.unchecked.append((name, 1, f"larger than {LARGEST >> 20} MiB"))
+            reading.unchecked.append((name, 1, f"larger than {Memory(LARGEST).shown}"))
             return
         data = path.read_bytes()
     except OSError as error:

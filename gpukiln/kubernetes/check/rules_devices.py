@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Container, Workload, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.parsing import is_whole
+from gpukiln.units import is_whole
 
 NONE = ("", "none", "void", "-1", "NoDevFiles")
 # What manages GPUs and serves no user: it must see all of them. NVIDIA reserves its variable for these

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from gpukiln.catalog import cuda
+from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes import machines
-from gpukiln.kubernetes.check.fit import Place, distance, judged
+from gpukiln.kubernetes.check.fit import Place, judged
 from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.workload import Path, Workload
 from gpukiln.kubernetes.images import cuda_of_image
+from gpukiln.kubernetes.placing import distance
 from gpukiln.typed import unknown
 
 MIG = "nvidia.com/mig-"
@@ -32,7 +34,7 @@ def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[Pl
 
 
 def _nearest(places: list[Place], kind: str) -> str:
-    place = min(places, key=lambda one: (distance(one), one.lacks_altogether))
+    place = min(places, key=lambda one: (distance(one.problems), one.lacks_altogether))
     told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
     return f"{place.name}{pool} comes nearest: {told}"
@@ -124,7 +126,7 @@ def _about_mig(profile: str) -> str:
     Workload,
     title="The driver of the nodes runs the CUDA of the image",
     reason="the container fails: CUDA driver version is insufficient for CUDA runtime version",
-    source=cuda.GUIDE,
+    source=GUIDE,
     fix="an image with an older CUDA, or nodes with a newer driver: `invoke docker.check` compares them",
 )
 def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fault]:
@@ -136,8 +138,8 @@ def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fau
                 support = cuda.support(wanted, driver, [])
             except UsageError:  # a version that the catalogue does not know: nothing is said of it
                 continue
-            if support.way not in ("native", "minor-version"):
-                least = cuda.floor(wanted)
+            if not support.runs:
+                least = cuda.needs(wanted).first
                 text = (
                     f"{one.image} is CUDA {wanted}, the nodes have driver {driver}; wanted {least} or later"
                 )

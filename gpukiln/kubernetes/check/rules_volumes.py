@@ -11,7 +11,7 @@ from gpukiln.kubernetes.check.rules import Context, Fault, rule
 from gpukiln.kubernetes.check.rules_running import selected
 from gpukiln.kubernetes.check.workload import Path, Thing, Workload, at, mapping, sequence
 from gpukiln.kubernetes.pools import ZONE, Pool
-from gpukiln.parsing import is_whole
+from gpukiln.units import is_whole
 
 ZONES = (
     ZONE,

@@ -7,12 +7,14 @@ from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from gpukiln.catalog.boards import boards, divisions
+from gpukiln.catalog.gpu_names import ec2_label, is_ambiguous, product
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, MIB, PRODUCT, allocatable, ec2_name, sold
+from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, PRODUCT, allocatable, mig_instances, sold
 from gpukiln.offers.request import parse
 from gpukiln.typed import unknown
+from gpukiln.units import Memory
 
 SelectBy = Literal["product", "instance-type", "karpenter", "auto-mode"]
 Provider = Literal["karpenter", "auto-mode", "managed", "asg", "aks", "gke"]
@@ -129,8 +131,8 @@ def with_room(types: Sequence[str], cpu: Decimal, memory: Decimal) -> tuple[str,
     if types and not found:
         most = max(types, key=lambda name: (_cores(name), _memory(name)))
         raise IncompatibleError(
-            f"no such machine has room for {cpu.normalize():f} CPUs and {memory / MIB:.0f} MiB: a node of "
-            f"{most} has {_cores(most)} CPUs and {_memory(most) / MIB:.0f} MiB for its pods",
+            f"no such machine has room for {cpu.normalize():f} CPUs and {Memory(memory).shown}: a node of "
+            f"{most} has {_cores(most)} CPUs and {Memory(_memory(most)).shown} for its pods",
             hint="less --cpu or --memory, or other GPUs",
         )
     return found
@@ -180,27 +182,27 @@ def expressions(
     if select_by == "product":
         return [_product(models, mig, shared=shared)]
     begin = GPU_LABELS[select_by]
-    found = [_in(f"{begin}name", [ec2_name(model).lower().replace(" ", "-") for model in models])]
-    if any(_is_ambiguous(model) for model in models):
+    found = [_in(f"{begin}name", [ec2_label(model) for model in models])]
+    if any(is_ambiguous(model) for model in models):
         memory = {instance_type(name).gpu_memory_mib for name in types if instance_type(name).gpu in models}
         found.append(_in(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
     return found
 
 
 def _product(models: Sequence[str], mig: str, *, shared: bool) -> Expression:
-    """By feature discovery: NVML's name with `-` for spaces, and how the GPU is divided or shared.
+    """By feature discovery, and how the GPU is divided or shared.
 
     NVIDIA/k8s-device-plugin:internal/lm/resource.go. GPUs that are shared bear another value, so that a whole
     GPU is not mistaken for a part of one.
     """
     names = []
     for model in models:
-        if model not in boards():
+        if not (name := product(model)):
             raise UsageError(
                 f"the catalogue does not know what feature discovery calls {gpus()[model].name}",
                 hint=f"--product with the label of your nodes: `kubectl get nodes -L {PRODUCT}`",
             )
-        names.append(boards()[model].name.replace(" ", "-"))
+        names.append(name)
     if mig:
         part = mig.replace("+", ".")
         return _in(f"nvidia.com/mig-{part}.product", [f"{name}-MIG-{part}" for name in names])
@@ -221,7 +223,7 @@ def arch_of(models: Sequence[str], types: Sequence[str]) -> str:
 
 def check_choice(option: str, value: str, kind: Any) -> None:
     if value not in get_args(kind):
-        raise unknown(option, value, get_args(kind))
+        raise unknown(option, value, [one for one in get_args(kind) if one])
 
 
 def _in(key: str, values: Sequence[str]) -> Expression:
@@ -261,20 +263,8 @@ def _profiles(model: str) -> list[str]:
 
 def _room(machine: InstanceType, mig: str) -> int:
     """GPUs of a machine, or instances of a MIG profile that it can have at once."""
-    if not mig:
-        return machine.gpus
-    board = boards().get(machine.gpu)
-    if not board or not board.mig:
-        return 0
-    each = next((row[7] for row in divisions()[board.mig].profiles if row[2] == mig), 0)
-    return machine.gpus * each
+    return mig_instances(machine).get(mig.replace("+", "."), 0) if mig else machine.gpus
 
 
 def _size(machine: InstanceType) -> tuple[int, int, int]:
     return machine.gpus, machine.vcpu, machine.memory_mib
-
-
-def _is_ambiguous(model: str) -> bool:
-    """Whether EC2 has another board of the same name, as with A100."""
-    others = {machine.gpu for machine in sold().values()}
-    return sum(ec2_name(other) == ec2_name(model) for other in others) > 1

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, RefusedError, UsageError
-from gpukiln.gpus.text import seconds
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.jobs import choice
 from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
@@ -18,8 +17,8 @@ from gpukiln.kubernetes.jobs.render import manifests
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.names import LABEL_VALUE, NAME, SERVICE, is_key, is_label, is_subdomain
 from gpukiln.kubernetes.quantity import amount, quantity
-from gpukiln.parsing import is_whole
 from gpukiln.redact import redact
+from gpukiln.units import MIB, Duration, Memory, is_whole
 
 CPU_A_GPU, MEMORY_A_GPU_GIB = 3, 12  # what a node with 4 vCPU and 16 GiB for each GPU has left
 GRACE_S, SPOT_GRACE_S = 30, 110  # Kubernetes' own; EC2 says two minutes before that it takes a spot machine
@@ -212,8 +211,9 @@ def gpu_job(
         raise UsageError(f"--arch {arch!r}", hint=f"wanted: {' or '.join(machines.ARCHES)}")
     if mig:
         choice.check_mig(mig, models)
-    cpu, memory, shm = _amounts(cpu, memory, shm, gpus)
-    wanted = amount(cpu, "--cpu", ""), amount(memory, "--memory", "")
+    cpu = _cpu(cpu, gpus)
+    whole, shared_memory = _memory(memory, shm, gpus)
+    wanted = amount(cpu, "--cpu", ""), Decimal(whole)
     types: tuple[str, ...] = ()
     if products:  # somebody's own nodes
         arch = arch or "x86_64"
@@ -245,11 +245,13 @@ def gpu_job(
         shared=shared,
         arch=arch,
         cpu=cpu,
-        memory=memory,
-        shm=shm,
-        timeout_s=_whole_seconds(timeout, "--timeout"),
-        ttl_s=_whole_seconds(ttl, "--ttl"),
-        grace_s=_whole_seconds(grace, "--grace") if grace else (SPOT_GRACE_S if spot else GRACE_S),
+        memory=whole.quantity,
+        shm=shared_memory.quantity if shared_memory else "",
+        timeout_s=int(Duration.parse(timeout, "--timeout", least=1, most=MOST_INT32)),
+        ttl_s=int(Duration.parse(ttl, "--ttl", least=1, most=MOST_INT32)),
+        grace_s=int(Duration.parse(grace, "--grace", least=1, most=MOST_INT32))
+        if grace
+        else (SPOT_GRACE_S if spot else GRACE_S),
         retries=retries,
         give_up=tuple(sorted(set(give_up))),
         nodes=nodes,
@@ -426,35 +428,27 @@ def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], c
             )
 
 
-def _amounts(cpu: str, memory: str, shm: str, gpus: int) -> tuple[str, str, str]:
-    """CPU, memory and shared memory; memory holds the shared memory, as the kernel counts it."""
-    cpu = (cpu or str(CPU_A_GPU * gpus)).strip()
-    memory = (memory or f"{MEMORY_A_GPU_GIB * gpus}Gi").strip()
-    shm = "" if shm.strip() in ("", "0") else shm.strip()
+def _cpu(text: str, gpus: int) -> str:
+    cpu = (text or str(CPU_A_GPU * gpus)).strip()
     if amount(cpu, "--cpu", "3500m or 4") * 1000 % 1:
         raise UsageError(f"--cpu {cpu}: the least part of a CPU is 1m", hint="such as 500m")
     if cpu.endswith(("k", "M", "G", "T", "P", "E", "i")):
         raise UsageError(f"--cpu {cpu} is a unit of memory", hint="such as 3500m or 4")
-    whole = amount(memory, "--memory", "14Gi")
-    if memory.endswith("m"):
-        raise UsageError(f"--memory {memory}: m is a thousandth of a byte", hint=f"{memory[:-1]}Mi?")
-    if whole < 2**22:
-        raise UsageError(f"--memory {memory} is {whole} bytes", hint=f"{memory}Gi?")
-    if shm and amount(shm, "--shm", "2Gi") >= whole:
+    return cpu
+
+
+def _memory(memory: str, shm: str, gpus: int) -> tuple[Memory, Memory]:
+    """Memory and the shared memory in it, as the kernel counts it."""
+    whole = Memory.parse(memory or f"{MEMORY_A_GPU_GIB * gpus}Gi", "--memory")
+    if whole < 4 * MIB:
+        raise UsageError(f"--memory {memory} is {whole.shown}, wanted 4 MiB or more", hint="such as 14GiB")
+    shared = Memory.parse(shm, "--shm", zero=True) if shm.strip() else Memory(0)
+    if shared >= whole:
         raise UsageError(
-            f"--shm {shm} leaves nothing of --memory {memory}: /dev/shm is a part of it",
+            f"--shm {shm} leaves nothing of --memory {whole.shown}: /dev/shm is a part of it",
             hint="more --memory, or less --shm: the kernel counts both against the container's limit",
         )
-    return cpu, memory, shm
-
-
-def _whole_seconds(text: str, option: str) -> int:
-    found = int(seconds(text, option))
-    if found < 1:
-        raise UsageError(f"{option} {text} is no time", hint="such as 2h")
-    if found > MOST_INT32:
-        raise UsageError(f"{option} {text} is more than {MOST_INT32} seconds", hint="such as 2h")
-    return found
+    return whole, shared
 
 
 def _mounts(caches: Sequence[str], scratches: Sequence[str]) -> tuple[Mount, ...]:
@@ -470,8 +464,7 @@ def _mounts(caches: Sequence[str], scratches: Sequence[str]) -> tuple[Mount, ...
         size, _, path = text.partition(":")
         if not path.startswith("/"):
             raise UsageError(f"--scratch {text!r}, wanted SIZE:/PATH", hint="200Gi:/scratch")
-        amount(size, "--scratch", "200Gi:/scratch")
-        found.append(Mount(path, size=size.strip()))
+        found.append(Mount(path, size=Memory.parse(size, "--scratch").quantity))
     for one in found:
         for path in (one.path, one.source):
             if ".." in path.split("/"):
@@ -517,7 +510,8 @@ def _labels(labels: Mapping[str, str] | Sequence[str], option: str) -> tuple[tup
             raise UsageError(f"{option} {key}={value} is no label", hint="team=vision, for example")
         if option == "--label" and key in OF_JOBS:
             raise UsageError(
-                f"--label {key}: the server sets it, and refuses a Job that has it", hint="--name"
+                f"--label {key}: the server sets it, and refuses a Job that has it",
+                hint="--name NAME names the Job",
             )
         found[key] = value
     return tuple(found.items())
@@ -541,11 +535,14 @@ def _resources(resources: Mapping[str, str] | Sequence[str], *, scratch: bool) -
                 "--resource ephemeral-storage and --scratch both ask for the node's disk",
                 hint="leave one of them out: --scratch asks for what its folders hold",
             )
-        many = amount(value, f"--resource {name}", "4")
-        if slash and many % 1:
+        if not slash:
+            size = Memory.parse(value, f"--resource {name}")
+            if page and int(size) % int(quantity(page) or 1):
+                raise UsageError(f"--resource {name}={value}: wanted whole pages of {page}")
+            found[name] = size.quantity
+            continue
+        if amount(value, f"--resource {name}", "4") % 1:
             raise UsageError(f"--resource {name}={value}: wanted a whole number")
-        if page and many % (quantity(page) or 1):
-            raise UsageError(f"--resource {name}={value}: wanted whole pages of {page}")
         found[name] = value.strip()
     return tuple(found.items())
 

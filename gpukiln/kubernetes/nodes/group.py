@@ -10,12 +10,12 @@ from ipaddress import ip_address
 from typing import Literal, get_args
 
 from gpukiln.catalog.bases import Base, base, load_bases
-from gpukiln.catalog.boards import boards
+from gpukiln.catalog.gpu_names import ec2_label, product
 from gpukiln.catalog.images import MAX_GIB, ImageDefinition, image_names, load_image
 from gpukiln.catalog.instance_types import InstanceType, instance_type
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.pointer import Pointer
-from gpukiln.kubernetes.machines import ARCHES, GPU, INSTANCE_TYPE, PRODUCT, ec2_name, sold
+from gpukiln.kubernetes.machines import ARCHES, GPU, INSTANCE_TYPE, PRODUCT, sold
 from gpukiln.kubernetes.names import is_label
 from gpukiln.kubernetes.nodes.hours import Hours
 from gpukiln.offers.request import parse
@@ -111,7 +111,7 @@ class Group:
         """Types by what EC2 calls their GPU, in the order of the types."""
         found: dict[str, tuple[str, ...]] = {}
         for one in self.types:
-            gpu = ec2_name(instance_type(one).gpu).lower().replace(" ", "-")
+            gpu = ec2_label(instance_type(one).gpu)
             found[gpu] = (*found.get(gpu, ()), one)
         return found
 
@@ -121,15 +121,9 @@ class Group:
         The product is feature discovery's, which knows it later: who starts nodes for a pod that selects by
         it has to know before that they will have it. Types of different products have none.
         """
-        products = {product(one) for one in types}
+        products = {product(instance_type(one).gpu) for one in types}
         known = {PRODUCT: next(iter(products))} if len(products) == 1 and "" not in products else {}
         return {PRESENT: "true", **known, **self.labels}
-
-
-def product(name: str) -> str:
-    """The value of the product label of a type's nodes; empty: the catalogue has no NVML name of its GPU."""
-    board = boards().get(instance_type(name).gpu)
-    return board.name.replace(" ", "-") if board else ""
 
 
 def types_of(

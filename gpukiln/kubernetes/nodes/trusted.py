@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpukiln.attest import trust
 from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.ec2 import require_image
+from gpukiln.clouds.tags import RECIPE_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channels
 from gpukiln.images.keys import in_words
-from gpukiln.instances.tags import RECIPE_TAG, tags_of
+from gpukiln.instances.tags import tags_of
+
+WHERE = "--region says where to look"
 
 
 def require_trusted(image: str, cloud: Cloud | None) -> str:
@@ -38,7 +40,7 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
             hint="--cloud aws --region REGION verifies what is there now",
         )
     if pointer is None:
-        described = _image(cloud, image)
+        described = require_image(cloud, image, hint=WHERE)
         ours = RECIPE_TAG in tags_of(described)
         return trust.require_verified(cloud, described) if ours else "not an image of gpukiln: it was named"
     with explain_aws_errors(f"read {image}"):
@@ -47,16 +49,4 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
         raise UsageError(
             f"{image} does not exist in {cloud.region}", hint="`invoke ami.channels` shows every channel"
         )
-    return trust.require_released(cloud, _image(cloud, found), pointer)
-
-
-def _image(cloud: Cloud, image_id: str) -> dict[str, Any]:
-    with explain_aws_errors(f"look up {image_id}"):
-        filters = [{"Name": "image-id", "Values": [image_id]}]
-        images = cloud.client("ec2").describe_images(Filters=filters)["Images"]
-    if not images:
-        raise UsageError(
-            f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint="--region says where to look"
-        )
-    image: dict[str, Any] = images[0]
-    return image
+    return trust.require_released(cloud, require_image(cloud, found, hint=WHERE), pointer)

@@ -20,15 +20,15 @@ from typing import Any
 from urllib.parse import quote
 
 from gpukiln.errors import CheckFailedError, GpukilnError, IncompatibleError, UnavailableError, UsageError
-from gpukiln.gpus.text import mebibytes
 from gpukiln.nodes.passthrough.api import IMPORT_S, LOOK_S, UPLOAD_S, Pve, UnansweredError, Way, connect
 from gpukiln.nodes.passthrough.look import guest, rights_of
 from gpukiln.nodes.passthrough.model import Check
 from gpukiln.nodes.passthrough.values import hostpci, properties
 from gpukiln.parsing import parse_json
+from gpukiln.units import MIB, Memory
 
 QCOW2 = b"QFI\xfb"
-SECTOR, MIB = 512, 1 << 20
+SECTOR = 512
 CHUNK = 8 << 20
 UPLOADED_S = 600.0  # for the answer, when all was sent
 KEY = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ \S+")
@@ -195,12 +195,10 @@ def plan(pve: Pve, order: Order, image: Image, node: str, number: int, gpu: str)
             raise UsageError(f"--{option} is missing")
     if not HOST_NAME.fullmatch(order.name):
         raise UsageError(f"--name {order.name!r} is no name of a host")
-    memory, keys = mebibytes(order.memory, "--memory"), _keys(order.ssh_keys)
-    grow = mebibytes(order.disk_size, "--disk-size") if order.disk_size else 0
+    memory, keys = Memory.parse(order.memory, "--memory").mib, _keys(order.ssh_keys)
+    grow = Memory.parse(order.disk_size, "--disk-size").mib if order.disk_size else 0
     if grow and grow * MIB < image.size:
-        raise UsageError(
-            f"--disk-size {order.disk_size} is less than the image's {image.size / (1 << 30):.1f} GiB"
-        )
+        raise UsageError(f"--disk-size {order.disk_size} is less than the image's {Memory(image.size).shown}")
     vm = _number(pve, number)
     config = {
         "name": order.name,
@@ -291,7 +289,7 @@ def _keys(name: str) -> str:
 
 
 def _image_checks(order: Order, image: Image) -> Iterator[Check]:
-    gib = f"{image.size / (1 << 30):.1f} GiB"
+    gib = Memory(image.size).shown
     if image.format == "raw" and image.size % SECTOR:
         yield Check(
             "image.disk",
@@ -370,10 +368,10 @@ def _storage(there: dict[str, Any], name: str, content: str, needs: int, node: s
         return Check(
             check,
             "refused",
-            f"{name} has {free / (1 << 30):.1f} GiB, {needs / (1 << 30):.1f} GiB are needed",
+            f"{name} has {Memory(free).shown}, {Memory(needs).shown} are needed",
             option,
         )
-    return Check(check, "ok", f"{name}, {free / (1 << 30):.1f} GiB free")
+    return Check(check, "ok", f"{name}, {Memory(free).shown} free")
 
 
 def _rights(pve: Pve, order: Order, vm: int) -> Check:
@@ -453,7 +451,7 @@ class _Sent(io.FileIO):
         if now - self._told > 1 and done:
             self._told, rate = now, done / max(now - self._started, 0.001)
             left = (self._size - done) / rate
-            self._say(f"upload {100 * done / self._size:.0f} %, {rate / MIB:.0f} MiB/s, {left:.0f} s left")
+            self._say(f"upload {100 * done / self._size:.0f} %, {Memory(rate).shown}/s, {left:.0f} s left")
         return found
 
 

@@ -7,14 +7,15 @@ from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.embedded.container import Container
 from gpukiln.clouds.embedded.gpus import machine_files
 from gpukiln.clouds.embedded.gpus.settings import apply, play
-from gpukiln.clouds.embedded.gpus.simulated import GPUS_TAG, SIMULATED, SimulatedGpus, is_simulated
+from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import Rows, encoded, gpu_count
 from gpukiln.clouds.embedded.machine import Machine
 from gpukiln.clouds.embedded.machines import Machines
+from gpukiln.clouds.tags import GPUS_TAG, SIMULATED
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.parsing import is_whole
 from gpukiln.typed import load, strict, unknown
+from gpukiln.units import is_whole
 
 MOST_GPUS = 64  # more than any host has; a choice of this project
 

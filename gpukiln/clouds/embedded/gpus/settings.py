@@ -9,8 +9,9 @@ import yaml
 
 from gpukiln.clouds.embedded.gpus.state import Rows, add_event, count_energy, gpu_count, remove
 from gpukiln.errors import UsageError
-from gpukiln.parsing import is_whole, parse_yaml, read_text
+from gpukiln.parsing import parse_yaml, read_text
 from gpukiln.typed import unknown
+from gpukiln.units import is_whole
 
 # NVML's numbers (nvml.h: nvmlReturn_t, nvmlEventType*, nvmlClocksEventReason*)
 DRIVER_NOT_LOADED, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN_ERROR = 9, 15, 18, 999

@@ -9,11 +9,11 @@ from gpukiln.catalog.drivers import branches
 from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles, driver_version
 from gpukiln.clouds.embedded.gpus.profile import make_machine, make_profile
 from gpukiln.clouds.embedded.gpus.settings import DRIVER_NOT_LOADED
+from gpukiln.clouds.tags import GPUS_TAG, SIMULATED
 from gpukiln.errors import GpukilnError
 from gpukiln.files import write_whole
 from gpukiln.parsing import parse_json
 
-GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # of an instance
 log = logging.getLogger(__name__)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpukiln.units import MIB
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -26,8 +28,6 @@ class Metric:
     unit: str = ""
     scale: float = 1
 
-
-MIB = 2**20
 
 METRICS: tuple[Metric, ...] = (
     Metric("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilisation", "percent"),

@@ -1,0 +1,137 @@
+"""Images, instances and pages of EC2, and the one wait for what EC2 does not do at once."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import GpukilnError, UsageError
+
+T = TypeVar("T")
+PENDING = {"State": {"Name": "pending"}}
+
+
+def filters(wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Filters in EC2's form.
+
+    Args:
+        wanted: Names of filters, each with the values of which a resource must have one.
+    """
+    return [{"Name": name, "Values": list(values)} for name, values in wanted.items()]
+
+
+def pages(client: Any, operation: str, key: str, **asked: Any) -> Iterator[dict[str, Any]]:
+    """What every page of an answer has.
+
+    Args:
+        client: Of any service.
+        operation: In boto3's form, for example "describe_volumes".
+        key: The list in each page, for example "Volumes".
+        asked: Arguments of the operation, and PaginationConfig.
+    """
+    for page in client.get_paginator(operation).paginate(**asked):
+        yield from page[key]
+
+
+def images(
+    ec2: Any, wanted: Mapping[str, Sequence[str]], *, page_size: int = 0, **asked: Any
+) -> list[dict[str, Any]]:
+    """The images that filters select, as DescribeImages gives them.
+
+    A filter by `image-id` answers an id that is gone with an empty list, where ImageIds would raise.
+
+    Args:
+        ec2: A client.
+        wanted: As `filters`.
+        page_size: Images a page; 0: all at once, in one call.
+        asked: Other arguments, for example Owners.
+    """
+    asked |= {"Filters": filters(wanted)} if wanted else {}
+    if page_size:
+        return list(
+            pages(ec2, "describe_images", "Images", **asked, PaginationConfig={"PageSize": page_size})
+        )
+    found: list[dict[str, Any]] = ec2.describe_images(**asked)["Images"]
+    return found
+
+
+def image(cloud: Cloud, image_id: str) -> dict[str, Any] | None:
+    """An image as DescribeImages gives it; None where the region has none of that id.
+
+    Raises:
+        UnavailableError: The cloud can't be asked.
+    """
+    with explain_aws_errors(f"look up {image_id}"):
+        found = images(cloud.client("ec2"), {"image-id": [image_id]})
+    return found[0] if found else None
+
+
+def require_image(cloud: Cloud, image_id: str, *, hint: str) -> dict[str, Any]:
+    """An image that a user named.
+
+    Args:
+        hint: The options by which another place can be named.
+
+    Raises:
+        UsageError: The region has no such image.
+        UnavailableError: The cloud can't be asked.
+    """
+    if (found := image(cloud, image_id)) is None:
+        raise UsageError(f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint=hint)
+    return found
+
+
+def instances(ec2: Any, wanted: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """The instances that filters select, those that ended a while ago among them.
+
+    Args:
+        ec2: A client.
+        wanted: As `filters`; empty: every instance of the region.
+    """
+    asked = {"Filters": filters(wanted)} if wanted else {}
+    for reservation in pages(ec2, "describe_instances", "Reservations", **asked):
+        yield from reservation["Instances"]
+
+
+def instance(cloud: Cloud, instance_id: str) -> dict[str, Any]:
+    """An instance; one that EC2 does not show yet is pending (it is consistent only after a while).
+
+    Raises:
+        UnavailableError: The cloud can't be asked.
+    """
+    with explain_aws_errors("ask for the machine's state"):
+        return next(instances(cloud.client("ec2"), {"instance-id": [instance_id]}), PENDING)
+
+
+def wait_until(
+    condition: Callable[[], T | None],
+    late: Callable[[], GpukilnError],
+    *,
+    timeout_s: float,
+    pause_s: float,
+    longest_pause_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Ask until there is an answer, a last time when the time is over.
+
+    Args:
+        condition: Gives the answer, or None: not yet. What it raises ends the wait.
+        late: The error of a wait that was in vain.
+        timeout_s: Seconds, of the clock or as slept, whichever are more: with a `sleep` that does not wait no
+            clock is needed.
+        pause_s: Seconds between two questions.
+        longest_pause_s: Pauses double up to it; None: all are the same.
+
+    Raises:
+        GpukilnError: As `late` gives it.
+    """
+    began, slept = clock(), 0.0
+    while (found := condition()) is None:
+        left = timeout_s - max(clock() - began, slept)
+        if left <= 0:
+            raise late()
+        sleep(min(pause_s, left))
+        slept += min(pause_s, left)
+        pause_s = min(pause_s * 2, longest_pause_s) if longest_pause_s else pause_s
+    return found

@@ -129,7 +129,6 @@ def list_(
         "checkpoint": "activations that are computed again: none, selective (attention) or full",
         "rank": "of LoRA's adapters",
         "tensor_parallel": "GPUs that share each layer",
-        "from_text": "refused: a description names no bytes",
         **WANTED,
     }
 )
@@ -149,7 +148,6 @@ def size(
     checkpoint: str = "selective",
     rank: int = 16,
     tensor_parallel: int = 1,
-    from_text: str = "",
     cpu: int = 0,
     memory: str = "",
     disk: str = "",
@@ -172,11 +170,6 @@ def size(
     from gpukiln.offers import size as sizes
     from gpukiln.offers.request import parse
 
-    if from_text:
-        raise UsageError(
-            "--from-text: a description names no bytes, and what is guessed from words is wrong both ways",
-            hint="name what is known: --params 7e9 --mode train, --batch, --context, --precision",
-        )
     if not params:
         raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
     model = sizes.Model(sizes.parameters(params), layers, width, kv_width, vocabulary)

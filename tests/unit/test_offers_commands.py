@@ -68,8 +68,6 @@ def test_a_size_becomes_a_request(offer: Typed) -> None:
     assert all(row["offer"]["gpu_memory_mib"] >= needs for row in document["offers"])
     done = offer("size", "--params", "405e9", code=3)
     assert "--tensor-parallel 2" in done.stderr
-    done = offer("size", "--from-text", "a big model", code=2)
-    assert "names no bytes" in done.stderr
 
 
 def test_more_gpus_are_no_advice_where_something_else_is_lacking(offer: Typed) -> None:

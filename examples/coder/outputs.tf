@@ -1,4 +1,4 @@
-# The contract's outputs (docs/workspace.schema.json, Outputs); empty texts while no machine runs.
+# The contract's outputs (docs/schemas/workspace.json, Outputs); empty texts while no machine runs.
 
 output "agent_endpoint" {
   value = try(aws_instance.machine[0].private_ip, "")

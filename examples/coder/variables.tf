@@ -1,4 +1,4 @@
-# The contract's inputs (docs/workspace.schema.json, Workspace), by their names and with their defaults. What
+# The contract's inputs (docs/schemas/workspace.json, Workspace), by their names and with their defaults. What
 # each of them means was decided when the file was rendered: here they are only compared with it.
 
 variable "workspace_name" {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import SIGNERS, command, print_json, results, say, words
+from gpukiln.commands.cli import SIGNERS, command, print_document, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -77,14 +77,13 @@ def plan(
     cost = estimate(planned, _builds().last_durations(planned))
     if json:
         why = [] if proven else pipeline.why_build(planned, _builds())
-        print_json(
-            {
-                **dump(planned),
-                "proven_image": proven.image_id if proven and is_current else None,
-                "proven_by_another_suite": proven.image_id if proven and not is_current else None,
-                "why_build": why,
-                "cost_estimate": {**dump(cost), "usd": cost.usd} if cost else None,
-            }
+        print_document(
+            "ami.plan/1",
+            dump(planned),
+            proven_image=proven.image_id if proven and is_current else None,
+            proven_by_another_suite=proven.image_id if proven and not is_current else None,
+            why_build=why,
+            cost_estimate={**dump(cost), "usd": cost.usd} if cost else None,
         )
     else:
         shown = results()
@@ -172,7 +171,7 @@ def build(
     if dry_run:
         say("dry run: nothing was started")
         if json:
-            print_json({**dump(planned), "built": False})
+            print_document("ami.build.plan/1", dump(planned), built=False)
         return 0
     saved = Saved(open_store(module_cache, state_home(), where), kept, signing)
     folder, record = pipeline.build_image(planned, where, _builds(), progress, saved, signer)
@@ -186,7 +185,7 @@ def build(
         )
     if json:
         image_id = record.bake.image_id if record.bake else None
-        print_json({**dump(record), "image_id": image_id, "built": True})
+        print_document("ami.build/1", dump(record), image_id=image_id, built=True)
     if record.verdict:
         pipeline.require_passed(record.verdict, folder.id)
     return 0
@@ -211,7 +210,6 @@ def _proven(
         "build_id": proven.build_id,
         "built": False,
         "digest": planned.digest,
-        "verdict": None,
     }
     verdict = None
     if dry_run or proven.passed_suite(suite_digest()):
@@ -231,7 +229,7 @@ def _proven(
         shown.print(report.ending(verdict))
         shown.tell(f"report: {done.folder / 'report.html'}")
     if json:
-        print_json({**document, "verdict": dump(verdict) if verdict else None})
+        print_document("ami.build.found/1", document, verdict=dump(verdict) if verdict else None)
     if verdict:
         pipeline.require_passed(verdict, proven.build_id)
     return 0
@@ -249,7 +247,7 @@ def list_(_: Any, json: bool = False) -> None:
     killed = {build.id for build in killed_builds(_builds())}
     tell_killed(_builds(), say)
     if json:
-        print_json([dump(record) for record in records])
+        print_document("ami.list/1", builds=[dump(record) for record in records])
         return
     rows = Rows("build", "AMI", "cloud", "driver", "state", "checks", "took", first=2)
     for record in records:
@@ -280,7 +278,7 @@ def timings(_: Any, last: int = 4, json: bool = False) -> None:
     records = (build.read() for build in _builds().all())
     rows = compare([record for record in records if record.durations_s][: max(last, 1)])
     if json:
-        print_json(rows)
+        print_document("ami.timings/1", builds=rows)
     elif rows:
         results().print(timings_table(rows))
     else:
@@ -303,7 +301,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     record = folder.read()
     tell_killed(_builds(), say)
     if json:
-        print_json(dump(record))
+        print_document("ami.show/1", dump(record))
         return
     console = results()
     console.print(plan_table(record.plan))

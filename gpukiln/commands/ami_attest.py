@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import SIGNERS, command, print_json, results, say
+from gpukiln.commands.cli import SIGNERS, command, print_document, results, say
 from gpukiln.typed import dump
 
 STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
@@ -62,7 +62,9 @@ def attest(
     signer = signer_of(sign_key, cloud)
     if dry_run:
         if json:
-            print_json({"build": folder.id, "image_id": baked.image_id, "signed": signer is not None})
+            print_document(
+                "ami.attest.plan/1", build=folder.id, image_id=baked.image_id, signed=signer is not None
+            )
         say(
             f"dry run: would write {attestation.SBOM} and {attestation.STATEMENT} to {folder.folder}"
             f"{f', sign with {sign_key}' if signer else ''}, and tag {baked.image_id} with their digests"
@@ -78,7 +80,7 @@ def attest(
     with folder.locked():
         written = attestation.write_attestation(folder, record, cloud, signer)
     if json:
-        print_json(dump(written))
+        print_document("ami.attest/1", dump(written))
         return 0
     shown = results()
     shown.tell(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")
@@ -100,8 +102,11 @@ def _verify(folder: Any, record: Any, cloud: Any, key: Any, json: bool) -> int:
         line = Text.assemble((f"{outcome:8}", STYLES[finding.outcome]), f" {finding.id:24} {finding.says}")
         console.print(line, soft_wrap=True)
     if json:
-        print_json(
-            {"build": folder.id, "image_id": record.bake.image_id, "findings": [vars(f) for f in found]}
+        print_document(
+            "ami.attest.verify/1",
+            build=folder.id,
+            image_id=record.bake.image_id,
+            findings=[dump(finding) for finding in found],
         )
     if failed := [finding for finding in found if finding.outcome == "failed"]:
         raise CheckFailedError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import command, print_json, results
+from gpukiln.commands.cli import command, print_document, results
 
 
 @command(help={"json": COMMON["json"]})
@@ -17,7 +17,7 @@ def bases(_: Any, json: bool = False) -> None:
 
     rows = base_rows(load_components())
     if json:
-        print_json(rows)
+        print_document("ami.bases/1", bases=rows)
         return
     table = Rows("base", "driver", "Kubernetes", "default on", "", first=1, folds=True)
     for row in rows:

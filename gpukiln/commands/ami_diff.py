@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, words
+from gpukiln.commands.cli import command, print_document, results, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def diff(
     builds = Builds(state_home())
     found = compare(find_side(builds, old), find_side(builds, new), _osv(vulnerabilities))
     if form == "json":
-        print_json(dump(found))
+        print_document("ami.diff/1", dump(found))
     elif form == "markdown":
         print(to_markdown(sections(found)), end="")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -74,14 +74,14 @@ def export(
     if dry_run:
         planned = run.plan(wish, found.cloud, found.image_id, found.build)
         if json:
-            print_json(dump(planned))
+            print_document("ami.export.plan/1", dump(planned))
         else:
             _show(planned)
         say("dry run: nothing was written")
         return 0
     done = run.export(wish, found.cloud, found.image_id, found.build, Progress())
     if json:
-        print_json(dump(done))
+        print_document("ami.export/1", dump(done))
     shown = results(json=json)
     shown.tell(
         f"{done.output}: {done.to}, {Memory(done.bytes).shown}, a disk of {Memory(done.virtual_bytes).shown}"
@@ -174,14 +174,14 @@ def import_(
     disk = bring.look(Path(file), says, progress)
     if dry_run:
         if json:
-            print_json({**dump(disk), "size_gib": disk.size_gib, "name": disk.name})
+            print_document("ami.import.plan/1", dump(disk), size_gib=disk.size_gib, name=disk.name)
         else:
             results().tell(f"{file}: {disk.form}, {disk.size_gib} GiB -> {disk.name} in {where.region}")
         say("dry run: nothing was written")
         return 0
     made = bring.bring(disk, where, progress)
     if json:
-        print_json(dump(made))
+        print_document("ami.import/1", dump(made))
     shown = results(json=json)
     shown.tell(f"{made.image_id} {made.name}{' (was there)' if made.found else ''}")
     shown.tell(f"{made.architecture}, {made.boot_mode}, {made.size_gib} GiB, {made.snapshot_id}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.commands.ami import COMMON
-from gpukiln.commands.cli import SIGNERS, command, print_json, results, say, words
+from gpukiln.commands.cli import SIGNERS, command, print_document, results, say, words
 from gpukiln.typed import dump
 
 
@@ -98,8 +98,7 @@ def verify(
         shown.tell(f"judged on {machine.instance_type} in {machine.zone}{', spot' if machine.spot else ''}")
         shown.tell(f"report: {done.folder / 'report.html'}")
     if json:
-        documents = [dump(verdict) for verdict in verdicts]
-        print_json(documents if for_ else documents[0])
+        print_document("ami.verify/1", verdicts=[dump(verdict) for verdict in verdicts])
     for verdict in verdicts:
         pipeline.require_passed(verdict, build)
     if rules:  # what no verification provides is told, too

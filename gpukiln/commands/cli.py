@@ -11,7 +11,7 @@ import inspect
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -176,6 +176,17 @@ def print_json(document: Any) -> None:
     """Write one JSON document to standard output.
 
     Args:
-        document: Plain data.
+        document: Plain data; what says no `schema` is of a form of others, as an IAM policy is.
     """
     print(json.dumps(document, indent=2))
+
+
+def print_document(schema: str, document: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+    """Write a document of gpukiln to standard output.
+
+    Args:
+        schema: Its name in `gpukiln.commands.schemas`; a record's own version gives way to it.
+        document: Plain data whose fields it has.
+        fields: Its other fields, plain data.
+    """
+    print_json({"schema": schema} | dict(document or {}) | fields | {"schema": schema})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, say
+from gpukiln.commands.cli import command, print_document, say
 
 if TYPE_CHECKING:
     from gpukiln.clouds.embedded.layout import Layout
@@ -31,14 +31,13 @@ def status(_: Any, json: bool = False) -> None:
     server, disks, wrong = server_status(layout), kept(layout), problems(layout)
     volumes = kept_volumes(layout)
     if json:
-        print_json(
-            {
-                "home": str(layout.home),
-                "server": server,
-                "disks": disks,
-                "volumes": volumes,
-                "problems": wrong,
-            }
+        print_document(
+            "cloud.status/1",
+            home=str(layout.home),
+            server=server,
+            disks=disks,
+            volumes=volumes,
+            problems=wrong,
         )
         return
     print(f"home    {layout.home}")
@@ -186,7 +185,11 @@ def sweep(
     else:
         print(f"nothing was removed: --yes removes these {len(leftovers)}", file=sys.stderr)
     if json:
-        print_json({"found": [vars(one) for one in leftovers], "removed": [one.id for one in removed]})
+        print_document(
+            "cloud.sweep/1",
+            found=[vars(one) for one in leftovers],
+            removed=[one.id for one in removed],
+        )
 
 
 @command(help={"instance": "instance id, or `last`"})

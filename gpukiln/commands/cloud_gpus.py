@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def gpus(
     if plenty:
         gone = scarcity.clear(layout, None if plenty == "all" else plenty)
         say(f"forgotten: {', '.join(map(str, gone)) or 'nothing was scarce'}")
-    found: dict[str, Any] = {}
+    interruption: dict[str, Any] | None = None
     if interrupt:
-        found["interruption"] = ask_server(
+        interruption = ask_server(
             layout, "/gpukiln/interrupt", {"instance_id": _chosen(layout, machine), "seconds": seconds}
         )
     names = _running(layout) if machine == ALL else [_chosen(layout, machine)]
@@ -103,9 +103,14 @@ def gpus(
         answers = [answer for answer in answers if answer["simulated"] or answer["gpus"]]
     lines = scarcity.script(layout).lines
     if json:
-        print_json({**found, "machines": answers, "scarce": [str(line) for line in lines]})
+        print_document(
+            "cloud.gpus/1",
+            machines=answers,
+            scarce=[str(line) for line in lines],
+            interruption=interruption,
+        )
         return
-    _print(answers, lines, found.get("interruption"))
+    _print(answers, lines, interruption)
     if not answers:
         say("no machine has simulated GPUs: launch one with the tag gpukiln:gpus=simulated, or MACHINE --on")
 
@@ -177,12 +182,11 @@ def _print_names(*, json: bool) -> None:
     from gpukiln.progress import Rows
 
     if json:
-        print_json(
-            {
-                "settings": {name: setting.text for name, setting in SETTINGS.items()},
-                "scenarios": {name: text for name, (text, _) in SCENARIOS.items()},
-                "boards": {key: board.name for key, board in boards().items()},
-            }
+        print_document(
+            "cloud.gpus.list/1",
+            settings={name: setting.text for name, setting in SETTINGS.items()},
+            scenarios={name: text for name, (text, _) in SCENARIOS.items()},
+            boards={key: board.name for key, board in boards().items()},
         )
         return
     table = Rows("", "name", "what", first=2, folds=True)

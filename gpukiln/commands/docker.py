@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def plan(
     planned = _plan(image, base, platform, set, refresh=refresh)
     built = find_built(planned, _builds(), found)
     if json:
-        print_json({**dump(planned), "built": built.read().reference if built else None})
+        print_document("docker.plan/1", dump(planned), built=built.read().reference if built else None)
     else:
         shown = results()
         shown.print(plan_table(planned))
@@ -116,7 +116,7 @@ def build(
     if dry_run:
         say("dry run: nothing was started")
         if json:
-            print_json({**dump(planned), "built": False})
+            print_document("docker.build.plan/1", dump(planned), built=False)
         return 0
     if there:
         folder, record = there, there.read()
@@ -139,7 +139,7 @@ def build(
     if not no_verify and record.state != "verified":  # also what an interrupted run has left to do
         record, verdict = _judge(folder.id, progress, json=json)
     if json:
-        print_json({**dump(record), "built": there is None})
+        print_document("docker.build/1", dump(record), built=there is None)
     return int(verdict is not None and not verdict.passed)
 
 
@@ -150,7 +150,7 @@ def verify(_: Any, build: str, json: bool = False) -> int:
 
     _record, verdict = _judge(build, Progress(), json=json)
     if json:
-        print_json(dump(verdict))
+        print_document("docker.verify/1", verdict=dump(verdict))
     return int(not verdict.passed)
 
 
@@ -165,7 +165,7 @@ def list_(_: Any, json: bool = False) -> None:
     records = [build.read() for build in _builds().all()]
     running = "running" if is_under_way(_builds()) else "killed"
     if json:
-        print_json([dump(record) for record in records])
+        print_document("docker.list/1", builds=[dump(record) for record in records])
         return
     table = Rows("build", "image", "base", "state", "size", "checks", "took", first=2)
     for record in records:
@@ -194,7 +194,7 @@ def show(_: Any, build: str, json: bool = False) -> None:
     folder = _builds().find(build)
     record = folder.read()
     if json:
-        print_json(dump(record))
+        print_document("docker.show/1", dump(record))
         return
     console = results()
     console.print(plan_table(record.plan))

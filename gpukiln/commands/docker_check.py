@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, words
+from gpukiln.commands.cli import command, print_document, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check(
         node = replace(node, gpus=tuple(named))
     judged = judge(image, version, node)
     if json:
-        print_json(dump(judged))
+        print_document("docker.check/1", dump(judged))
     else:
         _show(judged)
     judged.require_works()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpukiln.commands.cli import command, print_json
+from gpukiln.commands.cli import command, print_document
+from gpukiln.typed import dump
 
 
 @command(
@@ -36,7 +37,7 @@ def push(
 ) -> None:
     """Push a built image under tags that never move, and write its digest into the record of the build."""
     from contextlib import nullcontext
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from gpukiln.clouds.select import make_cloud
     from gpukiln.docker import push as pushing
@@ -73,11 +74,11 @@ def push(
             folder.write(replace(record, pushed=(*others, pushed)))
     if pushed is None:
         if json:
-            print_json({"repository": target.name, "manifest_digest": None})
+            print_document("docker.push.plan/1", repository=target.name, manifest_digest=None)
         else:
             print(f"would push {built.reference} to {target.name}")
         return
     if json:
-        print_json({**asdict(pushed), "reference": pushed.reference})
+        print_document("docker.push/1", dump(pushed), reference=pushed.reference)
     else:
         print(pushed.reference)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say
+from gpukiln.commands.cli import command, print_document, results, say
 from gpukiln.gpus.verb import Option, Options, Verb, document
 from gpukiln.gpus.verbs import verbs
 
@@ -70,7 +70,7 @@ def perform(verb: Verb, typed: dict[str, Any]) -> int:
             return cli.run(verb, options)
         except GpukilnError as error:
             if options.json:
-                print_json(document(verb, [], [plain(cli.failure(error))]))
+                print_document(verb.schema, document(verb, [], [plain(cli.failure(error))]))
             raise
     return _on_hosts(verb, options, targets, where)
 
@@ -106,7 +106,7 @@ def _on_hosts(verb: Verb, options: Options, targets: list[Target], where: dict[s
     nodes = [node for one in said for node in one.nodes]
     failed = [one_failed for one in said for one_failed in one.failed]
     if where["json"]:
-        print_json(document(verb, nodes, failed))
+        print_document(verb.schema, document(verb, nodes, failed))
     console = results(json=where["json"])
     for number, node in enumerate(nodes if not where["json"] else ()):
         if number:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 
 if TYPE_CHECKING:
     from gpukiln.kubernetes.addons.settings import Settings
@@ -76,7 +76,8 @@ def addons(
     files = rendered.rendered(settings, names)
     written = folder.write(Path(output), files) if output else []
     if json:
-        print_json(dump(listing.listing(settings, names, files, written)))
+        found = listing.listing(settings, names, files, written)
+        print_document(found.schema, dump(found))
     elif output:
         for one in written:
             results().tell(f"{one.change:8} {output.rstrip('/')}/{one.path}")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.errors import UsageError
 from gpukiln.typed import dump
 
@@ -99,7 +99,7 @@ def check(
     if junit:
         telling.write_junit(report, tuple(reading.files), Path(junit))
     if json:
-        print_json(dump(report))
+        print_document(report.schema, dump(report))
     else:
         for line in telling.lines(report):
             results().tell(line)
@@ -189,7 +189,8 @@ def _rules(*, json: bool) -> int:
     from gpukiln.kubernetes.check.registry import listing, rules
 
     if json:
-        print_json(dump(listing()))
+        listed = listing()
+        print_document(listed.schema, dump(listed))
         return 0
     for one in rules():
         results().tell(f"{one.id} ({one.severity}): {one.title}")

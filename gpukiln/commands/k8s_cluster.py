@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.typed import dump
 
 MINUTE_S = 60.0
@@ -26,7 +26,7 @@ CLUSTER = {
         "pull_secret": "with which the image is pulled",
         "wait_minutes": "for nodes, room and images",
         "dry_run": "only print the pods",
-        "json": "print the verdict as JSON",
+        "json": "print one JSON document to standard output",
     },
 )
 def prove_gpus(
@@ -88,7 +88,7 @@ def prove_gpus(
     shown.print(report.ending(verdict))  # `live` has shown each check
     shown.tell(f"report: {run.folder / 'report.html'}")
     if json:
-        print_json(dump(verdict))
+        print_document("k8s.test/1", verdict=dump(verdict))
     return int(not verdict.passed)
 
 
@@ -113,7 +113,7 @@ def _pushed(home: Any) -> str:
         "for": "commands, separated by commas: their names behind k8s.",
         "namespace": "that is worked in",
         "to": "who gets them: User:NAME, Group:NAME or ServiceAccount:NAME",
-        "json": "print a list as JSON",
+        "json": "print one JSON document to standard output",
     }
 )
 def rbac(
@@ -129,7 +129,7 @@ def rbac(
 
     found = roles(words(for_) or list(RIGHTS), namespace, to)
     if json:
-        print_json(found)
+        print_document("k8s.rbac/1", manifests=found)
         return
     results().tell(as_yaml(*found).rstrip())
 
@@ -156,7 +156,7 @@ def doctor(
 
     found = diagnose(Cluster(context, kubeconfig), pod, namespace)
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         shown = results()
         for one in found.found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, say
+from gpukiln.commands.cli import command, print_document, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,7 +143,7 @@ def job(
 ) -> int:
     """Render a GPU Job that is right, checked by the catalogue; with --apply run it and exit as it does."""
     from gpukiln.kubernetes.jobs.admission import admitted
-    from gpukiln.kubernetes.jobs.document import document
+    from gpukiln.kubernetes.jobs.document import JOB, document
     from gpukiln.kubernetes.jobs.request import gpu_job
     from gpukiln.typed import dump
 
@@ -208,7 +208,7 @@ def job(
         _write(made, output)
     if not cluster:
         if json:
-            print_json(dump(document(made)))
+            print_document(JOB, dump(document(made)))
         elif not output:
             _print(made)
         return 0
@@ -218,14 +218,14 @@ def job(
         follow.rehearse(cluster, made)
         say(f"job {made.name}: the server would take it")
         if json:
-            print_json(dump(document(made, cluster=cluster)))
+            print_document(JOB, dump(document(made, cluster=cluster)))
         return 0
     submission = follow.submit(cluster, made, say, replace_ended=replace)
     if detach:
         for line in follow.again(made.name, made.namespace or cluster.namespace, cluster.context):
             say(line)
         if json:
-            print_json(dump(document(made, cluster=cluster)))
+            print_document(JOB, dump(document(made, cluster=cluster)))
         submission.end()
         return 0
     end = _follow(cluster, made.name, made.namespace, start_within, delete_on_interrupt, ours=True, json=json)
@@ -291,7 +291,7 @@ def _ended(end: End, made: Document, *, json: bool) -> int:
     from gpukiln.typed import dump
 
     if json:
-        print_json(dump(made))
+        print_document(made.schema, dump(made))
     say(f"job {made.name}: {end.state}" + (f": {end.reason}: {end.why}" if end.why else ""))
     return end.exit_code
 

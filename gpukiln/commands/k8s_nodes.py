@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 
 
 @command(
@@ -141,7 +141,7 @@ def nodes(
     written = folder.write(Path(output), texts) if output else []
     document = rendered.document(made, texts, written, trust)
     if json:
-        print_json(dump(document))
+        print_document(document.schema, dump(document))
     elif output:
         for one in written:
             results().tell(f"{one.change:8} {output.rstrip('/')}/{one.path}")

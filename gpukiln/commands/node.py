@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def apply(
         },
     )
     run, result = _run("apply", request)
-    _report(run, result, request, as_json=json)
+    _report("apply", run, result, request, as_json=json)
     return _exit_code(result)
 
 
@@ -104,7 +104,7 @@ def drift(
     """Compare live nodes with what they should be; nothing is changed. Exit 1: something differs."""
     request = _request("drift.yml", inventory, limit, forks, set, leave_out, also, check=True, variables={})
     run, result = _run("drift", request)
-    _report(run, result, request, as_json=json)
+    _report("drift", run, result, request, as_json=json)
     if any(host.changes for host in result.hosts.values()) and not result.stopped:
         return 1
     return _exit_code(result)
@@ -231,7 +231,7 @@ def _judge(
     shown.print(render_judged(judged))
     shown.tell(f"report: {write_report(judged, run.folder)}")
     if as_json:
-        print_json([dump(one) for one in judged])
+        print_document(f"node.{purpose}/1", hosts=[dump(one) for one in judged])
     return _exit_code_of_verdicts([one.verdict for one in judged])
 
 
@@ -252,7 +252,7 @@ def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = F
     if list:
         scenarios = load_scenarios()
         if json:
-            print_json([one.to_dict() for one in scenarios.values()])
+            print_document("node.test.list/1", scenarios=[one.to_dict() for one in scenarios.values()])
         else:
             results().print(render_scenarios([*scenarios.values()]))
         return 0
@@ -275,7 +275,7 @@ def run_scenarios(_: Any, scenario: str = "", list: bool = False, json: bool = F
     shown.print(render_outcomes(outcomes, others))
     shown.tell(f"logs: {run.folder}")
     if json:
-        print_json(document)
+        print_document("node.test/1", document)
     return int(any(outcome.state == "failed" for outcome in outcomes))
 
 
@@ -304,7 +304,7 @@ def runs(
     if removing:
         found = [remove_run(run) if run.action == "remove" else run for run in found]
     if json:
-        print_json([run.to_dict() for run in found])
+        print_document("node.runs/1", runs=[run.to_dict() for run in found])
     elif found:
         results().print(render_runs(found))
     else:
@@ -422,7 +422,7 @@ def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
     return run, result
 
 
-def _report(run: Run, result: RunResult, request: Request, *, as_json: bool) -> None:
+def _report(purpose: str, run: Run, result: RunResult, request: Request, *, as_json: bool) -> None:
     from gpukiln.nodes.view import render
 
     shown = results(json=as_json)
@@ -432,7 +432,7 @@ def _report(run: Run, result: RunResult, request: Request, *, as_json: bool) -> 
         pve = " --pve" if request.playbook == "pve.yml" else ""
         shown.tell(f"resume: invoke node.apply --resume {run.id}{pve}")
     if as_json:
-        print_json({"id": run.id, **dump(result), "unfinished": result.unfinished})
+        print_document(f"node.{purpose}/1", dump(result), id=run.id, unfinished=result.unfinished)
 
 
 def _exit_code(result: RunResult) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results
+from gpukiln.commands.cli import command, print_document, results
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _give(
         found = replace(found, done="set", undo=str(file))
     shown.tell(said(found))
     if as_json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     return found.exit_code
 
 
@@ -194,7 +194,7 @@ def _undo(name: str, token_file: str, *, apply: bool, as_json: bool) -> int:
         }[found.done]
     )
     if as_json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     return 0
 
 
@@ -283,5 +283,5 @@ def _create(
         }[found.done]
     )
     if as_json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     return code

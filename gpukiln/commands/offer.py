@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ def list_(
         "checkpoint": "activations that are computed again: none, selective (attention) or full",
         "rank": "of LoRA's adapters",
         "tensor_parallel": "GPUs that share each layer",
-        "from_text": "refused: a description names no bytes",
         **WANTED,
     }
 )
@@ -149,7 +148,6 @@ def size(
     checkpoint: str = "selective",
     rank: int = 16,
     tensor_parallel: int = 1,
-    from_text: str = "",
     cpu: int = 0,
     memory: str = "",
     disk: str = "",
@@ -172,11 +170,6 @@ def size(
     from gpukiln.offers import size as sizes
     from gpukiln.offers.request import parse
 
-    if from_text:
-        raise UsageError(
-            "--from-text: a description names no bytes, and what is guessed from words is wrong both ways",
-            hint="name what is known: --params 7e9 --mode train, --batch, --context, --precision",
-        )
     if not params:
         raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
     model = sizes.Model(sizes.parameters(params), layers, width, kv_width, vocabulary)
@@ -248,7 +241,7 @@ def show(
         spot=spot,
     )
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         _print(view.shown_parts(found))
 
@@ -303,7 +296,7 @@ def check(
         )
     found = checked(machines, runs, _today())
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         _print(view.checked_parts(found))
     if wrong := [one for one in found.machines if not one.fits]:
@@ -344,7 +337,7 @@ def refresh(
     types = cache.read(where.name, named).types if diff and fresh else None
     found = Document(REFRESH, asked, difference(types, named) if types else None)
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         _print(view.refresh_parts(found))
     require_complete(asked)
@@ -386,7 +379,7 @@ def _tell(found: Listing, *, all: bool, json: bool) -> None:
     from gpukiln.offers import view
 
     if json:
-        print_json(dump(found))
+        print_document(found.schema, dump(found))
     else:
         _print(view.listing_parts(found, all=all))
 

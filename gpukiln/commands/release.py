@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import SIGNERS, command, print_json, results, say
+from gpukiln.commands.cli import SIGNERS, command, print_document, results, say
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def channels(
     overview = look(where, chosen)
     if json:
         errors = {region: error.message for region, error in overview.errors.items()}
-        print_json({"channels": [dump(row) for row in overview.rows], "errors": errors})
+        print_document("ami.channels/1", channels=[dump(row) for row in overview.rows], errors=errors)
     elif overview.rows:
         results().print(channels_table(overview.rows))
     elif not overview.errors:
@@ -223,7 +223,7 @@ def prune(
     with Progress().step("look for images that nobody needs" if not yes else "remove what nobody needs"):
         done = pruning.prune(where, chosen, rules, records, remove=yes)
     if json:
-        print_json({"removed": yes, "regions": [one.to_dict() for one in done]})
+        print_document("ami.prune/1", removed=yes, regions=[one.to_dict() for one in done])
     else:
         actions = [
             action for one in done for action in (*(i.action for i in one.items), *one.leftovers.values())
@@ -293,7 +293,7 @@ def _end(done: Release, *, json: bool) -> int:
     if done.state == "planned":
         console.print("dry run: nothing was changed")
     if json:
-        print_json(dump(done))
+        print_document(f"ami.{done.action}/1", dump(done))
     require_complete(done)
     return 0
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, say, words
+from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, find_or_gone, show_parts, tell
 from gpukiln.typed import dump
 
@@ -114,7 +114,7 @@ def up(
     if dry_run:
         ahead = look_ahead(clouds, wish, say)
         if json:
-            print_json(dump(ahead))
+            print_document(ahead.schema, dump(ahead))
         else:
             show_parts(preview.parts(ahead))
         say("dry run: nothing was started")
@@ -287,7 +287,7 @@ def move(
         moved = volumes.move(where, found.homes[0], zone, say=say)
         known.refresh(where)
     if json:
-        print_json(dump(moved))
+        print_document("workspace.move/1", dump(moved))
     else:
         results().tell(f"the home of {found.name} is {moved.volume_id} in {moved.zone}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_json, results, words
+from gpukiln.commands.cli import command, print_document, results, words
 from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, show_parts, tell
 from gpukiln.typed import dump
 
@@ -39,7 +39,7 @@ def list_(
         found, failed = _refreshed(list(dict.fromkeys(pairs)), found, profile)
     answer = view.Listing(view.LIST, found)
     if json:
-        print_json(dump(answer))
+        print_document(answer.schema, dump(answer))
     else:
         show_parts(view.listing_parts(answer))
     _require_all(failed)
@@ -166,7 +166,7 @@ def status(
         where, found = find(name, where.name, where.region, profile)
     answer = view.status(found, words_, verdict, folder)
     if json:
-        print_json(dump(answer))
+        print_document(answer.schema, dump(answer))
     else:
         if verdict:
             results().print(ending(verdict))  # `Live` has shown each check
@@ -189,7 +189,7 @@ def env(
     _, found = find(name, cloud, region, profile)
     variables = environment(found)
     if json:
-        print_json(variables)
+        print_document("workspace.env/1", variables=variables)
     for key, value in variables.items() if not json else ():
         results().tell(f"export {key}={shlex.quote(value)}")
 
@@ -219,7 +219,7 @@ def usage(
         found, failed = _refreshed([(one.cloud, one.region) for one in found], found, profile)
     answer = used.usage([span for one in found for span in one.spans], since=since, owner=owner)
     if json:
-        print_json(dump(answer))
+        print_document(answer.schema, dump(answer))
     else:
         show_parts(view.usage_parts(answer))
     _require_all(failed)

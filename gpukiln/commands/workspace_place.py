@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import print_json, results
+from gpukiln.commands.cli import print_document, results
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def tell(where: Cloud, found: Found, *, json: bool) -> None:
     known.refresh(where)
     answer = view.Shown(view.SHOW, found, outputs(where, found) if found.machines else None)
     if json:
-        print_json(dump(answer))
+        print_document(answer.schema, dump(answer))
     else:
         show_parts(view.shown_parts(answer))
 

@@ -6,16 +6,25 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from gpukiln.typed import dump
+from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.order import most_urgent_first
 
 Outcome = Literal["passed", "failed", "not_run", "not_reached"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
 SCHEMA = 2
+
+# What docs/schemas/verdict.json says of a value that its type does not; a stored verdict is read without it.
+CheckId = Annotated[str, Field(json_schema_extra={"pattern": r"^[a-z-]+\.[a-z0-9-]+$"})]
+Layer = Annotated[str, Field(json_schema_extra={"enum": list(LAYERS)})]
+ProfileName = Annotated[str, Field(json_schema_extra={"enum": list(PROFILES)})]
+Seconds = Annotated[float, Field(json_schema_extra={"minimum": 0})]
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+Version = Annotated[int, Field(json_schema_extra={"const": SCHEMA})]
 
 
 @dataclass(frozen=True)
@@ -36,15 +45,15 @@ class CheckResult:
         duration_s: Seconds.
     """
 
-    id: str
+    id: CheckId
     title: str
-    layer: str
+    layer: Layer
     outcome: Outcome
     reason: str = ""
     fix: str = ""
     causes: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
-    duration_s: float = 0.0
+    duration_s: Seconds = 0.0
 
 
 def count(checks: Iterable[CheckResult]) -> dict[Outcome, int]:
@@ -86,15 +95,15 @@ class Verdict:
     """
 
     target: str
-    profile: str
-    started_at: str
-    duration_s: float
+    profile: ProfileName
+    started_at: Time
+    duration_s: Seconds
     checks: tuple[CheckResult, ...]
     suite_version: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     instance_type: str = ""
     simulated: bool = False
-    schema: int = SCHEMA
+    schema: Version = SCHEMA
 
     @property
     def counts(self) -> dict[Outcome, int]:

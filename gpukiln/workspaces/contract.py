@@ -1,6 +1,6 @@
 """What a workspace is asked for, and what it answers: the contract, as a validated model.
 
-Its names are those of the contract that Coder templates use; `docs/workspace.schema.json` is made of it.
+Its names are those of the contract that Coder templates use; `docs/schemas/workspace.json` is made of it.
 """
 
 from __future__ import annotations

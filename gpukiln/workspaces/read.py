@@ -54,7 +54,7 @@ def parse(document: Mapping[str, Any], *, where: str) -> Workspace:
     ]
     if wrong := [*former, *_refused(document.get("capabilities"))]:
         raise _mistakes(where, wrong)
-    wanted = load(Workspace, dict(document), where=where, hint="docs/workspace.schema.json has its form")
+    wanted = load(Workspace, dict(document), where=where, hint="docs/schemas/workspace.json has its form")
     if wrong := list(_senseless(wanted)):
         raise _mistakes(where, wrong)
     return wanted

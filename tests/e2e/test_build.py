@@ -177,7 +177,7 @@ def judge(node, *more, gpus=0):
     hosts = node.folder / "hosts.yml"
     hosts.write_text(json.dumps({"all": {"hosts": {"node": node.variables()}}}))
     options = ("--inventory", str(hosts), "--profile", "image", "--expect-gpus", str(gpus), "--json", *more)
-    [one] = json.loads(node.here.invoke("node.verify", *options, ok=False).stdout)
+    [one] = json.loads(node.here.invoke("node.verify", *options, ok=False).stdout)["hosts"]
     return {check["id"]: check for check in one["verdict"]["checks"]}
 
 
@@ -266,7 +266,8 @@ def test_list_and_show(here, built):
     shown = here.invoke("ami.show", "last").stdout
     assert built[0]["bake"]["kernel"] in shown
     assert "compiled (the cache had none; they are kept)" in shown
-    rows = {row["build_id"]: row for row in json.loads(here.invoke("ami.timings", "--json").stdout)}
+    timings = json.loads(here.invoke("ami.timings", "--json").stdout)
+    rows = {row["build_id"]: row for row in timings["builds"]}
     row = rows[built[0]["build_id"]]
     assert row["durations_s"] == built[0]["durations_s"]
     assert row["modules"] == "compiled"

@@ -85,7 +85,7 @@ def test_the_suite_finds_what_it_found_on_the_ami(image_cloud, booted, key, tmp_
     """Nothing that passed there is not run here."""
     hosts = inventory(booted, key, tmp_path)
     done = image_cloud.invoke("node.verify", "--inventory", hosts, "--expect-gpus", "0", "--json", ok=False)
-    [judged] = json.loads(done.stdout)
+    [judged] = json.loads(done.stdout)["hosts"]
     found = {check["id"]: check for check in judged["verdict"]["checks"]}
     [on_ami] = image_cloud.document["verdicts"]
     passed = {check["id"] for check in on_ami["checks"] if check["outcome"] == "passed"}

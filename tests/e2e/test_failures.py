@@ -39,7 +39,7 @@ def checkout(tmp_path):
 
 
 def states(here):
-    return [record["state"] for record in json.loads(here.invoke("ami.list", "--json").stdout)]
+    return [one["state"] for one in json.loads(here.invoke("ami.list", "--json").stdout)["builds"]]
 
 
 def assert_nothing_left(here):

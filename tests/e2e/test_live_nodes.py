@@ -98,7 +98,7 @@ def test_what_the_login_shell_prints_is_no_obstacle(here, inventory, node, key):
         "120",
         ok=False,
     )
-    [judged] = json.loads(done.stdout)
+    [judged] = json.loads(done.stdout)["hosts"]
     assert judged["verdict"], judged["reason"]
     assert judged["situation"].startswith(
         "No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed"

@@ -105,4 +105,4 @@ def test_ctrl_c_in_the_middle_leaves_no_context_and_the_record_says_so(here: Her
     assert process.wait(60) == 130
     assert not found[0].exists()
     listed = json.loads(here.invoke("docker.list", "--json").stdout)
-    assert [record["state"] for record in listed[:2]] == ["aborted", "verified"]
+    assert [record["state"] for record in listed["builds"][:2]] == ["aborted", "verified"]

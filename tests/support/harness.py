@@ -15,6 +15,7 @@ import boto3
 
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
+from tests.support import documents
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "/aws/service/debian/release/12/latest/amd64"
@@ -54,6 +55,8 @@ class Here:
             assert done.returncode == 0, (
                 f"invoke {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
             )
+        if "--json" in arguments and done.stdout:
+            documents.read(done.stdout)
         return done
 
     def start(self, *arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jsonschema
 import pytest
 
-from gpukiln.commands import node_schema
 from gpukiln.commands.program import Program
 from gpukiln.nodes.passthrough import api
 from gpukiln.nodes.passthrough import host as hosts
 from gpukiln.nodes.passthrough.pvesh import Pvesh
 from tasks import namespace
+from tests.support import documents
 from tests.support import pve as double
 from tests.support.pve import TOKEN, Cluster, entry, serve
 
@@ -33,9 +31,7 @@ class Said(NamedTuple):
 
     @property
     def json(self) -> dict[str, Any]:
-        document = json.loads(self.out)
-        jsonschema.Draft202012Validator(node_schema.schema()).validate(document)
-        return dict(document)
+        return documents.read(self.out)
 
     def verdict(self, name: str) -> str:
         return next(one["verdict"] for one in self.json["checks"] if one["name"] == name)

@@ -1,11 +1,12 @@
 """Fixtures that several modules of unit tests share."""
 
 import ctypes
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,12 +14,13 @@ from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.commands import cli as commands
 from gpukiln.gpus import cli
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.plan import Plan
 from gpukiln.probe.base import evidence, watch
 from gpukiln.release.log import ReleaseLog
-from tests.support import nvml_double, pve
+from tests.support import documents, nvml_double, pve
 from tests.support.endpoint import Endpoint, serve
 from tests.support.gpus import double
 from tests.support.plans import BAKE, VERDICT, ec2_with_a_base, plan
@@ -26,6 +28,20 @@ from tests.support.release_cloud import Cloud, end_server, make_image, running, 
 
 if TYPE_CHECKING:
     from tests.support.passthrough import Rig
+
+
+@pytest.fixture(scope="session", autouse=True)
+def documents_are_of_their_published_form() -> Iterator[None]:
+    """Every document that a command prints in this process is checked, whatever its test reads of it."""
+    printed = commands.print_json
+
+    def checked(document: Any) -> None:
+        documents.read(json.dumps(document))
+        printed(document)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "print_json", checked)  # cloud.policy has it by its own name: IAM's form
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +164,8 @@ def typed_gpu(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, st
     def run(*words: str) -> tuple[int, str, str]:
         code = cli.main(list(words))
         said = capsys.readouterr()
+        if "--json" in words and said.out.startswith("{"):
+            documents.read(said.out)
         return code, said.out, said.err
 
     return run

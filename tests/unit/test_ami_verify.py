@@ -23,6 +23,7 @@ from gpukiln.proof import pipeline
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
+from tests.support import documents
 from tests.support.plans import BAKE
 from tests.support.signing import key_pair, trusting
 
@@ -288,7 +289,8 @@ def test_a_rehearsal_on_simulated_gpus_is_kept_and_proves_nothing(judge):
     assert [one.simulated for one in record.verdicts[-2:]] == [False, True]
     assert record.judged["g5.xlarge"] == record.verdicts[-2]
     code, _, _ = judge(GOOD, build="last", instance_types="g5.xlarge", simulated=True, json=True)
-    assert json.loads(judge.out)["simulated"] is True
+    [verdict] = documents.read(judge.out)["verdicts"]
+    assert verdict["simulated"] is True
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,10 @@ def test_scarcity_is_scripted_without_a_machine(typed: Any) -> None:
     assert (code, out.splitlines()) == (0, ["scarce  us-west-2a:p4d.24xlarge", "scarce  *:g5.*:spot"])
     assert "no machine has simulated GPUs" in err
     code, out, _ = typed("cloud.gpus", "all", "--plenty", "us-west-2a:p4d.24xlarge", "--json")
-    assert (code, json.loads(out)) == (0, {"machines": [], "scarce": ["*:g5.*:spot"]})
+    assert (code, json.loads(out)) == (
+        0,
+        {"schema": "cloud.gpus/1", "machines": [], "scarce": ["*:g5.*:spot"], "interruption": None},
+    )
     scripted = ["quota:L-DB2E81BA:8", "reservation:us-west-2a:p5.48xlarge:2"]
     code, out, _ = typed("cloud.gpus", "all", "--scarce", scripted[0], "--scarce", scripted[1], "--json")
     assert (code, json.loads(out)["scarce"]) == (0, ["*:g5.*:spot", *scripted])
@@ -91,7 +94,8 @@ def test_settings_and_scenarios_are_listed(typed: Any) -> None:
 
 
 def test_a_number_is_read(typed: Any) -> None:
-    assert typed("ami.timings", "--last", "3", "--json")[:2] == (0, "[]\n")
+    code, out, _ = typed("ami.timings", "--last", "3", "--json")
+    assert (code, json.loads(out)) == (0, {"schema": "ami.timings/1", "builds": []})
 
 
 def test_a_damaged_record_of_a_release_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

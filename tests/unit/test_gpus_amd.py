@@ -8,21 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.profile import make_profile
 from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
-from gpukiln.commands import gpu_schema
 from gpukiln.errors import BusyError, IncompatibleError
 from gpukiln.gpus import amd, collect
 from gpukiln.gpus.leases import Leases, visible, whoami
 from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.selection import Request
 from gpukiln.probe import base
-from tests.support import amd_smi, gpus
+from tests.support import amd_smi, documents, gpus
 
 Typed = Callable[..., tuple[int, str]]
 
@@ -89,7 +87,7 @@ def test_every_null_has_its_reason_and_every_document_its_form(
     assert code == 0, said
     code, said = typed(verb, "--json")
     document = json.loads(said)
-    jsonschema.Draft202012Validator(gpu_schema.schema()).validate(document)
+    documents.check(document)
     for device in document["nodes"][0]["devices"]:
         for name, value in device.items():
             if name != "error":

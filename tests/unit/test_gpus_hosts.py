@@ -8,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
-from gpukiln.commands import gpu_schema
 from gpukiln.commands.gpu import words_of
 from gpukiln.commands.program import Program
 from gpukiln.gpus.cli import read_options
@@ -19,6 +17,7 @@ from gpukiln.gpus.verbs import verbs
 from gpukiln.nodes.gpus import reach
 from gpukiln.nodes.hosts import find_targets
 from tasks import namespace
+from tests.support import documents
 from tests.support.gpus import Double, double
 from tests.support.standard_input import standard_input
 
@@ -72,7 +71,7 @@ def test_every_host_is_in_one_document_that_fits_the_schema(typed: Typed) -> Non
         "gpu.list", "--hosts", "ssh://one,ssh://ann@two:2222,local://,ssh://chatty", "--json"
     )
     document = json.loads(out)
-    jsonschema.Draft202012Validator(gpu_schema.schema()).validate(document)
+    documents.check(document)
     assert (code, err) == (0, "")
     assert [len(one["devices"]) for one in document["nodes"]] == [4, 4, 4, 4]
     assert document["failed"] == []
@@ -135,7 +134,7 @@ def test_here_and_there_the_same_lease(typed: Typed) -> None:
 def test_a_failure_here_is_in_the_document_too(typed: Typed) -> None:
     code, out, err = typed("gpu.lease", "--count", "9", "--json")
     document = json.loads(out)
-    jsonschema.Draft202012Validator(gpu_schema.schema()).validate(document)
+    documents.check(document)
     assert (code, document["nodes"], document["failed"][0]["exit_code"]) == (3, [], 3)
     assert err.startswith("error: this machine can't serve it")
 

@@ -11,17 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
-from gpukiln.commands import gpu_schema
 from gpukiln.gpus import cli, sampling
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.model import Device
 from gpukiln.gpus.sampling import Record, Sample, Tick
 from gpukiln.gpus.verbs import watch
+from tests.support import documents
 
 Machine = Callable[[str], State]
 
@@ -93,7 +92,7 @@ def test_lines_and_then_the_document(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["schema"] for line in lines] == ["gpu.watch.tick/1"] * (len(lines) - 1) + ["gpu.watch/1"]
     for line in lines:
-        jsonschema.validate(line, gpu_schema.schema())
+        documents.check(line)
     numbers = [line["tick"]["number"] for line in lines[:-1]]
     assert numbers == sorted(set(numbers) & {0, 1, 2})  # who is late on a busy machine misses some
     out = tmp_path / "lines"

@@ -6,13 +6,11 @@ import shlex
 import subprocess
 from datetime import date
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands import k8s_schema
 from gpukiln.commands.program import Program
 from gpukiln.kubernetes import gpu_job
 from gpukiln.kubernetes.check.judging import judge
@@ -23,6 +21,7 @@ from gpukiln.kubernetes.nodes import userdata
 from gpukiln.kubernetes.nodes.group import types_of
 from gpukiln.kubernetes.nodes.hours import parse
 from tasks import namespace as commands
+from tests.support import documents
 from tests.support.hcl import module
 
 LINES = [
@@ -159,7 +158,7 @@ def test_the_document(nodes):
     code, out, _ = nodes(*KARPENTER, "--json")
     assert code == 0
     document = json.loads(out)
-    jsonschema.validate(document, k8s_schema.schema())
+    documents.check(document)
     [node] = document["nodes"]
     assert (node["cpu"], node["gpus"], node["memory"] // 2**20) == ("3.92", 1, 14481)
     assert node["labels"]["nvidia.com/gpu.product"] == "Tesla-T4"

@@ -89,7 +89,7 @@ def test_a_cluster_that_hands_out_its_gpus(server, typed, tmp_path):
     server.add(node("n-2"))
     code, out, err = typed("k8s.test", "--image", IMAGE, "--json")
     assert out, err
-    checks = {one["id"]: (one["outcome"], one["reason"]) for one in json.loads(out)["checks"]}
+    checks = {one["id"]: (one["outcome"], one["reason"]) for one in json.loads(out)["verdict"]["checks"]}
     assert {outcome for outcome, _ in checks.values()} <= {"passed", "not_run"}, checks
     assert code == 0
     assert checks["cluster.allocatable"] == ("passed", "2 nvidia.com/gpu on 2 nodes, 2 free")

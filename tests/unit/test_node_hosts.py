@@ -1,6 +1,5 @@
 """Which machines --hosts names, and node.doctor on this computer."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import pytest
 
 from gpukiln.errors import UsageError
 from gpukiln.nodes.hosts import find_targets
+from tests.support import documents
 from tests.support.standard_input import standard_input
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ def doctor(home, *options):
         check=False,
     )
     assert done.returncode == 1, done.stderr
-    [judged] = json.loads(done.stdout)
+    [judged] = documents.read(done.stdout)["hosts"]
     return done, judged
 
 

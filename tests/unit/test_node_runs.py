@@ -68,7 +68,7 @@ def test_neither_the_newest_nor_the_young_go(typed, make):
     assert all(one.exists() for one in old)
 
     code, out, _ = typed(keep=1, yes=True, json=True)
-    actions = {one["folder"]: one["action"] for one in json.loads(out)}
+    actions = {one["folder"]: one["action"] for one in json.loads(out)["runs"]}
     assert code == 0
     assert [actions[str(one)] for one in old] == ["removed", "removed", "keep"]
     assert [one.exists() for one in old] == [False, False, True]
@@ -102,7 +102,7 @@ def test_nothing_goes_while_a_process_works_in_it(typed, tmp_path, make):
     ) as other:
         folder = other.stdout.readline().strip()
         code, out, _ = typed(keep=0, older_than=0, yes=True, json=True)
-        left = {one["folder"]: one["reason"] for one in json.loads(out) if one["action"] == "keep"}
+        left = {one["folder"]: one["reason"] for one in json.loads(out)["runs"] if one["action"] == "keep"}
         assert (code, left) == (0, {folder: "a process works in it"})
         other.stdin.close()
     typed(keep=0, older_than=0, yes=True)

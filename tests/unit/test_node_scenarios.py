@@ -1,6 +1,5 @@
 """node.test: real Molecule on scenarios whose machine is this process's own."""
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from gpukiln.errors import UsageError
 from gpukiln.nodes.runs import Runs
 from gpukiln.nodes.scenarios import Outcome, Scenario, choose, load_scenarios, run_scenario
 from gpukiln.nodes.view import render_outcomes, render_scenarios
+from tests.support import documents
 
 ROOT = Path(__file__).resolve().parents[2]
 MOLECULE = """\
@@ -142,7 +142,7 @@ def test_the_command_lists_every_scenario():
         text=True,
         check=True,
     )
-    listed = json.loads(done.stdout)
+    listed = documents.read(done.stdout)["scenarios"]
     assert {one["name"] for one in listed} == {
         file.parent.name for file in ROOT.glob("molecule/*/molecule.yml")
     }

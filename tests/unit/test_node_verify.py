@@ -13,6 +13,7 @@ import pytest
 from gpukiln.commands.node import _exit_code_of_verdicts
 from gpukiln.verify.target import of_inventory
 from gpukiln.verify.verdict import CheckResult, Verdict
+from tests.support import documents
 
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = """\
@@ -66,7 +67,7 @@ def verify(folder, *options, inventory=INVENTORY):
         text=True,
         check=False,
     )
-    return done, json.loads(done.stdout) if done.stdout else None
+    return done, documents.read(done.stdout)["hosts"] if done.stdout else None
 
 
 def test_each_host_is_judged_or_says_why_not(tmp_path):

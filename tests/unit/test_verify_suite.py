@@ -13,10 +13,10 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
+from gpukiln.commands.schemas import verdict_schema
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.ssh import Ssh
 from gpukiln.verify import plugin, suite
-from gpukiln.verify.schema import verdict_schema
 from gpukiln.verify.target import Target, new_machine, over_ssh
 from gpukiln.verify.verdict import CheckResult
 

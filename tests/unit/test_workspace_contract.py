@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpukiln.commands import workspace_schema
+from gpukiln.commands import schemas
 from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse as parse_request
 from gpukiln.typed import dump
@@ -29,10 +29,6 @@ def said(**more):
     with pytest.raises(UsageError) as refused:
         parse({**LEAST, **more}, where="w.yaml")
     return "\n".join((refused.value.message, *refused.value.details, refused.value.hint or ""))
-
-
-def test_the_schema_is_published():
-    assert json.loads((ROOT / "docs/workspace.schema.json").read_text()) == workspace_schema.schema()
 
 
 def test_a_contract_of_the_first_document_but_its_place_is_read(tmp_path):
@@ -188,7 +184,7 @@ def some_contract(rng):
 
 def test_what_is_read_fits_the_schema_and_is_read_again_the_same():
     rng = random.Random(SEED)  # noqa: S311 - contracts, no secrets
-    form = {**workspace_schema.schema(), "oneOf": [{"$ref": "#/$defs/Workspace"}]}
+    form = {**schemas.schema_of("workspace"), "oneOf": [{"$ref": "#/$defs/Workspace"}]}
     fits = jsonschema.Draft202012Validator(form)
     for _ in range(300):
         document = some_contract(rng)

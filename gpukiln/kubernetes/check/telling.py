@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from xml.etree import ElementTree as ET
 
 from gpukiln import __version__
 from gpukiln.files import write_whole
 from gpukiln.kubernetes.check import fit
 from gpukiln.kubernetes.check.judging import Finding, Report
 from gpukiln.kubernetes.check.registry import rules
+from gpukiln.verify.junit import Case, Suite, write_suites
 from gpukiln.verify.presentable import presentable
 
 SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -71,46 +71,26 @@ def write_junit(report: Report, files: tuple[str, ...], path: Path) -> None:
     Raises:
         OSError: It can't be written.
     """
-    root = ET.Element("testsuites", name="gpukiln k8s.check")
     by_file: dict[str, dict[str, list[Finding]]] = {file: defaultdict(list) for file in files}
     for one in report.findings:
         by_file[one.file][one.rule].append(one)
     gaps = defaultdict(list)
     for gap in report.unchecked:
         gaps[gap.file].append(gap)
+    suites = []
     for file in [*by_file, *(name for name in gaps if name not in by_file)]:
-        broken = by_file.get(file, {})
-        failures = sum(found[0].severity == "error" for found in broken.values())
-        cases = len(broken) + len(gaps[file]) or 1
-        suite = ET.SubElement(
-            root,
-            "testsuite",
-            _plain(name=file, tests=cases, failures=failures, errors=0, skipped=len(gaps[file])),
-        )
-        for rule, found in broken.items():
-            case = ET.SubElement(suite, "testcase", _plain(classname=file, name=rule))
-            text = "\n".join(f"{file}:{one.line}: {one.object} {one.found}" for one in found)
-            text += f"\nwhy: {found[0].reason}\nfix: {found[0].fix}\nsource: {found[0].source}"
-            if found[0].severity == "error":
-                ET.SubElement(case, "failure", _plain(type=rule, message=found[0].found)).text = presentable(
-                    text
-                )
-            else:
-                ET.SubElement(case, "system-out").text = presentable(text)
-        for gap in gaps[file]:
-            case = ET.SubElement(suite, "testcase", _plain(classname=file, name=f"line {gap.line}"))
-            ET.SubElement(case, "skipped", _plain(message=gap.reason))
-        if not len(suite):
-            ET.SubElement(suite, "testcase", _plain(classname=file, name="k8s.check"))
-    for name in ("tests", "failures", "errors", "skipped"):
-        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
-    ET.indent(root)
-    text = ET.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
-    write_whole(path, text, mode=0o644)
+        cases = [_case(file, rule, found) for rule, found in by_file.get(file, {}).items()]
+        cases += [Case(file, f"line {gap.line}", "skipped", message=gap.reason) for gap in gaps[file]]
+        suites.append(Suite(file, cases or [Case(file, "k8s.check")]))
+    write_suites("gpukiln k8s.check", suites, path, mode=0o644)
 
 
-def _plain(**attributes: object) -> dict[str, str]:
-    return {name: presentable(str(value)) for name, value in attributes.items()}
+def _case(file: str, rule: str, found: list[Finding]) -> Case:
+    text = "\n".join(f"{file}:{one.line}: {one.object} {one.found}" for one in found)
+    text += f"\nwhy: {found[0].reason}\nfix: {found[0].fix}\nsource: {found[0].source}"
+    if found[0].severity == "error":
+        return Case(file, rule, "failure", rule, found[0].found, text)
+    return Case(file, rule, text=text)
 
 
 def write_sarif(report: Report, path: Path) -> None:

@@ -1,0 +1,139 @@
+"""Every document of --json has a published schema, and is an object that names it."""
+
+import ast
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from gpukiln.catalog import compat
+from gpukiln.commands import schemas
+from gpukiln.commands.forms import Form, Forms
+from gpukiln.commands.program import Program
+from gpukiln.kubernetes.check import registry
+from tasks import namespace
+from tests.support import documents
+from tests.support.api_server import ApiServer, node
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "docs/schemas"
+JOB = ("--image", "registry.example/a:1", "--gpus", "1", "--cpu", "1", "--memory", "8Gi", "--timeout", "1h")
+NAMES = {noun: list(schemas.forms_of(noun)[0]) for noun in schemas.NOUNS}
+
+
+def with_json() -> list[str]:
+    tasks = {name: namespace[name] for name in namespace.task_names}
+    return sorted(
+        name for name, task in tasks.items() if "json" in {one.name for one in task.get_arguments()}
+    )
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    return schemas.files()
+
+
+def test_the_published_schemas_are_those_of_the_code(files):
+    published = {file.name: file.read_text() for file in PUBLISHED.iterdir()}
+    assert published == files, "run: python -m gpukiln.commands.schemas docs/schemas"
+
+
+def test_each_is_a_schema(files):
+    for text in files.values():
+        Draft202012Validator.check_schema(json.loads(text))
+
+
+@pytest.mark.parametrize("name", with_json())
+def test_a_command_with_json_has_a_document(name):
+    noun = name.partition(".")[0]
+    assert [one for one in NAMES[noun] if name in schemas.commands_of(one)]
+
+
+def test_a_document_is_of_a_command_with_json():
+    commands = set(with_json())
+    for name in (name for names in NAMES.values() for name in names):
+        assert commands.intersection(schemas.commands_of(name)), name
+
+
+def test_commands_print_documents_alone():
+    """`print_json` is for the forms of others: IAM's policies."""
+    for file in (ROOT / "gpukiln/commands").glob("*.py"):
+        names = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
+        assert "print_json" not in names or file.stem in ("cli", "cloud_policy"), file
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        ([], "a document is an object"),
+        ({"builds": []}, "a document says its schema"),
+        ({"schema": 1, "builds": []}, "its schema is a name"),
+        ({"schema": "ami.lists/1", "builds": []}, "ami.lists/1 is not in"),
+        ({"schema": "ami.list/1", "builds": [1]}, r"ami.list/1\['builds'\]\[0\]: 1 is not of type 'object'"),
+        ({"schema": "ami.list/1", "builds": [], "more": 1}, "'more' was unexpected"),
+        ({"schema": "ami.list/1"}, "'builds' is a required property"),
+    ],
+)
+def test_a_document_of_another_form_fails_its_test(printed, message):
+    documents.check({"schema": "ami.list/1", "builds": []})
+    with pytest.raises(AssertionError, match=message):
+        documents.check(printed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("k8s.check", str(ROOT / "tests/support/k8s_guides/kubernetes.txt")),
+        ("k8s.check", "--rules"),
+        ("k8s.doctor",),
+        ("k8s.job", *JOB),
+        ("k8s.addons",),
+        ("k8s.rbac",),
+        ("ami.bases",),
+        ("ami.list",),
+        ("ami.timings",),
+        ("cloud.gpus", "all", "--list"),
+        ("cloud.status",),
+        ("docker.check", "--driver", "535.309.01"),
+        ("docker.list",),
+        ("node.runs",),
+        ("node.test", "--list"),
+    ],
+)
+def test_documents_have_it(words, tmp_path, monkeypatch, capsys):
+    server = ApiServer()
+    server.add(node("gpu-1"))
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    rest = ("--", "python3", "train.py") if words[0] == "k8s.job" else ()
+    with contextlib.suppress(SystemExit):  # a job's command follows `--`, files their command
+        Program(namespace).run(["invoke", *words, "--json", *rest])
+    server.close()
+    document = documents.read(capsys.readouterr().out)
+    assert words[0] in schemas.commands_of(document["schema"])
+
+
+def test_two_types_of_one_name_have_two_definitions():
+    @dataclass(frozen=True)
+    class Listing:
+        others: int
+
+    forms = Forms({})
+    forms.of(registry.Listing)
+    assert forms.of(Listing) == {"$ref": "#/$defs/TestSchemasListing"}
+    assert set(forms.defs["Listing"]["properties"]) == {"schema", "rules"}
+    assert set(forms.defs["TestSchemasListing"]["properties"]) == {"others"}
+
+
+def test_a_form_is_a_record_with_more_fields():
+    forms = Forms({})
+    made = forms.of(Form(compat.Finding, hint=int, inner=[Form(name=str)], other=(Form(name=str), None)))
+    fields = made["properties"]
+    assert fields["hint"] == {"type": "integer"}
+    assert fields["inner"]["items"]["required"] == ["name"]
+    assert fields["other"]["anyOf"][1] == {"type": "null"}
+    assert made["required"] == [*forms.defs["Finding"]["required"], "inner", "other"]
+    assert made["additionalProperties"] is False

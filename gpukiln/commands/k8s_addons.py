@@ -55,10 +55,10 @@ def addons(
     from pathlib import Path
 
     from gpukiln.kubernetes import folder
-    from gpukiln.kubernetes.addons import listing, rendered, wish
+    from gpukiln.kubernetes.addons import listing, options, rendered
     from gpukiln.typed import dump
 
-    settings = wish.settings(
+    settings = options.settings(
         [Path(file) for file in values or ()],
         plain={
             "cluster": cluster,

@@ -63,12 +63,13 @@ def check(
     json: bool = False,
 ) -> int:
     """Judge manifests, Helm values, scripts and documents; nothing is changed. Exit 1: there are errors."""
-    from gpukiln.kubernetes.check import telling
+    from gpukiln.kubernetes.check import output
     from gpukiln.kubernetes.check.crds import definitions
-    from gpukiln.kubernetes.check.judging import choose, judge
+    from gpukiln.kubernetes.check.evaluate import apply_rules, choose
     from gpukiln.kubernetes.check.reading import read
     from gpukiln.kubernetes.check.rules import NEWEST, Context
     from gpukiln.kubernetes.check.schema import minors
+    from gpukiln.reports.sarif import write_sarif
 
     if rules:
         return _rules(json=json)
@@ -90,18 +91,18 @@ def check(
         pools=_pools(words(pools), driver) or reading.pools,
         types=_types(words(types)),
         driver=driver,
-        things=tuple(reading.things),
+        resources=tuple(reading.resources),
         definitions=definitions(given),
     )
-    report = judge(reading, told, words(rule), skipped)
+    report = apply_rules(reading, told, words(rule), skipped)
     if sarif:
-        telling.write_sarif(report, Path(sarif))
+        write_sarif(Path(sarif), output.code_scanning(report))
     if junit:
-        telling.write_junit(report, tuple(reading.files), Path(junit))
+        output.write_junit(report, tuple(reading.files), Path(junit))
     if json:
         print_document(report.schema, dump(report))
     else:
-        for line in telling.lines(report):
+        for line in output.lines(report):
             results().tell(line)
     return 1 if report.counts.errors or (strict and report.counts.warnings) else 0
 
@@ -133,7 +134,7 @@ def _pools(names: list[str], driver: str) -> tuple[Pool, ...]:
 
     if driver:
         cuda.support("12.1", driver, [])  # what the catalogue does not know is told now
-    found = pools_in((one.object for one in read(names).things), driver) if names else ()
+    found = pools_in((one.object for one in read(names).resources), driver) if names else ()
     if names and not found:
         raise UsageError(
             f"no node pool with GPUs is in {', '.join(names)}",
@@ -147,7 +148,7 @@ def _definitions(names: list[str]) -> list[Mapping[str, Any]]:
     from gpukiln.kubernetes.check.crds import KIND
     from gpukiln.kubernetes.check.reading import read
 
-    found = [one.object for one in read(names).things if one.kind == KIND] if names else []
+    found = [one.object for one in read(names).resources if one.kind == KIND] if names else []
     if names and not found:
         raise UsageError(
             f"no {KIND} is in {', '.join(names)}",
@@ -173,7 +174,7 @@ def _ask(
     found: list[Mapping[str, Any]] = []
     everywhere = namespace == "all"
     if server:
-        say(f"asking {api.server} of context {api.context} for a dry run of {len(reading.things)} objects")
+        say(f"asking {api.server} of context {api.context} for a dry run of {len(reading.resources)} objects")
         ask_server(reading, api)
     if cluster:
         read_cluster(reading, api, "" if everywhere else namespace, everywhere=everywhere)

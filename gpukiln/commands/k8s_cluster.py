@@ -57,7 +57,7 @@ def prove_gpus(
     from gpukiln.verify.suite import run_suite
     from gpukiln.verify.target import Target
 
-    wish = prove.Wish(
+    options = prove.GpuTestOptions(
         image or _pushed(state_home()),
         namespace,
         node_selector,
@@ -67,12 +67,12 @@ def prove_gpus(
         MINUTE_S * wait_minutes,
     )
     if dry_run:
-        results().tell(as_yaml(*prove.pods_of(wish, namespace or "default")).rstrip())
+        results().tell(as_yaml(*prove.pods_of(options, namespace or "default")).rstrip())
         return 0
     cluster = Cluster(context, kubeconfig)
     run, progress = Runs(state_home()).create("cluster"), Progress()
     with progress.step(f"ask {cluster.context}"):
-        facts = prove.prove(cluster, wish, run.folder, say=progress.say)
+        facts = prove.prove(cluster, options, run.folder, say=progress.say)
     live = report.Live(progress)
     with progress.step("judge"):
         verdict = run_suite(
@@ -125,7 +125,7 @@ def rbac(
 ) -> None:
     """Print the least rights that commands need on a cluster, to be applied."""
     from gpukiln.kubernetes.manifest import dump as as_yaml
-    from gpukiln.kubernetes.rights import RIGHTS, roles
+    from gpukiln.kubernetes.rbac import RIGHTS, roles
 
     found = roles(words(for_) or list(RIGHTS), namespace, to)
     if json:
@@ -151,6 +151,7 @@ def doctor(
     json: bool = False,
 ) -> int:
     """Say why a cluster's GPUs, or a pod that wants one, do not work. Changes nothing. Exit 1: an error."""
+    from gpukiln.findings import worst
     from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.kubernetes.doctor import diagnose
 
@@ -159,19 +160,19 @@ def doctor(
         print_document(found.schema, dump(found))
     else:
         shown = results()
-        for one in found.found:
-            shown.tell(f"{one.level}: {one.about}: {one.rule}")
-            shown.tell(f"  seen   {one.evidence}")
-            shown.tell(f"  cause  {one.cause}")
-            shown.tell(f"  fix    {one.fix}\n")
+        for one in found.findings:
+            shown.tell(f"{one.severity}: {one.object}: {one.id}")
+            shown.tell(f"  seen   {one.message}")
+            shown.tell(f"  cause  {one.evidence['cause']}")
+            shown.tell(f"  fix    {one.remedy}\n")
         shown.tell(f"looked at {', '.join(found.looked_at)}")
-        shown.tell(_counted(found.found) if found.found else "nothing is wrong with what was looked at")
-    return int(any(one.level == "error" for one in found.found))
+        errors = sum(one.severity == "error" for one in found.findings)
+        shown.tell(
+            f"{errors} errors, {len(found.findings) - errors} warnings"
+            if found.findings
+            else "nothing is wrong with what was looked at"
+        )
+    return int(worst(found.findings) == "error")
 
 
 doctor.first = "pod"
-
-
-def _counted(found: Any) -> str:
-    errors = sum(one.level == "error" for one in found)
-    return f"{errors} errors, {len(found) - errors} warnings"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpukiln.kubernetes.cluster import Cluster
-    from gpukiln.kubernetes.jobs.document import Document
+    from gpukiln.kubernetes.jobs.document import JobDocument
     from gpukiln.kubernetes.jobs.request import GpuJob
     from gpukiln.kubernetes.jobs.state import End
 
@@ -287,7 +287,7 @@ def _follow(
         raise
 
 
-def _ended(end: End, made: Document, *, json: bool) -> int:
+def _ended(end: End, made: JobDocument, *, json: bool) -> int:
     from gpukiln.typed import dump
 
     if json:

@@ -134,7 +134,7 @@ def nodes(
         "dns_ip": dns_ip,
         "labels": _labels(label or ()),
     }
-    made = group.check(load(group.Group, wanted, where="options"))
+    made = group.check(load(group.NodeGroup, wanted, where="options"))
     where = make_cloud(cloud, region, profile=profile or None) if cloud else None
     trust = require_trusted(made.image, where)
     texts = rendered.files(made)

@@ -210,17 +210,17 @@ def _gpu() -> Documents:
 def _k8s() -> Documents:
     from gpukiln.kubernetes import doctor
     from gpukiln.kubernetes.addons.listing import ADDONS, AddOns
-    from gpukiln.kubernetes.check import judging, registry
-    from gpukiln.kubernetes.jobs.document import JOB, Document
+    from gpukiln.kubernetes.check import evaluate, registry
+    from gpukiln.kubernetes.jobs.document import JOB, JobDocument
     from gpukiln.kubernetes.nodes import rendered
     from gpukiln.verify.verdict import Verdict
 
     return {
         ADDONS: Form(AddOns),
-        judging.SCHEMA: Form(judging.Report),
-        registry.SCHEMA: Form(registry.Listing),
+        evaluate.SCHEMA: Form(evaluate.Report),
+        registry.SCHEMA: Form(registry.RuleList),
         doctor.SCHEMA: Form(doctor.Diagnosis),
-        JOB: Form(Document),
+        JOB: Form(JobDocument),
         rendered.SCHEMA: Form(rendered.Nodes),
         "k8s.rbac/1": Form(None, "Roles and bindings to be applied.", manifests=list[dict[str, Any]]),
         "k8s.test/1": Form(None, "The verdict on a cluster.", verdict=Verdict),

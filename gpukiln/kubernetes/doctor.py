@@ -12,15 +12,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from gpukiln.catalog import cuda, xid
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
+from gpukiln.findings import SEVERITIES, Finding, Severity
 from gpukiln.kubernetes import workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.images import cuda_of_image
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.placing import GPU, asked, containers, nearest, of_daemon_set, why_not
+from gpukiln.kubernetes.scheduling import GPU, asked, containers, nearest, of_daemon_set, why_not
 from gpukiln.kubernetes.symptoms import (
     CONTAINER,
     CREATION,
@@ -58,44 +59,24 @@ XID = re.compile(r"(?i)xid\D{0,3}(\d+)")
 
 
 @strict
-class Found:
-    """One thing that is wrong.
-
-    Args:
-        rule: What people quote.
-        level: error: it can't work so; warning: it works, and should not be so.
-        about: The object: KIND NAMESPACE/NAME.
-        evidence: What was seen, in the cluster's words.
-        cause: What is behind it.
-        fix: What to do.
-    """
-
-    rule: str
-    level: Literal["error", "warning"]
-    about: str
-    evidence: str
-    cause: str
-    fix: str
-
-
-@strict
 class Diagnosis:
     """What was looked at, and what was wrong, the likeliest cause first.
 
     Args:
         context: Of the kubeconfig.
         looked_at: Objects, in words.
-        found: Empty: nothing was wrong.
+        findings: Each with what was seen as its message, in the cluster's words, and the cause in its
+            evidence; empty: nothing was wrong.
     """
 
     context: str
     looked_at: tuple[str, ...]
-    found: tuple[Found, ...] = ()
+    findings: tuple[Finding, ...] = ()
     schema: str = SCHEMA
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClusterState:
     """What the API says, asked once."""
 
     nodes: list[Manifest]
@@ -136,7 +117,7 @@ def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
         UsageError: There is no such pod or workload.
         UnavailableError: The cluster can't be asked.
     """
-    seen = Seen(
+    seen = ClusterState(
         cluster.list("Node"),
         cluster.list("Pod", everywhere=True),
         cluster.list("DaemonSet", everywhere=True),
@@ -148,15 +129,14 @@ def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
         looked, found = _of_named(seen, *_chosen(cluster, seen, pod, namespace or cluster.namespace))
     else:
         looked, found = _of_all(seen, _refused_workloads(cluster))
-    order = {"error": 0, "warning": 1}
-    return Diagnosis(
-        cluster.context, looked, tuple(sorted(dict.fromkeys(found), key=lambda x: order[x.level]))
-    )
+    unique = {(one.id, one.object, one.message): one for one in found}
+    ordered = sorted(unique.values(), key=lambda one: SEVERITIES.index(one.severity))
+    return Diagnosis(cluster.context, looked, tuple(ordered))
 
 
 def _of_named(
-    seen: Seen, family: list[Manifest], pod: Manifest | None
-) -> tuple[tuple[str, ...], list[Found]]:
+    seen: ClusterState, family: list[Manifest], pod: Manifest | None
+) -> tuple[tuple[str, ...], list[Finding]]:
     found = list(of_workload(seen, family, has_pods=pod is not None))
     looked = [*family]
     if pod:
@@ -166,12 +146,12 @@ def _of_named(
         found += of_pod(seen, pod)
         for node in filter(has_gpus, nodes):
             found += of_node(seen, node)
-        if not place and any(one.rule == "no-node-fits" for one in found):
+        if not place and any(one.id == "no-node-fits" for one in found):
             found += of_cluster(seen)
     return tuple(map(_name, looked)), found
 
 
-def _of_all(seen: Seen, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Found]]:
+def _of_all(seen: ClusterState, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Finding]]:
     waiting = [one for one in seen.pods if _wants_gpu(one["spec"]) and _waits_or_was_refused(one)]
     found = [
         *of_cluster(seen),
@@ -214,10 +194,10 @@ def _refused_workloads(cluster: Cluster) -> list[Manifest]:
 # --- the cluster ------------------------------------------------------------------------------------------
 
 
-def of_cluster(seen: Seen) -> Iterator[Found]:
+def of_cluster(seen: ClusterState) -> Iterator[Finding]:
     """Whether there are nodes with GPUs, and a device plugin for them."""
     if not seen.gpu_nodes:
-        yield Found(
+        yield _finding(
             "no-gpu-node",
             "error",
             "cluster",
@@ -227,7 +207,7 @@ def of_cluster(seen: Seen) -> Iterator[Found]:
         )
     without = [_name(node) for node in seen.gpu_nodes if not _count(node["status"].get("allocatable", {}))]
     if not (seen.plugins or seen.has_dra_driver) and (without or not seen.gpu_nodes):
-        yield Found(
+        yield _finding(
             "no-device-plugin",
             "error" if without else "warning",
             "cluster",
@@ -242,7 +222,7 @@ def of_cluster(seen: Seen) -> Iterator[Found]:
         if not wanted and seen.gpu_nodes:
             spec = of_daemon_set(one["spec"]["template"]["spec"])
             why = [problem.text for node in seen.gpu_nodes for problem in why_not(spec, node, {})]
-            yield Found(
+            yield _finding(
                 "device-plugin-nowhere",
                 "error",
                 _name(one),
@@ -251,7 +231,7 @@ def of_cluster(seen: Seen) -> Iterator[Found]:
                 f"label the nodes in their pool with {PRESENT}=true, and let it tolerate their taints",
             )
         elif ready < wanted:
-            yield Found(
+            yield _finding(
                 "device-plugin-not-ready",
                 "error",
                 _name(one),
@@ -264,7 +244,7 @@ def of_cluster(seen: Seen) -> Iterator[Found]:
 # --- a node -----------------------------------------------------------------------------------------------
 
 
-def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
+def of_node(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
     """Whether a node with GPUs offers them all, says what it is, and is healthy."""
     meta, status = node["metadata"], node["status"]
     labels, name = meta.get("labels", {}), _name(node)
@@ -276,7 +256,7 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
     ]
     plugin = max(plugins, key=lambda one: (_alive(one), _age(one)), default=None)
     if PRESENT not in labels:
-        yield Found(
+        yield _finding(
             "label-missing",
             "error" if not offered else "warning",
             name,
@@ -285,7 +265,7 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
             f"set {PRESENT}=true in the pool, so that new nodes have it; feature discovery sets the others",
         )
     if not any(one["key"].startswith("nvidia.com/") for one in node["spec"].get("taints", ())):
-        yield Found(
+        yield _finding(
             "taint-missing",
             "warning",
             name,
@@ -298,7 +278,7 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
     elif offered < max(registered, int(counted) if is_whole(counted) and not _shared(labels) else 0):
         log = _plugin_logs(seen, plugin)[1][0] if plugin else ""
         line = _line(log, r"(?i)xid|unhealthy")
-        yield Found(
+        yield _finding(
             "gpu-unhealthy",
             "error",
             name,
@@ -311,7 +291,9 @@ def of_node(seen: Seen, node: Manifest) -> Iterator[Found]:
         yield from _condition(name, one)
 
 
-def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None, registered: int) -> Iterator[Found]:
+def _nothing_offered(
+    seen: ClusterState, node: Manifest, plugin: Manifest | None, registered: int
+) -> Iterator[Finding]:
     name, labels = _name(node), node["metadata"].get("labels", {})
     if plugin is None:
         why = [
@@ -320,7 +302,7 @@ def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None, regist
             for problem in why_not(of_daemon_set(one["spec"]["template"]["spec"]), node, {})
         ]
         if seen.plugins:
-            yield Found(
+            yield _finding(
                 "device-plugin-not-here",
                 "error",
                 name,
@@ -341,7 +323,7 @@ def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None, regist
                 else ""
             )
             said = f"it {has}; {_name(plugin)}, container {container}, says: {_short(line)}"
-            yield Found(
+            yield _finding(
                 symptom.rule,
                 "error",
                 name,
@@ -356,7 +338,7 @@ def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None, regist
     meta = plugin["metadata"]
     read = f"`kubectl -n {meta['namespace']} logs {meta['name']} -c {container}` has all of it"
     if registered:
-        yield Found(
+        yield _finding(
             "gpu-unhealthy",
             "error",
             name,
@@ -365,7 +347,7 @@ def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None, regist
             f"{read}; `invoke node.doctor` looks at the GPUs; the plugin offers them again after its restart",
         )
     elif not waiting and any(key.startswith("nvidia.com/") for key in node["status"].get("capacity", {})):
-        yield Found(
+        yield _finding(
             "device-plugin-no-devices",
             "error",
             name,
@@ -375,7 +357,7 @@ def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None, regist
             f"{read}; `invoke node.doctor` says whether the driver has the GPUs",
         )
     else:
-        yield Found(
+        yield _finding(
             "device-plugin-fails",
             "error",
             name,
@@ -387,7 +369,7 @@ def _nothing_offered(seen: Seen, node: Manifest, plugin: Manifest | None, regist
         )
 
 
-def _plugin_logs(seen: Seen, plugin: Manifest) -> tuple[str, list[str]]:
+def _plugin_logs(seen: ClusterState, plugin: Manifest) -> tuple[str, list[str]]:
     """The container that fails, else the plugin itself; its log, now and of its last start."""
     failing = [one["name"] for one in _statuses(plugin) if _failure(one) or _word_of(one)]
     main = [one["name"] for one in plugin["spec"]["containers"] if _serves(one)]
@@ -395,12 +377,12 @@ def _plugin_logs(seen: Seen, plugin: Manifest) -> tuple[str, list[str]]:
     return name, [seen.logs(plugin, name, False), seen.logs(plugin, name, True)]
 
 
-def _condition(name: str, one: Mapping[str, str]) -> Iterator[Found]:
+def _condition(name: str, one: Mapping[str, str]) -> Iterator[Finding]:
     kind, status = one["type"], one["status"]
     bad = status in ("False", "Unknown") if READY.fullmatch(kind) else status == "True" and BAD.match(kind)
     if bad:
         said = f"{one.get('reason', '')} {one.get('message', '')}".strip()
-        yield Found(
+        yield _finding(
             "node-condition",
             "error",
             name,
@@ -415,11 +397,11 @@ def _condition(name: str, one: Mapping[str, str]) -> Iterator[Found]:
 VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
-def of_pod(seen: Seen, pod: Manifest) -> Iterator[Found]:
+def of_pod(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     """Why a pod does not run on a GPU."""
     spec, name = pod["spec"], _name(pod)
     if not _wants_gpu(spec):
-        yield Found(
+        yield _finding(
             "asks-for-no-gpu",
             "error",
             name,
@@ -431,7 +413,7 @@ def of_pod(seen: Seen, pod: Manifest) -> Iterator[Found]:
         set_by_hand = [env for env in one.get("env", ()) if env["name"] in VARIABLES]
         if set_by_hand and asked(spec):
             said = ", ".join(f"{env['name']}={env.get('value', '...')}" for env in set_by_hand)
-            yield Found(
+            yield _finding(
                 "visible-devices",
                 "error",
                 name,
@@ -439,7 +421,7 @@ def of_pod(seen: Seen, pod: Manifest) -> Iterator[Found]:
                 "inside a container GPUs are numbered from 0 again: it hides them, or reaches for others",
                 "leave it out: the device plugin says which GPUs are seen",
             )
-    why: list[Found] = []
+    why: list[Finding] = []
     if not spec.get("nodeName") and pod["status"].get("phase") == "Pending":
         why += _unscheduled(seen, pod)
     why += [*_not_started(seen, pod), *_not_taken(pod), *_ended(seen, pod)]
@@ -449,11 +431,11 @@ def of_pod(seen: Seen, pod: Manifest) -> Iterator[Found]:
         yield _in_its_own_words(seen, pod)
 
 
-def _unscheduled(seen: Seen, pod: Manifest) -> Iterator[Found]:
+def _unscheduled(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name, spec = _name(pod), pod["spec"]
     gates = [one["name"] for one in spec.get("schedulingGates", ())]
     if gates:
-        yield Found(
+        yield _finding(
             "scheduling-gated",
             "warning",
             name,
@@ -465,7 +447,7 @@ def _unscheduled(seen: Seen, pod: Manifest) -> Iterator[Found]:
     said = _scheduler_says(seen, pod)
     best = nearest(spec, seen.nodes, seen.pods)
     if best is None:
-        yield Found(
+        yield _finding(
             "no-node-fits", "error", name, said or "the cluster has no node", "there is no node", "add a pool"
         )
         return
@@ -486,7 +468,7 @@ def _unscheduled(seen: Seen, pod: Manifest) -> Iterator[Found]:
         if taken and any(GPU in one.text for one in problems)
         else ""
     )
-    yield Found(
+    yield _finding(
         "no-node-fits",
         "error",
         name,
@@ -496,7 +478,7 @@ def _unscheduled(seen: Seen, pod: Manifest) -> Iterator[Found]:
     )
 
 
-def _scheduler_says(seen: Seen, pod: Manifest) -> str:
+def _scheduler_says(seen: ClusterState, pod: Manifest) -> str:
     """Why the scheduler has not placed a pod: its condition, else its last event."""
     conditions = [
         one.get("message", "")
@@ -507,7 +489,7 @@ def _scheduler_says(seen: Seen, pod: Manifest) -> str:
     return next(filter(None, (*conditions, *reversed(events))), "")
 
 
-def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) -> Found:
+def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) -> Finding:
     """A pod for which a node has room by all that is counted here: what the scheduler says counts more."""
     claims = [one["name"] for one in spec.get("resourceClaims") or ()]
     if claims and not said:  # dynamicresources.go: PreEnqueue, which leaves neither condition nor event
@@ -516,9 +498,9 @@ def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) ->
         )
     evidence = f"{said or 'no word of the scheduler'}; {node} has room for it by what is counted here"
     if known := symptom_in(said, SCHEDULER):
-        return Found(known[0].rule, "error", name, evidence, known[0].cause, known[0].fix)
+        return _finding(known[0].rule, "error", name, evidence, known[0].cause, known[0].fix)
     if said and not re.search(r"Insufficient |Too many pods", said):
-        return Found(
+        return _finding(
             "scheduler-refuses",
             "error",
             name,
@@ -526,7 +508,7 @@ def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) ->
             "the scheduler refuses for what it says, which is not counted here",
             "`kubectl describe pod` shows its events; its scheduler's log says more",
         )
-    return Found(
+    return _finding(
         "not-scheduled-yet",
         "warning",
         name,
@@ -536,7 +518,7 @@ def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) ->
     )
 
 
-def _not_started(seen: Seen, pod: Manifest) -> Iterator[Found]:
+def _not_started(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     texts = [_waiting(pod)]
     if pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending":
         texts += [_event_words(one) for one in reversed(seen.events(pod)) if one.get("type") == "Warning"]
@@ -546,7 +528,7 @@ def _not_started(seen: Seen, pod: Manifest) -> Iterator[Found]:
             return
 
 
-def _not_taken(pod: Manifest) -> Iterator[Found]:
+def _not_taken(pod: Manifest) -> Iterator[Finding]:
     """What the kubelet says of a pod that it did not take, or that it ended."""
     status = pod["status"]
     said = f"{status.get('reason', '')}: {status.get('message', '')}"
@@ -554,7 +536,7 @@ def _not_taken(pod: Manifest) -> Iterator[Found]:
         yield _of_symptom(known, _name(pod))
 
 
-def _ended(seen: Seen, pod: Manifest) -> Iterator[Found]:
+def _ended(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name = _name(pod)
     before = {one["name"] for one in pod["spec"].get("initContainers") or ()}
     for one in _statuses(pod):
@@ -564,7 +546,7 @@ def _ended(seen: Seen, pod: Manifest) -> Iterator[Found]:
         ended, previous = failure
         what = f"{'init container' if one['name'] in before else 'container'} {one['name']}"
         if ended.get("reason") == "OOMKilled":
-            yield Found(
+            yield _finding(
                 "out-of-memory",
                 "error",
                 name,
@@ -576,13 +558,13 @@ def _ended(seen: Seen, pod: Manifest) -> Iterator[Found]:
         log = seen.logs(pod, one["name"], previous)
         if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
             symptom, line = known
-            yield Found(
+            yield _finding(
                 symptom.rule, "error", name, f"{what} says: {_short(line)}", symptom.cause, symptom.fix
             )
             return
         last = _short(next(iter(reversed(log.splitlines())), "nothing"))
         options = f"{'--previous ' if previous else ''}{pod['metadata']['name']} -c {one['name']}"
-        yield Found(
+        yield _finding(
             "container-failed",
             "error",
             name,
@@ -593,7 +575,7 @@ def _ended(seen: Seen, pod: Manifest) -> Iterator[Found]:
         return
 
 
-def _in_its_own_words(seen: Seen, pod: Manifest) -> Found:
+def _in_its_own_words(seen: ClusterState, pod: Manifest) -> Finding:
     """A pod that does not run, where nothing that is known says why."""
     status, phase = pod["status"], pod["status"].get("phase", "Unknown")
     events = seen.events(pod)
@@ -611,7 +593,7 @@ def _in_its_own_words(seen: Seen, pod: Manifest) -> Found:
         *(_event_words(one) for one in (warnings or events)[-EVENTS:]),
     ]
     bad = phase != "Pending" or bool(warnings) or bool(_waiting(pod))
-    return Found(
+    return _finding(
         "pod-not-running",
         "error" if bad else "warning",
         _name(pod),
@@ -621,7 +603,7 @@ def _in_its_own_words(seen: Seen, pod: Manifest) -> Found:
     )
 
 
-def _driver(seen: Seen, pod: Manifest) -> Iterator[Found]:
+def _driver(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     """The node's label against the CUDA version in the image's tag."""
     node = next((one for one in seen.nodes if one["metadata"]["name"] == pod["spec"].get("nodeName")), None)
     driver = node["metadata"].get("labels", {}).get(DRIVER) if node else None
@@ -634,7 +616,7 @@ def _driver(seen: Seen, pod: Manifest) -> Iterator[Found]:
         except UsageError:  # a version that the catalogue does not know: nothing is said of it
             continue
         if not support.runs:
-            yield Found(
+            yield _finding(
                 "driver-too-old",
                 "error",
                 _name(pod),
@@ -650,7 +632,7 @@ def _driver(seen: Seen, pod: Manifest) -> Iterator[Found]:
 WRONG_IF = {"Failed": "True", "ReplicaFailure": "True", "Progressing": "False", "HeadPodReady": "False"}
 
 
-def of_workload(seen: Seen, family: list[Manifest], *, has_pods: bool) -> Iterator[Found]:
+def of_workload(seen: ClusterState, family: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
     """Why an object starts no pods, or gave up.
 
     Args:
@@ -661,15 +643,15 @@ def of_workload(seen: Seen, family: list[Manifest], *, has_pods: bool) -> Iterat
     found = [_suspended(held, seen.kept_back(held))] if held else []
     for one in family:
         more = _of_conditions(one, seen.events(one), has_pods=has_pods)
-        same = {(one.rule, one.evidence) for one in found}  # a Deployment has its ReplicaSet's condition
-        found += [one for one in more if (one.rule, one.evidence) not in same]
+        same = {(one.id, one.message) for one in found}  # a Deployment has its ReplicaSet's condition
+        found += [one for one in more if (one.id, one.message) not in same]
     if not (found or has_pods) and family and not _is_done(family[0]):
         said = [
             *(workloads.words(one) for one in family[0].get("status", {}).get("conditions") or ()),
             *(_event_words(event) for one in family for event in seen.events(one)[-EVENTS:]),
         ]
         found.append(
-            Found(
+            _finding(
                 "no-pods",
                 "warning",
                 _name(family[0]),
@@ -681,7 +663,7 @@ def of_workload(seen: Seen, family: list[Manifest], *, has_pods: bool) -> Iterat
     yield from found
 
 
-def _of_conditions(thing: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Found]:
+def _of_conditions(thing: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
     name, status = _name(thing), thing.get("status", {})
     wrong = [one for one in status.get("conditions") or () if WRONG_IF.get(one["type"]) == one["status"]]
     failures = [one for one in wrong if one["type"] == "ReplicaFailure"]
@@ -697,10 +679,10 @@ def _of_conditions(thing: Manifest, events: list[Manifest], *, has_pods: bool) -
         yield _gave_up(name, f"jobDeploymentStatus is {': '.join(filter(None, said))}")
 
 
-def _suspended(thing: Manifest, by_kueue: list[Manifest] | None) -> Found:
+def _suspended(thing: Manifest, by_kueue: list[Manifest] | None) -> Finding:
     name, queue = _name(thing), thing["metadata"].get("labels", {}).get(workloads.QUEUE, "")
     if by_kueue is None:
-        return Found(
+        return _finding(
             "suspended",
             "warning",
             name,
@@ -709,7 +691,7 @@ def _suspended(thing: Manifest, by_kueue: list[Manifest] | None) -> Found:
             "somebody suspended it" if not queue else "Kueue does not run, or does not manage this kind",
             "set suspend to false, or have Kueue manage it",
         )
-    return Found(
+    return _finding(
         "queue-waits",
         "warning",
         name,
@@ -719,11 +701,11 @@ def _suspended(thing: Manifest, by_kueue: list[Manifest] | None) -> Found:
     )
 
 
-def _refused(name: str, text: str) -> Found:
+def _refused(name: str, text: str) -> Finding:
     said = " ".join(text.split())
     if known := symptom_in(said, CREATION):
         return _of_symptom(known, name)
-    return Found(
+    return _finding(
         "pods-refused",
         "error",
         name,
@@ -733,8 +715,8 @@ def _refused(name: str, text: str) -> Found:
     )
 
 
-def _gave_up(name: str, said: str) -> Found:
-    return Found(
+def _gave_up(name: str, said: str) -> Finding:
+    return _finding(
         "workload-failed",
         "error",
         name,
@@ -754,6 +736,10 @@ def _is_done(thing: Manifest) -> bool:
 
 
 # --- what all of them use ---------------------------------------------------------------------------------
+
+
+def _finding(id: str, severity: Severity, about: str, seen: str, cause: str, fix: str) -> Finding:
+    return Finding(id, severity, seen, object=about, evidence={"cause": cause}, remedy=fix)
 
 
 def has_gpus(node: Manifest) -> bool:
@@ -781,7 +767,7 @@ def _serves(container: Mapping[str, Any]) -> bool:
 
 
 def _chosen(
-    cluster: Cluster, seen: Seen, text: str, namespace: str
+    cluster: Cluster, seen: ClusterState, text: str, namespace: str
 ) -> tuple[list[Manifest], Manifest | None]:
     """What was named: objects that make pods, and the pod to look at, one that waits or the newest."""
     word, _, name = text.rpartition("/")
@@ -886,9 +872,9 @@ def _age(one: Manifest) -> str:
     return str(one["metadata"].get("creationTimestamp", ""))
 
 
-def _of_symptom(known: tuple[Symptom, str], about: str) -> Found:
+def _of_symptom(known: tuple[Symptom, str], about: str) -> Finding:
     symptom, line = known
-    return Found(symptom.rule, "error", about, _short(line), symptom.cause, symptom.fix)
+    return _finding(symptom.rule, "error", about, _short(line), symptom.cause, symptom.fix)
 
 
 def _line(log: str, pattern: str) -> str:

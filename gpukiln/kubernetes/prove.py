@@ -55,7 +55,7 @@ GOOD_WHEN_TRUE = ("Ready", "AcceleratedHardwareReady")
 
 
 @dataclass(frozen=True)
-class Wish:
+class GpuTestOptions:
     """What is to be tested, and with what.
 
     Args:
@@ -97,7 +97,7 @@ class Pod:
     named: list[str] = field(default_factory=list)
 
 
-def prove(cluster: Cluster, wish: Wish, folder: Path, *, say: Callable[[str], None]) -> Path:
+def prove(cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Callable[[str], None]) -> Path:
     """Gather the facts of a cluster into a file of the folder.
 
     Raises:
@@ -105,16 +105,16 @@ def prove(cluster: Cluster, wish: Wish, folder: Path, *, say: Callable[[str], No
         BusyError: Every GPU is somebody's.
         UsageError: The selector is none.
     """
-    _check_selector(wish)
+    _check_selector(options)
     mark = secrets.token_hex(4)
-    namespace = wish.namespace or cluster.namespace
+    namespace = options.namespace or cluster.namespace
     _remove(cluster, namespace, "what earlier tests left", say, ended=True)
-    nodes = _nodes(cluster, wish)
+    nodes = _nodes(cluster, options)
     total = sum(node["allocatable"] for node in nodes)
-    free = total - _taken(cluster, wish, {node["name"] for node in nodes})
+    free = total - _taken(cluster, options, {node["name"] for node in nodes})
     if total and free < 1:
         raise BusyError(
-            f"all {total} {wish.resource} of the nodes with {wish.selector} are taken by pods",
+            f"all {total} {options.resource} of the nodes with {options.selector} are taken by pods",
             hint="`kubectl get pods -A -o wide` shows them; --node-selector names other nodes",
         )
     two = not nodes or free > 1
@@ -122,13 +122,13 @@ def prove(cluster: Cluster, wish: Wish, folder: Path, *, say: Callable[[str], No
     pods = {name: Pod(f"gpukiln-test-{mark}-{name}", asked) for name, asked in names.items()}
     try:
         for pod in pods.values():
-            cluster.create(_holding(wish, pod, mark, namespace))
-        _wait(cluster, wish, namespace, list(pods.values()), say)
-        nodes = nodes or _nodes(cluster, wish)  # a pool that was scaled to zero has some now
+            cluster.create(_holding(options, pod, mark, namespace))
+        _wait(cluster, options, namespace, list(pods.values()), say)
+        nodes = nodes or _nodes(cluster, options)  # a pool that was scaled to zero has some now
         if not _remove(cluster, namespace, mark, say):
             computed = _nothing("the pods before it could not be removed, and have the GPUs", NOT_REACHED)
         elif pods["granted"].ran:
-            computed = _compute(cluster, wish, mark, namespace, say)
+            computed = _compute(cluster, options, mark, namespace, say)
         else:
             computed = _nothing(pods["granted"].why, NOT_REACHED)
     finally:
@@ -136,8 +136,8 @@ def prove(cluster: Cluster, wish: Wish, folder: Path, *, say: Callable[[str], No
     sharing = sorted({node["sharing"] for node in nodes if node["sharing"] not in ("", "none")})
     outside = {
         "context": cluster.context,
-        "selector": wish.selector,
-        "resource": wish.resource,
+        "selector": options.selector,
+        "resource": options.resource,
         "nodes": nodes,
         "free": free,
         "sharing": ", ".join(sharing),
@@ -151,22 +151,29 @@ def prove(cluster: Cluster, wish: Wish, folder: Path, *, say: Callable[[str], No
     return file
 
 
-def pods_of(wish: Wish, namespace: str) -> list[Manifest]:
+def pods_of(options: GpuTestOptions, namespace: str) -> list[Manifest]:
     """The pods that a test starts, but the one that computes: its program is long.
 
     Raises:
         UsageError: The selector is none.
     """
-    _check_selector(wish)
+    _check_selector(options)
     pods = {"granted": 1, "other": 1, "without": 0}
-    return [_holding(wish, Pod(f"gpukiln-test-{name}", n), "0", namespace) for name, n in pods.items()]
+    return [_holding(options, Pod(f"gpukiln-test-{name}", n), "0", namespace) for name, n in pods.items()]
 
 
 def pod_manifest(
-    wish: Wish, name: str, mark: str, namespace: str, command: str, *, gpus: int, deadline_s: float
+    options: GpuTestOptions,
+    name: str,
+    mark: str,
+    namespace: str,
+    command: str,
+    *,
+    gpus: int,
+    deadline_s: float,
 ) -> Manifest:
     """A pod of the tests; it may run where Pod Security's level is `restricted`."""
-    labels = [part.partition("=") for part in wish.selector.split(",")]
+    labels = [part.partition("=") for part in options.selector.split(",")]
     env = [] if gpus else [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     return {
         "apiVersion": "v1",
@@ -177,8 +184,8 @@ def pod_manifest(
             "activeDeadlineSeconds": int(deadline_s),
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
-            **({"runtimeClassName": wish.runtime_class} if wish.runtime_class else {}),
-            **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
+            **({"runtimeClassName": options.runtime_class} if options.runtime_class else {}),
+            **({"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}),
             "nodeSelector": {key: value for key, _, value in labels},
             "tolerations": [{"key": GPU, "operator": "Exists"}],
             "securityContext": {
@@ -189,12 +196,12 @@ def pod_manifest(
             "containers": [
                 {
                     "name": "main",
-                    "image": wish.image,
+                    "image": options.image,
                     "command": ["bash", "-c", command],
                     **({"env": env} if env else {}),
                     "resources": {
                         "requests": {"cpu": "500m", "memory": "1Gi"},
-                        "limits": {"memory": "4Gi", **({wish.resource: str(gpus)} if gpus else {})},
+                        "limits": {"memory": "4Gi", **({options.resource: str(gpus)} if gpus else {})},
                     },
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
@@ -206,16 +213,16 @@ def pod_manifest(
     }
 
 
-def _holding(wish: Wish, pod: Pod, mark: str, namespace: str) -> Manifest:
+def _holding(options: GpuTestOptions, pod: Pod, mark: str, namespace: str) -> Manifest:
     """A pod that says what it sees and stays, so that the others can't be given the same."""
-    command = f"{HOLD}{wish.wait_s:.0f}"
+    command = f"{HOLD}{options.wait_s:.0f}"
     return pod_manifest(
-        wish, pod.name, mark, namespace, command, gpus=pod.asked, deadline_s=wish.wait_s + JUDGE_S
+        options, pod.name, mark, namespace, command, gpus=pod.asked, deadline_s=options.wait_s + JUDGE_S
     )
 
 
 def _compute(
-    cluster: Cluster, wish: Wish, mark: str, namespace: str, say: Callable[[str], None]
+    cluster: Cluster, options: GpuTestOptions, mark: str, namespace: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The facts that the suite's program gathers in a pod with a GPU; else the reason, in each section."""
     say("a pod computes on its GPU")
@@ -224,10 +231,10 @@ def _compute(
     # What it says of itself goes where the kubelet reads it from: a log has both streams in one.
     command = f"( {gather_command('pod', between, JUDGE_S)} ) 2>/dev/termination-log"
     cluster.create(
-        pod_manifest(wish, pod.name, mark, namespace, command, gpus=1, deadline_s=wish.wait_s + JUDGE_S)
+        pod_manifest(options, pod.name, mark, namespace, command, gpus=1, deadline_s=options.wait_s + JUDGE_S)
     )
     state: dict[str, Any] = {}
-    for found in _watched(cluster, namespace, [pod], wish.wait_s + JUDGE_S, say):
+    for found in _watched(cluster, namespace, [pod], options.wait_s + JUDGE_S, say):
         state = _container(found)
         if "terminated" in state:
             break
@@ -256,10 +263,12 @@ def _nothing(why: str, kind: str) -> dict[str, Any]:
     return {"hung": {"tools": [], "kernel": []}, **{name: {kind: why} for name in POD_SECTIONS}}
 
 
-def _wait(cluster: Cluster, wish: Wish, namespace: str, pods: list[Pod], say: Callable[[str], None]) -> None:
+def _wait(
+    cluster: Cluster, options: GpuTestOptions, namespace: str, pods: list[Pod], say: Callable[[str], None]
+) -> None:
     """Until each pod has said what it sees, or can't, or the time is up."""
     by_name = {pod.name: pod for pod in pods}
-    for found in _watched(cluster, namespace, pods, wish.wait_s, say):
+    for found in _watched(cluster, namespace, pods, options.wait_s, say):
         pod = by_name[found["metadata"]["name"]]
         if pod.ran or not {"running", "terminated"} & set(_container(found)):
             continue
@@ -325,42 +334,42 @@ def _container(pod: Manifest) -> dict[str, Any]:
     return state
 
 
-def _check_selector(wish: Wish) -> None:
-    if any("=" not in part or "!" in part for part in wish.selector.split(",")):
+def _check_selector(options: GpuTestOptions) -> None:
+    if any("=" not in part or "!" in part for part in options.selector.split(",")):
         raise UsageError(
-            f"--node-selector {wish.selector!r} is none", hint="wanted LABEL=VALUE, several with commas"
+            f"--node-selector {options.selector!r} is none", hint="wanted LABEL=VALUE, several with commas"
         )
 
 
-def _nodes(cluster: Cluster, wish: Wish) -> list[dict[str, Any]]:
-    return [_node(one, wish) for one in cluster.list("Node", labels=wish.selector)]
+def _nodes(cluster: Cluster, options: GpuTestOptions) -> list[dict[str, Any]]:
+    return [_node(one, options) for one in cluster.list("Node", labels=options.selector)]
 
 
-def _node(node: Manifest, wish: Wish) -> dict[str, Any]:
+def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
     labels, status = node["metadata"].get("labels", {}), node["status"]
     problems = [
         f"{one['type']} is {one['status']}: {one.get('reason', '')} {one.get('message', '')}".strip()
         for one in status.get("conditions", ())
         if one["type"] in GOOD_WHEN_TRUE and one["status"] != "True"
     ]
-    counted = labels.get(COUNT_LABEL, "") if wish.resource == GPU else ""
+    counted = labels.get(COUNT_LABEL, "") if options.resource == GPU else ""
     sharing = labels.get(SHARING_LABEL, "")
     return {
         "name": node["metadata"]["name"],
         "instance_type": labels.get("node.kubernetes.io/instance-type", ""),
-        "capacity": int(status.get("capacity", {}).get(wish.resource, 0)),
-        "allocatable": int(status.get("allocatable", {}).get(wish.resource, 0)),
+        "capacity": int(status.get("capacity", {}).get(options.resource, 0)),
+        "allocatable": int(status.get("allocatable", {}).get(options.resource, 0)),
         "labelled": int(counted) if is_whole(counted) and sharing in ("", "none") else None,
         "sharing": sharing,
         "problems": problems,
     }
 
 
-def _taken(cluster: Cluster, wish: Wish, nodes: set[str]) -> int:
+def _taken(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> int:
     """GPUs of these nodes that pods have."""
     pods = cluster.list("Pod", everywhere=True, fields="status.phase!=Succeeded,status.phase!=Failed")
     return sum(
-        int(container.get("resources", {}).get("limits", {}).get(wish.resource, 0))
+        int(container.get("resources", {}).get("limits", {}).get(options.resource, 0))
         for pod in pods
         if pod["spec"].get("nodeName") in nodes
         for container in pod["spec"]["containers"]

@@ -210,7 +210,7 @@ KUBELET = (
     ),
 )
 
-# What the scheduler refuses for, beyond what `gpukiln.kubernetes.placing` counts; time does not change it.
+# What the scheduler refuses for, beyond what `gpukiln.kubernetes.scheduling` counts; time does not change it.
 SCHEDULER = (
     Symptom(
         r"pod (anti-)?affinity|existing pods anti-affinity",

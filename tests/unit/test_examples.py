@@ -22,7 +22,7 @@ from gpukiln.catalog.bases import base
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.embedded.pointers import resolve_image
-from gpukiln.kubernetes.check.judging import judge
+from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import read
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.pools import pools_in
@@ -120,8 +120,8 @@ def test_shellcheck_is_content_with_user_data(script, tmp_path):
 
 @pytest.mark.parametrize("path", POOLS, ids=name_of)
 def test_karpenter_takes_them(path):
-    report = judge(read([str(path)]), Context())
-    assert [f"{one.rule}: {one.found}" for one in report.findings] == []
+    report = apply_rules(read([str(path)]), Context())
+    assert [f"{one.id}: {one.message}" for one in report.findings] == []
     node_class, *others = yaml.safe_load_all(path.read_text())
     family = "Custom" if "ubuntu" in str(path) else "AL2023"
     assert (node_class["kind"], node_class["spec"]["amiFamily"]) == ("EC2NodeClass", family)

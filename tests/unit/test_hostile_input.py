@@ -25,7 +25,7 @@ from gpukiln.exports.scratch import image_name
 from gpukiln.files import full_named, whole_or_not, write_whole
 from gpukiln.gpus import amd, config, engines, mig
 from gpukiln.images import digest
-from gpukiln.kubernetes import cluster, placing, pools
+from gpukiln.kubernetes import cluster, pools, scheduling
 from gpukiln.kubernetes.addons.runners import _checked
 from gpukiln.kubernetes.addons.settings import Runners, Settings
 from gpukiln.kubernetes.check.reading import LONGEST, Reading
@@ -94,10 +94,10 @@ def test_the_check_names_the_line_of_what_is_too_deep(name: str) -> None:
     reading = Reading()
     reading.text(deep, name)
     above = name in ("a.md", "a.sh")
-    assert [(one.line, one.text) for one in reading.broken] == [
+    assert [(one.line, one.text) for one in reading.rejections] == [
         (4 + above, f"it is nested deeper than {DEEPEST} levels")
     ]
-    assert len(reading.things) == 1  # the document before it is read
+    assert len(reading.resources) == 1  # the document before it is read
 
 
 def test_aliases_are_counted_as_they_are_written_out() -> None:
@@ -121,14 +121,14 @@ def test_numbers_that_python_does_not_print_are_none(tmp_path: Path, value: str)
         read_yaml(file)
     reading = Reading()
     reading.text(f"kind: Pod\nb: {value}\n", "a.yaml")
-    assert [one.line for one in reading.broken] == [2]
+    assert [one.line for one in reading.rejections] == [2]
 
 
 @pytest.mark.parametrize("value", ["!!int ''", "!!float ''", "!!int '0x'", "!!float '1:x'", "!!bool maybe"])
 def test_a_value_that_is_not_of_its_tag_is_refused_as_kubectl_does(value: str) -> None:
     reading = Reading()
     reading.text(f"kind: Pod\nspec: {value}\n", "a.yaml")
-    assert [(one.line, len(reading.things)) for one in reading.broken] == [(2, 0)]
+    assert [(one.line, len(reading.resources)) for one in reading.rejections] == [(2, 0)]
     with pytest.raises((ValueError, yaml.YAMLError)):
         parse_yaml(value)
 
@@ -198,7 +198,7 @@ SLOW = {
 # One process imports the check, and a child of it, which has a limit of its own, judges each file.
 JUDGES = """
 import json, os, resource, sys, traceback
-from gpukiln.kubernetes.check import judging, reading, rules, telling
+from gpukiln.kubernetes.check import evaluate, output, reading, rules
 from gpukiln.ssh import parse_ssh
 for line in sys.stdin:
     file, content, limit = json.loads(line)
@@ -208,7 +208,7 @@ for line in sys.stdin:
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
             found = reading.Reading()
             found.text(content, file)
-            list(telling.lines(judging.judge(found, rules.Context(things=tuple(found.things)))))
+            list(output.lines(evaluate.apply_rules(found, rules.Context(resources=tuple(found.resources)))))
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -304,8 +304,8 @@ def test_long_numbers_in_manifests_are_compared_with_nothing() -> None:
     assert quantity(LONG) is None
     for values in ([LONG], ["x"], []):
         rule = {"key": "gpus", "operator": "Gt", "values": values}
-        assert placing._rule({"gpus": "8"}, rule) is False
-    assert placing._rule({"gpus": "8"}, {"key": "gpus", "operator": "Gt", "values": ["-1"]}) is True
+        assert scheduling._rule({"gpus": "8"}, rule) is False
+    assert scheduling._rule({"gpus": "8"}, {"key": "gpus", "operator": "Gt", "values": ["-1"]}) is True
     assert pools._allows({"key": "a", "operator": "Gt", "values": [LONG]}, {"a": "8"}) is True
 
 

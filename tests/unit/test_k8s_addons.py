@@ -23,8 +23,8 @@ from gpukiln.commands import k8s_addons
 from gpukiln.commands.program import Program
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.kubernetes import folder
-from gpukiln.kubernetes.addons import helm, plugin, queue, rendered, runners, sharing, wish
-from gpukiln.kubernetes.addons.settings import Flavor, Runners, Settings, Sharing, Team
+from gpukiln.kubernetes.addons import helm, options, plugin, queue, rendered, runners, sharing
+from gpukiln.kubernetes.addons.settings import Flavor, Runners, Settings, SharingSettings, Team
 from gpukiln.kubernetes.manifest import load
 from tasks import namespace as commands
 
@@ -45,7 +45,7 @@ def _shipped_prices(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def example():
-    settings = wish.settings([EXAMPLE / "settings.yaml"], plain={})
+    settings = options.settings([EXAMPLE / "settings.yaml"], plain={})
     return rendered.rendered(settings, rendered.chosen((), settings))
 
 
@@ -239,18 +239,23 @@ def test_sharing_that_makes_no_sense_is_refused(how, why):
     ("settings", "why"),
     [
         (
-            Settings(sharing=Sharing("mig-single"), flavors=(queue.flavor("g4dn.xlarge", "karpenter"),)),
+            Settings(
+                sharing=SharingSettings("mig-single"), flavors=(queue.flavor("g4dn.xlarge", "karpenter"),)
+            ),
             "T4 has no MIG",
         ),
-        (Settings(sharing=Sharing("mig-mixed"), flavors=(queue.flavor("l4", "karpenter"),)), "L4 has no MIG"),
         (
-            Settings(sharing=Sharing("mps", 4), flavors=(queue.flavor("m60", "karpenter"),)),
+            Settings(sharing=SharingSettings("mig-mixed"), flavors=(queue.flavor("l4", "karpenter"),)),
+            "L4 has no MIG",
+        ),
+        (
+            Settings(sharing=SharingSettings("mps", 4), flavors=(queue.flavor("m60", "karpenter"),)),
             "older than Volta",
         ),
         (Settings(flavors=(Flavor("a", {"b": "c"}, "nvidia.com/mig-1g.5gb"),)), "mig-mixed alone"),
         (Settings(flavors=(Flavor("a", {"b": "c"}, "nvidia.com/gpus"),)), "wanted nvidia.com/gpu or a MIG"),
-        (Settings(named_sharing={"default": Sharing()}), "all other nodes"),
-        (Settings(named_sharing={"a": Sharing("mps", 1)}), "sharing of a by mps"),
+        (Settings(named_sharing={"default": SharingSettings()}), "all other nodes"),
+        (Settings(named_sharing={"a": SharingSettings("mps", 1)}), "sharing of a by mps"),
     ],
 )
 def test_sharing_that_the_nodes_can_not_do_is_refused(settings, why):
@@ -263,7 +268,7 @@ def test_sharing_that_the_nodes_can_do_is_not():
         kinds = (queue.flavor("p5.48xlarge", "karpenter"),)
         assert sharing.configurations(Settings(sharing=sharing.parse(how), flavors=kinds))
     mixed = Settings(
-        sharing=Sharing("mig-mixed"), flavors=(Flavor("a", {"b": "c"}, "nvidia.com/mig-1g.10gb"),)
+        sharing=SharingSettings("mig-mixed"), flavors=(Flavor("a", {"b": "c"}, "nvidia.com/mig-1g.10gb"),)
     )
     assert sharing.configurations(mixed)
 
@@ -480,7 +485,7 @@ def test_queues_that_would_start_nothing_are_refused(settings, why):
 def test_shares_of_a_gpu_have_their_part_of_the_machine():
     kinds = (queue.flavor("g4dn.xlarge", "karpenter"),)
     teams = (Team("a", {"g4dn-xlarge": 4}),)
-    shared = Settings(sharing=Sharing("time-slicing", 4), flavors=kinds, teams=teams)
+    shared = Settings(sharing=SharingSettings("time-slicing", 4), flavors=kinds, teams=teams)
     [found] = [one for one in queues(shared) if one["kind"] == "ClusterQueue"]
     [row] = found["spec"]["resourceGroups"][0]["flavors"]
     assert [each["nominalQuota"] for each in row["resources"]] == ["4", "16Gi", "4"]  # one machine

@@ -14,13 +14,13 @@ import pytest
 from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes.check import crds, live
-from gpukiln.kubernetes.check.judging import Report, judge
+from gpukiln.kubernetes.check.evaluate import Report, apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import NEWEST, Context
 from gpukiln.kubernetes.check.workload import dotted
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.kubernetes.rights import RIGHTS
+from gpukiln.kubernetes.rbac import RIGHTS
 from tasks import namespace
 from tests.support.api_server import ApiServer, Fault
 
@@ -144,7 +144,7 @@ def read(text: str, name: str = "a.yaml") -> Reading:
 
 def judged(text: str, name: str = "a.yaml", **context: Any) -> Report:
     reading = read(text, name)
-    return judge(reading, Context(things=tuple(reading.things), **context))
+    return apply_rules(reading, Context(resources=tuple(reading.resources), **context))
 
 
 def wheres(text: str) -> list[str]:
@@ -205,7 +205,7 @@ def test_the_objects_of_a_list_are_objects_with_their_own_lines() -> None:
         "  - " + one.replace("\n", "\n    ").rstrip() + "\n" for one in (GOOD, BAD)
     )
     (found,) = judged(text).findings
-    assert (found.rule, found.object, found.line) == ("gpu-whole", "Pod p", 19)
+    assert (found.id, found.object, found.evidence["line"]) == ("gpu-whole", "Pod p", 19)
 
 
 def test_values_of_a_runner_set_are_judged_where_they_stand() -> None:
@@ -219,7 +219,7 @@ template:
         resources:
           limits: {nvidia.com/gpu: 0.5}
 """
-    found = {one.rule: (one.line, one.path) for one in judged(text).findings}
+    found = {one.id: (one.evidence["line"], one.evidence["path"]) for one in judged(text).findings}
     assert found["gpu-whole"] == (8, "template.spec.containers[0].resources.limits.nvidia.com/gpu")
     assert found["image-latest"] == (6, "template.spec.containers[0].image")
 
@@ -227,9 +227,11 @@ template:
 def test_what_people_mean_by_values_that_a_chart_has_not_is_judged_too() -> None:
     text = "runnerResources:\n  requests:\n    nvidia.com/gpu: 1\nimage: {repository: r/gpu, tag: latest}\n"
     report = judged(text)
-    found = {(one.rule, one.line) for one in report.findings}
+    found = {(one.id, one.evidence["line"]) for one in report.findings}
     assert {("gpu-not-in-limits", 3), ("image-latest", 4), ("values-unknown-key", 1)} <= found
-    assert "template.spec.containers" in next(one.fix for one in report.findings if one.line == 1)
+    assert "template.spec.containers" in next(
+        one.remedy for one in report.findings if one.evidence["line"] == 1
+    )
 
 
 @pytest.mark.parametrize("selector", ["karpenter.sh/capacity-type: SPOT", "accelerator: nvidia-tesla-t4"])
@@ -328,10 +330,10 @@ def test_advice_on_a_mig_profile_is_about_mig(resource: str, found: str, fix: st
     # A p4d.24xlarge has 8 A100, each of 7 instances of 1g.5gb (NVIDIA, MIG user guide).
     text = (POD % 57).replace("gpu: 57", f"{resource}: 57")
     text = text.replace("spec:\n", "spec:\n  tolerations: [{key: nvidia.com/gpu, operator: Exists}]\n", 1)
-    [finding] = [one for one in judged(text).findings if one.rule == "fits-no-machine"]
-    assert found in finding.found
-    assert fix in finding.fix
-    assert "g4dn" not in finding.found + finding.fix
+    [finding] = [one for one in judged(text).findings if one.id == "fits-no-machine"]
+    assert found in finding.message
+    assert fix in finding.remedy
+    assert "g4dn" not in finding.message + finding.remedy
 
 
 def test_documents_are_read_block_by_block() -> None:
@@ -354,24 +356,27 @@ cat <<EOF | kubectl apply -f -
 {BAD}EOF
 ~~~
 """
-    found = [(one.rule, one.line) for one in judged(text, "page.md").findings]
+    found = [(one.id, one.evidence["line"]) for one in judged(text, "page.md").findings]
     assert found == [("gpu-whole", 13), ("gpu-whole", 30)]
 
 
 def test_a_document_without_marks_shows_here_documents() -> None:
     text = f"Then run this:\n\nkubectl apply -f - <<'END'\n{BAD}END\nand wait.\n"
-    assert [one.line for one in judged(text, "notes.txt").findings] == [11]
+    assert [one.evidence["line"] for one in judged(text, "notes.txt").findings] == [11]
 
 
 def test_kubectl_run_is_a_pod() -> None:
     overrides = '{"spec":{"nodeSelector":{"accelerator":"nvidia-tesla-t4"}}}'
     text = f"#!/bin/sh\nkubectl run t --image=nvidia/cuda:12.0-base \\\n  --overrides='{overrides}'\n"
-    assert {one.rule for one in judged(text, "t.sh").findings} == {"label-by-hand", "image-never-was"}
+    assert {one.id for one in judged(text, "t.sh").findings} == {"label-by-hand", "image-never-was"}
 
 
 def test_a_broken_document_is_told_and_the_next_is_read() -> None:
     report = judged(f"{GOOD}---\nkind: Pod\nspec: {{containers: [}}\n---\n{BAD}")
-    assert [(one.rule, one.line) for one in report.findings] == [("unreadable", 11), ("gpu-whole", 20)]
+    assert [(one.id, one.evidence["line"]) for one in report.findings] == [
+        ("unreadable", 11),
+        ("gpu-whole", 20),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -393,7 +398,7 @@ def test_a_broken_document_is_told_and_the_next_is_read() -> None:
 )
 def test_what_would_harm_a_reader_is_unreadable(text: str, line: int) -> None:
     (found,) = judged(text).findings
-    assert (found.rule, found.line) == ("unreadable", line)
+    assert (found.id, found.evidence["line"]) == ("unreadable", line)
 
 
 def test_charts_are_not_checkable_and_told() -> None:
@@ -409,7 +414,7 @@ def test_kinds_of_others_are_told_and_their_pods_judged() -> None:
         "apiVersion: example.com/v1\nkind: Job\nmetadata: {name: a}\nspec: {template: {spec: {}}}\n"
     )
     assert [one.reason for one in report.unchecked] == ["example.com/v1 Job: its form is not known here"]
-    assert [one.rule for one in report.findings] == ["job-restart-policy"]
+    assert [one.id for one in report.findings] == ["job-restart-policy"]
 
 
 def test_json_with_tabs_and_byte_order_marks_are_read(tmp_path: Path, check: Typed) -> None:
@@ -430,7 +435,7 @@ def test_json_with_tabs_and_byte_order_marks_are_read(tmp_path: Path, check: Typ
 def test_a_field_is_judged_by_every_version_that_is_asked_for(minors: tuple[int, ...], found: str) -> None:
     spec = "{containers: [{name: a, image: a}], schedulingGroup: {}}"
     text = f"apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {spec}\n"
-    told = " ".join(one.found for one in judged(text, minors=minors).findings if one.rule == "schema")
+    told = " ".join(one.message for one in judged(text, minors=minors).findings if one.id == "schema")
     assert bool(told) == bool(found), told
     assert found in told
 
@@ -487,7 +492,7 @@ def test_text_and_exit_codes(tmp_path: Path, check: Typed) -> None:
 
 def test_standard_input(check: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(BAD))
-    assert json.loads(check("-", "--json", code=1).stdout)["findings"][0]["file"] == "-"
+    assert json.loads(check("-", "--json", code=1).stdout)["findings"][0]["evidence"]["file"] == "-"
 
 
 @pytest.mark.parametrize(
@@ -573,7 +578,7 @@ def test_what_the_server_does_not_serve_is_a_finding_and_the_others_are_asked(
     refused = GOOD.replace("{name: p}", "{name: p, namespace: nosuch}")
     (tmp_path / "a.yaml").write_text("---\n".join([PLAIN_POOL, refused, GOOD]))
     said = json.loads(check("a.yaml", "--server", "--json", "--rule", "server-refuses", code=1).stdout)
-    assert [(one["object"], one["line"], one["found"]) for one in said["findings"]] == [
+    assert [(one["object"], one["evidence"]["line"], one["message"]) for one in said["findings"]] == [
         ("NodePool gpu", 1, "double does not serve karpenter.sh/v1"),
         ("Pod p", 6, 'can\'t create Pod p: namespaces "nosuch" not found'),
     ]
@@ -588,7 +593,7 @@ def test_what_the_files_create_first_is_no_fault(server: ApiServer) -> None:
     pod = GOOD.replace("{name: p}", "{name: p, namespace: team}")
     reading.text("---\n".join([CRD, PLAIN_POOL, team, pod]), "a.yaml")
     live.ask_server(reading, Cluster())
-    assert reading.broken == []
+    assert reading.rejections == []
     assert [(line, "apply that first" in why) for _, line, why in reading.unchecked] == [
         (6, True),
         (15, True),
@@ -601,7 +606,7 @@ def test_an_object_that_the_server_fails_on_is_a_finding(server: ApiServer, stat
     reading = Reading()
     reading.text(f"{GOOD}---\n{GOOD.replace('{name: p}', '{name: q, namespace: nosuch}')}", "a.yaml")
     live.ask_server(reading, Cluster())
-    assert [one.text for one in reading.broken] == [
+    assert [one.text for one in reading.rejections] == [
         "can't create Pod p: failed calling webhook",
         'can\'t create Pod q: namespaces "nosuch" not found',
     ]
@@ -613,7 +618,7 @@ def test_a_busy_server_leaves_a_gap(server: ApiServer) -> None:
     reading.text(f"{GOOD}---\n{GOOD.replace('{name: p}', '{name: q, namespace: nosuch}')}", "a.yaml")
     live.ask_server(reading, Cluster())
     assert reading.unchecked == [("a.yaml", 1, "Pod p: can't create Pod p: unable to handle the request")]
-    assert len(reading.broken) == 1
+    assert len(reading.rejections) == 1
 
 
 @pytest.mark.parametrize(
@@ -649,8 +654,8 @@ def test_a_cluster_is_judged(check: Typed) -> None:
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template}}
     )
     said = json.loads(check("--cluster", "--json").stdout)
-    assert {one["object"] for one in said["findings"] if one["rule"] == "image-latest"} == {"Pod p", "Job j"}
-    assert {one["file"] for one in said["findings"]} == {"context double namespace default"}
+    assert {one["object"] for one in said["findings"] if one["id"] == "image-latest"} == {"Pod p", "Job j"}
+    assert {one["evidence"]["file"] for one in said["findings"]} == {"context double namespace default"}
     assert said["counts"]["objects"] == 2  # the Job's own pod is the Job's fault
 
 
@@ -744,5 +749,6 @@ def test_a_folder_is_read_without_what_is_hidden(tmp_path: Path, check: Typed) -
     ):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(BAD)
-    found = {one["file"] for one in json.loads(check("in", "--json", code=1).stdout)["findings"]}
+    said = json.loads(check("in", "--json", code=1).stdout)["findings"]
+    found = {one["evidence"]["file"] for one in said}
     assert found == {"in/.github/workflows/a.yaml", "in/deep/er/a.yaml"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.kubernetes.check.judging import Report, judge
+from gpukiln.kubernetes.check.evaluate import Report, apply_rules
 from gpukiln.kubernetes.check.reading import Reading, read
 from gpukiln.kubernetes.check.rules import Context
 
@@ -55,7 +55,7 @@ FAULTS = [
 
 def report(path: Path, *types: str) -> Report:
     reading = read([str(path)])
-    return judge(reading, Context(types=types, things=tuple(reading.things)))
+    return apply_rules(reading, Context(types=types, resources=tuple(reading.resources)))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def guides() -> dict[str, Report]:
 
 @pytest.mark.parametrize(("guide", "rule", "words"), FAULTS)
 def test_every_known_fault_of_the_guides_is_found(guides, guide, rule, words):
-    found = [f"{one.object} {one.found}" for one in guides[guide].findings if one.rule == rule]
+    found = [f"{one.object} {one.message}" for one in guides[guide].findings if one.id == rule]
     assert any(words in text for text in found), found
 
 
@@ -78,7 +78,7 @@ def test_every_known_fault_of_the_guides_is_found(guides, guide, rule, words):
 )
 def test_what_a_guide_asks_of_a_machine_does_not_fit_it(guide, machine, words):
     found = report(SUPPORT / "k8s_guides" / guide, machine).findings
-    assert any(words in one.found for one in found if one.rule == "fits-no-machine")
+    assert any(words in one.message for one in found if one.id == "fits-no-machine")
 
 
 def test_the_corrected_manifests_are_clean():
@@ -95,7 +95,7 @@ def test_there_are_enough_of_them():
 def test_what_is_valid_in_unusual_ways_is_no_fault(text):
     reading = Reading()
     reading.text(text.partition("\n")[2], "a.yaml")
-    found = judge(reading, Context(things=tuple(reading.things)))
-    assert [f"{one.severity} {one.rule}: {one.found}" for one in found.findings] == []
+    found = apply_rules(reading, Context(resources=tuple(reading.resources)))
+    assert [f"{one.severity} {one.id}: {one.message}" for one in found.findings] == []
     assert found.unchecked == ()
     assert all(one.on for one in found.placed)

@@ -9,8 +9,8 @@ import yaml
 
 from gpukiln.commands.program import Program
 from gpukiln.kubernetes.check.crds import definitions
-from gpukiln.kubernetes.check.customs import FORMS, READ
-from gpukiln.kubernetes.check.judging import Report, judge
+from gpukiln.kubernetes.check.custom_schemas import READ, SCHEMAS
+from gpukiln.kubernetes.check.evaluate import Report, apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
 from tasks import namespace
@@ -74,8 +74,8 @@ def checked(text: str, crd: str = CRD) -> Report:
     reading = Reading()
     reading.text(text, "a.yaml")
     given = definitions(yaml.safe_load_all(crd)) if crd else {}
-    context = Context(things=tuple(reading.things), definitions=given)
-    return judge(reading, context, only=["schema", "api-unknown", "names"])
+    context = Context(resources=tuple(reading.resources), definitions=given)
+    return apply_rules(reading, context, only=["schema", "api-unknown", "names"])
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def checked(text: str, crd: str = CRD) -> Report:
 )
 def test_a_custom_object_is_checked_by_its_definition(spec: str, path: str, found: str) -> None:
     one, *others = checked(FARM % spec).findings
-    assert (one.path, others) == (path, [])
-    assert found in one.found
+    assert (one.evidence["path"], others) == (path, [])
+    assert found in one.message
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_definition_with_faults_of_its_own_costs_no_other_result(schema: str) 
     one["spec"]["versions"][1]["schema"]["openAPIV3Schema"] = yaml.safe_load(schema)
     pod = "---\napiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: []}\n"
     report = checked(FARM % "" + pod, yaml.safe_dump(one))
-    assert "containers is empty" in report.findings[-1].found
+    assert "containers is empty" in report.findings[-1].message
 
 
 def test_a_pattern_that_python_can_not_read_is_not_checked() -> None:
@@ -150,12 +150,12 @@ def test_a_pattern_that_python_can_not_read_is_not_checked() -> None:
 
 def test_a_version_that_the_definition_does_not_serve() -> None:
     (one,) = checked((FARM % "").replace("/v1\n", "/v1alpha1\n")).findings
-    assert one.found == "Farm has no version v1alpha1; its CustomResourceDefinition has gpu.example.com/v1"
+    assert one.message == "Farm has no version v1alpha1; its CustomResourceDefinition has gpu.example.com/v1"
 
 
 def test_a_definition_among_the_files_counts() -> None:
     report = checked(CRD + "---\n" + FARM % "mode: shared", crd="")
-    assert [one.path for one in report.findings] == ["spec.mode"]
+    assert [one.evidence["path"] for one in report.findings] == ["spec.mode"]
     assert checked(FARM % "mode: shared", crd="").unchecked[0].reason.startswith("gpu.example.com/v1 Farm")
 
 
@@ -177,8 +177,8 @@ def test_the_option_and_the_clusters_own_definitions(
         document: dict[str, Any] = json.loads(capsys.readouterr().out)
         return document
 
-    assert [one["path"] for one in said("--crd", "crds")["findings"]] == ["spec.mode"]
-    assert [one["path"] for one in said("--cluster")["findings"]] == ["spec.mode"]
+    assert [one["evidence"]["path"] for one in said("--crd", "crds")["findings"]] == ["spec.mode"]
+    assert [one["evidence"]["path"] for one in said("--cluster")["findings"]] == ["spec.mode"]
     server.close()
     with pytest.raises(SystemExit) as ended:
         Program(namespace).run(["invoke", "k8s.check", "farm.yaml", "--crd", "farm.yaml"])
@@ -268,9 +268,9 @@ CAPACITY = "karpenter.sh/capacity-type"
 )
 def test_the_fallback_answers_as_the_definitions_do(text: str, path: str) -> None:
     findings = checked(text, crd="").findings
-    assert [one.path for one in findings] == [path] * bool(path)
-    assert all("--crd" in one.fix for one in findings)
+    assert [one.evidence["path"] for one in findings] == [path] * bool(path)
+    assert all("--crd" in one.remedy for one in findings)
 
 
 def test_each_form_that_was_read_names_its_release() -> None:
-    assert {api.partition("/")[0] for api, _ in FORMS} == READ.keys()
+    assert {api.partition("/")[0] for api, _ in SCHEMAS} == READ.keys()

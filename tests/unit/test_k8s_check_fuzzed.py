@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpukiln.kubernetes.check import judging, registry, telling
-from gpukiln.kubernetes.check.judging import Report, judge
+from gpukiln.kubernetes.check import evaluate, output, registry
+from gpukiln.kubernetes.check.evaluate import Report, apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.check.workload import Path
@@ -77,8 +77,8 @@ def replaced(found: list[dict[str, Any]], path: Path, value: Any) -> list[dict[s
 def test_no_form_of_a_field_ends_a_rule(field: tuple[int, Path], value: Any) -> None:
     which, path = field
     report = checked(dump(*replaced(EXAMPLES[which], path, value)))
-    assert list(telling.lines(report))
-    assert telling.sarif(report)
+    assert list(output.lines(report))
+    assert output.code_scanning(report)
     assert not [one for one in report.unchecked if "could not read" in one.reason]
 
 
@@ -86,7 +86,7 @@ def checked(*texts: str) -> Report:
     reading = Reading()
     for number, text in enumerate(texts):
         reading.text(text, f"{number}.yaml")
-    return judge(reading, Context(things=tuple(reading.things)))
+    return apply_rules(reading, Context(resources=tuple(reading.resources)))
 
 
 POD = """\
@@ -127,7 +127,7 @@ def test_a_pod_that_is_not_placed_is_a_note(text: str) -> None:
 def test_what_people_write_wrong_leaves_the_others_their_findings(text: str) -> None:
     report = checked(text, POD % "restartPolicy: Sometimes")
     assert not [one for one in report.unchecked if "could not read" in one.reason]
-    assert "1.yaml" in {one.file for one in report.findings}
+    assert "1.yaml" in {one.evidence["file"] for one in report.findings}
     assert [one.file for one in report.placed if one.on] == ["1.yaml"]
 
 
@@ -136,10 +136,10 @@ def test_a_rule_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.Mo
         raise KeyError("key")
 
     broken = [
-        dataclasses.replace(one, judge=fails) if one.id == "schema" else one for one in registry.rules()
+        dataclasses.replace(one, check=fails) if one.id == "schema" else one for one in registry.rules()
     ]
-    monkeypatch.setattr(judging, "rules", lambda: broken)
-    monkeypatch.setattr(judging, "placed", fails)
+    monkeypatch.setattr(evaluate, "rules", lambda: broken)
+    monkeypatch.setattr(evaluate, "placed", fails)
     report = checked(POD % "restartPolicy: Sometimes", POD % "x: 1")
     assert [(one.file, one.line) for one in report.unchecked] == [("0.yaml", 1), ("1.yaml", 1)] * 2
     assert report.unchecked[0].reason == (
@@ -147,14 +147,14 @@ def test_a_rule_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.Mo
     )
     assert "the search for machines could not read this document" in report.unchecked[2].reason
     assert report.counts.unchecked == 4
-    assert {one.file for one in report.findings} == {"0.yaml", "1.yaml"}
+    assert {one.evidence["file"] for one in report.findings} == {"0.yaml", "1.yaml"}
 
 
 def test_a_document_that_the_reader_fails_on_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Reading._container  # a document with a container fails, others do not
 
     def fails(self: Reading, *arguments: Any) -> None:
-        if arguments[0].thing.name == "p":
+        if arguments[0].resource.name == "p":
             raise TypeError("no text")
         original(self, *arguments)
 

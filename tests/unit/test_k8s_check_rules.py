@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpukiln.findings import Finding
 from gpukiln.kubernetes.check import registry
-from gpukiln.kubernetes.check.judging import Finding, judge
+from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
 
@@ -28,9 +29,9 @@ def findings(case: dict[str, Any], text: str) -> list[Finding]:
     reading = Reading()
     reading.text(text, case.get("file", "a.yaml"))
     context = Context(
-        things=tuple(reading.things), types=tuple(case.get("types", ())), driver=case.get("driver", "")
+        resources=tuple(reading.resources), types=tuple(case.get("types", ())), driver=case.get("driver", "")
     )
-    return list(judge(reading, context, only=[case["rule"]]).findings)
+    return list(apply_rules(reading, context, only=[case["rule"]]).findings)
 
 
 def named(case: dict[str, Any]) -> str:
@@ -41,7 +42,7 @@ def named(case: dict[str, Any]) -> str:
 def test_a_rule_fires(case: dict[str, Any]) -> None:
     found = findings(case, case["fires"])
     assert found
-    assert all(one.rule == case["rule"] and one.line >= 1 for one in found)
+    assert all(one.id == case["rule"] and one.evidence["line"] >= 1 for one in found)
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

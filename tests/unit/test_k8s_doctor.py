@@ -10,7 +10,7 @@ from gpukiln.kubernetes import doctor, symptoms, workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.doctor import diagnose
 from gpukiln.kubernetes.images import cuda_of_image
-from gpukiln.kubernetes.rights import RIGHTS
+from gpukiln.kubernetes.rbac import RIGHTS
 from tasks import namespace
 from tests.support.api_server import CUSTOM, GPU, ApiServer, Fault, node
 
@@ -74,7 +74,7 @@ def plugin_pod(**state):
 
 
 def rules(*asked):
-    return {one.rule: one for one in diagnose(Cluster(), *asked).found}
+    return {one.id: one for one in diagnose(Cluster(), *asked).findings}
 
 
 def log(server, name, text, namespace="default"):
@@ -180,9 +180,11 @@ def test_what_the_plugin_says_now_counts_before_what_it_said(server):
     """After a restart for want of a driver it fails for its configuration."""
     registered(None, None)(server)
     said = {False: CONFIG_MANAGER, True: "could not load NVML library"}
-    seen = doctor.Seen([], server.all("pods"), [], lambda *asked: said[asked[2]], list, lambda _: None)
+    seen = doctor.ClusterState(
+        [], server.all("pods"), [], lambda *asked: said[asked[2]], list, lambda _: None
+    )
     [bad] = [one for one in server.all("nodes") if one["metadata"]["name"] == "gpu-1"]
-    assert [one.rule for one in doctor.of_node(seen, bad)] == ["device-plugin-config"]
+    assert [one.id for one in doctor.of_node(seen, bad)] == ["device-plugin-config"]
 
 
 def test_feature_discovery_of_the_same_image_is_no_plugin():
@@ -269,9 +271,9 @@ def test_a_fault_of_the_cluster_is_found(server, fault, rule, words):
     fault(server)
     found = rules()
     assert rule in found
-    assert words in found[rule].evidence
-    assert found[rule].cause
-    assert found[rule].fix
+    assert words in found[rule].message
+    assert found[rule].evidence["cause"]
+    assert found[rule].remedy
 
 
 @pytest.mark.parametrize(
@@ -291,7 +293,7 @@ def test_a_good_condition_is_not(server, fault):
 
 def test_an_xid_is_explained(server):
     condition("AcceleratedHardwareReady", "False", "NvidiaXID79Error")(server)
-    assert "FALLEN_OFF_THE_BUS" in rules()["node-condition"].cause
+    assert "FALLEN_OFF_THE_BUS" in rules()["node-condition"].evidence["cause"]
 
 
 def ended(text="", code=1, reason="Error"):
@@ -557,8 +559,8 @@ def test_a_fault_of_a_pod_is_found(server, fault, rule, words):
     fault(server)
     found = rules("train")
     assert rule in found, found
-    assert words in found[rule].evidence
-    assert found[rule].fix
+    assert words in found[rule].message
+    assert found[rule].remedy
 
 
 def test_every_symptom_is_shown():
@@ -585,13 +587,13 @@ def test_a_claim_that_is_not_there_leaves_the_scheduler_silent(server):
     claimed = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
     server.add(pod(gpus=0, place="", **claimed))
     server.objects["pods", "default", "train"]["status"]["conditions"] = []
-    assert "waits for each resource claim to be there: gpu" in rules("train")["resource-claim"].evidence
+    assert "waits for each resource claim to be there: gpu" in rules("train")["resource-claim"].message
 
 
 def test_who_has_the_gpu_is_named(server):
     server.add(pod("other"))
     server.add(pod(place=""))
-    assert "its GPUs are with Pod default/other" in rules("train")["no-node-fits"].evidence
+    assert "its GPUs are with Pod default/other" in rules("train")["no-node-fits"].message
 
 
 def test_a_pod_that_waits_is_found_without_its_name(server):
@@ -646,7 +648,7 @@ def test_a_job_is_its_newest_pod(server):
         one["metadata"]["creationTimestamp"] = made
         server.add(one)
     for asked in ("job/train", "jobs/train", "job.batch/train"):
-        assert [one.about for one in diagnose(Cluster(), asked).found] == ["Pod default/b"]
+        assert [one.object for one in diagnose(Cluster(), asked).findings] == ["Pod default/b"]
 
 
 def test_a_pod_that_waits_goes_before_the_newest(server):
@@ -703,8 +705,8 @@ def test_why_no_pod_is_created(server, message, rule):
     for asked in (("job/train",), ()):  # found without its name, too
         found = rules(*asked)
         assert list(found) == [rule]
-        assert found[rule].about == "Job default/train"
-        assert " ".join(message.split())[:100] in found[rule].evidence
+        assert found[rule].object == "Job default/train"
+        assert " ".join(message.split())[:100] in found[rule].message
 
 
 def test_a_quota_that_keeps_a_deployment_from_its_pods(server):
@@ -717,9 +719,9 @@ def test_a_quota_that_keeps_a_deployment_from_its_pods(server):
     replicas = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": meta, "spec": template}
     server.add(owned({**replicas, "status": {"replicas": 0, "conditions": [condition_]}}, deployment))
     add_event(server, "train-5d", "FailedCreate", f"Error creating: {message}", "ReplicaSet")
-    [found] = diagnose(Cluster(), "deploy/train").found
-    assert (found.rule, found.evidence) == ("quota-exceeded", message)
-    assert rules()["quota-exceeded"].about == "ReplicaSet default/train-5d"
+    [found] = diagnose(Cluster(), "deploy/train").findings
+    assert (found.id, found.message) == ("quota-exceeded", message)
+    assert rules()["quota-exceeded"].object == "ReplicaSet default/train-5d"
     server.objects["replicasets", "default", "train-5d"]["status"]["replicas"] = 1  # the quota was raised
     assert rules() == {}
 
@@ -764,7 +766,7 @@ def test_what_kueue_holds_back_is_said_in_its_words(server, kind, api, spec):
     kueue(server, workload(server, kind, api, spec=spec), conditions=[QUOTA])
     found = rules(f"{kind}/train")
     assert list(found) == ["queue-waits"]
-    assert f"QuotaReserved is False: Pending: {QUOTA['message']}" in found["queue-waits"].evidence
+    assert f"QuotaReserved is False: Pending: {QUOTA['message']}" in found["queue-waits"].message
 
 
 @pytest.mark.parametrize(
@@ -786,24 +788,24 @@ def test_what_kueue_holds_back_is_said_in_its_words(server, kind, api, spec):
 )
 def test_other_reasons_of_kueue(server, status, words):
     kueue(server, workload(server, spec={"suspend": True}), **status)
-    assert words in rules("job/train")["queue-waits"].evidence
+    assert words in rules("job/train")["queue-waits"].message
 
 
 def test_a_gated_pod_has_kueues_words(server):
     made = server.add(pod(place="", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}]))
     kueue(server, made, conditions=[QUOTA])
-    assert QUOTA["message"] in rules("train")["scheduling-gated"].evidence
+    assert QUOTA["message"] in rules("train")["scheduling-gated"].message
 
 
 def test_suspended_without_kueue(server):
     workload(server, spec={"suspend": True})
-    assert "has no Workload" in rules("job/train")["suspended"].evidence
+    assert "has no Workload" in rules("job/train")["suspended"].message
 
 
 def test_who_may_not_read_workloads_is_told_so_and_the_rest_is_looked_at(server):
     kueue(server, workload(server, spec={"suspend": True}), conditions=[QUOTA])
     server.faults.append(Fault("list", "workloads", 403))
-    assert "can't list kueue" in rules("job/train")["queue-waits"].evidence
+    assert "can't list kueue" in rules("job/train")["queue-waits"].message
 
 
 def test_pods_are_found_through_what_makes_them(server):
@@ -813,12 +815,12 @@ def test_pods_are_found_through_what_makes_them(server):
     leader = server.add(owned(pod("serve-0"), leaders))
     workers = server.add(owned(workload(server, "StatefulSet", "apps/v1", "serve-0"), leader))
     server.add(owned(pod("serve-0-1", gpus=2, place=""), workers))
-    assert rules("lws/serve")["no-node-fits"].about == "Pod default/serve-0-1"
+    assert rules("lws/serve")["no-node-fits"].object == "Pod default/serve-0-1"
     job = workload(server, "RayJob", "ray.io/v1")
     server.add(
         owned(pod("head", gpus=0), server.add(owned(workload(server, "RayCluster", "ray.io/v1", "r"), job)))
     )
-    assert rules("rayjob/train")["asks-for-no-gpu"].about == "Pod default/head"
+    assert rules("rayjob/train")["asks-for-no-gpu"].object == "Pod default/head"
 
 
 @pytest.mark.parametrize(
@@ -854,7 +856,7 @@ def test_what_ended_or_has_no_pod_is_not_well(server, kind, api, status, rule, w
     workload(server, kind, api, **status)
     found = rules(f"{kind}/train")
     assert list(found) == [rule]
-    assert words in found[rule].evidence
+    assert words in found[rule].message
 
 
 def test_a_job_that_ended_well_is_well(server):
@@ -881,18 +883,18 @@ def test_no_pod_that_does_not_run_is_well(server):
     for phase in ("Pending", "Failed", "Unknown"):
         server.add(pod())
         server.objects["pods", "default", "train"]["status"] = {"phase": phase}
-        assert f"phase {phase}" in rules("train")["pod-not-running"].evidence
+        assert f"phase {phase}" in rules("train")["pod-not-running"].message
     crashed = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     server.add(pod(state=crashed))
     server.objects["pods", "default", "train"]["status"]["phase"] = "Running"
-    assert "CrashLoopBackOff: back-off" in rules("train")["pod-not-running"].evidence
+    assert "CrashLoopBackOff: back-off" in rules("train")["pod-not-running"].message
 
 
 def test_the_last_events_are_shown(server):
     event("x", "Unheard")(server)
     for minute in range(5):
         add_event(server, "train", f"Odd{minute}", "y", at=f"2026-11-23T10:0{minute}:30Z")
-    said = rules("train")["pod-not-running"].evidence
+    said = rules("train")["pod-not-running"].message
     assert [f"Odd{minute}" in said for minute in range(5)] == [False, False, True, True, True]
 
 
@@ -909,7 +911,7 @@ def test_commands(server, capsys, monkeypatch, tmp_path):
     server.add(pod(gpus=2, place=""))
     code, out, _ = typed("k8s.doctor", "train", "--json")
     said = json.loads(out)
-    assert (code, said["schema"], said["found"][0]["rule"]) == (1, doctor.SCHEMA, "no-node-fits")
+    assert (code, said["schema"], said["findings"][0]["id"]) == (1, doctor.SCHEMA, "no-node-fits")
     code, out, _ = typed("k8s.doctor", "train")
     assert "cause  no node fits all that the pod asks for" in out
     code, _, err = typed("k8s.doctor", "trai")
@@ -938,8 +940,8 @@ def test_the_rights_are_enough_and_the_least(server):
             if one != left_out
         ]
         cluster = Cluster()
-        named = [diagnose(cluster, one).found for one in ("train", "job/other")]
-        return diagnose(cluster).found, named
+        named = [diagnose(cluster, one).findings for one in ("train", "job/other")]
+        return diagnose(cluster).findings, named
 
     whole = run()
     cluster = Cluster()

@@ -25,7 +25,7 @@ from gpukiln.errors import (
     UsageError,
 )
 from gpukiln.kubernetes import gpu_job
-from gpukiln.kubernetes.check.judging import judge
+from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import read
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.cluster import Cluster
@@ -33,7 +33,7 @@ from gpukiln.kubernetes.follow import Patience, follow, submit
 from gpukiln.kubernetes.jobs import state
 from gpukiln.kubernetes.jobs.admission import admitted
 from gpukiln.kubernetes.manifest import dump, load
-from gpukiln.kubernetes.rights import RIGHTS
+from gpukiln.kubernetes.rbac import RIGHTS
 from tasks import namespace
 from tests.support.api_server import ApiServer, Fault, Outcome, node
 from tests.support.killed import files_in, killed_everywhere, masked
@@ -123,15 +123,15 @@ def test_every_object_fits_its_schema(name, minor):
 
 def test_the_check_finds_no_fault_in_them():
     files = [str(GOLDEN / f"k8s-job-{name}.yaml") for name in JOBS]
-    report = judge(read(files), Context())
+    report = apply_rules(read(files), Context())
     assert (report.findings, report.counts.pods) == ((), len(JOBS))
 
 
 def test_the_check_warns_of_a_job_with_several_mig_devices(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(dump(*gpu_job(image=IMAGE, mig="1g.10gb", gpus=2, memory="8Gi").manifests()))
-    [finding] = judge(read([str(file)]), Context()).findings
-    assert (finding.rule, finding.severity, finding.found) == (
+    [finding] = apply_rules(read([str(file)]), Context()).findings
+    assert (finding.id, finding.severity, finding.message) == (
         "mig-several",
         "warning",
         "nvidia.com/mig-1g.10gb: 2",

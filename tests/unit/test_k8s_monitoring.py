@@ -19,7 +19,7 @@ from gpukiln.commands.program import Program
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import helm, monitoring
 from gpukiln.kubernetes.addons.monitoring import alerts, cloudwatch, dashboard, exporter, metrics, records
-from gpukiln.kubernetes.addons.settings import Settings, Sharing
+from gpukiln.kubernetes.addons.settings import Settings, SharingSettings
 from gpukiln.kubernetes.manifest import load
 from tasks import namespace as commands
 from tests.support import promtool
@@ -433,10 +433,10 @@ def test_the_exporter_gets_each_counter_once():
     ("sharing", "named"), [("none", False), ("mig-mixed", False), ("time-slicing", True), ("mps", True)]
 )
 def test_each_of_the_pods_that_share_a_gpu_is_named(sharing, named):
-    found = exporter.values(replace(SETTINGS, sharing=Sharing(sharing, 4 if named else 0)))
+    found = exporter.values(replace(SETTINGS, sharing=SharingSettings(sharing, 4 if named else 0)))
     assert ("extraEnv" in found) == named
     also = exporter.values(
-        replace(SETTINGS, named_sharing={"notebooks": Sharing(sharing, 4 if named else 0)})
+        replace(SETTINGS, named_sharing={"notebooks": SharingSettings(sharing, 4 if named else 0)})
     )
     assert ("extraEnv" in also) == named
 

@@ -13,7 +13,7 @@ import yaml
 from gpukiln.catalog.load import ROOT
 from gpukiln.commands.program import Program
 from gpukiln.kubernetes import gpu_job
-from gpukiln.kubernetes.check.judging import judge
+from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import read
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.manifest import dump
@@ -231,7 +231,7 @@ def test_a_job_lands_on_the_pools_that_are_rendered(nodes, tmp_path):
 
     def placed():
         reading = read([str(tmp_path)])
-        return judge(reading, Context(things=tuple(reading.things)))
+        return apply_rules(reading, Context(resources=tuple(reading.resources)))
 
     report = placed()
     assert report.findings == ()
@@ -239,7 +239,7 @@ def test_a_job_lands_on_the_pools_that_are_rendered(nodes, tmp_path):
     (tmp_path / "job.yaml").write_text(
         dump(*gpu_job(image="registry.example/a:1", gpu_model="L4", name="l4", command=["a"]).manifests())
     )
-    assert [one.rule for one in placed().findings] == ["no-node-has-labels"]
+    assert [one.id for one in placed().findings] == ["no-node-has-labels"]
 
 
 def test_a_pool_for_each_gpu_the_first_choice_first(nodes):

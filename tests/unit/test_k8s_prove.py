@@ -12,7 +12,7 @@ from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes import prove
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.rights import RIGHTS, roles
+from gpukiln.kubernetes.rbac import RIGHTS, roles
 from gpukiln.probe.gather import POD_SECTIONS
 from tasks import namespace as commands
 from tests.support.api_server import GPU, ApiServer, Fault, Outcome, node
@@ -78,7 +78,9 @@ def judged(tmp_path):
     """Outcome and reason of a check, of what a test found."""
 
     def run(check, wait_s=60.0):
-        facts = prove.prove(Cluster(), prove.Wish(IMAGE, wait_s=wait_s), tmp_path / "facts", say=print)
+        facts = prove.prove(
+            Cluster(), prove.GpuTestOptions(IMAGE, wait_s=wait_s), tmp_path / "facts", say=print
+        )
         return judge(check, json.loads(facts.read_text()), profile="pod", expect_gpus=None)
 
     return run
@@ -245,7 +247,7 @@ def test_what_cannot_be_removed_is_told_and_ends_by_itself(server, judged, capsy
 
 def test_what_a_killed_test_left_goes_with_the_next(server, judged):
     server.add(node("n-1"))
-    old = prove.pods_of(prove.Wish(IMAGE), "default")[0]
+    old = prove.pods_of(prove.GpuTestOptions(IMAGE), "default")[0]
     server.add({**old, "status": {"phase": "Failed"}})
     assert judged("cluster.pod-starts")[0] == "passed"
     assert server.all("pods") == []

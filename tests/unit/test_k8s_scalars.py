@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from gpukiln.kubernetes import scalars
-from gpukiln.kubernetes.check.judging import judge
+from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.check.yamltree import BrokenError, documents
@@ -99,23 +99,23 @@ def test_arguments_of_a_job_stay_texts() -> None:
 def test_a_check_finds_what_the_server_finds_and_its_fix_keeps_the_value() -> None:
     reading = Reading()
     reading.text(POD, "pod.yaml")
-    report = judge(reading, Context(), ["schema"])
-    assert [(one.line, one.path) for one in report.findings] == [
+    report = apply_rules(reading, Context(), ["schema"])
+    assert [(one.evidence["line"], one.evidence["path"]) for one in report.findings] == [
         (3, "metadata.labels.team"),
         (7, "spec.containers[0].args[1]"),
     ]
-    assert report.findings[0].found.endswith(
+    assert report.findings[0].message.endswith(
         'found y, which is true in Kubernetes\' YAML, wanted a text: put it in quotes, "y"'
     )
-    assert report.findings[1].found.endswith('put it in quotes, "1e-4"')
+    assert report.findings[1].message.endswith('put it in quotes, "1e-4"')
 
 
 def test_the_items_of_a_list_are_shown_as_they_are_written() -> None:
     reading = Reading()
     items = "".join(f"  {line}\n" for line in POD.splitlines()).replace("  api", "- api", 1)
     reading.text(f"apiVersion: v1\nkind: List\nitems:\n{items}", "list.yaml")
-    report = judge(reading, Context(), ["schema"])
-    assert [one.found.rpartition(" ")[2] for one in report.findings] == ['"y"', '"1e-4"']
+    report = apply_rules(reading, Context(), ["schema"])
+    assert [one.message.rpartition(" ")[2] for one in report.findings] == ['"y"', '"1e-4"']
 
 
 def test_a_merge_replaces_the_keys_above_it() -> None:

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from gpukiln.kubernetes.check import rules_form, rules_server
-from gpukiln.kubernetes.check.judging import judge
+from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import Reading
-from gpukiln.kubernetes.check.rules import Context, Rule
+from gpukiln.kubernetes.check.rules import Context, ManifestRule
 
 DATA = Path(__file__).parents[1] / "support/k8s_server"
 OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all((DATA / "objects.yaml").read_text()))
@@ -26,7 +26,7 @@ RULES = [
     one.id
     for module in (rules_form, rules_server)
     for one in vars(module).values()
-    if isinstance(one, Rule) and one.severity == "error"
+    if isinstance(one, ManifestRule) and one.severity == "error"
 ]
 # The API server takes it, and the scheduler places no such pod.
 TAKEN_AND_WRONG = "wanted one whole number"
@@ -60,8 +60,8 @@ def changed(whole: dict[str, Any], steps: list[str | int], operation: str, value
 def errors(one: dict[str, Any]) -> list[str]:
     reading = Reading()
     reading.objects([one], "a")
-    report = judge(reading, Context(minors=(36,), things=tuple(reading.things)), only=RULES)
-    return [f"{one.rule}: {one.found}" for one in report.findings if TAKEN_AND_WRONG not in one.found]
+    report = apply_rules(reading, Context(minors=(36,), resources=tuple(reading.resources)), only=RULES)
+    return [f"{one.id}: {one.message}" for one in report.findings if TAKEN_AND_WRONG not in one.message]
 
 
 @pytest.mark.parametrize("number", range(len(OBJECTS)))
@@ -87,5 +87,7 @@ def test_most_of_what_the_server_refuses_is_found_and_nothing_that_it_takes() ->
 def test_the_table_of_validation_joins_every_version(minor: int) -> None:
     reading = Reading()
     reading.objects([OBJECTS[2], {**OBJECTS[2], "spec": {**OBJECTS[2]["spec"], "replicas": -1}}], "a")
-    report = judge(reading, Context(minors=(minor,), things=tuple(reading.things)), only=["schema"])
-    assert [one.path for one in report.findings] == ["spec.replicas"]
+    report = apply_rules(
+        reading, Context(minors=(minor,), resources=tuple(reading.resources)), only=["schema"]
+    )
+    assert [one.evidence["path"] for one in report.findings] == ["spec.replicas"]

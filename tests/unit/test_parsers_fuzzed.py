@@ -29,7 +29,7 @@ from gpukiln.gpus import amd, config, engines, mig
 from gpukiln.images import keys, pointer
 from gpukiln.images.builds import Build
 from gpukiln.kubernetes.addons import sharing
-from gpukiln.kubernetes.check import judging, reading, rules, schema, telling
+from gpukiln.kubernetes.check import evaluate, output, reading, rules, schema
 from gpukiln.kubernetes.nodes import hours
 from gpukiln.kubernetes.pools import pools_in
 from gpukiln.kubernetes.quantity import amount, quantity
@@ -395,9 +395,9 @@ def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 def judged(content: str, name: str) -> None:
     found = reading.Reading()
     found.text(content, name)
-    report = judging.judge(found, rules.Context(things=tuple(found.things)))
-    list(telling.lines(report))
-    json.dumps(telling.sarif(report))
+    report = evaluate.apply_rules(found, rules.Context(resources=tuple(found.resources)))
+    list(output.lines(report))
+    json.dumps(output.code_scanning(report))
 
 
 @pytest.mark.parametrize(

@@ -118,14 +118,14 @@ def test_documents_have_it(words, tmp_path, monkeypatch, capsys):
 
 def test_two_types_of_one_name_have_two_definitions():
     @dataclass(frozen=True)
-    class Listing:
+    class RuleList:
         others: int
 
     forms = Forms({})
-    forms.of(registry.Listing)
-    assert forms.of(Listing) == {"$ref": "#/$defs/TestSchemasListing"}
-    assert set(forms.defs["Listing"]["properties"]) == {"schema", "rules"}
-    assert set(forms.defs["TestSchemasListing"]["properties"]) == {"others"}
+    forms.of(registry.RuleList)
+    assert forms.of(RuleList) == {"$ref": "#/$defs/TestSchemasRuleList"}
+    assert set(forms.defs["RuleList"]["properties"]) == {"schema", "rules"}
+    assert set(forms.defs["TestSchemasRuleList"]["properties"]) == {"others"}
 
 
 def test_a_form_is_a_record_with_more_fields():

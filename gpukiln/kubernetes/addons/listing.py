@@ -14,7 +14,7 @@ ADDONS = "k8s.addons/1"
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedAddOn:
     """An add-on.
 
     Args:
@@ -55,7 +55,7 @@ class AddOns:
 
     schema: str
     settings: Settings
-    add_ons: tuple[Rendered, ...]
+    add_ons: tuple[RenderedAddOn, ...]
     files: tuple[File, ...]
     others: tuple[str, ...]
 
@@ -72,7 +72,7 @@ def listing(
     return AddOns(
         ADDONS,
         settings,
-        tuple(Rendered(name, ADD_ONS[name].title, ADD_ONS[name].install(settings)) for name in names),
+        tuple(RenderedAddOn(name, ADD_ONS[name].title, ADD_ONS[name].install(settings)) for name in names),
         tuple(File(path, text, change.get(path)) for path, text in files.items()),  # type: ignore[arg-type]
         tuple(path for path, how in change.items() if how == "other"),
     )

@@ -19,8 +19,8 @@ from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.settings import GPU, PRESENT, QUEUE, Flavor, Provider, Settings, Team
 from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, replicas
 from gpukiln.kubernetes.manifest import Manifest, dump
-from gpukiln.kubernetes.placing import shown
 from gpukiln.kubernetes.quantity import quantity
+from gpukiln.kubernetes.scheduling import shown
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
 

@@ -66,7 +66,7 @@ class Taint:
 
 
 @strict
-class Sharing:
+class SharingSettings:
     """How the GPUs of a node are shared.
 
     Args:
@@ -181,8 +181,8 @@ class Settings:
     idle_minutes: Annotated[int, Field(ge=1)] = 60
     usd_per_hour: Mapping[str, Decimal] = field(default_factory=dict)
     taint: Taint = Taint()
-    sharing: Sharing = Sharing()
-    named_sharing: Mapping[Name, Sharing] = field(default_factory=dict)
+    sharing: SharingSettings = SharingSettings()
+    named_sharing: Mapping[Name, SharingSettings] = field(default_factory=dict)
     flavors: tuple[Flavor, ...] = ()
     teams: tuple[Team, ...] = ()
     cpu_per_gpu: Cpus = "16"

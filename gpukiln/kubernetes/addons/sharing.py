@@ -12,7 +12,7 @@ from gpukiln.catalog.gpu_names import keys_of
 from gpukiln.catalog.gpus import Gpu, gpu
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.kubernetes.addons.settings import GPU, Flavor, Settings, Sharing
+from gpukiln.kubernetes.addons.settings import GPU, Flavor, Settings, SharingSettings
 from gpukiln.typed import unknown
 from gpukiln.units import is_whole
 
@@ -41,7 +41,7 @@ def configurations(settings: Settings) -> dict[str, dict[str, Any]]:
     return {name: _configuration(one) for name, one in named.items()}
 
 
-def parse(text: str) -> Sharing:
+def parse(text: str) -> SharingSettings:
     """Read what was typed: none, time-slicing:4, mps:4, mig-single or mig-mixed.
 
     Raises:
@@ -60,12 +60,12 @@ def parse(text: str) -> Sharing:
         raise UsageError(
             f"--sharing {text}: {count!r} is no number of pods", hint=f"{strategy}:4, for example"
         )
-    found = Sharing(strategy, int(count or 0))  # type: ignore[arg-type]  # one of them
+    found = SharingSettings(strategy, int(count or 0))  # type: ignore[arg-type]  # one of them
     _check(DEFAULT, found)
     return found
 
 
-def replicas(sharing: Sharing) -> int:
+def replicas(sharing: SharingSettings) -> int:
     """Pods for each GPU."""
     return max(1, sharing.replicas)
 
@@ -78,7 +78,7 @@ def gpu_of(flavor: Flavor) -> Gpu | None:
     return gpu(keys[0]) if keys else None  # what shares a name differs in memory alone
 
 
-def _check(name: str, one: Sharing) -> None:
+def _check(name: str, one: SharingSettings) -> None:
     of = "" if name == DEFAULT else f" of {name}"
     if one.strategy in ("time-slicing", "mps"):
         if one.replicas < 2:
@@ -100,7 +100,7 @@ def _check(name: str, one: Sharing) -> None:
         raise UsageError(f"sharing{of}: {one.strategy} has no replicas: {why}", hint="leave the number out")
 
 
-def _check_flavors(settings: Settings, named: list[Sharing]) -> None:
+def _check_flavors(settings: Settings, named: list[SharingSettings]) -> None:
     strategies = {one.strategy for one in named}
     for flavor in settings.flavors:
         if flavor.resource != GPU:
@@ -134,7 +134,7 @@ def _check_flavors(settings: Settings, named: list[Sharing]) -> None:
             )
 
 
-def _configuration(one: Sharing) -> dict[str, Any]:
+def _configuration(one: SharingSettings) -> dict[str, Any]:
     mig = one.strategy.removeprefix("mig-") if one.strategy.startswith("mig-") else "none"
     found: dict[str, Any] = {"version": "v1", "flags": {"migStrategy": mig}}
     shared = {"resources": [{"name": GPU, "replicas": one.replicas}]}

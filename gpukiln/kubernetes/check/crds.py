@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpukiln.kubernetes.check.celfunctions import FUNCTIONS
 from gpukiln.kubernetes.check.keywords import Schema, ServerValidator
-from gpukiln.kubernetes.check.workload import Path, Thing, at, is_open, mapping, sequence
+from gpukiln.kubernetes.check.workload import Path, Resource, Violation, at, is_open, mapping, sequence
 from gpukiln.typed import short
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def definitions(objects: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], D
     return found
 
 
-def of_things(things: Iterable[Thing]) -> dict[tuple[str, str], Definition]:
-    return definitions(one.object for one in things if one.role == "object")
+def definitions_of(resources: Iterable[Resource]) -> dict[tuple[str, str], Definition]:
+    return definitions(one.object for one in resources if one.role == "object")
 
 
 def of_cluster(cluster: Cluster) -> list[dict[str, Any]]:
@@ -219,20 +219,10 @@ def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
     return made
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A CEL rule that does not hold."""
-
-    path: Path
-    text: str
-
-
-def broken_rules(definition: Definition, value: Any, not_checked: list[str]) -> Iterator[Broken]:
-    """The CEL rules of a definition that do not hold; what can't be evaluated is added to `not_checked`."""
-    yield from _broken(definition.schema, value, (), not_checked)
-
-
-def _broken(schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]) -> Iterator[Broken]:
+def cel_violations(
+    schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
+) -> Iterator[Violation]:
+    """The CEL rules of a schema that do not hold; what can't be evaluated is added to `not_checked`."""
     if value is None or is_open(value):
         return
     for one in sequence(schema.get("x-kubernetes-validations")):
@@ -241,15 +231,15 @@ def _broken(schema: Mapping[str, Any], value: Any, path: Path, not_checked: list
     if isinstance(value, Mapping):
         properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
         for name, below in value.items():
-            yield from _broken(mapping(properties.get(name, more)), below, (*path, name), not_checked)
+            yield from cel_violations(mapping(properties.get(name, more)), below, (*path, name), not_checked)
     elif isinstance(value, list):
         for index, below in enumerate(value):
-            yield from _broken(mapping(schema.get("items")), below, (*path, index), not_checked)
+            yield from cel_violations(mapping(schema.get("items")), below, (*path, index), not_checked)
 
 
 def _evaluate(
     one: Mapping[str, Any], schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
-) -> Iterator[Broken]:
+) -> Iterator[Violation]:
     rule = str(one["rule"])
     try:
         program = _program(rule)
@@ -264,7 +254,7 @@ def _evaluate(
         not_checked.append(f"{where}the CEL rule {short(rule)} can't be evaluated: {short(str(error))}")
         return
     if not holds:
-        yield Broken((*path, *_field_path(one.get("fieldPath"))), _message(one, known, rule))
+        yield Violation(_message(one, known, rule), (*path, *_field_path(one.get("fieldPath"))))
 
 
 @cache

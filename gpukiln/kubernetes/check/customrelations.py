@@ -1,7 +1,7 @@
 """What the fields of Karpenter's and Kueue's objects must have in common, where their CRDs are not given.
 
-Read from the CEL rules (x-kubernetes-validations) of the CRDs that `customs.py` names, and from the webhook
-of Kueue v0.19.2 (kubernetes-sigs/kueue:pkg/webhooks/clusterqueue_webhook.go).
+Read from the CEL rules (x-kubernetes-validations) of the CRDs that `custom_schemas.py` names, and from the
+webhook of Kueue v0.19.2 (kubernetes-sigs/kueue:pkg/webhooks/clusterqueue_webhook.go).
 """
 
 from __future__ import annotations

@@ -13,8 +13,18 @@ from typing import Any, NamedTuple
 
 from gpukiln.kubernetes.check.workload import HAMI, Workload, at, mapping
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.placing import GPU, Problem, Spec, amount, asked, distance, requests, shown, why_not
 from gpukiln.kubernetes.pools import Pool
+from gpukiln.kubernetes.scheduling import (
+    GPU,
+    FilterFailure,
+    Spec,
+    amount,
+    asked,
+    distance,
+    requests,
+    shown,
+    why_not,
+)
 from gpukiln.typed import strict
 
 
@@ -30,12 +40,12 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SAID = 3  # machines on which it can't run that are told, the nearest
 
 
-class Place(NamedTuple):
+class NodeFit(NamedTuple):
     """A type or a node of a pool, and why a pod does not fit it."""
 
     pool: Pool
     name: str
-    problems: tuple[Problem, ...]
+    problems: tuple[FilterFailure, ...]
 
     @property
     def lacks_altogether(self) -> int:
@@ -68,14 +78,14 @@ class Placed:
     not_on: tuple[Elsewhere, ...]
 
 
-def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[Place]:
+def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[NodeFit]:
     """Every candidate, in the order of the pools."""
     wanted, found = requests(spec), []
     takes = [(daemon, requests(daemon)) for daemon in daemons]
     shares = any(key in HAMI for key in wanted)  # several containers and pods may have one GPU
     for pool in pools:
         over = [
-            Problem(
+            FilterFailure(
                 "room", f"the pool's limit of {key} is {shown(key, limit)}, {shown(key, wanted[key])} asked"
             )
             for key, limit in pool.limits.items()
@@ -93,10 +103,14 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[P
             if shares and not pool.nodes:
                 known.pop(GPU, None)
             found.append(
-                Place(
+                NodeFit(
                     pool,
                     name,
-                    (*why_not(spec, node, left, known), *over, *(Problem("room", one) for one in beyond)),
+                    (
+                        *why_not(spec, node, left, known),
+                        *over,
+                        *(FilterFailure("room", one) for one in beyond),
+                    ),
                 )
             )
     return found
@@ -104,7 +118,7 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[P
 
 def placed(
     workloads: Iterable[Workload],
-    places_of: Callable[[Workload], list[Place]],
+    places_of: Callable[[Workload], list[NodeFit]],
     nowhere: Mapping[int, tuple[str, str]],
 ) -> tuple[Placed, ...]:
     """Where the GPU pods of some files can run.
@@ -116,7 +130,9 @@ def placed(
     for one in workloads:
         if id(one) in nowhere and judged(one):
             where = Elsewhere(*nowhere[id(one)])
-            found.append(Placed(one.thing.file, one.thing.line_of(one.where), one.thing.label, (), (where,)))
+            found.append(
+                Placed(one.resource.file, one.resource.line_of(one.where), one.resource.label, (), (where,))
+            )
         elif judged(one):
             there = places_of(one)
             lacking = sorted(
@@ -124,9 +140,9 @@ def placed(
             )
             found.append(
                 Placed(
-                    one.thing.file,
-                    one.thing.line_of(one.where),
-                    one.thing.label,
+                    one.resource.file,
+                    one.resource.line_of(one.where),
+                    one.resource.label,
                     tuple(dict.fromkeys(place.name for place in there if not place.problems)),
                     tuple(
                         Elsewhere(place.name, "; ".join(problem.text for problem in place.problems))

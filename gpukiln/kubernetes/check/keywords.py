@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError, validators  # type: ignore[import-untyped]
 
-from gpukiln.kubernetes.check.forms import FORMS, LABEL_KEY
+from gpukiln.kubernetes.check.formats import FORMATS, LABEL_KEY
 from gpukiln.kubernetes.check.relations import Check
 from gpukiln.kubernetes.check.validation import FIELDS, Row
 from gpukiln.kubernetes.check.workload import is_open
@@ -40,23 +40,23 @@ def _between(_: Any, limits: tuple[int, int | None], value: Any, __: Schema) -> 
 def _form(_: Any, name: str, value: Any, schema: Schema) -> Errors:
     if value is None or (value == "" and schema.get("emptiable")) or value in schema.get("also", ()):
         return
-    if isinstance(value, bool | list | Mapping) or FORMS[name].holds(value):
+    if isinstance(value, bool | list | Mapping) or FORMATS[name].holds(value):
         return
-    yield ValidationError(f"found {short(value)}, wanted {FORMS[name].wanted}")
+    yield ValidationError(f"found {short(value)}, wanted {FORMATS[name].wanted}")
 
 
 def _values(_: Any, name: str, value: Any, __: Schema) -> Errors:
     for key, one in value.items() if isinstance(value, Mapping) else ():
         if one is None or isinstance(one, bool | list | Mapping) or is_open(one):
             continue
-        if not FORMS[name].holds(one):
-            yield ValidationError(f"found {short(one)}, wanted {FORMS[name].wanted}", path=(key,))
+        if not FORMATS[name].holds(one):
+            yield ValidationError(f"found {short(one)}, wanted {FORMATS[name].wanted}", path=(key,))
 
 
 def _keys(_: Any, name: str, value: Any, __: Schema) -> Errors:
     for key in value if isinstance(value, Mapping) else ():
-        if not FORMS[name].holds(key) and not is_open(key):
-            yield ValidationError(f"found the key {short(key)}, wanted {FORMS[name].wanted}", path=(key,))
+        if not FORMATS[name].holds(key) and not is_open(key):
+            yield ValidationError(f"found the key {short(key)}, wanted {FORMATS[name].wanted}", path=(key,))
 
 
 def _once(_: Any, fields: tuple[str, ...], value: Any, __: Schema) -> Errors:
@@ -113,10 +113,10 @@ def _checks(_: Any, checks: tuple[Check, ...], value: Any, __: Schema) -> Errors
 def _format(_: Any, name: str, value: Any, __: Schema) -> Errors:
     if name in _RANGES and isinstance(value, int) and not _RANGES[name][0] <= value <= _RANGES[name][1]:
         yield ValidationError(f"found {value}, wanted a number of {name.removeprefix('int')} bits")
-    elif name == "date-time" and not FORMS["time"].holds(value):
-        yield ValidationError(f"found {short(value)}, wanted {FORMS['time'].wanted}")
-    elif name == "byte" and not FORMS["base64"].holds(value):
-        yield ValidationError(f"found {short(value)}, wanted {FORMS['base64'].wanted}")
+    elif name == "date-time" and not FORMATS["time"].holds(value):
+        yield ValidationError(f"found {short(value)}, wanted {FORMATS['time'].wanted}")
+    elif name == "byte" and not FORMATS["base64"].holds(value):
+        yield ValidationError(f"found {short(value)}, wanted {FORMATS['base64'].wanted}")
 
 
 KEYWORDS = {

@@ -9,7 +9,7 @@ from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import NEWEST
 from gpukiln.kubernetes.check.rules_form import NO_OBJECTS
 from gpukiln.kubernetes.check.schema import OLDEST
-from gpukiln.kubernetes.check.workload import Broken, at
+from gpukiln.kubernetes.check.workload import Rejection, at
 from gpukiln.kubernetes.cluster import AnswerError, MissingError
 from gpukiln.kubernetes.pools import pool_of_nodes, pools_in
 
@@ -84,7 +84,7 @@ def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
     except (UnavailableError, BusyError) as error:
         reading.unchecked.append((f"context {cluster.context}", 1, f"Node: {error.message}"))
         return ()
-    pools = pools_in(one.object for one in reading.things if one.role == "object")
+    pools = pools_in(one.object for one in reading.resources if one.role == "object")
     return (*((nodes,) if nodes.nodes else ()), *pools)
 
 
@@ -110,7 +110,7 @@ def ask_server(reading: Reading, cluster: Cluster) -> None:
     """
     objects = [
         one
-        for one in reading.things
+        for one in reading.resources
         if one.role == "object" and one.api and one.kind and (one.api, one.kind) not in NO_OBJECTS
     ]
     namespaces = {one.name for one in objects if one.kind == "Namespace"}
@@ -119,25 +119,29 @@ def ask_server(reading: Reading, cluster: Cluster) -> None:
         for one in objects
         if one.kind == "CustomResourceDefinition"
     }
-    for thing in objects:
+    for resource in objects:
         gap = ""
-        if not thing.name:
-            gap = f"{thing.kind} without a name: not sent"
+        if not resource.name:
+            gap = f"{resource.kind} without a name: not sent"
         try:
             if not gap:
-                cluster.create(dict(thing.object), dry_run=True)
+                cluster.create(dict(resource.object), dry_run=True)
         except RefusedError:
             continue  # one of that name is there: it was validated and admitted before it was compared
         except MissingError as error:
-            if thing.namespace in namespaces or (thing.api.rpartition("/")[0], thing.kind) in defined:
+            if (
+                resource.namespace in namespaces
+                or (resource.api.rpartition("/")[0], resource.kind) in defined
+            ):
                 gap = (
-                    f"{thing.label}: {error.message}; these files create it: apply that first, then ask again"
+                    f"{resource.label}: {error.message}; these files create it: "
+                    "apply that first, then ask again"
                 )
             else:
-                reading.broken.append(Broken(thing.file, thing.line, error.message, thing))
+                reading.rejections.append(Rejection(resource.file, resource.line, error.message, resource))
         except (IncompatibleError, AnswerError) as error:
-            reading.broken.append(Broken(thing.file, thing.line, error.message, thing))
+            reading.rejections.append(Rejection(resource.file, resource.line, error.message, resource))
         except BusyError as error:
-            gap = f"{thing.label}: {error.message}"
+            gap = f"{resource.label}: {error.message}"
         if gap:
-            reading.unchecked.append((thing.file, thing.line, gap))
+            reading.unchecked.append((resource.file, resource.line, gap))

@@ -19,14 +19,14 @@ from gpukiln.kubernetes.check.values import chart_of
 from gpukiln.kubernetes.check.workload import (
     CONTAINER_KEYS,
     POD_KEYS,
-    Broken,
-    Command,
-    Container,
+    CommandLine,
     Path,
+    PodContainer,
     Prose,
     Query,
+    Rejection,
+    Resource,
     Role,
-    Thing,
     Workload,
     mapping,
     sequence,
@@ -68,12 +68,12 @@ class Reading:
     """
 
     files: list[str] = field(default_factory=list)
-    things: list[Thing] = field(default_factory=list)
+    resources: list[Resource] = field(default_factory=list)
     workloads: list[Workload] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
+    commands: list[CommandLine] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
     prose: list[Prose] = field(default_factory=list)
-    broken: list[Broken] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
     unchecked: list[Gap] = field(default_factory=list)
     pools: tuple[Pool, ...] = ()
 
@@ -103,7 +103,7 @@ class Reading:
         self.files.append(name)
         for index, one in enumerate(objects):
             with guarded(self.unchecked, name, 1, "the reader"):
-                self._thing(Thing(name, index, one))
+                self._resource(Resource(name, index, one))
 
     def _document(self, text: str, name: str) -> None:
         lines, blocks = _blocks(text)
@@ -175,10 +175,10 @@ class Reading:
 
     def _commands(self, line: str, name: str, number: int) -> None:
         for words in _split(line):
-            command = Command(name, number, tuple(words))
+            command = CommandLine(name, number, tuple(words))
             self.commands.append(command)
-            if (thing := _run(command)) is not None:
-                self._thing(thing)
+            if (resource := _run(command)) is not None:
+                self._resource(resource)
 
     def _yaml(self, text: str, name: str, above: int, *, whole: bool) -> None:
         if found := TEMPLATE.search(text):
@@ -190,7 +190,7 @@ class Reading:
                 if "{{" in text:
                     self.unchecked.append((name, one.line, "a template: give what it is rendered to"))
                 else:
-                    self.broken.append(Broken(name, one.line, one.text))
+                    self.rejections.append(Rejection(name, one.line, one.text))
             elif not isinstance(one.value, dict):
                 if whole:
                     self.unchecked.append((name, one.line_of(()), "no mapping: no object, no values"))
@@ -205,39 +205,39 @@ class Reading:
                 if isinstance(item, dict):
                     line_of = _below(document.line_of, ("items", number))
                     written = _below(document.written, ("items", number))
-                    self._thing(Thing(name, index, item, line_of=line_of, written=written))
+                    self._resource(Resource(name, index, item, line_of=line_of, written=written))
             return
         role, chart = _role(value, whole=whole)
         if role == "unknown":  # a document may show the settings of anything
             if whole:
                 self.unchecked.append((name, document.line_of(()), NEITHER))
             return
-        self._thing(
-            Thing(name, index, value, role, chart, document.line_of, document.twice, document.written)
+        self._resource(
+            Resource(name, index, value, role, chart, document.line_of, document.twice, document.written)
         )
 
-    def _thing(self, thing: Thing) -> None:
-        self.things.append(thing)
-        for one in workloads(thing):
+    def _resource(self, resource: Resource) -> None:
+        self.resources.append(resource)
+        for one in workloads(resource):
             self.workloads.append(one)
             for container in one.containers:
                 self._container(one, container)
-        for path, text in _expressions(thing):
-            self.queries.append(Query(thing.file, thing.line_of(path), text))
+        for path, text in _expressions(resource):
+            self.queries.append(Query(resource.file, resource.line_of(path), text))
 
-    def _container(self, workload: Workload, container: Container) -> None:
+    def _container(self, workload: Workload, container: PodContainer) -> None:
         path = workload.at(*container.where, "command" if "command" in container.spec else "args")
         words = [str(one) for key in ("command", "args") for one in sequence(container.spec.get(key))]
         if not words:
             return
-        thing = workload.thing
-        line = thing.line_of(path)
+        resource = workload.resource
+        line = resource.line_of(path)
         texts = [words[index + 1] for index, one in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", one)]
         if texts and File(words[0]).name in ("sh", "bash", "ash", "dash"):
             for one in (words for text in texts for row in text.splitlines() for words in _split(row)):
-                self.commands.append(Command(thing.file, line, tuple(one), thing, path))
+                self.commands.append(CommandLine(resource.file, line, tuple(one), resource, path))
         else:
-            self.commands.append(Command(thing.file, line, tuple(words), thing, path))
+            self.commands.append(CommandLine(resource.file, line, tuple(words), resource, path))
 
 
 @contextmanager
@@ -317,7 +317,7 @@ def _file(reading: Reading, path: File) -> None:
     except UnicodeDecodeError as error:
         reading.files.append(name)
         line = data.count(b"\n", 0, error.start) + 1
-        reading.broken.append(Broken(name, line, "no text in UTF-8"))
+        reading.rejections.append(Rejection(name, line, "no text in UTF-8"))
         return
     reading.text(text, name)
 
@@ -394,7 +394,7 @@ def _is_before(word: str) -> bool:
     return word in ("sudo", "time", "exec") or re.fullmatch(r"\w+=\S*", word) is not None
 
 
-def _run(command: Command) -> Thing | None:
+def _run(command: CommandLine) -> Resource | None:
     """The pod that `kubectl run` would make."""
     words = command.words
     if words[:1] != ("kubectl",) or "run" not in words[1:3]:
@@ -408,7 +408,7 @@ def _run(command: Command) -> Thing | None:
             spec = {}
     if "containers" not in spec:
         spec["containers"] = [{"name": "run", **({"image": options["image"]} if "image" in options else {})}]
-    return Thing(command.file, 0, spec, "fragment", line_of=lambda _, line=command.line: line)  # type: ignore[misc]
+    return Resource(command.file, 0, spec, "fragment", line_of=lambda _, line=command.line: line)  # type: ignore[misc]
 
 
 def options_of(words: Iterable[str]) -> dict[str, str]:
@@ -459,12 +459,12 @@ def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
     return role, chart
 
 
-def _expressions(thing: Thing) -> Iterator[tuple[Path, str]]:
+def _expressions(resource: Resource) -> Iterator[tuple[Path, str]]:
     """PromQL in rules, dashboards, and ConfigMaps that carry either."""
-    if thing.role in ("rules", "dashboard") or thing.kind in ("PrometheusRule", "GrafanaDashboard"):
-        yield from _expr(thing.object, ())
-    elif thing.kind == "ConfigMap":
-        for key, text in mapping(thing.object.get("data")).items():
+    if resource.role in ("rules", "dashboard") or resource.kind in ("PrometheusRule", "GrafanaDashboard"):
+        yield from _expr(resource.object, ())
+    elif resource.kind == "ConfigMap":
+        for key, text in mapping(resource.object.get("data")).items():
             if isinstance(text, str) and "expr" in text:
                 for one in yamltree.documents(text):
                     if isinstance(one, yamltree.Document):

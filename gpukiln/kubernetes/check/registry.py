@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
+from gpukiln.findings import Severity
 from gpukiln.kubernetes.check import (
     rules_charts,
     rules_devices,
@@ -21,12 +22,12 @@ from gpukiln.kubernetes.check import (
     rules_types,
     rules_volumes,
 )
-from gpukiln.kubernetes.check.rules import Rule, Severity
+from gpukiln.kubernetes.check.rules import ManifestRule
 from gpukiln.typed import strict
 
 SCHEMA = "k8s.rules/1"
 
-# A module is a concern; what is a Rule in it counts.
+# A module is a concern; every ManifestRule in it counts.
 MODULES: tuple[ModuleType, ...] = (
     rules_form,
     rules_server,
@@ -46,18 +47,18 @@ MODULES: tuple[ModuleType, ...] = (
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[ManifestRule, ...]:
     """In the order of the modules, and as they stand there."""
-    return tuple(one for module in MODULES for one in vars(module).values() if isinstance(one, Rule))
+    return tuple(one for module in MODULES for one in vars(module).values() if isinstance(one, ManifestRule))
 
 
 @strict
-class Listed:
-    """A rule, without what judges; see `Rule`."""
+class ListedRule:
+    """A rule, without its function; see `ManifestRule`."""
 
     id: str
     severity: Severity
-    judges: str
+    subject: str
     title: str
     reason: str
     fix: str
@@ -65,18 +66,18 @@ class Listed:
 
 
 @strict
-class Listing:
+class RuleList:
     """What `k8s.check --rules` says."""
 
     schema: str
-    rules: tuple[Listed, ...]
+    rules: tuple[ListedRule, ...]
 
 
-def listing() -> Listing:
-    return Listing(
+def listing() -> RuleList:
+    return RuleList(
         SCHEMA,
         tuple(
-            Listed(
+            ListedRule(
                 one.id, one.severity, one.subject.__name__.lower(), one.title, one.reason, one.fix, one.source
             )
             for one in rules()
@@ -97,7 +98,7 @@ def markdown() -> str:
     ]
     for module in MODULES:
         lines += ["", f"## {_title(module)}", ""]
-        for one in (one for one in vars(module).values() if isinstance(one, Rule)):
+        for one in (one for one in vars(module).values() if isinstance(one, ManifestRule)):
             lines += [
                 f"### {one.id}",
                 "",

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gpukiln.kubernetes.check.forms import FORMS, resource_name
+from gpukiln.kubernetes.check.formats import FORMATS, resource_name
 from gpukiln.kubernetes.check.workload import Path, is_open, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
@@ -33,9 +33,9 @@ def selector_requirement(one: Mapping[str, Any]) -> Found:
 def node_term(term: Mapping[str, Any]) -> Found:
     for index, one in enumerate(sequence(term.get("matchExpressions"))):
         for number, value in enumerate(sequence(mapping(one).get("values"))):
-            if isinstance(value, str) and not FORMS["value"].holds(value) and not is_open(value):
+            if isinstance(value, str) and not FORMATS["value"].holds(value) and not is_open(value):
                 path = ("matchExpressions", index, "values", number)
-                yield path, f"found {short(value)}, wanted {FORMS['value'].wanted}"
+                yield path, f"found {short(value)}, wanted {FORMATS['value'].wanted}"
     for index, one in enumerate(sequence(term.get("matchFields"))):
         if len(sequence(mapping(one).get("values"))) != 1 or mapping(one).get("key") != "metadata.name":
             yield ("matchFields", index), "wanted the key metadata.name, In or NotIn, and one value"
@@ -122,7 +122,7 @@ def resources(one: Mapping[str, Any]) -> Found:
     for side in ("requests", "limits"):
         for name in mapping(resources.get(side)):
             if not resource_name(name) and not is_open(name):
-                yield ("resources", side, name), f"{short(name)} is no resource; {FORMS['resource'].wanted}"
+                yield ("resources", side, name), f"{short(name)} is no resource; {FORMATS['resource'].wanted}"
 
 
 def _huge_pages(resources: Mapping[str, Any]) -> Found:
@@ -342,7 +342,7 @@ def success_policy(spec: Mapping[str, Any]) -> Found:
         path = ("successPolicy", "rules", index)
         if isinstance(many, int) and isinstance(completions, int) and many > completions:
             yield path, f"succeededCount {many} above completions {completions}"
-        if not isinstance(text, str) or not FORMS["indexes"].holds(text):
+        if not isinstance(text, str) or not FORMATS["indexes"].holds(text):
             continue
         numbers = _numbers(text)
         if isinstance(completions, int) and numbers and numbers[-1][1] >= completions:
@@ -549,7 +549,7 @@ def subject(one: Mapping[str, Any]) -> Found:
     kind, group, name = one.get("kind"), one.get("apiGroup"), one.get("name")
     if kind == "ServiceAccount" and group:
         yield ("apiGroup",), f"apiGroup {group} of a ServiceAccount; wanted none"
-    if kind == "ServiceAccount" and name and not is_open(name) and not FORMS["subdomain"].holds(name):
+    if kind == "ServiceAccount" and name and not is_open(name) and not FORMATS["subdomain"].holds(name):
         yield ("name",), f"{short(name)} is no name of a ServiceAccount"
     if kind in ("User", "Group") and group and group != "rbac.authorization.k8s.io":
         yield ("apiGroup",), f"apiGroup {group} of a {kind}; wanted rbac.authorization.k8s.io"
@@ -733,18 +733,18 @@ def slice(one: Mapping[str, Any]) -> Found:
     if one.get("addressType") in ("IPv4", "IPv6"):
         for index, endpoint in enumerate(sequence(one.get("endpoints"))):
             for number, address in enumerate(sequence(mapping(endpoint).get("addresses"))):
-                if isinstance(address, str) and not FORMS["ip"].holds(address):
+                if isinstance(address, str) and not FORMATS["ip"].holds(address):
                     path = ("endpoints", index, "addresses", number)
-                    yield path, f"found {short(address)}, wanted {FORMS['ip'].wanted}"
+                    yield path, f"found {short(address)}, wanted {FORMATS['ip'].wanted}"
 
 
 def scheduling(one: Mapping[str, Any]) -> Found:
     for index, toleration in enumerate(sequence(one.get("tolerations"))):
-        for text in toleration_faults(mapping(toleration)):
+        for text in toleration_errors(mapping(toleration)):
             yield ("tolerations", index), text
 
 
-def toleration_faults(one: Mapping[str, Any]) -> Iterator[str]:
+def toleration_errors(one: Mapping[str, Any]) -> Iterator[str]:
     """What a toleration says and can't say at once."""
     operator, effect = one.get("operator") or "Equal", one.get("effect")
     if operator == "Exists" and one.get("value"):

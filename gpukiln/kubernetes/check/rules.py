@@ -1,19 +1,19 @@
-"""What a rule is, and what it is told."""
+"""What a rule is, and what it knows beside its subject."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from gpukiln.kubernetes.check.crds import Definition, of_things
-from gpukiln.kubernetes.check.fit import OF_EKS, Place, has_form, places
-from gpukiln.kubernetes.check.workload import Path, Prose, Thing, Workload, at
+from gpukiln.findings import Severity
+from gpukiln.kubernetes.check.crds import Definition, definitions_of
+from gpukiln.kubernetes.check.fit import OF_EKS, NodeFit, has_form, places
+from gpukiln.kubernetes.check.workload import Prose, Resource, Violation, Workload, at
 from gpukiln.kubernetes.pools import Pool, default_pool, pools_in
 
-Severity = Literal["error", "warning"]
-S = TypeVar("S", Thing, Workload, Prose, Any)
+S = TypeVar("S", Resource, Workload, Prose, Any)
 NEWEST = 37  # minor of Kubernetes that kubernetes-validate 1.37 knows
 
 
@@ -23,10 +23,10 @@ class Context:
 
     Args:
         minors: Of Kubernetes 1.x, those asked for, in order.
-        pools: Node pools that pods may land on; empty: those among the things, else every type that is sold.
+        pools: Node pools that pods may land on; empty: those of the resources, else every type that is sold.
         types: Instance types that pods may land on, where there are no pools.
         driver: NVIDIA driver of the nodes, where nothing else says it.
-        things: All that was read in the same run.
+        resources: All that was read in the same run.
         definitions: CustomResourceDefinitions beside them, by apiVersion and kind.
     """
 
@@ -34,19 +34,21 @@ class Context:
     pools: tuple[Pool, ...] = ()
     types: tuple[str, ...] = ()
     driver: str = ""
-    things: tuple[Thing, ...] = ()
+    resources: tuple[Resource, ...] = ()
     definitions: Mapping[tuple[str, str], Definition] = field(default_factory=dict)
-    _custom: dict[int, tuple[list[Fault], list[str]]] = field(default_factory=dict, compare=False, repr=False)
-    _places: dict[int, list[Place]] = field(default_factory=dict, compare=False, repr=False)
+    _custom: dict[int, tuple[list[Violation], list[str]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _places: dict[int, list[NodeFit]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
-    def _kinds(self) -> Mapping[str, tuple[Thing, ...]]:
-        found: dict[str, list[Thing]] = {}
-        for one in self.things:
+    def _kinds(self) -> Mapping[str, tuple[Resource, ...]]:
+        found: dict[str, list[Resource]] = {}
+        for one in self.resources:
             found.setdefault(one.kind, []).append(one)
-        return {kind: tuple(things) for kind, things in found.items()}
+        return {kind: tuple(resources) for kind, resources in found.items()}
 
-    def of_kind(self, kind: str, *, beside: Thing | None = None) -> tuple[Thing, ...]:
+    def of_kind(self, kind: str, *, beside: Resource | None = None) -> tuple[Resource, ...]:
         """Objects that were read in the same run.
 
         Args:
@@ -67,7 +69,7 @@ class Context:
         """Where GPU pods may land."""
         if self.types:
             return (default_pool(self.types, self.driver),)
-        objects = [one.object for one in self.things if one.role == "object"]
+        objects = [one.object for one in self.resources if one.role == "object"]
         return self.pools or pools_in(objects, self.driver) or (default_pool(driver=self.driver),)
 
     @property
@@ -85,7 +87,7 @@ class Context:
         """Pods that run on each node that they fit."""
         found = {
             one.name: one.object["spec"]["template"]["spec"]
-            for one in self.things
+            for one in self.resources
             if one.kind == "DaemonSet"
             and at(one.object, ("spec", "template", "spec", "containers"))
             and has_form(one.object["spec"]["template"]["spec"])
@@ -94,21 +96,23 @@ class Context:
 
     @cached_property
     def custom_kinds(self) -> Mapping[tuple[str, str], Definition]:
-        """Custom kinds by apiVersion and kind: those that were given, then those among the things."""
-        return {**of_things(self.things), **self.definitions}
+        """Custom kinds by apiVersion and kind: those that were given, then those among the resources."""
+        return {**definitions_of(self.resources), **self.definitions}
 
     def custom_form(
-        self, thing: Thing, check: Callable[[Thing, Definition], tuple[list[Fault], list[str]]]
-    ) -> tuple[list[Fault], list[str]] | None:
+        self, resource: Resource, check: Callable[[Resource, Definition], tuple[list[Violation], list[str]]]
+    ) -> tuple[list[Violation], list[str]] | None:
         """What a check says of a custom object by its definition, asked once; None where there is none."""
-        definition = self.custom_kinds.get((thing.api, thing.kind)) if thing.role == "object" else None
+        definition = (
+            self.custom_kinds.get((resource.api, resource.kind)) if resource.role == "object" else None
+        )
         if definition is None:
             return None
-        if id(thing) not in self._custom:
-            self._custom[id(thing)] = check(thing, definition)
-        return self._custom[id(thing)]
+        if id(resource) not in self._custom:
+            self._custom[id(resource)] = check(resource, definition)
+        return self._custom[id(resource)]
 
-    def places(self, workload: Workload) -> list[Place]:
+    def places(self, workload: Workload) -> list[NodeFit]:
         """Every place that a GPU pod may land on, and why it can't."""
         if id(workload) not in self._places:
             self._places[id(workload)] = places(workload.pod, self.candidates, self.daemons)
@@ -116,24 +120,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One place where a rule is broken.
-
-    Args:
-        text: What was found, and what was wanted.
-        path: In the object; `workload.at(...)` makes it of a path in a pod's spec.
-        line: Of subjects without an object (Prose); 0: the subject's, or the path's.
-        fix: The next step, where the rule's own is too general.
-    """
-
-    text: str
-    path: Path = ()
-    line: int = 0
-    fix: str = ""
-
-
-@dataclass(frozen=True)
-class Rule:
+class ManifestRule:
     """Something that must hold.
 
     Args:
@@ -143,9 +130,9 @@ class Rule:
         reason: What happens where it doesn't.
         source: Where that is stated.
         fix: What to write instead.
-        subject: What it judges: Workload, Thing, Command, Query or Prose.
-        judge: Gives the faults of a subject.
-        fragments: Of Workload: whether it judges what is only a part of a pod.
+        subject: What it examines: Workload, Resource, CommandLine, Query, Prose or Rejection.
+        check: Gives the violations of a subject.
+        fragments: Of Workload: whether it examines what is only a part of a pod.
     """
 
     id: str
@@ -155,7 +142,7 @@ class Rule:
     source: str
     fix: str
     subject: type[Any]
-    judge: Callable[[Any, Context], Iterable[Fault]]
+    check: Callable[[Any, Context], Iterable[Violation]]
     fragments: bool = True
 
 
@@ -169,10 +156,10 @@ def rule(
     source: str,
     fix: str,
     fragments: bool = True,
-) -> Callable[[Callable[[S, Context], Iterable[Fault]]], Rule]:
-    """Make a rule of a function that judges; see `Rule`. `registry.py` finds it by its type."""
+) -> Callable[[Callable[[S, Context], Iterable[Violation]]], ManifestRule]:
+    """Make a rule of a function that checks; see `ManifestRule`. `registry.py` finds it by its type."""
 
-    def made(judge: Callable[[S, Context], Iterable[Fault]]) -> Rule:
-        return Rule(id, severity, title, reason, source, fix, subject, judge, fragments)
+    def of(check: Callable[[S, Context], Iterable[Violation]]) -> ManifestRule:
+        return ManifestRule(id, severity, title, reason, source, fix, subject, check, fragments)
 
-    return made
+    return of

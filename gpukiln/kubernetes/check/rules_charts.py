@@ -8,8 +8,16 @@ from typing import Any
 
 from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.check import yamltree
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.workload import Command, Thing, Workload, at, mapping, sequence
+from gpukiln.kubernetes.check.rules import Context, rule
+from gpukiln.kubernetes.check.workload import (
+    CommandLine,
+    Resource,
+    Violation,
+    Workload,
+    at,
+    mapping,
+    sequence,
+)
 
 RUNNERS = "gha-runner-scale-set"
 CHART = "actions/actions-runner-controller:charts/gha-runner-scale-set"
@@ -36,67 +44,67 @@ PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d{1
 @rule(
     "values-unknown-key",
     "error",
-    Thing,
+    Resource,
     title="Values are those that the chart has",
     reason="Helm takes unknown values without a word: the runner gets the stock image, no GPU and no "
     "toleration",
     source=f"{CHART}/values.yaml, 0.14.2; NVIDIA/k8s-device-plugin:deployments/helm, v0.20.0",
     fix="`helm show values` lists them",
 )
-def values_unknown_key(thing: Thing, _: Context) -> Iterator[Fault]:
-    wrong = helm.unknown_keys(thing.chart, thing.object) if thing.chart in helm.CHARTS else ()
+def values_unknown_key(resource: Resource, _: Context) -> Iterator[Violation]:
+    wrong = helm.unknown_keys(resource.chart, resource.object) if resource.chart in helm.CHARTS else ()
     for way, error in wrong:
-        where, told = tuple(way.split(".")), f"{way} is no value of {thing.chart}"
-        if thing.chart == RUNNERS and way in MOVED:
-            yield Fault(told, where, fix=f"what it is meant for: {MOVED[way]}")
-        elif error.hint or thing.chart == RUNNERS:  # others' charts may have more than is known here
-            yield Fault(told + (f"; {error.hint}" if error.hint else ""), where)
+        where, told = tuple(way.split(".")), f"{way} is no value of {resource.chart}"
+        if resource.chart == RUNNERS and way in MOVED:
+            yield Violation(told, where, fix=f"what it is meant for: {MOVED[way]}")
+        elif error.hint or resource.chart == RUNNERS:  # others' charts may have more than is known here
+            yield Violation(told + (f"; {error.hint}" if error.hint else ""), where)
 
 
 @rule(
     "runner-container",
     "error",
-    Thing,
+    Resource,
     title="The runner's container is called `runner`",
     reason="the chart adds its command and its job to that one alone; another is a side container",
     source=f"{CHART}/templates/_helpers.tpl",
     fix="name: runner",
 )
-def runner_container(thing: Thing, _: Context) -> Iterator[Fault]:
-    containers = sequence(at(thing.object, ("template", "spec", "containers")))
+def runner_container(resource: Resource, _: Context) -> Iterator[Violation]:
+    containers = sequence(at(resource.object, ("template", "spec", "containers")))
     names = [str(mapping(one).get("name")) for one in containers]
-    if thing.chart == RUNNERS and names and "runner" not in names:
-        yield Fault(f"containers {', '.join(names)}", ("template", "spec", "containers"))
+    if resource.chart == RUNNERS and names and "runner" not in names:
+        yield Violation(f"containers {', '.join(names)}", ("template", "spec", "containers"))
 
 
 @rule(
     "runner-counts",
     "error",
-    Thing,
+    Resource,
     title="minRunners is at most maxRunners",
     reason="the chart refuses it",
     source=f"{CHART}/templates/autoscalingrunnerset.yaml",
     fix="minRunners: 0 for GPUs, and maxRunners as many as there may be",
 )
-def runner_counts(thing: Thing, _: Context) -> Iterator[Fault]:
-    low, high = thing.object.get("minRunners"), thing.object.get("maxRunners")
-    if thing.chart == RUNNERS and isinstance(low, int) and isinstance(high, int) and low > high:
-        yield Fault(f"minRunners {low}, maxRunners {high}", ("minRunners",))
+def runner_counts(resource: Resource, _: Context) -> Iterator[Violation]:
+    low, high = resource.object.get("minRunners"), resource.object.get("maxRunners")
+    if resource.chart == RUNNERS and isinstance(low, int) and isinstance(high, int) and low > high:
+        yield Violation(f"minRunners {low}, maxRunners {high}", ("minRunners",))
 
 
 @rule(
     "runner-name",
     "error",
-    Thing,
+    Resource,
     title="The name of a scale set has at most 45 characters",
     reason="the chart refuses it",
     source=f"{CHART}/templates/_helpers.tpl",
     fix="a shorter runnerScaleSetName",
 )
-def runner_name(thing: Thing, _: Context) -> Iterator[Fault]:
-    name = thing.object.get("runnerScaleSetName")
-    if thing.chart == RUNNERS and isinstance(name, str) and len(name) > 45:
-        yield Fault(f"{len(name)} characters", ("runnerScaleSetName",))
+def runner_name(resource: Resource, _: Context) -> Iterator[Violation]:
+    name = resource.object.get("runnerScaleSetName")
+    if resource.chart == RUNNERS and isinstance(name, str) and len(name) > 45:
+        yield Violation(f"{len(name)} characters", ("runnerScaleSetName",))
 
 
 @rule(
@@ -108,14 +116,14 @@ def runner_name(thing: Thing, _: Context) -> Iterator[Fault]:
     source=f"{CHART}/values.yaml",
     fix="minRunners: 0; a job waits some minutes for its node",
 )
-def runner_idle(workload: Workload, _: Context) -> Iterator[Fault]:
-    values = workload.object if workload.thing.chart == RUNNERS else mapping(workload.object.get("spec"))
-    if workload.thing.chart != RUNNERS and workload.kind != "AutoscalingRunnerSet":
+def runner_idle(workload: Workload, _: Context) -> Iterator[Violation]:
+    values = workload.object if workload.resource.chart == RUNNERS else mapping(workload.object.get("spec"))
+    if workload.resource.chart != RUNNERS and workload.kind != "AutoscalingRunnerSet":
         return
     least = values.get("minRunners")
     if workload.gpus and isinstance(least, int) and least > 0:
-        above = () if workload.thing.chart == RUNNERS else ("spec",)
-        yield Fault(f"minRunners {least} with GPUs", (*above, "minRunners"))
+        above = () if workload.resource.chart == RUNNERS else ("spec",)
+        yield Violation(f"minRunners {least} with GPUs", (*above, "minRunners"))
 
 
 @rule(
@@ -128,10 +136,10 @@ def runner_idle(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="leave containerMode out and use an image with what the jobs need, or `kubernetes-novolume` with a "
     "hook template",
 )
-def runner_docker(workload: Workload, _: Context) -> Iterator[Fault]:
+def runner_docker(workload: Workload, _: Context) -> Iterator[Violation]:
     mode = at(workload.object, ("containerMode", "type"))
-    if workload.thing.chart == RUNNERS and workload.gpus and mode == "dind":
-        yield Fault("containerMode dind with GPUs", ("containerMode", "type"))
+    if workload.resource.chart == RUNNERS and workload.gpus and mode == "dind":
+        yield Violation("containerMode dind with GPUs", ("containerMode", "type"))
 
 
 HOOKS, HOOK_TEMPLATE = "ACTIONS_RUNNER_CONTAINER_HOOKS", "ACTIONS_RUNNER_CONTAINER_HOOK_TEMPLATE"
@@ -147,8 +155,8 @@ HOOKS, HOOK_TEMPLATE = "ACTIONS_RUNNER_CONTAINER_HOOKS", "ACTIONS_RUNNER_CONTAIN
     source="actions/runner-container-hooks:docs/adrs/0134-hook-extensions.md",
     fix=f"{HOOK_TEMPLATE} with a file whose container $job has the limits, and none on the runner",
 )
-def runner_hook_template(workload: Workload, _: Context) -> Iterator[Fault]:
-    if workload.thing.chart != RUNNERS and workload.kind != "AutoscalingRunnerSet":
+def runner_hook_template(workload: Workload, _: Context) -> Iterator[Violation]:
+    if workload.resource.chart != RUNNERS and workload.kind != "AutoscalingRunnerSet":
         return
     mode = at(workload.object, ("containerMode", "type"))
     for container in workload.main_containers:
@@ -157,31 +165,31 @@ def runner_hook_template(workload: Workload, _: Context) -> Iterator[Fault]:
         if container.name == "runner" and container.gpu_keys and by_pods and HOOK_TEMPLATE not in names:
             what = f"containerMode {mode}" if mode else HOOKS
             path = workload.at(*container.where, "resources", "limits")
-            yield Fault(f"{container.gpu_keys[0]} on the runner with {what}, and no hook template", path)
+            yield Violation(f"{container.gpu_keys[0]} on the runner with {what}, and no hook template", path)
 
 
 @rule(
     "runs-on",
     "warning",
-    Thing,
+    Resource,
     title="A job names its scale set",
     reason="a scale set of ARC answers to its name, and since 0.14 to its scaleSetLabels; a list of others, "
     "`self-hosted` among them, is never matched and waits a day",
     source="actions/actions-runner-controller:docs/gha-runner-scale-set-controller; its 0.14.0 release notes",
     fix="runs-on: NAME-OF-THE-SCALE-SET, or give the set these labels in scaleSetLabels",
 )
-def runs_on(thing: Thing, context: Context) -> Iterator[Fault]:
-    if thing.role != "workflow":
+def runs_on(resource: Resource, context: Context) -> Iterator[Violation]:
+    if resource.role != "workflow":
         return
     sets = [
         {str(label) for label in sequence(one.object.get("scaleSetLabels"))}
-        for one in context.things
+        for one in context.resources
         if one.chart == RUNNERS
     ]
-    for name, job in mapping(thing.object.get("jobs")).items():
+    for name, job in mapping(resource.object.get("jobs")).items():
         labels = [str(one) for one in sequence(mapping(job).get("runs-on"))]
         if "self-hosted" in labels and not any({*labels} <= one for one in sets):
-            yield Fault(f"runs-on: [{', '.join(labels)}]", ("jobs", name, "runs-on"))
+            yield Violation(f"runs-on: [{', '.join(labels)}]", ("jobs", name, "runs-on"))
 
 
 @rule(
@@ -193,27 +201,27 @@ def runs_on(thing: Thing, context: Context) -> Iterator[Fault]:
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md",
     fix="`invoke k8s.addons` renders the pinned one",
 )
-def plugin_version(workload: Workload, _: Context) -> Iterator[Fault]:
+def plugin_version(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         match = PLUGIN_IMAGE.search(container.image)
         if match and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
-            yield Fault(container.image, workload.at(*container.where, "image"))
+            yield Violation(container.image, workload.at(*container.where, "image"))
 
 
 @rule(
     "plugin-url",
     "error",
-    Command,
+    CommandLine,
     title="The device plugin is installed from where it lies, in a version that is maintained",
     reason="the manifest moved to deployments/static/ in 0.15, and what lies at the old path is of "
     "2024 or before",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.15.0",
     fix="`invoke k8s.addons`, or the chart nvdp/nvidia-device-plugin with --version",
 )
-def plugin_url(command: Command, _: Context) -> Iterator[Fault]:
+def plugin_url(command: CommandLine, _: Context) -> Iterator[Violation]:
     for word in command.words:
         if (match := PLUGIN_URL.search(word)) and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
-            yield Fault(f"{' '.join(command.words[:3])} ... v{match[1]}.{match[2]}, its old manifest")
+            yield Violation(f"{' '.join(command.words[:3])} ... v{match[1]}.{match[2]}, its old manifest")
 
 
 @rule(
@@ -226,19 +234,19 @@ def plugin_url(command: Command, _: Context) -> Iterator[Fault]:
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0",
     fix="leave it out, and select GPU nodes",
 )
-def plugin_no_gpu_ok(workload: Workload, _: Context) -> Iterator[Fault]:
+def plugin_no_gpu_ok(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         for index, name, value in container.env:
             if name == "FAIL_ON_INIT_ERROR" and str(value).lower() == "false":
-                yield Fault(f"{name}={value}", workload.at(*container.where, "env", index))
+                yield Violation(f"{name}={value}", workload.at(*container.where, "env", index))
 
 
-def _plugin_configs(thing: Thing) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def _plugin_configs(resource: Resource) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Configurations of the device plugin, in values or in a ConfigMap."""
-    where = ("config", "map") if thing.chart == "nvidia-device-plugin" else ("data",)
-    if thing.chart != "nvidia-device-plugin" and thing.kind != "ConfigMap":
+    where = ("config", "map") if resource.chart == "nvidia-device-plugin" else ("data",)
+    if resource.chart != "nvidia-device-plugin" and resource.kind != "ConfigMap":
         return
-    for key, text in mapping(at(thing.object, where)).items():
+    for key, text in mapping(at(resource.object, where)).items():
         if not isinstance(text, str) or "sharing" not in text:
             continue
         for one in yamltree.documents(text):
@@ -249,46 +257,46 @@ def _plugin_configs(thing: Thing) -> Iterator[tuple[tuple[str, ...], dict[str, A
 @rule(
     "plugin-sharing",
     "error",
-    Thing,
+    Resource,
     title="GPUs are shared in one way",
     reason="the device plugin refuses time slicing beside MPS, and MPS with MIG",
     source="NVIDIA/k8s-device-plugin:README.md, shared access to GPUs",
     fix="timeSlicing, mps or MIG: one of them a node",
 )
-def plugin_sharing(thing: Thing, _: Context) -> Iterator[Fault]:
-    for path, config in _plugin_configs(thing):
+def plugin_sharing(resource: Resource, _: Context) -> Iterator[Violation]:
+    for path, config in _plugin_configs(resource):
         sharing = mapping(config.get("sharing"))
         mig = mapping(config.get("flags")).get("migStrategy", "none")
         if sharing.get("timeSlicing") and sharing.get("mps"):
-            yield Fault("timeSlicing and mps in one configuration", path)
+            yield Violation("timeSlicing and mps in one configuration", path)
         if sharing.get("mps") and mig not in ("none", None):
-            yield Fault(f"mps with migStrategy {mig}", path)
+            yield Violation(f"mps with migStrategy {mig}", path)
 
 
 @rule(
     "plugin-slices",
     "warning",
-    Thing,
+    Resource,
     title="A pod can't ask for two slices of a GPU",
     reason="two replicas are not twice the time, and may be one GPU: who asks for two is mistaken",
     source="NVIDIA/k8s-device-plugin:README.md, with CUDA time-slicing",
     fix="failRequestsGreaterThanOne: true",
 )
-def plugin_slices(thing: Thing, _: Context) -> Iterator[Fault]:
-    for path, config in _plugin_configs(thing):
+def plugin_slices(resource: Resource, _: Context) -> Iterator[Violation]:
+    for path, config in _plugin_configs(resource):
         slicing = mapping(mapping(config.get("sharing")).get("timeSlicing"))
         if slicing and slicing.get("failRequestsGreaterThanOne") is not True:
-            yield Fault("timeSlicing without failRequestsGreaterThanOne", path)
+            yield Violation("timeSlicing without failRequestsGreaterThanOne", path)
 
 
 PLUGIN_CONFIG = "nvidia.com/device-plugin.config"
 
 
-def _config_names(thing: Thing, context: Context) -> set[str]:
+def _config_names(resource: Resource, context: Context) -> set[str]:
     """Names of the device plugin's configurations that values have or point at; empty: they are not known."""
-    if thing.chart != "nvidia-device-plugin":
+    if resource.chart != "nvidia-device-plugin":
         return set()
-    config = mapping(thing.object.get("config"))
+    config = mapping(resource.object.get("config"))
     if named := mapping(config.get("map")):
         return {*named}
     for one in context.of_kind("ConfigMap"):
@@ -300,21 +308,23 @@ def _config_names(thing: Thing, context: Context) -> set[str]:
 @rule(
     "plugin-config",
     "error",
-    Thing,
+    Resource,
     title="A configuration of the device plugin that is named is there",
     reason="the plugin's pod waits for a file that never comes, and the nodes have no GPU",
     source="NVIDIA/k8s-device-plugin:README.md, with multiple configurations; deployments/helm/values.yaml",
     fix="the name of one in config.map, or of a key of the ConfigMap",
 )
-def plugin_config(thing: Thing, context: Context) -> Iterator[Fault]:
-    names, default = _config_names(thing, context), at(thing.object, ("config", "default"))
+def plugin_config(resource: Resource, context: Context) -> Iterator[Violation]:
+    names, default = _config_names(resource, context), at(resource.object, ("config", "default"))
     if names and isinstance(default, str) and default and default not in names:
-        yield Fault(f"config.default {default}; there are {', '.join(sorted(names))}", ("config", "default"))
+        yield Violation(
+            f"config.default {default}; there are {', '.join(sorted(names))}", ("config", "default")
+        )
     where = ("spec", "template", "metadata", "labels", PLUGIN_CONFIG)
-    label = str(at(thing.object, where) or "") if thing.kind == "NodePool" else ""
-    known = {name for one in context.things for name in _config_names(one, context)} if label else set()
+    label = str(at(resource.object, where) or "") if resource.kind == "NodePool" else ""
+    known = {name for one in context.resources for name in _config_names(one, context)} if label else set()
     if known and label not in known:
-        yield Fault(f"label {PLUGIN_CONFIG}: {label}; there are {', '.join(sorted(known))}", where)
+        yield Violation(f"label {PLUGIN_CONFIG}: {label}; there are {', '.join(sorted(known))}", where)
 
 
 POD_RESOURCES = "/var/lib/kubelet"
@@ -330,7 +340,7 @@ POD_RESOURCES = "/var/lib/kubelet"
     fix=f"a hostPath volume {POD_RESOURCES}/pod-resources, mounted read-only at the same path",
     fragments=False,
 )
-def exporter_pod_resources(workload: Workload, _: Context) -> Iterator[Fault]:
+def exporter_pod_resources(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.main_containers:
         words = [str(one) for key in ("command", "args") for one in sequence(container.spec.get(key))]
         by_variable = any(
@@ -341,13 +351,15 @@ def exporter_pod_resources(workload: Workload, _: Context) -> Iterator[Fault]:
         mounts = [str(mapping(one).get("mountPath")) for one in sequence(container.spec.get("volumeMounts"))]
         mounted = any(one.startswith(POD_RESOURCES) or "pod-resources" in one for one in mounts)
         if "dcgm-exporter" in container.image and (by_variable or by_option) and not mounted:
-            yield Fault("Kubernetes is on, and pod-resources is not mounted", workload.at(*container.where))
+            yield Violation(
+                "Kubernetes is on, and pod-resources is not mounted", workload.at(*container.where)
+            )
 
 
 @rule(
     "exporter-nodes",
     "warning",
-    Thing,
+    Resource,
     title="dcgm-exporter runs on GPU nodes, and there alone",
     reason="the chart tolerates no taint of GPU nodes and selects none: it misses them and fails on "
     "the others",
@@ -355,11 +367,11 @@ def exporter_pod_resources(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="tolerations: [{key: nvidia.com/gpu, operator: Exists}] and "
     'nodeSelector: {nvidia.com/gpu.present: "true"}',
 )
-def exporter_nodes(thing: Thing, _: Context) -> Iterator[Fault]:
-    if thing.chart != "dcgm-exporter":
+def exporter_nodes(resource: Resource, _: Context) -> Iterator[Violation]:
+    if resource.chart != "dcgm-exporter":
         return
-    lacking = [] if thing.object.get("tolerations") else ["no tolerations"]
-    if not thing.object.get("nodeSelector") and not thing.object.get("affinity"):
+    lacking = [] if resource.object.get("tolerations") else ["no tolerations"]
+    if not resource.object.get("nodeSelector") and not resource.object.get("affinity"):
         lacking.append("no nodeSelector")
     if lacking:
-        yield Fault(", ".join(lacking))
+        yield Violation(", ".join(lacking))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.workload import Container, Workload, mapping, sequence
+from gpukiln.kubernetes.check.rules import Context, rule
+from gpukiln.kubernetes.check.workload import PodContainer, Violation, Workload, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.units import is_whole
 
@@ -23,7 +23,7 @@ PATHS = re.compile(
 )
 
 
-def manages(workload: Workload, container: Container) -> bool:
+def manages(workload: Workload, container: PodContainer) -> bool:
     """Whether a container serves the node and not a user: an agent of NVIDIA's or a DaemonSet's."""
     return workload.kind == "DaemonSet" or bool(MANAGES.search(container.image))
 
@@ -39,7 +39,7 @@ def manages(workload: Workload, container: Container) -> bool:
     source="NVIDIA/k8s-device-plugin:README.md; its --device-id-strategy is uuid",
     fix="leave it out: the container sees the GPUs that it was given, and no others",
 )
-def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
+def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         for index, name, value in container.env:
             if (
@@ -47,7 +47,7 @@ def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
                 and value not in NONE
                 and (container.gpu_keys or not workload.whole)
             ):
-                yield Fault(f"{name}={value}", workload.at(*container.where, "env", index))
+                yield Violation(f"{name}={value}", workload.at(*container.where, "env", index))
 
 
 @rule(
@@ -59,7 +59,7 @@ def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
     source="docs.nvidia.com/cuda/cuda-c-programming-guide, environment variables",
     fix="leave it out",
 )
-def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Fault]:
+def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         if not container.gpu_keys:
             continue
@@ -72,7 +72,7 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Fault]:
                 continue
             if mig or any(int(one) >= many for one in numbers):
                 told = "MIG devices have no numbers" if mig else f"the container has {many}"
-                yield Fault(f"{name}={value}, and {told}", workload.at(*container.where, "env", index))
+                yield Violation(f"{name}={value}, and {told}", workload.at(*container.where, "env", index))
 
 
 @rule(
@@ -85,13 +85,13 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Fault]:
     source="NVIDIA/k8s-device-plugin:README.md; NVIDIA/cloud-native-docs:gpu-operator/cdi.rst",
     fix="leave it out and ask for nvidia.com/gpu in limits; `void` hides GPUs from what needs none",
 )
-def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
+def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         for index, name, value in container.env:
             if name != "NVIDIA_VISIBLE_DEVICES" or value in NONE:
                 continue
             if not manages(workload, container):
-                yield Fault(f"{name}={value}", workload.at(*container.where, "env", index))
+                yield Violation(f"{name}={value}", workload.at(*container.where, "env", index))
 
 
 @rule(
@@ -105,7 +105,7 @@ def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="one container or pod per MIG device, or one device of a larger profile; where a container starts a "
     "process per device, each with CUDA_VISIBLE_DEVICES=<UUID>, leave the rule out by the annotation",
 )
-def mig_several(workload: Workload, _: Context) -> Iterator[Fault]:
+def mig_several(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         amounts = {
             key: number
@@ -114,7 +114,7 @@ def mig_several(workload: Workload, _: Context) -> Iterator[Fault]:
         }
         if sum(amounts.values()) >= 2:
             listed = ", ".join(f"{key}: {number}" for key, number in amounts.items())
-            yield Fault(listed, workload.at(*container.where, "resources", "limits", next(iter(amounts))))
+            yield Violation(listed, workload.at(*container.where, "resources", "limits", next(iter(amounts))))
 
 
 @rule(
@@ -126,12 +126,12 @@ def mig_several(workload: Workload, _: Context) -> Iterator[Fault]:
     source="NVIDIA/k8s-device-plugin:README.md",
     fix="drop privileged; for profiling, capabilities: {add: [SYS_ADMIN]}",
 )
-def gpu_privileged(workload: Workload, _: Context) -> Iterator[Fault]:
+def gpu_privileged(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         privileged = mapping(container.spec.get("securityContext")).get("privileged")
         if privileged is True and container.gpu_keys:
             path = workload.at(*container.where, "securityContext", "privileged")
-            yield Fault(f"{container.name} asks for {container.gpu_keys[0]} and is privileged", path)
+            yield Violation(f"{container.name} asks for {container.gpu_keys[0]} and is privileged", path)
 
 
 @rule(
@@ -145,13 +145,13 @@ def gpu_privileged(workload: Workload, _: Context) -> Iterator[Fault]:
     source="kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus; NVIDIA/nvidia-container-toolkit",
     fix="ask for nvidia.com/gpu in limits; the container toolkit brings device files and libraries",
 )
-def gpu_host_path(workload: Workload, _: Context) -> Iterator[Fault]:
+def gpu_host_path(workload: Workload, _: Context) -> Iterator[Violation]:
     if all(manages(workload, one) for one in workload.containers) and workload.containers:
         return
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         path = mapping(mapping(volume).get("hostPath")).get("path")
         if isinstance(path, str) and PATHS.match(path):
-            yield Fault(f"hostPath {path}", workload.at("volumes", index))
+            yield Violation(f"hostPath {path}", workload.at("volumes", index))
 
 
 @rule(
@@ -166,9 +166,9 @@ def gpu_host_path(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="ask for nvidia.com/gpu in limits, or leave runtimeClassName out",
     fragments=False,
 )
-def runtime_class_without_gpu(workload: Workload, _: Context) -> Iterator[Fault]:
+def runtime_class_without_gpu(workload: Workload, _: Context) -> Iterator[Violation]:
     name = workload.pod.get("runtimeClassName")
     agents = workload.containers and all(manages(workload, one) for one in workload.containers)
     asks = workload.gpus or workload.pod.get("resourceClaims")
     if isinstance(name, str) and name.startswith("nvidia") and not asks and not agents:
-        yield Fault(f"runtimeClassName {name}, and no GPU is asked for", workload.at("runtimeClassName"))
+        yield Violation(f"runtimeClassName {name}, and no GPU is asked for", workload.at("runtimeClassName"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpukiln.kubernetes.check import schema
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.workload import Broken, Thing
+from gpukiln.kubernetes.check.rules import Context, rule
+from gpukiln.kubernetes.check.workload import Rejection, Resource, Violation
 
 # kubernetes.io/docs/reference/using-api/deprecation-guide: what was served until a minor, and what is now.
 REMOVED: dict[tuple[str, str], tuple[int, str]] = {
@@ -49,120 +49,130 @@ REMOVED: dict[tuple[str, str], tuple[int, str]] = {
 NO_OBJECTS = (("v1", "Config"), ("v1", "List"))  # a kubeconfig; an empty list
 
 
-def unserved(thing: Thing) -> bool:
+def unserved(resource: Resource) -> bool:
     """Whether a rule below tells that there is no such kind: Kubernetes' own, or another's that is gone."""
-    return (thing.api, thing.kind) in REMOVED or schema.is_builtin(thing.api)
+    return (resource.api, resource.kind) in REMOVED or schema.is_builtin(resource.api)
 
 
 @rule(
     "unreadable",
     "error",
-    Broken,
+    Rejection,
     title="A file can be read",
     reason="what stands in it was not judged; kubectl refuses it, too",
     source="yaml.org/spec/1.2.2",
     fix="mend the line that is named",
 )
-def unreadable(broken: Broken, _: Context) -> Iterator[Fault]:
-    if broken.thing is None:
-        yield Fault(broken.text)
+def unreadable(rejection: Rejection, _: Context) -> Iterator[Violation]:
+    if rejection.resource is None:
+        yield Violation(rejection.text)
 
 
 @rule(
     "server-refuses",
     "error",
-    Broken,
+    Rejection,
     title="The API server takes it (--server)",
     reason="a dry run on the server of the current context was refused",
     source="kubernetes.io/docs/reference/using-api/api-concepts/#dry-run",
     fix="as the server's answer says",
 )
-def server_refuses(broken: Broken, _: Context) -> Iterator[Fault]:
-    if broken.thing is not None:
-        yield Fault(broken.text)
+def server_refuses(rejection: Rejection, _: Context) -> Iterator[Violation]:
+    if rejection.resource is not None:
+        yield Violation(rejection.text)
 
 
 @rule(
     "key-twice",
     "warning",
-    Thing,
+    Resource,
     title="A key stands once in a mapping",
     reason="kubectl sends the last one, and the first is lost without a message; strict decoding refuses "
     "it (YAML sent to the API server with fieldValidation=Strict)",
     source="kubernetes.io/docs/reference/using-api/api-concepts/#field-validation",
     fix="make one key of both",
 )
-def key_twice(thing: Thing, _: Context) -> Iterator[Fault]:
-    for line, key in thing.twice:
-        yield Fault(f"{key} stands twice", line=line)
+def key_twice(resource: Resource, _: Context) -> Iterator[Violation]:
+    for line, key in resource.twice:
+        yield Violation(f"{key} stands twice", line=line)
 
 
 @rule(
     "schema",
     "error",
-    Thing,
+    Resource,
     title="An object has the form of its kind",
     reason="the API server refuses it, or, asked not to validate, drops what it does not know",
     source="the OpenAPI schemas of Kubernetes (kubernetes-validate); its validation (pkg/apis/*/validation "
-    "at v1.36); of other kinds, their CRDs (customs.py)",
+    "at v1.36); of other kinds, their CRDs (custom_schemas.py)",
     fix="`kubectl explain KIND.PATH` shows the fields",
 )
-def form(thing: Thing, context: Context) -> Iterator[Fault]:
-    custom = context.custom_form(thing, schema.custom_faults)
+def form(resource: Resource, context: Context) -> Iterator[Violation]:
+    custom = context.custom_form(resource, schema.custom_violations)
     if custom is not None:
         yield from custom[0]
         return
     told: set[tuple[object, ...]] = set()
     for minor in context.minors:
-        for fault in schema.faults(thing, minor):
-            if fault.path not in told:
-                told.add(fault.path)
-                yield fault
+        for violation in schema.violations(resource, minor):
+            if violation.path not in told:
+                told.add(violation.path)
+                yield violation
 
 
 @rule(
     "api-removed",
     "error",
-    Thing,
+    Resource,
     title="The API is still served",
     reason="the API server answers `no matches for kind`",
     source="kubernetes.io/docs/reference/using-api/deprecation-guide; upgrade notes of Karpenter and KubeRay",
     fix="write the apiVersion that is served now, and what its fields became",
 )
-def api_removed(thing: Thing, context: Context) -> Iterator[Fault]:
-    removed = REMOVED.get((thing.api, thing.kind))
+def api_removed(resource: Resource, context: Context) -> Iterator[Violation]:
+    removed = REMOVED.get((resource.api, resource.kind))
     if removed and removed[0] <= context.minor:
         since = f" since 1.{removed[0]}" if removed[0] else ""
-        yield Fault(f"{thing.api} {thing.kind} is gone{since}; now: {removed[1]}", ("apiVersion",))
+        yield Violation(f"{resource.api} {resource.kind} is gone{since}; now: {removed[1]}", ("apiVersion",))
 
 
 @rule(
     "api-unknown",
     "error",
-    Thing,
+    Resource,
     title="A kind of Kubernetes itself exists",
     reason="the API server answers `no matches for kind`",
     source="the OpenAPI schemas of Kubernetes (kubernetes-validate)",
     fix="`kubectl api-resources` lists kinds and their apiVersions",
 )
-def api_unknown(thing: Thing, context: Context) -> Iterator[Fault]:
-    if thing.role != "object" or (thing.api, thing.kind) in (*REMOVED, *NO_OBJECTS, *context.custom_kinds):
+def api_unknown(resource: Resource, context: Context) -> Iterator[Violation]:
+    if resource.role != "object" or (resource.api, resource.kind) in (
+        *REMOVED,
+        *NO_OBJECTS,
+        *context.custom_kinds,
+    ):
         return
-    group, _, version = thing.api.rpartition("/")
+    group, _, version = resource.api.rpartition("/")
     served = [
-        api for api, kind in context.custom_kinds if kind == thing.kind and api.rpartition("/")[0] == group
+        api for api, kind in context.custom_kinds if kind == resource.kind and api.rpartition("/")[0] == group
     ]
     if served:
-        text = f"{thing.kind} has no version {version}; its CustomResourceDefinition has {', '.join(served)}"
-        yield Fault(text, ("apiVersion",))
+        text = (
+            f"{resource.kind} has no version {version}; its CustomResourceDefinition has {', '.join(served)}"
+        )
+        yield Violation(text, ("apiVersion",))
         return
-    if not thing.kind or not thing.api:
-        missing = "kind" if thing.api else "apiVersion"
-        yield Fault(f"{missing} is missing")
-    elif schema.is_builtin(thing.api) and not schema.known(thing, context.minor):
-        right = schema.versions(thing.kind, context.minor)
+    if not resource.kind or not resource.api:
+        missing = "kind" if resource.api else "apiVersion"
+        yield Violation(f"{missing} is missing")
+    elif schema.is_builtin(resource.api) and not schema.known(resource, context.minor):
+        right = schema.versions(resource.kind, context.minor)
         if right:
-            yield Fault(f"{thing.kind} has no {thing.api}; it has {', '.join(right)}", ("apiVersion",))
+            yield Violation(
+                f"{resource.kind} has no {resource.api}; it has {', '.join(right)}", ("apiVersion",)
+            )
         else:
-            near = schema.nearest(thing.kind, context.minor)
-            yield Fault(f"no kind {thing.kind} in {thing.api}" + (f"; {near}" if near else ""), ("kind",))
+            near = schema.nearest(resource.kind, context.minor)
+            yield Violation(
+                f"no kind {resource.kind} in {resource.api}" + (f"; {near}" if near else ""), ("kind",)
+            )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.workload import Path, Workload
+from gpukiln.kubernetes.check.rules import Context, rule
+from gpukiln.kubernetes.check.workload import Path, Violation, Workload
 
 CUDA = re.compile(r"(?:(?:docker\.io|nvcr\.io)/)?nvidia/cuda:(?P<tag>[^@]+)")
 # gitlab.com/nvidia/container-images/cuda, doc/supported-tags.md
@@ -41,12 +41,12 @@ def images(workload: Workload) -> Iterator[tuple[str, Path]]:
     source="kubernetes.io/docs/concepts/containers/images",
     fix="the version's tag, best with its digest behind @",
 )
-def image_latest(workload: Workload, _: Context) -> Iterator[Fault]:
+def image_latest(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
         name, at, _digest = image.partition("@")
         _name, colon, tag = name.rpartition("/")[2].partition(":")
         if not at and (tag == "latest" or not colon) and "$" not in image and "{" not in image:
-            yield Fault(f"{image}: {'tag latest' if tag else 'no tag, which means latest'}", path)
+            yield Violation(f"{image}: {'tag latest' if tag else 'no tag, which means latest'}", path)
 
 
 @rule(
@@ -60,10 +60,10 @@ def image_latest(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="image: NAME:TAG",
     fragments=False,
 )
-def image_missing(workload: Workload, _: Context) -> Iterator[Fault]:
+def image_missing(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         if not container.spec.get("image"):
-            yield Fault(
+            yield Violation(
                 f"container {container.name or '(no name)'} has no image", workload.at(*container.where)
             )
 
@@ -77,7 +77,7 @@ def image_missing(workload: Workload, _: Context) -> Iterator[Fault]:
     source="gitlab.com/nvidia/container-images/cuda, doc/supported-tags.md",
     fix="for example nvidia/cuda:12.9.1-base-ubuntu24.04, or an image of your own",
 )
-def image_never_was(workload: Workload, _: Context) -> Iterator[Fault]:
+def image_never_was(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
         bare = image in ("nvidia/cuda", "docker.io/nvidia/cuda", "nvcr.io/nvidia/cuda")
         match = CUDA.fullmatch(image.partition("@")[0])
@@ -86,7 +86,7 @@ def image_never_was(workload: Workload, _: Context) -> Iterator[Fault]:
             and "@" not in image
             and "$" not in image
         ):
-            yield Fault(f"{image}: no such tag; they are X.Y.Z-FLAVOUR-SYSTEM", path)
+            yield Violation(f"{image}: no such tag; they are X.Y.Z-FLAVOUR-SYSTEM", path)
 
 
 @rule(
@@ -99,12 +99,12 @@ def image_never_was(workload: Workload, _: Context) -> Iterator[Fault]:
     source="gitlab.com/nvidia/container-images/cuda, doc/support-policy.md",
     fix="a newer version that the driver runs, or a copy in a registry of your own",
 )
-def image_ends(workload: Workload, _: Context) -> Iterator[Fault]:
+def image_ends(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
         match = CUDA.fullmatch(image.partition("@")[0])
         version = re.match(r"(\d{1,9})\.(\d{1,9})\.\d+-", match["tag"]) if match else None
         if version and (int(version[1]), int(version[2])) <= LAST_GONE:
-            yield Fault(f"{image}: CUDA {version[1]}.{version[2]} is at its end", path)
+            yield Violation(f"{image}: CUDA {version[1]}.{version[2]} is at its end", path)
 
 
 @rule(
@@ -116,9 +116,9 @@ def image_ends(workload: Workload, _: Context) -> Iterator[Fault]:
     source="bitnami/containers issue 83267; kubernetes.io/blog/2023/02/06/k8s-gcr-io-freeze-announcement",
     fix="registry.k8s.io/kubectl for kubectl; else the project's own image, or one of yours",
 )
-def image_retired(workload: Workload, _: Context) -> Iterator[Fault]:
+def image_retired(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
         name = image.removeprefix("docker.io/")
         for prefix, why in RETIRED.items():
             if name.startswith(prefix):
-                yield Fault(f"{image}: {why}", path)
+                yield Violation(f"{image}: {why}", path)

@@ -7,10 +7,19 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from gpukiln.kubernetes.check.fit import has_form
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.workload import Path, Thing, Workload, at, is_open, mapping, sequence
-from gpukiln.kubernetes.placing import tolerates
+from gpukiln.kubernetes.check.rules import Context, rule
+from gpukiln.kubernetes.check.workload import (
+    Path,
+    Resource,
+    Violation,
+    Workload,
+    at,
+    is_open,
+    mapping,
+    sequence,
+)
 from gpukiln.kubernetes.quantity import quantity
+from gpukiln.kubernetes.scheduling import tolerates
 
 KUEUE = "kubernetes-sigs/kueue"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -28,24 +37,24 @@ class Asked(NamedTuple):
         group: Of the ClusterQueue's resources, that which has the resource; empty: none.
     """
 
-    queue: Thing
+    queue: Resource
     resource: str
     amount: Decimal
     group: Mapping[str, Any]
 
 
-def _named(things: tuple[Thing, ...], name: Any) -> Thing | None:
-    return next((one for one in things if one.name == name), None)
+def _named(resources: tuple[Resource, ...], name: Any) -> Resource | None:
+    return next((one for one in resources if one.name == name), None)
 
 
-def _queue_of(thing: Thing) -> str:
-    name = mapping(thing.metadata.get("labels")).get(QUEUE)
+def _queue_of(resource: Resource) -> str:
+    name = mapping(resource.metadata.get("labels")).get(QUEUE)
     return name if isinstance(name, str) and not is_open(name) else ""
 
 
 def _asked(workload: Workload, context: Context) -> Iterator[Asked]:
-    name = _queue_of(workload.thing)
-    local = _named(context.of_kind("LocalQueue", beside=workload.thing), name) if name else None
+    name = _queue_of(workload.resource)
+    local = _named(context.of_kind("LocalQueue", beside=workload.resource), name) if name else None
     queue = (
         _named(context.of_kind("ClusterQueue"), at(local.object, ("spec", "clusterQueue"))) if local else None
     )
@@ -64,7 +73,7 @@ def _asked(workload: Workload, context: Context) -> Iterator[Asked]:
 def _pods(workload: Workload) -> int:
     """Pods that are admitted together, where that is known; at least one."""
     job = workload.job if workload.kind == "Job" else None
-    annotations = mapping(workload.thing.metadata.get("annotations"))
+    annotations = mapping(workload.resource.metadata.get("annotations"))
     if job is None or LEAST_PARALLELISM in annotations:
         return 1
     numbers = [job.get(key, 1 if key == "parallelism" else None) for key in ("parallelism", "completions")]
@@ -75,36 +84,41 @@ def _pods(workload: Workload) -> int:
 @rule(
     "kueue-absent",
     "warning",
-    Thing,
+    Resource,
     title="A queue or flavor that is named is there",
     reason="the files have others of the kind, and not this one: unless the cluster has it, what waits there "
     "is never admitted",
     source="kueue.sigs.k8s.io/docs/concepts/cluster_queue, local_queue, resource_flavor",
     fix="the name of one that is there, or its manifest",
 )
-def kueue_absent(thing: Thing, context: Context) -> Iterator[Fault]:
-    queue = _queue_of(thing)
-    locals_ = context.of_kind("LocalQueue", beside=thing)
+def kueue_absent(resource: Resource, context: Context) -> Iterator[Violation]:
+    queue = _queue_of(resource)
+    locals_ = context.of_kind("LocalQueue", beside=resource)
     if queue and locals_ and not _named(locals_, queue):
         yield _absent("LocalQueue", queue, locals_, ("metadata", "labels", QUEUE))
     clusters = context.of_kind("ClusterQueue")
-    target = at(thing.object, ("spec", "clusterQueue"))
-    if thing.kind == "LocalQueue" and isinstance(target, str) and clusters and not _named(clusters, target):
+    target = at(resource.object, ("spec", "clusterQueue"))
+    if (
+        resource.kind == "LocalQueue"
+        and isinstance(target, str)
+        and clusters
+        and not _named(clusters, target)
+    ):
         yield _absent("ClusterQueue", target, clusters, ("spec", "clusterQueue"))
     flavors = context.of_kind("ResourceFlavor")
-    if thing.kind == "ClusterQueue" and flavors:
-        for where, flavor in _flavors(thing):
+    if resource.kind == "ClusterQueue" and flavors:
+        for where, flavor in _flavors(resource):
             if flavor.get("name") and not _named(flavors, flavor["name"]):
                 yield _absent("ResourceFlavor", str(flavor["name"]), flavors, (*where, "name"))
 
 
-def _absent(kind: str, name: str, others: tuple[Thing, ...], where: Path) -> Fault:
-    return Fault(
+def _absent(kind: str, name: str, others: tuple[Resource, ...], where: Path) -> Violation:
+    return Violation(
         f"no {kind} {name} in these files, which have {', '.join(sorted(o.name for o in others))}", where
     )
 
 
-def _flavors(queue: Thing) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def _flavors(queue: Resource) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     for number, group in enumerate(sequence(at(queue.object, GROUPS))):
         for index, flavor in enumerate(sequence(mapping(group).get("flavors"))):
             yield (*GROUPS, number, "flavors", index), mapping(flavor)
@@ -113,22 +127,22 @@ def _flavors(queue: Thing) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 @rule(
     "kueue-resources",
     "error",
-    Thing,
+    Resource,
     title="A flavor has quotas for the covered resources, in their order",
     reason="the API server refuses a ClusterQueue whose flavors list others",
     source=f"{KUEUE}:pkg/webhooks/clusterqueue_webhook.go; apis/kueue/v1beta2/clusterqueue_types.go",
     fix="resources of each flavor: the names of coveredResources, each once, in the same order",
 )
-def kueue_resources(thing: Thing, _: Context) -> Iterator[Fault]:
+def kueue_resources(resource: Resource, _: Context) -> Iterator[Violation]:
     for number, group in enumerate(
-        sequence(at(thing.object, GROUPS)) if thing.kind == "ClusterQueue" else ()
+        sequence(at(resource.object, GROUPS)) if resource.kind == "ClusterQueue" else ()
     ):
         covered = [str(one) for one in sequence(mapping(group).get("coveredResources"))]
         for index, flavor in enumerate(sequence(mapping(group).get("flavors"))):
             listed = [str(mapping(one).get("name")) for one in sequence(mapping(flavor).get("resources"))]
             if covered and listed != covered:
                 text = f"flavor {mapping(flavor).get('name')} has {', '.join(listed) or 'none'}; covered are "
-                yield Fault(text + ", ".join(covered), (*GROUPS, number, "flavors", index))
+                yield Violation(text + ", ".join(covered), (*GROUPS, number, "flavors", index))
 
 
 @rule(
@@ -142,11 +156,11 @@ def kueue_resources(thing: Thing, _: Context) -> Iterator[Fault]:
     "Kueue's configuration does not count it (excludeResourcePrefixes), --skip kueue-uncovered=REASON",
     fragments=False,
 )
-def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Fault]:
+def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Violation]:
     for one in _asked(workload, context):
         if not one.group and at(one.queue.object, GROUPS):
             text = f"ClusterQueue {one.queue.name} does not cover {one.resource}"
-            yield Fault(text, ("metadata", "labels", QUEUE))
+            yield Violation(text, ("metadata", "labels", QUEUE))
 
 
 @rule(
@@ -159,7 +173,7 @@ def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Fault]:
     fix="a larger nominalQuota, fewer pods at once, or a cohort to borrow from",
     fragments=False,
 )
-def kueue_quota(workload: Workload, context: Context) -> Iterator[Fault]:
+def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
     for one in _asked(workload, context):
         spec = mapping(one.queue.object.get("spec"))
         quotas = [
@@ -172,7 +186,7 @@ def kueue_quota(workload: Workload, context: Context) -> Iterator[Fault]:
         borrows = spec.get("cohort") or spec.get("cohortName")
         if known and len(known) == len(quotas) and not borrows and max(known) < one.amount:
             text = f"{one.amount} of {one.resource} asked, a flavor of ClusterQueue {one.queue.name} has"
-            yield Fault(f"{text} at most {max(known)}", ("metadata", "labels", QUEUE))
+            yield Violation(f"{text} at most {max(known)}", ("metadata", "labels", QUEUE))
 
 
 @rule(
@@ -186,7 +200,7 @@ def kueue_quota(workload: Workload, context: Context) -> Iterator[Fault]:
     fix="tolerations in the template or in the ResourceFlavor, and a selector that one flavor has",
     fragments=False,
 )
-def kueue_flavor(workload: Workload, context: Context) -> Iterator[Fault]:
+def kueue_flavor(workload: Workload, context: Context) -> Iterator[Violation]:
     if not has_form(workload.pod):
         return
     for one in _asked(workload, context):
@@ -201,10 +215,10 @@ def kueue_flavor(workload: Workload, context: Context) -> Iterator[Fault]:
             text = "; ".join(
                 f"flavor {flavor.name}: {why}" for flavor, why in zip(found, problems, strict=True)
             )
-            yield Fault(f"ClusterQueue {one.queue.name}: {text}", ("metadata", "labels", QUEUE))
+            yield Violation(f"ClusterQueue {one.queue.name}: {text}", ("metadata", "labels", QUEUE))
 
 
-def _unfit(workload: Workload, flavor: Thing, keys: set[str]) -> str:
+def _unfit(workload: Workload, flavor: Resource, keys: set[str]) -> str:
     """Why a pod can't have a flavor; keys that no flavor of the group has are not compared."""
     spec = mapping(flavor.object.get("spec"))
     labels = mapping(spec.get("nodeLabels"))

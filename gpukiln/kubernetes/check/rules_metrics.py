@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.workload import Query
+from gpukiln.kubernetes.check.rules import Context, rule
+from gpukiln.kubernetes.check.workload import Query, Violation
 
 SELECTOR = re.compile(r"\b(DCGM_\w+)\s*\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
@@ -23,11 +23,11 @@ NOT_GIVEN = {"kubernetes_node", "kubernetes_name", "kubernetes_namespace", "kube
     source="NVIDIA/dcgm-exporter:internal/pkg/rendermetrics",
     fix="hostname (Hostname up to 4.8.2), or relabel __meta_kubernetes_pod_node_name in the scrape job",
 )
-def metric_label(query: Query, _: Context) -> Iterator[Fault]:
+def metric_label(query: Query, _: Context) -> Iterator[Violation]:
     for metric, labels in SELECTOR.findall(query.text):
         for label in LABEL.findall(labels):
             if label in NOT_GIVEN:
-                yield Fault(f"{metric}{{{label}=...}}")
+                yield Violation(f"{metric}{{{label}=...}}")
 
 
 @rule(
@@ -39,13 +39,13 @@ def metric_label(query: Query, _: Context) -> Iterator[Fault]:
     source="NVIDIA/dcgm-exporter at d5e5f51",
     fix="both, joined with `or`, or a label of your own by relabelling",
 )
-def metric_hostname(query: Query, _: Context) -> Iterator[Fault]:
+def metric_hostname(query: Query, _: Context) -> Iterator[Violation]:
     if (
         "DCGM_" in query.text
         and re.search(r"\bHostname\b", query.text)
         and not re.search(r"\bhostname\b", query.text)
     ):
-        yield Fault("Hostname alone")
+        yield Violation("Hostname alone")
 
 
 @rule(
@@ -57,7 +57,7 @@ def metric_hostname(query: Query, _: Context) -> Iterator[Fault]:
     source="NVIDIA/dcgm-exporter:etc/default-counters.csv",
     fix="changes(DCGM_FI_DEV_XID_ERRORS[10m]) > 0",
 )
-def metric_last_xid(query: Query, _: Context) -> Iterator[Fault]:
+def metric_last_xid(query: Query, _: Context) -> Iterator[Violation]:
     compared = re.search(r"DCGM_FI_DEV_XID_ERRORS\s*(?:\{[^}]*\})?\s*(?:>|!=|==|>=)\s*\d", query.text)
     if compared and not re.search(r"\b(?:changes|delta|increase|resets)\s*\(", query.text):
-        yield Fault(compared[0])
+        yield Violation(compared[0])

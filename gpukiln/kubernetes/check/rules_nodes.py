@@ -10,18 +10,18 @@ from gpukiln.catalog import cuda
 from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes import machines
-from gpukiln.kubernetes.check.fit import Place, judged
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
-from gpukiln.kubernetes.check.workload import Path, Workload
+from gpukiln.kubernetes.check.fit import NodeFit, judged
+from gpukiln.kubernetes.check.rules import Context, rule
+from gpukiln.kubernetes.check.workload import Path, Violation, Workload
 from gpukiln.kubernetes.images import cuda_of_image
-from gpukiln.kubernetes.placing import distance
+from gpukiln.kubernetes.scheduling import distance
 from gpukiln.typed import unknown
 
 MIG = "nvidia.com/mig-"
 SCHEDULER = "kubernetes.io/docs/concepts/scheduling-eviction"
 
 
-def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[Place], list[Place]]:
+def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[NodeFit], list[NodeFit]]:
     """Of the places that nothing before these kinds of problem rules out: all, and those that they do."""
     order = ("selector", "taint", "room")
     before = order[: order.index(kinds[0])]
@@ -33,7 +33,7 @@ def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[Pl
     return left, [place for place in left if any(problem.kind in kinds for problem in place.problems)]
 
 
-def _nearest(places: list[Place], kind: str) -> str:
+def _nearest(places: list[NodeFit], kind: str) -> str:
     place = min(places, key=lambda one: (distance(one.problems), one.lacks_altogether))
     told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
@@ -58,10 +58,10 @@ def _nowhere(workload: Workload, context: Context, kind: str) -> str:
     fix="select by labels that the pool sets or feature discovery finds, such as nvidia.com/gpu.product",
     fragments=False,
 )
-def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Fault]:
+def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Violation]:
     if said := _nowhere(workload, context, "selector"):
         key = "nodeSelector" if "nodeSelector" in workload.pod else "affinity"
-        yield Fault(f"of {context.where}, {said}", workload.at(key))
+        yield Violation(f"of {context.where}, {said}", workload.at(key))
 
 
 @rule(
@@ -74,9 +74,9 @@ def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Fault]:
     fix="tolerations: [{key: TAINT, operator: Exists}]; for the resource's own taint EKS adds one",
     fragments=False,
 )
-def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Fault]:
+def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Violation]:
     if said := _nowhere(workload, context, "taint"):
-        yield Fault(f"of {context.where}, {said}", workload.at("tolerations"))
+        yield Violation(f"of {context.where}, {said}", workload.at("tolerations"))
 
 
 @rule(
@@ -88,13 +88,13 @@ def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Fault]
     source="awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go",
     fix="ask for what a node has left, such as 3500m and 13Gi of a g4dn.xlarge, or take a larger type",
 )
-def fits_no_machine(workload: Workload, context: Context) -> Iterator[Fault]:
+def fits_no_machine(workload: Workload, context: Context) -> Iterator[Violation]:
     if said := _nowhere(workload, context, "room"):
         lacks_mig = re.search(r"Insufficient nvidia\.com/mig-(\S+):", said)
         profile = lacks_mig[1] if lacks_mig else ""
         if profile and profile not in _profiles():
             said = f"no GPU has a MIG profile {profile}"
-        yield Fault(f"of {context.where}, {said}", _resources(workload), fix=_about_mig(profile))
+        yield Violation(f"of {context.where}, {said}", _resources(workload), fix=_about_mig(profile))
 
 
 @cache
@@ -129,7 +129,7 @@ def _about_mig(profile: str) -> str:
     source=GUIDE,
     fix="an image with an older CUDA, or nodes with a newer driver: `invoke docker.check` compares them",
 )
-def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fault]:
+def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Violation]:
     drivers = sorted({pool.driver for pool in context.candidates if pool.driver})
     for one in workload.main_containers:
         wanted = cuda_of_image(one.image)
@@ -143,7 +143,7 @@ def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Fau
                 text = (
                     f"{one.image} is CUDA {wanted}, the nodes have driver {driver}; wanted {least} or later"
                 )
-                yield Fault(text, workload.at(*one.where, "image"))
+                yield Violation(text, workload.at(*one.where, "image"))
 
 
 def _resources(workload: Workload) -> Path:

@@ -10,13 +10,14 @@ from typing import Any
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.check.fit import judged
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_running import selected
 from gpukiln.kubernetes.check.rules_volumes import surge
 from gpukiln.kubernetes.check.workload import (
     RAY,
     Path,
-    Thing,
+    Resource,
+    Violation,
     Workload,
     at,
     is_gpu,
@@ -24,22 +25,22 @@ from gpukiln.kubernetes.check.workload import (
     mapping,
     sequence,
 )
-from gpukiln.kubernetes.placing import GPU
 from gpukiln.kubernetes.pools import other_types, pools_in
 from gpukiln.kubernetes.quantity import quantity
+from gpukiln.kubernetes.scheduling import GPU
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs"
 FAMILY = re.compile(r"(?:p|g|gr)(?:\d.*)?")  # of instance types with GPUs, and their categories
 REQUIREMENTS: Path = ("spec", "template", "spec", "requirements")
 
 
-def _pool(thing: Thing) -> bool:
-    return thing.kind == "NodePool" and thing.api.startswith("karpenter.sh/")
+def _pool(resource: Resource) -> bool:
+    return resource.kind == "NodePool" and resource.api.startswith("karpenter.sh/")
 
 
-def _only_gpus(thing: Thing) -> bool:
+def _only_gpus(resource: Resource) -> bool:
     """Whether a NodePool starts no machine without a GPU."""
-    for one in map(mapping, sequence(at(thing.object, REQUIREMENTS))):
+    for one in map(mapping, sequence(at(resource.object, REQUIREMENTS))):
         key, operator = str(one.get("key")), one.get("operator")
         values = [str(value) for value in sequence(one.get("values"))]
         if key.startswith("karpenter.k8s.aws/instance-gpu") and operator in ("In", "Exists", "Gt", "Gte"):
@@ -57,46 +58,48 @@ def _only_gpus(thing: Thing) -> bool:
 @rule(
     "nodepool-limit-below-machine",
     "error",
-    Thing,
+    Resource,
     title="A pool may have at least one of its machines",
     reason="Karpenter starts no node that would bring the pool above its limits: this one never has any",
     source="kubernetes-sigs/karpenter:pkg/controllers/provisioning/scheduling/scheduler.go; "
     f"{KARPENTER}/concepts/nodepools.md",
     fix="limits of at least the smallest machine, or of GPUs alone: limits: {nvidia.com/gpu: 8}",
 )
-def nodepool_limit_below_machine(thing: Thing, _: Context) -> Iterator[Fault]:
-    if not _pool(thing) or not _only_gpus(thing):
+def nodepool_limit_below_machine(resource: Resource, _: Context) -> Iterator[Violation]:
+    if not _pool(resource) or not _only_gpus(resource):
         return
-    for pool in pools_in([thing.object]):
+    for pool in pools_in([resource.object]):
         limits = {key: value for key, value in pool.limits.items() if value > 0}  # 0 closes a pool
-        types = (*pool.types, *other_types(thing.object))
+        types = (*pool.types, *other_types(resource.object))
         beyond = {name: pool.beyond_limits(name) for name in types}
         if len(limits) == len(pool.limits) and limits and all(beyond.values()):
             nearest = min(beyond, key=lambda name: len(beyond[name]))
-            yield Fault(f"{nearest}: {'; '.join(beyond[nearest])}", ("spec", "limits"))
+            yield Violation(f"{nearest}: {'; '.join(beyond[nearest])}", ("spec", "limits"))
 
 
 @rule(
     "nodepool-label-refused",
     "error",
-    Thing,
+    Resource,
     title="A pool sets and asks for no label that is Karpenter's own",
     reason="the API server refuses the NodePool",
     source="aws/karpenter-provider-aws:pkg/apis/crds/karpenter.sh_nodepools.yaml",
     fix="a label of your own domain; nodes of a pool bear karpenter.sh/nodepool by themselves",
 )
-def nodepool_label_refused(thing: Thing, _: Context) -> Iterator[Fault]:
-    if not _pool(thing):
+def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation]:
+    if not _pool(resource):
         return
     labels: Path = ("spec", "template", "metadata", "labels")
-    keys: list[tuple[Path, str]] = [((*labels, key), str(key)) for key in mapping(at(thing.object, labels))]
-    for index, one in enumerate(sequence(at(thing.object, REQUIREMENTS))):
+    keys: list[tuple[Path, str]] = [
+        ((*labels, key), str(key)) for key in mapping(at(resource.object, labels))
+    ]
+    for index, one in enumerate(sequence(at(resource.object, REQUIREMENTS))):
         keys.append(((*REQUIREMENTS, index), str(mapping(one).get("key"))))
     for path, key in keys:
         domain = key.partition("/")[0] if "/" in key else ""
         own = domain.endswith("karpenter.sh") and key != "karpenter.sh/capacity-type"
         if own or key == "kubernetes.io/hostname":
-            yield Fault(f"label {key}", path)
+            yield Violation(f"label {key}", path)
 
 
 @rule(
@@ -110,7 +113,7 @@ def nodepool_label_refused(thing: Thing, _: Context) -> Iterator[Fault]:
     fix="a higher limit, fewer replicas, or strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}",
     fragments=False,
 )
-def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Fault]:
+def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Violation]:
     if workload.kind != "Deployment" or not judged(workload):
         return
     each = sum((quantity(one.limits.get(GPU)) or Decimal(0)) for one in workload.main_containers)
@@ -121,9 +124,9 @@ def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Faul
     many, more, fewer = surge(workload)
     may = f"{', '.join(pools)} may have {most}"
     if many * each > most:
-        yield Fault(f"{many} replicas ask for {many * each} GPUs, and {may}", ("spec", "replicas"))
+        yield Violation(f"{many} replicas ask for {many * each} GPUs, and {may}", ("spec", "replicas"))
     elif more and not fewer and (many + more) * each > most:
-        yield Fault(f"an update asks for {(many + more) * each} GPUs, and {may}", ("spec", "strategy"))
+        yield Violation(f"an update asks for {(many + more) * each} GPUs, and {may}", ("spec", "strategy"))
 
 
 @rule(
@@ -136,7 +139,7 @@ def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Faul
     fix="an entry of that name in the pod's resourceClaims",
     fragments=False,
 )
-def claim_of_container(workload: Workload, _: Context) -> Iterator[Fault]:
+def claim_of_container(workload: Workload, _: Context) -> Iterator[Violation]:
     names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("resourceClaims"))}
     for container in workload.containers:
         where = (*container.where, "resources", "claims")
@@ -144,7 +147,7 @@ def claim_of_container(workload: Workload, _: Context) -> Iterator[Fault]:
             name = mapping(claim).get("name")
             if isinstance(name, str) and name not in names and not is_open(name):
                 text = f"{container.name} claims {name}, and the pod has "
-                yield Fault(
+                yield Violation(
                     text + (", ".join(sorted(names)) or "no resourceClaims"), workload.at(*where, index)
                 )
 
@@ -159,11 +162,11 @@ def claim_of_container(workload: Workload, _: Context) -> Iterator[Fault]:
     "kubernetes/kubernetes:pkg/apis/core/validation/validation.go",
     fix="GPUs in limits of the container that uses them",
 )
-def pod_resources(workload: Workload, _: Context) -> Iterator[Fault]:
+def pod_resources(workload: Workload, _: Context) -> Iterator[Violation]:
     for side in ("requests", "limits"):
         for key in mapping(at(workload.pod, ("resources", side))) if workload.whole else ():
             if is_gpu(key):
-                yield Fault(f"{key} in the pod's own {side}", workload.at("resources", side, key))
+                yield Violation(f"{key} in the pod's own {side}", workload.at("resources", side, key))
 
 
 @rule(
@@ -177,51 +180,51 @@ def pod_resources(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="nodeSelector: {kubernetes.io/hostname: NODE}",
     fragments=False,
 )
-def node_name(workload: Workload, _: Context) -> Iterator[Fault]:
+def node_name(workload: Workload, _: Context) -> Iterator[Violation]:
     name = workload.pod.get("nodeName")
     if name and workload.gpus and workload.kind != "Pod":  # a pod by hand is there to look at one node
-        yield Fault(f"nodeName {name} in a {workload.kind} with GPUs", workload.at("nodeName"))
+        yield Violation(f"nodeName {name} in a {workload.kind} with GPUs", workload.at("nodeName"))
 
 
 @rule(
     "quota-counts-nothing",
     "error",
-    Thing,
+    Resource,
     title="A quota of GPUs counts requests",
     reason="extended resources are counted as requests.RESOURCE alone: this key limits nothing",
     source="kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-extended-resources",
     fix='requests.nvidia.com/gpu: "4"',
 )
-def quota_counts_nothing(thing: Thing, _: Context) -> Iterator[Fault]:
+def quota_counts_nothing(resource: Resource, _: Context) -> Iterator[Violation]:
     hard: Path = ("spec", "hard")
-    for key in mapping(at(thing.object, hard)) if thing.kind == "ResourceQuota" else ():
-        before, _dot, resource = str(key).partition(".")
-        if is_gpu(str(key)) or (is_gpu(resource) and before != "requests"):
-            yield Fault(f"{key}; wanted requests.{key if is_gpu(str(key)) else resource}", (*hard, key))
+    for key in mapping(at(resource.object, hard)) if resource.kind == "ResourceQuota" else ():
+        before, _dot, counted = str(key).partition(".")
+        if is_gpu(str(key)) or (is_gpu(counted) and before != "requests"):
+            yield Violation(f"{key}; wanted requests.{key if is_gpu(str(key)) else counted}", (*hard, key))
 
 
-def _ray_groups(thing: Thing) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    above = RAY.get(thing.kind)
+def _ray_groups(resource: Resource) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    above = RAY.get(resource.kind)
     if above is None:
         return
-    yield (*above, "headGroupSpec"), mapping(at(thing.object, (*above, "headGroupSpec")))
+    yield (*above, "headGroupSpec"), mapping(at(resource.object, (*above, "headGroupSpec")))
     workers: Path = (*above, "workerGroupSpecs")
-    for index, one in enumerate(sequence(at(thing.object, workers))):
+    for index, one in enumerate(sequence(at(resource.object, workers))):
         yield (*workers, index), mapping(one)
 
 
 @rule(
     "ray-num-gpus",
     "warning",
-    Thing,
+    Resource,
     title="Ray counts the GPUs that its pods have",
     reason="num-gpus takes the place of what KubeRay reads from the limits: with more, tasks start without a "
     "GPU of their own; with fewer, GPUs that are paid for get no task",
     source="ray-project/kuberay:ray-operator/controllers/ray/common/pod.go",
     fix="leave num-gpus out",
 )
-def ray_num_gpus(thing: Thing, _: Context) -> Iterator[Fault]:
-    for where, group in _ray_groups(thing):
+def ray_num_gpus(resource: Resource, _: Context) -> Iterator[Violation]:
+    for where, group in _ray_groups(resource):
         told = at(group, ("rayStartParams", "num-gpus"))
         limits = mapping(at(group, ("template", "spec", "containers", 0, "resources", "limits")))
         counted = quantity(told)
@@ -229,7 +232,7 @@ def ray_num_gpus(thing: Thing, _: Context) -> Iterator[Fault]:
         kept_from_ray = counted == 0 and where[-1] == "headGroupSpec"
         if counted is not None and counted != has and not kept_from_ray:
             text = f"num-gpus {told}, and the limits have {has} GPU{'s' if has != 1 else ''}"
-            yield Fault(text, (*where, "rayStartParams", "num-gpus"))
+            yield Violation(text, (*where, "rayStartParams", "num-gpus"))
 
 
 # website/content/en/v1.0/upgrading/v1-migration.md and v1beta1-migration.md
@@ -247,12 +250,12 @@ OLD_LABEL = "karpenter.sh/provisioner-name"
     source="aws/karpenter-provider-aws:website/content/en/v1.0/upgrading/v1-migration.md",
     fix=f'{ANNOTATION}: "true"',
 )
-def karpenter_old_annotation(workload: Workload, _: Context) -> Iterator[Fault]:
+def karpenter_old_annotation(workload: Workload, _: Context) -> Iterator[Violation]:
     annotations = mapping(workload.pod_metadata.get("annotations"))
     for key in OLD_ANNOTATIONS:
         if key in annotations and ANNOTATION not in annotations:
             path = (*workload.where[:-1], "metadata", "annotations", key)
-            yield Fault(f"{key}; now {ANNOTATION}", path)
+            yield Violation(f"{key}; now {ANNOTATION}", path)
 
 
 @rule(
@@ -264,7 +267,7 @@ def karpenter_old_annotation(workload: Workload, _: Context) -> Iterator[Fault]:
     source=f"{KARPENTER}/upgrading/upgrade-guide.md",
     fix="karpenter.sh/nodepool: NAME",
 )
-def karpenter_old_label(workload: Workload, _: Context) -> Iterator[Fault]:
+def karpenter_old_label(workload: Workload, _: Context) -> Iterator[Violation]:
     for path, key, values in selected(workload, required=True):
         if key == OLD_LABEL:
-            yield Fault(f"{key}: {', '.join(values)}; now karpenter.sh/nodepool", path)
+            yield Violation(f"{key}: {', '.join(values)}; now karpenter.sh/nodepool", path)

@@ -6,9 +6,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_server import JOB_KINDS, expressions
-from gpukiln.kubernetes.check.workload import RAY, Container, Path, Workload, at, is_gpu, mapping, sequence
+from gpukiln.kubernetes.check.workload import (
+    RAY,
+    Path,
+    PodContainer,
+    Violation,
+    Workload,
+    at,
+    is_gpu,
+    mapping,
+    sequence,
+)
 from gpukiln.kubernetes.quantity import quantity
 
 TRAINS = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
@@ -18,7 +28,7 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
 
 
-def _mounted(container: Container) -> str | None:
+def _mounted(container: PodContainer) -> str | None:
     """The volume that is mounted at /dev/shm."""
     for mount in sequence(container.spec.get("volumeMounts")):
         if str(mapping(mount).get("mountPath", "")).rstrip("/") == SHM:
@@ -45,7 +55,7 @@ def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
     fix="a volume {emptyDir: {medium: Memory, sizeLimit: 2Gi}} mounted at /dev/shm",
     fragments=False,
 )
-def shm_default(workload: Workload, _: Context) -> Iterator[Fault]:
+def shm_default(workload: Workload, _: Context) -> Iterator[Violation]:
     if workload.pod.get("hostIPC") is True or workload.kind in RAY:  # KubeRay mounts one itself
         return
     for container in workload.main_containers:
@@ -54,7 +64,7 @@ def shm_default(workload: Workload, _: Context) -> Iterator[Fault]:
         trains = TRAINS.search(container.image) or LAUNCHES.search(words)
         if container.gpu_keys and (many > 1 or trains) and _mounted(container) is None:
             why = f"{many} GPUs" if many > 1 else f"{container.image or words} trains or serves"
-            yield Fault(f"{why}, and /dev/shm has 64 MiB", workload.at(*container.where))
+            yield Violation(f"{why}, and /dev/shm has 64 MiB", workload.at(*container.where))
 
 
 @rule(
@@ -66,11 +76,11 @@ def shm_default(workload: Workload, _: Context) -> Iterator[Fault]:
     source="kubernetes.io/docs/concepts/storage/volumes/#emptydir",
     fix="sizeLimit: 2Gi, and as much more in the container's memory limit",
 )
-def shm_size_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+def shm_size_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         empty = mapping(mapping(volume).get("emptyDir"))
         if empty.get("medium") == "Memory" and empty.get("sizeLimit") is None:
-            yield Fault("emptyDir in memory without sizeLimit", workload.at("volumes", index))
+            yield Violation("emptyDir in memory without sizeLimit", workload.at("volumes", index))
 
 
 @rule(
@@ -82,7 +92,7 @@ def shm_size_limit(workload: Workload, _: Context) -> Iterator[Fault]:
     source="kubernetes.io/docs/concepts/storage/volumes/#emptydir",
     fix="raise the memory limit by the sizeLimit",
 )
-def shm_above_memory(workload: Workload, _: Context) -> Iterator[Fault]:
+def shm_above_memory(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         name = _mounted(container)
         index, volume = _volume(workload, name) if name else (-1, {})
@@ -90,7 +100,7 @@ def shm_above_memory(workload: Workload, _: Context) -> Iterator[Fault]:
         size, memory = quantity(empty.get("sizeLimit")), quantity(container.limits.get("memory"))
         if empty.get("medium") == "Memory" and size is not None and memory is not None and size >= memory:
             sizes = f"{empty['sizeLimit']}, memory limit of {container.name} {container.limits['memory']}"
-            yield Fault(f"{SHM} {sizes}", workload.at("volumes", index))
+            yield Violation(f"{SHM} {sizes}", workload.at("volumes", index))
 
 
 @rule(
@@ -103,11 +113,11 @@ def shm_above_memory(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="activeDeadlineSeconds in the Job's spec: the longest it may take, retries included",
     fragments=False,
 )
-def job_deadline(workload: Workload, _: Context) -> Iterator[Fault]:
+def job_deadline(workload: Workload, _: Context) -> Iterator[Violation]:
     if workload.kind not in JOB_KINDS or not workload.gpus or workload.job is None:
         return
     if not workload.job.get("activeDeadlineSeconds") and not workload.pod.get("activeDeadlineSeconds"):
-        yield Fault("no activeDeadlineSeconds", workload.job_where)
+        yield Violation("no activeDeadlineSeconds", workload.job_where)
 
 
 @rule(
@@ -120,11 +130,11 @@ def job_deadline(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="limits: {memory: 14Gi}; k8s.check says what the types have for pods",
     fragments=False,
 )
-def memory_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+def memory_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     of_pod = mapping(at(workload.pod, ("resources", "limits")))
     for container in workload.containers:
         if container.gpu_keys and "memory" not in {**of_pod, **container.limits}:
-            yield Fault(f"{container.name} has no memory limit", workload.at(*container.where))
+            yield Violation(f"{container.name} has no memory limit", workload.at(*container.where))
 
 
 @rule(
@@ -137,12 +147,12 @@ def memory_limit(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="requests: {cpu: 3500m}",
     fragments=False,
 )
-def cpu_request(workload: Workload, _: Context) -> Iterator[Fault]:
+def cpu_request(workload: Workload, _: Context) -> Iterator[Violation]:
     of_pod = mapping(workload.pod.get("resources"))
     asked = {*mapping(of_pod.get("requests")), *mapping(of_pod.get("limits"))}
     for container in workload.containers:
         if container.gpu_keys and "cpu" not in {*asked, *container.requests, *container.limits}:
-            yield Fault(f"{container.name} asks for no CPU", workload.at(*container.where))
+            yield Violation(f"{container.name} asks for no CPU", workload.at(*container.where))
 
 
 @rule(
@@ -154,12 +164,14 @@ def cpu_request(workload: Workload, _: Context) -> Iterator[Fault]:
     source="kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity",
     fix="512Mi",
 )
-def memory_milli(workload: Workload, _: Context) -> Iterator[Fault]:
+def memory_milli(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         for side, amounts in (("requests", container.requests), ("limits", container.limits)):
             memory = amounts.get("memory")
             if isinstance(memory, str) and re.fullmatch(r"\d+m", memory):
-                yield Fault(f"memory: {memory}", workload.at(*container.where, "resources", side, "memory"))
+                yield Violation(
+                    f"memory: {memory}", workload.at(*container.where, "resources", side, "memory")
+                )
 
 
 # What makes a node spot, by who sets it: eksctl, AWS's user guide for EKS, karpenter.sh/docs, AKS, GKE.
@@ -214,11 +226,11 @@ def _set_by_pool(key: str, context: Context) -> bool:
     fix="eks.amazonaws.com/capacityType: SPOT (managed groups) or karpenter.sh/capacity-type: spot "
     "(Karpenter)",
 )
-def spot_label(workload: Workload, context: Context) -> Iterator[Fault]:
+def spot_label(workload: Workload, context: Context) -> Iterator[Violation]:
     for path, key, values in selected(workload):
         spot = any("spot" in value.lower() or value == "true" for value in values)
         if key in NOT_SPOT and spot and not _set_by_pool(key, context):
-            yield Fault(f"{key}: {', '.join(values)}", path)
+            yield Violation(f"{key}: {', '.join(values)}", path)
 
 
 @rule(
@@ -231,11 +243,11 @@ def spot_label(workload: Workload, context: Context) -> Iterator[Fault]:
     "karpenter.sh/docs/concepts/scheduling",
     fix="capital letters for EKS (SPOT), small ones for Karpenter (spot)",
 )
-def spot_value(workload: Workload, _: Context) -> Iterator[Fault]:
+def spot_value(workload: Workload, _: Context) -> Iterator[Violation]:
     for path, key, values in selected(workload):
         for value in values:
             if key in SPOT and value not in SPOT[key]:
-                yield Fault(f"{key}: {value}; wanted {' or '.join(SPOT[key])}", path)
+                yield Violation(f"{key}: {value}; wanted {' or '.join(SPOT[key])}", path)
 
 
 SPOT_TAINTS = ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecycle")
@@ -263,13 +275,13 @@ def _tainted(key: str, context: Context) -> bool:
     "karpenter.sh/docs/concepts/nodepools",
     fix="leave it out, or taint the pool's nodes with it",
 )
-def spot_toleration(workload: Workload, context: Context) -> Iterator[Fault]:
+def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]:
     if any(key in SPOT for _path, key, _values in selected(workload)):
         return  # it runs on spot whatever is tainted, and tolerates a pool of its own
     for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
         key = mapping(one).get("key")
         if key in SPOT_TAINTS and not _tainted(str(key), context):
-            yield Fault(f"toleration of {key}", workload.at("tolerations", index))
+            yield Violation(f"toleration of {key}", workload.at("tolerations", index))
 
 
 @rule(
@@ -284,7 +296,7 @@ def spot_toleration(workload: Workload, context: Context) -> Iterator[Fault]:
     "terminationGracePeriodSeconds: 100",
     fragments=False,
 )
-def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Fault]:
+def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Violation]:
     on_spot = any(
         key in (*SPOT, *NOT_SPOT) and any("spot" in value.lower() for value in values)
         for _path, key, values in selected(workload)
@@ -301,7 +313,7 @@ def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Fault]:
     if isinstance(grace, int) and grace <= DEFAULT_GRACE:
         lacking.append(f"{grace} seconds of grace")
     if lacking:
-        yield Fault(", ".join(lacking), workload.job_where)
+        yield Violation(", ".join(lacking), workload.job_where)
 
 
 HAND_MADE = (
@@ -326,11 +338,11 @@ HAND_MADE = (
     fix='nvidia.com/gpu.product: Tesla-T4, nvidia.com/gpu.present: "true", or the type\'s own label: '
     "node.kubernetes.io/instance-type, karpenter.k8s.aws/instance-gpu-name",
 )
-def label_by_hand(workload: Workload, context: Context) -> Iterator[Fault]:
+def label_by_hand(workload: Workload, context: Context) -> Iterator[Violation]:
     for path, key, values in selected(workload):
         by_hand = key in HAND_MADE or ("/" not in key and re.search(r"(?i)gpu|accelerator", key))
         if by_hand and not _set_by_pool(key, context):
-            yield Fault(f"{key}: {', '.join(values)}", path)
+            yield Violation(f"{key}: {', '.join(values)}", path)
 
 
 @rule(
@@ -343,12 +355,12 @@ def label_by_hand(workload: Workload, context: Context) -> Iterator[Fault]:
     fix='nodeSelector: {nvidia.com/gpu.present: "true"}',
     fragments=False,
 )
-def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Fault]:
+def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Violation]:
     if not _gpu_daemon(workload) or workload.pod.get("nodeSelector"):
         return
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     if not at(workload.pod, ("affinity", "nodeAffinity", required)):
-        yield Fault("neither nodeSelector nor a required node affinity", workload.at())
+        yield Violation("neither nodeSelector nor a required node affinity", workload.at())
 
 
 @rule(
@@ -363,11 +375,11 @@ def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
     fragments=False,
 )
-def daemonset_toleration(workload: Workload, _: Context) -> Iterator[Fault]:
+def daemonset_toleration(workload: Workload, _: Context) -> Iterator[Violation]:
     tolerations = [mapping(one) for one in sequence(workload.pod.get("tolerations"))]
     tolerated = any(not one.get("key") or is_gpu(str(one["key"])) for one in tolerations)
     if _gpu_daemon(workload) and not tolerated:
-        yield Fault("no toleration of nvidia.com/gpu", workload.at())
+        yield Violation("no toleration of nvidia.com/gpu", workload.at())
 
 
 def _gpu_daemon(workload: Workload) -> bool:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 from gpukiln.kubernetes.check.reading import options_of
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_charts import OLDEST_PLUGIN, PLUGIN_IMAGE
 from gpukiln.kubernetes.check.rules_running import HAND_MADE
-from gpukiln.kubernetes.check.workload import Command, Prose
+from gpukiln.kubernetes.check.workload import CommandLine, Prose, Violation
 
 # kubernetes/kubernetes pull request 108820 (1.24), and before it 1.18 (--generator and its kin).
 RUN_FLAGS = (
@@ -32,29 +32,29 @@ DENIES = re.compile(
 @rule(
     "kubectl-run-flags",
     "error",
-    Command,
+    CommandLine,
     title="`kubectl run` is called with flags that it has",
     reason="`unknown flag: --limits`: it went with 1.24, others with 1.18",
     source="kubernetes/kubernetes pull request 108820",
     fix="a Pod or Job in YAML: `invoke k8s.job --image ... --gpus 1 -- nvidia-smi`, or `invoke k8s.test`",
 )
-def kubectl_run_flags(command: Command, _: Context) -> Iterator[Fault]:
+def kubectl_run_flags(command: CommandLine, _: Context) -> Iterator[Violation]:
     if command.words[0] in KUBECTL and "run" in command.words[1:3]:
         for flag in RUN_FLAGS:
             if flag in options_of(command.words):
-                yield Fault(f"kubectl run --{flag}")
+                yield Violation(f"kubectl run --{flag}")
 
 
 @rule(
     "url-moves",
     "warning",
-    Command,
+    CommandLine,
     title="What is applied from a URL is a version",
     reason="a branch or `latest` is another manifest tomorrow, and nobody knows what runs",
     source="kubernetes.io/docs/concepts/configuration/overview",
     fix="the URL of a tag; for the add-ons of GPU nodes, `invoke k8s.addons`",
 )
-def url_moves(command: Command, _: Context) -> Iterator[Fault]:
+def url_moves(command: CommandLine, _: Context) -> Iterator[Violation]:
     moving = re.compile(
         r"https?://(?:raw\.githubusercontent\.com/[^/]+/[^/]+/(?:refs/heads/)?(?:main|master|HEAD|develop)/"
         r"|github\.com/[^/]+/[^/]+/(?:raw|blob)/(?:main|master)/|github\.com/[^/]+/[^/]+/releases/latest/)"
@@ -64,13 +64,13 @@ def url_moves(command: Command, _: Context) -> Iterator[Fault]:
     }:
         for word in command.words:
             if moving.search(word):
-                yield Fault(word)
+                yield Violation(word)
 
 
 @rule(
     "labels-by-hand",
     "warning",
-    Command,
+    CommandLine,
     title="GPU nodes are not labelled by hand",
     reason="the next node that the autoscaler starts has no such label, and feature discovery sets "
     "better ones",
@@ -78,7 +78,7 @@ def url_moves(command: Command, _: Context) -> Iterator[Fault]:
     fix="feature discovery (`invoke k8s.addons`); where nodes must be known before they start, the "
     "pool's labels",
 )
-def labels_by_hand(command: Command, _: Context) -> Iterator[Fault]:
+def labels_by_hand(command: CommandLine, _: Context) -> Iterator[Violation]:
     words = [word for word in command.words if not word.startswith("-")]
     if (
         len(words) < 4
@@ -90,41 +90,41 @@ def labels_by_hand(command: Command, _: Context) -> Iterator[Fault]:
     for word in words[3:]:
         key, equals, _value = word.partition("=")
         if equals and key in HAND_MADE:
-            yield Fault(" ".join(command.words))
+            yield Violation(" ".join(command.words))
 
 
 @rule(
     "label-no-node-has",
     "warning",
-    Command,
+    CommandLine,
     title="Nodes are looked for by labels that somebody sets",
     reason="the label nvidia.com/gpu is set by nobody; it is a resource's name",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix="-l nvidia.com/gpu.present=true",
 )
-def label_no_node_has(command: Command, _: Context) -> Iterator[Fault]:
+def label_no_node_has(command: CommandLine, _: Context) -> Iterator[Violation]:
     options = options_of(command.words)
     flags = [key for key in ("l", "selector", "L", "label-columns") if key in options]
     asked = options[flags[0]] if flags else ""
     nodes = {"node", "nodes", "no"} & {*command.words[:4]}
     if command.words[0] in KUBECTL and nodes and asked.partition("=")[0] in HAND_MADE:
-        yield Fault(f"kubectl ... -{flags[0]} {asked}")
+        yield Violation(f"kubectl ... -{flags[0]} {asked}")
 
 
 @rule(
     "plugin-exec",
     "warning",
-    Command,
+    CommandLine,
     title="nvidia-smi is not run in the device plugin",
     reason="its image has had no shell and no tools since 0.18, and it is no tool for monitoring",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0",
     fix="dcgm-exporter for numbers (`invoke k8s.addons`), `invoke k8s.test` for a look",
 )
-def plugin_exec(command: Command, _: Context) -> Iterator[Fault]:
+def plugin_exec(command: CommandLine, _: Context) -> Iterator[Violation]:
     text = " ".join(command.words)
     into_plugin = "exec" in command.words[1:3] and "device-plugin" in text
     if command.words[0] in KUBECTL and into_plugin and re.search(r"\b(?:nvidia-smi|bash|sh)\b", text):
-        yield Fault(text)
+        yield Violation(text)
 
 
 @rule(
@@ -136,11 +136,11 @@ def plugin_exec(command: Command, _: Context) -> Iterator[Fault]:
     source="kubernetes-sigs/metrics-server:README.md",
     fix="dcgm-exporter: `invoke k8s.addons`",
 )
-def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Fault]:
+def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Violation]:
     for heading, line, block in _sections(prose):
         if "gpu" in heading.lower() and (found := re.search(r"metrics-server", block)):
             where = line + block.count("\n", 0, found.start())
-            yield Fault(f"metrics-server under {heading!r}", line=where)
+            yield Violation(f"metrics-server under {heading!r}", line=where)
 
 
 @rule(
@@ -152,11 +152,11 @@ def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Fault]:
     source="docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch-Agent-NVIDIA-GPU.html",
     fix="the CloudWatch agent's nvidia_gpu section: `invoke k8s.addons`",
 )
-def cloudwatch_without_agent(prose: Prose, _: Context) -> Iterator[Fault]:
+def cloudwatch_without_agent(prose: Prose, _: Context) -> Iterator[Violation]:
     for heading, line, block in _sections(prose):
         sent = re.search(r"cloudwatch-agent|amazon-cloudwatch|nvidia_gpu", block)
         if "cloudwatch" in heading.lower() and "dcgm-exporter" in block and not sent:
-            yield Fault(f"dcgm-exporter alone under {heading!r}", line=line)
+            yield Violation(f"dcgm-exporter alone under {heading!r}", line=line)
 
 
 def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:
@@ -195,13 +195,13 @@ GONE = (
     source="docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
     fix="nvidia-container-toolkit; on EKS AL2023 nodeadm does the rest; our images have both",
 )
-def era_of_docker(prose: Prose, _: Context) -> Iterator[Fault]:
+def era_of_docker(prose: Prose, _: Context) -> Iterator[Violation]:
     if not any("kubectl" in text for _line, text in _all_lines(prose)):
         return  # about Docker on a machine of its own, where all of this may be right
     for line, text in _all_lines(prose):
         for expression, why in GONE:
             if expression.search(text) and not DENIES.search(text) and not text.lstrip().startswith("#"):
-                yield Fault(f"{text.strip()[:80]}: {why}", line=line)
+                yield Violation(f"{text.strip()[:80]}: {why}", line=line)
 
 
 @rule(
@@ -213,10 +213,10 @@ def era_of_docker(prose: Prose, _: Context) -> Iterator[Fault]:
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md",
     fix="the version of components.yaml: `invoke k8s.addons`",
 )
-def plugin_version_told(prose: Prose, _: Context) -> Iterator[Fault]:
+def plugin_version_told(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         if (match := PLUGIN_IMAGE.search(text)) and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
-            yield Fault(match[0], line=line)
+            yield Violation(match[0], line=line)
 
 
 OLDEST_KUBERNETES = (
@@ -233,11 +233,11 @@ OLDEST_KUBERNETES = (
     source="awslabs/amazon-eks-ami:CHANGELOG.md; kubernetes-sigs/kueue:README.md",
     fix="the versions that `invoke k8s.check --kubernetes VERSION` judges by",
 )
-def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Fault]:
+def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         match = re.search(r"(?i)\b(?:kubernetes|k8s)\s+(?:version\s+)?v?1\.(\d\d)\b\+?", text)
         if match and int(match[1]) < OLDEST_KUBERNETES and not DENIES.search(text):
-            yield Fault(match[0], line=line)
+            yield Violation(match[0], line=line)
 
 
 @rule(
@@ -249,10 +249,10 @@ def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Fault]:
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix="nvidia.com/gpu.present=true",
 )
-def label_told(prose: Prose, _: Context) -> Iterator[Fault]:
+def label_told(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         if re.search(r"(?i)nvidia\.com/gpu=true", text) and re.search(r"(?i)\blabel", text):
-            yield Fault(text.strip()[:80], line=line)
+            yield Violation(text.strip()[:80], line=line)
 
 
 def _lines(prose: Prose) -> Iterator[tuple[int, str]]:

@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.kubernetes.check.forms import LABEL, LABEL_KEY, LABEL_VALUE, SEGMENT, SUBDOMAIN
-from gpukiln.kubernetes.check.relations import toleration_faults
-from gpukiln.kubernetes.check.rules import NEWEST, Context, Fault, rule
+from gpukiln.kubernetes.check.formats import LABEL, LABEL_KEY, LABEL_VALUE, SEGMENT, SUBDOMAIN
+from gpukiln.kubernetes.check.relations import toleration_errors
+from gpukiln.kubernetes.check.rules import NEWEST, Context, rule
 from gpukiln.kubernetes.check.schema import custom, known
 from gpukiln.kubernetes.check.workload import (
-    Container,
     Path,
-    Thing,
+    PodContainer,
+    Resource,
+    Violation,
     Workload,
     at,
     dotted,
@@ -48,13 +49,13 @@ UNNAMED = ("LimitRange",)  # the API server gives one a name
     fix="restartPolicy: Never in the pod's spec (podFailurePolicy needs Never, too)",
     fragments=False,
 )
-def job_restart_policy(workload: Workload, _: Context) -> Iterator[Fault]:
+def job_restart_policy(workload: Workload, _: Context) -> Iterator[Violation]:
     policy = workload.pod.get("restartPolicy")
     if workload.kind == "JobSet" and not policy:
         return  # its webhook sets OnFailure (kubernetes-sigs/jobset:pkg/webhooks/jobset_webhook.go, Default)
     if workload.kind in JOB_KINDS and policy not in ("Never", "OnFailure"):
         found = f"restartPolicy {policy}" if policy else "no restartPolicy, and the default is Always"
-        yield Fault(
+        yield Violation(
             f"{found}; wanted Never or OnFailure", workload.at(*(["restartPolicy"] if policy else []))
         )
 
@@ -69,15 +70,15 @@ def job_restart_policy(workload: Workload, _: Context) -> Iterator[Fault]:
     fix="leave restartPolicy out, or make it a Job",
     fragments=False,
 )
-def restart_policy_always(workload: Workload, _: Context) -> Iterator[Fault]:
+def restart_policy_always(workload: Workload, _: Context) -> Iterator[Violation]:
     policy = workload.pod.get("restartPolicy", "Always")
     if workload.kind in KEPT_KINDS and policy != "Always":
-        yield Fault(
+        yield Violation(
             f"restartPolicy {policy} in a {workload.kind}; wanted Always", workload.at("restartPolicy")
         )
 
 
-def _resources(workload: Workload) -> Iterator[tuple[Container, Path, str, str, Any]]:
+def _resources(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, str, Any]]:
     """Container, path, requests or limits, resource and amount of all that is asked for."""
     for container in workload.containers:
         for side, amounts in (("requests", container.requests), ("limits", container.limits)):
@@ -99,10 +100,10 @@ def _extended(resource: str) -> bool:
     source=GPUS,
     fix="put them in limits; the request is taken from there",
 )
-def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Fault]:
+def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Violation]:
     for container, path, side, resource, _amount in _resources(workload):
         if side == "requests" and _extended(resource) and resource not in container.limits:
-            yield Fault(f"{resource} in requests, and not in limits", path)
+            yield Violation(f"{resource} in requests, and not in limits", path)
 
 
 @rule(
@@ -114,12 +115,12 @@ def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Fault]:
     source=GPUS,
     fix="leave the request out: it is taken from the limit",
 )
-def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     for container, path, side, resource, amount in _resources(workload):
         if side == "requests" and _extended(resource) and resource in container.limits:
             limit = container.limits[resource]
             if quantity(amount) != quantity(limit):
-                yield Fault(f"{resource}: request {amount}, limit {limit}; wanted one number", path)
+                yield Violation(f"{resource}: request {amount}, limit {limit}; wanted one number", path)
 
 
 @rule(
@@ -131,11 +132,11 @@ def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Fault]:
     source=GPUS,
     fix="ask for 1; to share one, time slicing, MPS or MIG (nvidia.com/mig-1g.5gb)",
 )
-def gpu_whole(workload: Workload, _: Context) -> Iterator[Fault]:
+def gpu_whole(workload: Workload, _: Context) -> Iterator[Violation]:
     for _container, path, _side, resource, amount in _resources(workload):
         number = quantity(amount)
         if _extended(resource) and number is not None and (number != number.to_integral() or number < 0):
-            yield Fault(f"{resource}: {amount}; wanted a whole number", path)
+            yield Violation(f"{resource}: {amount}; wanted a whole number", path)
 
 
 @rule(
@@ -147,18 +148,18 @@ def gpu_whole(workload: Workload, _: Context) -> Iterator[Fault]:
     source="kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity",
     fix="16Gi or 16G for bytes, 500m or 0.5 for cores, without a space",
 )
-def quantities(workload: Workload, _: Context) -> Iterator[Fault]:
+def quantities(workload: Workload, _: Context) -> Iterator[Violation]:
     for _container, path, _side, resource, amount in _resources(workload):
         number = quantity(amount)
         if number is None and isinstance(amount, str) and not is_open(amount):
-            yield Fault(f"{resource}: {short(amount)} is no quantity", path)
+            yield Violation(f"{resource}: {short(amount)} is no quantity", path)
         elif number is not None and number < 0 and not _extended(resource):
-            yield Fault(f"{resource}: {amount} is below zero", path)
+            yield Violation(f"{resource}: {amount} is below zero", path)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         limit = mapping(mapping(volume).get("emptyDir")).get("sizeLimit")
         if isinstance(limit, str) and quantity(limit) is None and not is_open(limit):
             path = workload.at("volumes", index, "emptyDir", "sizeLimit")
-            yield Fault(f"sizeLimit {short(limit)} is no quantity", path)
+            yield Violation(f"sizeLimit {short(limit)} is no quantity", path)
 
 
 @rule(
@@ -170,41 +171,41 @@ def quantities(workload: Workload, _: Context) -> Iterator[Fault]:
     source=VALIDATION,
     fix="lower the request, or raise the limit",
 )
-def request_above_limit(workload: Workload, _: Context) -> Iterator[Fault]:
+def request_above_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     for container, path, side, resource, amount in _resources(workload):
         wanted, limit = quantity(amount), quantity(container.limits.get(resource))
         if side == "limits" or _extended(resource) or wanted is None or limit is None:
             continue
         if wanted > limit:
-            yield Fault(f"{resource}: request {amount} above limit {container.limits[resource]}", path)
+            yield Violation(f"{resource}: request {amount} above limit {container.limits[resource]}", path)
 
 
 @rule(
     "selector-labels",
     "error",
-    Thing,
+    Resource,
     title="A selector selects the pods of its own template",
     reason="the API server refuses a template whose labels the selector does not match",
     source="kubernetes/kubernetes:pkg/apis/apps/validation/validation.go",
     fix="give the template every label of the selector",
 )
-def selector_labels(thing: Thing, _: Context) -> Iterator[Fault]:
-    manual = thing.kind == "Job" and at(thing.object, ("spec", "manualSelector")) is True
-    if thing.kind not in KEPT_KINDS and not manual:
+def selector_labels(resource: Resource, _: Context) -> Iterator[Violation]:
+    manual = resource.kind == "Job" and at(resource.object, ("spec", "manualSelector")) is True
+    if resource.kind not in KEPT_KINDS and not manual:
         return
-    selector = mapping(at(thing.object, ("spec", "selector")))
-    labels = mapping(at(thing.object, ("spec", "template", "metadata", "labels")))
-    wanted = selector if thing.kind == "ReplicationController" else mapping(selector.get("matchLabels"))
+    selector = mapping(at(resource.object, ("spec", "selector")))
+    labels = mapping(at(resource.object, ("spec", "template", "metadata", "labels")))
+    wanted = selector if resource.kind == "ReplicationController" else mapping(selector.get("matchLabels"))
     for key, value in wanted.items():
         if labels.get(key) != value:
             found = (
                 f"the template has {key}: {labels[key]}" if key in labels else f"the template has no {key}"
             )
-            yield Fault(f"selector {key}: {value}; {found}", ("spec", "selector"))
+            yield Violation(f"selector {key}: {value}; {found}", ("spec", "selector"))
     for one in sequence(selector.get("matchExpressions")):
         if isinstance(one, Mapping) and not _matches(one, labels):
             text = f"selector {one.get('key')} {one.get('operator')} {one.get('values', '')}".rstrip()
-            yield Fault(f"{text}: the template's labels do not match", ("spec", "selector"))
+            yield Violation(f"{text}: the template's labels do not match", ("spec", "selector"))
 
 
 def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
@@ -228,7 +229,7 @@ def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
     fix="add the volume to the pod's volumes, or a claim of that name to volumeClaimTemplates",
     fragments=False,
 )
-def volume_of_mount(workload: Workload, _: Context) -> Iterator[Fault]:
+def volume_of_mount(workload: Workload, _: Context) -> Iterator[Violation]:
     names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes"))}
     claims = sequence(at(workload.object, ("spec", "volumeClaimTemplates")))
     if workload.kind == "JobSet":  # kubernetes-sigs/jobset:api/jobset/v1alpha2, VolumeClaimPolicy
@@ -240,7 +241,7 @@ def volume_of_mount(workload: Workload, _: Context) -> Iterator[Fault]:
             name = str(mapping(mount).get("name"))
             if name not in names:
                 path = workload.at(*container.where, "volumeMounts", index)
-                yield Fault(f"{container.name} mounts {name}, and the pod has no such volume", path)
+                yield Violation(f"{container.name} mounts {name}, and the pod has no such volume", path)
 
 
 @rule(
@@ -252,12 +253,14 @@ def volume_of_mount(workload: Workload, _: Context) -> Iterator[Fault]:
     source=VALIDATION,
     fix="rename one, or take it away",
 )
-def name_twice(workload: Workload, _: Context) -> Iterator[Fault]:
+def name_twice(workload: Workload, _: Context) -> Iterator[Violation]:
     names = Counter(one.name for one in workload.containers if one.name)
-    yield from (Fault(f"two containers {name}", workload.at()) for name, many in names.items() if many > 1)
+    yield from (
+        Violation(f"two containers {name}", workload.at()) for name, many in names.items() if many > 1
+    )
     volumes = Counter(str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes")))
     yield from (
-        Fault(f"two volumes {name}", workload.at("volumes")) for name, many in volumes.items() if many > 1
+        Violation(f"two volumes {name}", workload.at("volumes")) for name, many in volumes.items() if many > 1
     )
     for container in workload.containers:
         mounts = sequence(container.spec.get("volumeMounts"))
@@ -265,7 +268,7 @@ def name_twice(workload: Workload, _: Context) -> Iterator[Fault]:
         for path, many in paths.items():
             if many > 1:
                 where = workload.at(*container.where, "volumeMounts")
-                yield Fault(f"{container.name} mounts two volumes at {path}", where)
+                yield Violation(f"{container.name} mounts two volumes at {path}", where)
 
 
 @rule(
@@ -277,7 +280,7 @@ def name_twice(workload: Workload, _: Context) -> Iterator[Fault]:
     source=BATCH,
     fix="0 or more; leave it out for the default",
 )
-def job_numbers(workload: Workload, _: Context) -> Iterator[Fault]:
+def job_numbers(workload: Workload, _: Context) -> Iterator[Violation]:
     for key in (
         "backoffLimit",
         "parallelism",
@@ -289,7 +292,7 @@ def job_numbers(workload: Workload, _: Context) -> Iterator[Fault]:
     ):
         value = (workload.job or {}).get(key)
         if isinstance(value, int) and value < 0:
-            yield Fault(f"{key} {value} is below zero", (*workload.job_where, key))
+            yield Violation(f"{key} {value} is below zero", (*workload.job_where, key))
 
 
 @rule(
@@ -302,13 +305,13 @@ def job_numbers(workload: Workload, _: Context) -> Iterator[Fault]:
     source=BATCH,
     fix="restartPolicy: Never",
 )
-def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Fault]:
+def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Violation]:
     policy = mapping((workload.job or {}).get("podFailurePolicy"))
     if not policy:
         return
     restart = workload.pod.get("restartPolicy")
     if restart != "Never":
-        yield Fault(
+        yield Violation(
             f"podFailurePolicy with restartPolicy {restart or 'left out'}; wanted Never",
             (*workload.job_where, "podFailurePolicy"),
         )
@@ -317,9 +320,9 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Fault]:
         codes = mapping(mapping(one).get("onExitCodes"))
         path = (*workload.job_where, "podFailurePolicy", "rules", index)
         if (name := codes.get("containerName")) and str(name) not in names:
-            yield Fault(f"onExitCodes of a container {name}, which the pod has not", path)
+            yield Violation(f"onExitCodes of a container {name}, which the pod has not", path)
         if codes.get("operator") == "In" and 0 in sequence(codes.get("values")):
-            yield Fault("onExitCodes In with 0, which is no failure", path)
+            yield Violation("onExitCodes In with 0, which is no failure", path)
 
 
 @rule(
@@ -331,7 +334,7 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Fault]:
     source=BATCH,
     fix="completionMode: Indexed with completions",
 )
-def indexed_job(workload: Workload, _: Context) -> Iterator[Fault]:
+def indexed_job(workload: Workload, _: Context) -> Iterator[Violation]:
     job = workload.job or {}
     default = "Indexed" if workload.kind == "JobSet" else "NonIndexed"  # what JobSet's webhook sets
     indexed = job.get("completionMode", default) == "Indexed"
@@ -342,17 +345,17 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Fault]:
             text = (
                 f"its last pod would be {short(last)}; wanted small letters, digits and hyphens, 63 at most"
             )
-            yield Fault(text, ("metadata", "name"))
+            yield Violation(text, ("metadata", "name"))
     # Without parallelism, too, both are 1 (pkg/apis/batch/v1/defaults.go).
     several = job.get("parallelism") is not None and job.get("completions") is None
     if indexed and several and workload.kind != "JobSet":
         text = "completionMode Indexed with parallelism and without completions"
-        yield Fault(text, (*workload.job_where, "completionMode"))
+        yield Violation(text, (*workload.job_where, "completionMode"))
     if not indexed and job.get("backoffLimitPerIndex") is not None:
         path = (*workload.job_where, "backoffLimitPerIndex")
-        yield Fault("backoffLimitPerIndex without completionMode Indexed", path)
+        yield Violation("backoffLimitPerIndex without completionMode Indexed", path)
     if job.get("maxFailedIndexes") is not None and job.get("backoffLimitPerIndex") is None:
-        yield Fault(
+        yield Violation(
             "maxFailedIndexes without backoffLimitPerIndex", (*workload.job_where, "maxFailedIndexes")
         )
 
@@ -360,52 +363,52 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Fault]:
 @rule(
     "names",
     "error",
-    Thing,
+    Resource,
     title="Names and labels have the form that is allowed",
     reason="the API server refuses capitals, underscores and what is too long",
     source=NAMES,
     fix="small letters, digits and hyphens; 63 characters at most, a CronJob's name 52",
 )
-def names(thing: Thing, _: Context) -> Iterator[Fault]:
-    if thing.role != "object":
+def names(resource: Resource, _: Context) -> Iterator[Violation]:
+    if resource.role != "object":
         return
-    name, kind = thing.metadata.get("name"), thing.kind
+    name, kind = resource.metadata.get("name"), resource.kind
     if isinstance(name, str) and name and not is_open(name):
-        long = _longest(thing)
+        long = _longest(resource)
         if not _name_form(kind).fullmatch(name):
-            yield Fault(f"{short(name)} is no name of a {kind}", ("metadata", "name"))
+            yield Violation(f"{short(name)} is no name of a {kind}", ("metadata", "name"))
         elif len(name) > long:
-            yield Fault(
+            yield Violation(
                 f"{len(name)} characters in the name of a {kind}; at most {long}", ("metadata", "name")
             )
-    elif _named(thing) and not name and not thing.metadata.get("generateName"):
-        yield Fault("neither name nor generateName", ("metadata",))
-    yield from _labels(thing)
-    yield from _annotations(thing)
+    elif _named(resource) and not name and not resource.metadata.get("generateName"):
+        yield Violation("neither name nor generateName", ("metadata",))
+    yield from _labels(resource)
+    yield from _annotations(resource)
 
 
-def _labels(thing: Thing) -> Iterator[Fault]:
+def _labels(resource: Resource) -> Iterator[Violation]:
     for path in (("metadata", "labels"), ("spec", "template", "metadata", "labels")):
-        for key, value in mapping(at(thing.object, path)).items():
+        for key, value in mapping(at(resource.object, path)).items():
             if isinstance(value, str) and not LABEL_VALUE.fullmatch(value) and not is_open(value):
-                yield Fault(f"{dotted(path)}: {short(value)} is no value of a label", (*path, key))
+                yield Violation(f"{dotted(path)}: {short(value)} is no value of a label", (*path, key))
             if not LABEL_KEY.fullmatch(key) and not is_open(key):
-                yield Fault(f"{dotted(path)}: {short(key)} is no key of a label", (*path, key))
-    for label in POD_SECURITY if thing.kind == "Namespace" else ():
-        level = mapping(thing.metadata.get("labels")).get(label, "privileged")
+                yield Violation(f"{dotted(path)}: {short(key)} is no key of a label", (*path, key))
+    for label in POD_SECURITY if resource.kind == "Namespace" else ():
+        level = mapping(resource.metadata.get("labels")).get(label, "privileged")
         if level not in ("privileged", "baseline", "restricted") and not is_open(level):
             text = f"{label}: {short(level)}; wanted privileged, baseline or restricted"
-            yield Fault(text, ("metadata", "labels", label))
+            yield Violation(text, ("metadata", "labels", label))
 
 
-def _annotations(thing: Thing) -> Iterator[Fault]:
+def _annotations(resource: Resource) -> Iterator[Violation]:
     for path in (("metadata", "annotations"), ("spec", "template", "metadata", "annotations")):
-        found = mapping(at(thing.object, path))
+        found = mapping(at(resource.object, path))
         for key in found:
             if not LABEL_KEY.fullmatch(key.lower()) and not is_open(key):
-                yield Fault(f"{dotted(path)}: {short(key)} is no key of an annotation", (*path, key))
+                yield Violation(f"{dotted(path)}: {short(key)} is no key of an annotation", (*path, key))
         if sum(len(f"{key}{value}".encode()) for key, value in found.items()) > 262_144:
-            yield Fault(f"{dotted(path)}: more than 256 KiB", path)
+            yield Violation(f"{dotted(path)}: more than 256 KiB", path)
 
 
 def _name_form(kind: str) -> re.Pattern[str]:
@@ -414,22 +417,22 @@ def _name_form(kind: str) -> re.Pattern[str]:
     return LABEL if kind in ("Namespace", "Service", "StatefulSet") else SUBDOMAIN
 
 
-def _longest(thing: Thing) -> int:
+def _longest(resource: Resource) -> int:
     """Characters of a name: those of pods that are named by it count, too."""
-    if thing.kind == "CronJob":
+    if resource.kind == "CronJob":
         return 52
-    if thing.kind in PATH_NAMES:
+    if resource.kind in PATH_NAMES:
         return 1 << 20  # a request's size is the limit
-    return 63 if thing.kind == "Job" else 253
+    return 63 if resource.kind == "Job" else 253
 
 
-def _named(thing: Thing) -> bool:
+def _named(resource: Resource) -> bool:
     """Whether an object is of a kind of Kubernetes itself, and needs a name: a review has none."""
     return (
-        known(thing, NEWEST)
-        and not custom(thing)
-        and thing.kind not in UNNAMED
-        and not thing.kind.endswith(("Review", "List", "Options"))
+        known(resource, NEWEST)
+        and not custom(resource)
+        and resource.kind not in UNNAMED
+        and not resource.kind.endswith(("Review", "List", "Options"))
     )
 
 
@@ -442,15 +445,15 @@ def _named(thing: Thing) -> bool:
     source=NAMES,
     fix="small letters, digits and hyphens",
 )
-def container_name(workload: Workload, _: Context) -> Iterator[Fault]:
+def container_name(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         if container.name and not LABEL.fullmatch(container.name) and not is_open(container.name):
             path = workload.at(*container.where, "name")
-            yield Fault(f"{short(container.name)} is no name of a container", path)
+            yield Violation(f"{short(container.name)} is no name of a container", path)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         name = mapping(volume).get("name")
         if isinstance(name, str) and not LABEL.fullmatch(name) and not is_open(name):
-            yield Fault(f"{short(name)} is no name of a volume", workload.at("volumes", index, "name"))
+            yield Violation(f"{short(name)} is no name of a volume", workload.at("volumes", index, "name"))
 
 
 @rule(
@@ -462,10 +465,10 @@ def container_name(workload: Workload, _: Context) -> Iterator[Fault]:
     source=VALIDATION,
     fix="{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}",
 )
-def toleration_form(workload: Workload, _: Context) -> Iterator[Fault]:
+def toleration_form(workload: Workload, _: Context) -> Iterator[Violation]:
     for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
-        for text in toleration_faults(mapping(one)):
-            yield Fault(text, workload.at("tolerations", index))
+        for text in toleration_errors(mapping(one)):
+            yield Violation(text, workload.at("tolerations", index))
 
 
 @rule(
@@ -478,22 +481,22 @@ def toleration_form(workload: Workload, _: Context) -> Iterator[Fault]:
     source=VALIDATION,
     fix="In and NotIn have values, Exists and DoesNotExist none, Gt and Lt one whole number in quotes",
 )
-def affinity_form(workload: Workload, _: Context) -> Iterator[Fault]:
+def affinity_form(workload: Workload, _: Context) -> Iterator[Violation]:
     node = mapping(at(workload.pod, ("affinity", "nodeAffinity")))
     above = ("affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
     for index, one in enumerate(sequence(node.get(str(above[-1])))):
         weight = mapping(one).get("weight")
         if isinstance(weight, int) and not 1 <= weight <= 100:
-            yield Fault(f"weight {weight}; wanted 1 to 100", workload.at(*above, index))
+            yield Violation(f"weight {weight}; wanted 1 to 100", workload.at(*above, index))
     for path, one in expressions(workload):
         operator, values = one.get("operator"), sequence(one.get("values"))
         text = f"{one.get('key')} {operator}"
         if operator in ("In", "NotIn") and not values:
-            yield Fault(f"{text} without values", path)
+            yield Violation(f"{text} without values", path)
         if operator in ("Exists", "DoesNotExist") and values:
-            yield Fault(f"{text} with values", path)
+            yield Violation(f"{text} with values", path)
         if operator in ("Gt", "Lt") and not (len(values) == 1 and str(values[0]).lstrip("-").isdecimal()):
-            yield Fault(f"{text} {values}; wanted one whole number", path)
+            yield Violation(f"{text} {values}; wanted one whole number", path)
 
 
 def expressions(workload: Workload) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -531,7 +534,7 @@ _CRON_WORDS = re.compile(
 _CRON_PART = re.compile(r"(?P<first>[*?]|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d{1,4}))?")
 
 
-def _cron_fault(schedule: str) -> str:
+def _cron_error(schedule: str) -> str:
     """What is wrong with a schedule; empty where nothing is."""
     if _CRON_WORDS.fullmatch(schedule):
         return ""
@@ -542,12 +545,12 @@ def _cron_fault(schedule: str) -> str:
         return "wanted five fields"
     for text, field in zip(fields, _CRON_FIELDS, strict=True):
         for part in filter(None, text.split(",")):
-            if fault := _cron_part_fault(part, *field):
-                return fault
+            if error := _cron_part_error(part, *field):
+                return error
     return ""
 
 
-def _cron_part_fault(part: str, field: str, least: int, most: int, names: Mapping[str, int]) -> str:
+def _cron_part_error(part: str, field: str, least: int, most: int, names: Mapping[str, int]) -> str:
     match = _CRON_PART.fullmatch(part)
     ends = [match["first"], match["last"]] if match and match["first"] not in ("*", "?") else []
     numbers = [str(names.get(one.lower(), one)) for one in ends if one]
@@ -564,18 +567,18 @@ def _cron_part_fault(part: str, field: str, least: int, most: int, names: Mappin
 @rule(
     "cron-schedule",
     "error",
-    Thing,
+    Resource,
     title="A CronJob's schedule and time zone can be read",
     reason="the API server refuses others, and a time zone within the schedule",
     source=BATCH,
     fix='five fields in quotes, "0 9 * * 1-5", and the zone in spec.timeZone',
 )
-def cron_schedule(thing: Thing, _: Context) -> Iterator[Fault]:
-    if thing.kind != "CronJob":
+def cron_schedule(resource: Resource, _: Context) -> Iterator[Violation]:
+    if resource.kind != "CronJob":
         return
-    spec = mapping(thing.object.get("spec"))
+    spec = mapping(resource.object.get("spec"))
     schedule, zone = spec.get("schedule"), spec.get("timeZone")
-    if isinstance(schedule, str) and not is_open(schedule) and (fault := _cron_fault(schedule.strip())):
-        yield Fault(f"schedule {short(schedule)}: {fault}", ("spec", "schedule"))
+    if isinstance(schedule, str) and not is_open(schedule) and (error := _cron_error(schedule.strip())):
+        yield Violation(f"schedule {short(schedule)}: {error}", ("spec", "schedule"))
     if isinstance(zone, str) and zone not in zoneinfo.available_timezones() and not is_open(zone):
-        yield Fault(f"timeZone {short(zone)} is no time zone of tzdata", ("spec", "timeZone"))
+        yield Violation(f"timeZone {short(zone)} is no time zone of tzdata", ("spec", "timeZone"))

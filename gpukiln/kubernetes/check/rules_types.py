@@ -6,10 +6,19 @@ import re
 from collections.abc import Iterator
 
 from gpukiln.catalog.instance_types import InstanceType, instance_types
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_running import selected
 from gpukiln.kubernetes.check.rules_scripts import DENIES
-from gpukiln.kubernetes.check.workload import Path, Prose, Thing, Workload, at, mapping, sequence
+from gpukiln.kubernetes.check.workload import (
+    Path,
+    Prose,
+    Resource,
+    Violation,
+    Workload,
+    at,
+    mapping,
+    sequence,
+)
 from gpukiln.kubernetes.quantity import quantity
 
 TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
@@ -41,31 +50,31 @@ def named(workload: Workload) -> Iterator[tuple[Path, str]]:
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
     fix="`invoke offer.list --gpu T4:1` lists what there is",
 )
-def type_retired(workload: Workload, _: Context) -> Iterator[Fault]:
+def type_retired(workload: Workload, _: Context) -> Iterator[Violation]:
     for path, name in named(workload):
         machine = instance_types().get(name)
         if machine and machine.status == "retired":
-            yield Fault(f"{name}: {_since(machine)}", path, fix=_instead(machine))
+            yield Violation(f"{name}: {_since(machine)}", path, fix=_instead(machine))
 
 
 @rule(
     "pool-type-retired",
     "error",
-    Thing,
+    Resource,
     title="Node pools ask for types that can be had",
     reason="AWS launches no more of them: where the pool has no other, it starts no node",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
     fix="`invoke offer.list --gpu T4:1` lists what there is",
 )
-def pool_type_retired(thing: Thing, _: Context) -> Iterator[Fault]:
+def pool_type_retired(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "template", "spec", "requirements")
-    for index, one in enumerate(sequence(at(thing.object, where)) if thing.kind == "NodePool" else ()):
+    for index, one in enumerate(sequence(at(resource.object, where)) if resource.kind == "NodePool" else ()):
         if mapping(one).get("key") not in TYPE_LABELS or mapping(one).get("operator") != "In":
             continue
         for name in map(str, sequence(mapping(one).get("values"))):
             machine = instance_types().get(name)
             if machine and machine.status == "retired":
-                yield Fault(f"{name}: {_since(machine)}", (*where, index), fix=_instead(machine))
+                yield Violation(f"{name}: {_since(machine)}", (*where, index), fix=_instead(machine))
 
 
 @rule(
@@ -79,7 +88,7 @@ def pool_type_retired(thing: Thing, _: Context) -> Iterator[Fault]:
     "offer.list --gpu A100:1`",
     fragments=False,
 )
-def type_too_large(workload: Workload, _: Context) -> Iterator[Fault]:
+def type_too_large(workload: Workload, _: Context) -> Iterator[Violation]:
     asked = sum(
         quantity(one.limits.get(key)) or 0
         for one in workload.main_containers
@@ -90,7 +99,7 @@ def type_too_large(workload: Workload, _: Context) -> Iterator[Fault]:
     if asked and machines and all(one.gpus >= 4 * asked for one in machines.values()):
         path = next(path for path, name in named(workload) if name in machines)
         has = ", ".join(f"{name} has {one.gpus}" for name, one in machines.items())
-        yield Fault(f"{asked} of nvidia.com/gpu, and {has}", path)
+        yield Violation(f"{asked} of nvidia.com/gpu, and {has}", path)
 
 
 @rule(
@@ -102,9 +111,9 @@ def type_too_large(workload: Workload, _: Context) -> Iterator[Fault]:
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
     fix="`invoke offer.list --gpu T4:1` lists what there is",
 )
-def type_retired_told(prose: Prose, _: Context) -> Iterator[Fault]:
+def type_retired_told(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in enumerate(prose.lines, 1):
         for name in dict.fromkeys(NAME.findall(text)):
             machine = instance_types().get(name)
             if machine and machine.status == "retired" and not DENIES.search(text):
-                yield Fault(f"{name}: {_since(machine)}", line=line, fix=_instead(machine))
+                yield Violation(f"{name}: {_since(machine)}", line=line, fix=_instead(machine))

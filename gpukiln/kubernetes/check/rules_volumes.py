@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpukiln.kubernetes.check.fit import judged
-from gpukiln.kubernetes.check.rules import Context, Fault, rule
+from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_running import selected
-from gpukiln.kubernetes.check.workload import Path, Thing, Workload, at, mapping, sequence
+from gpukiln.kubernetes.check.workload import Path, Resource, Violation, Workload, at, mapping, sequence
 from gpukiln.kubernetes.pools import ZONE, Pool
 from gpukiln.units import is_whole
 
@@ -45,9 +45,9 @@ def _share(value: Any, of: int, *, up: bool) -> int:
     return (math.ceil if up else math.floor)(of * int(share) / 100)
 
 
-def _claims(workload: Workload, context: Context) -> Iterator[tuple[Path, Thing]]:
+def _claims(workload: Workload, context: Context) -> Iterator[tuple[Path, Resource]]:
     """Volumes whose claim is among the files, and the claim."""
-    claims = context.of_kind("PersistentVolumeClaim", beside=workload.thing)
+    claims = context.of_kind("PersistentVolumeClaim", beside=workload.resource)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         name = at(volume, ("persistentVolumeClaim", "claimName"))
         found = next((one for one in claims if name and one.name == name), None)
@@ -55,7 +55,7 @@ def _claims(workload: Workload, context: Context) -> Iterator[tuple[Path, Thing]
             yield workload.at("volumes", index), found
 
 
-def _zones(claim: Thing, context: Context) -> set[str]:
+def _zones(claim: Resource, context: Context) -> set[str]:
     """Zones of a claim's volume; empty: nothing is known."""
     for volume in context.of_kind("PersistentVolume"):
         of = mapping(at(volume.object, ("spec", "claimRef")))
@@ -108,7 +108,7 @@ def _of_pool(pool: Pool) -> set[str]:
     fix="a pool in the volume's zone, or a StorageClass with volumeBindingMode: WaitForFirstConsumer",
     fragments=False,
 )
-def volume_zone(workload: Workload, context: Context) -> Iterator[Fault]:
+def volume_zone(workload: Workload, context: Context) -> Iterator[Violation]:
     if not judged(workload):
         return
     known = [
@@ -122,17 +122,19 @@ def volume_zone(workload: Workload, context: Context) -> Iterator[Fault]:
     for where, other, zones in known[1:]:
         if not both & zones:
             text = f"{claim.name} is in {_listed(both)}, {other.name} in {_listed(zones)}"
-            yield Fault(text, where)
+            yield Violation(text, where)
             return
         both &= zones
     for key, values in ((key, {*values}) for _, key, values in selected(workload, required=True)):
         if key in ZONES and not values & both:
-            yield Fault(f"{claim.name} is in {_listed(both)}, the pod selects {key}: {_listed(values)}", path)
+            yield Violation(
+                f"{claim.name} is in {_listed(both)}, the pod selects {key}: {_listed(values)}", path
+            )
             return
     pools = {one.pool.name: _of_pool(one.pool) for one in context.places(workload) if not one.problems}
     if pools and all(zones and "" not in zones and not zones & both for zones in pools.values()):
         where_pools = ", ".join(f"{name} in {_listed(zones)}" for name, zones in pools.items())
-        yield Fault(f"{claim.name} is in {_listed(both)}, pool {where_pools}", path)
+        yield Violation(f"{claim.name} is in {_listed(both)}, pool {where_pools}", path)
 
 
 def _listed(zones: set[str]) -> str:
@@ -151,7 +153,7 @@ def _listed(zones: set[str]) -> str:
     fix="ReadWriteMany (EFS, FSx), a claim for each pod, or strategy: {type: Recreate} for one replica",
     fragments=False,
 )
-def claim_for_one(workload: Workload, context: Context) -> Iterator[Fault]:
+def claim_for_one(workload: Workload, context: Context) -> Iterator[Violation]:
     if not workload.gpus:
         return
     for path, claim in _claims(workload, context):
@@ -160,7 +162,7 @@ def claim_for_one(workload: Workload, context: Context) -> Iterator[Fault]:
             continue
         why = _together(workload)
         if why:
-            yield Fault(f"{claim.name} is {', '.join(modes)}, and {why}", path)
+            yield Violation(f"{claim.name} is {', '.join(modes)}, and {why}", path)
 
 
 def _together(workload: Workload) -> str:

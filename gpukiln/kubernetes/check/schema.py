@@ -1,4 +1,4 @@
-"""The form of objects: Kubernetes' own for its kinds, `customs.py` for others, both by jsonschema.
+"""The form of objects: Kubernetes' own for its kinds, `custom_schemas.py` for others, both by jsonschema.
 
 kubernetes-validate compiles a schema again for each object, 200 ms; here each kind's is made once, with every
 reference replaced by what it refers to, and an object takes half a millisecond.
@@ -17,15 +17,16 @@ from typing import Any
 from jsonschema import ValidationError  # type: ignore[import-untyped]
 
 from gpukiln.errors import UsageError
-from gpukiln.kubernetes.check.crds import Definition, broken_rules, defaulted, without_nulls
-from gpukiln.kubernetes.check.customs import FORMS, READ, Schema
+from gpukiln.kubernetes.check.crds import Definition, cel_violations, defaulted, without_nulls
+from gpukiln.kubernetes.check.custom_schemas import READ, SCHEMAS, Schema
 from gpukiln.kubernetes.check.keywords import KEYWORDS, WHOLE, ServerValidator, joined
-from gpukiln.kubernetes.check.rules import NEWEST, Fault
+from gpukiln.kubernetes.check.rules import NEWEST
 from gpukiln.kubernetes.check.workload import (
     CONTAINER_KEYS,
     POD_KEYS,
     Path,
-    Thing,
+    Resource,
+    Violation,
     at,
     dotted,
     is_open,
@@ -113,7 +114,7 @@ def _resolver(minor: int) -> Callable[[Any], Any]:
 @cache
 def _validator(minor: int, api: str, kind: str) -> Any:
     """None where there is no form of the kind."""
-    if (form := FORMS.get((api, kind))) is None:
+    if (form := SCHEMAS.get((api, kind))) is None:
         name = _kinds(minor).get((api, kind))
         if name is None:
             return None
@@ -128,13 +129,13 @@ def _part(minor: int, of: str, key: str) -> Any:
     return ServerValidator(whole["properties"][key])
 
 
-def known(thing: Thing, minor: int) -> bool:
-    """Whether there is a form of a thing's kind."""
-    return (thing.api, thing.kind) in FORMS or (thing.api, thing.kind) in _kinds(minor)
+def known(resource: Resource, minor: int) -> bool:
+    """Whether there is a form of a resource's kind."""
+    return (resource.api, resource.kind) in SCHEMAS or (resource.api, resource.kind) in _kinds(minor)
 
 
-def custom(thing: Thing) -> bool:
-    return (thing.api, thing.kind) in FORMS
+def custom(resource: Resource) -> bool:
+    return (resource.api, resource.kind) in SCHEMAS
 
 
 def is_builtin(api: str) -> bool:
@@ -158,46 +159,48 @@ def nearest(kind: str, minor: int) -> str:
     return unknown("kind", kind, {one for _, one in _kinds(minor)}).hint
 
 
-def custom_faults(thing: Thing, definition: Definition) -> tuple[list[Fault], list[str]]:
+def custom_violations(resource: Resource, definition: Definition) -> tuple[list[Violation], list[str]]:
     """Where a custom object has not the form of its CRD, and what of that could not be checked."""
-    value = defaulted(thing.object, definition.schema)
-    found = list(_told(definition.form, value, (), NEWEST, thing.written, whole=True))
+    value = defaulted(resource.object, definition.schema)
+    found = list(_told(definition.form, value, (), NEWEST, resource.written, whole=True))
     not_checked = list(definition.left_out)
     if not found:  # as the API server: rules are evaluated on what has the form
-        found = [Fault(one.text, one.path) for one in broken_rules(definition, value, not_checked)]
+        found = list(cel_violations(definition.schema, value, (), not_checked))
     return found, not_checked
 
 
-def faults(thing: Thing, minor: int) -> Iterator[Fault]:
-    """Where a thing has not the form that its kind has; nothing of a kind that has none here."""
-    if thing.role == "object":
-        yield from _of_object(thing, minor)
-    elif thing.role in ("fragment", "values") and not thing.chart:
+def violations(resource: Resource, minor: int) -> Iterator[Violation]:
+    """Where a resource has not the form that its kind has; nothing of a kind that has none here."""
+    if resource.role == "object":
+        yield from _of_object(resource, minor)
+    elif resource.role in ("fragment", "values") and not resource.chart:
         for of, keys in (("PodSpec", POD_KEYS), ("Container", CONTAINER_KEYS)):
-            for key in sorted(keys & thing.object.keys()):
-                if key == "image" and isinstance(thing.object[key], Mapping):
+            for key in sorted(keys & resource.object.keys()):
+                if key == "image" and isinstance(resource.object[key], Mapping):
                     continue  # a chart's, in parts
-                if thing.role == "fragment" and thing.object[key] is not None:
-                    yield from _told(_part(minor, of, key), thing.object[key], (key,), minor, thing.written)
-    elif thing.chart == "gha-runner-scale-set":
+                if resource.role == "fragment" and resource.object[key] is not None:
+                    yield from _told(
+                        _part(minor, of, key), resource.object[key], (key,), minor, resource.written
+                    )
+    elif resource.chart == "gha-runner-scale-set":
         fields = _definitions(minor)[f"{_PREFIX}core.v1.PodSpec"]["properties"]
-        for key, value in mapping(at(thing.object, ("template", "spec"))).items():
+        for key, value in mapping(at(resource.object, ("template", "spec"))).items():
             path = ("template", "spec", key)
             if key in fields:
-                yield from _told(_part(minor, "PodSpec", key), value, path, minor, thing.written)
+                yield from _told(_part(minor, "PodSpec", key), value, path, minor, resource.written)
             else:
-                yield Fault(f"template.spec: {_unknown(key, fields)}", path)
+                yield Violation(f"template.spec: {_unknown(key, fields)}", path)
 
 
-def _of_object(thing: Thing, minor: int) -> Iterator[Fault]:
-    validator = _validator(minor, thing.api, thing.kind)
+def _of_object(resource: Resource, minor: int) -> Iterator[Violation]:
+    validator = _validator(minor, resource.api, resource.kind)
     if validator is None:
         return
-    if not custom(thing):
-        yield from _told(validator, thing.object, (), minor, thing.written, whole=True)
+    if not custom(resource):
+        yield from _told(validator, resource.object, (), minor, resource.written, whole=True)
         return
-    fix = f"as {READ[thing.api.partition('/')[0]]} has it; --crd FILE checks by the CRD of another release"
-    for one in _told(validator, without_nulls(thing.object), (), minor, thing.written):
+    fix = f"as {READ[resource.api.partition('/')[0]]} has it; --crd FILE checks by the CRD of another release"
+    for one in _told(validator, without_nulls(resource.object), (), minor, resource.written):
         yield dataclasses.replace(one, fix=fix)
 
 
@@ -209,16 +212,16 @@ def _told(
     written: Callable[[Path], str],
     *,
     whole: bool = False,
-) -> Iterator[Fault]:
+) -> Iterator[Violation]:
     found = sorted(
         (one for one in validator.iter_errors(value) if _counts(one, whole=whole)),
         key=lambda error: [str(one) for one in error.absolute_path],
     )
     for error in found[:MOST]:
         for path, text in _words(error, written((*above, *error.absolute_path))):
-            yield Fault(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))
+            yield Violation(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))
     if len(found) > MOST:
-        yield Fault(f"{len(found) - MOST} more faults of form", above)
+        yield Violation(f"{len(found) - MOST} more faults of form", above)
 
 
 def _counts(error: ValidationError, *, whole: bool) -> bool:

@@ -34,7 +34,7 @@ def between(least: int, most: int | None = None) -> Row:
 
 
 def form(name: str) -> Row:
-    """A form of `FORMS`; an empty text has to have it, too."""
+    """A form of `FORMATS`; an empty text has to have it, too."""
     return {"form": name}
 
 

@@ -45,7 +45,24 @@ NATIVE_TRAINING = ("RayJob", "RayCluster", "RayService", "JobSet", *REPLICAS)
 
 
 @dataclass(frozen=True)
-class Thing:
+class Violation:
+    """One place where a rule is violated; `evaluate.py` makes a `Finding` of it and of its rule.
+
+    Args:
+        text: What was found, and what was wanted.
+        path: In the object; `workload.at(...)` makes it of a path in a pod's spec.
+        line: Of subjects without an object (Prose); 0: the subject's, or the path's.
+        fix: The next step, where the rule's own is too general.
+    """
+
+    text: str
+    path: Path = ()
+    line: int = 0
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Resource:
     """One document of a file: an object, values of a chart, part of either, a workflow, rules or a dashboard.
 
     Args:
@@ -54,7 +71,7 @@ class Thing:
         object: Plain data.
         role: What it is; `values` and `fragment` have no kind.
         chart: Of values: gha-runner-scale-set, nvidia-device-plugin, dcgm-exporter, or empty.
-        line_of: The line (from 1) of a path in the object, or of the nearest thing above it that is there.
+        line_of: The line (from 1) of a path in the object, or of the nearest one above it that is there.
         twice: Line and key of what stands twice in one mapping.
         written: The text of the scalar at a path as it stands in the file; empty where that is not known.
     """
@@ -105,7 +122,7 @@ class Workload:
     """A pod that something in a file would start.
 
     Args:
-        thing: What it stands in.
+        resource: What it stands in.
         where: Path of the pod's spec in the object, for example spec, template, spec.
         pod: The pod's spec.
         pod_metadata: Of the pod or its template.
@@ -115,7 +132,7 @@ class Workload:
         moved: Of fragments and values: a path in `pod`, and where it really stands in the object.
     """
 
-    thing: Thing
+    resource: Resource
     where: Path
     pod: Mapping[str, Any]
     pod_metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -126,35 +143,35 @@ class Workload:
 
     @property
     def file(self) -> str:
-        return self.thing.file
+        return self.resource.file
 
     @property
     def line(self) -> int:
-        return self.thing.line
+        return self.resource.line
 
     @property
     def document(self) -> int:
-        return self.thing.document
+        return self.resource.document
 
     @property
     def object(self) -> Mapping[str, Any]:
-        return self.thing.object
+        return self.resource.object
 
     @property
     def kind(self) -> str:
-        return self.thing.kind
+        return self.resource.kind
 
     @property
     def name(self) -> str:
-        return self.thing.name
+        return self.resource.name
 
     @property
     def namespace(self) -> str:
-        return self.thing.namespace
+        return self.resource.namespace
 
     @property
     def label(self) -> str:
-        return self.thing.label
+        return self.resource.label
 
     def at(self, *path: str | int) -> Path:
         """The path in the object of a path in the pod's spec."""
@@ -164,17 +181,17 @@ class Workload:
         return self.where + path
 
     @cached_property
-    def containers(self) -> tuple[Container, ...]:
+    def containers(self) -> tuple[PodContainer, ...]:
         """All of them; those that start the pod and end before the others come first."""
         return tuple(
-            Container((key, index), one)
+            PodContainer((key, index), one)
             for key in ("initContainers", "containers")
             for index, one in enumerate(sequence(self.pod.get(key)))
             if isinstance(one, Mapping)
         )
 
     @property
-    def main_containers(self) -> tuple[Container, ...]:
+    def main_containers(self) -> tuple[PodContainer, ...]:
         """Without those that start the pod."""
         return tuple(one for one in self.containers if one.where[0] == "containers")
 
@@ -185,7 +202,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Container:
+class PodContainer:
     """One container of a pod.
 
     Args:
@@ -227,18 +244,18 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandLine:
     """A command line of a script, of a block in a document, or of a container.
 
     Args:
-        thing: Whose container runs it, or None.
-        path: In the thing's object, of the container's command.
+        resource: Whose container runs it, or None.
+        path: In the resource, of the container's command.
     """
 
     file: str
     line: int
     words: tuple[str, ...]
-    thing: Thing | None = None
+    resource: Resource | None = None
     path: Path = ()
 
 
@@ -266,16 +283,16 @@ class Prose:
 
 
 @dataclass(frozen=True)
-class Broken:
-    """What can't be read, or an API server refuses."""
+class Rejection:
+    """What the parser can't read, or an API server refuses."""
 
     file: str
     line: int
     text: str
-    thing: Thing | None = None
+    resource: Resource | None = None
 
 
-Subject = Thing | Workload | Command | Query | Prose | Broken
+Subject = Resource | Workload | CommandLine | Query | Prose | Rejection
 
 
 def is_gpu(resource: str) -> bool:
@@ -332,47 +349,47 @@ def dotted(path: Path) -> str:
     return text
 
 
-def workloads(thing: Thing) -> Iterator[Workload]:
-    """The pods that a thing starts."""
-    if thing.role == "values":
-        yield from _of_values(thing)
-    elif thing.role == "fragment":
-        yield from _of_fragment(thing)
-    elif thing.role == "object":
-        for where in _templates(thing):
-            template = mapping(at(thing.object, where))
+def workloads(resource: Resource) -> Iterator[Workload]:
+    """The pods that a resource starts."""
+    if resource.role == "values":
+        yield from _of_values(resource)
+    elif resource.role == "fragment":
+        yield from _of_fragment(resource)
+    elif resource.role == "object":
+        for where in _templates(resource):
+            template = mapping(at(resource.object, where))
             if isinstance(template.get("spec"), Mapping):
-                yield _of_template(thing, where, template)
+                yield _of_template(resource, where, template)
 
 
-def _of_template(thing: Thing, where: Path, template: Mapping[str, Any]) -> Workload:
-    job_where = JOBS.get(thing.kind, where[:-1] if thing.kind == "JobSet" else ())
+def _of_template(resource: Resource, where: Path, template: Mapping[str, Any]) -> Workload:
+    job_where = JOBS.get(resource.kind, where[:-1] if resource.kind == "JobSet" else ())
     return Workload(
-        thing,
+        resource,
         (*where, "spec"),
         template["spec"],
         mapping(template.get("metadata")),
-        mapping(at(thing.object, job_where)) if job_where else None,
+        mapping(at(resource.object, job_where)) if job_where else None,
         job_where,
     )
 
 
-def _templates(thing: Thing) -> Iterator[Path]:
-    kind = thing.kind
+def _templates(resource: Resource) -> Iterator[Path]:
+    kind = resource.kind
     if kind in TEMPLATES:
         yield TEMPLATES[kind]
     elif kind in RAY:
         above = RAY[kind]
         yield (*above, "headGroupSpec", "template")
-        for index, _ in enumerate(sequence(at(thing.object, (*above, "workerGroupSpecs")))):
+        for index, _ in enumerate(sequence(at(resource.object, (*above, "workerGroupSpecs")))):
             yield (*above, "workerGroupSpecs", index, "template")
         if kind == "RayJob":
             yield ("spec", "submitterPodTemplate")
     elif kind in REPLICAS:
-        for role in mapping(at(thing.object, ("spec", REPLICAS[kind]))):
+        for role in mapping(at(resource.object, ("spec", REPLICAS[kind]))):
             yield ("spec", REPLICAS[kind], role, "template")
     elif kind == "JobSet":
-        for index, _ in enumerate(sequence(at(thing.object, ("spec", "replicatedJobs")))):
+        for index, _ in enumerate(sequence(at(resource.object, ("spec", "replicatedJobs")))):
             yield ("spec", "replicatedJobs", index, "template", "spec", "template")
 
 
@@ -415,11 +432,11 @@ POD_KEYS = {
 }
 
 
-def _of_fragment(thing: Thing) -> Iterator[Workload]:
+def _of_fragment(resource: Resource) -> Iterator[Workload]:
     """The part of a pod that a document or values show; resources alone are those of a container."""
-    whole = thing.object
+    whole = resource.object
     if {"limits", "requests"} & whole.keys() and whole.keys() <= {"limits", "requests", "claims"}:
-        yield _part(thing, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
+        yield _part(resource, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
         return
     container = {
         key: whole[key] for key in CONTAINER_KEYS & whole.keys() if key != "name" or "image" in whole
@@ -428,19 +445,19 @@ def _of_fragment(thing: Thing) -> Iterator[Workload]:
     moved: dict[Path, Path] = {("containers", 0, key): (key,) for key in container}
     if isinstance(image, Mapping):  # as charts write it
         container["image"], moved["containers", 0, "image"] = image_of(image), ("image",)
-    yield _part(thing, {key: whole[key] for key in POD_KEYS & whole.keys()}, container, moved)
+    yield _part(resource, {key: whole[key] for key in POD_KEYS & whole.keys()}, container, moved)
 
 
-def _of_values(thing: Thing) -> Iterator[Workload]:
+def _of_values(resource: Resource) -> Iterator[Workload]:
     """The pod of a runner scale set; where the keys are not the chart's, what they were meant for."""
-    if thing.chart != "gha-runner-scale-set":
-        yield from _of_fragment(thing)
+    if resource.chart != "gha-runner-scale-set":
+        yield from _of_fragment(resource)
         return
-    values = thing.object
+    values = resource.object
     spec = at(values, ("template", "spec"))
     if isinstance(spec, Mapping):
         yield Workload(
-            thing, ("template", "spec"), spec, mapping(at(values, ("template", "metadata"))), whole=False
+            resource, ("template", "spec"), spec, mapping(at(values, ("template", "metadata"))), whole=False
         )
     container: dict[str, Any] = {}
     moved: dict[Path, Path] = {}
@@ -451,14 +468,14 @@ def _of_values(thing: Thing) -> Iterator[Workload]:
                 moved["containers", 0, meant] = (key,)
     pod = {key: values[key] for key in ("tolerations", "nodeSelector", "affinity") if key in values}
     if pod or container:
-        yield _part(thing, pod, container and {"name": "runner", **container}, moved)
+        yield _part(resource, pod, container and {"name": "runner", **container}, moved)
 
 
 def _part(
-    thing: Thing, pod: Mapping[str, Any], container: Mapping[str, Any], moved: Mapping[Path, Path]
+    resource: Resource, pod: Mapping[str, Any], container: Mapping[str, Any], moved: Mapping[Path, Path]
 ) -> Workload:
     pod = {**pod, "containers": [container]} if container and "containers" not in pod else pod
-    return Workload(thing, (), pod, whole=False, moved=moved)
+    return Workload(resource, (), pod, whole=False, moved=moved)
 
 
 def image_of(value: Mapping[str, Any]) -> str:

@@ -57,7 +57,7 @@ class Document:
         return node
 
     def line_of(self, path: Path) -> int:
-        """The line of a path's key, or of the nearest thing above it that is there."""
+        """The line of a path's key, or of the nearest one above it that is there."""
         line = self._node.start_mark.line
         for mark, _ in self._way(path):
             line = mark.line
@@ -131,7 +131,7 @@ def _document(text: str, above: int) -> Document | None:
         raise BrokenError(f"no YAML: {' '.join(str(error).split())}", above + 1) from None
     if node is None:
         return None
-    reader = _Reader(above)
+    reader = _NodeReader(above)
     value, _ = reader.read(node, 0)
     return None if value is None else Document(value, tuple(reader.twice), text, above)
 
@@ -144,7 +144,7 @@ def _nodes(text: str) -> Any:
         loader.dispose()
 
 
-class _Reader:
+class _NodeReader:
     """Makes plain data of nodes; an alias is the same object again, and counts as often as it stands."""
 
     def __init__(self, above: int) -> None:

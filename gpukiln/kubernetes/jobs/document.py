@@ -13,7 +13,7 @@ JOB = "k8s.job/1"
 
 
 @strict
-class Document:
+class JobDocument:
     """A job, and how it ended.
 
     Args:
@@ -34,9 +34,9 @@ class Document:
     end: End | None
 
 
-def document(job: GpuJob, *, cluster: Cluster | None = None, end: End | None = None) -> Document:
+def document(job: GpuJob, *, cluster: Cluster | None = None, end: End | None = None) -> JobDocument:
     """A job that was rendered, and perhaps run."""
-    return Document(
+    return JobDocument(
         JOB,
         job.name,
         job.namespace or (cluster.namespace if cluster else ""),
@@ -48,6 +48,6 @@ def document(job: GpuJob, *, cluster: Cluster | None = None, end: End | None = N
     )
 
 
-def attached(cluster: Cluster, name: str, namespace: str, end: End) -> Document:
+def attached(cluster: Cluster, name: str, namespace: str, end: End) -> JobDocument:
     """A Job that was there already."""
-    return Document(JOB, name, namespace or cluster.namespace, cluster.context, (), (), (), end)
+    return JobDocument(JOB, name, namespace or cluster.namespace, cluster.context, (), (), (), end)

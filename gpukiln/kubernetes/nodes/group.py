@@ -43,7 +43,7 @@ DAYTIME = Hours(tuple(range(7)), 6 * 60, 22 * 60)
 
 
 @strict
-class Group:
+class NodeGroup:
     """GPU nodes of one kind of image.
 
     Args:
@@ -198,7 +198,7 @@ def pointer(image: str, kubernetes: str, channel: str) -> str:
     return Pointer(image, kubernetes, channel).path
 
 
-def check(group: Group) -> Group:
+def check(group: NodeGroup) -> NodeGroup:
     """The same group, where it can work.
 
     Raises:
@@ -246,7 +246,7 @@ def check(group: Group) -> Group:
     return group
 
 
-def _check_labels(group: Group) -> None:
+def _check_labels(group: NodeGroup) -> None:
     for key, value in group.labels.items():
         if not is_label(key, value):
             raise UsageError(f"--label {key}={value} is no label of Kubernetes", hint="wanted: team=vision")
@@ -283,7 +283,7 @@ def _is_below(domain: str, others: Sequence[str]) -> bool:
     return any(domain == one or domain.endswith(f".{one}") for one in others)
 
 
-def _check_terraform(group: Group) -> None:
+def _check_terraform(group: NodeGroup) -> None:
     """What EKS and the provider of Terraform refuse."""
     if group.provider == "managed" and len(group.types) > MOST_TYPES:
         raise UsageError(
@@ -303,7 +303,7 @@ def _check_terraform(group: Group) -> None:
         )
 
 
-def _check_sizes(group: Group) -> None:
+def _check_sizes(group: NodeGroup) -> None:
     most = (
         group.maximum
         if group.provider != "karpenter"
@@ -337,7 +337,7 @@ def _check_sizes(group: Group) -> None:
         raise UsageError(f"--keep {group.keep} is less than --min {group.minimum}, which stays always")
 
 
-def _check_capacity(group: Group) -> None:
+def _check_capacity(group: NodeGroup) -> None:
     for one in group.capacity:
         if one not in get_args(Capacity):
             raise unknown("--capacity", one, get_args(Capacity))

@@ -8,7 +8,7 @@ from typing import Any
 from gpukiln.kubernetes.machines import GPU, INSTANCE_TYPE
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.kubernetes.nodes import userdata, waiting
-from gpukiln.kubernetes.nodes.group import TAINT, Group
+from gpukiln.kubernetes.nodes.group import TAINT, NodeGroup
 
 CAPACITY = "karpenter.sh/capacity-type"
 RESERVATION_KIND = "karpenter.k8s.aws/capacity-reservation-type"
@@ -16,7 +16,7 @@ UNREGISTERED = "karpenter.sh/unregistered:NoExecute"  # a Custom image's kubelet
 MOST_WEIGHT = 100
 
 
-def files(group: Group) -> dict[str, str]:
+def files(group: NodeGroup) -> dict[str, str]:
     """One file: the node class, a pool for each GPU, and what keeps nodes waiting."""
     objects = [_node_class(group)]
     pools = group.by_gpu()
@@ -28,7 +28,7 @@ def files(group: Group) -> dict[str, str]:
     return {f"{group.name}.yaml": dump(*objects, head=_head(group))}
 
 
-def _head(group: Group) -> list[str]:
+def _head(group: NodeGroup) -> list[str]:
     if group.nodeadm:
         lines = [
             "Nodes of an image on Amazon Linux 2023. Karpenter adds what nodeadm wants to know: cluster,",
@@ -55,7 +55,7 @@ def _head(group: Group) -> list[str]:
     return lines
 
 
-def _node_class(group: Group) -> Manifest:
+def _node_class(group: NodeGroup) -> Manifest:
     term = {"ssmParameter": group.image} if group.of_channel else {"id": group.image}
     discovery = [{"tags": {"karpenter.sh/discovery": group.cluster}}]
     spec: dict[str, Any] = {
@@ -86,7 +86,7 @@ def _node_class(group: Group) -> Manifest:
     }
 
 
-def _user_data(group: Group) -> str:
+def _user_data(group: NodeGroup) -> str:
     if group.nodeadm:
         return userdata.multipart(("text/x-shellscript", userdata.isolation()))
     return userdata.ubuntu(
@@ -94,7 +94,7 @@ def _user_data(group: Group) -> str:
     )
 
 
-def _pool(group: Group, name: str, types: Sequence[str], *, weight: int) -> Manifest:
+def _pool(group: NodeGroup, name: str, types: Sequence[str], *, weight: int) -> Manifest:
     key, value, effect = TAINT
     requirements = [
         _in(INSTANCE_TYPE, types),
@@ -132,7 +132,7 @@ def _pool(group: Group, name: str, types: Sequence[str], *, weight: int) -> Mani
     }
 
 
-def _budgets(group: Group) -> list[Manifest]:
+def _budgets(group: NodeGroup) -> list[Manifest]:
     """Empty nodes go always, or nothing would scale to zero; others one by one, and none in working hours."""
     cron, minutes = group.hours.in_utc
     hours, rest = divmod(minutes, 60)

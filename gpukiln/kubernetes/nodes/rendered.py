@@ -8,11 +8,11 @@ from gpukiln.catalog.instance_types import instance_type
 from gpukiln.kubernetes.folder import Written
 from gpukiln.kubernetes.machines import GPU, allocatable
 from gpukiln.kubernetes.nodes import karpenter, terraform
-from gpukiln.kubernetes.nodes.group import Group
+from gpukiln.kubernetes.nodes.group import NodeGroup
 from gpukiln.typed import strict
 
 SCHEMA = "k8s.nodes/1"
-PROVIDERS: Mapping[str, Callable[[Group], dict[str, str]]] = {
+PROVIDERS: Mapping[str, Callable[[NodeGroup], dict[str, str]]] = {
     "karpenter": karpenter.files,
     "managed": terraform.files,
     "asg": terraform.files,
@@ -53,19 +53,19 @@ class Nodes:
     """
 
     schema: str
-    group: Group
+    group: NodeGroup
     nodes: tuple[NodeRoom, ...]
     files: tuple[NodesFile, ...]
     notes: tuple[str, ...]
     others: tuple[str, ...]
 
 
-def files(group: Group) -> dict[str, str]:
+def files(group: NodeGroup) -> dict[str, str]:
     """Text by path."""
     return PROVIDERS[group.provider](group)
 
 
-def document(group: Group, texts: Mapping[str, str], written: list[Written], trust: str) -> Nodes:
+def document(group: NodeGroup, texts: Mapping[str, str], written: list[Written], trust: str) -> Nodes:
     """What was rendered.
 
     Args:
@@ -82,14 +82,14 @@ def document(group: Group, texts: Mapping[str, str], written: list[Written], tru
     )
 
 
-def _node(group: Group, name: str) -> NodeRoom:
+def _node(group: NodeGroup, name: str) -> NodeRoom:
     room = allocatable(name)
     same = next(types for types in group.by_gpu().values() if name in types)
     labels = group.node_labels(same) if group.provider == "karpenter" else terraform.node_labels(group)
     return NodeRoom(name, f"{room['cpu']:f}", int(room["memory"]), int(room[GPU]), labels)
 
 
-def notes(group: Group) -> list[str]:
+def notes(group: NodeGroup) -> list[str]:
     found = []
     if group.provider == "karpenter":
         pools = group.by_gpu()

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.kubernetes.machines import GPU, allocatable
 from gpukiln.kubernetes.nodes import userdata
-from gpukiln.kubernetes.nodes.group import ACCELERATOR, TAINT, Group
+from gpukiln.kubernetes.nodes.group import ACCELERATOR, TAINT, NodeGroup
 
 TEMPLATES = Path(__file__).with_name("terraform")
 AUTOSCALER = "k8s.io/cluster-autoscaler"
@@ -21,7 +21,7 @@ USER_DATA = "userdata.tftpl"
 ASSIGNED = re.compile(r'^( *)([\w"./-]+) += (.*)$')
 
 
-def files(group: Group) -> dict[str, str]:
+def files(group: NodeGroup) -> dict[str, str]:
     """A root module: main.tf, variables.tf, versions.tf and the template of its user data."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -50,13 +50,13 @@ def files(group: Group) -> dict[str, str]:
     return {**found, USER_DATA: _user_data(group)}
 
 
-def node_labels(group: Group) -> dict[str, str]:
+def node_labels(group: NodeGroup) -> dict[str, str]:
     """Labels of its nodes, with the one by which cluster-autoscaler waits for their GPUs."""
     key = instance_type(group.types[0]).gpu
     return {**group.node_labels(group.types), ACCELERATOR: f"nvidia-{key}"}
 
 
-def autoscaler_tags(group: Group) -> dict[str, str]:
+def autoscaler_tags(group: NodeGroup) -> dict[str, str]:
     """What cluster-autoscaler has to know of a group that has no node (its cloudprovider/aws/README.md)."""
     key, value, effect = TAINT
     template = f"{AUTOSCALER}/node-template"
@@ -69,7 +69,7 @@ def autoscaler_tags(group: Group) -> dict[str, str]:
     }
 
 
-def _user_data(group: Group) -> str:
+def _user_data(group: NodeGroup) -> str:
     """For templatefile(): what only Terraform knows stands there as its variables."""
     key, value, effect = TAINT
     taint = f"{key}={value}:{effect}"

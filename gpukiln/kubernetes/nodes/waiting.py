@@ -13,14 +13,14 @@ from gpukiln.catalog.components import load_add_ons
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.kubernetes.machines import GPU, INSTANCE_TYPE
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.nodes.group import Group
+from gpukiln.kubernetes.nodes.group import NodeGroup
 
 NAMESPACE = "kube-system"
 PRIORITY = -10  # below all that says nothing; cluster-autoscaler ignores what is below it
 LATE_S = 3600  # a controller that was away so long starts them all the same
 
 
-def objects(group: Group) -> list[Manifest]:
+def objects(group: NodeGroup) -> list[Manifest]:
     name = f"{group.name}-waiting"
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "gpukiln"}
     types = next(iter(group.by_gpu().values()))

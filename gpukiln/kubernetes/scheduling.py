@@ -23,7 +23,7 @@ POD_LEVEL = re.compile(r"cpu|memory|hugepages-.+")
 Spec = Mapping[str, Any]
 
 
-class Problem(NamedTuple):
+class FilterFailure(NamedTuple):
     """Why a pod does not fit a node."""
 
     kind: Literal["cordoned", "taint", "selector", "room"]
@@ -109,7 +109,7 @@ def of_daemon_set(spec: Spec) -> Spec:
 
 def why_not(
     spec: Spec, node: Manifest, left: Mapping[str, Decimal], wanted: Mapping[str, Decimal] | None = None
-) -> list[Problem]:
+) -> list[FilterFailure]:
     """Why a pod does not fit a node; empty: it does.
 
     Args:
@@ -120,30 +120,30 @@ def why_not(
     cordoned = node["spec"].get("unschedulable")
     # the plugin NodeUnschedulable lets a pod pass that tolerates the taint, whether or not it is there yet
     if cordoned and not tolerates(spec, {"key": CORDON, "effect": "NoSchedule"}):
-        found.append(Problem("cordoned", "it is cordoned"))
+        found.append(FilterFailure("cordoned", "it is cordoned"))
     for taint in node["spec"].get("taints", ()):
         if cordoned and taint["key"] == CORDON:
             continue
         if taint["effect"] != "PreferNoSchedule" and not tolerates(spec, taint):
             value = f"={taint['value']}" if taint.get("value") else ""
             told = f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"
-            found.append(Problem("taint", told))
+            found.append(FilterFailure("taint", told))
     for key, value in _part(spec, "nodeSelector").items():
         if labels.get(key) != value:
             has = f"it has {labels[key]}" if key in labels else "it has no such label"
-            found.append(Problem("selector", f"selector {key}={value}: {has}"))
+            found.append(FilterFailure("selector", f"selector {key}={value}: {has}"))
     terms = required_terms(spec)
     if terms and not any(_term(labels, node, term) for term in terms):
         either = " or ".join(_term_words(term) for term in terms)
-        found.append(Problem("selector", f"affinity {either} does not match"))
+        found.append(FilterFailure("selector", f"affinity {either} does not match"))
     if left:
         for resource, want in (requests(spec) if wanted is None else wanted).items():
             room = max(left.get(resource, Decimal(0)), Decimal(0))
             if want > room:
                 words = f"{shown(resource, want)} asked, {shown(resource, room)} left"
-                found.append(Problem("room", f"Insufficient {resource}: {words}"))
+                found.append(FilterFailure("room", f"Insufficient {resource}: {words}"))
         if left.get("pods", Decimal(1)) < 1:
-            found.append(Problem("room", "Too many pods"))
+            found.append(FilterFailure("room", "Too many pods"))
     return found
 
 
@@ -155,7 +155,7 @@ def required_terms(spec: Spec) -> list[Mapping[str, Any]]:
 
 def nearest(
     spec: Spec, nodes: Iterable[Manifest], pods: Iterable[Manifest]
-) -> tuple[Manifest, list[Problem]] | None:
+) -> tuple[Manifest, list[FilterFailure]] | None:
     """The node that comes nearest to taking a pod, and what keeps it from that; None: there is no node.
 
     What time doesn't change counts first: a selector, a taint, GPUs that the node does not have. Then comes
@@ -164,7 +164,7 @@ def nearest(
     every, wanted = list(pods), requests(spec)
     gpus = {key: value for key, value in wanted.items() if key.startswith("nvidia.com/") and value}
 
-    def lack(one: tuple[Manifest, list[Problem], dict[str, Decimal]]) -> tuple[Any, ...]:
+    def lack(one: tuple[Manifest, list[FilterFailure], dict[str, Decimal]]) -> tuple[Any, ...]:
         node, problems, left = one
         all_of_it = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
         return (
@@ -187,7 +187,7 @@ def _missing(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> Deci
     return sum((one for one in lacking if one > 0), Decimal(0))
 
 
-def distance(problems: Iterable[Problem]) -> tuple[int, int]:
+def distance(problems: Iterable[FilterFailure]) -> tuple[int, int]:
     """How far a node is from taking a pod: what was not meant is farther than what lacks room."""
     found = list(problems)
     kinds = {problem.kind for problem in found}

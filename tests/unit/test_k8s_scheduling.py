@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpukiln.kubernetes.placing import distance, nearest, requests, tolerates, why_not
+from gpukiln.kubernetes.scheduling import distance, nearest, requests, tolerates, why_not
 from tests.support.api_server import GPU, node
 
 GIB = 2**30

@@ -42,7 +42,7 @@ _BARE_RESOURCES = re.compile(
 
 
 @dataclass(frozen=True)
-class Form:
+class ValueFormat:
     """What a value must look like.
 
     Args:
@@ -158,23 +158,27 @@ def _volume_size(value: Any) -> bool:
 
 _DIVISORS = r"(?:0|1m|1|1k|1[MGTPE]|1[KMGTPE]i)"
 # apimachinery/pkg/util/validation, pkg/apis/core/validation
-FORMS: dict[str, Form] = {
-    "label": Form("small letters, digits and hyphens, 63 characters at most", _text(LABEL)),
-    "label1035": Form("small letters, digits and hyphens after a letter, 63 at most", _text(LABEL_1035)),
-    "subdomain": Form("small letters, digits, hyphens and dots, 253 characters at most", _text(SUBDOMAIN)),
-    "key": Form(
+FORMATS: dict[str, ValueFormat] = {
+    "label": ValueFormat("small letters, digits and hyphens, 63 characters at most", _text(LABEL)),
+    "label1035": ValueFormat(
+        "small letters, digits and hyphens after a letter, 63 at most", _text(LABEL_1035)
+    ),
+    "subdomain": ValueFormat(
+        "small letters, digits, hyphens and dots, 253 characters at most", _text(SUBDOMAIN)
+    ),
+    "key": ValueFormat(
         "letters, digits, - _ . with 63 characters at most, and a domain with / before it where there is one",
         _text(LABEL_KEY),
     ),
-    "value": Form("letters, digits, - _ . with 63 characters at most", _text(LABEL_VALUE)),
-    "config-key": Form("letters, digits, - _ . with 253 characters at most", _text(CONFIG_KEY)),
-    "segment": Form("a name without / and %", _text(SEGMENT)),
-    "port-name": Form(
+    "value": ValueFormat("letters, digits, - _ . with 63 characters at most", _text(LABEL_VALUE)),
+    "config-key": ValueFormat("letters, digits, - _ . with 253 characters at most", _text(CONFIG_KEY)),
+    "segment": ValueFormat("a name without / and %", _text(SEGMENT)),
+    "port-name": ValueFormat(
         "small letters, digits and hyphens, a letter among them, 15 at most", _text(_PORT_NAME)
     ),
-    "port": Form("1 to 65535, or a port's name with 15 characters at most", _port),
-    "domain-path": Form("a domain and a path: example.com/name", _text(_DOMAIN_PATH)),
-    "qualified": Form(
+    "port": ValueFormat("1 to 65535, or a port's name with 15 characters at most", _port),
+    "domain-path": ValueFormat("a domain and a path: example.com/name", _text(_DOMAIN_PATH)),
+    "qualified": ValueFormat(
         "a domain and a name: example.com/name",
         lambda value: (
             not isinstance(value, str)
@@ -182,81 +186,85 @@ FORMS: dict[str, Form] = {
             or ("/" in value and LABEL_KEY.fullmatch(value) is not None)
         ),
     ),
-    "host": Form("a host name in small letters, or *. before one", _text(_HOST)),
-    "host-name": Form(
+    "host": ValueFormat("a host name in small letters, or *. before one", _text(_HOST)),
+    "host-name": ValueFormat(
         "a host name in small letters, or *. before one, and no IP address",
         lambda value: _text(_HOST)(value) and not _address(value),
     ),
-    "external-name": Form(
+    "external-name": ValueFormat(
         "a host name in small letters",
         lambda value: not isinstance(value, str) or SUBDOMAIN.fullmatch(value.removesuffix(".")) is not None,
     ),
     # aws/karpenter-provider-aws:pkg/apis/crds at v1.14.1
-    "duration": Form("hours, minutes or seconds: 1h30m", _text(re.compile(r"(?:[0-9]+[smh])+"))),
-    "duration-or-never": Form(
+    "duration": ValueFormat("hours, minutes or seconds: 1h30m", _text(re.compile(r"(?:[0-9]+[smh])+"))),
+    "duration-or-never": ValueFormat(
         "hours, minutes or seconds, 720h, or Never", _text(re.compile(r"(?:[0-9]+[smh])+|Never"))
     ),
-    "budget": Form("a number, or 0% to 100%", _text(re.compile(r"(?:100|[0-9]{1,2})%|[0-9]+"))),
-    "budget-duration": Form(
+    "budget": ValueFormat("a number, or 0% to 100%", _text(re.compile(r"(?:100|[0-9]{1,2})%|[0-9]+"))),
+    "budget-duration": ValueFormat(
         "hours and minutes: 1h30m", _text(re.compile(r"(?:[0-9]+[hm]|[0-9]+h[0-9]+m)(?:0s)?"))
     ),
-    "ami-alias": Form(
+    "ami-alias": ValueFormat(
         "al2, al2023 or bottlerocket with a version, al2023@v20260101, or windows2022@latest",
         _text(re.compile(r"(?:al2|al2023|bottlerocket)@.+|windows20(?:19|22|25)@latest")),
     ),
-    "volume-size": Form("1Gi to 59000Gi, or the same in G, Ti or T", _volume_size),
-    "iqn": Form("a name that begins with iqn., eui. or naa.", _text(re.compile(r"(?:iqn|eui|naa)\..+"))),
-    "time": Form("a time: 2026-01-31T12:00:00Z", _text(_TIME)),
-    "ip": Form("an IP address", _address),
-    "cidr": Form("a range of IP addresses: 10.9.8.0/24", _network),
-    "quantity": Form("a quantity: 500m, 16Gi", _amount()),
-    "amount": Form("a quantity of 0 or more", _amount(least=0)),
-    "positive": Form("a quantity above 0", _amount(more_than=0)),
-    "ratio": Form("a quantity of 1 or more", _amount(least=1)),
-    "share": Form("a number of 0 or more, or a percentage: 25%", _share(10**9)),
-    "share100": Form("a number of 0 or more, or a percentage of at most 100%", _share(100)),
-    "relative": Form("a relative path without ..", _relative),
-    "absolute": Form("a path that begins with /", _text(re.compile(r"/.*", re.DOTALL))),
-    "no-steps": Form(
+    "volume-size": ValueFormat("1Gi to 59000Gi, or the same in G, Ti or T", _volume_size),
+    "iqn": ValueFormat(
+        "a name that begins with iqn., eui. or naa.", _text(re.compile(r"(?:iqn|eui|naa)\..+"))
+    ),
+    "time": ValueFormat("a time: 2026-01-31T12:00:00Z", _text(_TIME)),
+    "ip": ValueFormat("an IP address", _address),
+    "cidr": ValueFormat("a range of IP addresses: 10.9.8.0/24", _network),
+    "quantity": ValueFormat("a quantity: 500m, 16Gi", _amount()),
+    "amount": ValueFormat("a quantity of 0 or more", _amount(least=0)),
+    "positive": ValueFormat("a quantity above 0", _amount(more_than=0)),
+    "ratio": ValueFormat("a quantity of 1 or more", _amount(least=1)),
+    "share": ValueFormat("a number of 0 or more, or a percentage: 25%", _share(10**9)),
+    "share100": ValueFormat("a number of 0 or more, or a percentage of at most 100%", _share(100)),
+    "relative": ValueFormat("a relative path without ..", _relative),
+    "absolute": ValueFormat("a path that begins with /", _text(re.compile(r"/.*", re.DOTALL))),
+    "no-steps": ValueFormat(
         "a path without ..", lambda value: not isinstance(value, str) or ".." not in value.split("/")
     ),
-    "no-colon": Form("a path without :", lambda value: not isinstance(value, str) or ":" not in value),
-    "base64": Form("base64", _base64),
-    "resource": Form("a resource of Kubernetes, or a domain and a name: nvidia.com/gpu", resource_name),
-    "indexes": Form("rising indexes and ranges: 0,2-4", _indexes),
-    "header": Form("letters, digits and hyphens", _text(re.compile(r"[-A-Za-z0-9]+"))),
-    "filled": Form("a key that is not empty", bool),
-    "env-name": Form("a name without =", _text(re.compile(r"[ -<>-~]+"))),
-    "sysctl": Form("a sysctl's name: net.core.somaxconn", _text(_SYSCTL)),
-    "field-path": Form(
+    "no-colon": ValueFormat("a path without :", lambda value: not isinstance(value, str) or ":" not in value),
+    "base64": ValueFormat("base64", _base64),
+    "resource": ValueFormat(
+        "a resource of Kubernetes, or a domain and a name: nvidia.com/gpu", resource_name
+    ),
+    "indexes": ValueFormat("rising indexes and ranges: 0,2-4", _indexes),
+    "header": ValueFormat("letters, digits and hyphens", _text(re.compile(r"[-A-Za-z0-9]+"))),
+    "filled": ValueFormat("a key that is not empty", bool),
+    "env-name": ValueFormat("a name without =", _text(re.compile(r"[ -<>-~]+"))),
+    "sysctl": ValueFormat("a sysctl's name: net.core.somaxconn", _text(_SYSCTL)),
+    "field-path": ValueFormat(
         "metadata.name, status.podIP or another field of the downward API", _text(_FIELD_PATH)
     ),
-    "resource-field": Form("limits.memory, requests.cpu or another resource", _text(_RESOURCE_FIELD)),
-    "divisor": Form(
+    "resource-field": ValueFormat("limits.memory, requests.cpu or another resource", _text(_RESOURCE_FIELD)),
+    "divisor": ValueFormat(
         "1, 1m, 1k, 1M, 1Gi or another power", lambda value: re.fullmatch(_DIVISORS, str(value)) is not None
     ),
-    "webhook-name": Form(
+    "webhook-name": ValueFormat(
         "a domain with three parts: check.example.com",
         lambda value: (
             not isinstance(value, str) or (SUBDOMAIN.fullmatch(value) is not None and value.count(".") >= 2)
         ),
     ),
-    "https": Form("https:// with a host", _text(re.compile(r"(?i:https)://[^/?#@\s]+[^?#\s]*"))),
-    "kind": Form(
+    "https": ValueFormat("https:// with a host", _text(re.compile(r"(?i:https)://[^/?#@\s]+[^?#\s]*"))),
+    "kind": ValueFormat(
         "a letter, then letters, digits and hyphens",
         _text(re.compile(r"(?i:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)")),
     ),
-    "json-path": Form("a path that begins with a dot: .spec.replicas", _text(re.compile(r"\..+"))),
-    "identifier": Form("letters, digits and _", _text(re.compile(r"[A-Za-z_][A-Za-z0-9_]*"))),
-    "attribute": Form(
+    "json-path": ValueFormat("a path that begins with a dot: .spec.replicas", _text(re.compile(r"\..+"))),
+    "identifier": ValueFormat("letters, digits and _", _text(re.compile(r"[A-Za-z_][A-Za-z0-9_]*"))),
+    "attribute": ValueFormat(
         "a domain and a name: example.com/model",
         _text(re.compile(rf"(?=[^/]{{1,63}}/)(?i:{_SUBDOMAIN})/[A-Za-z_][A-Za-z0-9_]{{0,31}}")),
     ),
-    "driver": Form(
+    "driver": ValueFormat(
         "a driver's name: letters, digits, - and . with 63 characters at most",
         _text(re.compile(rf"(?=.{{1,63}}\Z)(?i:{_SUBDOMAIN})")),
     ),
-    "request": Form(
+    "request": ValueFormat(
         "the name of a request, or request/subrequest", _text(re.compile(rf"{_LABEL}(?:/{_LABEL})?"))
     ),
 }

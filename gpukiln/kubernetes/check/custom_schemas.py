@@ -258,7 +258,7 @@ def _kubeflow(replicas: str) -> Schema:
 
 _QUEUES = ("kueue.x-k8s.io/v1beta1", "kueue.x-k8s.io/v1beta2")
 # (apiVersion, kind) -> its form
-FORMS: dict[tuple[str, str], Schema] = {
+SCHEMAS: dict[tuple[str, str], Schema] = {
     ("karpenter.sh/v1", "NodePool"): _object(_NODE_POOL),
     ("karpenter.k8s.aws/v1", "EC2NodeClass"): _object(_NODE_CLASS) | {"required": []},
     **{(api, "ResourceFlavor"): _object(_FLAVOR) | {"required": []} for api in _QUEUES},

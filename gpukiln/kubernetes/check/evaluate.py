@@ -1,23 +1,25 @@
-"""Rules put to all that was read: findings, what was not checked, and their counts."""
+"""Applies the rules to all that was read: findings, what was not checked, and their counts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gpukiln.findings import SEVERITIES, Finding
 from gpukiln.kubernetes.check.fit import Placed, has_form, placed
 from gpukiln.kubernetes.check.reading import Reading, guarded
 from gpukiln.kubernetes.check.registry import rules
-from gpukiln.kubernetes.check.rules import Context, Fault, Rule, Severity
+from gpukiln.kubernetes.check.rules import Context, ManifestRule
 from gpukiln.kubernetes.check.rules_form import unserved
 from gpukiln.kubernetes.check.rules_running import PREFERRED
-from gpukiln.kubernetes.check.schema import custom_faults, known
+from gpukiln.kubernetes.check.schema import custom_violations, known
 from gpukiln.kubernetes.check.workload import (
-    Broken,
-    Command,
+    CommandLine,
     Prose,
     Query,
+    Rejection,
+    Resource,
     Subject,
-    Thing,
+    Violation,
     Workload,
     dotted,
     mapping,
@@ -25,41 +27,14 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.typed import strict, unknown
 
 SCHEMA = "k8s.check/1"
-# Rules on labels that no node bears: a pod that breaks one is not said to run where the label is.
+# Rules on labels that no node bears: a pod that violates one is not said to run where the label is.
 NOWHERE = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
 SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 
 @strict
-class Finding:
-    """One place where a rule is broken.
-
-    Args:
-        rule: Its id.
-        line: From 1.
-        object: Kind and name, or what else it stands in; empty of a script or a document.
-        path: In the object, for example spec.template.spec; empty where there is none.
-        found: What was found, and what was wanted.
-        reason: What happens.
-        fix: What to write instead.
-        source: Where that is stated.
-    """
-
-    rule: str
-    severity: Severity
-    file: str
-    line: int
-    object: str
-    path: str
-    found: str
-    reason: str
-    fix: str
-    source: str
-
-
-@strict
 class Unchecked:
-    """What was read and could not be judged; no fault, and no proof that there is none."""
+    """What was read and could not be checked; no finding, and no proof that there is none."""
 
     file: str
     line: int
@@ -98,7 +73,8 @@ class Report:
     """What `k8s.check` says.
 
     Args:
-        kubernetes: Versions whose schemas it was judged by.
+        kubernetes: Versions whose schemas were used.
+        findings: The evidence of each has file, line (from 1), path in the object, and reason: what happens.
         placed: GPU pods, and where they can run.
     """
 
@@ -111,8 +87,8 @@ class Report:
     counts: Counts
 
 
-def choose(only: Iterable[str], skip: Iterable[str]) -> tuple[list[Rule], dict[str, str]]:
-    """The rules to judge by, and the reason of each that is skipped.
+def choose(only: Iterable[str], skip: Iterable[str]) -> tuple[list[ManifestRule], dict[str, str]]:
+    """The rules to apply, and the reason of each that is skipped.
 
     Args:
         only: Ids; all where there are none.
@@ -130,8 +106,10 @@ def choose(only: Iterable[str], skip: Iterable[str]) -> tuple[list[Rule], dict[s
     return [one for one in rules() if not wanted or one.id in wanted], skipped
 
 
-def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: Iterable[str] = ()) -> Report:
-    """Put rules to what was read.
+def apply_rules(
+    reading: Reading, context: Context, only: Iterable[str] = (), skip: Iterable[str] = ()
+) -> Report:
+    """Apply rules to what was read.
 
     Args:
         only: See `choose`.
@@ -149,12 +127,12 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
             if isinstance(subject, Workload) and not (rule.fragments or subject.whole):
                 continue
             with guarded(gaps, subject.file, _line(subject), f"rule {rule.id}"):
-                for fault in rule.judge(subject, context):
+                for violation in rule.check(subject, context):
                     reason = skipped.get(rule.id, _annotated(subject, rule))
                     if reason is None:
-                        if rule.id in NOWHERE and PREFERRED not in fault.path:
-                            nowhere.setdefault(id(subject), fault.text)
-                        findings.append(_finding(rule, subject, fault))
+                        if rule.id in NOWHERE and PREFERRED not in violation.path:
+                            nowhere.setdefault(id(subject), violation.text)
+                        findings.append(_finding(rule, subject, violation))
                     else:
                         left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
     fits: list[Placed] = []
@@ -168,11 +146,21 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
                 )
                 gaps.append((workload.file, workload.line, what))
     order = {name: number for number, name in enumerate(reading.files)}
-    findings = sorted(
-        dict.fromkeys(findings),
-        key=lambda one: (order[one.file], one.line, one.severity, one.rule, one.found),
-    )
-    unchecked = [Unchecked(*one) for one in gaps] + _unknown_kinds(reading.things, context)
+    unique = {
+        (
+            order[one.evidence["file"]],
+            one.evidence["line"],
+            SEVERITIES.index(one.severity),
+            one.id,
+            one.message,
+            one.evidence["path"],
+            one.object,
+            one.remedy,
+        ): one
+        for one in findings
+    }
+    findings = [unique[key] for key in sorted(unique)]
+    unchecked = [Unchecked(*one) for one in gaps] + _unknown_kinds(reading.resources, context)
     return Report(
         SCHEMA,
         tuple(f"1.{minor}" for minor in context.minors),
@@ -182,7 +170,7 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
         tuple(fits),
         Counts(
             files=len(reading.files),
-            objects=sum(one.role == "object" for one in reading.things),
+            objects=sum(one.role == "object" for one in reading.resources),
             pods=len(reading.workloads),
             errors=sum(one.severity == "error" for one in findings),
             warnings=sum(one.severity == "warning" for one in findings),
@@ -192,18 +180,18 @@ def judge(reading: Reading, context: Context, only: Iterable[str] = (), skip: It
 
 
 def _subjects(reading: Reading) -> Iterable[Subject]:
-    yield from reading.broken
-    yield from reading.things
+    yield from reading.rejections
+    yield from reading.resources
     yield from reading.workloads
     yield from reading.commands
     yield from reading.queries
     yield from reading.prose
 
 
-def _annotated(subject: Subject, rule: Rule) -> str | None:
-    """The reason why an object is not to be judged by a rule; None where it is."""
-    thing = _thing(subject)
-    metadata = [thing.metadata] if thing else []
+def _annotated(subject: Subject, rule: ManifestRule) -> str | None:
+    """The reason why a rule is not to be applied to an object; None where it is."""
+    resource = _resource(subject)
+    metadata = [resource.metadata] if resource else []
     if isinstance(subject, Workload):
         metadata.append(subject.pod_metadata)
     for one in metadata:
@@ -213,44 +201,41 @@ def _annotated(subject: Subject, rule: Rule) -> str | None:
     return None
 
 
-def _thing(subject: Subject) -> Thing | None:
-    if isinstance(subject, Thing):
+def _resource(subject: Subject) -> Resource | None:
+    if isinstance(subject, Resource):
         return subject
-    return subject.thing if isinstance(subject, Workload | Command | Broken) else None
+    return subject.resource if isinstance(subject, Workload | CommandLine | Rejection) else None
 
 
 def _line(subject: Subject) -> int:
     return 1 if isinstance(subject, Prose) else subject.line
 
 
-def _finding(rule: Rule, subject: Subject, fault: Fault) -> Finding:
-    thing = _thing(subject)
-    path = fault.path or (subject.path if isinstance(subject, Command) else ())
-    if fault.line:
-        line = fault.line
-    elif isinstance(subject, Command | Query | Broken):
+def _finding(rule: ManifestRule, subject: Subject, violation: Violation) -> Finding:
+    resource = _resource(subject)
+    path = violation.path or (subject.path if isinstance(subject, CommandLine) else ())
+    if violation.line:
+        line = violation.line
+    elif isinstance(subject, CommandLine | Query | Rejection):
         line = subject.line
     else:
-        line = thing.line_of(path) if thing else 1
+        line = resource.line_of(path) if resource else 1
     return Finding(
-        rule=rule.id,
-        severity=rule.severity,
-        file=subject.file,
-        line=line,
-        object=thing.label if thing else "",
-        path=dotted(path),
-        found=fault.text,
-        reason=rule.reason,
-        fix=fault.fix or rule.fix,
+        rule.id,
+        rule.severity,
+        violation.text,
+        object=resource.label if resource else "",
+        evidence={"file": subject.file, "line": line, "path": dotted(path), "reason": rule.reason},
+        remedy=violation.fix or rule.fix,
         source=rule.source,
     )
 
 
-def _unknown_kinds(things: Iterable[Thing], context: Context) -> list[Unchecked]:
-    """Kinds whose form nobody told us; their pods are judged all the same."""
+def _unknown_kinds(resources: Iterable[Resource], context: Context) -> list[Unchecked]:
+    """Kinds whose schema is not known here; their pods are checked all the same."""
     return [
         Unchecked(one.file, one.line, f"{one.api} {one.kind}: its form is not known here")
-        for one in things
+        for one in resources
         if one.role == "object"
         and one.api
         and one.kind
@@ -259,7 +244,7 @@ def _unknown_kinds(things: Iterable[Thing], context: Context) -> list[Unchecked]
         and (one.api, one.kind) not in context.custom_kinds
     ] + [
         Unchecked(one.file, one.line, f"{one.label}: {text}")
-        for one in things
-        if (custom := context.custom_form(one, custom_faults)) is not None
+        for one in resources
+        if (custom := context.custom_form(one, custom_violations)) is not None
         for text in custom[1]
     ]

@@ -21,7 +21,7 @@ from gpukiln.kubernetes import workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.images import cuda_of_image
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.scheduling import GPU, asked, containers, nearest, of_daemon_set, why_not
+from gpukiln.kubernetes.scheduling import GPU, asked, containers, mismatches, nearest, of_daemon_set
 from gpukiln.kubernetes.symptoms import (
     CONTAINER,
     CREATION,
@@ -221,7 +221,7 @@ def of_cluster(seen: ClusterState) -> Iterator[Finding]:
         wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
         if not wanted and seen.gpu_nodes:
             spec = of_daemon_set(one["spec"]["template"]["spec"])
-            why = [problem.text for node in seen.gpu_nodes for problem in why_not(spec, node, {})]
+            why = [problem.text for node in seen.gpu_nodes for problem in mismatches(spec, node)]
             yield _finding(
                 "device-plugin-nowhere",
                 "error",
@@ -299,7 +299,7 @@ def _nothing_offered(
         why = [
             problem.text
             for one in seen.plugins
-            for problem in why_not(of_daemon_set(one["spec"]["template"]["spec"]), node, {})
+            for problem in mismatches(of_daemon_set(one["spec"]["template"]["spec"]), node)
         ]
         if seen.plugins:
             yield _finding(

@@ -21,6 +21,7 @@ CORDON = "node.kubernetes.io/unschedulable"  # the taint that a cordon brings
 # IsSupportedPodLevelResource).
 POD_LEVEL = re.compile(r"cpu|memory|hugepages-.+")
 Spec = Mapping[str, Any]
+ZERO, ONE = Decimal(0), Decimal(1)
 
 
 class FilterFailure(NamedTuple):
@@ -59,7 +60,7 @@ def requests(spec: Spec) -> dict[str, Decimal]:
             _add(total, _of(one))
             _most(peak, total)
         else:
-            _most(peak, {key: value + total.get(key, Decimal(0)) for key, value in _of(one).items()})
+            _most(peak, {key: value + total.get(key, ZERO) for key, value in _of(one).items()})
     for one in spec.get("containers") or ():
         _add(total, _of(one))
     _most(total, peak)
@@ -74,8 +75,8 @@ def free_of(node: Manifest, pods: Iterable[Manifest]) -> dict[str, Decimal]:
     for pod in pods:
         here = pod["spec"].get("nodeName") == node["metadata"]["name"]
         if here and pod["status"].get("phase") not in ("Succeeded", "Failed"):
-            for key, value in {**requests(pod["spec"]), "pods": Decimal(1)}.items():
-                left[key] = left.get(key, Decimal(0)) - value
+            for key, value in {**requests(pod["spec"]), "pods": ONE}.items():
+                left[key] = left.get(key, ZERO) - value
     return left
 
 
@@ -85,13 +86,13 @@ def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
     (Admission plugin ExtendedResourceToleration: the taint's key is the resource's name, and the effect that
     it tolerates is NoSchedule.)
     """
-    if any(
-        one.get("key") in (None, "", taint["key"])
-        and one.get("effect") in (None, "", taint["effect"])
-        and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
-        for one in spec.get("tolerations") or ()
-    ):
-        return True
+    for one in spec.get("tolerations") or ():
+        if (
+            one.get("key") in (None, "", taint["key"])
+            and one.get("effect") in (None, "", taint["effect"])
+            and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
+        ):
+            return True
     return taint["effect"] == "NoSchedule" and any(
         taint["key"] in _part(one, "resources", "limits") for one in containers(spec)
     )
@@ -107,15 +108,8 @@ def of_daemon_set(spec: Spec) -> Spec:
     return {**spec, "tolerations": [*(spec.get("tolerations") or ()), *added]}
 
 
-def why_not(
-    spec: Spec, node: Manifest, left: Mapping[str, Decimal], wanted: Mapping[str, Decimal] | None = None
-) -> list[FilterFailure]:
-    """Why a pod does not fit a node; empty: it does.
-
-    Args:
-        left: What the node has left; empty: room is not asked about.
-        wanted: What the pod takes, where it is known already.
-    """
+def mismatches(spec: Spec, node: Manifest) -> list[FilterFailure]:
+    """What keeps a pod off a node however much room it has; empty: nothing."""
     labels, found = node["metadata"].get("labels", {}), []
     cordoned = node["spec"].get("unschedulable")
     # the plugin NodeUnschedulable lets a pod pass that tolerates the taint, whether or not it is there yet
@@ -126,8 +120,8 @@ def why_not(
             continue
         if taint["effect"] != "PreferNoSchedule" and not tolerates(spec, taint):
             value = f"={taint['value']}" if taint.get("value") else ""
-            told = f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"
-            found.append(FilterFailure("taint", told))
+            text = f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"
+            found.append(FilterFailure("taint", text))
     for key, value in _part(spec, "nodeSelector").items():
         if labels.get(key) != value:
             has = f"it has {labels[key]}" if key in labels else "it has no such label"
@@ -136,14 +130,19 @@ def why_not(
     if terms and not any(_term(labels, node, term) for term in terms):
         either = " or ".join(_term_words(term) for term in terms)
         found.append(FilterFailure("selector", f"affinity {either} does not match"))
-    if left:
-        for resource, want in (requests(spec) if wanted is None else wanted).items():
-            room = max(left.get(resource, Decimal(0)), Decimal(0))
-            if want > room:
-                words = f"{shown(resource, want)} asked, {shown(resource, room)} left"
-                found.append(FilterFailure("room", f"Insufficient {resource}: {words}"))
-        if left.get("pods", Decimal(1)) < 1:
-            found.append(FilterFailure("room", "Too many pods"))
+    return found
+
+
+def shortages(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> list[FilterFailure]:
+    """What a node has too little of."""
+    found = []
+    for resource, want in wanted.items():
+        room = max(left.get(resource, ZERO), ZERO)
+        if want > room:
+            words = f"{shown(resource, want)} asked, {shown(resource, room)} left"
+            found.append(FilterFailure("room", f"Insufficient {resource}: {words}"))
+    if left.get("pods", ONE) < 1:
+        found.append(FilterFailure("room", "Too many pods"))
     return found
 
 
@@ -177,14 +176,14 @@ def nearest(
     tried = []
     for node in nodes:
         left = free_of(node, every)
-        tried.append((node, why_not(spec, node, left, wanted), left))
+        tried.append((node, [*mismatches(spec, node), *shortages(wanted, left)], left))
     best = min(tried, key=lack, default=None)
     return best and best[:2]
 
 
 def _missing(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> Decimal:
-    lacking = (value - max(left.get(key, Decimal(0)), Decimal(0)) for key, value in wanted.items())
-    return sum((one for one in lacking if one > 0), Decimal(0))
+    lacking = (value - max(left.get(key, ZERO), ZERO) for key, value in wanted.items())
+    return sum((one for one in lacking if one > 0), ZERO)
 
 
 def distance(problems: Iterable[FilterFailure]) -> tuple[int, int]:
@@ -206,7 +205,7 @@ def shown(resource: str, value: Decimal) -> str:
 
 def amount(value: Any) -> Decimal:
     """A quantity that the API server has taken already."""
-    return quantity(value) or Decimal(0)
+    return quantity(value) or ZERO
 
 
 def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
@@ -232,19 +231,21 @@ def _part(whole: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
     """A mapping in a mapping; what is empty or none of it counts as empty."""
     for key in path:
         found = whole.get(key)
-        # what files and servers hold are dicts; of an abstract class Python asks slower
-        whole = found if isinstance(found, (dict, Mapping)) else {}
+        # none at all, or a dict, in nearly all cases: Python asks slower for an abstract class
+        if found is None or not isinstance(found, (dict, Mapping)):
+            return {}
+        whole = found
     return whole
 
 
 def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
     for key, value in more.items():
-        total[key] = total.get(key, Decimal(0)) + value
+        total[key] = total.get(key, ZERO) + value
 
 
 def _most(total: dict[str, Decimal], other: Mapping[str, Decimal]) -> None:
     for key, value in other.items():
-        total[key] = max(total.get(key, Decimal(0)), value)
+        total[key] = max(total.get(key, ZERO), value)
 
 
 def _term(labels: Mapping[str, str], node: Manifest, term: Mapping[str, Any]) -> bool:

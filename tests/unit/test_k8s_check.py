@@ -250,6 +250,30 @@ def test_a_pod_whose_selector_is_wrong_is_not_said_to_run(selector: str) -> None
     assert "g4dn.xlarge" in placed.on
 
 
+def test_a_daemon_set_takes_room_on_the_nodes_alone_that_it_selects() -> None:
+    daemon_set = """\
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: d}
+spec:
+  selector: {matchLabels: {app: d}}
+  template:
+    metadata: {labels: {app: d}}
+    spec:
+      nodeSelector: {team: vision}
+      tolerations: [{operator: Exists}]
+      containers: [{name: d, image: "r.example/d:1", resources: {requests: {cpu: "2"}}}]
+"""
+    pod = GOOD.replace("cpu: 1", "cpu: 3")  # of the 4 of a g4dn.xlarge; 80m are the kubelet's, 150m EKS' own
+    selecting = pod.replace("name: p", "name: q", 1).replace(
+        "spec:\n", "spec:\n  nodeSelector: {team: vision}\n", 1
+    )
+    anywhere, there = judged(f"{pod}---\n{selecting}{daemon_set}", types=("g4dn.xlarge",)).placed
+    assert anywhere.on == ("g4dn.xlarge",)
+    assert [one.why for one in there.not_on] == ["Insufficient cpu: 3 asked, 1770m left"]
+
+
 POOL = """\
 apiVersion: karpenter.sh/v1
 kind: NodePool

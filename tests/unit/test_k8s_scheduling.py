@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpukiln.kubernetes.scheduling import distance, nearest, requests, tolerates, why_not
+from gpukiln.kubernetes.scheduling import distance, mismatches, nearest, requests, shortages, tolerates
 from tests.support.api_server import GPU, node
 
 GIB = 2**30
@@ -48,7 +48,7 @@ def test_a_cordon_keeps_those_away_that_do_not_tolerate_it(toleration, problems,
     if tainted:
         taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
         cordoned["spec"]["taints"].append(taint)
-    found = why_not(pod(tolerations=[toleration]), cordoned, {})
+    found = mismatches(pod(tolerations=[toleration]), cordoned)
     assert [one.text for one in found] == problems
 
 
@@ -95,7 +95,12 @@ def test_a_selector_is_farther_than_a_taint_and_both_than_room():
     tainted, elsewhere = node("tainted", 2), node("elsewhere", 2)
     tainted["spec"]["taints"].append({"key": "dedicated", "effect": "NoSchedule"})
     distances = [
-        distance(why_not(pod(nodeSelector=selector), one, {GPU: Decimal(0)}))
+        distance(
+            [
+                *mismatches(spec := pod(nodeSelector=selector), one),
+                *shortages(requests(spec), {GPU: Decimal(0)}),
+            ]
+        )
         for selector, one in (({}, node("full", 2)), ({}, tainted), ({"pool": "a"}, elsewhere))
     ]
     assert distances == sorted(distances)

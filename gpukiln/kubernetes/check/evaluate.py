@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import get_args
 
 from gpukiln.findings import SEVERITIES, Finding
-from gpukiln.kubernetes.check.fit import Placed, has_form, placed
-from gpukiln.kubernetes.check.reading import Reading, guarded
+from gpukiln.kubernetes.check.fit import Elsewhere, Placed, has_form, placed
+from gpukiln.kubernetes.check.reading import Reading, add_gap, guarded
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, ManifestRule
 from gpukiln.kubernetes.check.rules_form import unserved
@@ -120,13 +121,12 @@ def apply_rules(
     gaps = list(reading.unchecked)
     nowhere: dict[int, str] = {}
     left: dict[tuple[str, str], int] = dict.fromkeys(skipped.items(), 0)
+    of_subject = {kind: [one for one in chosen if one.subject is kind] for kind in get_args(Subject)}
     for subject in _subjects(reading):
-        for rule in chosen:
-            if not isinstance(subject, rule.subject):
-                continue
+        for rule in of_subject[type(subject)]:
             if isinstance(subject, Workload) and not (rule.fragments or subject.whole):
                 continue
-            with guarded(gaps, subject.file, _line(subject), f"rule {rule.id}"):
+            try:
                 for violation in rule.check(subject, context):
                     reason = skipped.get(rule.id, _annotated(subject, rule))
                     if reason is None:
@@ -135,11 +135,14 @@ def apply_rules(
                         findings.append(_finding(rule, subject, violation))
                     else:
                         left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
+            except Exception as error:  # as `guarded`, which would look up each document's line
+                add_gap(gaps, subject.file, _line(subject), f"rule {rule.id}", error)
     fits: list[Placed] = []
-    elsewhere = {key: (context.where, why) for key, why in nowhere.items()}
     for workload in reading.workloads:
         with guarded(gaps, workload.file, workload.line, "the search for machines"):
-            fits += placed([workload], context.places, elsewhere)
+            why = nowhere.get(id(workload))
+            where = placed(workload, context.places, Elsewhere(context.where, why) if why else None)
+            fits += [where] if where else []
             if workload.whole and workload.gpus and not has_form(workload.pod):
                 what = (
                     f"{workload.label}: no machine is looked for: what it selects nodes by has another form"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gpukiln.kubernetes.check.workload import HAMI, Workload, at, mapping
+from gpukiln.kubernetes.machines import PRODUCT
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.pools import Pool
 from gpukiln.kubernetes.scheduling import (
@@ -21,9 +21,11 @@ from gpukiln.kubernetes.scheduling import (
     amount,
     asked,
     distance,
+    mismatches,
     requests,
+    required_terms,
+    shortages,
     shown,
-    why_not,
 )
 from gpukiln.typed import strict
 
@@ -78,10 +80,45 @@ class Placed:
     not_on: tuple[Elsewhere, ...]
 
 
-def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[NodeFit]:
+class DaemonSetLoad:
+    """What nodes have left for other pods once DaemonSets run there: computed once for each kind of node."""
+
+    def __init__(self, specs: Iterable[Spec]) -> None:
+        self._pods = [(spec, {**requests(spec), "pods": Decimal(1)}) for spec in specs]
+        rules = [
+            rule
+            for spec, _ in self._pods
+            for term in required_terms(spec)
+            for rule in term.get("matchExpressions") or ()
+        ]
+        selected = {key for spec, _ in self._pods for key in spec.get("nodeSelector") or ()}
+        # What a node has, and which DaemonSets it fits, depends on its pool, its name and these labels: of a
+        # type the product says whether its GPUs are shared.
+        self._labels = sorted({PRODUCT, *selected, *(rule["key"] for rule in rules)})
+        self._known: dict[tuple[Any, ...], Mapping[str, Decimal]] = {}
+
+    def left(self, pool: Pool, name: str, node: Manifest) -> Mapping[str, Decimal]:
+        labels = node["metadata"].get("labels", {})
+        key = (pool, name, *(labels.get(one) for one in self._labels))
+        if (known := self._known.get(key)) is None:
+            known = self._known[key] = self._computed(node)
+        return known
+
+    def _computed(self, node: Manifest) -> dict[str, Decimal]:
+        left = {
+            key: Decimal(value) if value == "Infinity" else amount(value)
+            for key, value in node["status"]["allocatable"].items()
+        }
+        for spec, taken in self._pods:
+            if not mismatches(spec, node):
+                for key, value in taken.items():
+                    left[key] = left.get(key, Decimal(0)) - value
+        return left
+
+
+def places(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[NodeFit]:
     """Every candidate, in the order of the pools."""
     wanted, found = requests(spec), []
-    takes = [(daemon, requests(daemon)) for daemon in daemons]
     shares = any(key in HAMI for key in wanted)  # several containers and pods may have one GPU
     for pool in pools:
         over = [
@@ -92,8 +129,7 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[N
             if key in wanted and wanted[key] > limit
         ]
         for name, node in pool.candidates(spec):
-            beyond = [] if pool.nodes else pool.beyond_limits(name)
-            left = _left(node, takes)
+            left = load.left(pool, name, node)
             known = {
                 key: value
                 for key, value in wanted.items()
@@ -102,59 +138,39 @@ def places(spec: Spec, pools: Sequence[Pool], daemons: Sequence[Spec]) -> list[N
             }
             if shares and not pool.nodes:
                 known.pop(GPU, None)
-            found.append(
-                NodeFit(
-                    pool,
-                    name,
-                    (
-                        *why_not(spec, node, left, known),
-                        *over,
-                        *(FilterFailure("room", one) for one in beyond),
-                    ),
-                )
-            )
+            problems = [*mismatches(spec, node), *shortages(known, left), *over]
+            if pool.limits and not pool.nodes:
+                problems += [FilterFailure("room", one) for one in pool.beyond_limits(name)]
+            found.append(NodeFit(pool, name, tuple(problems)))
     return found
 
 
 def placed(
-    workloads: Iterable[Workload],
-    places_of: Callable[[Workload], list[NodeFit]],
-    nowhere: Mapping[int, tuple[str, str]],
-) -> tuple[Placed, ...]:
-    """Where the GPU pods of some files can run.
+    workload: Workload, fits: Callable[[Workload], list[NodeFit]], nowhere: Elsewhere | None
+) -> Placed | None:
+    """Where a pod can run; None: it asks for no GPU.
 
     Args:
-        nowhere: `id` of a pod whose selector is wrong, to all places in words, and what is wrong.
+        fits: Every candidate, see `places`.
+        nowhere: All of them in words, and why not, where its selector is wrong.
     """
-    found = []
-    for one in workloads:
-        if id(one) in nowhere and judged(one):
-            where = Elsewhere(*nowhere[id(one)])
-            found.append(
-                Placed(one.resource.file, one.resource.line_of(one.where), one.resource.label, (), (where,))
-            )
-        elif judged(one):
-            there = places_of(one)
-            lacking = sorted(
-                (place for place in there if place.problems), key=lambda place: distance(place.problems)
-            )
-            found.append(
-                Placed(
-                    one.resource.file,
-                    one.resource.line_of(one.where),
-                    one.resource.label,
-                    tuple(dict.fromkeys(place.name for place in there if not place.problems)),
-                    tuple(
-                        Elsewhere(place.name, "; ".join(problem.text for problem in place.problems))
-                        for place in lacking
-                    ),
-                )
-            )
-    return tuple(found)
+    if not is_schedulable(workload):
+        return None
+    on: tuple[str, ...] = ()
+    not_on: tuple[Elsewhere, ...] = (nowhere,) if nowhere else ()
+    if not nowhere:
+        found = fits(workload)
+        lacking = sorted((one for one in found if one.problems), key=lambda one: distance(one.problems))
+        on = tuple(dict.fromkeys(one.name for one in found if not one.problems))
+        not_on = tuple(
+            Elsewhere(one.name, "; ".join([problem.text for problem in one.problems])) for one in lacking
+        )
+    resource = workload.resource
+    return Placed(resource.file, resource.line_of(workload.where), resource.label, on, not_on)
 
 
-def judged(workload: Workload) -> bool:
-    """Whether it asks for a GPU in a form that can be held against a machine."""
+def is_schedulable(workload: Workload) -> bool:
+    """Whether it asks for a GPU in a form that can be compared with a machine."""
     spec = workload.pod
     try:
         asks = mapping(spec) and not spec.get("nodeName") and asked(spec) and requests(spec)
@@ -164,7 +180,7 @@ def judged(workload: Workload) -> bool:
 
 
 def has_form(spec: Spec) -> bool:
-    """Whether what a node is chosen by has the form of a pod's spec; the schema's faults say what has not."""
+    """Whether what a node is chosen by has the form of a pod's spec; rule `schema` reports the others."""
     listed = [spec.get(key) or [] for key in ("containers", "initContainers", "tolerations")]
     terms: Any = at(spec, ("affinity", "nodeAffinity", REQUIRED, "nodeSelectorTerms")) or []
     if not all(map(_are_mappings, [*listed, terms])) or not isinstance(
@@ -187,21 +203,6 @@ def _is_rule(rule: Mapping[str, Any]) -> bool:
         and isinstance(values, list)
         and all(isinstance(one, str) for one in values)
     )
-
-
-def _left(node: Manifest, daemons: Sequence[tuple[Spec, Mapping[str, Decimal]]]) -> dict[str, Decimal]:
-    """What a node has for pods, less what those take that run on each node that they fit."""
-    left = dict(_offered(tuple(node["status"]["allocatable"].items())))
-    for spec, taken in daemons:
-        if not why_not(spec, node, {}):
-            for key, value in {**taken, "pods": Decimal(1)}.items():
-                left[key] = left.get(key, Decimal(0)) - value
-    return left
-
-
-@lru_cache(maxsize=512)
-def _offered(amounts: tuple[tuple[str, str], ...]) -> dict[str, Decimal]:
-    return {key: Decimal(value) if value == "Infinity" else amount(value) for key, value in amounts}
 
 
 def words(one: Placed) -> list[str]:

@@ -250,10 +250,15 @@ def guarded(gaps: list[Gap], file: str, line: int, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        gap = (file, line, f"{what} could not read this document; please report it with the document ({why})")
-        if gap not in gaps:
-            gaps.append(gap)
+        add_gap(gaps, file, line, what, error)
+
+
+def add_gap(gaps: list[Gap], file: str, line: int, what: str, error: Exception) -> None:
+    """See `guarded`."""
+    why = f"{type(error).__name__}: {error}"
+    gap = (file, line, f"{what} could not read this document; please report it with the document ({why})")
+    if gap not in gaps:
+        gaps.append(gap)
 
 
 def read(names: Iterable[str]) -> Reading:

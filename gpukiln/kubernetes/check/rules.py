@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gpukiln.findings import Severity
 from gpukiln.kubernetes.check.crds import Definition, definitions_of
-from gpukiln.kubernetes.check.fit import OF_EKS, NodeFit, has_form, places
+from gpukiln.kubernetes.check.fit import OF_EKS, DaemonSetLoad, NodeFit, has_form, places
 from gpukiln.kubernetes.check.workload import Prose, Resource, Violation, Workload, at
 from gpukiln.kubernetes.pools import Pool, default_pool, pools_in
 
@@ -83,8 +83,8 @@ class Context:
         return f"{'pools' if len(self.candidates) > 1 else 'pool'} {names}"
 
     @cached_property
-    def daemons(self) -> tuple[Mapping[str, Any], ...]:
-        """Pods that run on each node that they fit."""
+    def _load(self) -> DaemonSetLoad:
+        """What the DaemonSets of the resources, else those that EKS runs, take of nodes."""
         found = {
             one.name: one.object["spec"]["template"]["spec"]
             for one in self.resources
@@ -92,7 +92,7 @@ class Context:
             and at(one.object, ("spec", "template", "spec", "containers"))
             and has_form(one.object["spec"]["template"]["spec"])
         }
-        return tuple({**OF_EKS, **found}.values())
+        return DaemonSetLoad({**OF_EKS, **found}.values())
 
     @cached_property
     def custom_kinds(self) -> Mapping[tuple[str, str], Definition]:
@@ -115,7 +115,7 @@ class Context:
     def places(self, workload: Workload) -> list[NodeFit]:
         """Every place that a GPU pod may land on, and why it can't."""
         if id(workload) not in self._places:
-            self._places[id(workload)] = places(workload.pod, self.candidates, self.daemons)
+            self._places[id(workload)] = places(workload.pod, self.candidates, self._load)
         return self._places[id(workload)]
 
 

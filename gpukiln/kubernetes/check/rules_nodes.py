@@ -10,7 +10,7 @@ from gpukiln.catalog import cuda
 from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes import machines
-from gpukiln.kubernetes.check.fit import NodeFit, judged
+from gpukiln.kubernetes.check.fit import NodeFit, is_schedulable
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.workload import Path, Violation, Workload
 from gpukiln.kubernetes.images import cuda_of_image
@@ -42,7 +42,7 @@ def _nearest(places: list[NodeFit], kind: str) -> str:
 
 def _nowhere(workload: Workload, context: Context, kind: str) -> str:
     """What comes nearest, where each place is ruled out by a kind of problem; else nothing."""
-    if not judged(workload):
+    if not is_schedulable(workload):
         return ""
     every, lacking = _lacking(workload, context, kind)
     return _nearest(lacking, kind) if every and len(lacking) == len(every) else ""

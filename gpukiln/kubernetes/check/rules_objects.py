@@ -9,7 +9,7 @@ from typing import Any
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines
-from gpukiln.kubernetes.check.fit import judged
+from gpukiln.kubernetes.check.fit import is_schedulable
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_running import selected
 from gpukiln.kubernetes.check.rules_volumes import surge
@@ -114,7 +114,7 @@ def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation
     fragments=False,
 )
 def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Violation]:
-    if workload.kind != "Deployment" or not judged(workload):
+    if workload.kind != "Deployment" or not is_schedulable(workload):
         return
     each = sum((quantity(one.limits.get(GPU)) or Decimal(0)) for one in workload.main_containers)
     pools = {place.pool.name: place.pool for place in context.places(workload) if not place.problems}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from gpukiln.kubernetes.check.fit import judged
+from gpukiln.kubernetes.check.fit import is_schedulable
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_running import selected
 from gpukiln.kubernetes.check.workload import Path, Resource, Violation, Workload, at, mapping, sequence
@@ -109,7 +109,7 @@ def _of_pool(pool: Pool) -> set[str]:
     fragments=False,
 )
 def volume_zone(workload: Workload, context: Context) -> Iterator[Violation]:
-    if not judged(workload):
+    if not is_schedulable(workload):
         return
     known = [
         (path, claim, zones)

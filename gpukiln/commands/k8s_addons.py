@@ -74,13 +74,13 @@ def addons(
     )
     names = rendered.chosen(words(only), settings)
     files = rendered.rendered(settings, names)
-    written = folder.write(Path(output), files) if output else []
+    rendering = folder.write(Path(output) if output else None, files)
     if json:
-        found = listing.listing(settings, names, files, written)
+        found = listing.listing(settings, names, rendering)
         print_document(found.schema, dump(found))
     elif output:
-        for one in written:
-            results().tell(f"{one.change:8} {output.rstrip('/')}/{one.path}")
+        for line in rendering.lines(output):
+            results().tell(line)
     else:
         for path, text in files.items():
             print(f"# {path}\n{text}", end="")

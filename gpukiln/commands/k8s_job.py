@@ -341,7 +341,6 @@ def _write(made: GpuJob, output: str) -> Path:
     from gpukiln.kubernetes.manifest import dump
 
     name = f"{made.name}.yaml"
-    for one in folder.write(Path(output), {name: dump(*made.manifests())}):
-        if one.path == name:
-            say(f"{one.change:8} {Path(output) / name}")
+    [file] = folder.write(Path(output), {name: dump(*made.manifests())}).files
+    say(f"{file.change:8} {Path(output) / name}")
     return Path(output) / name

@@ -138,13 +138,13 @@ def nodes(
     where = make_cloud(cloud, region, profile=profile or None) if cloud else None
     trust = require_trusted(made.image, where)
     texts = rendered.files(made)
-    written = folder.write(Path(output), texts) if output else []
-    document = rendered.document(made, texts, written, trust)
+    rendering = folder.write(Path(output) if output else None, texts)
+    document = rendered.document(made, rendering, trust)
     if json:
         print_document(document.schema, dump(document))
     elif output:
-        for one in written:
-            results().tell(f"{one.change:8} {output.rstrip('/')}/{one.path}")
+        for line in rendering.lines(output):
+            results().tell(line)
     else:
         for path, text in texts.items():
             print(f"# {path}\n{text}" if len(texts) > 1 else text, end="")

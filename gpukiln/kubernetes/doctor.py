@@ -20,8 +20,9 @@ from gpukiln.findings import SEVERITIES, Finding, Severity
 from gpukiln.kubernetes import workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.images import cuda_of_image
+from gpukiln.kubernetes.machines import GPU, PRESENT
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.scheduling import GPU, asked, containers, mismatches, nearest, of_daemon_set
+from gpukiln.kubernetes.scheduling import asked, containers, mismatches, nearest, of_daemon_set
 from gpukiln.kubernetes.symptoms import (
     CONTAINER,
     CREATION,
@@ -36,7 +37,6 @@ from gpukiln.typed import strict
 from gpukiln.units import is_whole
 
 SCHEMA = "k8s.doctor/1"
-PRESENT = "nvidia.com/gpu.present"
 DRIVER = "nvidia.com/cuda.driver-version.full"
 # Labels by which a node is known to have GPUs before feature discovery ran: NFD, Karpenter, EKS's kubelet.
 ALSO_GPU = (

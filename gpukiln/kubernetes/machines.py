@@ -14,6 +14,7 @@ from gpukiln.catalog.instance_types import InstanceType, instance_type, instance
 from gpukiln.units import MIB
 
 GPU = "nvidia.com/gpu"
+PRESENT = "nvidia.com/gpu.present"  # of every node with a GPU: nodeadm, the node pools and feature discovery
 PRODUCT = "nvidia.com/gpu.product"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ARCHES = {"x86_64": "amd64", "arm64": "arm64"}

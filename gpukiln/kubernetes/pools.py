@@ -15,8 +15,9 @@ from typing import Any
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines, node_classes
+from gpukiln.kubernetes.machines import GPU
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.scheduling import GPU, Spec, amount, required_terms, shown
+from gpukiln.kubernetes.scheduling import Spec, amount, required_terms, shown
 from gpukiln.units import is_whole
 
 ZONE = "topology.kubernetes.io/zone"

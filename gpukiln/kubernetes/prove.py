@@ -20,7 +20,9 @@ from typing import Any
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.machines import GPU, PRESENT
 from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.kubernetes.symptoms import STUCK
 from gpukiln.parsing import parse_json
 from gpukiln.probe.base import ERROR, NOT_REACHED
 from gpukiln.probe.gather import POD_SECTIONS
@@ -28,8 +30,6 @@ from gpukiln.probe.packing import facts_in, gather_command
 from gpukiln.units import is_whole
 
 TEST_LABEL = "gpukiln.io/test"
-GPU = "nvidia.com/gpu"
-PRESENT = "nvidia.com/gpu.present=true"
 COUNT_LABEL, SHARING_LABEL = "nvidia.com/gpu.count", "nvidia.com/gpu.sharing-strategy"
 POLL_S = 1.0
 JUDGE_S = 300.0  # that the program which computes may take
@@ -40,16 +40,6 @@ nvidia-smi -L
 echo "{SMI}$?"
 echo "{NAMED}${{NVIDIA_VISIBLE_DEVICES-}}"
 exec sleep """
-# Reasons of a waiting container that time does not mend by itself soon (kubelet, pkg/kubelet/images).
-STUCK = (
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "ErrImageNeverPull",
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "RunContainerError",
-)
 # Conditions of a node that are bad when False (kubelet; EKS node monitoring agent) and when True (kubelet).
 GOOD_WHEN_TRUE = ("Ready", "AcceleratedHardwareReady")
 
@@ -67,7 +57,7 @@ class GpuTestOptions:
 
     image: str
     namespace: str = ""
-    selector: str = PRESENT
+    selector: str = f"{PRESENT}=true"
     resource: str = GPU
     runtime_class: str = ""
     pull_secret: str = ""

@@ -15,7 +15,6 @@ from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.units import is_whole
 
-GPU = "nvidia.com/gpu"
 CORDON = "node.kubernetes.io/unschedulable"  # the taint that a cordon brings
 # What a pod may ask for as a whole; GPUs only its containers (k8s.io/component-helpers/resource/helpers.go:
 # IsSupportedPodLevelResource).

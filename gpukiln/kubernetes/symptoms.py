@@ -11,6 +11,20 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# Reasons of a waiting container that time alone does not mend (kubernetes/kubernetes:pkg/kubelet/images,
+# pkg/kubelet/container, pkg/kubelet/kuberuntime).
+STUCK = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImageNeverPull",
+    "ErrImagePull",
+    "ImageInspectError",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "RunContainerError",
+    "SignatureValidationFailed",
+)
+
 
 class Symptom(NamedTuple):
     """A pattern in what something says.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from gpukiln.kubernetes.addons.rendered import ADD_ONS
 from gpukiln.kubernetes.addons.settings import Settings
-from gpukiln.kubernetes.folder import Written
+from gpukiln.kubernetes.folder import RenderedFile, Rendering
 
 ADDONS = "k8s.addons/1"
 
@@ -29,21 +28,6 @@ class RenderedAddOn:
 
 
 @dataclass(frozen=True)
-class File:
-    """A file of the rendering.
-
-    Args:
-        path: In its folder.
-        text: What is in it.
-        change: Against what the folder had before; null where nothing was written.
-    """
-
-    path: str
-    text: str
-    change: Literal["new", "changed", "same"] | None
-
-
-@dataclass(frozen=True)
 class AddOns:
     """The add-ons of a cluster.
 
@@ -56,23 +40,15 @@ class AddOns:
     schema: str
     settings: Settings
     add_ons: tuple[RenderedAddOn, ...]
-    files: tuple[File, ...]
+    files: tuple[RenderedFile, ...]
     others: tuple[str, ...]
 
 
-def listing(
-    settings: Settings, names: Iterable[str], files: Mapping[str, str], written: Iterable[Written]
-) -> AddOns:
-    """The document.
-
-    Args:
-        written: None of them where nothing was written.
-    """
-    change = {one.path: one.change for one in written}
+def listing(settings: Settings, names: Iterable[str], rendering: Rendering) -> AddOns:
     return AddOns(
         ADDONS,
         settings,
         tuple(RenderedAddOn(name, ADD_ONS[name].title, ADD_ONS[name].install(settings)) for name in names),
-        tuple(File(path, text, change.get(path)) for path, text in files.items()),  # type: ignore[arg-type]
-        tuple(path for path, how in change.items() if how == "other"),
+        rendering.files,
+        rendering.others,
     )

@@ -13,7 +13,8 @@ from typing import Any
 
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons import health_agent, helm
-from gpukiln.kubernetes.addons.settings import PRESENT, Settings
+from gpukiln.kubernetes.addons.settings import Settings
+from gpukiln.kubernetes.machines import PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 
 OBJECTS = "health/gpu-health.yaml"

@@ -11,7 +11,8 @@ from typing import Any
 
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons import helm, sharing
-from gpukiln.kubernetes.addons.settings import PRESENT, Settings
+from gpukiln.kubernetes.addons.settings import Settings
+from gpukiln.kubernetes.machines import PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 
 VALUES, PROOF = "device-plugin/values.yaml", "device-plugin/isolation-check.yaml"

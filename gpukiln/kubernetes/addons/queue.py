@@ -16,8 +16,9 @@ from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons import helm
-from gpukiln.kubernetes.addons.settings import GPU, PRESENT, QUEUE, Flavor, Provider, Settings, Team
+from gpukiln.kubernetes.addons.settings import QUEUE, Flavor, Provider, Settings, Team
 from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, replicas
+from gpukiln.kubernetes.machines import GPU, PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.kubernetes.scheduling import shown

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import helm
-from gpukiln.kubernetes.addons.settings import GPU, PRESENT, Runners, Settings
+from gpukiln.kubernetes.addons.settings import Runners, Settings
+from gpukiln.kubernetes.machines import GPU, PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.parsing import refuse_credentials
 from gpukiln.typed import unknown

@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from gpukiln.catalog.components import load_components
+from gpukiln.kubernetes.check.formats import LABEL
+from gpukiln.kubernetes.machines import GPU
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import strict, validated
 from gpukiln.units import Memory
 
-GPU = "nvidia.com/gpu"
-PRESENT = "nvidia.com/gpu.present"  # of every node with a GPU: nodeadm, the node pools and feature discovery
 QUEUE = "gpu"  # the LocalQueue of every team's namespace
 
 Strategy = Literal["none", "time-slicing", "mps", "mig-single", "mig-mixed"]
@@ -27,7 +27,7 @@ Provider = Literal["karpenter", "managed", "asg"]
 
 
 def _label(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
+    if not LABEL.fullmatch(text):
         raise ValueError("wanted a name of at most 63 small letters, digits and dashes")
     return text
 

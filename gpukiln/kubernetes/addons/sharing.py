@@ -12,7 +12,8 @@ from gpukiln.catalog.gpu_names import keys_of
 from gpukiln.catalog.gpus import Gpu, gpu
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.kubernetes.addons.settings import GPU, Flavor, Settings, SharingSettings
+from gpukiln.kubernetes.addons.settings import Flavor, Settings, SharingSettings
+from gpukiln.kubernetes.machines import GPU
 from gpukiln.typed import unknown
 from gpukiln.units import is_whole
 

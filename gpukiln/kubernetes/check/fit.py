@@ -11,11 +11,10 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from gpukiln.kubernetes.check.workload import HAMI, Workload, at, mapping
-from gpukiln.kubernetes.machines import PRODUCT
+from gpukiln.kubernetes.machines import GPU, PRODUCT
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.pools import Pool
 from gpukiln.kubernetes.scheduling import (
-    GPU,
     FilterFailure,
     Spec,
     amount,

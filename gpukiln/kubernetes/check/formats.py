@@ -1,4 +1,4 @@
-"""Forms of single values as the API server takes them: names, keys, addresses, quantities, schedules."""
+"""Formats of single values as the API server takes them: names, keys, addresses, quantities, schedules."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ _BARE_RESOURCES = re.compile(
     r"|replicationcontrollers|persistentvolumeclaims|services\.(?:nodeports|loadbalancers)"
     r"|hugepages-\w+|(?:limits|requests)\.[\w./-]+|count/[\w./-]+"
 )
+
+
+def is_label(key: str, value: str) -> bool:
+    return LABEL_KEY.fullmatch(key) is not None and LABEL_VALUE.fullmatch(value) is not None
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from gpukiln.kubernetes.check.workload import (
     mapping,
     sequence,
 )
+from gpukiln.kubernetes.machines import GPU
 from gpukiln.kubernetes.pools import other_types, pools_in
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.kubernetes.scheduling import GPU
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs"
 FAMILY = re.compile(r"(?:p|g|gr)(?:\d.*)?")  # of instance types with GPUs, and their categories

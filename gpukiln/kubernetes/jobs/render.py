@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.jobs import choice
+from gpukiln.kubernetes.machines import GPU
 from gpukiln.kubernetes.quantity import quantity
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.manifest import Manifest
 
 CONTAINER = "main"
-GPU = "nvidia.com/gpu"
 INDEX = "batch.kubernetes.io/job-completion-index"  # k8s.io/api/batch/v1
 JOB_NAME = "batch.kubernetes.io/job-name"
 QUEUE = "kueue.x-k8s.io/queue-name"  # kubernetes-sigs/kueue, docs of v1beta2

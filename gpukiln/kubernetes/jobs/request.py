@@ -11,11 +11,18 @@ from typing import Any, Literal
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.errors import IncompatibleError, RefusedError, UsageError
 from gpukiln.kubernetes import machines
+from gpukiln.kubernetes.check.formats import (
+    LABEL,
+    LABEL_1035,
+    LABEL_KEY,
+    LABEL_VALUE,
+    SUBDOMAIN,
+    is_label,
+)
 from gpukiln.kubernetes.jobs import choice
 from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
 from gpukiln.kubernetes.jobs.render import manifests
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.names import LABEL_VALUE, NAME, SERVICE, is_key, is_label, is_subdomain
 from gpukiln.kubernetes.quantity import amount, quantity
 from gpukiln.redact import redact
 from gpukiln.units import MIB, Duration, Memory, is_whole
@@ -334,15 +341,15 @@ def _name_of(image: str) -> str:
 
 
 def _check_names(name: str, namespace: str, nodes: int) -> None:
-    if not NAME.fullmatch(name):
+    if not LABEL.fullmatch(name):
         near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-")
         raise UsageError(
             f"--name {name!r}: wanted at most 63 small letters, digits and `-`, no `-` at its ends",
             hint=f"did you mean {near}?" if near and near != name else "another name",
         )
-    if namespace and not NAME.fullmatch(namespace):
+    if namespace and not LABEL.fullmatch(namespace):
         raise UsageError(f"--namespace {namespace!r} can't be one", hint="small letters, digits and `-`")
-    if nodes > 1 and not SERVICE.fullmatch(name):
+    if nodes > 1 and not LABEL_1035.fullmatch(name):
         raise UsageError(
             f"--name {name!r}: with --nodes a Service bears it, whose name begins with a letter",
             hint=f"--name job-{name}",
@@ -527,7 +534,7 @@ def _resources(resources: Mapping[str, str] | Sequence[str], *, scratch: bool) -
         page = name.removeprefix("hugepages-") if name.startswith("hugepages-") else ""
         domain, slash, _ = name.rpartition("/")
         known = name == "ephemeral-storage" or (bool(page) and bool(quantity(page)))
-        extended = bool(slash) and is_key(name) and not domain.startswith("requests.")
+        extended = bool(slash) and LABEL_KEY.fullmatch(name) and not domain.startswith("requests.")
         if not known and not extended:
             raise UsageError(f"--resource {name} is none that a pod can ask for", hint="such as DOMAIN/NAME")
         if name == "ephemeral-storage" and scratch:
@@ -556,7 +563,7 @@ def _queue(text: str) -> str:
 
 def _named(text: str, option: str) -> str:
     """A name of an object, or nothing."""
-    if text and not is_subdomain(text):
+    if text and not SUBDOMAIN.fullmatch(text):
         raise UsageError(
             f"{option} {text!r} can't be the name of an object", hint="small letters, digits, `-` and `.`"
         )

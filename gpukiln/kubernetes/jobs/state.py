@@ -7,20 +7,8 @@ from typing import Any, Literal
 
 from gpukiln.kubernetes.jobs.render import CONTAINER, INDEX
 from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.kubernetes.symptoms import STUCK
 
-# Reasons of a waiting container that time alone does not mend (kubernetes/kubernetes:pkg/kubelet/images,
-# pkg/kubelet/container, pkg/kubelet/kuberuntime).
-STUCK = (
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "ErrImageNeverPull",
-    "ErrImagePull",
-    "ImageInspectError",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "RunContainerError",
-    "SignatureValidationFailed",
-)
 # Reasons of the condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
 DISRUPTIONS = {
     "PreemptionByScheduler": "a pod of higher priority took its place",

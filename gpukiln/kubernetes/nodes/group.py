@@ -15,8 +15,8 @@ from gpukiln.catalog.images import MAX_GIB, ImageDefinition, image_names, load_i
 from gpukiln.catalog.instance_types import InstanceType, instance_type
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.pointer import Pointer
-from gpukiln.kubernetes.machines import ARCHES, GPU, INSTANCE_TYPE, PRODUCT, sold
-from gpukiln.kubernetes.names import is_label
+from gpukiln.kubernetes.check.formats import is_label
+from gpukiln.kubernetes.machines import ARCHES, GPU, INSTANCE_TYPE, PRESENT, PRODUCT, sold
 from gpukiln.kubernetes.nodes.hours import Hours
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import nothing, select
@@ -25,7 +25,6 @@ from gpukiln.typed import strict, unknown
 Provider = Literal["karpenter", "managed", "asg"]
 Capacity = Literal["on-demand", "spot", "reserved", "capacity-block"]
 
-PRESENT = "nvidia.com/gpu.present"
 ACCELERATOR = "k8s.amazonaws.com/accelerator"  # what cluster-autoscaler knows a GPU node by
 LEAST_VOLUME_GIB = 20  # of the node images that are built on
 # Of EKS's CreateNodegroup (its API reference), and of name prefixes, to which Terraform adds 26 characters

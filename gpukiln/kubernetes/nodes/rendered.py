@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpukiln.catalog.instance_types import instance_type
-from gpukiln.kubernetes.folder import Written
+from gpukiln.kubernetes.folder import RenderedFile, Rendering
 from gpukiln.kubernetes.machines import GPU, allocatable
 from gpukiln.kubernetes.nodes import karpenter, terraform
 from gpukiln.kubernetes.nodes.group import NodeGroup
@@ -17,19 +17,6 @@ PROVIDERS: Mapping[str, Callable[[NodeGroup], dict[str, str]]] = {
     "managed": terraform.files,
     "asg": terraform.files,
 }
-
-
-@strict
-class NodesFile:
-    """A file of the rendering.
-
-    Args:
-        change: Against what its folder had before: new, changed, same; empty: nothing was written.
-    """
-
-    path: str
-    text: str
-    change: str
 
 
 @strict
@@ -55,7 +42,7 @@ class Nodes:
     schema: str
     group: NodeGroup
     nodes: tuple[NodeRoom, ...]
-    files: tuple[NodesFile, ...]
+    files: tuple[RenderedFile, ...]
     notes: tuple[str, ...]
     others: tuple[str, ...]
 
@@ -65,20 +52,19 @@ def files(group: NodeGroup) -> dict[str, str]:
     return PROVIDERS[group.provider](group)
 
 
-def document(group: NodeGroup, texts: Mapping[str, str], written: list[Written], trust: str) -> Nodes:
+def document(group: NodeGroup, rendering: Rendering, trust: str) -> Nodes:
     """What was rendered.
 
     Args:
         trust: By what the image is trusted, in words.
     """
-    change: dict[str, str] = {one.path: one.change for one in written}
     return Nodes(
         SCHEMA,
         group,
         tuple(_node(group, name) for name in group.types),
-        tuple(NodesFile(path, text, change.get(path, "")) for path, text in texts.items()),
+        rendering.files,
         (f"{group.image}: {trust}", *notes(group)),
-        tuple(path for path, how in change.items() if how == "other"),
+        rendering.others,
     )
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons.monitoring.metrics import counters
-from gpukiln.kubernetes.addons.settings import PRESENT, Settings
+from gpukiln.kubernetes.addons.settings import Settings
+from gpukiln.kubernetes.machines import PRESENT
 from gpukiln.kubernetes.manifest import Manifest
 
 RELEASE = "dcgm-exporter"

@@ -168,6 +168,7 @@ def _ask(
     from gpukiln.errors import UnavailableError
     from gpukiln.kubernetes.check.crds import KIND, of_cluster
     from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster, versions
+    from gpukiln.kubernetes.check.workload import Unchecked
     from gpukiln.kubernetes.cluster import Cluster
 
     api = Cluster(context)
@@ -182,7 +183,7 @@ def _ask(
         try:
             found = list(of_cluster(api))
         except UnavailableError as error:
-            reading.unchecked.append((f"context {api.context}", 1, f"{KIND}: {error.message}"))
+            reading.unchecked.append(Unchecked(f"context {api.context}", 1, f"{KIND}: {error.message}"))
     return versions(reading, api) if version else "", found
 
 

@@ -29,6 +29,7 @@ from gpukiln.kubernetes import cluster, pools, scheduling
 from gpukiln.kubernetes.addons.runners import _checked
 from gpukiln.kubernetes.addons.settings import Runners, Settings
 from gpukiln.kubernetes.check.reading import LONGEST, Reading
+from gpukiln.kubernetes.check.workload import Unchecked
 from gpukiln.kubernetes.check.yamltree import BrokenError
 from gpukiln.kubernetes.manifest import load
 from gpukiln.kubernetes.quantity import quantity
@@ -250,7 +251,9 @@ def test_work_that_takes_too_long_ends_at_the_limit(judge: Callable[[str, str, i
 def test_what_stands_behind_a_commands_limit_is_named() -> None:
     reading = Reading()
     reading.text(f"#!/bin/sh\nls\nkubectl run {'a' * LONGEST}\n", "a.sh")
-    assert reading.unchecked == [("a.sh", 3, "longer than 32 KiB: what stands behind is not looked at")]
+    assert reading.unchecked == [
+        Unchecked("a.sh", 3, "longer than 32 KiB: what stands behind is not looked at")
+    ]
 
 
 @pytest.mark.parametrize(

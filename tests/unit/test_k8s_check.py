@@ -17,7 +17,7 @@ from gpukiln.kubernetes.check import crds, live
 from gpukiln.kubernetes.check.evaluate import Report, apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import NEWEST, Context
-from gpukiln.kubernetes.check.workload import dotted
+from gpukiln.kubernetes.check.workload import Unchecked, dotted
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.kubernetes.rbac import RIGHTS
@@ -618,7 +618,7 @@ def test_what_the_files_create_first_is_no_fault(server: ApiServer) -> None:
     reading.text("---\n".join([CRD, PLAIN_POOL, team, pod]), "a.yaml")
     live.ask_server(reading, Cluster())
     assert reading.rejections == []
-    assert [(line, "apply that first" in why) for _, line, why in reading.unchecked] == [
+    assert [(one.line, "apply that first" in one.reason) for one in reading.unchecked] == [
         (6, True),
         (15, True),
     ]
@@ -641,7 +641,9 @@ def test_a_busy_server_leaves_a_gap(server: ApiServer) -> None:
     reading = Reading()
     reading.text(f"{GOOD}---\n{GOOD.replace('{name: p}', '{name: q, namespace: nosuch}')}", "a.yaml")
     live.ask_server(reading, Cluster())
-    assert reading.unchecked == [("a.yaml", 1, "Pod p: can't create Pod p: unable to handle the request")]
+    assert reading.unchecked == [
+        Unchecked("a.yaml", 1, "Pod p: can't create Pod p: unable to handle the request")
+    ]
     assert len(reading.rejections) == 1
 
 

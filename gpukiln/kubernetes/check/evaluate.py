@@ -20,6 +20,7 @@ from gpukiln.kubernetes.check.workload import (
     Rejection,
     Resource,
     Subject,
+    Unchecked,
     Violation,
     Workload,
     dotted,
@@ -31,15 +32,6 @@ SCHEMA = "k8s.check/1"
 # Rules on labels that no node bears: a pod that violates one is not said to run where the label is.
 NOWHERE = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
 SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
-
-
-@strict
-class Unchecked:
-    """What was read and could not be checked; no finding, and no proof that there is none."""
-
-    file: str
-    line: int
-    reason: str
 
 
 @strict
@@ -147,7 +139,7 @@ def apply_rules(
                 what = (
                     f"{workload.label}: no machine is looked for: what it selects nodes by has another form"
                 )
-                gaps.append((workload.file, workload.line, what))
+                gaps.append(Unchecked(workload.file, workload.line, what))
     order = {name: number for number, name in enumerate(reading.files)}
     unique = {
         (
@@ -163,7 +155,7 @@ def apply_rules(
         for one in findings
     }
     findings = [unique[key] for key in sorted(unique)]
-    unchecked = [Unchecked(*one) for one in gaps] + _unknown_kinds(reading.resources, context)
+    unchecked = [*gaps, *_unknown_kinds(reading.resources, context)]
     return Report(
         SCHEMA,
         tuple(f"1.{minor}" for minor in context.minors),

@@ -9,7 +9,7 @@ from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import NEWEST
 from gpukiln.kubernetes.check.rules_form import NO_OBJECTS
 from gpukiln.kubernetes.check.schema import OLDEST
-from gpukiln.kubernetes.check.workload import Rejection, at
+from gpukiln.kubernetes.check.workload import Rejection, Unchecked, at
 from gpukiln.kubernetes.cluster import AnswerError, MissingError
 from gpukiln.kubernetes.pools import pool_of_nodes, pools_in
 
@@ -60,7 +60,7 @@ def read_cluster(
             listed = cluster.list(kind, namespace, everywhere=everywhere)
         except (UnavailableError, BusyError) as error:
             told.append(error)
-            reading.unchecked.append((name, 1, f"{kind}: {error.message}"))
+            reading.unchecked.append(Unchecked(name, 1, f"{kind}: {error.message}"))
             continue
         for one in listed:
             metadata = one.get("metadata", {})
@@ -82,7 +82,7 @@ def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
     try:
         nodes = pool_of_nodes(cluster.list("Node"))
     except (UnavailableError, BusyError) as error:
-        reading.unchecked.append((f"context {cluster.context}", 1, f"Node: {error.message}"))
+        reading.unchecked.append(Unchecked(f"context {cluster.context}", 1, f"Node: {error.message}"))
         return ()
     pools = pools_in(one.object for one in reading.resources if one.role == "object")
     return (*((nodes,) if nodes.nodes else ()), *pools)
@@ -98,7 +98,7 @@ def versions(reading: Reading, cluster: Cluster) -> str:
     nearest = min(max(minor, OLDEST), NEWEST)
     if nearest != minor:
         what = f"Kubernetes 1.{minor} has no schema here: 1.{nearest} is taken for it"
-        reading.unchecked.append((f"context {cluster.context}", 1, what))
+        reading.unchecked.append(Unchecked(f"context {cluster.context}", 1, what))
     return f"1.{nearest}"
 
 
@@ -144,4 +144,4 @@ def ask_server(reading: Reading, cluster: Cluster) -> None:
         except BusyError as error:
             gap = f"{resource.label}: {error.message}"
         if gap:
-            reading.unchecked.append((resource.file, resource.line, gap))
+            reading.unchecked.append(Unchecked(resource.file, resource.line, gap))

@@ -27,6 +27,7 @@ from gpukiln.kubernetes.check.workload import (
     Rejection,
     Resource,
     Role,
+    Unchecked,
     Workload,
     mapping,
     sequence,
@@ -37,7 +38,6 @@ from gpukiln.parsing import parse_json
 from gpukiln.units import Memory
 
 T = TypeVar("T")
-Gap = tuple[str, int, str]  # file, line and reason of what can't be judged
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
 LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
 SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
@@ -63,7 +63,7 @@ class Reading:
     """What was found in some files.
 
     Args:
-        unchecked: What can't be judged.
+        unchecked: What can't be checked.
         pools: Node pools that a cluster has.
     """
 
@@ -74,7 +74,7 @@ class Reading:
     queries: list[Query] = field(default_factory=list)
     prose: list[Prose] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
-    unchecked: list[Gap] = field(default_factory=list)
+    unchecked: list[Unchecked] = field(default_factory=list)
     pools: tuple[Pool, ...] = ()
 
     def text(self, text: str, name: str) -> None:
@@ -161,7 +161,7 @@ class Reading:
                 line = line[:LONGEST]
                 if is_command:
                     what = f"longer than {Memory(LONGEST).shown}: what stands behind is not looked at"
-                    self.unchecked.append((name, above + start + 1, what))
+                    self.unchecked.append(Unchecked(name, above + start + 1, what))
             if is_command:
                 self._commands(line.lstrip().removeprefix("$ "), name, above + start + 1)
             if not line.lstrip().startswith("#") and (heredoc := HEREDOC.search(line)):
@@ -183,17 +183,23 @@ class Reading:
     def _yaml(self, text: str, name: str, above: int, *, whole: bool) -> None:
         if found := TEMPLATE.search(text):
             line = above + text.count("\n", 0, found.start()) + 1
-            self.unchecked.append((name, line, "a chart's template: give the output of `helm template`"))
+            self.unchecked.append(
+                Unchecked(name, line, "a chart's template: give the output of `helm template`")
+            )
             return
         for index, one in enumerate(yamltree.documents(text, above)):
             if isinstance(one, yamltree.BrokenError):
                 if "{{" in text:
-                    self.unchecked.append((name, one.line, "a template: give what it is rendered to"))
+                    self.unchecked.append(
+                        Unchecked(name, one.line, "a template: give what it is rendered to")
+                    )
                 else:
                     self.rejections.append(Rejection(name, one.line, one.text))
             elif not isinstance(one.value, dict):
                 if whole:
-                    self.unchecked.append((name, one.line_of(()), "no mapping: no object, no values"))
+                    self.unchecked.append(
+                        Unchecked(name, one.line_of(()), "no mapping: no object, no values")
+                    )
             else:
                 with guarded(self.unchecked, name, one.above + 1, "the reader"):
                     self._value(one, name, index, whole=whole)
@@ -210,7 +216,7 @@ class Reading:
         role, chart = _role(value, whole=whole)
         if role == "unknown":  # a document may show the settings of anything
             if whole:
-                self.unchecked.append((name, document.line_of(()), NEITHER))
+                self.unchecked.append(Unchecked(name, document.line_of(()), NEITHER))
             return
         self._resource(
             Resource(name, index, value, role, chart, document.line_of, document.twice, document.written)
@@ -241,7 +247,7 @@ class Reading:
 
 
 @contextmanager
-def guarded(gaps: list[Gap], file: str, line: int, what: str) -> Iterator[None]:
+def guarded(gaps: list[Unchecked], file: str, line: int, what: str) -> Iterator[None]:
     """Take an error that nobody expected for a gap: one document never hides what is found in others.
 
     Args:
@@ -253,10 +259,12 @@ def guarded(gaps: list[Gap], file: str, line: int, what: str) -> Iterator[None]:
         add_gap(gaps, file, line, what, error)
 
 
-def add_gap(gaps: list[Gap], file: str, line: int, what: str, error: Exception) -> None:
+def add_gap(gaps: list[Unchecked], file: str, line: int, what: str, error: Exception) -> None:
     """See `guarded`."""
     why = f"{type(error).__name__}: {error}"
-    gap = (file, line, f"{what} could not read this document; please report it with the document ({why})")
+    gap = Unchecked(
+        file, line, f"{what} could not read this document; please report it with the document ({why})"
+    )
     if gap not in gaps:
         gaps.append(gap)
 
@@ -312,7 +320,7 @@ def _file(reading: Reading, path: File) -> None:
     try:
         if path.stat().st_size > LARGEST:
             reading.files.append(name)
-            reading.unchecked.append((name, 1, f"larger than {Memory(LARGEST).shown}"))
+            reading.unchecked.append(Unchecked(name, 1, f"larger than {Memory(LARGEST).shown}"))
             return
         data = path.read_bytes()
     except OSError as error:

@@ -34,10 +34,6 @@ FAMILY = re.compile(r"(?:p|g|gr)(?:\d.*)?")  # of instance types with GPUs, and 
 REQUIREMENTS: Path = ("spec", "template", "spec", "requirements")
 
 
-def _pool(resource: Resource) -> bool:
-    return resource.kind == "NodePool" and resource.api.startswith("karpenter.sh/")
-
-
 def _only_gpus(resource: Resource) -> bool:
     """Whether a NodePool starts no machine without a GPU."""
     for one in map(mapping, sequence(at(resource.object, REQUIREMENTS))):
@@ -66,7 +62,7 @@ def _only_gpus(resource: Resource) -> bool:
     fix="limits of at least the smallest machine, or of GPUs alone: limits: {nvidia.com/gpu: 8}",
 )
 def nodepool_limit_below_machine(resource: Resource, _: Context) -> Iterator[Violation]:
-    if not _pool(resource) or not _only_gpus(resource):
+    if not resource.is_node_pool or not _only_gpus(resource):
         return
     for pool in pools_in([resource.object]):
         limits = {key: value for key, value in pool.limits.items() if value > 0}  # 0 closes a pool
@@ -87,7 +83,7 @@ def nodepool_limit_below_machine(resource: Resource, _: Context) -> Iterator[Vio
     fix="a label of your own domain; nodes of a pool bear karpenter.sh/nodepool by themselves",
 )
 def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation]:
-    if not _pool(resource):
+    if not resource.is_node_pool:
         return
     labels: Path = ("spec", "template", "metadata", "labels")
     keys: list[tuple[Path, str]] = [

@@ -121,10 +121,6 @@ def cron_overlaps(workload: Workload, _: Context) -> Iterator[Violation]:
         yield Violation(f"concurrencyPolicy {policy or 'left out, which means Allow'}", ("spec",))
 
 
-def _pool(resource: Resource) -> bool:
-    return resource.kind == "NodePool" and resource.api.startswith("karpenter.sh/")
-
-
 @rule(
     "nodepool-budget",
     "error",
@@ -136,7 +132,7 @@ def _pool(resource: Resource) -> bool:
 )
 def nodepool_budget(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "disruption", "budgets")
-    for index, one in enumerate(sequence(at(resource.object, where)) if _pool(resource) else ()):
+    for index, one in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
         budget = mapping(one)
         reasons = sequence(budget.get("reasons"))
         blocks = str(budget.get("nodes")) in ("0", "0%") and (not reasons or "Empty" in reasons)
@@ -157,7 +153,7 @@ def nodepool_budget(resource: Resource, _: Context) -> Iterator[Violation]:
 )
 def nodepool_schedule(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "disruption", "budgets")
-    for index, one in enumerate(sequence(at(resource.object, where)) if _pool(resource) else ()):
+    for index, one in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
         has = [key for key in ("schedule", "duration") if mapping(one).get(key)]
         if len(has) == 1:
             yield Violation(f"{has[0]} alone", (*where, index))
@@ -173,7 +169,7 @@ def nodepool_schedule(resource: Resource, _: Context) -> Iterator[Violation]:
     fix='limits: {nvidia.com/gpu: "8"}',
 )
 def nodepool_limits(resource: Resource, _: Context) -> Iterator[Violation]:
-    if not _pool(resource) or at(resource.object, ("spec", "replicas")) is not None:
+    if not resource.is_node_pool or at(resource.object, ("spec", "replicas")) is not None:
         return
     spec = mapping(at(resource.object, ("spec", "template", "spec")))
     keys = [str(mapping(one).get("key")) for one in sequence(spec.get("requirements"))]
@@ -194,7 +190,7 @@ def nodepool_limits(resource: Resource, _: Context) -> Iterator[Violation]:
 )
 def nodepool_static(resource: Resource, _: Context) -> Iterator[Violation]:
     spec = mapping(resource.object.get("spec"))
-    if not _pool(resource) or spec.get("replicas") is None:
+    if not resource.is_node_pool or spec.get("replicas") is None:
         return
     for key in mapping(spec.get("limits")):
         if key != "nodes":
@@ -215,7 +211,7 @@ def nodepool_static(resource: Resource, _: Context) -> Iterator[Violation]:
 )
 def nodepool_feature_label(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "template", "metadata", "labels")
-    set_here = mapping(at(resource.object, where)) if _pool(resource) else {}
+    set_here = mapping(at(resource.object, where)) if resource.is_node_pool else {}
     for key, value in set_here.items():
         if key.startswith(("nvidia.com/gpu.", "nvidia.com/cuda.")):
             types = [name for pool in pools_in([resource.object]) for name in pool.types]

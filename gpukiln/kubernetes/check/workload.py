@@ -98,6 +98,10 @@ class Resource:
         return _text(self.object.get("apiVersion")) if self.role == "object" else ""
 
     @property
+    def is_node_pool(self) -> bool:
+        return self.kind == "NodePool" and self.api.startswith("karpenter.sh/")
+
+    @property
     def metadata(self) -> Mapping[str, Any]:
         return mapping(self.object.get("metadata"))
 
@@ -290,6 +294,15 @@ class Rejection:
     line: int
     text: str
     resource: Resource | None = None
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """What was read and could not be checked; no finding, and no proof that there is none."""
+
+    file: str
+    line: int
+    reason: str
 
 
 Subject = Resource | Workload | CommandLine | Query | Prose | Rejection

@@ -236,8 +236,8 @@ def of_cluster(seen: ClusterState) -> Iterator[Finding]:
                 "error",
                 _name(one),
                 f"{ready} of {wanted} pods are ready",
-                "what its pods say is told below",
-                "mend the nodes that are named below",
+                "what its pods say is below",
+                "repair the nodes that are named below",
             )
 
 
@@ -323,14 +323,7 @@ def _nothing_offered(
                 else ""
             )
             said = f"it {has}; {_name(plugin)}, container {container}, says: {_short(line)}"
-            yield _finding(
-                symptom.rule,
-                "error",
-                name,
-                said + (asks if symptom.rule == "device-plugin-config" else ""),
-                symptom.cause,
-                symptom.fix,
-            )
+            yield _of_symptom(known, name, said + (asks if symptom.rule == "device-plugin-config" else ""))
             return
     last = next((line for log in logs for line in log.splitlines()[-1:] if line), "")
     waiting = _waiting(plugin)
@@ -498,7 +491,7 @@ def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) ->
         )
     evidence = f"{said or 'no word of the scheduler'}; {node} has room for it by what is counted here"
     if known := symptom_in(said, SCHEDULER):
-        return _finding(known[0].rule, "error", name, evidence, known[0].cause, known[0].fix)
+        return _of_symptom(known, name, evidence)
     if said and not re.search(r"Insufficient |Too many pods", said):
         return _finding(
             "scheduler-refuses",
@@ -557,10 +550,7 @@ def _ended(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             return
         log = seen.logs(pod, one["name"], previous)
         if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
-            symptom, line = known
-            yield _finding(
-                symptom.rule, "error", name, f"{what} says: {_short(line)}", symptom.cause, symptom.fix
-            )
+            yield _of_symptom(known, name, f"{what} says: {_short(known[1])}")
             return
         last = _short(next(iter(reversed(log.splitlines())), "nothing"))
         options = f"{'--previous ' if previous else ''}{pod['metadata']['name']} -c {one['name']}"
@@ -872,9 +862,9 @@ def _age(one: Manifest) -> str:
     return str(one["metadata"].get("creationTimestamp", ""))
 
 
-def _of_symptom(known: tuple[Symptom, str], about: str) -> Finding:
+def _of_symptom(known: tuple[Symptom, str], about: str, seen: str = "") -> Finding:
     symptom, line = known
-    return _finding(symptom.rule, "error", about, _short(line), symptom.cause, symptom.fix)
+    return _finding(symptom.rule, "error", about, seen or _short(line), symptom.cause, symptom.fix)
 
 
 def _line(log: str, pattern: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from gpukiln import __version__
@@ -15,28 +15,6 @@ from gpukiln.findings import Finding, Severity
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "note"}
-
-
-class SarifRule(Protocol):
-    """What code scanning shows of a rule: what must hold, what happens where it doesn't, the next step."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def severity(self) -> Severity: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def fix(self) -> str: ...
-
-    @property
-    def source(self) -> str: ...
 
 
 def write_sarif(path: Path, document: dict[str, Any]) -> None:
@@ -50,20 +28,20 @@ def write_sarif(path: Path, document: dict[str, Any]) -> None:
 
 def sarif(
     tool: str,
-    rules: Iterable[SarifRule],
+    rules: Mapping[str, tuple[str, str]],
     findings: Sequence[Finding],
     not_checked: Iterable[tuple[str, int, str]],
 ) -> dict[str, Any]:
     """A document of the findings of one run.
 
     Args:
-        rules: All of the tool; only those with findings are written.
+        rules: The title (what must hold) and the remedy of each by its id, in their order; only those with
+            findings are written.
         findings: Their evidence has file, line, path and reason.
         not_checked: File, line and reason.
     """
-    used = {one.id for one in findings}
-    named = [one for one in rules if one.id in used]
-    order = {one.id: number for number, one in enumerate(named)}
+    first = {one.id: one for one in reversed(findings)}
+    used = [one for one in rules if one in first]
     run = {
         "tool": {
             "driver": {
@@ -71,13 +49,14 @@ def sarif(
                 "version": __version__,
                 "rules": [
                     {
-                        "id": one.id,
-                        "shortDescription": {"text": one.title},
-                        "fullDescription": {"text": f"{one.title}: {one.reason}"},
-                        "help": {"text": f"{one.fix}\nSource: {one.source}"},
-                        "defaultConfiguration": {"level": LEVELS[one.severity]},
+                        "id": id,
+                        "shortDescription": {"text": title},
+                        "fullDescription": {"text": f"{title}: {first[id].evidence['reason']}"},
+                        "help": {"text": f"{remedy}\nSource: {first[id].source}"},
+                        "defaultConfiguration": {"level": LEVELS[first[id].severity]},
                     }
-                    for one in named
+                    for id in used
+                    for title, remedy in [rules[id]]
                 ],
             }
         },
@@ -98,7 +77,7 @@ def sarif(
         "results": [
             {
                 "ruleId": one.id,
-                "ruleIndex": order[one.id],
+                "ruleIndex": used.index(one.id),
                 "level": LEVELS[one.severity],
                 "message": {"text": _message(one)},
                 "locations": [_location(one.evidence["file"], one.evidence["line"], one.evidence["path"])],

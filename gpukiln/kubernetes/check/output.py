@@ -103,4 +103,5 @@ def code_scanning(report: Report) -> dict[str, Any]:
         for one in report.findings
     ]
     gaps = ((one.file, one.line, presentable(one.reason)) for one in report.unchecked)
-    return sarif("gpukiln k8s.check", rules(), findings, gaps)
+    titles = {one.id: (one.title, one.fix) for one in rules()}
+    return sarif("gpukiln k8s.check", titles, findings, gaps)

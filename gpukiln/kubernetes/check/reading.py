@@ -101,9 +101,9 @@ class Reading:
     def objects(self, objects: Iterable[dict[str, Any]], name: str) -> None:
         """Take objects as an API gives them."""
         self.files.append(name)
-        for index, one in enumerate(objects):
+        for one in objects:
             with guarded(self.unchecked, name, 1, "the reader"):
-                self._resource(Resource(name, index, one))
+                self._resource(Resource(name, one))
 
     def _document(self, text: str, name: str) -> None:
         lines, blocks = _blocks(text)
@@ -187,7 +187,7 @@ class Reading:
                 Unchecked(name, line, "a chart's template: give the output of `helm template`")
             )
             return
-        for index, one in enumerate(yamltree.documents(text, above)):
+        for one in yamltree.documents(text, above):
             if isinstance(one, yamltree.BrokenError):
                 if "{{" in text:
                     self.unchecked.append(
@@ -202,25 +202,23 @@ class Reading:
                     )
             else:
                 with guarded(self.unchecked, name, one.above + 1, "the reader"):
-                    self._value(one, name, index, whole=whole)
+                    self._value(one, name, whole=whole)
 
-    def _value(self, document: yamltree.Document, name: str, index: int, *, whole: bool) -> None:
+    def _value(self, document: yamltree.Document, name: str, *, whole: bool) -> None:
         value = document.value
         if sequence(value.get("items")) and str(value.get("kind", "")).endswith("List"):
             for number, item in enumerate(value["items"]):
                 if isinstance(item, dict):
                     line_of = _below(document.line_of, ("items", number))
                     written = _below(document.written, ("items", number))
-                    self._resource(Resource(name, index, item, line_of=line_of, written=written))
+                    self._resource(Resource(name, item, line_of=line_of, written=written))
             return
         role, chart = _role(value, whole=whole)
         if role == "unknown":  # a document may show the settings of anything
             if whole:
                 self.unchecked.append(Unchecked(name, document.line_of(()), NEITHER))
             return
-        self._resource(
-            Resource(name, index, value, role, chart, document.line_of, document.twice, document.written)
-        )
+        self._resource(Resource(name, value, role, chart, document.line_of, document.twice, document.written))
 
     def _resource(self, resource: Resource) -> None:
         self.resources.append(resource)
@@ -421,7 +419,7 @@ def _run(command: CommandLine) -> Resource | None:
             spec = {}
     if "containers" not in spec:
         spec["containers"] = [{"name": "run", **({"image": options["image"]} if "image" in options else {})}]
-    return Resource(command.file, 0, spec, "fragment", line_of=lambda _, line=command.line: line)  # type: ignore[misc]
+    return Resource(command.file, spec, "fragment", line_of=lambda _, line=command.line: line)  # type: ignore[misc]
 
 
 def options_of(words: Iterable[str]) -> dict[str, str]:

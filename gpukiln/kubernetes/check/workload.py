@@ -41,7 +41,6 @@ REPLICAS = {
 JOBS: dict[str, Path] = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
 # Shares of GPUs by Project-HAMi/HAMi (docs/config.md): with these its plugin counts nvidia.com/gpu.
 HAMI = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/priority")
-NATIVE_TRAINING = ("RayJob", "RayCluster", "RayService", "JobSet", *REPLICAS)
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class Resource:
 
     Args:
         file: As it was named, `-` for standard input, `context NAME` for a cluster.
-        document: Which of the file it is, from 0.
         object: Plain data.
         role: What it is; `values` and `fragment` have no kind.
         chart: Of values: gha-runner-scale-set, nvidia-device-plugin, dcgm-exporter, or empty.
@@ -77,7 +75,6 @@ class Resource:
     """
 
     file: str
-    document: int
     object: Mapping[str, Any]
     role: Role = "object"
     chart: str = ""
@@ -154,10 +151,6 @@ class Workload:
         return self.resource.line
 
     @property
-    def document(self) -> int:
-        return self.resource.document
-
-    @property
     def object(self) -> Mapping[str, Any]:
         return self.resource.object
 
@@ -168,10 +161,6 @@ class Workload:
     @property
     def name(self) -> str:
         return self.resource.name
-
-    @property
-    def namespace(self) -> str:
-        return self.resource.namespace
 
     @property
     def label(self) -> str:

@@ -15,8 +15,8 @@ from gpukiln.files import write_whole
 from gpukiln.kubernetes.check import fit
 from gpukiln.kubernetes.check.judging import Finding, Report
 from gpukiln.kubernetes.check.registry import rules
-from gpukiln.verify.junit import Case, Suite, write_suites
-from gpukiln.verify.presentable import presentable
+from gpukiln.reports.junit import Case, Suite, write_suites
+from gpukiln.reports.sanitize import sanitize
 
 SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -29,26 +29,26 @@ def lines(report: Report) -> Iterator[str]:
     for one in report.findings:
         if one.file != file:
             file = one.file
-            yield presentable(file)
+            yield sanitize(file)
         where = f"{one.object}: " if one.object else ""
-        yield presentable(f"  {one.line:>{width}} {one.severity:<7} {one.rule}: {where}{one.found}")
+        yield sanitize(f"  {one.line:>{width}} {one.severity:<7} {one.rule}: {where}{one.found}")
         if one.rule not in told or one.fix not in told:
             if one.rule not in told:
                 yield f"  {'':>{width}}         why: {one.reason}"
-            yield presentable(f"  {'':>{width}}         fix: {one.fix}")
+            yield sanitize(f"  {'':>{width}}         fix: {one.fix}")
             told |= {one.rule, one.fix}
     if report.findings:
         yield ""
     for pod in report.placed:
         for text in fit.words(pod):
-            yield presentable(text)
+            yield sanitize(text)
     if report.placed:
         yield ""
     for gap in report.unchecked:
-        yield presentable(f"not checked: {gap.file}:{gap.line}: {gap.reason}")
+        yield sanitize(f"not checked: {gap.file}:{gap.line}: {gap.reason}")
     for left in report.skipped:
         why = f" ({left.reason})" if left.reason else ", and no reason given (--skip RULE=REASON)"
-        yield presentable(f"skipped: {left.rule}, {_many(left.findings, 'finding')}{why}")
+        yield sanitize(f"skipped: {left.rule}, {_many(left.findings, 'finding')}{why}")
     counts = report.counts
     yield (
         f"{_many(counts.files, 'file')}, {_many(counts.objects, 'object')}, {_many(counts.pods, 'pod')}: "
@@ -135,7 +135,7 @@ def sarif(report: Report) -> dict[str, Any]:
                         "toolExecutionNotifications": [
                             {
                                 "level": "note",
-                                "message": {"text": f"not checked: {presentable(gap.reason)}"},
+                                "message": {"text": f"not checked: {sanitize(gap.reason)}"},
                                 "locations": [_location(gap.file, gap.line)],
                             }
                             for gap in report.unchecked
@@ -147,7 +147,7 @@ def sarif(report: Report) -> dict[str, Any]:
                         "ruleId": one.rule,
                         "ruleIndex": order[one.rule],
                         "level": one.severity,
-                        "message": {"text": presentable(_message(one))},
+                        "message": {"text": sanitize(_message(one))},
                         "locations": [_location(one.file, one.line, one.path)],
                         "partialFingerprints": {"gpukiln/v1": _fingerprint(one)},
                     }

@@ -1,0 +1,1 @@
+"""Findings and results of checks for readers and programs: text, HTML, JUnit, SARIF."""

@@ -30,7 +30,8 @@ Version = Annotated[int, Field(json_schema_extra={"const": SCHEMA})]
 class CheckResult:
     """What came of one check. One that failed is an error, and has one finding: its reason and remedy.
 
-    It is no `gpukiln.findings.Finding` itself: a verdict has a result of every check, and most are no finding.
+    It is no `gpukiln.findings.Finding` itself: a verdict has a result of every check, most of which found
+    nothing.
 
     Args:
         id: `<layer>.<name>`, what people quote.

@@ -18,8 +18,8 @@ from gpukiln.release.needs import require_proven
 from gpukiln.release.notes import make_notes
 from gpukiln.typed import dump, load
 from gpukiln.verify import report
-from gpukiln.verify.facts import Facts, environment
 from gpukiln.verify.diagnosis import diagnosis
+from gpukiln.verify.facts import Facts, environment
 from gpukiln.verify.html import render
 from gpukiln.verify.junit import write_junit
 from gpukiln.verify.needs import SIMULATED

@@ -18,7 +18,14 @@ def before() -> str:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What the suite could be made of, to be changed."""
-    for folder in ("tests/host", "gpukiln/gpus", "gpukiln/probe", "gpukiln/reports", "gpukiln/verify", "gpukiln/catalog"):
+    for folder in (
+        "tests/host",
+        "gpukiln/gpus",
+        "gpukiln/probe",
+        "gpukiln/reports",
+        "gpukiln/verify",
+        "gpukiln/catalog",
+    ):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for file in (ROOT / "gpukiln").glob("*.py"):

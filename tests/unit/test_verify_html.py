@@ -154,7 +154,9 @@ def test_versions_that_matter() -> None:
 def test_several_machines_have_a_table_and_what_failed_where() -> None:
     good = replace(VERDICT, checks=(PASSED,), target="gpu-2")
     shown = page(
-        Verification("gpu-1", VERDICT, FACTS), Verification("gpu-2", good), Verification("gpu-3", reason="connection refused")
+        Verification("gpu-1", VERDICT, FACTS),
+        Verification("gpu-2", good),
+        Verification("gpu-3", reason="connection refused"),
     )
     for words in (
         *("1 of 3 machines passed", "1 failed, 1 could not be judged", "connection refused", "? not judged"),

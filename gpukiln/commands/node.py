@@ -307,7 +307,7 @@ def runs(
     from gpukiln.errors import PartialError
     from gpukiln.nodes.runs import old_runs, remove_run
     from gpukiln.nodes.view import render_runs
-    from gpukiln.proof.judge import report_folders
+    from gpukiln.proof.verify import report_folders
     from gpukiln.state import state_home
 
     images = [("image", folder) for folder in report_folders(state_home())]

@@ -167,7 +167,7 @@ def _cloud() -> Documents:
 
 def _docker() -> Documents:
     from gpukiln.docker.builds import ContainerRecord
-    from gpukiln.docker.check import Judgement
+    from gpukiln.docker.check import ContainerCheck
     from gpukiln.docker.plan import ContainerPlan
     from gpukiln.docker.push import Pushed
     from gpukiln.verify.verdict import Verdict
@@ -175,7 +175,7 @@ def _docker() -> Documents:
     return {
         "docker.build/1": Form(ContainerRecord, built=bool),
         "docker.build.plan/1": Form(ContainerPlan, built=bool),
-        "docker.check/1": Form(Judgement),
+        "docker.check/1": Form(ContainerCheck),
         "docker.list/1": Form(
             None, "The container builds of this computer, newest first.", builds=[ContainerRecord]
         ),

@@ -37,6 +37,9 @@ class CheckResult:
         id: `<layer>.<name>`, what people quote.
         title: What is true when it passes.
         layer: A key of `gpukiln.verify.checks.LAYERS`.
+        outcome: `passed`; `failed`; `not_run`: what it needs is legitimately missing; `not_reached`: a check
+            that failed makes it meaningless, a tool hangs, or the time was up. The last two are never counted
+            as the first.
         reason: Why it did not pass; for a passed check what was measured, or empty.
         remedy: What to do where it did not pass.
         causes: What usually is behind a failure, the likeliest first.

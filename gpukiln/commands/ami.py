@@ -240,7 +240,7 @@ def _proven(
 def list_(_: Any, json: bool = False) -> None:
     """List the builds of this machine, newest first."""
     from gpukiln.images.killed import killed_builds, tell_killed
-    from gpukiln.progress import Rows
+    from gpukiln.reports.tables import Rows
     from gpukiln.units import Duration
     from gpukiln.verify.verdict import counts_text
 

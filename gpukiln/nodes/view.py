@@ -8,7 +8,7 @@ from rich.text import Text
 from gpukiln.nodes.results import HostResult, RunResult, State
 from gpukiln.nodes.runs import OldRun
 from gpukiln.nodes.scenarios import Scenario, ScenarioResult
-from gpukiln.progress import Rows
+from gpukiln.reports.tables import Rows
 from gpukiln.units import Duration
 from gpukiln.verify import report
 from gpukiln.verify.verification import Verification

@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpukiln.findings import Outcome
-from gpukiln.progress import Progress, Rows
+from gpukiln.progress import Progress
+from gpukiln.reports.tables import Rows
 from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.suite import GATHERING
 from gpukiln.verify.verdict import CheckResult, Verdict, counts_text
